@@ -9,10 +9,12 @@ from numpy.typing import NDArray
 
 from xain_foundation.channels import why_unreachable
 from xain_participant.client import CoordinatorClient, Refused, open_channel, refused_by
+from xain_participant.work import layout_of
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_wire.fl.inspection_pb2_grpc import InspectionStub
-from xain_workloads.model import Layout, TensorSpec
+from xain_workloads.model import Layout, Model
+from xain_workloads.scaffold import without_control
 
 ASK_S = 30.0
 
@@ -73,11 +75,7 @@ def fetch_last_model(target: str, participant_id: str) -> LastModel:
             metrics |= one.metrics
         elif one.round == model.round:
             metrics |= one.evaluation.metrics
+    last = without_control(Model(vector, layout_of(model.layout), dict(model.metadata)))
     return LastModel(
-        status.session_id,
-        model.round,
-        vector,
-        tuple(TensorSpec(t.name, tuple(t.shape), t.dtype) for t in model.layout),
-        dict(model.metadata),
-        metrics,
+        status.session_id, model.round, last.vector, last.layout, last.metadata, metrics
     )

@@ -676,6 +676,7 @@ def _load_participant(
     from xain_participant.inspection import cells_held_out
     from xain_participant.personal import PersonalTensors
     from xain_participant.stage_trainer import StageTrainer
+    from xain_participant.variates import KeptVariates
     from xain_participant.workload_participant import WorkloadParticipant
     from xain_workloads.errors import DataError
     from xain_workloads.neural_builders import allow_builders
@@ -703,8 +704,9 @@ def _load_participant(
             test_fraction=settings.data.test_fraction,
             least=settings.data.min_known,
         )
-    personal = estimators = None
+    personal = estimators = variates = None
     if state is not None:
+        variates = KeptVariates(settings.participant.state_dir, state.participant_id)
         personal = PersonalTensors(settings.participant.state_dir, state.participant_id)
         estimators = KeptEstimators(settings.participant.state_dir, state.participant_id)
     participant = WorkloadParticipant(
@@ -715,6 +717,7 @@ def _load_participant(
         min_known=settings.data.min_known,
         personal=personal,
         estimators=estimators,
+        variates=variates,
         stages=StageTrainer(
             settings.training.process_group_address, settings.training.process_group_timeout_s
         ),

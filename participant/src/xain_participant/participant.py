@@ -70,6 +70,7 @@ class Assignment:
     process_group: that trains the round, if the coordinator puts the model together from slices.
     local: of the local model that is wanted beside the evaluation of the last model; None: none is.
     best: weights of the best model so far, (d,), if the local model is compared with it, too.
+    counted_round: in which an update with the participant's control variate counted last; -1: none.
     """
 
     session_id: str
@@ -84,6 +85,7 @@ class Assignment:
     min_rows: int = MIN_ROWS
     local: Budget | None = None
     best: NDArray[Any] | None = field(default=None, compare=False)
+    counted_round: int = -1
 
 
 @dataclass(frozen=True, slots=True)

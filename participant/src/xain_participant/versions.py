@@ -1,9 +1,10 @@
 """State that a participant keeps from round to round, in memory and in its state directory.
 
 Two versions are kept, each with the number of the round that wrote it. A round begins with the
-newest version of an earlier round. So a round that is trained again, because the process was killed
-before its result was kept, begins with the version that it began with before, and a result that is
-handed in after a restart finds the version that belongs to it.
+newest version of an earlier round, or with that of the round that the coordinator names. So a round
+that is trained again, because the process was killed before its result was kept, begins with the
+version that it began with before, and a result that is handed in after a restart finds the version
+that belongs to it.
 """
 
 from dataclasses import dataclass
@@ -52,9 +53,28 @@ class Versions:
         ]
         return max(earlier, key=lambda version: version.round).data if earlier else None
 
-    def save(self, session_id: str, round_: int, data: bytes) -> None:
-        """Keep the state that a round leaves; in a folder, it outlives a kill on return."""
+    def of_round(self, session_id: str, round_: int) -> bytes | None:
+        """The state that this round of a session has left; None if it is not there any more."""
+        for version in self._versions:
+            if version and (version.session_id, version.round) == (session_id, round_):
+                return version.data
+        return None
+
+    def save(
+        self, session_id: str, round_: int, data: bytes, begun_with: int | None = None
+    ) -> None:
+        """Keep the state that a round leaves; in a folder, it outlives a kill on return.
+
+        begun_with: the round whose version it began with, if that was named.
+        """
         slot = self._slot(session_id, round_)
+        if begun_with is not None:
+            kept = self._versions[0]
+            is_first = kept is not None and (kept.session_id, kept.round) == (
+                session_id,
+                begun_with,
+            )
+            slot = 1 if is_first else 0
         self._versions[slot] = Version(session_id, round_, data)
         if self._folder is None:
             return

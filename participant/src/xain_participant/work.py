@@ -41,7 +41,7 @@ from xain_wire.fl.refusals_pb2 import RefusalReason
 from xain_wire.np import ENCODING_BITS, can_encode
 from xain_workloads.errors import WorkloadError
 from xain_workloads.gains import Budget
-from xain_workloads.model import Layout, TensorSpec
+from xain_workloads.model import Kind, Layout, TensorSpec
 
 # The coordinator's reasons when it finds no object, or another one, where a participant has put its
 # update into the store.
@@ -347,16 +347,13 @@ _TASKS: Mapping[int, Task] = {
 }
 
 
+_KINDS: Mapping[str, Kind] = {"statistic": "statistic", "control": "control"}
+
+
 def layout_of(tensors: Iterable[pb.Tensor]) -> Layout:
     """The layout of a model as the coordinator tells it."""
     return tuple(
-        TensorSpec(
-            t.name,
-            tuple(t.shape),
-            t.dtype,
-            "statistic" if t.kind == "statistic" else "weight",
-        )
-        for t in tensors
+        TensorSpec(t.name, tuple(t.shape), t.dtype, _KINDS.get(t.kind, "weight")) for t in tensors
     )
 
 
@@ -380,6 +377,7 @@ def _assignment(
         min_rows=max(MIN_ROWS, assignment.min_evaluation_rows),
         local=_budget(assignment),
         best=best,
+        counted_round=assignment.counted_round if assignment.HasField("counted_round") else -1,
     )
 
 

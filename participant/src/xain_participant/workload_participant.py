@@ -13,6 +13,7 @@ from xain_participant.estimators import KeptEstimators, Votes
 from xain_participant.participant import Assignment, Participant
 from xain_participant.personal import PersonalTensors
 from xain_participant.stage_trainer import StageTrainer
+from xain_participant.variates import KeptVariates
 from xain_workloads.class_weights import KEY as CLASS_WEIGHTS_KEY
 from xain_workloads.dataset import Dataset
 from xain_workloads.division import Division
@@ -20,16 +21,17 @@ from xain_workloads.errors import Diverged, NoWorkload
 from xain_workloads.figures import figures
 from xain_workloads.gains import LocalModel, gain_of
 from xain_workloads.local import fit_local
-from xain_workloads.model import Layout, Model, personal_patterns
+from xain_workloads.model import CONTROL_LOST, Layout, Model, control_size, personal_patterns
 from xain_workloads.preprocessing import KEY, at_site, prepare
 from xain_workloads.profile import DataProfile
 from xain_workloads.row_losses import row_losses
+from xain_workloads.scaffold import without_control
 from xain_workloads.statistics import MIN_CATEGORY_COUNT, MIN_KNOWN
 from xain_workloads.supervised import cause_of_divergence
 from xain_workloads.table import Table
 from xain_workloads.tallies import Tallies
 from xain_workloads.unlike_model import unlike_columns
-from xain_workloads.workload import Workload, from_metadata
+from xain_workloads.workload import TrainResult, Workload, from_metadata
 
 log = get_logger(__name__)
 
@@ -55,6 +57,7 @@ class WorkloadParticipant(Participant):
         participant takes part in no study that divides its rows.
     personal: keeps the tensors that do not travel; None keeps them in memory.
     estimators: keeps the fitted estimators that do not travel; None keeps them in memory.
+    variates: keeps the control variates of SCAFFOLD; None keeps them in memory.
     Raises DataError if two features of a Dataset have the same name.
     """
 
@@ -68,6 +71,7 @@ class WorkloadParticipant(Participant):
         min_known: int = MIN_KNOWN,
         personal: PersonalTensors | None = None,
         estimators: KeptEstimators | None = None,
+        variates: KeptVariates | None = None,
         stages: StageTrainer | None = None,
         divide: Divide | None = None,
     ) -> None:
@@ -75,6 +79,7 @@ class WorkloadParticipant(Participant):
         self._data = _as_table(data)
         self._personal = personal or PersonalTensors()
         self._estimators = estimators or KeptEstimators()
+        self._variates = variates or KeptVariates()
         self._seed = seed
         self._test = None if test is None else _as_table(test)
         self._told = min_category_count, min_known
@@ -121,6 +126,7 @@ class WorkloadParticipant(Participant):
         self._assignment = assignment
         self._is_evaluated = assignment.evaluate
         self._personal.on_round(assignment)
+        self._variates.on_round(assignment)
 
     @property
     def process_group_address(self) -> str:
@@ -225,6 +231,8 @@ class WorkloadParticipant(Participant):
         data, _ = self._datasets()
         if epochs == 0:  # a round that only measures
             self.update_metrics(**self._workload.measure(model, data).metrics)
+            if control_size(model.layout):
+                self._variates.keep(self._variates.begin(model).own)
             return weights, data.num_samples
         started_at = time.monotonic()
         if self._assignment.process_group is not None:
@@ -240,18 +248,32 @@ class WorkloadParticipant(Participant):
         seed = self._seed_of_workload()
         self._require_rows(model, data)
         try:
-            result = self._workload.train(
-                model, data, epochs=epochs, epoch_base=epoch_base, seed=seed
+            result = self._trained(
+                self._workload, model, data, epochs=epochs, epoch_base=epoch_base, seed=seed
             )
         except Diverged as error:
             cause = cause_of_divergence(self._metadata, data)
             raise Diverged(f"{error}; {cause}" if cause else str(error)) from error
         seconds = time.monotonic() - started_at
-        self.update_metrics(**{**result.metrics, "samples": result.num_samples, "seconds": seconds})
+        measured = {**result.metrics, "samples": result.num_samples, "seconds": seconds}
+        if self._variates.is_lost:
+            measured[CONTROL_LOST] = 1.0
+        self.update_metrics(**measured)
         if result.kept:
             assigned = self._assignment
             self._estimators.keep(assigned.session_id, assigned.round, self._metadata, result.kept)
         return self._personal.removed(result.vector, weights), result.num_samples
+
+    def _trained(self, workload: Any, model: Model, data: Dataset, **arguments: int) -> TrainResult:
+        """Train, and keep the participant's own control variate if the model has the server's."""
+        if not control_size(model.layout):
+            trained: TrainResult = workload.train(model, data, **arguments)
+            return trained
+        variates, inner = self._variates.begin(model), without_control(model)
+        trained = workload.train(inner, data, correction=variates.correction, **arguments)
+        vector, own = variates.after(inner, trained.vector, trained.path)
+        self._variates.keep(own)
+        return replace(trained, vector=vector)
 
     def _require_rows(self, model: Model, data: Dataset) -> None:
         """Log categories of whose few rows sums would tell. Raises DataError if those of all rows

@@ -766,6 +766,26 @@ def test_personal_remedy_names_the_tensors(name: str, stays: str) -> None:
             "workload.name=mlp workload.remedy=personal aggregation.rule=sum",
             'workload.remedy | leave it out with aggregation.rule = "sum"',
         ),
+        (
+            "workload.name=mlp workload.remedy=scaffold workload.options.solver=adam",
+            "workload.remedy | those of 'adam' do not: use \"sgd\"",
+        ),
+        (
+            "workload.name=sgd workload.remedy=scaffold aggregation.rule=median",
+            'aggregation.rule is | workload.remedy = "scaffold" needs "weighted_average"',
+        ),
+        (
+            "workload.name=sgd workload.remedy=scaffold rounds.consistency=asp",
+            "rounds.consistency is | an update counts in the round that it was trained for",
+        ),
+        (
+            "workload.name=sgd workload.remedy=scaffold server.update_encoding=int8",
+            'server.update_encoding is | leave it out with workload.remedy = "scaffold"',
+        ),
+        (
+            'workload.name=sgd workload.remedy=scaffold model.personal=["intercept"]',
+            "model.personal is | leave it out with",
+        ),
     ],
 )
 def test_remedies_that_cannot_be_are_told(written: str, told: str) -> None:

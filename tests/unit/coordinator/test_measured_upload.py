@@ -1,17 +1,21 @@
 """Memory of an upload while it comes, and while it waits to go on."""
 
 import tracemalloc
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
+import pytest
 import xxhash
 
+from xain_coordinator.core.errors import InvalidUpdate
 from xain_coordinator.core.values import GlobalModel, WeightsRef
 from xain_coordinator.ports import Reader
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.updates.measured_upload import Announced, MeasuredUpload
 from xain_coordinator.updates.measuring import BaseModel, Distance, Inspector
 from xain_wire.np import npy_header
+from xain_workloads.model import TensorSpec
 
 MIB = 1 << 20
 VECTOR = np.ones(2 * MIB // 4, dtype=np.float32)
@@ -65,3 +69,21 @@ def test_an_upload_holds_no_memory_between_batches(tmp_path: Path) -> None:
     upload.write(DATA[MIB + 100 :])
     assert len(store.readers) == 2, "the model is opened again"
     assert upload.complete().ref.digest == DIGEST
+
+
+def test_distance_leaves_out_the_control_variate(tmp_path: Path) -> None:
+    """Wherever the bytes are cut."""
+    layout = (TensorSpec("w", (2,), "float32"), TensorSpec("control", (2,), "float32", "control"))
+    store = Store(tmp_path)
+    head = npy_header(np.dtype(np.float32), (4,))
+    store.put({"0/global": head + bytes(16)})
+    model = GlobalModel(0, WeightsRef("0/global", 0, ""), "float32", (4,), layout)
+    data = head + np.float32([3, 4, 1000, 1000]).tobytes()
+    for cut in (len(head) + 5, len(head) + 12, len(data)):
+        for limit, is_near in ((5.001, True), (4.999, False)):
+            inspector = Inspector(Distance(BaseModel(store, model), limit))
+            inspector.feed(data[:cut])
+            inspector.feed(data[cut:])
+            with nullcontext() if is_near else pytest.raises(InvalidUpdate):
+                inspector.result("0/a")
+            inspector.close()

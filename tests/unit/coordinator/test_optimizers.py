@@ -242,6 +242,28 @@ def test_statistics_take_no_step(name: str, tile_bytes: int) -> None:
             assert (load(stores[0], mixed.state[part])[4:9] == np.float32(begin)).all()
 
 
+@pytest.mark.parametrize("name", ["", *sorted(OPTIMIZERS)])
+@pytest.mark.parametrize("tile_bytes", [1, 200, 1 << 20])
+def test_control_variate_moves_by_the_share_of_its_sites(name: str, tile_bytes: int) -> None:
+    """No optimiser steps it, and the weights step as without it."""
+    chance = np.random.default_rng(2)
+    layout = (TensorSpec("w", (5,), "float32"), TensorSpec("control", (5,), "float32", "control"))
+    store, alone = MemoryStore(), MemoryStore()
+    first = chance.normal(size=10).astype(np.float32)
+    model = replace(model_of(store, first), layout=layout)
+    plain = model_of(alone, first[:5])
+    vectors = [chance.normal(size=10).astype(np.float32) for _ in range(2)]
+    options = {"optimizer": name, "optimizer_options": OPTIONS.get(name, {})}
+    updates = hand_in(store, vectors, [10, 30], round_=3)
+    work = Aggregate(3, "weighted_average", updates, model, control_share=0.4, **options)
+    found = load(store, aggregate(store, work, tile_bytes=tile_bytes).ref)
+    updates = hand_in(alone, [vector[:5] for vector in vectors], [10, 30], round_=3)
+    expected = aggregate(alone, Aggregate(3, "weighted_average", updates, plain, **options))
+    np.testing.assert_array_equal(found[:5], load(alone, expected.ref))
+    mean = np.average(vectors, axis=0, weights=[10, 30])[5:]
+    np.testing.assert_allclose(found[5:], first[5:] + 0.4 * (mean - first[5:]), rtol=1e-6)
+
+
 # --- state that is there already, or not any more -------------------------------------------------
 
 

@@ -278,6 +278,7 @@ class Bench:
         first_bad: int | None = None,
         metrics: tuple[Point, ...] = (),
         layout: Layout = (),
+        training: Mapping[str, float] | None = None,
     ) -> Decision:
         """Hand in; a good update unless told otherwise, of the round that it trains."""
         under = name if upload_name is None else upload_name
@@ -285,7 +286,15 @@ class Bench:
         key = update_key(number, under)
         weights = stored(key, digest, shape=shape, dtype=dtype, first_bad=first_bad)
         return self.send(
-            c.EndTrainingRound(name, number, num_samples, weights, metrics, layout=layout)
+            c.EndTrainingRound(
+                name,
+                number,
+                num_samples,
+                weights,
+                metrics,
+                layout=layout,
+                training=training or {},
+            )
         )
 
     def end_all(self) -> None:

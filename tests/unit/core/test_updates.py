@@ -120,7 +120,7 @@ def test_value_that_is_not_finite_is_named_by_its_array(index: int, where: str) 
     round_ = Round(0, ("a",), 1, 1, 0.0, 1)
     update = Update("a", StoredWeights(ref, "float32", (10,), index), 1)
     with pytest.raises(errors.InvalidUpdate) as caught:
-        check_update(model, round_, update)
+        check_update(model, round_, update, make_rules())
     assert where in str(caught.value)
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xain_workloads.data import from_arrays
-from xain_workloads.dataset import Dataset
+from support.unlike import optimum, unlike_sites
 from xain_workloads.minibatch import _nesterov, path_of
 from xain_workloads.model import Model, is_personal, unflatten
 from xain_workloads.profile import DataProfile
@@ -21,26 +20,6 @@ SGD = {**REGRESSION, "penalty": "none", "eta0": 0.05}
 MLP = {**REGRESSION, "hidden_layers": [1], "activation": "identity", "alpha": 0.0}
 # One linear layer, as the others are in the end.
 NEURAL = {**REGRESSION, "layers": [{"type": "linear"}]}
-
-
-def unlike_sites() -> list[Dataset]:
-    """Four sites that disagree about the slopes and about how much each column varies."""
-    sites = []
-    for number in range(4):
-        chance = np.random.default_rng(number)
-        features = chance.normal(size=(40 + 10 * number, 3)) * chance.uniform(0.3, 2.0, 3)
-        noise = chance.normal(size=len(features))
-        target = features @ chance.normal(size=3) + number + noise
-        sites.append(from_arrays(features, target, task="regression"))
-    return sites
-
-
-def optimum(sites: list[Dataset]) -> np.ndarray:
-    """Slopes and intercept of least squares over all rows."""
-    features = np.concatenate([site.features for site in sites])
-    with_ones = np.column_stack([features, np.ones(len(features))])
-    target = np.concatenate([site.target for site in sites])
-    return np.linalg.lstsq(with_ones, target, rcond=None)[0]
 
 
 def trained(

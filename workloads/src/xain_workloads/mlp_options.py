@@ -67,4 +67,4 @@ class MlpOptions:
         require_range("alpha", self.alpha, at_least=0)
         require_range("seed", self.seed, at_least=0)
         require_class_weight(self.class_weight, self.task)
-        require_remedy(self.remedy, self.proximal_mu, "federated")
+        require_remedy(self.remedy, self.proximal_mu, "federated", self.solver)

@@ -93,6 +93,15 @@ def unflatten(vector: Vector, layout: Layout) -> dict[str, NDArray[Any]]:
     return arrays
 
 
+# The metric with which a site tells that it has lost its own control variate.
+CONTROL_LOST = "control_lost"
+
+
+def control_size(layout: Layout) -> int:
+    """Elements of the control variate at the end of a vector; 0 without one."""
+    return layout[-1].size if layout and layout[-1].kind == "control" else 0
+
+
 PERSONAL = "personal"  # in the metadata of a model
 # In the metadata of a model: why no training follows on it, and lines that a person must know.
 ENDED, TOLD = "ended_because", "warnings"

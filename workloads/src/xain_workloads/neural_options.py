@@ -92,7 +92,7 @@ class NeuralOptions:
         require_range("batch_size", self.batch_size, at_least=0)
         require_range("seed", self.seed, at_least=0, at_most=2**63 - 1)
         require_class_weight(self.class_weight, self.task)
-        require_remedy(self.remedy, self.proximal_mu, self.mode)
+        require_remedy(self.remedy, self.proximal_mu, self.mode, self.optimizer)
         if self.remedy == "personal" and self.builder:
             raise ValueError(
                 "remedy is 'personal'; nothing tells which layer of a builder is the last: "

@@ -8,19 +8,26 @@ from numpy.typing import NDArray
 from xain_workloads.losses import Array
 from xain_workloads.options import require_choice, require_range
 
-REMEDIES = ("", "proximal", "personal")
+SCAFFOLD = "scaffold"
+REMEDIES = ("", "proximal", SCAFFOLD, "personal")
 PROXIMAL_MU = 0.01
 OPTIONS = ("remedy", "proximal_mu")
 
 
-def require_remedy(remedy: str, proximal_mu: float, mode: str) -> None:
-    """Raise ValueError unless these options of a workload fit together."""
+def require_remedy(remedy: str, proximal_mu: float, mode: str, optimizer: str = "sgd") -> None:
+    """Raise ValueError unless these options of a workload fit together. optimizer: of local
+    steps."""
     require_choice("remedy", remedy, REMEDIES)
     require_range("proximal_mu", proximal_mu, above=0)
     if remedy and mode != "federated":
         raise ValueError(
             f"remedy is {remedy!r}; it corrects local training, and mode {mode!r} has none: leave"
             " it out"
+        )
+    if remedy == SCAFFOLD and optimizer != "sgd":
+        raise ValueError(
+            f"remedy is {remedy!r}; it needs steps that follow the gradient, and those of"
+            f' {optimizer!r} do not: use "sgd"'
         )
 
 

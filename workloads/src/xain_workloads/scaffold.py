@@ -15,16 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_workloads.model import Layout, Model, TensorSpec, Vector, size_of
+from xain_workloads.model import Model, TensorSpec, Vector, control_size, size_of
 
 NAME = "control"  # of the tensor
 
 Array = NDArray[np.float64]
-
-
-def control_size(layout: Layout) -> int:
-    """Elements of the control variate at the end of a vector; 0 without one."""
-    return layout[-1].size if layout and layout[-1].kind == "control" else 0
 
 
 def with_control(model: Model) -> Model:

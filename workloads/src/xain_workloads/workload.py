@@ -24,6 +24,8 @@ from xain_workloads.preprocessing import (
     preprocessing_of,
 )
 from xain_workloads.profile import DataProfile, sort_classes
+from xain_workloads.remedies import SCAFFOLD
+from xain_workloads.scaffold import with_control
 from xain_workloads.supervised import Array, Measured
 from xain_workloads.table import Table
 from xain_workloads.thresholds import classes_at, threshold_of
@@ -166,12 +168,28 @@ def initial_model(
     options: PreprocessingOptions = DEFAULT_PREPROCESSING,
     made: Mapping[str, str] | None = None,
 ) -> Model:
-    """The global model before the first round, with the preprocessing of all sites in its metadata.
+    """The global model before the first round, with the preprocessing of all sites in its metadata,
+    and the control variate that the remedy "scaffold" needs.
 
     made: metadata of the model, if it is made again. Then the profiles need no statistics.
     Without statistics of each site there is no preprocessing, and the workload makes the model for
     the columns as they are. Raises ValueError as Workload.initial_model does.
     """
+    model = _initial_model(workload, profiles, options, made)
+    return with_control(model) if uses_control(workload) else model
+
+
+def uses_control(workload: Workload) -> bool:
+    """Whether models of a workload have a control variate."""
+    return getattr(getattr(workload, "options", None), "remedy", "") == SCAFFOLD
+
+
+def _initial_model(
+    workload: Workload,
+    profiles: Sequence[DataProfile],
+    options: PreprocessingOptions,
+    made: Mapping[str, str] | None,
+) -> Model:
     known = [profile for profile in profiles if profile.num_samples > 0]
     if not trains(workload):
         return workload.initial_model(known, made)

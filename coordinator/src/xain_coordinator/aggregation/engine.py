@@ -60,6 +60,7 @@ from xain_coordinator.core.values import BYTES, GlobalModel, Layout
 from xain_coordinator.extensions.plugins import PluginFailed
 from xain_coordinator.ports import WeightsStore
 from xain_wire.np import npy_header
+from xain_workloads.model import Kind
 
 log = structlog.get_logger(__name__)
 
@@ -203,7 +204,8 @@ class _Making:
         is_compared = is_surveyor(self.rule) and not self.work.base.is_empty
         extras = []
         is_stepped = self.optimizer is not None or self.work.learning_rate is not None
-        if is_compared or self.work.total_samples or is_stepped:
+        is_moved = is_stepped or self.work.control_share is not None
+        if is_compared or self.work.total_samples or is_moved:
             extras = [self._base, *self._state().values()]
         replace(self.tiles, rows=rows, extras=extras).work_through(
             lambda tile, start: None, lambda nothing: None
@@ -249,7 +251,7 @@ class _Making:
             extras=bases,
             block=block,
         )
-        statistics = _Statistics(self.work.base.layout)
+        statistics = _Columns(self.work.base.layout, "statistic", "control")
         num_early = max(1, _EARLY_BYTES // (8 * k**2))
         total: Float64 | None = None
 
@@ -300,9 +302,11 @@ class _Making:
         names = sorted(optimizer.begin()) if optimizer is not None else []
         made = [self.dtype, *(self._state_dtype for _ in names)]
         is_stepped = optimizer is not None or work.learning_rate is not None
-        extras = [self._base, *state.values()] if is_stepped else []
+        is_moved = is_stepped or work.control_share is not None
+        extras = [self._base, *state.values()] if is_moved else []
         tiles = replace(self.tiles, rows=rows, extras=extras, made=made)
-        statistics = _Statistics(work.base.layout)
+        statistics = _Columns(work.base.layout, "statistic", "control")
+        control = _Columns(work.base.layout, "control")
         num_skipped: list[int] = []  # for each piece, appended by any thread
         keys = [model_key(work.round + 1), *(state_key(work.round + 1, name) for name in names)]
         with ExitStack() as stack:
@@ -320,6 +324,10 @@ class _Making:
                     # A sum, say, that no step makes meaningful.
                     is_usable = not is_stepped or bool(np.isfinite(combined).all())
                     columns = statistics.among(start, len(combined))
+                    if work.control_share is not None:
+                        for at in control.among(start, len(combined)):
+                            before = tile.extras[0][at].astype(np.float64)
+                            combined[at] = before + work.control_share * (combined[at] - before)
                     if work.learning_rate is not None:
                         combined = _descended(tile.extras[0], combined, work.learning_rate, columns)
                     if optimizer is not None:
@@ -380,19 +388,19 @@ class _Making:
         return combined
 
 
-class _Statistics:
-    """The columns of a model that are statistics, from its layout."""
+class _Columns:
+    """The columns of a model that belong to tensors of some kinds, from its layout."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, *kinds: Kind) -> None:
         self._ranges: list[tuple[int, int]] = []
         end = 0
         for spec in layout:
             start, end = end, end + spec.size
-            if spec.kind == "statistic":
+            if spec.kind in kinds:
                 self._ranges.append((start, end))
 
     def among(self, first: int, num_columns: int) -> list[slice]:
-        """The statistics among the columns from `first` on, as slices of those."""
+        """These columns among the columns from `first` on, as slices of those."""
         return [
             slice(max(start - first, 0), min(end - first, num_columns))
             for start, end in self._ranges

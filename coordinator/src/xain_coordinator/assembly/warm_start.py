@@ -16,6 +16,7 @@ import numpy as np
 from xain_coordinator.aggregation.publishing import copy_object
 from xain_coordinator.aggregation.trees import mode_option
 from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.core.control import why_not_control
 from xain_coordinator.core.events import DurableEvent, ModelInitialised, ModelRequested
 from xain_coordinator.core.keys import model_key, state_key
 from xain_coordinator.core.values import BYTES, DataProfile, GlobalModel, Lineage, Rules
@@ -23,7 +24,9 @@ from xain_coordinator.driver.effects import store_model
 from xain_coordinator.driver.model_folder import MODELS_INDEX
 from xain_coordinator.journal.restore import restore_session
 from xain_coordinator.ports import Journal, Snapshot, WeightsStore
+from xain_coordinator.stores.integrity import read_vector
 from xain_coordinator.stores.journalled import store_of_session
+from xain_coordinator.stores.memory import MemoryStore
 from xain_foundation.commands import CommandFailed
 from xain_foundation.hints import hint
 from xain_foundation.names import shortened
@@ -34,8 +37,10 @@ from xain_workloads.exported.model_files import (
     metadata_of,
     read_json,
 )
-from xain_workloads.model import OF_TRAINING, Model, TensorSpec, size_of
+from xain_workloads.model import OF_TRAINING, Layout, Model, TensorSpec, control_size, size_of
 from xain_workloads.passes import stride
+from xain_workloads.remedies import SCAFFOLD
+from xain_workloads.scaffold import with_control, without_control
 from xain_workloads.schema import Column
 from xain_workloads.thresholds import KEY as THRESHOLD_KEY
 from xain_workloads.workload import create
@@ -54,12 +59,14 @@ class CannotStartFrom(CommandFailed):
 class FirstModel:
     """The model that a new session begins with.
 
-    profiles: those that it was made from, which later ones must fit; empty if they are not known.
+    layout: of the model. profiles: those that it was made from, which later ones must fit; empty if
+        they are not known.
     copy: put it into the store of the new session; blocks, and raises StoreError.
     """
 
     lineage: Lineage
     metadata: Mapping[str, str]
+    layout: Layout
     profiles: tuple[DataProfile, ...]
     copy: Callable[[WeightsStore], GlobalModel]
 
@@ -112,8 +119,21 @@ def first_model(
     options = json.loads(first.metadata.get("options", "{}")) | options
     metadata = {**first.metadata, "options": json.dumps(options, sort_keys=True)}
 
+    uses_control = options.get("remedy") == SCAFFOLD
+    if uses_control and (why := why_not_control(config.rules())):
+        raise CannotStartFrom(
+            f'{first.lineage.source} was trained with remedy = "scaffold", and {why}; '
+            + hint("xain-coordinator", 'workload.remedy = "proximal"')
+        )
+
     def copy(target: WeightsStore) -> GlobalModel:
-        return replace(first.copy(target), metadata=metadata)
+        if uses_control == (control_size(first.layout) > 0):
+            return replace(first.copy(target), metadata=metadata)
+        memory = MemoryStore()
+        found = first.copy(memory)
+        model = Model(read_vector(memory, found.ref), found.layout, metadata)
+        model = with_control(model) if uses_control else without_control(model)
+        return store_model(target, 0, model)
 
     return replace(first, metadata=metadata, copy=copy)
 
@@ -165,7 +185,7 @@ def model_of_session(
                 state[name] = copy_object(source, old, target, state_key(0, name))
         return replace(chosen, round=0, ref=ref, state=state)
 
-    return FirstModel(lineage, model.metadata, session.requested or (), copy)
+    return FirstModel(lineage, model.metadata, model.layout, session.requested or (), copy)
 
 
 def _extended(last: Snapshot, lineage: Lineage) -> Lineage:
@@ -192,7 +212,7 @@ def _model_of_file(path: Path) -> FirstModel:
         return store_model(target, 0, model)
 
     profiles = () if profile is None else (profile,)
-    return FirstModel(Lineage(str(path)), model.metadata, profiles, copy)
+    return FirstModel(Lineage(str(path)), model.metadata, model.layout, profiles, copy)
 
 
 def load_model_file(path: Path) -> tuple[Model, DataProfile | None]:

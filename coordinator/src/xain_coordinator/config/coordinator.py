@@ -124,7 +124,7 @@ class WorkloadSettings(Section):
 
     name: str = ""
     options: dict[str, Any] = Field(default_factory=dict)
-    remedy: Literal["", "proximal", "personal"] = ""
+    remedy: Literal["", "proximal", "scaffold", "personal"] = ""
     proximal_mu: float = Field(default=0.01, gt=0, allow_inf_nan=False)
     preprocessing: PreprocessingSettings = PreprocessingSettings()
 
@@ -526,6 +526,7 @@ class CoordinatorConfig(Section):
 
     _rule_fits_workload = Check(rule_fits.workload_fits)
     _rule_reads_all = Check(rule_fits.all_is_read)
+    _scaffold_fits = Check(rule_fits.scaffold_fits)
     _rule_fits_epochs = Check(rule_fits.epochs_fit)
     _rule_fits_participants = Check(rule_fits.participants_fit)
     _rule_fits_options = Check(rule_fits.options_fit)

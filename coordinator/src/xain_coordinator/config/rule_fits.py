@@ -93,6 +93,26 @@ def all_is_read(config: "CoordinatorConfig") -> Conflicts:
         )
 
 
+def scaffold_fits(config: "CoordinatorConfig") -> Conflicts:
+    """Control variates are averaged by rows, and come as exact as they were made."""
+    if config.workload.remedy != "scaffold":
+        return
+    needed_by = 'workload.remedy = "scaffold"'
+    if config.aggregation.rule != "weighted_average":
+        yield WrongSetting("aggregation.rule", f'{needed_by} needs "weighted_average"')
+    elif config.rounds.max_staleness != 0:
+        key = "pacing" if config.rounds.pacing else "consistency"
+        yield WrongSetting(
+            f"rounds.{key}",
+            f"with {needed_by} an update counts in the round that it was trained for alone: "
+            + hint("xain-coordinator", 'rounds.consistency = "bsp"'),
+        )
+    for key in ("model.personal", "server.update_encoding", "storage.format"):
+        section, _, name = key.partition(".")
+        if getattr(config, section).changed(name):
+            yield WrongSetting(key, f"leave it out with {needed_by}")
+
+
 def epochs_fit(config: "CoordinatorConfig") -> Conflicts:
     """The rule can train a round with this number of epochs."""
     rule, epochs = config.aggregation.rule, config.rounds.effective_epochs

@@ -354,7 +354,7 @@ def _end_training_round(session: Session, command: c.EndTrainingRound, now: floa
     # A trained model keeps its layout, whatever an update says. A slice needs one of its own.
     layout = command.layout if is_initial or round_.attempt else ()
     update = Update(participant_id, command.weights, command.num_samples, layout)
-    check_update(_model(session), round_, update)
+    check_update(_model(session), round_, update, session.rules)
     is_evaluated = session.evaluates(number) and not is_initial
     accepted = e.UpdateAccepted(
         round_.number,

@@ -193,6 +193,7 @@ def _aggregation(rules: Rules, round_: Round, base: GlobalModel) -> Aggregate:
         optimizer_options=rules.optimizer_options,
         learning_rate=round_.learning_rate,
         total_samples=round_.total_samples,
+        control_share=round_.control_share,
     )
 
 

@@ -37,6 +37,7 @@ class Aggregate:
     options: of the rule.
     learning_rate: the result is a gradient, and a step of this rate from `base` against it is what
         the rule gives; None: the rule's result is no gradient.
+    control_share: of the updates in the mean of all control variates; None: there are none.
     optimizer: what steps from `base` towards the result; "": the result is the model.
     """
 
@@ -50,6 +51,7 @@ class Aggregate:
     optimizer_options: Mapping[str, Option] = field(default_factory=dict)
     learning_rate: float | None = None
     total_samples: int = 0
+    control_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

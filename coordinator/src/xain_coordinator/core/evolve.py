@@ -10,13 +10,14 @@ happened.
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from xain_coordinator.core import attempts, descent
+from xain_coordinator.core import attempts, control, descent
 from xain_coordinator.core import events as e
 from xain_coordinator.core.membership import Member, Members, without_statistics
 from xain_coordinator.core.replacing import replace
 from xain_coordinator.core.round import Round
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import GlobalModel, Lineage, Phase, Rules, Task
+from xain_workloads.model import CONTROL_LOST
 
 # The machine: the phase that an event leads to. Any other pair is a broken invariant, and
 # events that are not named here change no phase. The docs draw this table.
@@ -168,6 +169,9 @@ def evolve(session: Session, event: e.Event) -> Session:
                 closed_at=at,
                 learning_rate=_learning_rate(session),
                 total_samples=_total_samples(session),
+                control_share=control.share_of(session.opened, session.counted)
+                if control.has_control(session.model)
+                else None,
             )
             session = _moved(session, event, at)
             return replace(session, open_round=closed, selection=selection)
@@ -290,6 +294,8 @@ def _with_update(session: Session, accepted: e.UpdateAccepted) -> Session:
     round_ = session.opened.with_update(update, accepted.at)
     if session.rules.aggregation == descent.RULE:
         round_ = round_.with_loss(participant_id, accepted.metrics)
+    if accepted.metrics.get(CONTROL_LOST):
+        round_ = replace(round_, lost_control=True)
     if evaluation is not None and accepted.staleness == 0:  # else it is of an earlier model
         round_ = round_.with_evaluation(participant_id, evaluation)
     selection = session.selection.with_good_update(participant_id)
@@ -383,6 +389,9 @@ def _after_publication(session: Session, model: GlobalModel) -> Session:
         outlasting = filter(session.outlasts_round, round_.outstanding)
         carried = {p: round_.trained_by(p) for p in outlasting}
         buffered = buffered.after_round(round_, session.base, carried, session.members)
+    counted = session.counted
+    if control.has_control(session.model):
+        counted = control.counted_after(round_, counted, session.members)
     # The round number stays at the last round when there is none after it.
     number = min(model.round, rules.num_rounds - 1)
     unselected = (p for p in session.members.eligible if p not in buffered.carried)
@@ -394,6 +403,7 @@ def _after_publication(session: Session, model: GlobalModel) -> Session:
         open_round=None,
         last_round=round_,
         buffered=buffered,
+        counted=counted,
         selection=session.selection.after_round(number, unselected),
         evaluation=session.evaluation.compared(round_, rules, session.untrained).descended(
             round_, rules

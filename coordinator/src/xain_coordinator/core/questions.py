@@ -85,6 +85,7 @@ def _assignment(session: Session, participant_id: str) -> r.Assignment:
     number = round_.trained_by(participant_id)
     base = session.buffered.bases[number] if number != round_.number else session.base
     is_evaluated = session.evaluates(number)
+    counted = session.counted.get(participant_id)
     return r.Assignment(
         round=number,
         epochs=base.epochs,
@@ -96,6 +97,7 @@ def _assignment(session: Session, participant_id: str) -> r.Assignment:
         evaluate=round_.is_evaluation or (is_evaluated and not base.model.is_empty),
         process_group=_process_group(session, round_, participant_id) if round_.attempt else None,
         local=_local_budget(session) if round_.is_evaluation else None,
+        counted_round=-1 if counted is None else counted.round,
     )
 
 

@@ -83,6 +83,7 @@ class Assignment:
     evaluate: whether the model is to be measured on held-out data first.
     process_group: with the rule "assemble", the part in the attempt at the round.
     local: of the local model that is wanted beside the evaluation; None: none is.
+    counted_round: in which the participant's control variate counted last; -1: in none.
     """
 
     round: int
@@ -95,6 +96,7 @@ class Assignment:
     evaluate: bool = False
     process_group: ProcessGroup | None = None
     local: Budget | None = None
+    counted_round: int = -1
 
 
 @dataclass(frozen=True, slots=True)

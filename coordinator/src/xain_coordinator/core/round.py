@@ -40,6 +40,8 @@ class Round:
     losses: with the rule "gradient", the loss that each participant has measured at the model.
     learning_rate: with that rule, the rate of the round's step, once it is closed.
     total_samples: in asynchronous modes, samples of the sites that trained when it was closed.
+    control_share: of its sites in the mean of all control variates, once it is closed; None for a
+        model without them. lost_control: whether a site of it had lost its own.
     attempt: with the rule "assemble", the number of the attempt at this round, from 1; else 0.
     broken: members of the attempt that are gone, or have reported that its process group broke, and
         why. Not empty: the attempt is broken.
@@ -65,6 +67,8 @@ class Round:
     losses: Mapping[str, float] = field(default_factory=dict)
     learning_rate: float | None = None
     total_samples: int = 0
+    control_share: float | None = None
+    lost_control: bool = False
     attempt: int = 0
     broken: Mapping[str, str] = field(default_factory=dict)
     stopped_first: Mapping[str, int] = field(default_factory=dict)

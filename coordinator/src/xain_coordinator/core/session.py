@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from xain_coordinator.core.buffered import BufferedWork
+from xain_coordinator.core.control import Counted
 from xain_coordinator.core.evaluation import EvaluationProgress, is_out_of_patience
 from xain_coordinator.core.membership import Members
 from xain_coordinator.core.pacing import Pacing, noted_every_s
@@ -51,6 +52,7 @@ class Session:
         scripts whose rounds are set.
     refused, trouble: the profiles that no model could be made from, and why; "" if all is well.
     open_round, last_round: the last one is kept to recognise updates that are sent again.
+    counted: of a model with a control variate, the sites whose variates it is the mean of.
     since: when the phase was reached, or, in the first one, when enough had gathered.
     noted_at: the session time in the journal's latest record of time.
     """
@@ -75,6 +77,7 @@ class Session:
     last_round: Round | None = None
     selection: SelectionState = field(default_factory=SelectionState)
     buffered: BufferedWork = field(default_factory=BufferedWork)
+    counted: Mapping[str, Counted] = field(default_factory=dict)
     since: float = 0.0
     noted_at: float = 0.0
     cause: str = ""

@@ -6,11 +6,12 @@ one.
 
 from xain_coordinator.core import errors
 from xain_coordinator.core.attempts import check_fit, check_slice
+from xain_coordinator.core.control import why_not_control
 from xain_coordinator.core.keys import base_key_of, round_of
 from xain_coordinator.core.round import Round
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import BYTES, GlobalModel, Layout, Update
-from xain_workloads.model import size_of
+from xain_coordinator.core.values import BYTES, GlobalModel, Layout, Rules, Update
+from xain_workloads.model import control_size, size_of
 
 _DTYPES = ("float16", "float32", "float64")
 
@@ -36,7 +37,7 @@ def require_uncounted(session: Session, participant_id: str, key: str) -> None:
         raise errors.UploadTaken(f"the upload {base_key!r} counts already")
 
 
-def check_update(model: GlobalModel, round_: Round, update: Update) -> None:
+def check_update(model: GlobalModel, round_: Round, update: Update, rules: Rules) -> None:
     """Refuse an update that cannot be aggregated, naming the first fault.
 
     Raises InvalidUpdate, and SliceMismatch for a slice that is good by itself.
@@ -71,7 +72,7 @@ def check_update(model: GlobalModel, round_: Round, update: Update) -> None:
     elif weights.dtype != dtype:
         raise errors.InvalidUpdate(f"the weights are {weights.dtype}, the global model is {dtype}")
     if not round_.attempt:
-        _check_layout(update)
+        _check_layout(update, rules)
     if weights.first_bad is not None:
         layout = update.layout if round_.attempt else model.layout
         raise errors.InvalidUpdate(
@@ -82,7 +83,7 @@ def check_update(model: GlobalModel, round_: Round, update: Update) -> None:
         check_fit(model, round_, update)
 
 
-def _check_layout(update: Update) -> None:
+def _check_layout(update: Update, rules: Rules) -> None:
     """Raises InvalidUpdate if the layout that comes with initial weights does not describe them."""
     names: set[str] = set()
     for spec in update.layout:
@@ -99,7 +100,17 @@ def _check_layout(update: Update) -> None:
                 f"the layout gives {spec.name!r} the dtype {spec.dtype!r}; it must be one of: "
                 f"{', '.join(_DTYPES)}"
             )
+    if any(spec.kind == "control" for spec in update.layout[:-1]):
+        raise errors.InvalidUpdate("the layout has a control variate that is not its last tensor")
     size = size_of(update.layout)
+    if control_size(update.layout):
+        if 2 * control_size(update.layout) != size:
+            raise errors.InvalidUpdate(
+                f"the control variate has {control_size(update.layout)} elements, and all other "
+                f"tensors together {size - control_size(update.layout)}; it needs as many"
+            )
+        if why := why_not_control(rules):
+            raise errors.InvalidUpdate(f"the model has a control variate, and {why}")
     if update.layout and update.weights.shape != (size,):
         raise errors.InvalidUpdate(
             f"the layout describes {size} elements, the weights have shape {update.weights.shape}"

@@ -404,6 +404,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             if reply.evaluate
             else 0,
             local=self._local_budget(reply.local),
+            counted_round=None if reply.counted_round < 0 else reply.counted_round,
         )
         if not self._downloads.has_offers or (data and not reply.model.is_empty):
             self._work[is_known] = (reply, work)  # it has no URL of one participant

@@ -200,10 +200,10 @@ def layout_of(tensors: Iterable[pb.Tensor]) -> Layout:
     """The layout that a participant declares. Raises InvalidUpdate if a tensor is none."""
     layout: list[TensorSpec] = []
     for tensor in tensors:
-        if tensor.kind not in ("", "weight", "statistic"):
+        if tensor.kind not in ("", "weight", "statistic", "control"):
             raise InvalidUpdate(
                 f"tensor {tensor.name!r} is of kind {tensor.kind!r}; "
-                'it must be "weight" or "statistic"'
+                'it must be "weight", "statistic" or "control"'
             )
         kind: Any = tensor.kind or "weight"
         layout.append(TensorSpec(tensor.name, tuple(tensor.shape), tensor.dtype, kind))

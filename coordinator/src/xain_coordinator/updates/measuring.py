@@ -18,6 +18,7 @@ from xain_coordinator.ports import Reader, StoreUnavailable, WeightsStore
 from xain_coordinator.stores.reading import CHUNK_BYTES, READ_BYTES
 from xain_wire.np import NpyHeader, parse_npy_header
 from xain_wire.np.codec import MAX_HEADER_BYTES
+from xain_workloads.model import control_size
 
 _BASE_READ_BYTES = 1 << 20
 _BLOCK_ELEMENTS = 65_536  # 512 KiB in float64: they stay in a processor's own memory
@@ -88,7 +89,7 @@ class BaseModel:
 
 
 class Distance:
-    """The L2 norm of what an update changes, in float64.
+    """The L2 norm of what an update changes, in float64, without a control variate.
 
     max_norm: what is allowed.
     """
@@ -96,6 +97,7 @@ class Distance:
     def __init__(self, base: BaseModel, max_norm: float) -> None:
         self._base = base
         self._max_norm = max_norm
+        self._size = base.size - control_size(base.model.layout)
         self._squared = 0.0
         self._work = np.empty(0, dtype=np.float64)
 
@@ -106,8 +108,8 @@ class Distance:
         """Add the update's elements from index `first` on. Elements beyond the model's are
         ignored."""
         if not len(self._work):
-            self._work = np.empty(min(_BLOCK_ELEMENTS, self._base.size), dtype=np.float64)
-        end = min(first + len(elements), self._base.size)
+            self._work = np.empty(min(_BLOCK_ELEMENTS, self._size), dtype=np.float64)
+        end = min(first + len(elements), self._size)
         for at in range(first, end, _BLOCK_ELEMENTS):
             count = min(_BLOCK_ELEMENTS, end - at)
             work = self._work[:count]

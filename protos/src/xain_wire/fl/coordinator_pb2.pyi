@@ -607,7 +607,8 @@ class Tensor(_message.Message):
     dtype: _builtins.str
     kind: _builtins.str
     """"" or "weight": trained. "statistic": averaged by sample count, and kept out of server
-    optimisers, such as the running mean of a batch normalisation.
+    optimisers, such as the running mean of a batch normalisation. "control": the server's control
+    variate of SCAFFOLD, the last tensor, as long as all others.
     """
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -769,6 +770,7 @@ class StartTrainingRoundResponse(_message.Message):
     METADATA_DIGEST_FIELD_NUMBER: _builtins.int
     PROCESS_GROUP_FIELD_NUMBER: _builtins.int
     MIN_EVALUATION_ROWS_FIELD_NUMBER: _builtins.int
+    COUNTED_ROUND_FIELD_NUMBER: _builtins.int
     LOCAL_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
     epoch_base: _builtins.int
@@ -785,6 +787,10 @@ class StartTrainingRoundResponse(_message.Message):
     """names the metadata; empty if the model has none"""
     min_evaluation_rows: _builtins.int
     """Held-out rows below which the caller keeps what it has measured; 0: as the caller has it."""
+    counted_round: _builtins.int
+    """Of a model with a control variate: the last round in which an update of the caller counted. The
+    caller goes on from its own control variate of that round. Absent: it begins with the server's.
+    """
     @_builtins.property
     def model(self) -> Global___WeightsRef:
         """the global model to train from"""
@@ -827,13 +833,16 @@ class StartTrainingRoundResponse(_message.Message):
         metadata_digest: _builtins.bytes = ...,
         process_group: Global___ProcessGroup | None = ...,
         min_evaluation_rows: _builtins.int = ...,
+        counted_round: _builtins.int | None = ...,
         local: Global___LocalBudget | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["local", b"local", "model", b"model", "process_group", b"process_group", "upload", b"upload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_counted_round", b"_counted_round", "counted_round", b"counted_round", "local", b"local", "model", b"model", "process_group", b"process_group", "upload", b"upload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoding", b"encoding", "epoch_base", b"epoch_base", "epochs", b"epochs", "evaluate", b"evaluate", "layout", b"layout", "local", b"local", "metadata", b"metadata", "metadata_digest", b"metadata_digest", "min_evaluation_rows", b"min_evaluation_rows", "model", b"model", "process_group", b"process_group", "round", b"round", "task", b"task", "train_config", b"train_config", "update_accepted", b"update_accepted", "upload", b"upload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_counted_round", b"_counted_round", "counted_round", b"counted_round", "encoding", b"encoding", "epoch_base", b"epoch_base", "epochs", b"epochs", "evaluate", b"evaluate", "layout", b"layout", "local", b"local", "metadata", b"metadata", "metadata_digest", b"metadata_digest", "min_evaluation_rows", b"min_evaluation_rows", "model", b"model", "process_group", b"process_group", "round", b"round", "task", b"task", "train_config", b"train_config", "update_accepted", b"update_accepted", "upload", b"upload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__counted_round: _TypeAlias = _typing.Literal["counted_round"]  # noqa: Y015
+    _WhichOneofArgType__counted_round: _TypeAlias = _typing.Literal["_counted_round", b"_counted_round"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__counted_round) -> _WhichOneofReturnType__counted_round | None: ...
 
 Global___StartTrainingRoundResponse: _TypeAlias = StartTrainingRoundResponse  # noqa: Y015
 

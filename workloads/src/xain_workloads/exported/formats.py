@@ -34,6 +34,7 @@ from xain_workloads.exported.model_files import (
 from xain_workloads.glm.coefficients import coefficients_of
 from xain_workloads.model import Model, TensorSpec, flatten, unflatten
 from xain_workloads.preprocessing import preprocessing_of
+from xain_workloads.scaffold import without_control
 from xain_workloads.thresholds import KEY as THRESHOLD_KEY
 from xain_workloads.thresholds import threshold_of
 from xain_workloads.workload import from_metadata
@@ -74,6 +75,7 @@ def write(path: Path, model: Model, about: Mapping[str, Any]) -> None:
     writer = WRITERS.get(path.suffix)
     if writer is None:
         raise NoModel(f"{path}: the file's name must end in one of: {', '.join(sorted(WRITERS))}")
+    model = without_control(model)
     if is_held(model):
         raise NoModel(f"{path}: there is no model to export: {held.WHY_NO_MODEL}")
     whole = {
