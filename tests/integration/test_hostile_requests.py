@@ -204,7 +204,11 @@ async def half_open(member: Member, number: int) -> grpc.aio.StreamUnaryCall[Any
 
 async def test_half_open_uploads_leave_memory_below_200_mib(tmp_path):
     """Each member of a round begins an upload, and pauses in the middle of it."""
-    settings = {"rounds.rounds": 2, "rounds.min_participants": NUM_UPLOADS}
+    settings = {
+        "rounds.rounds": 2,
+        "rounds.min_participants": NUM_UPLOADS,
+        "server.heartbeat_timeout_s": 2 * PATIENCE_S,  # they send none
+    }
     coordinator = CoordinatorProcess(tmp_path, settings)
     await coordinator.start()
     members = [Member(coordinator.port, None) for _ in range(-(-NUM_UPLOADS // STREAMS))]
