@@ -12,6 +12,7 @@ from xain_coordinator.core.values import Step
 from xain_foundation.settings import ConfigError, load
 
 ALPHA, EPOCHS = "workload.options.alpha", "rounds.epochs"
+LOSS, WEIGHT = "workload.options.loss", "workload.options.class_weight"
 
 
 def config(**overrides: Any) -> CoordinatorConfig:
@@ -117,3 +118,27 @@ def test_plan_in_the_journal_is_that_of_the_settings() -> None:
     assert step is not None
     assert step.division is not None
     assert (step.division.folds, step.division.seed, step.shown) == (3, 9, "fold 1 of 3")
+
+
+@pytest.mark.parametrize(
+    ("searched", "given", "metric"),
+    [
+        ({ALPHA: [1.0, 2.0]}, {}, ""),
+        ({LOSS: ["log_loss", "modified_huber"]}, {}, ""),
+        ({LOSS: ["log_loss", "hinge"]}, {}, "balanced_accuracy"),
+        ({WEIGHT: ["", "balanced"]}, {}, "auc"),
+        ({WEIGHT: ["", "balanced"], LOSS: ["log_loss", "hinge"]}, {}, "balanced_accuracy"),
+        ({WEIGHT: ["", "balanced"]}, {"evaluate__metric": "f1"}, "f1"),
+        ({ALPHA: [1.0, 2.0]}, {"workload__options": {"task": "regression"}}, ""),
+    ],
+)
+def test_options_of_a_search_are_compared_by_a_metric_that_all_of_them_have(
+    searched: dict[str, Any], given: dict[str, Any], metric: str
+) -> None:
+    """The log loss is too high on purpose with class weights, and not known without
+    probabilities."""
+    settings = config(search__options=searched, **given)
+    plan = plan_of(settings.rules().study)
+    for options in plan.options:
+        step = Step("x", "train", "rung 1, option 1", options=options, budget=1)
+        assert settings.rules(step).evaluate_metric == metric

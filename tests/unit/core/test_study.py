@@ -6,6 +6,7 @@ from statistics import mean, stdev
 
 import numpy as np
 import pytest
+from tests.unit.core.test_evaluation import bench_of, evaluate_last, hand_in_tallies, history_of
 
 from xain_coordinator.core.study import (
     Line,
@@ -14,6 +15,7 @@ from xain_coordinator.core.study import (
     best_option,
     lines,
     next_step,
+    outcome_of,
     spreads,
 )
 from xain_coordinator.core.values import Division, Evaluation, Step
@@ -104,6 +106,47 @@ def test_options_that_fail_leave_the_search() -> None:
     assert len(outcomes) == 4
     assert best_option(plan, outcomes) == 2
     assert [one.note for one in lines(plan, outcomes)].count("diverged") == 3
+
+
+def test_option_whose_model_lacks_the_metric_leaves_the_search_and_says_why() -> None:
+    options = tuple({"workload.options.loss": f'"{name}"'} for name in ("log_loss", "hinge"))
+    plan = Plan("search", options=options)
+    outcomes: list[Outcome] = []
+    for loss in (1.0, None):
+        step = next_step(plan, "x", outcomes)
+        assert step is not None
+        of = {"a": Evaluation(10, {}, tallies(8, 2))}
+        known = {"metric": "log_loss", "loss": loss, "tallies": of["a"].tallies, "by_site": of}
+        outcomes.append(outcome(len(outcomes), step, **known))
+    assert next_step(plan, "x", outcomes) is None
+    assert best_option(plan, outcomes) == 0
+    notes = [one.note for one in lines(plan, outcomes)]
+    assert notes == [
+        "rung 1, 0 rounds",
+        "rung 1, 0 rounds; not compared: its model has no log_loss",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [
+        ("", ("log_loss", -np.log(0.8))),
+        ("brier", ("brier", 0.04)),
+        ("auc", ("auc", -1.0)),
+        ("mse", ("mse", None)),
+    ],
+)
+def test_options_are_compared_by_the_metric_of_their_sessions(
+    metric: str, expected: tuple[str, float | None]
+) -> None:
+    """By that of the model that is taken, 2 here and not 3, which is the last one."""
+    step = Step("x", "train", "rung 1, option 1", options={"workload.options.alpha": "1"}, budget=1)
+    rules = {"evaluate_metric": metric, "evaluate_minimised": metric == "brier"}
+    bench = bench_of("a", rounds=3, step=step, **rules)
+    hand_in_tallies(bench, 0.5, 0.7, 0.8)
+    evaluate_last(bench, 0.6)
+    found = outcome_of(bench.session, history_of(bench))
+    assert (found.metric, found.loss) == (expected[0], pytest.approx(expected[1]))
 
 
 def test_a_training_without_a_model_is_not_measured() -> None:

@@ -180,6 +180,13 @@ class Sessions:
             driver = self.current.driver
             while driver.session.phase is not Phase.FINISHED:
                 await driver.changed()
+            if reason := study.why_not_compared(driver.session, driver.history):
+                log.warning(
+                    "option_not_compared",
+                    study=study.step.shown,
+                    round=driver.session.round,
+                    reason=reason,
+                )
             step = study.next_step(driver.session, driver.history)
             if step is None:
                 log.info("study_finished", study=study.step.study, round=driver.session.round)

@@ -7,7 +7,7 @@ from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.config.study import plan_of
 from xain_coordinator.core.history import History
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.study import Outcome, Plan, next_step, outcome_of
+from xain_coordinator.core.study import Outcome, Plan, next_step, outcome_of, why_not_compared
 from xain_coordinator.core.values import Phase, Step
 from xain_coordinator.export.studies import as_json
 from xain_coordinator.journal.restore import restore_session
@@ -72,6 +72,11 @@ class Study:
         if name not in self._known:
             self._known[name] = outcome_of(session, history)
         return (*self.before, self._known[name])
+
+    def why_not_compared(self, session: Session, history: History) -> str:
+        """Why the options of the present session, which is finished, leave a search; "" if they do
+        not."""
+        return why_not_compared(self.plan, self.outcomes(session, history)[-1])
 
     def next_step(self, session: Session, history: History) -> Step | None:
         """The step after the present session, which is finished; None if that was the last one."""

@@ -43,6 +43,7 @@ from xain_foundation.fields import (
 )
 from xain_foundation.hints import hint
 from xain_foundation.logs import LoggingSettings
+from xain_workloads.figures import LOSSES, OF_WEIGHED_CLASSES
 from xain_workloads.passes import (
     PATIENCE_ROWS,
     ROUNDS,
@@ -659,7 +660,19 @@ class CoordinatorConfig(Section):
         their probabilities are those of classes of equal size. "" for other models."""
         if not getattr(self.workload.made_options, "class_weight", ""):
             return ""
-        return "auc" if "auc" in self.workload.metrics else "balanced_accuracy"
+        return next(name for name in OF_WEIGHED_CLASSES if name in self.workload.metrics)
+
+    @property
+    def _metric_of_search(self) -> str:
+        """The metric that all options of a search have, where the loss does not compare them: it is
+        too high on purpose with class weights, and not known without probabilities. "" for the
+        loss."""
+        tables = [self._with_options(one)["workload"] for one in self.search.found()]
+        every = [WorkloadSettings.model_validate(one) for one in tables]
+        if any(getattr(one.made_options, "class_weight", "") for one in every):
+            return next(n for n in OF_WEIGHED_CLASSES if all(n in one.metrics for one in every))
+        has_losses = all({*LOSSES} & {*one.metrics} for one in every)
+        return "" if has_losses else "balanced_accuracy"
 
     @property
     def has_default_length(self) -> bool:
@@ -727,7 +740,10 @@ class CoordinatorConfig(Section):
         config = self
         if step.options:
             config = CoordinatorConfig.model_validate(self._with_options(step.options))
-        return rules_of(step, replace(config._rules(), study=study))
+        rules = replace(config._rules(), study=study)
+        if self.search.is_on and self.workload.name and not self.evaluate.metric:
+            rules = replace(rules, evaluate_metric=self._metric_of_search)
+        return rules_of(step, rules)
 
     def _rules(self) -> Rules:
         """The rules of a session that is of no study."""

@@ -67,7 +67,8 @@ class Outcome:
     sites: those that counted in the training.
     by_site: evaluations of that model, with figures where there are tallies.
     tallies: of all sites together.
-    loss: of that model over the held-out rows of all sites, the less the better.
+    metric: that models are compared by; "" if there is none. loss: what it comes to for that model
+        over the held-out rows of all sites, the less the better; None if it is not known.
     """
 
     session_id: str
@@ -78,6 +79,7 @@ class Outcome:
     sites: tuple[str, ...] = ()
     by_site: Mapping[str, Evaluation] = field(default_factory=dict)
     tallies: Tallies | None = None
+    metric: str = ""
     loss: float | None = None
 
     @property
@@ -129,6 +131,7 @@ def outcome_of(session: Session, history: History) -> Outcome:
     tallies = progress.shown[1] if progress.shown is not None else None
     record = next((one for one in history.rounds if one.round == number), None)
     sites = {} if record is None else record.sites
+    metric, loss = _compared(session)
     return Outcome(
         session.session_id,
         step,
@@ -141,16 +144,25 @@ def outcome_of(session: Session, history: History) -> Outcome:
             if site.evaluation is not None
         },
         tallies=tallies,
-        loss=_loss(session, tallies),
+        metric=metric,
+        loss=loss,
     )
 
 
-def _loss(session: Session, tallies: Tallies | None) -> float | None:
-    best = session.evaluation.best
-    if tallies is None:
-        return None if best is None else best.value * (1 if best.is_minimised else -1)
-    found = figures(tallies)
-    return next((found[name].value for name in LOSSES if name in found), None)
+def _compared(session: Session) -> tuple[str, float | None]:
+    """Outcome.metric and Outcome.loss of a training."""
+    best, metric = session.evaluation.best, session.rules.evaluate_metric
+    if best is None or (not metric and best.metric not in LOSSES):
+        return metric, None
+    value = best.latest_value if session.evaluation.winner is None else best.value
+    return best.metric, value if best.is_minimised else -value
+
+
+def why_not_compared(plan: Plan, one: Outcome) -> str:
+    """Why an option leaves a search that has trained it; "" if it is compared with the others."""
+    if plan.kind != "search" or not one.step.budget or one.why or one.loss is not None:
+        return ""
+    return f"not compared: its model has no {one.metric or ' or '.join(LOSSES)}"
 
 
 # --- the sessions ---------------------------------------------------------------------------------
@@ -319,6 +331,8 @@ def _lines_of(plan: Plan, one: Outcome) -> Iterator[Line]:
             rung = step.label.partition(",")[0]
             whole = "whole training" if plan.kind == "search" else "held-out rows"
             note = f"{rung if step.budget else whole}, {rounds}"
+            if why := why_not_compared(plan, one):
+                note = f"{note}; {why}"
             yield from _lines(model, one, note)
         return
     yield from _lines(model, one, "")

@@ -1,9 +1,10 @@
 """The table of a study as JSON, as CSV and as rows of text.
 
 As JSON it is one object: "study", the name; "kind"; "state", "completed" or the session that is
-under way; "lines"; "spreads", for each figure "mean", "std" and "n"; "best", the settings of a
-search that is over, as lines of TOML. A line has "model", "site" ("" for all sites together),
-"session", "rows", "note", "averages", and "figures" with "value", "low", "high" and "baseline".
+under way; "metric", by which the options of a search are compared; "lines"; "spreads", for each
+figure "mean", "std" and "n"; "best", the settings of a search that is over, as lines of TOML. A
+line has "model", "site" ("" for all sites together), "session", "rows", "note", "averages", and
+"figures" with "value", "low", "high" and "baseline".
 """
 
 import csv
@@ -51,6 +52,7 @@ def as_json(plan: Plan, step: Step, outcomes: Sequence[Outcome]) -> str:
         "study": step.study,
         "kind": plan.kind,
         "state": COMPLETED if is_over else step.shown,
+        "metric": next((one.metric for one in outcomes if one.metric), ""),
         "lines": [
             {
                 "model": one.model,
@@ -127,6 +129,8 @@ def remarks(table: Table) -> list[str]:
     if table["best"] is not None:
         found += ["The best options, for the configuration:", *table["best"]]
     if table["kind"] == "search":
+        if table["metric"]:
+            found.append(f"Options are compared by {table['metric']}.")
         found.append(
             "The rows that these figures are of have chosen the options, so they are optimistic."
         )
