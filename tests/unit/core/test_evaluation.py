@@ -27,6 +27,7 @@ from xain_coordinator.core.evaluation import (
 from xain_coordinator.core.history import TALLIED_ROUNDS, History
 from xain_coordinator.core.keys import update_key
 from xain_coordinator.core.questions import AssignmentFor, MayUpload
+from xain_coordinator.core.replacing import replace as replace_session
 from xain_coordinator.core.values import Evaluation, LocalModel, Phase, Stride, Task
 from xain_coordinator.core.view import evaluation_warnings, trend
 from xain_workloads.gains import Budget, Difference
@@ -711,7 +712,7 @@ def test_trend_tells_what_further_passes_would_bring(
 
 
 def test_trend_of_models_with_class_weights_is_that_of_their_auc() -> None:
-    """Their log loss, which is too high on purpose, rises here."""
+    """The log loss of such models, which is too high on purpose, rises here."""
     bench = bench_of("a", epochs=1, workload_options='{"class_weight": "balanced"}')
     hand_in_tallies(bench, 0.5)
     target = np.arange(40) % 2
@@ -835,6 +836,21 @@ def test_patience_of_trees_counts_iterations_and_no_levels() -> None:
     hand_in_tallies(bench, 0.7)
     assert bench.session.model is not None
     assert (bench.session.model.round, bench.session.is_trained) == (10, True)
+
+
+def test_session_of_an_earlier_version_is_evaluated_where_a_tree_is_whole() -> None:
+    """The rules of such a session do not tell the levels of a tree; the models do."""
+    bench = bench_of("a", "b", rounds=9, epochs=1, evaluate_patience=2, workload="xgboost")
+    assert bench.session.model is not None
+    first = replace(bench.session.model, metadata={"steps_per_pass": "3"})
+    bench.session = replace_session(bench.session, plan=None, model=first)
+    asked = []
+    for number in range(9):
+        asked.append(bench.start("a").evaluate)
+        hand_in_tallies(bench, 0.5 + number / 20)
+    assert asked == [True, False, False] * 3
+    assert bench.session.plan is not None
+    assert bench.session.plan.rounds_per_pass == 3
 
 
 def test_averages_choose_no_model_unless_their_metric_is_named() -> None:

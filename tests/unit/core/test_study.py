@@ -139,7 +139,7 @@ def test_option_whose_model_lacks_the_metric_leaves_the_search_and_says_why() ->
 def test_options_are_compared_by_the_metric_of_their_sessions(
     metric: str, expected: tuple[str, float | None]
 ) -> None:
-    """By that of the model that is taken, 2 here and not 3, which is the last one."""
+    """The model that is taken counts, 2 here, and not 3, which is the last one."""
     step = Step("x", "train", "rung 1, option 1", options={"workload.options.alpha": "1"}, budget=1)
     rules = {"evaluate_metric": metric, "evaluate_minimised": metric == "brier"}
     bench = bench_of("a", rounds=3, step=step, **rules)

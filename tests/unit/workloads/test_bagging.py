@@ -367,6 +367,28 @@ def test_wrong_frames_are_refused() -> None:
             check_update(wrong, options, 4)
 
 
+@pytest.mark.parametrize("vote", ["soft", "hard"])
+def test_ensembles_of_version_0_1_are_read_and_go_on_by_plain_votes(vote: str) -> None:
+    """Their frames have no owner and no number, without which no linear model can be trained."""
+    data = flowers()
+    model, sent = update(data, vote=vote)
+    whole = next_model(model.vector.tobytes(), [("east", sent, 150)], model.metadata)
+    old = b"XENSEMB1" + len(unpack(whole)).to_bytes(4, "little")
+    for frame in unpack(whole):
+        head = np.array([frame.weight, len(frame.file)], "<u8")
+        old += head.tobytes() + frame.file
+    now, before = (replace(model, vector=np.frombuffer(one, np.uint8)) for one in (whole, old))
+    workload = create("bagging", json.loads(model.metadata["options"]))
+    predicted = workload.predict(before, data.features)
+    assert np.array_equal(predicted, workload.predict(now, data.features))
+    after = next_model(old, [("east", sent, 150)], model.metadata)
+    assert len(unpack(after)) == 6
+    stacked = {**json.loads(model.metadata["options"]), "vote": "stacked"}
+    metadata = {**model.metadata, "options": json.dumps(stacked)}
+    with pytest.raises(InvalidEnsemble, match=r"estimators of version 0\.1"):
+        next_model(old, [("east", sent, 150)], metadata)
+
+
 # --- estimators that stay at the participants ---
 
 
@@ -418,6 +440,12 @@ def test_kept_regressors_predict_as_the_published_ensemble() -> None:
         ensemble(data, parts, **trees), data.features
     )
     np.testing.assert_allclose(mean, expected, rtol=1e-12)
+
+
+def test_list_of_estimators_of_version_0_1_is_read() -> None:
+    known = [Holding(3, "ab" * 16, "east", 7)]
+    text = pack_holdings(known)[12:]
+    assert unpack_holdings(b"XENHELD1" + text) == known
 
 
 def test_list_of_estimators_says_why_it_cannot_predict() -> None:

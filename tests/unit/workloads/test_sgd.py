@@ -560,3 +560,33 @@ def test_federated_digits_match_centralised(digits: Dataset, seed: int) -> None:
     reached = workload.measure(federated, test).metrics["accuracy"]
     assert reached > 0.93
     assert reached > workload.measure(centralised, test).metrics["accuracy"] - 0.02
+
+
+def test_model_of_an_earlier_version_goes_on_with_one_class_against_the_rest() -> None:
+    """Participants of that version train with ours, and a new model is refused by them: to them its
+    option is unknown."""
+    data = load("iris")
+    new = create("sgd", {})
+    model = new.initial_model([data.profile()])
+    options = json.loads(model.metadata["options"])
+    assert options.pop("multi_class") == "multinomial"
+    before = replace(model, metadata={**model.metadata, "options": json.dumps(options)})
+
+    def trained(workload: Workload) -> Any:
+        return workload.train(model, data, epochs=1, epoch_base=0, seed=1).vector
+
+    of_before = trained(from_metadata(before.metadata))
+    assert np.array_equal(of_before, trained(create("sgd", {"multi_class": "ovr"})))
+    assert np.array_equal(trained(from_metadata(model.metadata)), trained(new))
+    assert not np.array_equal(of_before, trained(new))
+
+
+@pytest.mark.parametrize(
+    ("options", "dataset"),
+    [({}, "breast_cancer"), ({"loss": "hinge"}, "iris"), ({"mode": "gradient"}, "iris")],
+)
+def test_models_that_earlier_versions_train_alike_can_be_read_by_them(
+    options: dict[str, Any], dataset: str
+) -> None:
+    model = create("sgd", options).initial_model([load(dataset).profile()])
+    assert "multi_class" not in json.loads(model.metadata["options"])

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from xain_workloads.bagging_options import CLASSIFIERS, ONE_CLASS, REGRESSORS, BaggingOptions
 
 MAGIC = b"XENSEMB2"
+_MAGIC_0_1 = b"XENSEMB1"  # of version 0.1, whose frames have no owner and no number
 KEY = "ensemble"  # in the metadata of a model: {"num_features": p}
 
 # skops imports every package of scikit-learn, and this one imports PyTorch.
@@ -67,6 +68,7 @@ _LOADERS = frozenset(
 _SCHEMA = "schema.json"
 _COUNT = Struct("<I")
 _FRAME = Struct("<QQQQ")
+_FRAME_0_1 = Struct("<QQ")
 _TIME = (1980, 1, 1, 0, 0, 0)  # the earliest of a ZIP archive
 
 
@@ -79,7 +81,8 @@ class Frame:
     """A fitted estimator as a file of skops.
 
     weight: of its vote, the rows of its participant. owner: a number of the participant's own, and
-    number: of the estimator there. Both together say of which bootstrap it is.
+    number: of the estimator there. Both together say of which bootstrap it is; both are 0 in
+    ensembles of version 0.1.
     """
 
     weight: int
@@ -111,18 +114,19 @@ def unpack(data: bytes) -> list[Frame]:
 def split(data: bytes) -> tuple[list[Frame], bytes]:
     """The frames of an ensemble, and the bytes behind them. Raises InvalidEnsemble."""
     at = len(MAGIC) + _COUNT.size
-    if data[: len(MAGIC)] != MAGIC or len(data) < at:
+    if not data.startswith((MAGIC, _MAGIC_0_1)) or len(data) < at:
         raise InvalidEnsemble("the bytes are no ensemble")
+    frame = _FRAME if data.startswith(MAGIC) else _FRAME_0_1
     (count,) = _COUNT.unpack_from(data, len(MAGIC))
     frames = []
     for number in range(count):
-        if len(data) < at + _FRAME.size:
+        if len(data) < at + frame.size:
             raise InvalidEnsemble(f"the ensemble ends within frame {number} of {count}")
-        weight, owner, order, length = _FRAME.unpack_from(data, at)
-        at += _FRAME.size
+        weight, *known, length = frame.unpack_from(data, at)
+        at += frame.size
         if length > len(data) - at:
             raise InvalidEnsemble(f"the ensemble ends within frame {number} of {count}")
-        frames.append(Frame(weight, data[at : at + length], owner, order))
+        frames.append(Frame(weight, data[at : at + length], *known))
         at += length
     return frames, data[at:]
 

@@ -19,6 +19,7 @@ from xain_foundation.hints import hint
 from xain_workloads.ensembles import InvalidEnsemble
 
 MAGIC = b"XENHELD2"
+_MAGIC_0_1 = b"XENHELD1"  # of version 0.1: a list with nothing behind it, and without its length
 _LENGTH = Struct("<I")
 MAX_UPDATE_BYTES = 1024
 DIGEST_BYTES = 16
@@ -67,12 +68,20 @@ def unpack_holdings(data: bytes) -> list[Holding]:
     return holdings
 
 
+def is_list(data: bytes) -> bool:
+    """Whether these are the bytes of a list of estimators, and not of an ensemble."""
+    return data.startswith((MAGIC, _MAGIC_0_1))
+
+
 def split_holdings(data: bytes) -> tuple[list[Holding], bytes]:
     """A list, and the bytes behind it. Raises InvalidEnsemble."""
     start = len(MAGIC) + _LENGTH.size
-    if not data.startswith(MAGIC) or len(data) < start:
+    if data.startswith(_MAGIC_0_1):
+        start, end = len(_MAGIC_0_1), len(data)
+    elif is_list(data) and len(data) >= start:
+        end = start + _LENGTH.unpack_from(data, len(MAGIC))[0]
+    else:
         raise InvalidEnsemble("the bytes are no list of estimators")
-    end = start + _LENGTH.unpack_from(data, len(MAGIC))[0]
     if end > len(data):
         raise InvalidEnsemble("the list of estimators is cut off")
     try:

@@ -106,7 +106,8 @@ PERSONAL = "personal"  # in the metadata of a model
 # In the metadata of a model: why no training follows on it, and lines that a person must know.
 ENDED, TOLD = "ended_because", "warnings"
 LEFT_OUT = "left_out"  # JSON: parameters of regression that are not fitted, and why
-OF_TRAINING = (ENDED, TOLD, LEFT_OUT)  # those that say nothing of the next training
+STEPS = "steps_per_pass"  # rounds of a pass, as earlier versions wrote them into models
+OF_TRAINING = (ENDED, TOLD, LEFT_OUT, STEPS)  # those that say nothing of the next training
 
 
 def personal_patterns(metadata: Mapping[str, str]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ classes that it has never seen.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from json import dumps
 from typing import Any, ClassVar, Self
 
@@ -28,7 +28,7 @@ from xain_workloads.remedies import OPTIONS as REMEDY
 from xain_workloads.remedies import corrected_by
 from xain_workloads.scaffold import without_control
 from xain_workloads.scales import Scale
-from xain_workloads.sgd_options import SgdOptions
+from xain_workloads.sgd_options import MULTINOMIAL, OVR, SgdOptions
 from xain_workloads.step_sizes import curvature_of, safe_step, schedule
 from xain_workloads.supervised import (
     Array,
@@ -49,7 +49,7 @@ from xain_workloads.supervised import (
 from xain_workloads.workload import TrainResult
 
 _DEFAULTS = SgdOptions()
-_LATER = ("mode", "batch_size", "eta0", "class_weight", *REMEDY)
+_LATER = ("mode", "batch_size", "eta0", "class_weight", "multi_class", *REMEDY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,14 @@ class SgdWorkload:
         """Raises ValueError that names an option that is unknown or wrong."""
         return cls(from_mapping(SgdOptions, options, workload=cls.name))
 
+    @classmethod
+    def from_model(cls, options: Mapping[str, object]) -> Self:
+        """The workload of a model with these options. A model of an earlier version, which does not
+        say how it trains several classes, goes on as it was. Raises as from_options() does."""
+        is_averaged = options.get("mode", "federated") == "federated"
+        known = {"multi_class": OVR} if is_averaged else {}
+        return cls.from_options({**known, **options})
+
     def initial_model(
         self, profiles: Sequence[DataProfile], metadata: Mapping[str, str] | None = None
     ) -> Model:
@@ -80,9 +88,13 @@ class SgdWorkload:
             TensorSpec("coef", (num_rows, profile.num_features), self.options.dtype),
             TensorSpec("intercept", (num_rows,), self.options.dtype),
         )
+        # Participants of earlier versions, which train one class against the rest, do not know the
+        # option, and refuse the model.
+        is_new = self.options.is_softmax and self.options.mode == "federated" and num_rows > 1
+        options = replace(self.options, multi_class=MULTINOMIAL if is_new else "")
         metadata = {
             "workload": self.name,
-            "options": to_text(self.options, later=_LATER),
+            "options": to_text(options, later=_LATER),
             "classes": dumps(list(classes)),
         }
         return Model(np.zeros(size_of(layout), dtype=self.options.dtype), layout, metadata)
@@ -294,7 +306,7 @@ class SgdWorkload:
             estimator.intercept_ = intercept * scale.scale + scale.center
         else:
             # The probabilities of an SGDClassifier are no softmax.
-            is_multinomial = options.is_softmax and len(coef) > 1
+            is_multinomial = options.loss == "log_loss" and len(coef) > 1
             estimator = LogisticRegression() if is_multinomial else SGDClassifier(**settings)
             estimator.coef_, estimator.intercept_ = coef, intercept
             estimator.classes_ = np.array(classes, dtype=np.str_)

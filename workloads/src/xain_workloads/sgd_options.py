@@ -24,6 +24,7 @@ PENALTIES = ("l2", "l1", "elasticnet", "none")
 MODES = ("federated", "gradient")
 # Without "adaptive", which watches one long fit and cannot look across rounds.
 LEARNING_RATES = ("constant", "invscaling", "optimal")
+OVR, MULTINOMIAL = "ovr", "multinomial"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,9 @@ class SgdOptions:
     """Options of the workload "sgd", named as scikit-learn names them.
 
     task: "classification" or "regression".
-    loss: one of LOSSES[task]; empty means the first. "log_loss" with more than two classes is
-        multinomial; the other losses train one class against the rest.
+    loss: one of LOSSES[task]; empty means the first.
+    multi_class: with more than two classes. "multinomial", the default of "log_loss", trains them
+        together, and "ovr", as all other losses do, one class against the rest.
     penalty, alpha, l1_ratio: the regulariser, its weight, and the share of L1 in "elasticnet".
     learning_rate, eta0, power_t: the t-th step of a participant is eta0 ("constant"),
         eta0 / t**power_t ("invscaling") or 1 / (alpha * (t0 + t - 1)) ("optimal").
@@ -62,6 +64,7 @@ class SgdOptions:
     dtype: str = ""
     batch_size: int = 0
     class_weight: str = ""
+    multi_class: str = ""
     remedy: str = ""
     proximal_mu: float = PROXIMAL_MU
 
@@ -75,6 +78,16 @@ class SgdOptions:
         if not self.loss:
             object.__setattr__(self, "loss", LOSSES[self.task][0])
         require_choice("loss", self.loss, LOSSES[self.task])
+        require_choice("multi_class", self.multi_class, ("", OVR, MULTINOMIAL))
+        if self.multi_class == MULTINOMIAL and self.loss != "log_loss":
+            raise ValueError(
+                f"multi_class is {MULTINOMIAL!r}; loss {self.loss!r} trains one class against the"
+                " rest: leave it out"
+            )
+        if self.multi_class == OVR and self.mode == "gradient" and self.loss == "log_loss":
+            raise ValueError(
+                f"multi_class is {OVR!r}; gradients of log_loss are multinomial: leave it out"
+            )
         require_choice("penalty", self.penalty, PENALTIES)
         require_choice("learning_rate", self.learning_rate, LEARNING_RATES)
         require_choice("dtype", self.dtype, ("float32", "float64"))
@@ -105,7 +118,7 @@ class SgdOptions:
     @property
     def is_softmax(self) -> bool:
         """Whether the scores of more than two classes are trained together."""
-        return self.loss == "log_loss"
+        return self.loss == "log_loss" and self.multi_class != OVR
 
     @property
     def share_of_l1(self) -> float:

@@ -105,7 +105,7 @@ class Stack:
         """Read the vector of a model. Raises InvalidEnsemble."""
         frames: list[Frame] = []
         holdings: list[Holding] = []
-        if data.startswith(held.MAGIC):
+        if held.is_list(data):
             holdings, tail = split_holdings(data)
         else:
             frames, tail = split(data)
@@ -185,6 +185,11 @@ def next_model(
     else:
         frames = added((data, num_samples) for _, data, num_samples in updates)
         stack = Stack((*stack.frames, *frames), (), num_fitted)
+        if options.is_stacked and not all(frame.owner for frame in stack.frames):
+            raise InvalidEnsemble(
+                "the ensemble has estimators of version 0.1, which do not tell whose they are, as a"
+                ' linear model of votes must know: vote = "soft" goes on with them'
+            )
     return stack.to_bytes(is_held=is_held)
 
 

@@ -140,10 +140,14 @@ def create(name: str, options: Mapping[str, object] | None = None) -> Workload:
 
     Raises ValueError that lists the known workloads, or that names the wrong option.
     """
+    return cast(Workload, _class_of(name).from_options(options or {}))
+
+
+def _class_of(name: str) -> Any:
     if name not in _WORKLOADS:
         raise ValueError(f"unknown workload {name!r}; known: {', '.join(known_workloads())}")
     module, _, attribute = _WORKLOADS[name].partition(":")
-    return cast(Workload, getattr(import_module(module), attribute).from_options(options or {}))
+    return getattr(import_module(module), attribute)
 
 
 def from_metadata(metadata: Mapping[str, str]) -> Workload:
@@ -159,7 +163,8 @@ def from_metadata(metadata: Mapping[str, str]) -> Workload:
         raise ValueError(f"the options in the model's metadata are not JSON: {error}") from error
     if not isinstance(options, dict):
         raise ValueError("the options in the model's metadata are not a JSON object")
-    return create(metadata["workload"], options)
+    kind = _class_of(metadata["workload"])
+    return cast(Workload, getattr(kind, "from_model", kind.from_options)(options))
 
 
 def initial_model(

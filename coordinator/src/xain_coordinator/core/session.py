@@ -226,9 +226,8 @@ class Session:
         progress = self.evaluation
         if progress.descent.ended_because or self.model.ended_because:
             return True
-        return is_out_of_patience(
-            progress.best, self.rules, 1 if self.plan is None else self.plan.rounds_per_pass
-        )
+        steps = self.model.steps_per_pass if self.plan is None else self.plan.rounds_per_pass
+        return is_out_of_patience(progress.best, self.rules, steps)
 
     @property
     def untrained(self) -> int | None:
@@ -239,7 +238,10 @@ class Session:
     @property
     def steps(self) -> int:
         """Rounds after which a model is whole, and may be compared; see Plan."""
-        return self.rules.stride.levels if self.plan is None else self.plan.steps
+        if self.plan is not None:
+            return self.plan.steps
+        before = 1 if self.model is None else self.model.steps_per_pass
+        return max(before, self.rules.stride.levels)
 
     def passes_of(self, epochs: int) -> float:
         """Passes over all rows that rounds with so many epochs come to."""

@@ -1,5 +1,6 @@
 """Events that follow from the state or from time alone: the second step of `decide`."""
 
+from dataclasses import replace
 from math import inf
 
 from xain_coordinator.core import attempts
@@ -302,7 +303,10 @@ def _planned(session: Session) -> e.TrainingPlanned:
     """Decide the rounds of the training for the participants that are there now."""
     profiles = [session.members[p].profile for p in session.members.eligible]
     samples = [0 if profile is None else profile.num_samples for profile in profiles]
-    return e.TrainingPlanned(plan_of(session.rules, samples))
+    plan = plan_of(session.rules, samples)
+    if session.model is not None and (steps := session.model.steps_per_pass) > 1:
+        plan = replace(plan, steps=steps, rounds_per_pass=steps)
+    return e.TrainingPlanned(plan)
 
 
 def _left_out(session: Session) -> e.ParticipantLeftOut | None:

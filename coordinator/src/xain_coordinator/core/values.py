@@ -12,7 +12,7 @@ from xain_workloads.checks.findings import Finding as Finding
 from xain_workloads.division import Division as Division
 from xain_workloads.figures import Figure as Figure
 from xain_workloads.gains import LocalModel as LocalModel
-from xain_workloads.model import ENDED, TOLD
+from xain_workloads.model import ENDED, STEPS, TOLD
 from xain_workloads.model import Layout as Layout
 from xain_workloads.passes import ONE_PASS
 from xain_workloads.passes import Plan as Plan
@@ -104,6 +104,12 @@ class GlobalModel:
     def is_empty(self) -> bool:
         """True if there is nothing to train from yet."""
         return self.shape == (0,)
+
+    @property
+    def steps_per_pass(self) -> int:
+        """Rounds of a pass of a session that an earlier version opened, whose rules do not tell
+        them; 1 in all others."""
+        return int(self.metadata.get(STEPS, 1))
 
     @property
     def ended_because(self) -> str:
