@@ -28,7 +28,7 @@ def text_of(cell: Any) -> str:
 async def test_notebook_trains_and_exports_a_model_that_scores_the_same(tmp_path: Path) -> None:
     """A coordinator in the notebook's process, three sites, and plain scikit-learn."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    client = NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}})
+    client = NotebookClient(notebook, timeout=None, resources={"metadata": {"path": str(tmp_path)}})
     await client.async_execute(env={**os.environ, "TMPDIR": str(tmp_path)})
     tables, _, statuses, curve, report, exported = (
         cell for cell in notebook.cells if cell.cell_type == "code"

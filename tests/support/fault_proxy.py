@@ -28,6 +28,7 @@ from xain_foundation.sockets import free_ports
 
 PIECE_BYTES = 64 << 10
 MAX_LATE_S = 0.5  # that a slow line catches up
+MAX_FAULTS = 100  # of a storm: two minutes at most by default
 PATIENCE_S = 60.0  # for what takes milliseconds, on a machine that has other things to do
 
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing drops what is unsent, and tells by RST
@@ -100,7 +101,8 @@ class FaultProxy:
         self._do(self._heal())
 
     def storm(self, seed: int, *, fault_s: float = 0.6, pause_s: float = 0.6) -> None:
-        """Faults drawn from the seed, one after another, until calm().
+        """Faults drawn from the seed, one after another, until calm(), and MAX_FAULTS at most: on a
+        machine that is so slow that no exchange ends between two faults, the storm ends.
 
         fault_s, pause_s: how long each, and the time between two, lasts at most.
         """
@@ -205,7 +207,7 @@ class FaultProxy:
             "half-open": lambda: self._blackhole(new=False),
             "blackhole": lambda: self._blackhole(new=True),
         }
-        while True:
+        for _ in range(MAX_FAULTS):
             await asyncio.sleep(chance.uniform(0.0, pause_s))  # the pause is the weather
             name = chance.choice(list(faults))
             self.told.append(name)
