@@ -48,6 +48,7 @@ CORE_MAY_KNOW = {
     "xain_workloads.errors",
     "xain_workloads.figures",
     "xain_workloads.gains",
+    "xain_workloads.importance",
     "xain_workloads.model",
     "xain_workloads.passes",
     "xain_workloads.profile",

@@ -8,6 +8,7 @@ from pydantic import TypeAdapter
 from xain_participant.participant import Evaluation
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_workloads.gains import LocalModel
+from xain_workloads.importance import Importance
 from xain_workloads.tallies import Tallies
 
 
@@ -27,6 +28,15 @@ def evaluation_message(evaluation: Evaluation) -> pb.Evaluation:
         )
         if local.tallies is not None:
             message.local.tallies.CopyFrom(pb.Tallies(**local.tallies.wire_fields))
+    for one in evaluation.importances:
+        message.importances.add(
+            round=one.round,
+            loss=one.loss,
+            repeats=one.repeats,
+            columns=one.columns,
+            totals=one.totals,
+            squares=one.squares,
+        )
     return message
 
 
@@ -35,14 +45,18 @@ def to_json(evaluation: Evaluation) -> list[Any]:
     tallies = evaluation.tallies
     kept = None if tallies is None else asdict(tallies)
     local = None if evaluation.local is None else asdict(evaluation.local)
-    return [evaluation.num_samples, dict(evaluation.metrics), kept, evaluation.withheld, local]
+    importances = [asdict(one) for one in evaluation.importances]
+    plain = evaluation.num_samples, dict(evaluation.metrics)
+    return [*plain, kept, evaluation.withheld, local, importances]
 
 
 def from_json(kept: list[Any]) -> Evaluation:
     """The evaluation that to_json() was given."""
-    num_samples, metrics, tallies, withheld, local = [*kept, None, False, None][:5]
+    later: list[Any] = [None, False, None, []]
+    num_samples, metrics, tallies, withheld, local, importances = [*kept, *later[len(kept) - 2 :]]
     if tallies is not None:
         tallies = TypeAdapter(Tallies).validate_python(tallies)
     if local is not None:
         local = TypeAdapter(LocalModel).validate_python(local)
-    return Evaluation(num_samples, metrics, tallies, withheld, local)
+    measured = TypeAdapter(tuple[Importance, ...]).validate_python(importances)
+    return Evaluation(num_samples, metrics, tallies, withheld, local, measured)

@@ -25,6 +25,7 @@ from xain_participant.metrics import Measured, flatten_values
 from xain_wire.limits import MAX_INT32, MAX_POINTS
 from xain_workloads.division import Division
 from xain_workloads.gains import Budget, LocalModel
+from xain_workloads.importance import Importance
 from xain_workloads.model import Layout, size_of
 from xain_workloads.profile import DataProfile
 from xain_workloads.tallies import Tallies
@@ -69,8 +70,10 @@ class Assignment:
     participant_id: name under which the participant takes part.
     process_group: that trains the round, if the coordinator puts the model together from slices.
     local: of the local model that is wanted beside the evaluation of the last model; None: none is.
-    best: weights of the best model so far, (d,), if the local model is compared with it, too.
     counted_round: in which an update with the participant's control variate counted last; -1: none.
+    importance_limit_s: seconds for the importances that are wanted of the last model; 0: none are.
+    best: weights of the best model so far, (d,), which is measured with the last one for the local
+        model and for importances; None if there is none but the last. best_round: its number.
     """
 
     session_id: str
@@ -84,8 +87,10 @@ class Assignment:
     process_group: ProcessGroup | None = None
     min_rows: int = MIN_ROWS
     local: Budget | None = None
+    importance_limit_s: float = 0.0
     best: NDArray[Any] | None = field(default=None, compare=False)
     counted_round: int = -1
+    best_round: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,8 @@ class Evaluation:
     num_samples: rows that it was measured on. tallies: of these rows; None if nothing is known of
     their predictions. withheld: they are too few to be told of, and nothing else is sent.
     local: measured on the same rows; None if none is wanted.
+    importances: on the same rows, of the last model and of the best before it; empty if none are
+        wanted.
     """
 
     num_samples: int
@@ -102,6 +109,7 @@ class Evaluation:
     tallies: Tallies | None = None
     withheld: bool = False
     local: LocalModel | None = None
+    importances: tuple[Importance, ...] = ()
 
 
 class BodyFailed(Exception):
@@ -227,6 +235,7 @@ class Participant(ABC):
         num_samples: int,
         tallies: Tallies | None = None,
         local: LocalModel | None = None,
+        importances: Sequence[Importance] = (),
     ) -> None:
         """Send these metrics of the global model with the result of this round; the last call of a
         round counts.
@@ -236,13 +245,14 @@ class Participant(ABC):
         num_samples: rows of held-out data that the model was measured on.
         tallies: of these rows, which the coordinator adds up, so that it knows the accuracy, AUC,
             R2 and so on of the rows of all.
-        local: of the same rows, if the assignment wants one.
+        local, importances: of the same rows, if the assignment wants them.
         """
         self.__dict__["_evaluation"] = Evaluation(
             checked_num_samples(num_samples, "report_evaluation() must be given"),
             flatten_values(metrics),
             tallies,
             local=local,
+            importances=tuple(importances),
         )
 
     def withhold_evaluation(self) -> None:

@@ -243,12 +243,12 @@ class Work:
             raise
 
     def _best(self, assignment: pb.StartTrainingRoundResponse) -> NDArray[Any] | None:
-        """Download the best model, if a local model is compared with it. Without it the local model
-        is compared with the last one alone."""
-        if not assignment.local.HasField("best"):
+        """Download the best model, if it is to be measured with the last one. Without it the last
+        one alone is."""
+        if not assignment.HasField("best"):
             return None
         try:
-            return self._client.get_weights(assignment.local.best)
+            return self._client.get_weights(assignment.best)
         except Refused as refused:
             self._log.warning("no_best_model", round=assignment.round, reason=str(refused))
             return None
@@ -376,8 +376,10 @@ def _assignment(
         process_group=_process_group(assignment),
         min_rows=max(MIN_ROWS, assignment.min_evaluation_rows),
         local=_budget(assignment),
+        importance_limit_s=assignment.importance_limit_s,
         best=best,
         counted_round=assignment.counted_round if assignment.HasField("counted_round") else -1,
+        best_round=assignment.best_round if assignment.HasField("best") else -1,
     )
 
 
@@ -385,8 +387,7 @@ def _budget(assignment: pb.StartTrainingRoundResponse) -> Budget | None:
     if not assignment.HasField("local"):
         return None
     budget = assignment.local
-    best_round = budget.best_round if budget.HasField("best") else -1
-    return Budget(budget.passes, budget.limit_s, budget.preprocessing, best_round)
+    return Budget(budget.passes, budget.limit_s, budget.preprocessing)
 
 
 def _process_group(assignment: pb.StartTrainingRoundResponse) -> ProcessGroup | None:

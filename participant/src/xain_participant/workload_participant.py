@@ -17,11 +17,13 @@ from xain_participant.variates import KeptVariates
 from xain_workloads.class_weights import KEY as CLASS_WEIGHTS_KEY
 from xain_workloads.dataset import Dataset
 from xain_workloads.division import Division
-from xain_workloads.errors import Diverged, NoWorkload
+from xain_workloads.errors import DataError, Diverged, NoWorkload
 from xain_workloads.figures import figures
 from xain_workloads.gains import LocalModel, gain_of
+from xain_workloads.importance import Importance
 from xain_workloads.local import fit_local
 from xain_workloads.model import CONTROL_LOST, Layout, Model, control_size, personal_patterns
+from xain_workloads.permuting import importances_of, permuted_by
 from xain_workloads.preprocessing import KEY, at_site, prepare
 from xain_workloads.profile import DataProfile
 from xain_workloads.row_losses import row_losses
@@ -155,26 +157,67 @@ class WorkloadParticipant(Participant):
             return
         measured = self._workload.measure(model, test)
         self.update_metrics(**{f"test_{name}": value for name, value in measured.metrics.items()})
-        local = self._local_model(self._workload, model, test, measured.tallies)
-        self.report_evaluation(measured.metrics, test.num_samples, measured.tallies, local)
+        compared = self._compared(model)
+        local = self._local_model(self._workload, compared, test, measured.tallies)
+        importances = self._importances(self._workload, compared, test, measured.tallies)
+        self.report_evaluation(
+            measured.metrics, test.num_samples, measured.tallies, local, importances
+        )
+
+    def _compared(self, model: Model) -> dict[int, Model]:
+        """The last model, and the best one before it if there is one, by their numbers."""
+        assigned = self._assignment
+        models = {assigned.round: model}
+        # Tensors of the best model that stay here are not kept.
+        if assigned.best is not None and not personal_patterns(self._metadata):
+            models[assigned.best_round] = replace(model, vector=assigned.best)
+        return models
+
+    def _importances(
+        self, workload: Workload, models: Mapping[int, Model], test: Dataset, of_all: Tallies | None
+    ) -> tuple[Importance, ...]:
+        """Importances of the columns of these models on held-out rows, test, if the coordinator
+        wants them. of_all: tallies of these rows; None if they are too large to be added."""
+        assigned, began = self._assignment, time.monotonic()
+        if not assigned.importance_limit_s or of_all is None:
+            return ()
+        seed = f"{assigned.session_id}/{assigned.participant_id}/{self._seed}"
+        try:
+            found = importances_of(
+                workload, models, test, assigned.importance_limit_s, permuted_by(seed)
+            )
+        except (DataError, ValueError) as error:
+            log.warning("importance_failed", round=assigned.round, reason=str(error))
+            return ()
+        if found:
+            log.info(
+                "importance",
+                round=assigned.round,
+                participant=assigned.participant_id,
+                columns=len(found[0].columns),
+                repeats=found[0].repeats,
+                seconds=round(time.monotonic() - began, 3),
+            )
+        return found
 
     def _local_model(
-        self, workload: Workload, model: Model, test: Dataset, of_all: Tallies | None
+        self,
+        workload: Workload,
+        models: Mapping[int, Model],
+        test: Dataset,
+        of_all: Tallies | None,
     ) -> LocalModel | None:
         """The local model of this site, if the coordinator wants one: see fit_local().
 
-        model: the last global one. of_all: its tallies on the held-out rows, test.
+        models: global ones that it is compared with. of_all: tallies of the last one on the
+        held-out rows, test.
         """
         assigned = self._assignment
         budget = assigned.local
         if budget is None:
             return None
         assert self._test is not None, "only one that can evaluate is asked"
-        losses = {assigned.round: row_losses(workload, model, test)}
-        # Tensors of the best model that stay here are not kept.
-        if assigned.best is not None and not personal_patterns(self._metadata):
-            best = replace(model, vector=assigned.best)
-            losses[budget.best_round] = row_losses(workload, best, test)
+        losses = {number: row_losses(workload, one, test) for number, one in models.items()}
         seed, began = self._seed_of_workload(), time.monotonic()
         local = fit_local(
             self._metadata, self.profile(), self._data, self._test, budget, seed, losses

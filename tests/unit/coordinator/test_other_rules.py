@@ -41,7 +41,8 @@ def test_session_of_the_default_of_earlier_versions_goes_on():
 
 
 def test_session_that_counts_rounds_since_there_were_no_passes_goes_on():
-    """A session of before asks for no local models either. A length that is set now differs."""
+    """A session of before asks for no local models or importances either. A length that is set now
+    differs."""
     now = config_of(workload={"name": "sgd"})
     rules = replace(
         now.rules(),
@@ -49,6 +50,7 @@ def test_session_that_counts_rounds_since_there_were_no_passes_goes_on():
         passes=0,
         plans_epochs=False,
         evaluate_local=False,
+        evaluate_importance=False,
         evaluate_patience=0,
         evaluate_patience_rows=0,
     )

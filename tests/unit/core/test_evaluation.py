@@ -28,9 +28,17 @@ from xain_coordinator.core.history import TALLIED_ROUNDS, History
 from xain_coordinator.core.keys import update_key
 from xain_coordinator.core.questions import AssignmentFor, MayUpload
 from xain_coordinator.core.replacing import replace as replace_session
-from xain_coordinator.core.values import Evaluation, LocalModel, Phase, Stride, Task
+from xain_coordinator.core.values import (
+    Evaluation,
+    Importance,
+    LocalModel,
+    Phase,
+    Stride,
+    Task,
+)
 from xain_coordinator.core.view import evaluation_warnings, trend
 from xain_workloads.gains import Budget, Difference
+from xain_workloads.importance import SHOWN
 from xain_workloads.tallies import Tallies, add, tally_classes, tally_numbers
 
 SCORES = {"accuracy": 0.5, "loss": 1.0}
@@ -634,7 +642,9 @@ def test_local_model_is_wanted_with_the_evaluation_of_the_last_model_alone() -> 
     hand_in_tallies(bench, 0.6, 0.8)
     assignment = bench.ask(AssignmentFor("a"))
     assert assignment.task is Task.EVALUATE
-    assert assignment.local == Budget(6, 30.0, "", 1), "three epochs in each of two rounds"
+    assert assignment.local == Budget(6, 30.0), "three epochs in each of two rounds"
+    assert assignment.best_round == 1
+    assert assignment.importance_limit_s == 0
     without = bench_of("a", rounds=1)
     hand_in_tallies(without, 0.6)
     assert without.ask(AssignmentFor("a")).local is None
@@ -687,6 +697,67 @@ def test_local_model_of_other_rows_or_classes_is_refused() -> None:
     regression = replace(evaluation.local, tallies=numbers([1.0] * 40, [2.0] * 40))
     with pytest.raises(ValueError, match="are of 0 classes"):
         checked(40, {}, evaluation.tallies, num_classes=2, local=regression)
+
+
+# --- importance of columns ---
+
+
+def with_importance(name: str, number: int, *totals: float) -> Evaluation:
+    """Evaluation of the last model, with importances of the first columns of this model."""
+    columns, squares = tuple(range(len(totals))), tuple(t * t for t in totals)
+    found = Importance(number, 20.0, 5, columns, totals, squares)
+    return replace(told(name, 0.8), importances=(found,))
+
+
+def test_importance_is_wanted_of_the_last_model_and_of_the_best_alone() -> None:
+    bench = bench_of("a", evaluate_importance=True, rounds=2, evaluate_deadline_s=60.0)
+    assert bench.ask(AssignmentFor("a")).importance_limit_s == 0
+    hand_in_tallies(bench, 0.6, 0.8)
+    assignment = bench.ask(AssignmentFor("a"))
+    assert (assignment.importance_limit_s, assignment.best_round) == (6.0, 1)
+    assert assignment.local is None
+
+
+def test_importances_add_up_over_sites_and_are_kept_by_site() -> None:
+    """Of the best model; at single sites those of the columns that are the most important."""
+    bench = bench_of("a", "b", evaluate_importance=True, rounds=1)
+    hand_in_tallies(bench, 0.6)
+    many = [0.1 * at for at in range(2 * SHOWN)]
+    for name, totals in (("a", [3.0, *many]), ("b", [5.0])):
+        evaluation = with_importance(name, 1, *totals)
+        bench.send(c.EndTrainingRound(name, 1, 0, None, evaluation=evaluation))
+    assert bench.phase is Phase.FINISHED
+    history = history_of(bench)
+    found, record = history.importance(1)
+    assert found.totals == (8.0, *many)
+    assert (found.loss, found.num_samples, found.rows[:2]) == (40.0, 80, (80, 40))
+    assert found.figures[0].value == 0.1
+    (at_a,) = record.sites["a"].evaluation.importances
+    assert sorted(at_a.figures) == [0, *range(SHOWN + 2, 2 * SHOWN + 1)]
+    (at_b,) = record.sites["b"].evaluation.importances
+    assert at_b.figures[0].value == 5.0 / 40
+    assert history.importance(None) == (found, record), "without a best model that of the last"
+    assert history_of(bench) == history
+
+
+def test_evaluation_with_other_importances_is_the_same_one() -> None:
+    """A site that was killed measures anew, and the first ones that came count."""
+    bench = bench_of("a", "b", evaluate_importance=True, rounds=1)
+    hand_in_tallies(bench, 0.6)
+    first, again = with_importance("a", 1, 3.0, 1.0), with_importance("a", 1, 3.0)
+    for one in (first, again):
+        assert bench.send(c.EndTrainingRound("a", 1, 0, None, evaluation=one)).reply == r.Done()
+    assert bench.session.evaluated("a", 1) == first
+
+
+def test_importances_without_tallies_or_with_wrong_sums_are_refused() -> None:
+    evaluation = with_importance("a", 1, 3.0)
+    given = evaluation.importances
+    assert checked(40, {}, evaluation.tallies, importances=given).importances == given
+    with pytest.raises(ValueError, match="no tallies"):
+        checked(40, {}, None, importances=given)
+    with pytest.raises(ValueError, match="importance"):
+        checked(40, {}, evaluation.tallies, importances=[replace(given[0], totals=())])
 
 
 @pytest.mark.parametrize(

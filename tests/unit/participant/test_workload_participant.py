@@ -1,6 +1,7 @@
 """A data set and a declared workload make a participant."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -123,9 +124,10 @@ def test_evaluation_of_the_last_model_comes_with_a_local_model(
     """The site is told what it gains, compared with the last model and with the best before it; of
     a model with zeros alone, its own is the better one."""
     participant = WorkloadParticipant(iris, test=iris.subset(range(0, 150, 5)))
-    participant.on_model(model.layout, model.metadata)
-    budget = Budget(3, 60.0, best_round=2)
-    participant.on_round(Assignment("s1", 4, "evaluate", local=budget, best=model.vector))
+    named = {**model.metadata, "columns": json.dumps({"names": iris.feature_names})}
+    participant.on_model(model.layout, named)
+    assigned = Assignment("s1", 4, "evaluate", local=Budget(3, 60.0), importance_limit_s=60.0)
+    participant.on_round(replace(assigned, best=model.vector, best_round=2))
     with caplog.at_level("INFO"):
         participant.evaluate_round(model.vector)
     evaluation = take_evaluation(participant)
@@ -138,6 +140,9 @@ def test_evaluation_of_the_last_model_comes_with_a_local_model(
     sent = evaluation_message(evaluation)
     assert sent.local.tallies.confusion
     assert len(sent.local.differences) == 2
+    assert [one.round for one in evaluation.importances] == [4, 2]
+    assert [list(one.columns) for one in sent.importances] == [[0, 1, 2, 3]] * 2
+    assert evaluation.importances[0].totals == (0.0,) * 4, "of a model with zeros alone"
     (line,) = (one for one in caplog.messages if "local_model" in one)
     assert "A model of this site's rows alone is better here than that of all sites" in line
 

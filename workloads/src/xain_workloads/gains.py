@@ -29,14 +29,11 @@ class Budget:
 
     passes: over the rows, as the session has made; iterations of boosted trees. limit_s: seconds.
     preprocessing: JSON of PreprocessingOptions, those of the session; "": the defaults.
-    best_round: number of the best model so far, which the local one is compared with, too; -1 if
-        there is none but the last.
     """
 
     passes: int
     limit_s: float
     preprocessing: str = ""
-    best_round: int = -1
 
 
 @dataclass(frozen=True, slots=True)

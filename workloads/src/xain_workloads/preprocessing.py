@@ -160,6 +160,20 @@ class Preprocessing:
         )
 
     @property
+    def features_of_columns(self) -> dict[str, tuple[int, ...]]:
+        """Positions of the prepared features that come of each column, by its name."""
+        found = {column.name: [i] for i, column in enumerate(self.numbers)}
+        at = len(self.numbers)
+        for column in self.numbers:
+            if column.has_indicator:
+                found[column.name].append(at)
+                at += 1
+        for category in self.categories:
+            found[category.name] = list(range(at, at + len(category.categories)))
+            at += len(category.categories)
+        return {column.name: tuple(found[column.name]) for column in self.columns}
+
+    @property
     def num_features(self) -> int:
         """Number of prepared features."""
         num_indicators = sum(column.has_indicator for column in self.numbers)
@@ -427,6 +441,15 @@ def _another_unit(data: Table, center: float) -> str:
         f" another unit; {mend}. If they are right, the coordinator can take them as they are: "
         + hint("xain-coordinator", "workload.preprocessing.clip = 0")
     )
+
+
+def features_of_columns(metadata: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
+    """Positions of the features that a model has of each column, by the column's name; empty if it
+    knows no names. Raises DataError."""
+    preprocessing = preprocessing_of(metadata)
+    if preprocessing is not None:
+        return preprocessing.features_of_columns
+    return {name: (i,) for i, name in enumerate(_column_names(metadata))}
 
 
 def _column_names(metadata: Mapping[str, str]) -> list[str]:

@@ -26,19 +26,35 @@ def row_losses(workload: Workload, model: Model, rows: Dataset) -> Array | None:
     class is not predicted. Of a model whose rows weigh by their class: 1 less AUC, or less the
     balanced accuracy without probabilities.
     """
+    if CLASS_WEIGHTS_KEY not in model.metadata:
+        return single_losses(workload, model, rows)
+    shares = workload.probabilities(model, rows.features)
+    codes = _codes(model, rows)
+    if shares is None:
+        return _by_recall(_is_right(workload, model, rows), codes)
+    return _by_auc(shares, codes)
+
+
+def single_losses(workload: Workload, model: Model, rows: Dataset) -> Array:
+    """(n,) losses, each of which depends on no other row: squared errors in the target's unit, log
+    losses, or, without probabilities, 1 for each row whose class is not predicted."""
     if rows.task == "regression":
         return np.asarray(np.square(rows.target - workload.predict(model, rows.features)))
     shares = workload.probabilities(model, rows.features)
-    classes = classes_of("classification", model.metadata)
-    codes = coded_target("classification", classes, rows)
-    weighs_classes = CLASS_WEIGHTS_KEY in model.metadata
     if shares is None:
-        is_right = np.asarray(workload.predict(model, rows.features) == rows.target, np.float64)
-        return _by_recall(is_right, codes) if weighs_classes else 1 - is_right
-    if weighs_classes:
-        return _by_auc(shares, codes)
+        return 1 - _is_right(workload, model, rows)
+    codes = _codes(model, rows)
     of_target = np.clip(shares[np.arange(len(codes)), codes], SMALLEST, 1 - SMALLEST)
     return np.asarray(-np.log(of_target))
+
+
+def _codes(model: Model, rows: Dataset) -> NDArray[np.int64]:
+    classes = classes_of("classification", model.metadata)
+    return np.asarray(coded_target("classification", classes, rows), np.int64)
+
+
+def _is_right(workload: Workload, model: Model, rows: Dataset) -> Array:
+    return np.asarray(workload.predict(model, rows.features) == rows.target, np.float64)
 
 
 def _by_auc(shares: Array, codes: NDArray[np.int64]) -> Array | None:

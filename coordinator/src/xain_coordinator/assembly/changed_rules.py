@@ -53,8 +53,9 @@ def differences(session: Session, config: CoordinatorConfig) -> Iterator[str]:
         changed = {"study"}  # what else differs, follows from its sessions
     if session.lineage is not None or "workload" in changed:
         changed.discard("initial")  # nothing reads it, or it follows from the workload
-    if "workload" in changed or not config.evaluate.changed("local"):
-        changed.discard("evaluate_local")
+    for name in ("local", "importance"):
+        if "workload" in changed or not config.evaluate.changed(name):
+            changed.discard(f"evaluate_{name}")
     if _is_extended_as_configured(session, asked):
         changed -= {"rounds", "passes", "epochs"} if asked.plans_epochs else {"rounds", "passes"}
     if session.rules.max_participants == session.rules.start_participants:

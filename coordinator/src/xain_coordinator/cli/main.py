@@ -481,6 +481,43 @@ def _describe(
             typer.echo(table.to_csv() if as_csv else table.to_text(), nl=not as_csv)
 
 
+_IMPORTANCE_HELP = """List the columns of a table by how much the trained model needs them.
+
+At the end of a training each site permutes one column after the other among its held-out rows, and
+tells how much larger the loss of the model is then. The differences of all sites add up. A column
+without which the model is no worse has an importance of about 0.
+
+From the files of a stopped coordinator; with --address from one that runs.
+
+Exit status: 0 if there are importances; 1 if there are none.
+"""
+
+
+@app.command("importance", help=_IMPORTANCE_HELP)
+def _importance(
+    config: Config = None,
+    data_dir: DataDir = None,
+    address: Address = None,
+    assignments: Assignments = None,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="A line for each column, and for sites, as CSV.")
+    ] = False,
+) -> None:
+    resolved = _resolve(config, _values(data_dir, assignments))
+
+    with _explained("importance"):
+        from rich.console import Console
+
+        from xain_coordinator.cli import importance
+        from xain_coordinator.cli.report.files import importance_of
+
+        found = importance_of(resolved.config, address)
+        if as_csv:
+            typer.echo(importance.to_csv(found), nl=False)
+        else:
+            importance.show(found, Console())
+
+
 @app.command("models")
 def _models(
     config: Config = None,

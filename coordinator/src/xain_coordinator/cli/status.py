@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from xain_coordinator.cli import figures, gains
+from xain_coordinator.cli import figures, gains, importance
 from xain_coordinator.server.inspection_client import MAX_PARTICIPANTS, MAX_ROUNDS, Snapshot, clean
 from xain_foundation.hints import hint
 from xain_foundation.wheels import pip_install
@@ -136,6 +136,8 @@ def _headline(snapshot: Snapshot) -> Table:
         grid.add_row("threshold", _text(figures.threshold_text(threshold)))
     if (found := gains.gains(status, rounds)) is not None and (told := gains.sentence(found)):
         grid.add_row("gain", _text(told))
+    if status.HasField("importance"):
+        grid.add_row("importance", _text(importance.sentence(status.importance)))
     if status.trend:
         grid.add_row("more passes", _text(status.trend))
     if status.HasField("deadline_seconds"):

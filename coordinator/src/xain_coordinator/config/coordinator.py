@@ -638,6 +638,14 @@ class CoordinatorConfig(Section):
         return bool(self.workload.name) and self.aggregation.rule != "assemble"
 
     @property
+    def _has_importances(self) -> bool:
+        """Whether a site can permute the columns of a table, and measure the model. The pixels of
+        an image are no columns, which a network takes apart first."""
+        layers = getattr(self.workload.made_options, "layers", ())
+        is_of_images = any(layer["type"] == "unflatten" for layer in layers)
+        return self._has_local_models and not self.keeps_estimators and not is_of_images
+
+    @property
     def num_stages(self) -> int:
         """Stages that the rule "assemble" puts together; 0: one for each participant."""
         options = self.workload.options
@@ -786,6 +794,7 @@ class CoordinatorConfig(Section):
             evaluate_min_rows=evaluate.min_rows,
             evaluate_threshold=evaluate.threshold,
             evaluate_local=evaluate.local and self._has_local_models,
+            evaluate_importance=evaluate.importance and self._has_importances,
             train_config=json.dumps(self.train, sort_keys=True) if self.train else "",
             aggregation=aggregation.rule,
             aggregation_options={**aggregation.whole_options, **stages},

@@ -24,6 +24,7 @@ class EvaluateSettings(TableSettings):
     deadline_s: float = Field(default=600.0, gt=0, le=_MAX_WAIT_S)
     threshold: str = ""
     local: bool = True
+    importance: bool = True
     data: str = ""
 
     @property

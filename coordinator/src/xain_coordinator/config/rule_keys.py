@@ -39,6 +39,7 @@ _KEYS: Mapping[str, str | None] = {
     "evaluate_min_rows": "evaluate.min_rows",
     "evaluate_threshold": "evaluate.threshold",
     "evaluate_local": "evaluate.local",
+    "evaluate_importance": "evaluate.importance",
     "train_config": "train.*",
     "schema": "schema.*",
     "heartbeat_time_s": None,

@@ -232,6 +232,8 @@ def rules_of(step: Step, rules: Rules) -> Rules:
     """The rules of a session of a study. rules: of the session without it, with the step's
     options."""
     rules = replace(rules, step=step, evaluate_local=False)  # see study.cross
+    if step.position != (0, 0):  # one of several folds, sites or options
+        rules = replace(rules, evaluate_importance=False)
     if step.task == "measure":
         rules = replace(
             rules,

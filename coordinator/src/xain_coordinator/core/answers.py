@@ -333,8 +333,10 @@ def _end_training_round(session: Session, command: c.EndTrainingRound, now: floa
             return (), r.Done(), ()
     evaluation = command.evaluation or Evaluation(0, {})
     if (answer := session.evaluated(participant_id, command.round)) is not None:
-        # A local model that was trained anew after a kill may have had less time.
-        first, again = (dataclasses.replace(one, local=None) for one in (answer, evaluation))
+        # A local model that was trained anew after a kill may have had less time, and importances.
+        first, again = (
+            dataclasses.replace(one, local=None, importances=()) for one in (answer, evaluation)
+        )
         if first != again:
             raise errors.DuplicateUpdate(participant_id, command.round)
         return (), r.Done(), ()

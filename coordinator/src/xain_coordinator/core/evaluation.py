@@ -12,7 +12,8 @@ from xain_coordinator.core import descent
 from xain_coordinator.core.descent import NOT_BEGUN, Descent
 from xain_coordinator.core.replacing import replace
 from xain_coordinator.core.round import Round
-from xain_coordinator.core.values import Evaluation, GlobalModel, LocalModel, Rules
+from xain_coordinator.core.values import Evaluation, GlobalModel, Importance, LocalModel, Rules
+from xain_workloads import importance
 from xain_workloads.figures import (
     CLASS_FIGURES,
     DEFAULTS,
@@ -159,12 +160,13 @@ def checked(
     num_classes: int | None = None,
     has_probabilities: bool = False,
     local: LocalModel | None = None,
+    importances: Sequence[Importance] = (),
 ) -> Evaluation:
     """Check an evaluation from the network.
 
     num_classes: of the model, 0 for a regression; None if it is not known, as of a script's.
     has_probabilities: whether the model is known to have some.
-    local: checked in the same way.
+    local, importances: checked in the same way.
     Raises ValueError if it breaks a bound, or has tallies that are not of such a model: added to
     those of the other sites, they would take figures from all.
     """
@@ -190,10 +192,13 @@ def checked(
             )
         if has_probabilities and not have_probabilities(one):
             raise ValueError("tallies lack losses or scores, and the model has probabilities")
+    importance.check(importances)
+    if importances and tallies is None:
+        raise ValueError("there are importances, and no tallies of the rows that they are of")
     if of_local is not None and (tallies is None or of_local.num_rows != tallies.num_rows):
         raise ValueError("the tallies of the local model are of other rows")
     kept = {name: metrics[name] for name in sorted(metrics)}
-    return Evaluation(num_samples, kept, tallies, local=local)
+    return Evaluation(num_samples, kept, tallies, local=local, importances=tuple(importances))
 
 
 def mean_metrics(sites: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, float]:
@@ -235,7 +240,13 @@ def combined(evaluations: Iterable[Evaluation], tallies: Tallies | None) -> Eval
     metrics = {name: value for name, value in averages.items() if name not in found}
     metrics |= {name: figure.value for name, figure in found.items()}
     num_samples = sum(one.num_samples for one in measured)
-    return Evaluation(num_samples, metrics, figures=found, local=_local(measured))
+    return Evaluation(
+        num_samples,
+        metrics,
+        figures=found,
+        local=_local(measured),
+        importances=importance.added((one.num_samples, one.importances) for one in measured),
+    )
 
 
 def _local(measured: Collection[Evaluation]) -> LocalModel | None:

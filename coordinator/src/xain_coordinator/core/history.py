@@ -8,7 +8,7 @@ common are in memory once.
 """
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -25,8 +25,16 @@ from xain_coordinator.core.evaluation import (
 )
 from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.session_warnings import SessionWarnings, Warned
-from xain_coordinator.core.values import Evaluation, GlobalModel, Rules, Tallies, Task
+from xain_coordinator.core.values import (
+    Evaluation,
+    GlobalModel,
+    Importance,
+    Rules,
+    Tallies,
+    Task,
+)
 from xain_foundation.names import brief
+from xain_workloads.importance import SHOWN
 from xain_workloads.tallies import add
 
 # Selected and contributors together, of a round that is over. Its names are for a person to read;
@@ -83,6 +91,7 @@ class SiteRecord:
         local = self.evaluation.local
         derived = len(self.evaluation.metrics) + 3 * len(self.evaluation.figures)
         derived += 0 if local is None else 4 * len(local.figures)
+        derived += 2 * sum(len(one.columns) for one in self.evaluation.importances)
         return len(self.metrics) + derived
 
 
@@ -232,10 +241,12 @@ class RoundRecord:
         record = replace(self, tallies=tallies).summarised()
         if len(self.sites) > MAX_NAMES_OF_A_ROUND:
             return record  # which will drop them
+        whole = () if record.evaluation is None else record.evaluation.importances
+        shown = {one.round: list(one.figures)[:SHOWN] for one in whole}
         sites = {
             name: site
             if site.evaluation is None or site.evaluation.tallies is None
-            else replace(site, evaluation=together([site.evaluation]))
+            else replace(site, evaluation=_derived(site.evaluation, shown))
             for name, site in self.sites.items()
         }
         return replace(record, sites=sites)
@@ -267,6 +278,16 @@ class RoundRecord:
     @property
     def num_site_metrics(self) -> int:
         return sum(site.num_metrics for site in self.sites.values())
+
+
+def _derived(evaluation: Evaluation, shown: Mapping[int, Sequence[int]]) -> Evaluation | None:
+    """The evaluation of one site with its figures. shown: columns whose importances are kept, by
+    the number of the model."""
+    derived = together([evaluation])
+    if derived is None:
+        return None
+    kept = tuple(one.of(shown.get(one.round, ())) for one in derived.importances)
+    return replace(derived, importances=kept)
 
 
 class History:
@@ -416,6 +437,17 @@ class History:
         lost = [one.lost for one in latest]
         could = sum(num_samples for _, num_samples in lost)
         return sum(num_lost for num_lost, _ in lost) / could if could else 0.0
+
+    def importance(self, best: int | None) -> tuple[Importance, RoundRecord] | None:
+        """The importance of the columns of the best model, of this number, over the rows of all
+        sites, or else of the last one, and the record of the round that has measured it; None
+        without any."""
+        record = next(reversed(self.rounds), None)
+        if record is None or record.evaluation is None or not record.evaluation.importances:
+            return None
+        known = {one.round: one for one in record.evaluation.importances}
+        found = known.get(record.round if best is None else best, known.get(record.round))
+        return None if found is None else (found, record)
 
     @property
     def not_in_figures(self) -> list[str]:

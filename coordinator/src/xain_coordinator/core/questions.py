@@ -98,24 +98,34 @@ def _assignment(session: Session, participant_id: str) -> r.Assignment:
         process_group=_process_group(session, round_, participant_id) if round_.attempt else None,
         local=_local_budget(session) if round_.is_evaluation else None,
         counted_round=-1 if counted is None else counted.round,
+        importance_limit_s=_importance_limit_s(session) if round_.is_evaluation else 0.0,
+        best_round=_best_round(session) if round_.is_evaluation else -1,
     )
+
+
+def _importance_limit_s(session: Session) -> float:
+    """Seconds for the importance of columns: a tenth of those that the evaluation of the last model
+    may take, since that of a table takes a few."""
+    return session.rules.evaluate_deadline_s / 10 if session.rules.evaluate_importance else 0.0
+
+
+def _best_round(session: Session) -> int:
+    """Number of the best model, if it is measured with the last one; else -1."""
+    rules, best = session.rules, session.evaluation.winner
+    is_measured = rules.evaluate_local or rules.evaluate_importance
+    if best is None or session.model is None or not is_measured:
+        return -1
+    return -1 if best.round == session.model.round else best.round
 
 
 def _local_budget(session: Session) -> Budget | None:
     """Budget of the local models: the passes of the session, in half the time that the evaluation
     of the last model may take."""
-    rules, model = session.rules, session.model
-    if not rules.evaluate_local or model is None or not session.epoch_base:
+    rules = session.rules
+    if not rules.evaluate_local or session.model is None or not session.epoch_base:
         return None
     passes = max(1, ceil(session.passes_of(session.epoch_base)))
-    best = session.evaluation.winner
-    has_other = best is not None and best.round != model.round
-    return Budget(
-        passes,
-        rules.evaluate_deadline_s / 2,
-        rules.preprocessing,
-        best.round if best is not None and has_other else -1,
-    )
+    return Budget(passes, rules.evaluate_deadline_s / 2, rules.preprocessing)
 
 
 def _process_group(session: Session, round_: Round, participant_id: str) -> ProcessGroup:

@@ -84,6 +84,9 @@ class Assignment:
     process_group: with the rule "assemble", the part in the attempt at the round.
     local: of the local model that is wanted beside the evaluation; None: none is.
     counted_round: in which the participant's control variate counted last; -1: in none.
+    importance_limit_s: seconds for the importances that are wanted beside it; 0: none are.
+    best_round: number of the best model so far, which is measured for these with the last one; -1
+        if there is none but the last.
     """
 
     round: int
@@ -97,6 +100,8 @@ class Assignment:
     process_group: ProcessGroup | None = None
     local: Budget | None = None
     counted_round: int = -1
+    importance_limit_s: float = 0.0
+    best_round: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from xain_workloads.checks.findings import Finding as Finding
 from xain_workloads.division import Division as Division
 from xain_workloads.figures import Figure as Figure
 from xain_workloads.gains import LocalModel as LocalModel
+from xain_workloads.importance import Importance as Importance
 from xain_workloads.model import ENDED, STEPS, TOLD
 from xain_workloads.model import Layout as Layout
 from xain_workloads.passes import ONE_PASS
@@ -159,6 +160,7 @@ class Evaluation:
         evaluation.together().
     withheld: the site has fewer rows than it may tell of, and has sent nothing else.
     local: of the same rows, with the evaluation of the last model; None if nothing is known.
+    importances: of the same rows, of the last model and of the best one before it.
     """
 
     num_samples: int
@@ -167,6 +169,7 @@ class Evaluation:
     figures: Mapping[str, Figure] = field(default_factory=dict)
     withheld: bool = False
     local: LocalModel | None = None
+    importances: tuple[Importance, ...] = ()
 
     @property
     def has_averages_only(self) -> bool:
@@ -316,6 +319,7 @@ class Rules:
     evaluate_threshold: criterion by which a model of two classes gets its threshold; see
         thresholds.Criterion. "": the larger probability counts.
     evaluate_local: at the end each site also trains a model of its own rows alone.
+    evaluate_importance: at the end each site also permutes the columns of its held-out rows.
     evaluate_minimised: whether less of the named metric is better.
     evaluate_patience: the session stops when no model for so many passes, or rounds where a round
         makes several, was better than the best one before by more than evaluate_min_delta; 0: it
@@ -383,6 +387,7 @@ class Rules:
     plans_epochs: bool = False
     stride: Stride = ONE_PASS
     evaluate_patience_rows: int = 0
+    evaluate_importance: bool = False
 
     def evaluates(self, number: int, steps: int = 1) -> bool:
         """Whether the global model of this number is evaluated, even if it is not the last.

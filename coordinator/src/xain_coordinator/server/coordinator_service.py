@@ -53,6 +53,7 @@ from xain_coordinator.server.translate import (
     division_message,
     division_of,
     group_address,
+    importances_of,
     layout_message,
     layout_of,
     local_of,
@@ -405,6 +406,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             else 0,
             local=self._local_budget(reply.local),
             counted_round=None if reply.counted_round < 0 else reply.counted_round,
+            importance_limit_s=reply.importance_limit_s,
+            best=self._best(reply.best_round),
+            best_round=reply.best_round,
         )
         if not self._downloads.has_offers or (data and not reply.model.is_empty):
             self._work[is_known] = (reply, work)  # it has no URL of one participant
@@ -413,14 +417,14 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     def _local_budget(self, budget: Budget | None) -> pb.LocalBudget | None:
         if budget is None:
             return None
-        best = self._driver.history.models.get(model_key(budget.best_round))
         return pb.LocalBudget(
-            passes=budget.passes,
-            limit_s=budget.limit_s,
-            preprocessing=budget.preprocessing,
-            best=None if best is None else ref_message(best.ref),
-            best_round=budget.best_round,
+            passes=budget.passes, limit_s=budget.limit_s, preprocessing=budget.preprocessing
         )
+
+    def _best(self, number: int) -> pb.WeightsRef | None:
+        """Reference of the best model, of this number; None if there is none."""
+        best = self._driver.history.models.get(model_key(number)) if number >= 0 else None
+        return None if best is None else ref_message(best.ref)
 
     def _made_work(
         self, reply: r.Reply, known_metadata: bytes
@@ -549,6 +553,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 num_classes=None if model is None else num_classes_of(model.metadata),
                 has_probabilities=model is not None and gives_probabilities(model.metadata),
                 local=local_of(message) if is_last else None,
+                importances=importances_of(message) if is_last else (),
             )
         except ValueError as error:
             reason = shortened(str(error), MAX_REASON)

@@ -36,6 +36,7 @@ from xain_coordinator.ports import MetricsStore
 from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.server.translate import (
     evaluation_message,
+    importance_message,
     model_message,
     tallies_message,
     threshold_message,
@@ -164,6 +165,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
                 for number, one in session.evaluation.thresholds(rules).items()
             ],
             study="" if rules.step is None else rules.step.shown,
+            importance=importance_message(session, self._driver.history, is_whole=request.whole),
             **(_whole(session) if request.whole else {}),
         )
 

@@ -6,12 +6,15 @@ from urllib.parse import unquote
 
 from xain_coordinator.core.errors import InvalidUpdate
 from xain_coordinator.core.evaluation import together
+from xain_coordinator.core.history import History
 from xain_coordinator.core.points import STATE_NUMBERS
+from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import (
     Division,
     Evaluation,
     Figure,
     GlobalModel,
+    Importance,
     Layout,
     LocalModel,
     ParticipantState,
@@ -24,12 +27,16 @@ from xain_coordinator.core.values import (
 from xain_foundation.names import brief
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
+from xain_workloads.figures import LOSSES
 from xain_workloads.gains import Difference
+from xain_workloads.importance import MAX_MODELS
 from xain_workloads.model import TensorSpec
+from xain_workloads.preprocessing import features_of_columns
 from xain_workloads.tallies import MAX_BYTES, Tallies, Target
 from xain_workloads.thresholds import Threshold
 
 MAX_WHY_NOT = 200  # characters of the reason why there is no local model
+SUMMARISED = 5  # most important columns, for a line of text
 
 
 def wire_state(state: Phase | ParticipantState) -> pb.State.ValueType:
@@ -103,6 +110,68 @@ def local_of(evaluation: pb.Evaluation) -> LocalModel | None:
     differences = tuple(Difference(d.round, d.total, d.squares) for d in message.differences)
     why_not = brief(message.why_not, MAX_WHY_NOT)
     return LocalModel(tallies, message.passes, why_not, differences)
+
+
+def importances_of(evaluation: pb.Evaluation) -> tuple[Importance, ...]:
+    """The importances in an evaluation, unchecked."""
+    return tuple(
+        Importance(
+            one.round,
+            one.loss,
+            one.repeats,
+            tuple(one.columns),
+            tuple(one.totals),
+            tuple(one.squares),
+        )
+        for one in evaluation.importances[: MAX_MODELS + 1]
+    )
+
+
+def importance_message(
+    session: Session, history: History, *, is_whole: bool
+) -> inspection.ColumnImportances | None:
+    """Message of the importance of the columns of the best model, or of the last; None if the sites
+    have measured none.
+
+    is_whole: all columns, and the importances at single sites, instead of the first SUMMARISED.
+    """
+    winner, model = session.evaluation.winner, session.model
+    found = history.importance(None if winner is None else winner.round)
+    if found is None or model is None:
+        return None
+    importance, record = found
+    names = list(features_of_columns(model.metadata))
+    assert record.evaluation is not None, "it has the importance"
+    known = record.evaluation.figures
+    metric = next((name for name in LOSSES if name in known), "error")
+    sites = {
+        name: one.figures
+        for name, site in record.sites.items()
+        if site.evaluation is not None
+        for one in site.evaluation.importances
+        if one.round == importance.round
+    }
+    rows = dict(zip(importance.columns, importance.rows, strict=True))
+    columns = [
+        inspection.ColumnImportance(
+            column=names[at],
+            difference=_figure(difference),
+            num_samples=rows[at],
+            sites={name: _figure(of[at]) for name, of in sites.items() if is_whole and at in of},
+        )
+        for at, difference in importance.figures.items()
+        if at < len(names)
+    ]
+    return inspection.ColumnImportances(
+        round=importance.round,
+        metric=metric,
+        weighs_classes=session.rules.weighs_classes,
+        loss=importance.loss / importance.num_samples,
+        num_samples=importance.num_samples,
+        repeats=importance.repeats,
+        num_columns=len(names),
+        columns=columns if is_whole else columns[:SUMMARISED],
+    )
 
 
 def tallies_message(tallies: Tallies) -> pb.Evaluation | None:

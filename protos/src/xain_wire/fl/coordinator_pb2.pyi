@@ -772,6 +772,9 @@ class StartTrainingRoundResponse(_message.Message):
     MIN_EVALUATION_ROWS_FIELD_NUMBER: _builtins.int
     COUNTED_ROUND_FIELD_NUMBER: _builtins.int
     LOCAL_FIELD_NUMBER: _builtins.int
+    IMPORTANCE_LIMIT_S_FIELD_NUMBER: _builtins.int
+    BEST_FIELD_NUMBER: _builtins.int
+    BEST_ROUND_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
     epoch_base: _builtins.int
     round: _builtins.int
@@ -791,6 +794,9 @@ class StartTrainingRoundResponse(_message.Message):
     """Of a model with a control variate: the last round in which an update of the caller counted. The
     caller goes on from its own control variate of that round. Absent: it begins with the server's.
     """
+    importance_limit_s: _builtins.float
+    """With EVALUATE: also permute columns, for at most so long; 0: no importances are wanted."""
+    best_round: _builtins.int
     @_builtins.property
     def model(self) -> Global___WeightsRef:
         """the global model to train from"""
@@ -815,6 +821,12 @@ class StartTrainingRoundResponse(_message.Message):
     def local(self) -> Global___LocalBudget:
         """with EVALUATE: train a local model, too; absent: none is wanted"""
 
+    @_builtins.property
+    def best(self) -> Global___WeightsRef:
+        """With EVALUATE: the best model so far, which is measured with the last one for the local model and
+        for importances; absent: it is the last one, or none is.
+        """
+
     def __init__(
         self,
         *,
@@ -835,10 +847,13 @@ class StartTrainingRoundResponse(_message.Message):
         min_evaluation_rows: _builtins.int = ...,
         counted_round: _builtins.int | None = ...,
         local: Global___LocalBudget | None = ...,
+        importance_limit_s: _builtins.float = ...,
+        best: Global___WeightsRef | None = ...,
+        best_round: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_counted_round", b"_counted_round", "counted_round", b"counted_round", "local", b"local", "model", b"model", "process_group", b"process_group", "upload", b"upload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_counted_round", b"_counted_round", "best", b"best", "counted_round", b"counted_round", "local", b"local", "model", b"model", "process_group", b"process_group", "upload", b"upload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_counted_round", b"_counted_round", "counted_round", b"counted_round", "encoding", b"encoding", "epoch_base", b"epoch_base", "epochs", b"epochs", "evaluate", b"evaluate", "layout", b"layout", "local", b"local", "metadata", b"metadata", "metadata_digest", b"metadata_digest", "min_evaluation_rows", b"min_evaluation_rows", "model", b"model", "process_group", b"process_group", "round", b"round", "task", b"task", "train_config", b"train_config", "update_accepted", b"update_accepted", "upload", b"upload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_counted_round", b"_counted_round", "best", b"best", "best_round", b"best_round", "counted_round", b"counted_round", "encoding", b"encoding", "epoch_base", b"epoch_base", "epochs", b"epochs", "evaluate", b"evaluate", "importance_limit_s", b"importance_limit_s", "layout", b"layout", "local", b"local", "metadata", b"metadata", "metadata_digest", b"metadata_digest", "min_evaluation_rows", b"min_evaluation_rows", "model", b"model", "process_group", b"process_group", "round", b"round", "task", b"task", "train_config", b"train_config", "update_accepted", b"update_accepted", "upload", b"upload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__counted_round: _TypeAlias = _typing.Literal["counted_round"]  # noqa: Y015
     _WhichOneofArgType__counted_round: _TypeAlias = _typing.Literal["_counted_round", b"_counted_round"]  # noqa: Y015
@@ -855,30 +870,21 @@ class LocalBudget(_message.Message):
     PASSES_FIELD_NUMBER: _builtins.int
     LIMIT_S_FIELD_NUMBER: _builtins.int
     PREPROCESSING_FIELD_NUMBER: _builtins.int
-    BEST_FIELD_NUMBER: _builtins.int
-    BEST_ROUND_FIELD_NUMBER: _builtins.int
     passes: _builtins.int
     """over the rows, as the session has made"""
     limit_s: _builtins.float
     preprocessing: _builtins.str
     """JSON of the options of [workload.preprocessing]"""
-    best_round: _builtins.int
-    @_builtins.property
-    def best(self) -> Global___WeightsRef:
-        """The best model so far, which the local one is compared with, too; absent: it is the last one."""
-
     def __init__(
         self,
         *,
         passes: _builtins.int = ...,
         limit_s: _builtins.float = ...,
         preprocessing: _builtins.str = ...,
-        best: Global___WeightsRef | None = ...,
-        best_round: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "best_round", b"best_round", "limit_s", b"limit_s", "passes", b"passes", "preprocessing", b"preprocessing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit_s", b"limit_s", "passes", b"passes", "preprocessing", b"preprocessing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1027,6 +1033,7 @@ class Evaluation(_message.Message):
     FIGURES_FIELD_NUMBER: _builtins.int
     AVERAGES_FIELD_NUMBER: _builtins.int
     LOCAL_FIELD_NUMBER: _builtins.int
+    IMPORTANCES_FIELD_NUMBER: _builtins.int
     num_samples: _builtins.int
     """rows that it was measured on"""
     withheld: _builtins.bool
@@ -1051,6 +1058,10 @@ class Evaluation(_message.Message):
     def local(self) -> Global___LocalModel:
         """measured on the same rows; absent: none is known"""
 
+    @_builtins.property
+    def importances(self) -> _containers.RepeatedCompositeFieldContainer[Global___Importance]:
+        """from the participant: of the last model, and of the best"""
+
     def __init__(
         self,
         *,
@@ -1061,10 +1072,11 @@ class Evaluation(_message.Message):
         figures: _abc.Mapping[_builtins.str, Global___Figure] | None = ...,
         averages: _abc.Iterable[_builtins.str] | None = ...,
         local: Global___LocalModel | None = ...,
+        importances: _abc.Iterable[Global___Importance] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["local", b"local", "tallies", b"tallies"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["averages", b"averages", "figures", b"figures", "local", b"local", "metrics", b"metrics", "num_samples", b"num_samples", "tallies", b"tallies", "withheld", b"withheld"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["averages", b"averages", "figures", b"figures", "importances", b"importances", "local", b"local", "metrics", b"metrics", "num_samples", b"num_samples", "tallies", b"tallies", "withheld", b"withheld"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1165,6 +1177,54 @@ class LocalDifference(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LocalDifference: _TypeAlias = LocalDifference  # noqa: Y015
+
+@_typing.final
+class Importance(_message.Message):
+    """Sums over held-out rows of the loss with one column of the table permuted less the loss without."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
+    REPEATS_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    TOTALS_FIELD_NUMBER: _builtins.int
+    SQUARES_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """number of the global model"""
+    loss: _builtins.float
+    """sum of the loss without"""
+    repeats: _builtins.int
+    """permutations of a column: of which there are the fewest"""
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """positions in the columns of the model, ascending"""
+
+    @_builtins.property
+    def totals(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """for each of these columns, mean of its permutations"""
+
+    @_builtins.property
+    def squares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """of the rows' differences"""
+
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        loss: _builtins.float = ...,
+        repeats: _builtins.int = ...,
+        columns: _abc.Iterable[_builtins.int] | None = ...,
+        totals: _abc.Iterable[_builtins.float] | None = ...,
+        squares: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "loss", b"loss", "repeats", b"repeats", "round", b"round", "squares", b"squares", "totals", b"totals"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Importance: _TypeAlias = Importance  # noqa: Y015
 
 @_typing.final
 class Tallies(_message.Message):

@@ -146,6 +146,7 @@ class GetStatusResponse(_message.Message):
     TREND_FIELD_NUMBER: _builtins.int
     WEIGHS_CLASSES_FIELD_NUMBER: _builtins.int
     STUDY_FIELD_NUMBER: _builtins.int
+    IMPORTANCE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     state: _coordinator_pb2.State.ValueType
     phase: _builtins.str
@@ -247,6 +248,10 @@ class GetStatusResponse(_message.Message):
     def thresholds(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelThreshold]:
         """By the criterion of [evaluate] threshold, of the best model and of the model that was evaluated last."""
 
+    @_builtins.property
+    def importance(self) -> Global___ColumnImportances:
+        """absent until the sites have measured it"""
+
     def __init__(
         self,
         *,
@@ -293,10 +298,11 @@ class GetStatusResponse(_message.Message):
         trend: _builtins.str = ...,
         weighs_classes: _builtins.bool = ...,
         study: _builtins.str = ...,
+        importance: Global___ColumnImportances | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "best_round", b"best_round", "best_value", b"best_value", "deadline_seconds", b"deadline_seconds", "ends_seconds", b"ends_seconds", "measured", b"measured"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "best_round", b"best_round", "best_value", b"best_value", "deadline_seconds", b"deadline_seconds", "ends_seconds", b"ends_seconds", "importance", b"importance", "measured", b"measured"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "began_with", b"began_with", "best_round", b"best_round", "best_value", b"best_value", "cause", b"cause", "counters", b"counters", "deadline_seconds", b"deadline_seconds", "ended_because", b"ended_because", "ends_seconds", b"ends_seconds", "findings", b"findings", "health_socket", b"health_socket", "max_participants", b"max_participants", "measured", b"measured", "measured_round", b"measured_round", "metric", b"metric", "metric_is_minimised", b"metric_is_minimised", "no_better", b"no_better", "not_admitted", b"not_admitted", "num_connected", b"num_connected", "num_passes", b"num_passes", "num_required", b"num_required", "num_rounds", b"num_rounds", "num_selected", b"num_selected", "num_trained", b"num_trained", "num_updates", b"num_updates", "num_waiting", b"num_waiting", "opened_unix_seconds", b"opened_unix_seconds", "parameters", b"parameters", "phase", b"phase", "plan", b"plan", "round", b"round", "rounds_before", b"rounds_before", "session_id", b"session_id", "session_seconds", b"session_seconds", "settings", b"settings", "sites", b"sites", "state", b"state", "study", b"study", "thresholds", b"thresholds", "trend", b"trend", "version", b"version", "waiting_for", b"waiting_for", "warnings", b"warnings", "weighs_classes", b"weighs_classes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "began_with", b"began_with", "best_round", b"best_round", "best_value", b"best_value", "cause", b"cause", "counters", b"counters", "deadline_seconds", b"deadline_seconds", "ended_because", b"ended_because", "ends_seconds", b"ends_seconds", "findings", b"findings", "health_socket", b"health_socket", "importance", b"importance", "max_participants", b"max_participants", "measured", b"measured", "measured_round", b"measured_round", "metric", b"metric", "metric_is_minimised", b"metric_is_minimised", "no_better", b"no_better", "not_admitted", b"not_admitted", "num_connected", b"num_connected", "num_passes", b"num_passes", "num_required", b"num_required", "num_rounds", b"num_rounds", "num_selected", b"num_selected", "num_trained", b"num_trained", "num_updates", b"num_updates", "num_waiting", b"num_waiting", "opened_unix_seconds", b"opened_unix_seconds", "parameters", b"parameters", "phase", b"phase", "plan", b"plan", "round", b"round", "rounds_before", b"rounds_before", "session_id", b"session_id", "session_seconds", b"session_seconds", "settings", b"settings", "sites", b"sites", "state", b"state", "study", b"study", "thresholds", b"thresholds", "trend", b"trend", "version", b"version", "waiting_for", b"waiting_for", "warnings", b"warnings", "weighs_classes", b"weighs_classes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_round: _TypeAlias = _typing.Literal["best_round"]  # noqa: Y015
     _WhichOneofArgType__best_round: _TypeAlias = _typing.Literal["_best_round", b"_best_round"]  # noqa: Y015
@@ -316,6 +322,116 @@ class GetStatusResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ends_seconds) -> _WhichOneofReturnType__ends_seconds | None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class ColumnImportances(_message.Message):
+    """Importance of the columns of a model: by how much its mean loss over the held-out rows of all sites is
+    larger with the values of a column permuted.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    METRIC_FIELD_NUMBER: _builtins.int
+    WEIGHS_CLASSES_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
+    NUM_SAMPLES_FIELD_NUMBER: _builtins.int
+    REPEATS_FIELD_NUMBER: _builtins.int
+    NUM_COLUMNS_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """number of the model"""
+    metric: _builtins.str
+    """log_loss, mse, or error: the share of rows whose class is not predicted"""
+    weighs_classes: _builtins.bool
+    """rows weigh in the loss as in training"""
+    loss: _builtins.float
+    """mean loss without a permutation"""
+    num_samples: _builtins.int
+    """rows that it is of"""
+    repeats: _builtins.int
+    """permutations of a column, of which there are the fewest"""
+    num_columns: _builtins.int
+    """of the model; those that no site has measured are not listed"""
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedCompositeFieldContainer[Global___ColumnImportance]:
+        """the most important first; five, and with `whole` all"""
+
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        metric: _builtins.str = ...,
+        weighs_classes: _builtins.bool = ...,
+        loss: _builtins.float = ...,
+        num_samples: _builtins.int = ...,
+        repeats: _builtins.int = ...,
+        num_columns: _builtins.int = ...,
+        columns: _abc.Iterable[Global___ColumnImportance] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "loss", b"loss", "metric", b"metric", "num_columns", b"num_columns", "num_samples", b"num_samples", "repeats", b"repeats", "round", b"round", "weighs_classes", b"weighs_classes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ColumnImportances: _TypeAlias = ColumnImportances  # noqa: Y015
+
+@_typing.final
+class ColumnImportance(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SitesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _coordinator_pb2.Figure: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _coordinator_pb2.Figure | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    COLUMN_FIELD_NUMBER: _builtins.int
+    DIFFERENCE_FIELD_NUMBER: _builtins.int
+    NUM_SAMPLES_FIELD_NUMBER: _builtins.int
+    SITES_FIELD_NUMBER: _builtins.int
+    column: _builtins.str
+    num_samples: _builtins.int
+    """rows that it is of"""
+    @_builtins.property
+    def difference(self) -> _coordinator_pb2.Figure:
+        """of the mean losses"""
+
+    @_builtins.property
+    def sites(self) -> _containers.MessageMap[_builtins.str, _coordinator_pb2.Figure]:
+        """with `whole`, of the first 20 columns: by participant"""
+
+    def __init__(
+        self,
+        *,
+        column: _builtins.str = ...,
+        difference: _coordinator_pb2.Figure | None = ...,
+        num_samples: _builtins.int = ...,
+        sites: _abc.Mapping[_builtins.str, _coordinator_pb2.Figure] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["difference", b"difference"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column", b"column", "difference", b"difference", "num_samples", b"num_samples", "sites", b"sites"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ColumnImportance: _TypeAlias = ColumnImportance  # noqa: Y015
 
 @_typing.final
 class ModelThreshold(_message.Message):

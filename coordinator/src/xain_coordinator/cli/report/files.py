@@ -23,6 +23,7 @@ from xain_coordinator.ports import StoreError
 from xain_coordinator.server import inspection_client
 from xain_coordinator.server.inspection_client import NoStatus, Snapshot, ask_service
 from xain_coordinator.server.inspection_service import InspectionService
+from xain_wire.fl.inspection_pb2 import ColumnImportances
 from xain_workloads.errors import NoModel
 from xain_workloads.glm.coefficients import Coefficients, coefficients_of
 from xain_workloads.glm.options import NAME as GLM
@@ -72,6 +73,21 @@ def _coefficients(config: CoordinatorConfig, address: str | None) -> Coefficient
         if trained.last == 0:
             return None
         return coefficients_of(trained.load(trained.entries[trained.last].model))
+
+
+def importance_of(config: CoordinatorConfig, address: str | None) -> ColumnImportances:
+    """The importance of the columns in the latest session. address: as report() takes it.
+
+    Raises NoModel, NoStatus and JournalError.
+    """
+    asked = None if address is None else inspection_client.fetch(address, everything=True)
+    status = (asked or snapshot_of_files(config)).status
+    if not status.HasField("importance"):
+        raise NoModel(
+            "no importance of columns is known: the sites measure it at the end of a training,"
+            " unless evaluate.importance is false, or fitted estimators stay at the sites"
+        )
+    return status.importance
 
 
 def snapshot_of_files(config: CoordinatorConfig) -> Snapshot:

@@ -15,6 +15,7 @@ from xain_coordinator.cli.report import about, study
 from xain_coordinator.cli.report.charts import Line, chart, number, table, timeline
 from xain_coordinator.cli.report.effects import effects
 from xain_coordinator.cli.report.gained import gained
+from xain_coordinator.cli.report.important import important
 from xain_coordinator.cli.report.measured import measured, site_cells
 from xain_coordinator.cli.status import duration
 from xain_coordinator.export.studies import Table
@@ -59,6 +60,7 @@ def page(
         about.findings(status),
         effects(coefficients),
         measured(status, rounds, about.classes_of(metadata)),
+        important(status),
         gained(status, rounds),
         _sites(snapshot, rounds),
         _left_out(snapshot, rounds),

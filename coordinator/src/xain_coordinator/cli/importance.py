@@ -1,0 +1,109 @@
+"""`xain-coordinator importance`: the columns of a table by their importance, as text and CSV."""
+
+import csv
+from collections.abc import Iterator
+from io import StringIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from xain_coordinator.server.inspection_client import clean
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl.inspection_pb2 import ColumnImportances
+from xain_workloads.exported.lineage import figures_of
+from xain_workloads.figures import Figure
+from xain_workloads.importance import MAX_COLUMNS
+
+COLUMNS = ("model", "metric", "column", "site", "importance", "low", "high", "rows", "repeats")
+CAVEAT = (
+    "It says what this model uses, not what causes the outcome; columns that go together share"
+    " their importance, and each may look smaller than it is."
+)
+MAX_TOLD = 5  # columns in a line of text
+LOSSES = {
+    "log_loss": "log loss",
+    "mse": "mean squared error",
+    "error": "share of rows whose class is not predicted",
+}
+
+
+def metric_of(found: ColumnImportances) -> str:
+    """The loss that grows, in words."""
+    words = LOSSES.get(found.metric, clean(found.metric))
+    return f"{words}, with rows weighed by their class," if found.weighs_classes else words
+
+
+def told(found: ColumnImportances) -> str:
+    """What the figures are, for people."""
+    times = "once" if found.repeats == 1 else f"{found.repeats} times"
+    text = (
+        f"By how much the {metric_of(found)} of model {found.round} is larger if the values of one"
+        " column are shuffled among the held-out rows of each site, so that the column tells the"
+        f" model nothing ({times}). It is {found.loss:.4g} on these {found.num_samples:,} rows"
+        " otherwise."
+    )
+    if (left_out := found.num_columns - len(found.columns)) > 0:
+        why = f"beyond the first {MAX_COLUMNS:,}, or there was no time for them"
+        text += f" {left_out:,} of {found.num_columns:,} columns were left out: they are {why}."
+    return text
+
+
+def difference_of(figure: pb.Figure) -> Figure:
+    """The figure of a message."""
+    return figures_of({"": figure})[""]
+
+
+def share_of(found: ColumnImportances, figure: pb.Figure) -> str:
+    """An importance as a share of the loss; empty without a loss."""
+    return f"{figure.value / found.loss:+.1%}" if found.loss else ""
+
+
+def sentence(found: ColumnImportances) -> str:
+    """The most important columns; a line of a status."""
+    shown = [
+        # Nobody knows the squared unit of a target by heart.
+        f"{clean(one.column)} "
+        + (share_of(found, one.difference) if found.metric == "mse" else f"{value:.3g}")
+        for one in found.columns[:MAX_TOLD]
+        if (value := one.difference.value) > 0
+    ]
+    what = f"{metric_of(found)} of model {found.round} with the column shuffled"
+    return f"more {what}: {', '.join(shown)}" if shown else f"no column makes more {what}"
+
+
+def show(found: ColumnImportances, console: Console) -> None:
+    """Print the columns for people."""
+    console.print(Text(told(found)))
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("column", overflow="fold")
+    for heading in ("more loss", "95 % interval", "of the loss"):
+        table.add_column(heading, justify="right")
+    for one in found.columns:
+        figure = difference_of(one.difference)
+        limits = "" if figure.low is None else f"{figure.low:.3g} to {figure.high:.3g}"
+        value, share = f"{figure.value:.3g}", share_of(found, one.difference)
+        table.add_row(Text(clean(one.column)), value, limits, share)
+    console.print(table)
+    console.print(Text(CAVEAT))
+
+
+def to_csv(found: ColumnImportances) -> str:
+    """A line for each column, of all sites together and then of each that is known."""
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(_lines(found))
+    return text.getvalue()
+
+
+def _lines(found: ColumnImportances) -> Iterator[list[object]]:
+    for one in found.columns:
+        figures = {"": one.difference, **dict(sorted(one.sites.items()))}
+        for site, message in figures.items():
+            figure = difference_of(message)
+            rows = "" if site else one.num_samples
+            yield [
+                *(found.round, found.metric, one.column, site),
+                *(figure.value, figure.low, figure.high, rows, found.repeats),
+            ]
