@@ -37,7 +37,17 @@ SERVICES = {
 }
 # Commands that only print, for a reader that they may wait for: SIGTERM ends them at once.
 PRINTERS = {
-    *("backup", "check-config", "describe", "export", "extend", "fetch", "models", "predict"),
+    *(
+        "backup",
+        "check-config",
+        "describe",
+        "export",
+        "extend",
+        "fetch",
+        "importance",
+        "models",
+        "predict",
+    ),
     *("repair", "report"),
     *(
         "restore",

@@ -1,0 +1,118 @@
+"""Importance of columns in status, report and CSV."""
+
+import csv
+import io
+
+import pytest
+from rich.console import Console
+
+from xain_coordinator.cli.importance import sentence, show, to_csv
+from xain_coordinator.cli.report.page import page
+from xain_coordinator.cli.status import render
+from xain_coordinator.server.inspection_client import Snapshot
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl import inspection_pb2 as inspection
+
+
+def importances(
+    metric: str = "log_loss", *, weighs_classes: bool = False
+) -> inspection.ColumnImportances:
+    """Two of three columns: the first one matters at both sites, the second at none."""
+    found = inspection.ColumnImportances(
+        round=7,
+        metric=metric,
+        weighs_classes=weighs_classes,
+        loss=0.5,
+        num_samples=120,
+        repeats=5,
+        num_columns=3,
+    )
+    age = found.columns.add(column="age <i>", num_samples=120)
+    age.difference.CopyFrom(pb.Figure(value=0.25, low=0.1, high=0.4))
+    age.sites["north"].CopyFrom(pb.Figure(value=0.3, low=0.1, high=0.5))
+    age.sites["south"].CopyFrom(pb.Figure(value=0.2, low=0.0, high=0.4))
+    noise = found.columns.add(column="noise", num_samples=120)
+    noise.difference.CopyFrom(pb.Figure(value=-0.01, low=-0.03, high=0.01))
+    return found
+
+
+def snapshot() -> Snapshot:
+    return Snapshot(
+        inspection.GetStatusResponse(
+            session_id="5e5510", phase="finished", cause="completed", importance=importances()
+        ),
+        inspection.ListParticipantsResponse(),
+        inspection.ListRoundsResponse(),
+        inspection.ListModelsResponse(),
+    )
+
+
+def printed(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def console() -> Console:
+    return Console(file=io.StringIO(), width=400)
+
+
+def test_status_names_the_columns_that_matter() -> None:
+    screen = console()
+    render(snapshot(), screen)
+    (line,) = (one for one in printed(screen).splitlines() if one.startswith("importance"))
+    assert "more log loss of model 7 with the column shuffled: age <i> 0.25" in line
+    assert "noise" not in line
+
+
+@pytest.mark.parametrize(
+    ("metric", "weighs_classes", "told"),
+    [
+        ("mse", False, "more mean squared error of model 7 with the column shuffled: age <i> +50"),
+        ("log_loss", True, "more log loss, with rows weighed by their class, of model 7"),
+        ("error", False, "more share of rows whose class is not predicted of model 7"),
+    ],
+)
+def test_sentence_says_which_loss_grows(metric: str, weighs_classes: bool, told: str) -> None:
+    assert sentence(importances(metric, weighs_classes=weighs_classes)).startswith(told)
+
+
+def test_columns_without_any_importance_are_told_in_a_sentence() -> None:
+    found = importances()
+    del found.columns[0]
+    assert sentence(found).startswith("no column makes more log loss of model 7")
+
+
+def test_table_for_people_has_figures_caveat_and_what_is_left_out() -> None:
+    screen = console()
+    show(importances(), screen)
+    text = printed(screen)
+    (age,) = (one for one in text.splitlines() if one.startswith("age <i>"))
+    assert age.split()[2:] == ["0.25", "0.1", "to", "0.4", "+50.0%"]
+    assert "It is 0.5 on these 120 rows otherwise" in text
+    assert "1 of 3 columns were left out" in text
+    assert "not what causes the outcome" in text
+
+
+def test_csv_has_a_line_for_each_column_and_for_each_site() -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv(importances()))))
+    told = [(one["column"], one["site"], one["importance"], one["rows"]) for one in rows]
+    assert told == [
+        ("age <i>", "", "0.25", "120"),
+        ("age <i>", "north", "0.3", ""),
+        ("age <i>", "south", "0.2", ""),
+        ("noise", "", "-0.01", "120"),
+    ]
+    assert (rows[0]["model"], rows[0]["metric"], rows[0]["low"]) == ("7", "log_loss", "0.1")
+
+
+def test_report_has_a_section_with_the_columns_at_each_site() -> None:
+    part = page(snapshot()).split("<h2>Which columns does model 7 need?</h2>")[1].split("<h2>")[0]
+    (age,) = (line for line in part.split("<tr>") if "age &lt;i&gt;" in line)
+    for cell in ("<b>0.25</b>", "0.1 to 0.4", "+50.0%", ">0.3<", ">0.2<"):
+        assert cell in age
+    (noise,) = (line for line in part.split("<tr>") if "noise" in line)
+    assert "-0.01" in noise
+    assert "not what causes the outcome" in part
+    bare = snapshot()
+    bare.status.ClearField("importance")
+    assert "Which columns does model" not in page(bare)
