@@ -60,16 +60,16 @@ def test_status_names_the_columns_that_matter() -> None:
     screen = console()
     render(snapshot(), screen)
     (line,) = (one for one in printed(screen).splitlines() if one.startswith("importance"))
-    assert "more log loss of model 7 with the column shuffled: age <i> 0.25" in line
+    assert "age <i> 0.25 more log loss with the column shuffled (model 7)" in line
     assert "noise" not in line
 
 
 @pytest.mark.parametrize(
     ("metric", "weighs_classes", "told"),
     [
-        ("mse", False, "more mean squared error of model 7 with the column shuffled: age <i> +50"),
-        ("log_loss", True, "more log loss, with rows weighed by their class, of model 7"),
-        ("error", False, "more share of rows whose class is not predicted of model 7"),
+        ("mse", False, "age <i> +50.0% more mean squared error with the column shuffled"),
+        ("log_loss", True, "age <i> 0.25 more log loss, with rows weighed by their class, with"),
+        ("error", False, "age <i> 0.25 more error rate with"),
     ],
 )
 def test_sentence_says_which_loss_grows(metric: str, weighs_classes: bool, told: str) -> None:
@@ -79,7 +79,7 @@ def test_sentence_says_which_loss_grows(metric: str, weighs_classes: bool, told:
 def test_columns_without_any_importance_are_told_in_a_sentence() -> None:
     found = importances()
     del found.columns[0]
-    assert sentence(found).startswith("no column makes more log loss of model 7")
+    assert sentence(found).startswith("no column that can be told by log loss")
 
 
 def test_table_for_people_has_figures_caveat_and_what_is_left_out() -> None:

@@ -24,7 +24,7 @@ MAX_TOLD = 5  # columns in a line of text
 LOSSES = {
     "log_loss": "log loss",
     "mse": "mean squared error",
-    "error": "share of rows whose class is not predicted",
+    "error": "error rate",
 }
 
 
@@ -36,12 +36,11 @@ def metric_of(found: ColumnImportances) -> str:
 
 def told(found: ColumnImportances) -> str:
     """What the figures are, for people."""
-    times = "once" if found.repeats == 1 else f"{found.repeats} times"
     text = (
         f"By how much the {metric_of(found)} of model {found.round} is larger if the values of one"
         " column are shuffled among the held-out rows of each site, so that the column tells the"
-        f" model nothing ({times}). It is {found.loss:.4g} on these {found.num_samples:,} rows"
-        " otherwise."
+        f" model nothing; the mean of {found.repeats} shuffles. It is {found.loss:.4g} on these"
+        f" {found.num_samples:,} rows otherwise."
     )
     if (left_out := found.num_columns - len(found.columns)) > 0:
         why = f"beyond the first {MAX_COLUMNS:,}, or there was no time for them"
@@ -60,16 +59,21 @@ def share_of(found: ColumnImportances, figure: pb.Figure) -> str:
 
 
 def sentence(found: ColumnImportances) -> str:
-    """The most important columns; a line of a status."""
+    """The most important columns, beyond chance; a line of a status."""
+    of = f"{metric_of(found)} with the column shuffled (model {found.round})"
     shown = [
         # Nobody knows the squared unit of a target by heart.
         f"{clean(one.column)} "
-        + (share_of(found, one.difference) if found.metric == "mse" else f"{value:.3g}")
+        + (share_of(found, figure) if found.metric == "mse" else f"{figure.value:.3g}")
         for one in found.columns[:MAX_TOLD]
-        if (value := one.difference.value) > 0
+        if is_told(figure := one.difference)
     ]
-    what = f"{metric_of(found)} of model {found.round} with the column shuffled"
-    return f"more {what}: {', '.join(shown)}" if shown else f"no column makes more {what}"
+    return f"{', '.join(shown)} more {of}" if shown else f"no column that can be told by {of}"
+
+
+def is_told(figure: pb.Figure) -> bool:
+    """Whether an importance is above 0 beyond chance."""
+    return figure.low > 0 if figure.HasField("low") else figure.value > 0
 
 
 def show(found: ColumnImportances, console: Console) -> None:

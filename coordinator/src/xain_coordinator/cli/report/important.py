@@ -2,7 +2,7 @@
 
 from html import escape
 
-from xain_coordinator.cli.importance import CAVEAT, difference_of, share_of, told
+from xain_coordinator.cli.importance import CAVEAT, difference_of, is_told, share_of, told
 from xain_coordinator.cli.report.charts import number, table
 from xain_coordinator.cli.report.measured import interval
 from xain_wire.fl.inspection_pb2 import ColumnImportance, ColumnImportances, GetStatusResponse
@@ -41,8 +41,8 @@ def _row(
     figure = difference_of(one.difference)
     width = 100 * max(figure.value, 0.0) / largest if largest > 0 else 0.0
     bar = f'<span class="share" style="width:{width:.0f}%"></span>'
-    is_told = figure.low is not None and figure.low > 0
-    value = f"<b>{number(figure.value)}</b>" if is_told else number(figure.value)
+    value = number(figure.value)
+    value = f"<b>{value}</b>" if is_told(one.difference) else value
     limits, share = interval(figure), share_of(found, one.difference)
     at = [number(one.sites[site].value) if site in one.sites else "" for site in sites]
     return [escape(one.column), bar, value, limits, share, *at]
