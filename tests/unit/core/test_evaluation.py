@@ -719,7 +719,7 @@ def test_importance_is_wanted_of_the_last_model_and_of_the_best_alone() -> None:
 
 
 def test_importances_add_up_over_sites_and_are_kept_by_site() -> None:
-    """Of the best model; at single sites those of the columns that are the most important."""
+    """The best model has its own; single sites keep those of the most important columns."""
     bench = bench_of("a", "b", evaluate_importance=True, rounds=1)
     hand_in_tallies(bench, 0.6)
     many = [0.1 * at for at in range(2 * SHOWN)]

@@ -35,7 +35,7 @@ def metric_of(found: ColumnImportances) -> str:
 
 
 def told(found: ColumnImportances) -> str:
-    """What the figures are, for people."""
+    """Explanation of the figures, for people."""
     text = (
         f"By how much the {metric_of(found)} of model {found.round} is larger if the values of one"
         " column are shuffled among the held-out rows of each site, so that the column tells the"
