@@ -617,6 +617,7 @@ def test_options_are_those_of_the_rule_that_the_workload_brings() -> None:
         ("workload.name=sgd", "50 passes at 1 site: 50 rounds of 1 epoch"),
         ("workload.name=sgd rounds.epochs=4", "50 passes at 1 site: 13 rounds of 4 epochs"),
         ("workload.name=mlp rounds.rounds=7", "7 rounds of 1 epoch at 1 site"),
+        ("workload.name=mlp", "200 passes at 1 site: 200 rounds of a step each"),
         (
             "workload.name=sgd rounds.min_participants=2 rounds.fraction_participants=0.1",
             "50 passes at 11 sites, 2 of them a round: 275 rounds of 1 epoch",
@@ -652,7 +653,9 @@ def test_length_of_a_training_is_told_before_it(written: str, told: str) -> None
         ("workload.name=sgd workload.options.mode=gradient", "fedadam"),
         ("workload.name=sgd workload.options.mode=gradient aggregation.options.eta0=0.5", ""),
         ("workload.name=sgd workload.options.mode=gradient aggregation.optimizer=", ""),
-        ("workload.name=neural workload.options.mode=gradient", ""),
+        ("workload.name=mlp workload.options.mode=gradient", "fedadam"),
+        ("workload.name=neural workload.options.mode=gradient", "fedadam"),
+        ("workload.name=neural workload.options.mode=gradient aggregation.options.eta0=0.5", ""),
         ("workload.name=sgd", ""),
         ("aggregation.rule=gradient", ""),
     ],
@@ -660,8 +663,52 @@ def test_length_of_a_training_is_told_before_it(written: str, told: str) -> None
 def test_gradient_descent_without_a_step_of_its_own_has_an_optimiser(
     written: str, optimizer: str
 ) -> None:
-    """A linear model by gradient descent is trained by FedAdam, unless a step is set."""
+    """A model by gradient descent is trained by FedAdam, unless a step is set."""
     assert config(**given_as(written)).aggregation.optimizer == optimizer
+
+
+@pytest.mark.parametrize(
+    ("more", "rule"),
+    [
+        ("", "gradient"),
+        ("rounds.passes=80 workload.options.class_weight=balanced", "gradient"),
+        ("rounds.consistency=bsp rounds.fraction_participants=1", "gradient"),
+        ("workload.options.mode=federated", "weighted_average"),
+        ("workload.options.batch_size=8", "weighted_average"),
+        ("rounds.rounds=20", "weighted_average"),
+        ("rounds.epochs=2", "weighted_average"),
+        ("rounds.min_participants=2 rounds.fraction_participants=0.5", "weighted_average"),
+        ("rounds.consistency=asp", "weighted_average"),
+        ("workload.remedy=proximal", "weighted_average"),
+        ("aggregation.optimizer=", "weighted_average"),
+        ("aggregation.rule=median rounds.min_participants=3", "median"),
+    ],
+)
+@pytest.mark.parametrize("name", ["mlp", "neural"])
+def test_network_sends_gradients_unless_settings_ask_for_local_training(
+    name: str, more: str, rule: str
+) -> None:
+    """Summed gradients train alike however the rows are divided; what they cannot do averages."""
+    assert config(**given_as(f"workload.name={name} {more}")).aggregation.rule == rule
+
+
+def test_network_with_layers_of_its_own_is_averaged() -> None:
+    """The defaults were measured on tables, with the default network."""
+    layers = 'workload.name=neural workload.options.layers=[{"type":"linear"}]'
+    assert config(**given_as(layers)).aggregation.rule == "weighted_average"
+
+
+@pytest.mark.parametrize("options", [{"learning_rate_init": 0.1}, {"mode": "federated"}])
+def test_searched_option_of_local_training_is_taken_as_if_it_were_set(
+    options: dict[str, object],
+) -> None:
+    """The mode that is chosen where nothing asks for local training does not stay."""
+    settings = config(**given_as("workload.name=mlp"))
+    searched = {f"workload.options.{key}": json.dumps(value) for key, value in options.items()}
+    assert settings.rules().aggregation == "gradient"
+    rules = settings.rules(Step("x", "train", "", options=searched))
+    assert (rules.aggregation, rules.optimizer) == ("weighted_average", "")
+    assert json.loads(rules.workload_options) == options
 
 
 def test_searched_step_of_gradient_descent_is_taken_as_if_it_were_set() -> None:

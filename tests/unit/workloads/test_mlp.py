@@ -219,6 +219,9 @@ def test_metadata_alone_are_enough_to_go_on(iris: Dataset) -> None:
         ({"solver": "lbfgs"}, "solver is 'lbfgs'"),
         ({"momentum": 1.0}, "momentum is 1.0"),
         ({"learning_rate_init": 0}, "learning_rate_init is 0"),
+        ({"mode": "pipeline"}, "mode is 'pipeline'; choose one of: federated, gradient"),
+        ({"mode": "gradient", "momentum": 0.5}, "in mode 'gradient' the coordinator takes"),
+        ({"mode": "gradient", "remedy": "proximal"}, "mode 'gradient' has none"),
         ({"batch_size": -1}, "batch_size is -1"),
         ({"dropout": 0.5}, "unknown option 'dropout'"),
     ],
@@ -252,3 +255,40 @@ def test_training_that_runs_away_is_told(iris: Dataset) -> None:
     data = Dataset(1e6 * iris.features, np.arange(150.0))
     with pytest.raises(Diverged, match="lower learning_rate_init"):
         train(workload, workload.initial_model([data.profile()]), data, epochs=3)
+
+
+@pytest.mark.parametrize("hidden", [[8], [8, 4]])
+def test_gradient_is_the_direction_of_a_local_step_of_all_rows(
+    iris: Dataset, hidden: list[int]
+) -> None:
+    """Mode "gradient" sends what a step of scikit-learn's would go down, and its penalty."""
+    common = {"hidden_layers": hidden, "dtype": "float64", "alpha": 0.0}
+    local = mlp(**common, momentum=0.0, learning_rate_init=0.5, batch_size=150)
+    model = local.initial_model([iris.profile()])
+    expected = (model.vector - train(local, model, iris).vector) / 0.5
+    plain = gradient(mlp(**common, mode="gradient"), model, iris)
+    assert np.abs(plain - expected).max() <= 1e-12
+    penalised = gradient(mlp(**{**common, "alpha": 0.5}, mode="gradient"), model, iris)
+    arrays = unflatten(model.vector, model.layout)
+    of_penalty = [0.5 * a.ravel() * ("coef" in name) for name, a in arrays.items()]
+    assert np.abs(penalised - plain - np.concatenate(of_penalty)).max() <= 1e-12
+
+
+def test_gradients_of_sites_sum_to_that_of_their_rows(iris: Dataset) -> None:
+    """However the rows are divided, also by label, the step is the same."""
+    workload = mlp(mode="gradient", dtype="float64", alpha=0.1)
+    model = workload.initial_model([iris.profile()])
+    parts = [iris.subset(range(50)), iris.subset(range(50, 60)), iris.subset(range(60, 150))]
+    summed = sum(gradient(workload, model, part) * part.num_samples for part in parts)
+    assert np.abs(summed / 150 - gradient(workload, model, iris)).max() <= 1e-12
+
+
+def test_rows_of_a_gradient_are_drawn_anew_for_each_step(iris: Dataset) -> None:
+    workload = mlp(mode="gradient", batch_size=10)
+    model = workload.initial_model([iris.profile()])
+    first, again, second = (gradient(workload, model, iris, step) for step in (0, 0, 1))
+    assert first.tolist() == again.tolist() != second.tolist()
+
+
+def gradient(workload: MlpWorkload, model: Model, data: Dataset, step: int = 0) -> Any:
+    return workload.train(model, data, epochs=1, epoch_base=step, seed=3).vector

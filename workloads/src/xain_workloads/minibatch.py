@@ -198,6 +198,35 @@ def train_epochs(
     return trained, outputs, done.path
 
 
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """vector: (d,) gradient. scores: (n, k) of the rows. loss: their mean, without the penalty."""
+
+    vector: Array
+    scores: Array
+    loss: float
+
+
+def gradient_of(
+    steps: Steps,
+    vector: Array,
+    layers_of: LayersOf,
+    features: Array,
+    target: NDArray[Any],
+    *,
+    decay: float,
+    weights: Array | None = None,
+) -> Gradient:
+    """The gradient of the mean loss of all these rows, plus decay * coefs. Arguments as of
+    train()."""
+    gradient = np.zeros_like(vector)
+    batch = _Batch(features, target, weights)
+    with np.errstate(over="ignore", invalid="ignore"):
+        outputs, losses = _fill(steps, layers_of(gradient), layers_of(vector), batch, decay)
+        loss = float(losses.mean() if weights is None else np.mean(losses * weights))
+    return Gradient(gradient, outputs, loss)
+
+
 def path_of(momentum: float, sizes: Sequence[float], *, is_nesterov: bool) -> float:
     """The length of all steps of these sizes down a gradient of 1, without velocity at first."""
     velocity = path = 0.0
@@ -227,10 +256,13 @@ def _fill(
     layers: Sequence[Layer],
     batch: _Batch,
     decay: float,
-) -> None:
-    """Write the gradient of the mean loss of these rows, and decay * coefs, into `gradients`."""
+) -> tuple[Array, Array]:
+    """Write the gradient of the mean loss of these rows, and decay * coefs, into `gradients`.
+
+    Returns (n, k) scores and (n,) losses of the rows.
+    """
     values = _forward(steps.activation, layers, batch.features)
-    _, deltas = steps.loss(values[-1], batch.target)
+    losses, deltas = steps.loss(values[-1], batch.target)
     if batch.weights is not None:
         deltas = deltas * batch.weights[:, np.newaxis]
     num_rows = len(batch.features)
@@ -243,6 +275,7 @@ def _fill(
         if index:
             deltas = deltas @ layers[index].coef.T
             _times_derivative(steps.activation, values[index], deltas)
+    return values[-1], losses
 
 
 def _shrink(layers: Sequence[Layer], threshold: float) -> None:

@@ -19,17 +19,19 @@ from xain_workloads.dataset import Dataset
 from xain_workloads.errors import Diverged
 from xain_workloads.losses import binomial_loss, multinomial_loss, squared_loss
 from xain_workloads.minibatch import (
+    Gradient,
     Layer,
     LayersOf,
     Loss,
     Penalty,
     Steps,
     batch_rows,
+    gradient_of,
     scores,
     train_epochs,
 )
 from xain_workloads.mlp_options import MlpOptions
-from xain_workloads.model import Layout, Model, TensorSpec, flatten
+from xain_workloads.model import Layout, Model, TensorSpec, Vector, flatten
 from xain_workloads.options import from_mapping, to_text
 from xain_workloads.preprocessing import target_scale
 from xain_workloads.profile import DataProfile, union
@@ -47,6 +49,7 @@ from xain_workloads.supervised import (
     predictions,
     require_training,
     require_width,
+    rows_of_gradient,
     rows_to_predict,
     score_metrics,
     score_tallies,
@@ -93,7 +96,7 @@ class MlpWorkload:
                 arrays[spec.name] = chance.uniform(-bound, bound, spec.shape)
         metadata = {
             "workload": self.name,
-            "options": to_text(self.options, later=("class_weight", *REMEDY)),
+            "options": to_text(self.options, later=("mode", "class_weight", *REMEDY)),
             "classes": dumps(list(classes)),
         }
         return Model(flatten(arrays, layout), layout, metadata)
@@ -109,7 +112,11 @@ class MlpWorkload:
         correction: Array | None = None,
     ) -> TrainResult:
         """See Workload.train. Metrics: as of measure(), after training. correction: see
-        scaffold.Variates; None for none."""
+        scaffold.Variates; None for none.
+
+        In mode "gradient" the vector is the gradient at the model, and the metrics are those of the
+        model before the step, on the rows of the step; "objective" is the loss with the penalty.
+        """
         require_training(epochs, epoch_base, seed)
         options = self.options
         classes, vector, layers_of = self._open(model)
@@ -118,10 +125,24 @@ class MlpWorkload:
         scale = Scale() if classes else target_scale(model.metadata)
         target = codes if classes else (codes - scale.center) / scale.scale
 
+        steps = self._steps(len(classes), len(target))
         weights = row_weights(model.metadata, len(classes), codes)
+        if options.mode == "gradient":
+            rows = rows_of_gradient(options.batch_size, len(target), (seed, epoch_base))
+            found = gradient_of(
+                steps,
+                vector,
+                layers_of,
+                data.features[rows],
+                target[rows],
+                decay=options.alpha,
+                weights=None if weights is None else weights[rows],
+            )
+            metrics = score_metrics(options.task, found.scores, codes[rows], scale)
+            return self._gradient(found, layers_of(vector), data.num_samples, metrics)
         corrected = corrected_by(vector, options.remedy, options.proximal_mu, correction)
         trained, outputs, path = train_epochs(
-            self._steps(len(classes), len(target)),
+            steps,
             vector,
             layers_of,
             data.features,
@@ -135,6 +156,19 @@ class MlpWorkload:
         )
         metrics = score_metrics(options.task, outputs, codes, scale)
         return TrainResult(trained, data.num_samples, metrics, path=path)
+
+    def _gradient(
+        self, found: Gradient, layers: Sequence[Layer], num_rows: int, metrics: dict[str, float]
+    ) -> TrainResult:
+        """metrics: of the rows of the step, at the model with these layers."""
+        vector: Vector = found.vector.astype(self.options.dtype)
+        if not (np.isfinite(vector).all() and np.isfinite(found.scores).all()):
+            raise Diverged(
+                "the gradient is not finite: lower aggregation.options.eta0, or scale the data"
+            )
+        squares = sum(float(np.square(coef).sum()) for coef, _ in layers)
+        metrics["objective"] = found.loss + self.options.alpha / 2 * squares
+        return TrainResult(vector, num_rows, metrics)
 
     def measure(self, model: Model, data: Dataset) -> Measured:
         """Metrics on data: "accuracy" and "loss", or "r2" and "mse".

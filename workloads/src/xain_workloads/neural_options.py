@@ -8,7 +8,7 @@ from xain_workloads.class_weights import require_class_weight
 from xain_workloads.dataset import Task
 from xain_workloads.neural_builders import require_name
 from xain_workloads.neural_layers import require_layers
-from xain_workloads.options import require_choice, require_range
+from xain_workloads.options import require_choice, require_no_local_steps, require_range
 from xain_workloads.remedies import PROXIMAL_MU, require_remedy
 
 MODES = ("federated", "gradient", "pipeline")
@@ -100,14 +100,7 @@ class NeuralOptions:
             )
         self._check_pipeline()
         if self.mode == "gradient":
-            for name in ("optimizer", "learning_rate", "momentum"):
-                if getattr(self, name) != _DEFAULTS[name]:
-                    raise ValueError(
-                        f"{name} is {getattr(self, name)!r}; in mode 'gradient' the coordinator"
-                        " takes the steps: "
-                        + hint("xain-coordinator", "aggregation.options.eta0 = 0.1")
-                        + " and aggregation.optimizer"
-                    )
+            require_no_local_steps(self, ("optimizer", "learning_rate", "momentum"))
 
     def _check_pipeline(self) -> None:
         require_range("stages", self.stages, at_least=0)

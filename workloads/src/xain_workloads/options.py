@@ -6,6 +6,8 @@ from json import dumps
 from math import isfinite
 from typing import Any, TypeVar, get_origin, get_type_hints
 
+from xain_foundation.hints import hint
+
 Options = TypeVar("Options")
 
 
@@ -64,6 +66,19 @@ def require_range(
         raise ValueError(f"{key} is {value}; it must be at least {at_least}")
     if at_most is not None and value > at_most:
         raise ValueError(f"{key} is {value}; it must be at most {at_most}")
+
+
+def require_no_local_steps(options: Any, names: Collection[str]) -> None:
+    """Raise ValueError that names the option unless these options of local training, which mode
+    "gradient" has none of, have their defaults. options: a dataclass."""
+    for field in fields(options):
+        if field.name in names and getattr(options, field.name) != field.default:
+            raise ValueError(
+                f"{field.name} is {getattr(options, field.name)!r}; in mode 'gradient' the"
+                " coordinator takes the steps: "
+                + hint("xain-coordinator", "aggregation.options.eta0 = 0.1")
+                + " and aggregation.optimizer"
+            )
 
 
 def _convert(key: str, value: object, expected: type) -> object:

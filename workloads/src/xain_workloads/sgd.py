@@ -42,6 +42,7 @@ from xain_workloads.supervised import (
     regression_metrics,
     require_training,
     require_width,
+    rows_of_gradient,
     rows_to_predict,
     score_tallies,
     softmax,
@@ -124,7 +125,7 @@ class SgdWorkload:
         if not classes:
             target = (target - scale.center) / scale.scale
         if self.options.mode == "gradient":
-            rows = self._rows(data.num_samples, (seed, epoch_base))
+            rows = rows_of_gradient(options.batch_size, data.num_samples, (seed, epoch_base))
             return self._gradient(model, data.features, target, scale, rows)
 
         weights = row_weights(model.metadata, len(classes), target)
@@ -180,13 +181,6 @@ class SgdWorkload:
             batch_rows=rows,
             penalty=Penalty(options.weight_of_penalty, options.share_of_l1),
         )
-
-    def _rows(self, num_samples: int, seed: tuple[int, int]) -> Any:
-        """The rows of a gradient: all, or a mini-batch without repetition."""
-        if not 0 < self.options.batch_size < num_samples:
-            return slice(None)
-        chance = np.random.default_rng(seed)
-        return chance.choice(num_samples, self.options.batch_size, replace=False)
 
     def _gradient(
         self, model: Model, features: Array, target: NDArray[Any], scale: Scale, rows: Any

@@ -84,6 +84,13 @@ def epoch_seed(seed: int, epoch: int) -> int:
     return int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])
 
 
+def rows_of_gradient(batch_size: int, num_rows: int, seed: tuple[int, int]) -> Any:
+    """Index of the rows of a gradient: all, or a mini-batch that is drawn without repetition."""
+    if not 0 < batch_size < num_rows:
+        return slice(None)
+    return np.random.default_rng(seed).choice(num_rows, batch_size, replace=False)
+
+
 def coded_target(task: str, classes: tuple[str, ...], data: Dataset) -> NDArray[Any]:
     """(n,) positions in classes, int64, or float64 for regression.
 

@@ -218,13 +218,10 @@ class ModelSettings(Section):
     personal: Texts = ()
 
 
-_ANY_RULE = "weighted_average"  # where the workload needs none
-
-
 class AggregationSettings(Section):
     """[aggregation]"""
 
-    rule: str = _ANY_RULE
+    rule: str = rule_fits.ANY_RULE
     options: dict[str, Option] = Field(default_factory=dict)
     optimizer: str = ""
     optimizer_options: dict[str, Option] = Field(default_factory=dict)
@@ -433,14 +430,7 @@ class CoordinatorConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _workload_chooses(cls, given: Any) -> Any:
-        workload, aggregation = given.get("workload", {}), given.get("aggregation", {})
-        if not (isinstance(workload, Mapping) and isinstance(aggregation, Mapping)):
-            return given
-        rule = aggregation.get("rule") or rule_fits.own_rule(workload) or _ANY_RULE
-        chosen = {"rule": rule}
-        if optimizer := rule_fits.own_optimizer(rule, workload, aggregation):
-            chosen["optimizer"] = optimizer
-        return {**given, "aggregation": {**aggregation, **chosen}}
+        return rule_fits.with_choices(given)
 
     moved: ClassVar[Mapping[str, str]] = {
         "ai": "is called [rounds] now",
@@ -716,22 +706,14 @@ class CoordinatorConfig(Section):
         chosen = self.rounds.initial_weights or default
         return "empty" if chosen == "average" else "first"
 
-    @property
-    def _chosen(self) -> dict[str, str]:
-        """Rule and optimiser as the workload chooses them where they are not set."""
-        workload = {"name": self.workload.name, "options": self.workload.options}
-        options = {"options": self.aggregation.options}
-        rule = rule_fits.own_rule(workload) or _ANY_RULE
-        return {"rule": rule, "optimizer": rule_fits.own_optimizer(rule, workload, options)}
+    def given(self) -> dict[str, Any]:
+        """The sections as they were given, without what the workload has chosen."""
+        return rule_fits.without_choices(self.model_dump(by_alias=True, exclude_unset=True))
 
     def _with_options(self, options: Mapping[str, str]) -> dict[str, Any]:
         """The settings without a study, and with these options by dotted key, as JSON."""
-        whole = self.model_dump(by_alias=True, exclude_unset=True, exclude={"study", "search"})
-        # Rule and optimiser that the workload chose before are chosen anew.
-        aggregation = whole.get("aggregation", {})
-        for name, chosen in self._chosen.items():
-            if aggregation.get(name) == chosen:
-                del aggregation[name]
+        # What the workload chose before is chosen anew.
+        whole = {key: part for key, part in self.given().items() if key not in ("study", "search")}
         for key, text in options.items():
             *path, name = key.split(".")
             table = whole

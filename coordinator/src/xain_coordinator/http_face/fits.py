@@ -241,7 +241,7 @@ class Fits:
 def changed(config: CoordinatorConfig, request: bodies.FitRequest) -> CoordinatorConfig:
     """The configuration with what a request changes. Raises HttpError that names the key."""
     sections: dict[str, dict[str, Any]] = {}
-    whole = config.model_dump(by_alias=True, exclude_unset=True)
+    whole = config.given()
     for key in ("rounds", "passes", "epochs", "seed", "min_participants"):
         if (value := getattr(request, key)) is not None:
             sections.setdefault("rounds", {})[key] = value
@@ -249,7 +249,8 @@ def changed(config: CoordinatorConfig, request: bodies.FitRequest) -> Coordinato
                 whole.get("rounds", {}).pop(replaced, None)  # one takes the place of the other
     if (change := request.workload) is not None:
         name = change.name or config.workload.name
-        kept = config.workload.options if name == config.workload.name else {}
+        options = whole.get("workload", {}).get("options", {})
+        kept = options if name == config.workload.name else {}
         if refused := [key for key in _NOT_FROM_REQUESTS if key in change.options]:
             key = f"workload.options.{refused[0]}"
             raise HttpError("INVALID_SETTING", f"{key}: {_NOT_FROM_REQUESTS[refused[0]]}")
@@ -257,17 +258,20 @@ def changed(config: CoordinatorConfig, request: bodies.FitRequest) -> Coordinato
         if own_rule(sections["workload"]) != own_rule(whole.get("workload", {})):
             whole.setdefault("aggregation", {}).update(rule="", options={})
     if (other := request.aggregation) is not None:
-        now = config.aggregation
-        rule = other.rule or whole.get("aggregation", {}).get("rule", now.rule)
-        optimizer = now.optimizer if other.optimizer is None else other.optimizer
-        kept = now.options if rule == now.rule else {}
-        kept_of_optimizer = now.optimizer_options if optimizer == now.optimizer else {}
+        before = whole.pop("aggregation", {})
+        is_same = other.rule in (None, "", config.aggregation.rule)
+        kept = before.get("options", {}) if is_same else {}
         sections["aggregation"] = {
-            "rule": rule,
+            "rule": other.rule or before.get("rule", ""),
             "options": {**kept, **other.options},
-            "optimizer": optimizer,
-            "optimizer_options": {**kept_of_optimizer, **other.optimizer_options},
         }
+        optimizer = before.get("optimizer") if other.optimizer is None else other.optimizer
+        is_same = optimizer == before.get("optimizer")
+        of_optimizer = before.get("optimizer_options", {}) if is_same else {}
+        if of_optimizer := {**of_optimizer, **other.optimizer_options}:
+            sections["aggregation"]["optimizer_options"] = of_optimizer
+        if optimizer is not None:  # else the workload may choose one
+            sections["aggregation"]["optimizer"] = optimizer
     if not sections:
         return config
     for name, changes in sections.items():
