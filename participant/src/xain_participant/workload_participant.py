@@ -91,7 +91,7 @@ class WorkloadParticipant(Participant):
         self._layout: Layout = ()
         self._metadata: Mapping[str, str] = {}
         self._stages = stages or StageTrainer()
-        self._assignment = Assignment("", -1)
+        self._assignment, self._assigned_at = Assignment("", -1), 0.0
         self._slice: Layout = ()  # of the latest stage
         self._has_warned = False  # of categories with few rows
         self._is_evaluated = False  # whether the round's model is to be measured first
@@ -125,7 +125,7 @@ class WorkloadParticipant(Participant):
         self._metadata = metadata
 
     def on_round(self, assignment: Assignment) -> None:
-        self._assignment = assignment
+        self._assignment, self._assigned_at = assignment, time.monotonic()
         self._is_evaluated = assignment.evaluate
         self._personal.on_round(assignment)
         self._variates.on_round(assignment)
@@ -220,7 +220,8 @@ class WorkloadParticipant(Participant):
         losses = {number: row_losses(workload, one, test) for number, one in models.items()}
         seed, began = self._seed_of_workload(), time.monotonic()
         local = fit_local(
-            self._metadata, self.profile(), self._data, self._test, budget, seed, losses
+            *(self._metadata, self.profile(), self._data, self._test, budget, seed, losses),
+            began=self._assigned_at,  # the coordinator's deadline goes on meanwhile
         )
         fields = {
             "round": assigned.round,

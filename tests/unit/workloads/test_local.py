@@ -215,15 +215,42 @@ def ticking(seconds: float) -> Callable[[], float]:
 
 def test_time_is_bounded_by_the_parts_that_are_trained() -> None:
     """A part takes as long as those before: the training ends in time, with what it has."""
-    local, _, _ = local_of("sgd", {}, passes=20, limit_s=45, clock=ticking(10.0))
+    # The clock is read after each of the 15 mini-batches of a pass.
+    local, _, _ = local_of("sgd", {}, passes=20, limit_s=150, clock=ticking(1.0))
     assert 2 <= local.passes < 20
     assert local.passes % (20 // NUM_PARTS) == 0
     assert local.tallies is not None
-    whole, _, _ = local_of("sgd", {}, passes=20, limit_s=1e9, clock=ticking(10.0))
+    whole, _, _ = local_of("sgd", {}, passes=20, limit_s=1e9, clock=ticking(1.0))
     assert whole.passes == 20
-    bagged, _, _ = local_of(*WORKLOADS[-1], passes=6, limit_s=45, clock=ticking(10.0))
+    bagged, _, _ = local_of(*WORKLOADS[-1], passes=6, limit_s=14, clock=ticking(1.0))
     assert 1 <= bagged.passes < 6
     assert bagged.tallies is not None
+
+
+@pytest.mark.parametrize("name", ["sgd", "mlp", "neural", "bagging"])
+def test_a_part_that_takes_too_long_ends_at_the_limit(name: str) -> None:
+    """However long an epoch takes: the time is looked at after each mini-batch or estimator."""
+    if name == "neural":
+        pytest.importorskip("torch")
+    options: dict[str, Mapping[str, Any]] = {
+        "bagging": {**WORKLOADS[-1][1], "estimators": 100},
+        "neural": {"layers": [{"type": "linear"}]},
+    }
+    reads = []
+
+    def clock() -> float:
+        reads.append(len(reads))
+        return float(len(reads))
+
+    local, _, _ = local_of(name, options.get(name, {}), passes=200, limit_s=12, clock=clock)
+    assert local.why_not == "there was no time for the first part of its training"
+    assert len(reads) == 14, "at the beginning, at that of the part, and after each step"
+
+
+def test_time_counts_from_the_beginning_that_is_given() -> None:
+    """The participant has downloaded and measured a model before."""
+    local, _, _ = local_of("sgd", {}, limit_s=45, clock=ticking(1.0), began=-100.0)
+    assert local.tallies is None
 
 
 def test_gain_is_told_only_beyond_chance() -> None:

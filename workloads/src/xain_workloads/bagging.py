@@ -53,6 +53,7 @@ from xain_workloads.supervised import (
     softmax,
 )
 from xain_workloads.tallies import tally_classes, tally_numbers
+from xain_workloads.time_limit import check_time
 from xain_workloads.voting import (
     stacking_classifier,
     stacking_regressor,
@@ -128,6 +129,7 @@ class BaggingWorkload:
             estimators.append(self._fitted(rows[sample], target[sample], drawn, weights))
             file = dump(estimators[-1])
             frames.append(Frame(data.num_samples, file, owner_of(seed), number))
+            check_time()
         score = oob_score(estimators, samples, rows, target, len(classes))
         metrics = {} if score is None else {"oob_score": score}
         fitted = pack(frames)

@@ -27,13 +27,15 @@ from xain_workloads.stacking import next_model
 from xain_workloads.supervised import Array
 from xain_workloads.table import Table
 from xain_workloads.tallies import Tallies
+from xain_workloads.time_limit import OutOfTime, time_limit
 from xain_workloads.trees import ANY_NUMBER, BoosterKind, joined, parse_update
 from xain_workloads.workload import Workload, create, initial_model
 
 log = get_logger(__name__)
 
 # Parts of the training. After each one the model is measured, and the best is the local model, as
-# the best round's is the model of the session; and it is seen whether there is time for the next.
+# the best round's is the model of the session; and it is seen whether there is time for the next. A
+# part that takes longer than was to be expected is given up at the time limit.
 NUM_PARTS = 10
 MIN_ROWS = 10  # to train on
 # Parts of a workload in a training with others, and alone.
@@ -49,19 +51,20 @@ def fit_local(
     seed: int,
     losses: Mapping[int, Array | None] | None = None,
     clock: Callable[[], float] = time.monotonic,
+    began: float | None = None,
 ) -> LocalModel:
     """Train and measure the local model of a site.
 
     metadata: of the global model. profile: of the site's rows, data. test: held-out rows, one at
     least. seed: as Workload.train() takes it. losses: row_losses() of global models on the held-out
-    rows, by their numbers.
+    rows, by their numbers. began: time of the clock from which the limit counts; None: now.
     Raises nothing of the workload: the reason stands in the outcome, without values of the data.
     """
     if data.num_samples < MIN_ROWS:
         return LocalModel(why_not=f"the site has fewer than {MIN_ROWS} rows to train on")
     if data.task == "classification" and len(set(data.target.tolist())) < 2:
         return LocalModel(why_not="all rows of the site are of one class")
-    began = clock()
+    began = clock() if began is None else began
     best: _Best | None = None
     done = 0
     try:
@@ -78,10 +81,16 @@ def fit_local(
             spent = clock() - began
             if done and spent * number / (number - 1) > budget.limit_s:
                 break
-            model = _continued(workload, model, rows, passes, done, seed)
+            try:
+                with time_limit(lambda: clock() - began > budget.limit_s):
+                    model = _continued(workload, model, rows, passes, done, seed)
+            except OutOfTime:
+                break
             done += passes
             if workload.name != "bagging":  # whose estimators are only added
                 best = _better(best, model, workload.measure(model, held_out).tallies)
+        if not done:
+            return LocalModel(why_not="there was no time for the first part of its training")
         if workload.name == "bagging":
             best = _better(best, model, workload.measure(model, held_out).tallies)
     except Diverged:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from xain_workloads.losses import Array
 from xain_workloads.model import Vector
 from xain_workloads.supervised import DIVERGED_SCORE, epoch_seed
+from xain_workloads.time_limit import check_time
 
 # (n, k) scores and (n,) targets to (n,) losses and (n, k) derivatives by the scores.
 Loss = Callable[[Array, NDArray[Any]], tuple[Array, Array]]
@@ -156,6 +157,7 @@ def train(
                 step(gradient, size)
                 if (threshold := steps.penalty.threshold(size)) > 0:
                     _shrink(layers, threshold)
+                check_time()
             if not np.isfinite(vector).all():
                 return Trained(num_finite, 0.0)
     return Trained(len(seeds), path_of(steps.momentum, sizes, is_nesterov=True))

@@ -54,6 +54,7 @@ from xain_workloads.supervised import (
     score_tallies,
     softmax,
 )
+from xain_workloads.time_limit import check_time
 from xain_workloads.workload import TrainResult
 
 KEY = "neural"  # in the metadata of a model
@@ -191,6 +192,7 @@ class NeuralWorkload:
                     loss_of(network.outputs(inputs[rows]), targets[rows], known).backward()
                     correct()
                     optimizer.step()
+                    check_time()
         return num_steps
 
     def batches(self, num_rows: int, seed: tuple[int, int]) -> tuple[list[NDArray[np.intp]], int]:

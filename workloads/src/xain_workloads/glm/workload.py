@@ -46,6 +46,7 @@ from xain_workloads.supervised import (
     softmax,
 )
 from xain_workloads.tallies import tally_classes, tally_numbers
+from xain_workloads.time_limit import check_time
 from xain_workloads.workload import TrainResult
 
 _DEFAULTS = GlmOptions()
@@ -174,6 +175,7 @@ class GlmWorkload:
             model = replace(model, vector=vector, metadata=metadata)
             if ENDED in metadata:
                 break
+            check_time()
         return model
 
     def measure(self, model: Model, data: Dataset) -> Measured:
