@@ -296,7 +296,7 @@ class Rounds:
 
     @property
     def _absent(self) -> set[str]:
-        """Sites of a study that are not here."""
+        """Sites of a study that are not connected."""
         return set(self._rules.sites) - self._members
 
     @property

@@ -777,7 +777,7 @@ def test_passes_are_refused_where_they_say_nothing(written: str, told: str) -> N
 
 @pytest.mark.parametrize("name", ["sgd", "mlp", "neural"])
 def test_remedy_is_an_option_of_the_workload(name: str) -> None:
-    """Participants learn of it by the options in the metadata of the model."""
+    """The remedy stands among the options in the metadata of the model, for the participants."""
     written = f"workload.name={name} workload.remedy=proximal workload.proximal_mu=0.3"
     options = json.loads(config(**given_as(written)).rules().workload_options)
     assert options == {"remedy": "proximal", "proximal_mu": 0.3}

@@ -125,7 +125,7 @@ def test_report_has_both_figures_of_each_site() -> None:
 
 
 def test_models_with_class_weights_are_compared_by_auc() -> None:
-    """Their log loss is too high on purpose."""
+    """The log loss of such models is too high on purpose."""
     whole = snapshot()
     whole.status.weighs_classes = True
     found = gains(whole.status, whole.rounds.rounds)

@@ -110,6 +110,6 @@ class Federation:
 )
 def test_class_of_a_slow_site_is_not_forgotten(rules: dict[str, object]) -> None:
     """Fast sites bring six updates in the time of one of the slow site, which alone knows a class.
-    By weights that fall with staleness its recall was 0.75 in ASP."""
+    Where weights fall with staleness, the recall of that class is 0.75 in ASP."""
     recall = Federation(**rules).run()
     assert min(recall) > 0.85, recall

@@ -369,7 +369,7 @@ def test_wrong_frames_are_refused() -> None:
 
 @pytest.mark.parametrize("vote", ["soft", "hard"])
 def test_ensembles_of_version_0_1_are_read_and_go_on_by_plain_votes(vote: str) -> None:
-    """Their frames have no owner and no number, without which no linear model can be trained."""
+    """Frames of 0.1 have no owner and no number, without which no linear model can be trained."""
     data = flowers()
     model, sent = update(data, vote=vote)
     whole = next_model(model.vector.tobytes(), [("east", sent, 150)], model.metadata)

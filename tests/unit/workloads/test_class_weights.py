@@ -96,7 +96,7 @@ def test_steps_of_one_row_are_scikit_learns_own(loss: str) -> None:
 
 @pytest.mark.parametrize("counts", [(90, 10), (60, 30, 10)])
 def test_optimum_is_that_of_logistic_regression(counts: tuple[int, ...]) -> None:
-    """Full batches reach it, and the gradient of the mode "gradient" is zero there."""
+    """Training with full batches ends in the weighted optimum, where the gradient is zero."""
     alpha, num_rows = 0.1, sum(counts)
     options = {"alpha": alpha, "dtype": "float64", **BALANCED}
     workload = create("sgd", {**options, "batch_size": num_rows})

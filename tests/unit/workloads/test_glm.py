@@ -35,7 +35,7 @@ class Reference:
     aic: float
 
 
-# By statsmodels 0.15.0 from study() with the design matrix
+# Figures that statsmodels 0.15.0 gives for the rows of study(), with the design matrix
 #   x = column_stack([ones, age, dose, sex == "m", ward == "A", ward == "C"])
 # and, with the attributes params, bse, pvalues, conf_int(), deviance, null_deviance and aic:
 #   logistic     GLM(ill == "ill", x, family=families.Binomial()).fit(tol=1e-14)
@@ -417,7 +417,7 @@ def test_separation_is_named_and_the_others_are_fitted(name: str) -> None:
 
 
 def test_rows_without_a_category_are_a_level_of_their_own() -> None:
-    """As if the missing category had a name."""
+    """A missing category counts as a category with a name of its own."""
     data = study_of("logistic")
     ward = data.values["ward"].copy()
     ward[::9] = None

@@ -124,7 +124,7 @@ def test_difference_is_that_of_each_row(task: str) -> None:
 def test_models_with_class_weights_are_compared_by_auc_or_balanced_accuracy(
     dataset: str, loss: str
 ) -> None:
-    """Their log loss is too high on purpose. The interval is that of the figure."""
+    """The log loss of such models is too high on purpose. The interval is that of the figure."""
     whole = Table.from_dataset(load(dataset))
     rows = np.random.default_rng(3).permutation(whole.num_samples)
     own, test = whole.subset(rows[:60]), whole.subset(rows[60:150])

@@ -63,8 +63,9 @@ def coefficients(model: Model) -> np.ndarray:
 
 @pytest.mark.parametrize(("name", "per_round"), [("sgd", 4), ("sgd", 2), ("neural", 4)])
 def test_scaffold_ends_in_the_optimum_of_all_rows(name: str, per_round: int) -> None:
-    """Averaging ends beside it, since each site draws the model to its own. Also where half of the
-    sites train in turn, and with momentum, by which steps are longer than the learning rate."""
+    """Averaging ends beside the optimum, since each site draws the model to its own. Also where
+    half of the sites train in turn, and with momentum, by which steps are longer than the learning
+    rate."""
     if name == "neural":
         pytest.importorskip("torch")
     options: dict[str, Any] = {**SGD, "batch_size": 100}
@@ -83,7 +84,7 @@ def test_scaffold_ends_in_the_optimum_of_all_rows(name: str, per_round: int) -> 
 
 @pytest.mark.parametrize("is_nesterov", [True, False])
 def test_path_is_how_far_a_constant_gradient_leads(is_nesterov: bool) -> None:
-    """Both optimisers, ours and that of torch, go that far."""
+    """The length is that which both optimisers go, ours and that of torch."""
     sizes = [0.1] * 7
     if is_nesterov:
         vector = np.zeros(1)

@@ -93,7 +93,7 @@ def score(predicted: np.ndarray, data: Dataset) -> float:
     ],
 )
 def test_stacked_votes_help_where_sites_have_other_targets(name, estimator, soft, stacked):
-    """Strictly in the order of the target: also where estimators stay at their sites."""
+    """Rows are divided strictly by their target; estimators are published, or stay at the sites."""
     task: Any = "regression" if name == "diabetes" else "classification"
     parts, test = divided(load(name, task=task), 3 if name == "wine" else 7)
     options = {"estimator": estimator, "estimators": 5}

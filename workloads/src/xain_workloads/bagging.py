@@ -141,7 +141,7 @@ class BaggingWorkload:
     def _bootstrap(
         self, seed: int, number: int, num_rows: int
     ) -> tuple[np.random.Generator, NDArray[np.intp]]:
-        """Chance for the estimator of this number, and the rows that it is fitted on."""
+        """The generator of the estimator of this number, and the rows that it is fitted on."""
         drawn = np.random.default_rng((self.options.seed, seed, number))
         return drawn, drawn.integers(0, num_rows, num_rows)
 

@@ -191,7 +191,7 @@ def stepped(fit: Fit, sums: Iterable[Sums], penalty: float) -> Fit:
 
 
 def _added(sums: Iterable[Sums]) -> Sums:
-    """One after the other, in the order given, so that one is in memory at a time."""
+    """The sums one after the other, in the order given, so that one is in memory at a time."""
     parts = iter(sums)
     total = next(parts)
     for part in parts:

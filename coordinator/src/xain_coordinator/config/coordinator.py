@@ -131,7 +131,7 @@ class WorkloadSettings(Section):
 
     @property
     def whole_options(self) -> dict[str, Any]:
-        """The options with the remedy, of which participants learn by them."""
+        """The options, with the remedy among them, as they are written into the model."""
         remedy = {"remedy": self.remedy, "proximal_mu": self.proximal_mu}
         changed = self.changed(*remedy)
         return {**self.options, **{key: remedy[key] for key in changed}}

@@ -69,5 +69,5 @@ def _continued_fraction(x: float, a: float, b: float) -> float:
 
 
 def _away(value: float) -> float:
-    """The value, but not 0."""
+    """The value, or the smallest number above 0 in the place of 0."""
     return value if abs(value) > _TINY else _TINY
