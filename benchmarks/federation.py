@@ -20,9 +20,10 @@ from xain_workloads.errors import Diverged
 from xain_workloads.figures import figures
 from xain_workloads.growing import grown
 from xain_workloads.histograms import growing, parse_sums
-from xain_workloads.model import Model, Vector
+from xain_workloads.model import Model, Vector, control_size
 from xain_workloads.partition import split_train_test
 from xain_workloads.preprocessing import prepare
+from xain_workloads.scaffold import Variates, without_control
 from xain_workloads.table import Table
 from xain_workloads.tallies import add
 from xain_workloads.workload import TrainResult, Workload, create, initial_model, measure
@@ -52,7 +53,7 @@ def train(settings: Mapping[str, object], sites: Sequence[Table], seed: int) -> 
     least = ParticipantConfig().data.min_known
     share = ParticipantConfig().data.test_fraction
     halves = [split_train_test(site, share, 0, least=least) for site in sites]
-    options = {**config.workload.options}
+    options = {**config.workload.whole_options}
     rule_options = config.aggregation.whole_options
     if config.aggregation.rule == "trees":
         options["mode"] = rule_options["mode"]
@@ -77,6 +78,8 @@ class _Trainer:
         begun = {} if self.optimizer is None else self.optimizer.begin()
         length = len(self.first.vector)
         self.state = {name: np.full(length, value) for name, value in begun.items()}
+        self.control = control_size(self.first.layout)
+        self.own: dict[int, Any] = {}  # control variates of the sites
 
     def run(self, model: Model, held_out: Sequence[Table]) -> Trained:
         rules = self.config.rules()
@@ -86,10 +89,7 @@ class _Trainer:
         for number in range(rounds):
             try:
                 updates = [
-                    self.workload.train(
-                        model, one, epochs=epochs, epoch_base=number * epochs, seed=self.seed
-                    )
-                    for one in self.rows
+                    self._update(at, model, epochs, number * epochs) for at in range(len(self.rows))
                 ]
             except Diverged as error:
                 return Trained(taken, model, done, done * epochs, str(error))
@@ -106,6 +106,18 @@ class _Trainer:
         # Without rows to measure by, the last model is taken.
         return Trained(model if best == np.inf else taken, model, done, done * epochs)
 
+    def _update(self, at: int, model: Model, epochs: int, epoch_base: int) -> TrainResult:
+        workload: Any = self.workload
+        arguments: dict[str, Any] = {"epochs": epochs, "epoch_base": epoch_base, "seed": self.seed}
+        if not self.control:
+            plain: TrainResult = workload.train(model, self.rows[at], **arguments)
+            return plain
+        variates, inner = Variates.of(model, self.own.get(at)), without_control(model)
+        arguments["correction"] = variates.correction
+        trained: TrainResult = workload.train(inner, self.rows[at], **arguments)
+        vector, self.own[at] = variates.after(inner, trained.vector, trained.path)
+        return replace(trained, vector=vector)
+
     def _next(self, model: Model, updates: Sequence[TrainResult], number: int) -> Model:
         return replace(model, vector=self._vector(model, updates, number))
 
@@ -121,7 +133,9 @@ class _Trainer:
             rate = learning_rate(aggregation.whole_options, number, NOT_BEGUN)
             combined = base - rate * combined
         if self.optimizer is not None:
+            result, own = combined, slice(len(combined) - self.control, len(combined))
             combined, after = self.optimizer.step(base, combined, self.state)
+            combined[own] = result[own]  # all sites train each round
             self.state = {name: np.array(value) for name, value in after.items()}
         return combined.astype(model.vector.dtype)
 

@@ -43,11 +43,25 @@ class Aggregation:
         self._moments: tuple[Floats, Floats] | None = None  # m, v
 
     def next_model(
-        self, base: Vector | None, rows: Sequence[Vector], n_k: Sequence[float], lost: float = 0.0
+        self,
+        base: Vector | None,
+        rows: Sequence[Vector],
+        n_k: Sequence[float],
+        lost: float = 0.0,
+        share: float | None = None,
     ) -> Vector:
         """base: the model there is, None: there is none. lost: what stale updates have lost, which
-        is the weight of the base. Raises AssertionError where a rule is not what it should be."""
+        is the weight of the base. share: of the updates in the mean of all control variates; None:
+        there are none. Raises AssertionError where a rule is not what it should be."""
         dtype = rows[0].dtype
+        if share is not None:
+            assert base is not None
+            d = len(base) // 2
+            weights = self.next_model(base[:d], [row[:d] for row in rows], n_k, lost)
+            means = _sum([row[d:] for row in rows], _shares(self._rule, n_k))
+            before = base[d:].astype(float).tolist()
+            control = [b + share * (mean - b) for b, mean in zip(before, means, strict=True)]
+            return np.concatenate([weights, np.array(control).astype(dtype)])
         rule = self._rule
         if base is None and rule in NEEDS_BASE:
             rule = "weighted_average"

@@ -11,7 +11,7 @@ from simulation.disk import JournalDisk, SimulatedJournal, SimulatedStore, Store
 from simulation.hub import Hub, Killed, Process
 from simulation.loop import VirtualLoop
 from simulation.network import Network
-from simulation.oracle import Oracle, initial_model
+from simulation.oracle import Oracle, initial_model, layout_of
 from simulation.scenario import Scenario
 from simulation.server import Server
 from xain_coordinator.core.session import Session
@@ -329,7 +329,7 @@ class _Workload:
         self._scenario = scenario
 
     def initial_model(self, profiles: Sequence[DataProfile], metadata: object = None) -> Model:
-        return Model(initial_model(self._scenario), ())
+        return Model(initial_model(self._scenario), layout_of(self._scenario))
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"a coordinator does not ask for {name}")

@@ -15,7 +15,9 @@ from simulation.hub import Hub, Process
 from simulation.network import Link, Network
 from simulation.oracle import (
     Oracle,
+    corrected_weights,
     first_weights,
+    layout_of,
     num_samples_of,
     participant_name,
     score_of,
@@ -26,6 +28,8 @@ from simulation.threads import Runtime, sleep
 from xain_foundation.exit_statuses import EXIT_FAILED, EXIT_NOTHING_COUNTED, EXIT_OK
 from xain_participant.agent import Agent
 from xain_participant.participant import Assignment, Participant
+from xain_participant.variates import KeptVariates
+from xain_workloads.model import CONTROL_LOST, Layout, Model
 from xain_workloads.profile import DataProfile
 
 EXIT_STOPPED = 143
@@ -60,6 +64,7 @@ class ParticipantMachine:
         self._oracle = oracle
         self._agent: Agent | None = None
         self._state = StateDisk()
+        self._variates = KeptVariates(None, self.name)  # on its disk
         self._num_started = 0
         # Chance of its own: which of its updates are bad.
         self._bad = dict(scenario.bad).get(index, 0.0)
@@ -166,8 +171,16 @@ class ParticipantMachine:
     # --- its life ---
 
     def _main(self, process: Process, runtime: Runtime, chance: Random) -> None:
+        if not self._scenario.keeps_results:
+            self._variates = KeptVariates(None, self.name)
         training = _Training(
-            self._hub, self._scenario, self._oracle, self.index, self._state, self._spoilt
+            self._hub,
+            self._scenario,
+            self._oracle,
+            self.index,
+            self._state,
+            self._variates,
+            self._spoilt,
         )
         keeper = SimulatedKeeper(self._hub, process, self._state, self.name)
         transfer = SimulatedDirect(self._network, process, self.link, self._store, self._trouble)
@@ -201,6 +214,7 @@ class _Training(Participant):
         oracle: Oracle,
         index: int,
         state: StateDisk,
+        variates: KeptVariates,
         spoilt: Callable[..., NDArray[Any] | None],
     ) -> None:
         self._spoilt = spoilt
@@ -210,6 +224,7 @@ class _Training(Participant):
         self._name = participant_name(index)
         self._takes_s = scenario.train_s[index]
         self._state = state
+        self._variates = variates
         self._round = -1
         self._asked = Assignment("", 0)
         self._trained: set[int] = set()
@@ -234,6 +249,7 @@ class _Training(Participant):
 
     def on_round(self, assignment: Assignment) -> None:
         self._asked = assignment
+        self._variates.on_round(assignment)
 
     def evaluate_round(self, weights: NDArray[Any]) -> None:
         self._oracle.begins_with(self._name, weights)
@@ -246,16 +262,29 @@ class _Training(Participant):
             self._oracle.fail(f"{self._name} is asked for initial weights, and has none")
         return self._train(lambda: first_weights(self._scenario, self._name))
 
+    def init_layout(self) -> Layout:
+        return layout_of(self._scenario)
+
     def train_round(
         self, weights: NDArray[Any], epochs: int, epoch_base: int
     ) -> tuple[NDArray[Any], int]:
         self._oracle.begins_with(self._name, weights)
         if self._asked.evaluate and self._can_evaluate:
             self.report_evaluation({"accuracy": score_of(weights)}, 5)
-        vector = self._train(
-            lambda: trained_weights(weights, self._name, epochs, epoch_base), weights
-        )
-        self.update_metrics(norm=float(np.abs(vector).sum()))
+
+        def compute() -> NDArray[Any]:
+            if not self._scenario.has_control:
+                return trained_weights(weights, self._name, epochs, epoch_base)
+            begun = self._variates.begin(Model(weights, layout_of(self._scenario)))
+            vector, own = corrected_weights(self._scenario, weights, self._name, begun.own)
+            self._variates.keep(own)
+            return vector
+
+        vector = self._train(compute, weights)
+        lost = {CONTROL_LOST: 1.0} if self._variates.is_lost else {}
+        if lost:
+            self._hub.note(self._name, "has lost its control variate")
+        self.update_metrics(norm=float(np.abs(vector).sum()), **lost)
         return vector, num_samples_of(self._name)
 
     def _train(

@@ -17,7 +17,7 @@ from simulation import oracle as oracle_module
 from simulation.network import Noise
 from simulation.scenario import Kind
 from xain_coordinator.aggregation import distances, engine
-from xain_coordinator.core import answers, decider, pacing, steps
+from xain_coordinator.core import answers, control, decider, pacing, steps
 from xain_coordinator.core import events as e
 from xain_coordinator.core import evolve as evolve_module
 from xain_coordinator.core.commands import Command
@@ -46,11 +46,13 @@ from xain_participant.download import Download
 from xain_participant.encoded import quantise
 from xain_participant.protocol import Held, Protocol
 from xain_participant.result import Result
+from xain_participant.versions import Versions
 from xain_participant.work import Work
 
 Mutation = Callable[[], AbstractContextManager[Any]]
 
 commit = Driver._commit
+counted_after = control.counted_after
 evolve = evolve_module.evolve
 owed_work = decider._owed_work
 restore = driver_module.restore
@@ -324,6 +326,14 @@ def _patch(target: Any, name: str, value: Any) -> Mutation:
 
 
 # What each defect is, in the words of the decision page.
+def _newest_version(versions: Versions, session_id: str, round_: int) -> bytes | None:
+    return versions.load(session_id, 10**9)
+
+
+def _lost_or_not(round_: Round, counted: Any, members: Any) -> Any:
+    return counted_after(replace(round_, lost_control=False), counted, members)
+
+
 MUTATIONS: Mapping[str, Mutation] = {
     "acknowledge before the commit": _patch(Driver, "_commit", _acknowledge_early),
     "run effects before the commit": _patch(Driver, "_commit", _effects_early),
@@ -357,6 +367,9 @@ MUTATIONS: Mapping[str, Mutation] = {
     "keep a part of a model that could not be read": _patch(
         Downloads, "_forget_failed_block", lambda self, offset, read: None
     ),
+    "go on from the newest control variate": _patch(Versions, "of_round", _newest_version),
+    "take each round for all sites": _patch(control, "share_of", lambda round_, counted: 1.0),
+    "go on where a control variate is lost": _patch(control, "counted_after", _lost_or_not),
     "never look for a newer coordinator": _patch(Fence, "check", lambda self: None),
     "overwrite a published model": _patch(fencing._FencedUpload, "commit", _overwrite),
     "drop updates with the publication of their model": _patch(
@@ -424,6 +437,7 @@ TRAVELS: Mapping[str, Mapping[str, Any]] = {
 
 # The seed to begin with, where most plans do not show it: the search stays short.
 FIRST_SEED: Mapping[str, int] = {
+    "go on from the newest control variate": 160,
     "aggregate five updates at most": 16,
     "blame the sender for what a power cut has spoilt": 120,
     "drop updates that are behind": 1427,
@@ -442,6 +456,9 @@ FIRST_SEED: Mapping[str, int] = {
 
 # What is seen of each: a pattern of Failed.what.
 SEEN: Mapping[str, str] = {
+    "go on from the newest control variate": "the mean of all is",
+    "take each round for all sites": "it should be",
+    "go on where a control variate is lost": "was told that its variate",
     "acknowledge before the commit": "is not in the journal",
     "run effects before the commit": "before the journal asks for it|there are no weights under",
     "never send a tick": "there is no end",

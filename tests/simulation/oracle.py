@@ -8,7 +8,7 @@ whoever is told more than it knows has been told too early.
 import io
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,8 @@ from xain_coordinator.ports import Record
 from xain_foundation.names import GLOBAL
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.np import npy_header
+from xain_workloads import scaffold
+from xain_workloads.model import CONTROL_LOST, Layout, Model, TensorSpec
 
 Vector = NDArray[Any]
 
@@ -65,11 +67,13 @@ class Oracle:
         self.journalled: Callable[[str], bytes | None] = lambda key: None  # a small update or model
         self._opened: set[int] = set()
         self._joined: set[str] = set()
+        self._members: set[str] = set()
         # By participant and the round it was trained for: digests.
         self._accepted: dict[tuple[str, int], str] = {}
         self._trained: dict[tuple[str, int], list[str]] = {}
         self._acknowledged: set[tuple[str, int]] = set()
         self._updates: list[tuple[Update, int]] = []  # of the open round, with their staleness
+        self._variates = Variates(scenario)
 
     @property
     def is_finished(self) -> bool:
@@ -120,8 +124,10 @@ class Oracle:
         match event:
             case e.ParticipantJoined(participant_id):
                 self._joined.add(participant_id)
+                self._members.add(participant_id)
                 self._heard_at[participant_id].append(record.at)
             case e.ParticipantLeft(participant_id, "expired"):
+                self._members.discard(participant_id)
                 # A heartbeat is answered without waiting for the disk; a record comes here when it
                 # is durable. While the disk is slow, a participant may expire, join again and send
                 # a heartbeat before its expiry is durable. Heartbeats later than the expiry renew
@@ -130,14 +136,18 @@ class Oracle:
                 ends = max([self._started_at, *heard]) + session.rules.lease_s - ROUNDING_S
                 assert record.at >= ends, f"{participant_id} has a lease until {ends}"
                 assert not self._scenario.is_quiet, f"{participant_id} was never away"
+            case e.ParticipantLeft(participant_id):
+                self._members.discard(participant_id)
             case e.ModelInitialised(model):
                 self._published(model)
             case e.RoundOpened(number):
                 assert number not in self._opened, f"round {number} was opened before"
                 self._opened.add(number)
                 self._updates = []
-            case e.UpdateAccepted(number, update, staleness, evaluation=evaluation):
+                self._variates.is_lost = False
+            case e.UpdateAccepted(number, update, staleness, metrics, evaluation):
                 self._accept(number, update, staleness)
+                self._variates.is_lost |= CONTROL_LOST in metrics
                 if evaluation is not None:
                     self._check_evaluation(number - staleness, evaluation)
             case e.EvaluationAccepted(number, participant_id, evaluation):
@@ -210,7 +220,12 @@ class Oracle:
             self._aggregation = _aggregation_of(session.rules)
         stored = partial(self._stored, self._store.durable)
         total = 0 if session.open_round is None else session.open_round.total_samples
-        expected = _combined(session.rules, self._aggregation, base, self._updates, total, stored)
+        share = None
+        if self._scenario.has_control and not base.is_empty:
+            share = self._variates.share([update for update, _ in self._updates])
+        expected = _combined(
+            session.rules, self._aggregation, base, self._updates, total, stored, share
+        )
         data = self._stored(self._store.visible, model.ref.key)
         assert data is not None, f"{model.ref.key} is not there"
         found = _vector(data)
@@ -218,6 +233,10 @@ class Oracle:
         assert found.tobytes() == expected.tobytes(), (
             f"the model of round {number} is {found}, it should be {expected}"
         )
+        if share is not None:
+            before = _vector(self.models[base.ref.key])
+            updates = [update for update, _ in self._updates]
+            self._variates.publish(number, before, found, updates, self._members)
 
     # --- the store ---
 
@@ -288,6 +307,9 @@ class Oracle:
             self.fail(f"{participant_id} was given {work.model.key}, which is not published")
         if work.update_accepted:
             self._heard_of_acceptance(participant_id, work.round)
+        counted = work.counted_round if work.HasField("counted_round") else -1
+        if not self._variates.may_be_told(participant_id, work.round, counted):
+            self.fail(f"{participant_id} was told that its variate of round {counted} counted")
 
     def trains(self, participant_id: str, round_: int) -> None:
         """Training begins."""
@@ -360,6 +382,60 @@ class Oracle:
                 self.fail(f"the last model is {found}, without faults it is {expected}")
 
 
+class Variates:
+    """The control variates of all sites, from the journal and from what training makes of a model.
+
+    is_lost: whether a site whose update counts in the open round had lost its own.
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.is_lost = False
+        self._scenario = scenario
+        # Of those that have counted since all began anew: round, n_k, and the variate.
+        self._counted: dict[str, tuple[int, int, Vector]] = {}
+        self._told: dict[tuple[str, int], int] = {}  # what each may be told, by round
+
+    def share(self, updates: Sequence[Update]) -> float:
+        ours = {update.participant_id: update.num_samples for update in updates}
+        known = {name: n_k for name, (_, n_k, _) in self._counted.items()} | ours
+        if sum(known.values()) == 0:
+            return len(ours) / len(known)
+        return sum(ours.values()) / sum(known.values())
+
+    def publish(
+        self,
+        number: int,
+        before: Vector,
+        after: Vector,
+        updates: Sequence[Update],
+        members: Collection[str],
+    ) -> None:
+        """The model after a round: its last half is the mean of all variates by rows."""
+        d = len(before) // 2
+        for update in updates:
+            name = update.participant_id
+            variate = before[:d] - _drawn(before[:d], name, self._scenario)
+            self._counted[name] = number, update.num_samples, variate
+        rows = [n_k for _, n_k, _ in self._counted.values()]
+        vectors = [variate for _, _, variate in self._counted.values()]
+        mean = np.average(vectors, axis=0, weights=rows if any(rows) else None)
+        scale = 1 + max(float(np.abs(one).max()) for one in (*vectors, before))
+        near = scale * (1e-4 if after.dtype == np.float32 else 1e-11)
+        if not self.is_lost:
+            assert np.abs(after[d:] - mean).max() <= near, (
+                f"the variate after round {number} is {after[d:]}, the mean of all is {mean}"
+            )
+        away = [n for n, (last, *_) in self._counted.items() if n not in members]
+        if self.is_lost or any(number - self._counted[name][0] >= 10 for name in away):
+            self._counted = {}
+        for name in {*members, *self._counted}:
+            self._told[name, number + 1] = self._counted.get(name, (-1,))[0]
+
+    def may_be_told(self, name: str, round_: int, counted: int) -> bool:
+        """Whether the round in which the variate of a participant counted last is this one."""
+        return counted == self._told.get((name, round_), counted if counted < 0 else -1)
+
+
 # --- what training and aggregation come to, slowly and obviously ----------------------------------
 
 
@@ -382,7 +458,43 @@ def first_weights(scenario: Scenario, participant_id: str) -> Vector:
     """The initial weights of a participant, if the coordinator has none."""
     index = int(participant_id[1:])
     values = [(index + 1) * 0.37 + i * 0.11 for i in range(scenario.num_floats)]
-    return np.array(values, scenario.dtype)
+    return np.array([*values, *_no_control(scenario)], scenario.dtype)
+
+
+def _no_control(scenario: Scenario) -> list[float]:
+    return [0.0] * scenario.num_floats if scenario.has_control else []
+
+
+def layout_of(scenario: Scenario) -> Layout:
+    """The layout of a model; only one with a control variate declares it."""
+    if not scenario.has_control:
+        return ()
+    d = scenario.num_floats
+    return (
+        TensorSpec("w", (d,), scenario.dtype),
+        TensorSpec("control", (d,), scenario.dtype, "control"),
+    )
+
+
+def _drawn(weights: Vector, participant_id: str, scenario: Scenario) -> Vector:
+    """Where local training leads to without a correction."""
+    own = 10.0 ** (int(participant_id[1:]) % 5 - 2)
+    values: Vector = np.tanh(weights.astype(np.float64) + own) * own
+    return values
+
+
+def corrected_weights(
+    scenario: Scenario, model: Vector, participant_id: str, own: Vector | None
+) -> tuple[Vector, Vector]:
+    """The update of a participant of a model with a control variate, and its own variate.
+
+    own: before, None: it has none.
+    """
+    layout = layout_of(scenario)
+    variates = scaffold.Variates.of(Model(model, layout), own)
+    inner = scaffold.without_control(Model(model, layout))
+    trained = _drawn(inner.vector, participant_id, scenario) - variates.correction
+    return variates.after(inner, trained.astype(model.dtype), 1.0)
 
 
 def trained_weights(weights: Vector, participant_id: str, epochs: int, epoch_base: int) -> Vector:
@@ -429,14 +541,20 @@ def undisturbed(scenario: Scenario, first: str) -> Vector:
     elif scenario.initial == "first":
         model = first_weights(scenario, first)
     aggregation = _aggregation_of(scenario.rules())
+    own: dict[str, Vector] = {}
     for _ in range(scenario.rounds):
         if model is None:
             rows = [first_weights(scenario, name) for name in names]
             model = aggregation.next_model(None, rows, [1.0] * len(rows))
             continue
+        samples = [float(num_samples_of(name)) for name in names]
+        if scenario.has_control:
+            both = [corrected_weights(scenario, model, name, own.get(name)) for name in names]
+            own = {name: variate for name, (_, variate) in zip(names, both, strict=True)}
+            model = aggregation.next_model(model, [row for row, _ in both], samples, share=1.0)
+            continue
         trained = [trained_weights(model, name, scenario.epochs, epoch_base) for name in names]
         rows = [sent(scenario, vector, model) for vector in trained]
-        samples = [float(num_samples_of(name)) for name in names]
         model = aggregation.next_model(model, rows, samples)
         epoch_base += scenario.epochs
     assert model is not None
@@ -445,7 +563,8 @@ def undisturbed(scenario: Scenario, first: str) -> Vector:
 
 def initial_model(scenario: Scenario) -> Vector:
     """The initial model of the coordinator, if it has one."""
-    return np.linspace(-1.0, 1.0, scenario.num_floats).astype(scenario.dtype)
+    values = np.linspace(-1.0, 1.0, scenario.num_floats)
+    return np.array([*values, *_no_control(scenario)]).astype(scenario.dtype)
 
 
 def _combined(
@@ -455,8 +574,10 @@ def _combined(
     updates: list[tuple[Update, int]],
     total: int,
     stored: Callable[[str], bytes | None],
+    share: float | None,
 ) -> Vector:
-    """The model of a round, from what was accepted in it. total: samples of all that train."""
+    """The model of a round, from what was accepted in it. total: samples of all that train.
+    share: as in Aggregation.next_model()."""
     updates = sorted(updates, key=lambda pair: pair[0].participant_id)
     rows = []
     for update, _ in updates:
@@ -476,7 +597,7 @@ def _combined(
         lost = max(0.0, whole - sum(weights))
     before = stored(base.ref.key)
     assert before is not None, f"{base.ref.key} is not durable"
-    return aggregation.next_model(_vector(before), rows, weights, lost)
+    return aggregation.next_model(_vector(before), rows, weights, lost, share)
 
 
 def _aggregation_of(rules: Rules) -> Aggregation:

@@ -66,6 +66,8 @@ class Scenario:
     clock_rates: of the participants' clocks, and at the end of the coordinator's; empty: all run
         as they should.
     keep_updates, keep_models: see Retention.
+    has_control: the model has a control variate, as long as the rest, and participants keep their
+        own beside their results.
     evaluators: those who can evaluate models.
     without_weights: those who cannot make initial weights.
     quiet_at: from then on nothing happens any more that should not.
@@ -109,6 +111,7 @@ class Scenario:
     snapshot_records: int = 10_000
     keep_updates: int | None = None
     keep_models: int | None = None
+    has_control: bool = False
     evaluators: tuple[int, ...] = ()
     without_weights: tuple[int, ...] = ()
     evaluate_every: int = 1
@@ -172,6 +175,7 @@ class Scenario:
             and self.consistency == "bsp"
             and not self.gone
             and not self.bad
+            and (self.keeps_results or not self.has_control)  # a lost variate leaves a mark
         )
 
     @property
@@ -253,9 +257,31 @@ def from_seed(seed: int) -> Scenario:
         )
     scenario = _fleet(chance, scenario)
     scenario = _pacing(Random(f"pacing {seed}"), scenario)
+    of_control = Random(f"control {seed}")
+    if of_control.random() < 0.25 and scenario.consistency == "bsp":
+        scenario = _with_control(of_control, scenario)
     if scenario.initial == "first":
         scenario = _without_weights(Random(f"without weights {seed}"), scenario)
     return _faults(chance, scenario)
+
+
+def _with_control(chance: Random, scenario: Scenario) -> Scenario:
+    """A control variate, and what it needs. In sessions that do not need all, most updates of the
+    slow ones come too late, and some later ones count."""
+    dtype = "float64" if scenario.dtype == "float64" else "float32"
+    scenario = replace(
+        scenario,
+        has_control=True,
+        dtype=dtype,
+        rule="weighted_average",
+        options=(),
+        encoding="plain",
+    )
+    if not scenario.needs_everybody and chance.random() < 0.7:
+        quorum = f"*:update:{scenario.min_participants}"
+        rounds = scenario.rounds + 4
+        scenario = replace(scenario, rounds=rounds, quorum=quorum, pacing="", pacing_options=())
+    return scenario
 
 
 def _without_weights(chance: Random, scenario: Scenario) -> Scenario:

@@ -126,7 +126,7 @@ class WorkloadSettings(Section):
     name: str = ""
     options: dict[str, Any] = Field(default_factory=dict)
     remedy: Literal["", "proximal", "scaffold", "personal"] = ""
-    proximal_mu: float = Field(default=0.01, gt=0, allow_inf_nan=False)
+    proximal_mu: float = Field(default=0.1, gt=0, allow_inf_nan=False)
     preprocessing: PreprocessingSettings = PreprocessingSettings()
 
     @property

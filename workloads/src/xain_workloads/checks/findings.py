@@ -64,5 +64,6 @@ CHECKS: Mapping[str, tuple[Level, str]] = {
     "reversed_labels": ("warn", "labels of a site go with its columns against those of all others"),
     "no_statistics": ("warn", "a site sends no statistics, so nothing is scaled"),
     "untold_column": ("warn", "no site tells anything of a column, so it is not scaled"),
+    "unlike_classes": ("note", "the shares of the classes differ much between sites"),
     "small_site": ("note", "a site has fewer than twenty rows"),
 }

@@ -26,6 +26,8 @@ _FOLLOW_UP = re.compile(
     r"(follow.?up|fu|fup|surv(ival)?.?(time|days|months|years)|(time|days|months|years).?(to|until)"
     r".*|futime|survtime|os.?(time|days|months)|pfs.*|time|days|months|stime|ttime|duration|los)"
 )
+_UNLIKE = 0.3  # of the rows of a site that would need another class to have the others' shares
+_ROWS_OF_UNLIKE = 20
 _GOES_WITH = 0.2  # AUC away from a half, of a time of follow-up
 
 
@@ -36,6 +38,7 @@ def check_labels(summary: Summary) -> Iterator[Finding]:
         yield from _not_looked_for(summary)
         yield from _lone_classes(summary)
         yield from _few_events(summary)
+        yield from _unlike_classes(summary)
     yield from _unassociated(summary)
     yield from _leaks(summary)
     if "regression" not in summary.tasks:
@@ -114,6 +117,30 @@ def _few_events(summary: Summary) -> Iterator[Finding]:
             f" {_MIN_EVENTS} rows at all sites together, too few to learn {'it' if one else 'them'}"
         )
         yield Finding("warn", "few_events", "", summary.target_name, text)
+
+
+def _unlike_classes(summary: Summary) -> Iterator[Finding]:
+    """Sites of which each draws an averaged model to its own classes."""
+    names, counts = sorted(summary.class_counts.sites), _counts(summary)
+    rows = np.array([[counts[n].get(at, 0) for n in names] for at in range(len(summary.names))])
+    if rows.size == 0:
+        return
+    sums = rows.sum(axis=1, keepdims=True)
+    others = rows.sum(axis=0) - rows
+    told = (sums[:, 0] >= _ROWS_OF_UNLIKE) & (others.sum(axis=1) >= _ROWS_OF_UNLIKE)
+    if not told.any():
+        return
+    shares, of_others = rows[told] / sums[told], others[told]
+    distances = np.abs(shares - of_others / of_others.sum(axis=1, keepdims=True)).sum(axis=1) / 2
+    if (num := int((distances >= _UNLIKE).sum())) > 0:
+        text = (
+            f"the shares of the classes at {num} of {len(summary.names)} sites are unlike those of"
+            " the others, which draws averaged models of sgd, mlp and neural to each site's own"
+            " classes; at the coordinator, "
+            + hint("xain-coordinator", 'workload.remedy = "scaffold"')
+            + " is the remedy to try"
+        )
+        yield Finding("note", "unlike_classes", "", summary.target_name, text)
 
 
 def _unassociated(summary: Summary) -> Iterator[Finding]:
