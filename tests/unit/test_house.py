@@ -43,6 +43,7 @@ CORE_MAY_KNOW = {
     "xain_foundation.tags",
     "xain_wire.fl.refusals_pb2",
     "xain_wire.metadata",
+    "xain_workloads.calibration",
     "xain_workloads.checks.findings",
     "xain_workloads.division",
     "xain_workloads.errors",

@@ -51,10 +51,15 @@ _MOMENTS = (1, 2, 3, 4, 3, 4)  # in the order of the fields of Target
 _MAX_VALUE = 1e60
 
 
-def probability_at(position: float, level: int) -> float:
-    """The probability at a position in the bins of a level: `k` is the lower edge of bin k."""
+def log_odds_at(position: float, level: int) -> float:
+    """The log odds at a position in the bins of a level: `k` is the lower edge of bin k."""
     odds = position * 2**level / _BINS_PER_UNIT
-    return 1 / (1 + exp(-max(-_MAX_LOG_ODDS, min(_MAX_LOG_ODDS, odds))))
+    return max(-_MAX_LOG_ODDS, min(_MAX_LOG_ODDS, odds))
+
+
+def probability_at(position: float, level: int) -> float:
+    """The probability at a position in the bins of a level, as log_odds_at() has it."""
+    return 1 / (1 + exp(-log_odds_at(position, level)))
 
 
 # Relative: what rounding leaves of the differences of equal numbers to their mean.

@@ -17,11 +17,12 @@ from dataclasses import dataclass, field, replace
 from math import fsum, sqrt
 from typing import Literal
 
-from xain_coordinator.core.evaluation import together
+from xain_coordinator.core.evaluation import pooled, together
 from xain_coordinator.core.history import History
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Division, Evaluation, Figure, Step, Tallies
 from xain_wire.metadata import COMPLETED
+from xain_workloads.calibration import calibration_figures
 from xain_workloads.figures import LOSSES, figures
 from xain_workloads.tallies import add
 
@@ -335,10 +336,11 @@ def _lines_of(plan: Plan, one: Outcome) -> Iterator[Line]:
                 note = f"{note}; {why}"
             yield from _lines(model, one, note)
         return
-    yield from _lines(model, one, "")
+    yield from _lines(model, one, "", is_calibrated=plan.kind == "leave_out")
 
 
-def _lines(model: str, one: Outcome, note: str) -> Iterator[Line]:
+def _lines(model: str, one: Outcome, note: str, *, is_calibrated: bool = False) -> Iterator[Line]:
+    """is_calibrated: with figures of calibration of each site."""
     whole = together([*one.by_site.values()])
     if one.tallies is not None:
         whole = together([Evaluation(one.tallies.num_rows, {}, one.tallies)])
@@ -353,6 +355,8 @@ def _lines(model: str, one: Outcome, note: str) -> Iterator[Line]:
             yield Line(model, site, one.session_id, note="too few rows: they stay at the site")
         elif measured.num_samples:
             evaluation = together([measured]) if measured.tallies is not None else measured
+            if evaluation is not None and is_calibrated:
+                evaluation = _calibrated(evaluation, measured.tallies)
             yield _line(model, site, one.session_id, evaluation or measured, note)
 
 
@@ -370,12 +374,16 @@ def _pooled(model: str, units: Sequence[Outcome]) -> Iterator[Line]:
         for site, measured in one.by_site.items():
             if measured.num_samples and measured.tallies is not None:
                 of_sites.setdefault(site, []).append(measured)
-    every = together([e for of in of_sites.values() for e in of])
-    if every is not None:
-        yield _line(model, "", "", every)
-    for site, measured_there in sorted(of_sites.items()):
-        if len(measured_there) > 1 and (pooled := together(measured_there)) is not None:
-            yield _line(model, site, "", pooled)
+    groups = {"": [e for of in of_sites.values() for e in of]}
+    groups |= {site: of for site, of in sorted(of_sites.items()) if len(of) > 1}
+    for site, measured_there in groups.items():
+        if (whole := together(measured_there)) is not None:
+            yield _line(model, site, "", _calibrated(whole, pooled(measured_there)))
+
+
+def _calibrated(measured: Evaluation, tallies: Tallies | None) -> Evaluation:
+    """An evaluation with the figures of calibration beside its own."""
+    return replace(measured, figures={**measured.figures, **calibration_figures(tallies)})
 
 
 def _spread(values: Sequence[float]) -> Spread:

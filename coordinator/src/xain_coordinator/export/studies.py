@@ -15,6 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from xain_coordinator.core.study import (
+    ALL_SITES,
     Outcome,
     Plan,
     best_option,
@@ -119,6 +120,19 @@ def rows(table: Table, *, intervals: bool = True) -> list[list[str]]:
         ]
         found.append([f"mean ± sd of {n}", "", "", *cells, ""])
     return [head, *found]
+
+
+def pooled(table: Table) -> list[Mapping[str, Any]]:
+    """Lines of the rows of all folds, or of all sites that were left out: of all sites together,
+    then of each. Of one left out the only line is that of its model."""
+    if table["kind"] == "folds":
+        return [one for one in table["lines"] if not one["session"]]
+    if table["kind"] == "leave_out":
+        together = [one for one in table["lines"] if not one["session"]]
+        return together + [
+            one for one in table["lines"] if one["site"] and one["model"] != ALL_SITES
+        ]
+    return []
 
 
 def remarks(table: Table) -> list[str]:

@@ -30,6 +30,14 @@ def classes_of(metadata: Mapping[str, str]) -> list[str]:
     return [str(name) for name in _json(metadata.get("classes", "")) or ()]
 
 
+def prepared_of(metadata: Mapping[str, str]) -> Preprocessing | None:
+    """The preprocessing of a model; None without one, and of a later version."""
+    try:
+        return preprocessing_of(metadata)
+    except DataError:
+        return None
+
+
 def target_of(snapshot: Snapshot, described: TableOne | None) -> str:
     """Name of the target; "" if it is not known."""
     profiles = (one.profile.target for one in snapshot.participants.participants)
@@ -48,7 +56,7 @@ def about(snapshot: Snapshot, described: TableOne | None, now: datetime | None) 
         ("target", target),
         ("classes", ", ".join(classes)),
         ("model", metadata.get("workload", "")),
-        ("length", status.plan),
+        ("planned length", status.plan),
         ("options of the model", _settings(options)),
         ("settings of the session", _settings(dict(status.settings))),
         ("columns used", _named(_columns(metadata, left_out))),
@@ -100,7 +108,7 @@ def findings(status: GetStatusResponse) -> str:
 
 
 def _columns(metadata: Mapping[str, str], left_out: Collection[str]) -> list[str]:
-    prepared = _prepared(metadata)
+    prepared = prepared_of(metadata)
     if prepared is None:
         return [str(one) for one in _json(metadata.get("columns", "")) or ()]
     types = prepared.types.items()
@@ -112,7 +120,7 @@ def _left_out(
 ) -> dict[str, str]:
     """Why columns tell the model nothing, by name. What a site leaves out before it joins is not
     known here."""
-    prepared = _prepared(metadata)
+    prepared = prepared_of(metadata)
     if prepared is None:
         return {}
     why = {} if described is None else {row.name: "not in the schema" for row in described.rows}
@@ -124,13 +132,6 @@ def _left_out(
         if one.check in _USELESS and not one.participant_id and one.column in prepared.types:
             why[one.column] = one.text
     return why
-
-
-def _prepared(metadata: Mapping[str, str]) -> Preprocessing | None:
-    try:
-        return preprocessing_of(metadata)
-    except DataError:  # of a later version
-        return None
 
 
 def _json(text: str) -> Any:

@@ -8,6 +8,7 @@ from xain_coordinator.core.evaluation import WELL_KNOWN
 from xain_coordinator.server.translate import tallies_of
 from xain_wire.fl.coordinator_pb2 import Evaluation
 from xain_wire.fl.inspection_pb2 import GetStatusResponse, RoundStatus
+from xain_workloads.calibration import calibration_figures
 from xain_workloads.exported.lineage import Measured, figures_of
 from xain_workloads.figures import (
     Figure,
@@ -16,6 +17,7 @@ from xain_workloads.figures import (
     figures,
     is_better,
     roc_curve,
+    share_of,
 )
 from xain_workloads.tallies import Tallies, counts_by_class, records
 from xain_workloads.thresholds import RATES
@@ -41,11 +43,28 @@ WORDS: Mapping[str, str] = {
     "log_loss": "how far the probabilities are from the outcomes; less is better",
     "brier": "mean squared error of the probabilities; less is better",
     "calibration_error": "mean distance of probability and share in ten groups; less is better",
+    "observed_expected": "rows of {} over the sum of their probabilities; 1 is right",
+    "calibration_intercept": "what the log odds lack; 0 is right, below 0 they are too high",
+    "calibration_slope": "what the log odds are to be multiplied by; 1 is right, below 1 they are"
+    " too far from each other, as of a model that knows its training rows too well",
     "r2": "share of the variance of the target that is explained",
     "rmse": "typical error, in the unit of the target; less is better",
     "mse": "mean squared error; less is better",
     "mae": "mean absolute error, in the unit of the target; less is better",
 }
+
+
+_INTERVALS = (
+    "Intervals: Wilson's of shares of rows and of observed / expected, DeLong's of AUC, the normal"
+    " approximation of log loss, Brier score and calibration error, Wald's of calibration intercept"
+    " and slope. F1 is 2J / (1 + J) of the share J = TP / (TP + FP + FN). Limits of a mean over"
+    " classes are combined by their squares. All take rows for independent and the model for given."
+    " Without a threshold a row is predicted as its most probable class."
+)
+_OF_NUMBERS = (
+    "Intervals: the normal approximation of mean errors, by the delta method of RMSE and R². They"
+    " take rows for independent and the model for given."
+)
 
 
 def measured(
@@ -57,14 +76,16 @@ def measured(
         return ""
     names = [*classes, *(f"class {k}" for k in range(len(classes), tallies.num_classes))]
     is_own = any(one.coordinator_evaluation.num_samples for one in rounds)
-    of = "of the coordinator" if is_own else "of all sites together, on which nobody trained"
+    of = "of the coordinator" if is_own else _whose(status.measured_round, rounds)
+    alone = f"Of the latest session alone, {escape(status.study)}. " if status.study else ""
     parts = [
         f"<h2>How good is model {status.measured_round}?</h2>",
-        f'<p class="soft">Measured on {tallies.num_rows:,} rows {of}. An'
+        f'<p class="soft">{alone}Measured on {tallies.num_rows:,} rows {of}. An'
         " interval has the true value in 95 of 100 such studies; the baseline is what always"
         f" predicting {'the commonest class' if tallies.num_classes else 'the mean'} has on the"
-        " same rows.</p>",
+        f" same rows.{escape(_chosen(status, rounds))}</p>",
         _pooled(tallies, names),
+        f'<p class="soft">{_INTERVALS if tallies.num_classes else _OF_NUMBERS}</p>',
         _classes(tallies, names),
         _confusion(tallies, names),
         _curves(tallies, names),
@@ -73,10 +94,32 @@ def measured(
     return "".join(parts)
 
 
+def _whose(number: int, rounds: Sequence[RoundStatus]) -> str:
+    """Whose rows model `number` was measured on."""
+    known = next((one.sites for one in rounds if one.round == number), ())
+    sites = [site.participant_id for site in known if site.evaluation.num_samples]
+    of = f"of {escape(sites[0])} alone" if len(sites) == 1 else "of all sites together"
+    return f"{of}, on which nobody trained"
+
+
+def _chosen(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
+    """The sentence on the choice of the model by the rows that it is measured on; empty where they
+    have chosen none."""
+    both = ((one.evaluation, one.coordinator_evaluation) for one in rounds if one.round)
+    num_compared = sum(any(status.metric in one.metrics for one in of) for of in both)
+    if not status.HasField("best_round") or num_compared < 2:
+        return ""
+    extreme = "smallest" if status.metric_is_minimised else "largest"
+    return (
+        f" These rows have also chosen the model: of {num_compared:,} models it has the {extreme}"
+        f" {words(status.metric)}. So its figures are slightly optimistic; those of folds are not."
+    )
+
+
 def _pooled(tallies: Tallies, names: Sequence[str]) -> str:
     of = names[1] if tallies.num_classes == 2 else "a class, on average over the classes,"
     rows = []
-    for name, figure in figures(tallies).items():
+    for name, figure in {**figures(tallies), **calibration_figures(tallies)}.items():
         shown = number(figure.baseline) if figure.baseline is not None else ""
         rows.append(
             (
@@ -129,7 +172,7 @@ def _curves(tallies: Tallies, names: Sequence[str]) -> str:
     if not known:
         return ""
     shown = sorted(known, key=lambda k: known[k].value)[:MAX_CURVES]
-    rocs, calibrations = [], []
+    rocs, calibrations, groups_of = [], [], []
     for k in shown:
         roc, groups = roc_curve(tallies, k), calibration_curve(tallies, k)
         chance = Line("chance", "baseline", [(0.0, 0.0), (1.0, 1.0)])
@@ -141,11 +184,24 @@ def _curves(tallies: Tallies, names: Sequence[str]) -> str:
         shares = Line(f"share of {names[k]}", "sites", [(p, share) for p, share, _ in groups])
         title = f"Calibration of {names[k]}: share of ten groups by probability"
         calibrations.append(chart(title, [shares, exact], x_name="predicted probability"))
+        groups_of.append(_groups(names[k], groups))
     more = ""
     if len(known) > MAX_CURVES:
         told = f"Of {len(known)} classes the {MAX_CURVES} that are told apart worst."
         more = f'<p class="soft">{told}</p>'
-    return f'<h3>Curves</h3>{more}<div class="charts squares">{"".join(rocs + calibrations)}</div>'
+    drawn = f'<div class="charts squares">{"".join(rocs + calibrations)}</div>'
+    return f"<h3>Curves</h3>{more}{drawn}{''.join(groups_of)}"
+
+
+def _groups(name: str, groups: Sequence[tuple[float, float, int]]) -> str:
+    """The points of a calibration curve with their rows and intervals."""
+    found = [(p, share_of(round(share * rows), rows), rows) for p, share, rows in groups]
+    cells = [
+        [number(p), f"{rows:,}", number(share.value), interval(share)] for p, share, rows in found
+    ]
+    head = ("mean probability", "rows", f"share of {escape(name)}", "95 % interval")
+    title = f"Calibration of {escape(name)} in numbers"
+    return f"<details><summary>{title}</summary>{table(head, cells)}</details>"
 
 
 def _threshold(status: GetStatusResponse, names: Sequence[str]) -> str:
@@ -219,4 +275,5 @@ def interval(figure: Figure) -> str:
 def words(name: str) -> str:
     """The name of a figure as a heading."""
     known = {"auc": "AUC", "r2": "R²", "rmse": "RMSE", "mse": "MSE", "mae": "MAE", "f1": "F1"}
+    known["observed_expected"] = "observed / expected"
     return known.get(name, name.replace("_", " "))

@@ -17,6 +17,7 @@ from xain_coordinator.cli.report.effects import effects
 from xain_coordinator.cli.report.gained import gained
 from xain_coordinator.cli.report.important import important
 from xain_coordinator.cli.report.measured import measured, site_cells
+from xain_coordinator.cli.report.method import method
 from xain_coordinator.cli.status import duration
 from xain_coordinator.export.studies import Table
 from xain_coordinator.server.inspection_client import Snapshot
@@ -53,10 +54,11 @@ def page(
     title = title or f"Session {status.session_id}"
     style = files("xain_coordinator.cli.report").joinpath("style.css").read_text(encoding="utf-8")
     sections = [
-        _outcome(status, rounds),
+        _outcome(status, rounds, study.verdict(study_table)),
         _head(status, rounds),
         study.section(study_table),
         about.about(snapshot, described, now),
+        method(snapshot, rounds),
         about.findings(status),
         effects(coefficients),
         measured(status, rounds, about.classes_of(metadata)),
@@ -78,8 +80,11 @@ def page(
     )
 
 
-def _outcome(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
-    """The first line: whether there is a model that is better than the baseline."""
+def _outcome(status: GetStatusResponse, rounds: Sequence[RoundStatus], of_study: str) -> str:
+    """The first line: the figures of the study, or whether there is a model that is better than the
+    baseline."""
+    if of_study:
+        return f'<p class="verdict"><b>{escape(of_study)}</b></p>'
     has_best = status.HasField("best_round")
     if status.no_better:
         so_far = "" if status.state == pb.FINISHED else " so far"

@@ -1,0 +1,211 @@
+"""The section of the report on how the model was made, for the methods section of a paper."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from xain_coordinator.cli.report.about import metadata_of, prepared_of
+from xain_coordinator.cli.report.charts import number, table
+from xain_coordinator.server.inspection_client import Snapshot
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl.inspection_pb2 import RoundStatus
+from xain_workloads.glm.options import NAME as GLM
+from xain_workloads.preprocessing import CategoryColumn, NumberColumn, Preprocessing
+from xain_workloads.scales import Scale
+
+MAX_ROWS = 200  # of the table of columns
+MAX_CATEGORIES = 30  # of a column
+
+_STUDIES = frozenset(("study.folds", "study.leave_out", "study.cross"))
+
+_KINDS: Mapping[str, str] = {
+    "bagging": "an ensemble of estimators, each trained at one site",
+    "glm": "a generalised linear model without a penalty, of the largest likelihood",
+    "mlp": "a neural network of fully connected layers",
+    "neural": "a neural network",
+    "xgboost": "gradient-boosted trees",
+}
+_LINEAR: Mapping[str, str] = {
+    "log_loss": "a logistic regression",
+    "hinge": "a linear support vector machine",
+    "squared_error": "a linear regression",
+}
+_RULES: Mapping[str, str] = {
+    "weighted_average": "In each round the sites train the model on their own rows, and the"
+    " coordinator averages their models, each weighted by its number of rows (federated averaging)",
+    "gradient": "In each round the sites send gradients of the loss over their rows, and the"
+    " coordinator adds them up and takes the step",
+    "newton": "In each round the sites send the score and the information matrix of their rows, and"
+    " the coordinator adds them up and takes a Newton step",
+    "trees": "The coordinator grows the trees of what the sites send of their rows",
+    "ensemble": "The estimators of all sites together are the model",
+}
+
+
+def method(snapshot: Snapshot, rounds: Sequence[RoundStatus]) -> str:
+    """The section; empty of a session without a workload, about whose training nothing is known."""
+    metadata = metadata_of(snapshot)
+    workload = metadata.get("workload", "")
+    if not workload or workload == "describe":
+        return ""
+    prepared = prepared_of(metadata)
+    told = "".join(f"<li>{escape(one)}</li>" for one in _told(snapshot, rounds, metadata, prepared))
+    sites = {name for one in rounds if one.task == pb.TRAIN for name in one.contributors}
+    # Of one site alone the table would tell more than table one does.
+    columns = _columns(prepared) if prepared is not None and len(sites) > 1 else ""
+    return f"<h2>How was it made?</h2><ul>{told}</ul>{columns}"
+
+
+def _told(
+    snapshot: Snapshot,
+    rounds: Sequence[RoundStatus],
+    metadata: Mapping[str, str],
+    prepared: Preprocessing | None,
+) -> Iterator[str]:
+    status = snapshot.status
+    settings = dict(status.settings)
+    workload = metadata["workload"]
+    is_trained_here = status.num_trained > 0
+    yield f"Model: {_kind(workload, metadata)}{_size(prepared)}."
+    if is_trained_here or _STUDIES.intersection(settings):
+        yield _training(settings)
+    if is_trained_here:
+        if status.state == pb.FINISHED:
+            why = f"; {status.ended_because}" if status.ended_because else ""
+            yield f"Length: {status.num_trained:,} of {status.num_rounds:,} rounds{why}."
+    elif status.began_with:
+        yield f"Nothing was trained: model {status.began_with} was measured."
+    if (held_out := _held_out(status.study, rounds)) and is_trained_here:
+        yield held_out
+    if prepared is not None:
+        yield from _preparing(prepared, settings, workload)
+        update = "sums over its rows" if workload == GLM else "an update of the model"
+        is_local = any(one.evaluation.HasField("local") for one in rounds)
+        local = ", at the end also of a model of its own rows alone" if is_local else ""
+        yield (
+            "What left a site: before the training names and types of the columns, and of each"
+            " column and the outcome counts, mean, spread and means of groups of rows; in each"
+            f" round {update}, and its loss on the training rows; and sums over the held-out rows"
+            f" (rows by class and predicted class, and by score; sums of losses){local}. No row."
+            " docs/data.md has each field."
+        )
+
+
+def _kind(workload: str, metadata: Mapping[str, str]) -> str:
+    try:
+        options: Any = json.loads(metadata.get("options", "")) or {}
+    except ValueError:
+        options = {}
+    if workload != "sgd" or not isinstance(options, dict):
+        return f"{_KINDS.get(workload, workload)} (workload {workload})"
+    loss, penalty = options.get("loss") or "log_loss", options.get("penalty", "none")
+    kind = _LINEAR.get(loss, f"a linear model with the loss {loss}")
+    weight = f"with the penalty {penalty}, alpha = {options.get('alpha')}"
+    how = "gradient descent" if options.get("mode") == "gradient" else "stochastic gradient descent"
+    step = (
+        f"step {eta0:g}" if (eta0 := options.get("eta0")) else "a step that follows from the rows"
+    )
+    weighed = ", rows weighed by class" if options.get("class_weight") else ""
+    penalised = "without a penalty" if penalty == "none" else weight
+    return f"{kind} {penalised}, by {how} with {step}{weighed} (workload sgd)"
+
+
+def _size(prepared: Preprocessing | None) -> str:
+    if prepared is None:
+        return ""
+    return f", of {prepared.num_features:,} features made of {len(prepared.columns):,} columns"
+
+
+def _training(settings: Mapping[str, str]) -> str:
+    rule = _text(settings.get("aggregation.rule", "weighted_average"))
+    optimizer = _text(settings.get("aggregation.optimizer", ""))
+    known = _RULES.get(rule, f"The coordinator combines what the sites send by the rule {rule}")
+    return f"{known}; the step is {optimizer}'s." if optimizer else f"{known}."
+
+
+def _held_out(study: str, rounds: Sequence[RoundStatus]) -> str:
+    """The sentence on held-out rows; empty without any."""
+    trained = max((one.num_samples for one in rounds if one.task == pb.TRAIN), default=0)
+    held_out = max((one.evaluation.num_samples for one in rounds), default=0)
+    if not trained or not held_out:
+        return ""
+    share = held_out / (trained + held_out)
+    of = " that are left" if study else ""
+    return (
+        f"Rows{of}: {trained + held_out:,}, of which {held_out:,} ({share:.1%}) were held out. Each"
+        " site drew these by chance before the training, of each class (or tenth of a target of"
+        " numbers) its share, and they measured the models of all rounds."
+    )
+
+
+def _preparing(
+    prepared: Preprocessing, settings: Mapping[str, str], workload: str
+) -> Iterator[str]:
+    if prepared.numbers:
+        yield f"Numbers: {', '.join(_of_numbers(prepared, settings))}."
+    if prepared.categories and workload == GLM:
+        yield "Categories: each is compared with the reference of its column, see Coefficients."
+    elif prepared.categories:
+        yield (
+            "Categories: a column of zeros and ones for each category with enough rows at a site;"
+            " a missing or other one is all zeros."
+        )
+    if prepared.target is not None:
+        yield (
+            "Target: centred and divided as numbers are, for the training alone; predictions and"
+            " figures are in its own unit."
+        )
+    if prepared.limit:
+        yield f"Rows whose target is beyond ±{prepared.limit:g} spreads were not trained on."
+
+
+def _of_numbers(prepared: Preprocessing, settings: Mapping[str, str]) -> Iterator[str]:
+    whose = "of the site" if prepared.is_per_site else "of the training rows of all sites"
+    is_mean = _text(settings.get("workload.preprocessing.missing", "")) == "mean"
+    fill = "mean" if is_mean and not prepared.is_per_site else "median"
+    if all(column.fill != column.fill for column in prepared.numbers):
+        yield "a missing one stays missing"
+    else:
+        yield f"a missing one is replaced by the {fill} {whose}"
+    if any(column.has_indicator for column in prepared.numbers):
+        yield "and told by a column of zeros and ones"
+    scaling = _text(settings.get("workload.preprocessing.scaling", ""))
+    by = "median and distance of the quartiles" if scaling == "robust" else "mean and SD"
+    if prepared.is_per_site or any(column.scale != Scale() for column in prepared.numbers):
+        yield f"centred and divided by {by} {whose}, or by those of most sites where one is far off"
+    else:
+        yield "not scaled"
+    if prepared.clip:
+        yield f"and cut off at ±{prepared.clip:g}"
+
+
+def _columns(prepared: Preprocessing) -> str:
+    """The table of columns as the model takes them, folded."""
+    rows = [_row(column, prepared) for column in prepared.columns[:MAX_ROWS]]
+    head = ("column", "missing", "replaced by", "centre", "divided by", "categories")
+    left = len(prepared.columns) - MAX_ROWS
+    more = f'<p class="soft">and {left:,} more</p>' if left > 0 else ""
+    return (
+        "<details><summary>Columns as the model takes them</summary>"
+        f"{table(head, rows, texts=(5,))}{more}</details>"
+    )
+
+
+def _row(column: NumberColumn | CategoryColumn, prepared: Preprocessing) -> list[str]:
+    missing = f"{column.unknown:.1%}"
+    if isinstance(column, CategoryColumn):
+        names = list(column.categories[:MAX_CATEGORIES])
+        left = len(column.categories) - len(names)
+        more = f", and {left:,} more" if left else ""
+        return [escape(column.name), missing, "", "", "", escape(", ".join(names) + more)]
+    fill = "" if column.fill != column.fill else number(column.fill)
+    scale = [number(column.scale.center), number(column.scale.scale)]
+    if prepared.is_per_site:
+        fill, scale = "the site's", ["the site's", "the site's"]
+    return [escape(column.name), missing, fill, *scale, ""]
+
+
+def _text(value: str) -> str:
+    """A setting without its quotation marks."""
+    return value.strip('"')
