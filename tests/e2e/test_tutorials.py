@@ -113,7 +113,9 @@ async def test_study_of_two_sites(tmp_path: Path) -> None:
         assert float(auc[1]) > 0.7
         assert "best model" in pooled
         assert "of 2 sites" in only(outputs, "describe --address")
-        assert re.search(r"north +south +all", only(outputs, "describe --data-dir look"))
+        by_site = only(outputs, "describe --data-dir table-one")
+        assert re.search(r"north +south +all", by_site)
+        assert re.search(r"^rows +n +220 +173 +393$", by_site, re.MULTILINE)
         assert " rows to train on" in only(outputs, "data.where")
         folds, left_out = (outputs[line] for line in outputs if " study --address" in line)
         assert re.search(r"^fold 5 +all sites ", folds, re.MULTILINE)
@@ -123,7 +125,10 @@ async def test_study_of_two_sites(tmp_path: Path) -> None:
         predictions = list(csv.DictReader(file))
     assert len(predictions) == 42
     assert predictions[0].keys() == {"Patient", "worse", "p(no)", "p(yes)"}
-    assert "accuracy" in (tmp_path / "study.html").read_text()
+    shown = (tmp_path / "study.html").read_text()
+    for told in ("How was it made?", "federated averaging", "calibration slope"):
+        assert told in shown, told
+    assert "All folds: accuracy" in (tmp_path / "folds.html").read_text()
 
 
 def test_readme_links_every_tutorial() -> None:
