@@ -185,6 +185,8 @@ def test_page_of_a_study_begins_with_its_pooled_figures(kind: str, first: str, m
     and of the sites is on the page."""
     text = read(trained(study="2 of 2"), of_study(kind))
     assert first in text
+    verdict = text.partition(first)[2].partition("rows.")[0]
+    assert ("AUC" in verdict) == (kind == "folds")
     assert "is the best by" not in text
     assert method in text
     assert "Of the latest session alone, 2 of 2." in text

@@ -53,7 +53,7 @@ _MAX_VALUE = 1e60
 
 def log_odds_at(position: float, level: int) -> float:
     """The log odds at a position in the bins of a level: `k` is the lower edge of bin k."""
-    odds = position * 2**level / _BINS_PER_UNIT
+    odds: float = position * 2**level / _BINS_PER_UNIT
     return max(-_MAX_LOG_ODDS, min(_MAX_LOG_ODDS, odds))
 
 

@@ -135,7 +135,7 @@ def _held_out(study: str, rounds: Sequence[RoundStatus]) -> str:
     return (
         f"Rows{of}: {trained + held_out:,}, of which {held_out:,} ({share:.1%}) were held out. Each"
         " site drew these by chance before the training, of each class (or tenth of a target of"
-        " numbers) its share, and they measured the models of all rounds."
+        " numbers) its share; the same rows measure every model."
     )
 
 

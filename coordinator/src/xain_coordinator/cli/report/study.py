@@ -48,10 +48,15 @@ def section(study: Table | None) -> str:
 
 def verdict(study: Table | None) -> str:
     """The first line of the page of a study: its figures of all rows; empty without them."""
-    together = next((one for one in pooled(study) if not one["site"]), None) if study else None
-    if together is None:
+    together = (
+        None if study is None else next((one for one in pooled(study) if not one["site"]), None)
+    )
+    if study is None or together is None:
         return ""
-    known = together["figures"]
+    # The AUC of several models together is none of any site: see _METHODS.
+    known = {
+        n: of for n, of in together["figures"].items() if study["kind"] == "folds" or n != "auc"
+    }
     told = ", ".join(f"{words(name)} {_cell(known[name])}" for name in SHOWN if name in known)
     return f"{together['model'].capitalize()}: {told} on {together['rows']:,} rows."
 
