@@ -1,4 +1,4 @@
-"""What the report says for the methods section of a paper, and of a study's figures."""
+"""The report: what it says for the methods section of a paper, and of a study's figures."""
 
 import re
 from dataclasses import replace

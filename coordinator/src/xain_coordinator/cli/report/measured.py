@@ -95,7 +95,7 @@ def measured(
 
 
 def _whose(number: int, rounds: Sequence[RoundStatus]) -> str:
-    """Whose rows model `number` was measured on."""
+    """Say on the rows of which sites model `number` was measured."""
     known = next((one.sites for one in rounds if one.round == number), ())
     sites = [site.participant_id for site in known if site.evaluation.num_samples]
     of = f"of {escape(sites[0])} alone" if len(sites) == 1 else "of all sites together"
