@@ -97,7 +97,7 @@ def read(snapshot: Snapshot, study: Any = None) -> str:
 
 
 def test_methods_name_model_training_length_held_out_rows_and_preparation() -> None:
-    """What a paper must say of the making stands in sentences, with the numbers of the session."""
+    """Sentences tell how the model was made, as a paper must, with the numbers of the session."""
     text = read(trained(ended_because="stopped early: log_loss has not improved since round 3"))
     for told in (
         "a logistic regression with the penalty l2, alpha = 0.0001, by stochastic gradient descent",
@@ -142,7 +142,7 @@ def test_table_of_columns_of_one_site_alone_is_not_shown() -> None:
 
 @pytest.mark.parametrize("workload", ["", "describe"])
 def test_training_without_a_workload_has_no_methods(workload: str) -> None:
-    """Of a script nothing is known but its numbers."""
+    """The training of a script is known by its numbers alone."""
     assert "How was it made?" not in read(trained(metadata={"workload": workload}))
 
 
@@ -185,8 +185,8 @@ def test_page_of_a_study_begins_with_its_pooled_figures(kind: str, first: str, m
     and of the sites is on the page."""
     text = read(trained(study="2 of 2"), of_study(kind))
     assert first in text
-    verdict = text.partition(first)[2].partition("rows.")[0]
-    assert ("AUC" in verdict) == (kind == "folds")
+    line = text.partition(first)[2].partition("rows.")[0]
+    assert ("AUC" in line) == (kind == "folds")
     assert "is the best by" not in text
     assert method in text
     assert "Of the latest session alone, 2 of 2." in text

@@ -54,7 +54,7 @@ def page(
     title = title or f"Session {status.session_id}"
     style = files("xain_coordinator.cli.report").joinpath("style.css").read_text(encoding="utf-8")
     sections = [
-        _outcome(status, rounds, study.verdict(study_table)),
+        _outcome(status, rounds, study.first_line(study_table)),
         _head(status, rounds),
         study.section(study_table),
         about.about(snapshot, described, now),

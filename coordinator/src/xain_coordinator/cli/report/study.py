@@ -46,7 +46,7 @@ def section(study: Table | None) -> str:
     return f"<h2>{escape(title)}</h2>{table(head, lines, texts=texts)}{told}{_every(study)}"
 
 
-def verdict(study: Table | None) -> str:
+def first_line(study: Table | None) -> str:
     """The first line of the page of a study: its figures of all rows; empty without them."""
     together = (
         None if study is None else next((one for one in pooled(study) if not one["site"]), None)
