@@ -3,7 +3,8 @@
 Each site fits a vector to its own quadratic loss, 1/2 * sum(curvature * (w - target)^2). The sites
 disagree about curvature and target, so many local steps draw each of them to its own optimum, and
 the average of these is not the optimum of the mean loss. SCAFFOLD corrects every local step by
-control variates: the site's own lies in round.state, the server's travels with the weights.
+control variates: the site keeps its own, the server's travels with the weights. With torch,
+round.correct(model, optimizer) is all that a script adds.
 
 python scaffold.py, which needs no coordinator.
 
@@ -41,18 +42,11 @@ def averaging(site):
 
 def scaffold(site):
     curvature, target = problem(site.index)
-    for round in xain.rounds({"w": np.zeros(SIZE), "control": np.zeros(SIZE)}):
-        start, server = round.weights["w"], round.weights["control"]  # x, c
-        own = round.state.get("control", np.zeros(SIZE))  # c_i
-        w = start
+    for round in xain.rounds({"w": np.zeros(SIZE)}, scaffold=True):
+        w = round.weights["w"]
         for _ in range(STEPS):
-            w = w - LR * (curvature * (w - target) - own + server)
-        new = own - server + (start - w) / (STEPS * LR)
-        round.state["control"] = new
-        # The server averages the sites of a round. Where only a fraction of all sites trains, their
-        # controls count for that fraction.
-        fraction = round.config.get("fraction", 1.0)
-        round.submit({"w": w, "control": server + fraction * (new - own)}, samples=1)
+            w = w - LR * (curvature * (w - target) + round.correction["w"])
+        round.submit({"w": w}, samples=1, path=STEPS * LR)
 
 
 def main():

@@ -21,13 +21,14 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NoReturn, Self
 
 from numpy.typing import NDArray
 
+from xain.correction import Correction
 from xain.result import Result, ResultMissing, fetch_last_model
 from xain.round import Round, Submitted
 from xain.state import ScriptState
@@ -52,8 +53,10 @@ from xain_participant.agent import Agent
 from xain_participant.config import ENV_PREFIX, ParticipantConfig
 from xain_participant.participant import Assignment, BodyFailed, Participant
 from xain_participant.state import StateDirectory
+from xain_participant.variates import KeptVariates
 from xain_wire.limits import MAX_INT32
-from xain_workloads.model import Layout, personal_patterns
+from xain_workloads.model import Layout, Model, personal_patterns
+from xain_workloads.scaffold import with_control, without_control
 
 # Time that an exception may take from the loop to the end of the script.
 GRACE_S = 1.0
@@ -238,6 +241,7 @@ class Loop:
         self._result: Result | None = None
         self._is_finished = False  # the script has come to the end of the session
         self._store = ScriptState(ours.state_dir, self.participant_id)
+        self._variates = KeptVariates(ours.state_dir, self.participant_id)
         self._log = get_logger(__name__).bind(participant=self.participant_id)
         self._thread = threading.Thread(
             target=self._run, name=f"agent-{self.participant_id}", daemon=True
@@ -257,6 +261,7 @@ class Loop:
         finally:
             self.is_over = True
             self._store.close()
+            self._variates.close()
             if self._state is not None:
                 self._state.close()
             self._handed_in.set()
@@ -326,30 +331,44 @@ class Loop:
                     "the coordinator asks this participant for the initial weights: "
                     "declare them with xain.rounds(model)"
                 )
-            vector, layout = declared.vector(), declared.layout
+            initial = Model(declared.vector(), declared.layout)
+            if declared.has_control:
+                initial = with_control(initial)
             self._handed_in.clear()
-            self._answers.put(Initial(vector, layout))
+            self._answers.put(Initial(initial.vector, initial.layout))
             return None
-        layout = plain_layout(asked.layout)
+        model = Model(asked.weights, asked.layout)
+        weights, layout = without_control(model).vector, without_control(model).layout
+        variates = None
+        if weights.size < asked.weights.size:
+            self._variates.on_round(asked.assignment)
+            variates = self._variates
+        elif declared is not None and declared.has_control:
+            raise LayoutMismatch(
+                "this script is called with scaffold=True, and the session's model has no control"
+                " variate: the script that declared it must be called with it, too"
+            )
+        layout = plain_layout(layout)
         if declared is not None:
             if declared.layout and layout:
                 require_same(declared.layout, layout)
             else:
                 layout = declared.layout  # a script may work with the flat vector
-            if declared.num_elements != asked.weights.size:
+            if declared.num_elements != weights.size:
                 raise LayoutMismatch(
                     f"this script's model has {declared.num_elements} values, the session's "
-                    f"{asked.weights.size}"
+                    f"{weights.size}"
                 )
         return Round(
             asked.assignment,
             layout,
-            asked.weights,
+            weights,
             declared,
             self._store,
             self.participant_id,
             self._submit,
             asked.personal,
+            None if variates is None else Correction(variates, model),
         )
 
     def _submit(self, submitted: Submitted) -> None:
@@ -564,6 +583,7 @@ def rounds(
     tags: Mapping[str, str] | None = None,
     state_dir: str | os.PathLike[str] | None = None,
     evaluates: bool = False,
+    scaffold: bool = False,
 ) -> Rounds:
     """Join a session, and give its rounds until it ends.
 
@@ -575,6 +595,7 @@ def rounds(
     state_dir: a folder that keeps results and round.state over a restart.
     evaluates: whether the body of the loop calls round.evaluate(), so that rounds may be given that
         only evaluate.
+    scaffold: whether local steps are corrected by control variates; see Round.correct().
 
     Settings that are not given are read from the environment, such as
     XAIN_PARTICIPANT_COORDINATOR__HOST; by default the coordinator is on this machine. Each thread
@@ -586,6 +607,12 @@ def rounds(
     of these.
     """
     declared = None if initial is None else declare(initial)
+    if scaffold and (declared is None or not declared.layout):
+        raise ValueError(
+            "scaffold=True needs a model with named tensors: xain.rounds(model, scaffold=True)"
+        )
+    if declared is not None:
+        declared = replace(declared, has_control=scaffold)
     if (simulated := rounds_of_site.get()) is not None:
         return simulated(declared)
     loop = Loop(

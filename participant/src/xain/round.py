@@ -6,6 +6,7 @@ from typing import Any, overload
 
 from numpy.typing import NDArray
 
+from xain.correction import Correction
 from xain.predictions import tallies_of
 from xain.state import ScriptState
 from xain.weights import (
@@ -87,6 +88,7 @@ class Round:
         participant_id: str,
         finish: Callable[[Submitted], None],
         personal: Sequence[str] = (),
+        correction: Correction | None = None,
     ) -> None:
         self.number = assignment.round
         self.participant_id = participant_id
@@ -104,6 +106,7 @@ class Round:
         self._store = store
         self._finish = finish
         self._personal = personal
+        self._correction = correction
         self._evaluation: Evaluation | None = None
         self._weights: Any = None
         self.state, self._kept = store.load(assignment.session_id, assignment.round)
@@ -175,13 +178,22 @@ class Round:
         if self.task == "evaluate":
             self._end(Submitted(None, 0, {}, self._evaluation))
 
-    def submit(self, weights: Any, samples: int, metrics: Mapping[str, Any] | None = None) -> None:
+    def submit(
+        self,
+        weights: Any,
+        samples: int,
+        metrics: Mapping[str, Any] | None = None,
+        *,
+        path: float | None = None,
+    ) -> None:
         """Hand in the trained weights; saves round.state.
 
         weights: model.state_dict(), a torch module, a mapping by name or a flat vector. Tensors
             of the declared model that do not travel are left out.
         samples: rows that it was trained on, n_k.
         metrics: finite numbers by name.
+        path: with scaffold=True, the sum of the learning rates of all steps, where correct() did
+            not count them.
         Raises RuntimeError if this round was submitted before, LayoutMismatch for tensors that are
         not the model's, and TypeError or ValueError for what is no weights, samples or metrics.
         """
@@ -201,6 +213,9 @@ class Round:
         if not self._layout:
             vector = vector.copy()  # the script's own array, which may change before it is sent
         numbers = _numbers(metrics or {})
+        if self._correction is not None:
+            vector, lost = self._correction.after(vector, path)
+            numbers |= lost
         kept = kept_tensors(weights, self._personal, self._declared)
         self._store.save(self._assignment.session_id, self.number, self.state, kept)
         self._end(Submitted(vector, num_samples, numbers, self._evaluation))
@@ -225,6 +240,33 @@ class Round:
             return 0.5 * mu * sum((p - start).pow(2).sum() for p, start in pairs)
 
         return term
+
+    @property
+    def correction(self) -> Any:
+        """The correction that SCAFFOLD adds to the gradient of each step, as `weights` has the
+        tensors, with scaffold=True. A script that takes steps itself adds it, and gives submit()
+        the path; torch has correct().
+
+        Source: Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated
+        Learning", algorithm 1 with option II.
+        """
+        if self._correction is None:
+            raise RuntimeError(
+                "the model of this session has no control variate: xain.rounds(model,"
+                " scaffold=True) gives it one"
+            )
+        return from_vector(self._correction.vector, self._layout, self._declared, {})
+
+    def correct(self, model: Any, optimizer: Any) -> None:
+        """Correct all steps of an optimiser by control variates, with scaffold=True.
+
+        model: a torch module. optimizer: torch.optim.SGD of its parameters; made for this round.
+        Raises TypeError for another optimiser.
+        """
+        added = self.correction
+        assert self._correction is not None
+        pairs = [(p, added[name].to(p)) for name, p in named_parameters(model)]
+        self._correction.applied(optimizer, pairs)
 
     def _end(self, submitted: Submitted) -> None:
         self.is_done = True

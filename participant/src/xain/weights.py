@@ -58,6 +58,7 @@ class Declared:
     dtypes: types of the tensors that travel, by the script's names.
     num_elements: d.
     is_torch: whether the script works with torch tensors.
+    has_control: whether the model gets a control variate of SCAFFOLD.
     """
 
     layout: Layout
@@ -67,6 +68,7 @@ class Declared:
     aliases: Mapping[str, str] = field(default_factory=dict)
     dtypes: Mapping[str, Any] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
+    has_control: bool = False
 
     def vector(self) -> NDArray[Any]:
         """The initial weights, (d,)."""
