@@ -1,5 +1,6 @@
 """The sessions of a study follow from those that there are, and so does its table."""
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from statistics import mean, stdev
@@ -19,6 +20,7 @@ from xain_coordinator.core.study import (
     spreads,
 )
 from xain_coordinator.core.values import Division, Evaluation, Step
+from xain_coordinator.export.studies import as_json, remarks, rows
 from xain_workloads.tallies import Tallies, tally_classes
 
 SITES = ("a", "b", "c")
@@ -147,6 +149,19 @@ def test_options_are_compared_by_the_metric_of_their_sessions(
     evaluate_last(bench, 0.6)
     found = outcome_of(bench.session, history_of(bench))
     assert (found.metric, found.loss) == (expected[0], pytest.approx(expected[1]))
+
+
+def test_table_of_a_search_shows_the_metric_that_options_are_compared_by() -> None:
+    plan = Plan("search", options=tuple({"rounds.epochs": str(n)} for n in (1, 2)))
+    step = next_step(plan, "x", ())
+    assert step is not None
+    of_site = tallies(8, 2)
+    by_site = {"a": Evaluation(10, {}, of_site)}
+    known = {"metric": "balanced_accuracy", "loss": -0.8, "tallies": of_site, "by_site": by_site}
+    table = json.loads(as_json(plan, step, [outcome(0, step, **known)]))
+    (head, line) = rows(table, intervals=False)
+    assert line[head.index("balanced_accuracy")] == "0.8"
+    assert "Options are compared by balanced_accuracy." in remarks(table)
 
 
 def test_a_training_without_a_model_is_not_measured() -> None:

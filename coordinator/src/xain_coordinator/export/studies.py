@@ -99,7 +99,7 @@ def rows(table: Table, *, intervals: bool = True) -> list[list[str]]:
     if table["kind"] == "cross":
         return _matrix(table, intervals)
     shown = [one for one in table["lines"] if _is_shown(table["kind"], one)]
-    names = _names(shown)
+    names = _names(shown, table["metric"])
     head = ["", "measured at", "rows", *names, ""]
     found = [
         [
@@ -156,10 +156,11 @@ def _is_shown(kind: str, line: Mapping[str, Any]) -> bool:
     return kind != "folds" or not line["site"] or not line["session"]
 
 
-def _names(shown: Sequence[Mapping[str, Any]]) -> list[str]:
+def _names(shown: Sequence[Mapping[str, Any]], metric: str) -> list[str]:
+    """Names of the columns: a few figures, `metric` among them, and all averages."""
     known = {name for one in shown for name in one["figures"]}
     order = [name for name in (*CLASS_FIGURES, *NUMBER_FIGURES) if name in known]
-    first = [name for name in order if name in SHOWN] or order
+    first = [name for name in order if name in (*SHOWN, metric)] or order
     return first + sorted({name for one in shown for name in one["averages"]} - known)
 
 
