@@ -543,6 +543,7 @@ def test_wrong_updates_are_refused() -> None:
         ({"family": "poisson", "task": "classification"}, "family is 'poisson'"),
         ({"task": "regression", "reference_class": "a"}, "there are no classes"),
         ({"references": {"ward": 3}}, "must be text"),
+        ({"reference_class": 1}, 'is 1; write it as text: reference_class = "1"'),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:

@@ -102,6 +102,8 @@ def _convert(key: str, value: object, expected: type) -> object:
         raise ValueError(f"{key} is {value!r}; it must be a list of tables")
     else:
         matches = isinstance(value, get_origin(expected) or expected)
+    if not matches and expected is str and isinstance(value, int | float):
+        raise ValueError(f'{key} is {dumps(value)}; write it as text: {key} = "{dumps(value)}"')
     if not matches:
         raise ValueError(f"{key} is {value!r}; it must be of type {expected.__name__}")
     return value

@@ -35,7 +35,8 @@ RATIOS: Mapping[str, str] = {LOGISTIC: "odds ratio", POISSON: "rate ratio"}
 _CONFIDENCE = 0.95
 _LARGEST = 700.0  # exponent, above which an exponential is infinite
 COLUMNS = (
-    *("outcome", "reference", "term", "column", "level", "coefficient", "std_error", "statistic"),
+    *("outcome", "reference_class", "term", "column", "level", "reference_level"),
+    *("coefficient", "std_error", "statistic"),
     *("df", "p_value", "low", "high", "ratio", "ratio_low", "ratio_high", "note"),
 )
 
@@ -45,7 +46,8 @@ class Coefficient:
     """One coefficient.
 
     outcome, reference: the class whose odds against the other it is about; "" for numbers.
-    term, column, level: see design.Term. value: in the unit of the outcome, or a logarithm.
+    term, column, level, against: see design.Term. value: in the unit of the outcome, or a
+    logarithm.
     error, statistic, p, low, high: None where `note` says why; statistic: the value in errors.
     ratio: odds or rate ratio with its limits; None of the linear family, and of the intercept.
     """
@@ -55,6 +57,7 @@ class Coefficient:
     term: str
     column: str
     level: str
+    against: str
     value: float | None
     error: float | None = None
     statistic: float | None = None
@@ -69,7 +72,9 @@ class Coefficient:
 class Coefficients:
     """The coefficients of a model, and how it fits.
 
-    rows: that the sums are of. df: degrees of freedom of the tests, infinite for z.
+    rows: that the sums are of. of_class: the rows of each class, empty for numbers.
+    filled: share of missing values by column of numbers, of which one number took the place.
+    df: degrees of freedom of the tests, infinite for z.
     deviance, null_deviance: of the model and of an intercept alone; sums of squares for the linear
     family. num_free: parameters with a value of their own. ended: why there was no further step, ""
     while there is.
@@ -78,6 +83,8 @@ class Coefficients:
     family: str
     of: tuple[Coefficient, ...]
     rows: int
+    of_class: Mapping[str, int]
+    filled: Mapping[str, float]
     df: float
     num_free: int
     deviance: float
@@ -100,6 +107,13 @@ class Coefficients:
         """Akaike's information criterion, without the dispersion as a parameter."""
         return 2 * (self.num_free - self.log_likelihood)
 
+    @property
+    def deviance_per_df(self) -> float:
+        """Deviance for each degree of freedom of the rows: the residual variance of the linear
+        family. Some 1 where counts vary as those of Poisson regression; 0 if none is left."""
+        left = self.rows - self.num_free
+        return self.deviance / left if left > 0 else 0.0
+
     def to_csv(self) -> str:
         """A line for each coefficient, for a spreadsheet or R."""
         text = StringIO()
@@ -109,7 +123,7 @@ class Coefficients:
             df = self.df if one.error is not None and self.df != inf else ""
             tests = one.value, one.error, one.statistic, df, one.p, one.low, one.high
             ratio = one.ratio or ("", "", "")
-            names = one.outcome, one.reference, one.term, one.column, one.level
+            names = one.outcome, one.reference, one.term, one.column, one.level, one.against
             writer.writerow((*names, *tests, *ratio, one.note))
         return text.getvalue()
 
@@ -145,7 +159,7 @@ def coefficients_of(model: Model) -> Coefficients:
             value = float(weights @ values.ravel())
             if not term.column:
                 value += scale.center
-            about = (outcome, reference, term.name, term.column, term.level)
+            about = (outcome, reference, term.name, term.column, term.level, term.against)
             if note := why.get(term.at, ""):
                 found.append(Coefficient(*about, None, note=note))
                 continue
@@ -169,6 +183,8 @@ def coefficients_of(model: Model) -> Coefficients:
         options.family,
         tuple(found),
         int(fit.rows),
+        dict(zip(classes, map(int, totals), strict=True)) if classes else {},
+        design.filled,
         df,
         step.num_free,
         fit.deviance * scale.scale**2,

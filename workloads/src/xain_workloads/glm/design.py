@@ -28,13 +28,15 @@ _ROUNDING = 1e-10
 class Term:
     """A term of the model as it is told: a column in its own unit, or a level of a category column.
 
-    at: its parameter in a block. column: "" for the intercept. level: "" for a number. weights:
-    (p + 1,) of the parameters of a block, whose weighted sum is the coefficient.
+    at: its parameter in a block. column: "" for the intercept. level: "" for a number. against: the
+    level that it is compared with, "" for a number. weights: (p + 1,) of the parameters of a block,
+    whose weighted sum is the coefficient.
     """
 
     at: int
     column: str
     level: str
+    against: str
     weights: Array
 
     @property
@@ -90,6 +92,12 @@ class Design:
         return cls(tuple(columns), tuple(levels), preprocessing, references)
 
     @property
+    def filled(self) -> Mapping[str, float]:
+        """Share of missing values by column of numbers, where there were some."""
+        numbers = () if self.preprocessing is None else self.preprocessing.numbers
+        return {number.name: number.unknown for number in numbers if number.unknown}
+
+    @property
     def order(self) -> NDArray[np.intp]:
         """Order in which parameters are taken in; the references are the last of their columns."""
         last = {at: self.columns[at] for at in self.references.values()}
@@ -121,7 +129,7 @@ class Design:
 
         left_out: parameters without a value of their own, which count as 0.
         """
-        found = [Term(0, "", "", self._intercept())]
+        found = [Term(0, "", "", "", self._intercept())]
         numbers = () if self.preprocessing is None else self.preprocessing.numbers
         for at in range(1, len(self.columns)):
             column = self.columns[at]
@@ -129,14 +137,16 @@ class Design:
                 continue
             weights = np.zeros(len(self.columns))
             weights[at] = 1 / numbers[at - 1].scale.scale if at <= len(numbers) else 1.0
+            against = ""
             if column in self.references:
                 weights[self.references[column]] = -1.0
-            found.append(Term(at, column, self.levels[at], weights))
+                against = self.levels[self.references[column]]
+            found.append(Term(at, column, self.levels[at], against, weights))
         for column, reference in self.references.items():
             if reference not in left_out:
                 weights = np.zeros(len(self.columns))
                 weights[reference] = -1.0
-                found.append(Term(reference, column, OTHER, weights))
+                found.append(Term(reference, column, OTHER, self.levels[reference], weights))
         position = {column: at for at, column in enumerate(dict.fromkeys(self.columns))}
         return sorted(found, key=lambda term: position[term.column])
 

@@ -60,7 +60,7 @@ def page(
         about.about(snapshot, described, now),
         method(snapshot, rounds),
         about.findings(status),
-        effects(coefficients),
+        effects(coefficients, status.num_trained),
         measured(status, rounds, about.classes_of(metadata)),
         important(status),
         gained(status, rounds),
