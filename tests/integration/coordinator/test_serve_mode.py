@@ -3,12 +3,13 @@ face without its port."""
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from integration.conftest import config_for
@@ -26,12 +27,22 @@ from xain_coordinator.ports import JournalDamaged, StoreUnavailable
 from xain_coordinator.process.run import started
 from xain_participant import Agent, WorkloadParticipant
 from xain_workloads.data import load
+from xain_workloads.exported import formats
 
 PATIENCE_S = 60.0
 DATA = load("breast_cancer")
 QUESTION = {"columns": list(DATA.feature_names), "rows": DATA.features[:5].tolist()}
 
 Serve = Callable[..., Awaitable[Sessions]]
+
+SERVED: Mapping[str, dict[str, Any]] = {
+    "bagging": {**settings(2, estimators=2, vote="stacked"), "rounds": {"min_participants": 2}},
+    "glm": {
+        "workload": {"name": "glm"},
+        "aggregation": {"rule": "newton"},
+        "rounds": {"min_participants": 2},
+    },
+}
 
 
 class Fleet:
@@ -127,14 +138,18 @@ async def fit(sessions: Sessions, config: CoordinatorConfig | None = None) -> st
         return session.session_id
 
 
-async def post(sessions: Sessions, path: str, body: object) -> httpx.Response:
+async def asked(sessions: Sessions, method: str, path: str, body: object = None) -> httpx.Response:
     """Ask the HTTP face."""
     fits = Fits(sessions, asyncio.get_running_loop())
     transport = httpx.ASGITransport(make_app(fits, sessions.config.http))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-        answer = await client.post(path, json=body, timeout=PATIENCE_S)
+        answer = await client.request(method, path, json=body, timeout=PATIENCE_S)
     fits.close()
     return answer
+
+
+async def post(sessions: Sessions, path: str, body: object) -> httpx.Response:
+    return await asked(sessions, "POST", path, body)
 
 
 async def test_refused_fit_keeps_the_finished_session(serve: Serve, fleet: Fleet) -> None:
@@ -183,6 +198,35 @@ async def test_held_estimators_predict_during_and_after_a_fit_without_a_result(
     for answer in (during, after):
         assert (answer["session"], answer["answered"]) == (first, ["north", "south"])
     assert during["predictions"] == after["predictions"]
+
+
+@pytest.mark.parametrize("name", SERVED)
+async def test_published_model_predicts_over_http_as_its_pipeline_does(
+    name: str, serve: Serve, fleet: Fleet, tmp_path: Path
+) -> None:
+    """Without the participants that trained it."""
+    sessions = await serve(**SERVED[name])
+    fleet.join(sessions, "north", "south")
+    await fit(sessions)
+    await fleet.leave(["north", "south"])
+    answer = await post(sessions, "/v1/predict", {**QUESTION, "probabilities": True})
+    assert answer.status_code == 200, answer.text
+    file = tmp_path / "model.skops"
+    file.write_bytes(
+        (await asked(sessions, "GET", "/v1/models/last/download?format=skops")).content
+    )
+    pipeline = formats.read(file).pipeline
+    kinds = ("StackingClassifier", "LogisticRegression")
+    assert type(pipeline.steps[-1][1]).__name__ == kinds[name == "glm"]
+    found = answer.json()
+    assert found["predictions"] == pipeline.predict(DATA.features[:5]).tolist()
+    expected = pipeline.predict_proba(DATA.features[:5])
+    np.testing.assert_allclose(found["probabilities"], expected, rtol=1e-9, atol=1e-12)
+    onnx = await asked(sessions, "GET", "/v1/models/last/download?format=onnx")
+    if name == "glm":
+        assert onnx.status_code == 200, onnx.text
+    else:
+        assert "ensembles have no form in .onnx; take model.skops" in onnx.text
 
 
 async def test_stream_of_events_ends_at_a_damaged_record(

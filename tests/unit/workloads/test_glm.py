@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from xain_workloads.errors import DataError, NoModel
 from xain_workloads.glm.coefficients import SEPARATED, Coefficients, coefficients_of
-from xain_workloads.glm.newton import Fit, InvalidSums, check_sums, stepped
+from xain_workloads.glm.newton import stepped
 from xain_workloads.glm.student import quantile, two_sided
 from xain_workloads.glm.workload import GlmWorkload
 from xain_workloads.model import ENDED, TOLD, Model
+from xain_workloads.newton import Fit, InvalidSums, check_sums
 from xain_workloads.preprocessing import PreprocessingOptions, prepare
 from xain_workloads.schema import Column
 from xain_workloads.table import Table

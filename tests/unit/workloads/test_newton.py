@@ -1,90 +1,112 @@
-"""Newton's method over sums: coefficients of scikit-learn on all rows, however they are divided."""
+"""Newton's method over sums, with a penalty: coefficients of scikit-learn on all rows, however they
+are divided."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from xain_workloads import newton
 from xain_workloads.data import load
-from xain_workloads.newton import Fit, InvalidSums, Sums, num_numbers, stepped, sums_of
+from xain_workloads.ensembles import InvalidEnsemble
+from xain_workloads.glm.families import sums
+from xain_workloads.stacking import PENALTY, Linear, Shape, packed, parsed
 
-PENALTY = 10.0
+NAMES = {"squared": "diabetes", "binomial": "breast_cancer", "multinomial": "wine"}
 
 
-def table(loss: newton.Loss) -> tuple[np.ndarray, np.ndarray]:
-    """Standardised columns with a constant, and the target."""
-    name = {"squared": "diabetes", "binomial": "breast_cancer", "multinomial": "wine"}[loss]
-    data = load(name, task="regression") if loss == "squared" else load(name)
+def table(name: str) -> tuple[np.ndarray, np.ndarray, Shape]:
+    """Standardised columns, the target, and the linear model of them."""
+    data = load(NAMES[name], task="regression") if name == "squared" else load(NAMES[name])
     rows = (data.features - data.features.mean(axis=0)) / data.features.std(axis=0)
-    columns = np.column_stack([rows, np.ones(len(rows))])
-    if loss == "squared":
-        return columns, (data.target - 100) / 80
-    return columns, np.unique(data.target, return_inverse=True)[1]
+    if name == "squared":
+        return rows, (data.target - 100) / 80, Shape(0, 0, rows.shape[1])
+    classes, codes = np.unique(data.target, return_inverse=True)
+    return rows, codes.astype(float), Shape(0, len(classes), rows.shape[1])
 
 
-def fitted(loss: newton.Loss, num_sites: int, num_steps: int) -> np.ndarray:
-    rows, target = table(loss)
-    num_scores = 3 if loss == "multinomial" else 1
-    shape = rows.shape[1], num_scores
-    fit = Fit.start(shape)
-    parts = np.array_split(np.argsort(target, kind="stable"), num_sites)
+def after(linear: Linear, name: str, parts: list[np.ndarray]) -> Linear:
+    """The model after a round in which each site sends the sums of its rows."""
+    rows, target, shape = table(name)
+    sent = [packed(sums(shape.family, linear.fit, rows[p], target[p])) for p in parts]
+    return linear.stepped(shape.layout, [parsed(one, shape) for one in sent])
+
+
+def by_target(name: str, num_sites: int) -> list[np.ndarray]:
+    return np.array_split(np.argsort(table(name)[1], kind="stable"), num_sites)
+
+
+def fitted(name: str, num_sites: int, num_steps: int) -> np.ndarray:
+    shape = table(name)[2]
+    linear = Linear.start(shape)
     for _ in range(num_steps):
-        sent = [sums_of(loss, rows[p], target[p], fit.coefficients).to_bytes() for p in parts]
-        assert len(sent[0]) == 24 + 8 * num_numbers(shape)
-        fit = stepped(fit, (Sums.parse(one, shape) for one in sent), PENALTY)
-    return fit.coefficients
+        linear = after(linear, name, by_target(name, num_sites))
+        linear = Linear.of(linear.to_array(), shape)
+    return linear.coefficients(shape.num_classes)
 
 
 @pytest.mark.parametrize("num_sites", [1, 5])
 def test_one_step_solves_a_ridge_regression(num_sites):
-    rows, target = table("squared")
-    expected = Ridge(PENALTY * 1.0).fit(rows[:, :-1], target)
+    rows, target, _ = table("squared")
+    expected = Ridge(PENALTY).fit(rows, target)
     found = fitted("squared", num_sites, 1)[:, 0]
     np.testing.assert_allclose(found[:-1], expected.coef_, atol=1e-7)
     assert found[-1] == pytest.approx(expected.intercept_, abs=1e-7)
 
 
-@pytest.mark.parametrize("loss", ["binomial", "multinomial"])
-def test_steps_over_sites_with_one_class_each_reach_the_model_of_all_rows(loss):
-    rows, target = table(loss)
-    expected = LogisticRegression(C=1 / PENALTY, tol=1e-10, max_iter=10_000)
-    expected.fit(rows[:, :-1], target)
-    found = fitted(loss, 3, 12)
+@pytest.mark.parametrize("name", ["binomial", "multinomial"])
+def test_steps_over_sites_with_one_class_each_reach_the_model_of_all_rows(name):
+    """The scores of several classes are those of scikit-learn, but for a number that is the same
+    for all of them."""
+    rows, target, _ = table(name)
+    expected = LogisticRegression(C=1 / PENALTY, tol=1e-10, max_iter=10_000).fit(rows, target)
+    found = fitted(name, 3, 12)
+    found = found - found.mean(axis=1, keepdims=True) if found.shape[1] > 1 else found
     np.testing.assert_allclose(found[:-1].T, expected.coef_, atol=1e-5)
 
 
-def test_step_after_which_the_objective_is_larger_is_halved():
-    rows, target = table("binomial")
-    start = Fit(np.zeros((31, 1)), np.zeros((31, 1)))
-    fit = stepped(start, [sums_of("binomial", rows, target, start.coefficients)], PENALTY)
-    far = Fit(40 * fit.step, 40 * fit.step, fit.objective)
-    back = stepped(far, [sums_of("binomial", rows, target, far.coefficients)], PENALTY)
-    np.testing.assert_allclose(back.coefficients, 20 * fit.step)
-    assert back.objective == fit.objective
+def test_step_after_which_the_deviance_is_larger_is_halved_with_the_same_rows_alone():
+    """A site that is lost changes the deviance too; the fit goes on with the rows of the others."""
+    sites = by_target("binomial", 2)
+    first = after(Linear.start(table("binomial")[2]), "binomial", sites)
+    far = replace(first, fit=replace(first.fit, point=40 * first.fit.point))
+    back = after(far, "binomial", sites)
+    np.testing.assert_allclose(back.fit.point, 20 * first.fit.point)
+    assert back.fit.deviance == first.fit.deviance
+    without = after(far, "binomial", sites[:1])
+    assert without.fit.rows == len(sites[0])
+    assert not without.fit.halvings
+    for _ in range(20):
+        back = after(back, "binomial", sites)
+    expected = fitted("binomial", 1, 12)
+    np.testing.assert_allclose(back.coefficients(2), expected, atol=1e-5)
 
 
 def test_rounds_without_a_row_and_constant_features_change_nothing():
-    rows = np.column_stack([np.arange(6.0), np.full(6, 3.0), np.ones(6)])
-    empty = sums_of("squared", rows[:0], np.zeros(0), np.zeros((3, 1)))
-    start = Fit.start((3, 1))
-    assert not stepped(start, [empty], PENALTY).coefficients.any()
-    sums = sums_of("squared", rows, 2 * np.arange(6.0), start.coefficients)
-    fit = stepped(start, [empty, sums], 1e-9)
-    assert rows @ fit.coefficients[:, 0] == pytest.approx(2 * np.arange(6.0), abs=1e-5)
+    rows = np.column_stack([np.arange(6.0), np.full(6, 3.0)])
+    shape = Shape(0, 0, 2)
+    start = Linear.start(shape)
+    empty = packed(sums(shape.family, start.fit, rows[:0], np.zeros(0)))
+    nothing = start.stepped(shape.layout, [parsed(empty, shape)])
+    assert not nothing.fit.point.any()
+    sent = [empty, packed(sums(shape.family, start.fit, rows, 2 * np.arange(6.0)))]
+    found = nothing.stepped(shape.layout, [parsed(one, shape) for one in sent]).coefficients(0)
+    assert abs(found[1, 0]) < 1e-12
+    expected = Ridge(PENALTY * rows[:, 0].var()).fit(rows[:, :1], 2 * np.arange(6.0))
+    assert found[[0, 2], 0] == pytest.approx([expected.coef_[0], expected.intercept_])
 
 
 def test_bytes_that_are_no_sums_of_the_model_are_refused():
-    rows, target = table("squared")
-    sums = sums_of("squared", rows, target, np.zeros((11, 1)))
-    good = sums.to_bytes()
+    rows, target, shape = table("squared")
+    good = packed(sums(shape.family, Linear.start(shape).fit, rows, target))
     for data, why in (
         (b"", "no sums"),
         (b"x" * 100, "no sums"),
         (good[:-8], "bytes, expected were"),
-        (good[:-8] + np.array([np.nan]).tobytes(), "not all finite"),
-        (good[:24] + np.array([-1.0]).tobytes() + good[32:], "is negative"),
+        (good[:-8] + np.array([np.nan]).tobytes(), "not finite"),
+        (good[:8] + np.array([-1.0]).tobytes() + good[16:], "coefficients or steps"),
     ):
-        with pytest.raises(InvalidSums, match=why):
-            Sums.parse(data, (11, 1))
-    with pytest.raises(InvalidSums, match="the model has 12 and 1"):
-        Sums.parse(good, (12, 1))
+        with pytest.raises(InvalidEnsemble, match=why):
+            parsed(data, shape)
+    with pytest.raises(InvalidEnsemble, match="bytes, expected were"):
+        parsed(good, Shape(0, 0, 12))

@@ -19,7 +19,6 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from xain_workloads import newton
 from xain_workloads.bagging_options import ONE_CLASS, BaggingOptions, options_of_model
 from xain_workloads.class_weights import class_weights, row_weights
 from xain_workloads.dataset import Dataset
@@ -33,12 +32,13 @@ from xain_workloads.ensembles import (
     unpack,
 )
 from xain_workloads.errors import DataError
+from xain_workloads.glm.families import sums
 from xain_workloads.held import WHY_NO_MODEL, Holding, digest_of, pack_holdings
 from xain_workloads.model import Model
 from xain_workloads.options import from_mapping, to_text
 from xain_workloads.preprocessing import target_scale
 from xain_workloads.profile import DataProfile, union
-from xain_workloads.stacking import Shape, Stack, features_of
+from xain_workloads.stacking import Shape, Stack, features_of, packed, scores_of
 from xain_workloads.supervised import (
     Array,
     Measured,
@@ -103,7 +103,7 @@ class BaggingWorkload:
     ) -> TrainResult:
         """See Workload.train. The vector holds the new estimators alone; with publish = false it
         names them, and they are in `kept`. In a round that trains the linear model of stacked
-        votes, it has the sums of newton.sums_of().
+        votes, it has sums; see stacking.packed().
 
         model: its vector may be empty but for stacked votes.
         seed: of the participant; see seed_of(). Bootstraps are drawn from it, from the seed in the
@@ -186,14 +186,14 @@ class BaggingWorkload:
         if not shape.num_classes:
             scale = target_scale(metadata)
             votes, target = ((one - scale.center) / scale.scale for one in (votes, target))
-        features = features_of(votes, rows, shape)
-        fit = stack.fit or newton.Fit.start(shape.coefficients)
+        features, linear = features_of(votes, rows, shape), stack.training(shape)
         weights = row_weights(metadata, shape.num_classes, target)
-        sums = newton.sums_of(shape.loss, features, target, fit.coefficients, weights)
+        found = sums(shape.family, linear.fit, features, target.astype(np.float64), weights)
         metrics = {}
-        if shape.num_sites and stack.fit is not None and len(target):
-            metrics = {"oob_score": _score(shape, features @ fit.coefficients, target)}
-        return TrainResult(_vector(sums.to_bytes()), len(is_voted), metrics)
+        if shape.num_sites and linear.fit.rows and len(target):
+            scores = scores_of(features, linear.coefficients(shape.num_classes))
+            metrics = {"oob_score": _score(shape, scores, target)}
+        return TrainResult(_vector(packed(found)), len(is_voted), metrics)
 
     def _votes(
         self,

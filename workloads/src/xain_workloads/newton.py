@@ -1,206 +1,197 @@
-"""Newton's method over a federation: sums over rows that add up over sites, and the next step.
+"""Newton's method over a federation, from sums that add up over sites.
 
-The model is linear: the scores of a row are its features times the coefficients. A site sends the
-loss, its gradient and its information matrix (the second derivatives) at the coefficients that it
-was given, summed over its rows. The step from the sums of all sites is that of all rows in one
-place, however rows are divided. For squared errors the first step is the solution.
+In each round a site sends the score, the information matrix and the deviance of its rows at the
+model. Their sums are those of all rows, so the steps do not depend on how rows are divided. For the
+logarithmic, logistic and identity links the observed information is the expected one, and a Newton
+step is one of Fisher scoring (McCullagh and Nelder 1989, section 2.5).
 
-Source: Bishop 2006, Pattern Recognition and Machine Learning, sections 4.3.3 and 4.3.4.
+Model and update are vectors of one layout. A model's "coef" and "intercept" are the point that is
+measured next. "before" is the last point that was accepted, and the sums of the vector are those of
+all rows there. An update has the sums of one site at the model, and zeros elsewhere.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from math import inf
-from struct import Struct
-from typing import Any, Literal, Self
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_workloads.losses import binomial_loss, multinomial_loss, squared_loss
-from xain_workloads.supervised import softmax
+from xain_workloads.model import Layout, TensorSpec, Vector, flatten, unflatten
 
 Array = NDArray[np.float64]
-Loss = Literal["squared", "binomial", "multinomial"]
 
-_MAGIC = b"XENSUMS1"
-_HEAD = Struct("<QII")  # rows, features, scores
-# Objectives of steps that are this close are equal: what rounding leaves of a sum.
-_ROUNDING = 1e-12
+MAX_PARAMETERS = 2000  # whose information matrix takes 16 MB
+
+MOST_HALVINGS = 7  # of 1/2, 1/4 and so on, together 2**-28
+_ROUNDING = 1e-10  # share of the deviance by which it may rise
+_FIGURES = ("rows", "deviance", "decrement", "decrement_before", "halvings")
+_NAMES = ("coef", "intercept", "before", "score", "information", "totals", "figures")
+_WEIGHTS = ("coef", "intercept")
+_MAX_SUM = 1e100
 
 
 class InvalidSums(ValueError):
-    """Bytes are no sums that fit the model. The message says what is wrong."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Sums:
-    """Sums over rows at coefficients (d, k).
-
-    loss: of the rows. gradient: (d, k). squares: (d,), of each feature. information: (b, d, d), a
-    block for each pair of scores, (0, 0), (0, 1) to (k - 1, k - 1): of both orders the first.
-    """
-
-    num_rows: int
-    loss: float
-    gradient: Array
-    totals: Array
-    squares: Array
-    information: Array
-
-    def to_bytes(self) -> bytes:
-        """Sums as an update; parse() reads them. Of a symmetric block a half is written."""
-        d, k = self.gradient.shape
-        upper = self.information[:, *np.triu_indices(d)]
-        numbers = (np.array([self.loss]), self.gradient, self.totals, self.squares, upper)
-        flat = np.concatenate([part.ravel() for part in numbers])
-        return _MAGIC + _HEAD.pack(self.num_rows, d, k) + flat.astype("<f8").tobytes()
-
-    @classmethod
-    def parse(cls, data: bytes, shape: tuple[int, int]) -> Self:
-        """Read sums at coefficients of this shape. Raises InvalidSums."""
-        d, k = shape
-        start = len(_MAGIC) + _HEAD.size
-        if not data.startswith(_MAGIC) or len(data) < start:
-            raise InvalidSums("the bytes are no sums of gradients")
-        num_rows, *found = _HEAD.unpack_from(data, len(_MAGIC))
-        if found != [d, k]:
-            raise InvalidSums(
-                f"the sums are of {found[0]} features and {found[1]} scores, and the model has {d} "
-                f"and {k}"
-            )
-        if len(data) != (expected := start + 8 * num_numbers(shape)):
-            raise InvalidSums(f"the sums have {len(data)} bytes, expected were {expected}")
-        flat = np.frombuffer(data, "<f8", offset=start).astype(np.float64)
-        if not np.isfinite(flat).all():
-            raise InvalidSums("the sums are not all finite")
-        loss, rest = float(flat[0]), flat[1:]
-        gradient, rest = rest[: d * k].reshape(d, k), rest[d * k :]
-        totals, squares, upper = rest[:d], rest[d : 2 * d], rest[2 * d :]
-        information = np.zeros((num_blocks(k), d, d))
-        rows, columns = np.triu_indices(d)
-        information[:, rows, columns] = upper.reshape(num_blocks(k), -1)
-        information[:, columns, rows] = information[:, rows, columns]
-        if loss < 0 or (squares < 0).any():
-            raise InvalidSums("a sum of losses or squares is negative")
-        return cls(num_rows, loss, gradient, totals, squares, information)
-
-
-def num_blocks(num_scores: int) -> int:
-    """Blocks of an information matrix that are sent."""
-    return num_scores * (num_scores + 1) // 2
-
-
-def _pairs(num_scores: int) -> Iterator[tuple[int, int]]:
-    """The scores of each block, in their order."""
-    return ((a, b) for a in range(num_scores) for b in range(a, num_scores))
-
-
-def num_numbers(shape: tuple[int, int]) -> int:
-    """Numbers in the sums at coefficients of this shape."""
-    d, k = shape
-    return 1 + d * k + 2 * d + num_blocks(k) * d * (d + 1) // 2
-
-
-def sums_of(
-    loss: Loss,
-    features: Array,
-    target: NDArray[Any],
-    coefficients: Array,
-    rows_weigh: Array | None = None,
-) -> Sums:
-    """Sums over the rows of a site.
-
-    features: (n, d). target: (n,) numbers for "squared", positions of classes for the others.
-    coefficients: (d, k), k = 1 but for "multinomial".
-    rows_weigh: (n,) in the loss; None: 1 each.
-    """
-    scores = features @ coefficients
-    match loss:
-        case "squared":
-            losses, derivatives = squared_loss(scores, target)
-            weights = np.ones((1, len(features)))
-        case "binomial":
-            losses, derivatives = binomial_loss(scores, target)
-            second = softmax(scores)
-            weights = np.prod(second, axis=1)[np.newaxis]
-        case "multinomial":
-            losses, derivatives = multinomial_loss(scores, target)
-            shares = softmax(scores)
-            pairs = _pairs(shares.shape[1])
-            weights = np.stack([shares[:, a] * ((a == b) - shares[:, b]) for a, b in pairs])
-    if rows_weigh is not None:
-        losses, derivatives = losses * rows_weigh, derivatives * rows_weigh[:, np.newaxis]
-        weights = weights * rows_weigh
-    return Sums(
-        len(features),
-        float(losses.sum()),
-        features.T @ derivatives,
-        features.sum(axis=0),
-        np.square(features).sum(axis=0),
-        np.stack([(features.T * weight) @ features for weight in weights]),
-    )
+    """An update has no sums that rows could have."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fit:
-    """Coefficients (d, k) of a linear model that is being fitted. step: that led to them.
+    """A model, or the sums of a site.
 
-    objective: penalised loss of a row before the step; infinite before the first one.
+    point, before: (k, p + 1) of k blocks of parameters, the intercepts first.
+    score: (m,), m = k (p + 1). information: (m, m), symmetric. totals: of the target, see
+    families.py. rows, deviance: of the sums; no rows before the first step.
+    decrement, decrement_before: of the step from `before` and of the one before it, the square of
+        its length in standard errors; 0 if there was none.
+    halvings: of the step from `before` to `point`.
     """
 
-    coefficients: Array
-    step: Array
-    objective: float = inf
+    point: Array
+    before: Array
+    score: Array
+    information: Array
+    totals: Array
+    rows: float = 0.0
+    deviance: float = 0.0
+    decrement: float = 0.0
+    decrement_before: float = 0.0
+    halvings: float = 0.0
 
     @classmethod
-    def start(cls, shape: tuple[int, int]) -> Self:
-        """All coefficients are zero."""
-        return cls(np.zeros(shape), np.zeros(shape))
+    def at(cls, point: Array, num_totals: int) -> Self:
+        """A model without sums."""
+        m = point.size
+        zeros = np.zeros((m, m))
+        return cls(point, np.zeros_like(point), np.zeros(m), zeros, np.zeros(num_totals))
+
+    @classmethod
+    def of(cls, vector: Vector, layout: Layout) -> Self:
+        """Read a vector. Raises ValueError if it is none of such a model."""
+        arrays = unflatten(vector, layout)
+        if [spec.name for spec in layout] != list(_NAMES):
+            raise ValueError(f"the model's arrays are {[spec.name for spec in layout]}")
+        point = np.concatenate([arrays["intercept"][:, None], arrays["coef"]], axis=1)
+        m = point.size
+        information = np.zeros((m, m))
+        rows, columns = np.triu_indices(m)
+        information[rows, columns] = information[columns, rows] = arrays["information"]
+        figures = dict(zip(_FIGURES, arrays["figures"].tolist(), strict=True))
+        before, score = arrays["before"], arrays["score"].ravel()
+        return cls(point, before, score, information, arrays["totals"], **figures)
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the vector."""
+        k, width = self.point.shape
+        return layout_of(k, width, len(self.totals))
+
+    def to_vector(self) -> Vector:
+        """The vector, float64."""
+        arrays: dict[str, NDArray[Any]] = {
+            "coef": self.point[:, 1:],
+            "intercept": self.point[:, 0],
+            "before": self.before,
+            "score": self.score.reshape(self.point.shape),
+            "information": self.information[np.triu_indices(self.point.size)],
+            "totals": self.totals,
+            "figures": np.array([getattr(self, name) for name in _FIGURES]),
+        }
+        return flatten(arrays, self.layout)
 
 
-def stepped(fit: Fit, sums: Iterable[Sums], penalty: float) -> Fit:
-    """The fit after the next step, from the sums of all sites at its coefficients.
+def layout_of(k: int, width: int, num_totals: int) -> Layout:
+    """The layout of a model of k blocks of parameters, each of `width`."""
+    m = k * width
+    shapes = ((k, width - 1), (k,), (k, width), (k, width), (m * (m + 1) // 2,))
+    sizes = (*shapes, (num_totals,), (len(_FIGURES),))
+    return tuple(
+        TensorSpec(name, shape, "float64", "weight" if name in _WEIGHTS else "statistic")
+        for name, shape in zip(_NAMES, sizes, strict=True)
+    )
 
-    penalty: weight of half the squared coefficients of features in units of their standard
-        deviation, beside the sum of losses. The last feature is the constant 1, which has none.
-    A step after which the objective was larger is halved instead.
+
+def check_sums(vector: Vector, layout: Layout, *, least_rows: int = 1) -> None:
+    """Refuse an update that no rows could have. Raises InvalidSums."""
+    fit = Fit.of(vector, layout)
+    if not np.isfinite(vector).all() or np.abs(vector).max() > _MAX_SUM:
+        raise InvalidSums(f"the sums have a number that is not finite, or above {_MAX_SUM:g}")
+    if fit.rows < least_rows or fit.rows % 1:
+        raise InvalidSums(f"the sums are of {fit.rows:g} rows")
+    if (np.diagonal(fit.information) < 0).any():
+        raise InvalidSums("the information matrix has a negative number on its diagonal")
+    of_steps = (fit.decrement, fit.decrement_before, fit.halvings)
+    if fit.point.any() or fit.before.any() or any(of_steps):
+        raise InvalidSums("the update has coefficients or steps, where only sums are taken")
+
+
+def summed(model: Fit, layout: Layout, updates: Iterable[Vector]) -> Fit:
+    """The sums of all updates, in their order, at the point of the model."""
+    total: Vector | None = None
+    for update in updates:
+        total = update.astype(np.float64) if total is None else np.add(total, update, out=total)
+    assert total is not None, "a round was closed without updates"
+    sums = Fit.of(total, layout)
+    return replace(sums, point=model.point, before=model.before)
+
+
+def has_risen(model: Fit, here: Fit) -> bool:
+    """Whether the step to the model was too long. here: sums at it, which are compared with those
+    before the step if they are of the same rows."""
+    is_comparable = model.rows == here.rows and np.array_equal(model.totals, here.totals)
+    return is_comparable and here.deviance > model.deviance + _ROUNDING * (abs(model.deviance) + 1)
+
+
+def halved(model: Fit) -> Fit:
+    """The model after a shorter step from `before`; at that point itself after MOST_HALVINGS."""
+    # Each time by more halves: a round may be slow.
+    halvings = model.halvings + 1
+    point = model.before + (model.point - model.before) / 2**halvings
+    if halvings > MOST_HALVINGS:
+        point = model.before
+    return replace(model, point=point, halvings=halvings)
+
+
+# --- equations ---
+#
+# Without products of matrices, whose sums a library adds in an order of its own: a model that is
+# made again after a crash has the same bytes.
+
+
+def factored(
+    matrix: Array, order: NDArray[np.intp], least: float, smallest: Array
+) -> tuple[Array, NDArray[np.intp]]:
+    """The Cholesky factor of a matrix without the parameters that follow from those before them.
+
+    order: parameters, in which they are taken in. least: share of an element of the diagonal that
+    must be left. smallest: (m,) elements of the diagonal that are nothing but rounding.
+    Returns (lower, kept): the factor of matrix[kept][:, kept].
     """
-    total = _added(sums)
-    d, k = fit.coefficients.shape
-    n = max(total.num_rows, 1)
-    variances = np.maximum(total.squares / n - np.square(total.totals / n), 0.0)
-    # A feature that is constant in these rows keeps the coefficient 0.
-    is_constant = variances <= 1e-12 * np.maximum(total.squares / n, 1e-12)
-    penalties = penalty * np.where(is_constant, 1.0, variances)
-    penalties[-1] = 1e-8 * n
-    objective = total.loss + float(penalties @ np.square(fit.coefficients).sum(axis=1)) / 2
-    objective /= n
-    if objective > fit.objective + _ROUNDING * abs(fit.objective):
-        half = fit.step / 2
-        return Fit(fit.coefficients - half, half, fit.objective)
-    gradient = total.gradient + penalties[:, np.newaxis] * fit.coefficients
-    hessian = np.zeros((k, d, k, d))
-    for (a, b), block in zip(_pairs(k), total.information, strict=True):
-        hessian[a, :, b, :] = hessian[b, :, a, :] = block
-    for a in range(k):
-        hessian[a, range(d), a, range(d)] += penalties
-    flat = np.linalg.solve(hessian.reshape(k * d, k * d), -gradient.T.ravel())
-    step = np.asarray(flat.reshape(k, d).T, np.float64)
-    return Fit(fit.coefficients + step, step, objective)
+    rest = matrix[np.ix_(order, order)].copy()
+    diagonal = np.diagonal(rest).copy()
+    lower = np.zeros_like(rest)
+    is_kept = np.zeros(len(order), np.bool_)
+    for at in range(len(order)):
+        pivot = rest[at, at]
+        if not pivot > least * diagonal[at] or diagonal[at] <= smallest[order[at]]:
+            continue
+        is_kept[at] = True
+        column = rest[at:, at] / np.sqrt(pivot)
+        lower[at:, at] = column
+        rest[at + 1 :, at + 1 :] -= np.multiply.outer(column[1:], column[1:])
+    kept = np.flatnonzero(is_kept)
+    return lower[np.ix_(kept, kept)], order[kept]
 
 
-def _added(sums: Iterable[Sums]) -> Sums:
-    """The sums one after the other, in the order given, so that one is in memory at a time."""
-    parts = iter(sums)
-    total = next(parts)
-    for part in parts:
-        total = Sums(
-            total.num_rows + part.num_rows,
-            total.loss + part.loss,
-            total.gradient + part.gradient,
-            total.totals + part.totals,
-            total.squares + part.squares,
-            total.information + part.information,
-        )
-    return total
+def solved(lower: Array, kept: NDArray[np.intp], score: Array) -> Array:
+    """The step (m,) whose product with the matrix is the score; 0 where nothing is kept."""
+    right = score[kept].copy()
+    for at in range(len(kept)):
+        right[at] /= lower[at, at]
+        right[at + 1 :] -= lower[at + 1 :, at] * right[at]
+    for at in reversed(range(len(kept))):
+        right[at] /= lower[at, at]
+        right[:at] -= lower[at, :at] * right[at]
+    values = np.zeros(len(score))
+    values[kept] = right
+    return values

@@ -6,18 +6,18 @@ bootstraps, so that none is judged by rows that it has seen. All other rows of t
 new to them. With publish = false no estimator votes at another site, so the features are the
 columns and 1, and predictions are halfway between the mean of the votes and the linear model.
 
-The linear model is trained by steps of Newton's method, a round each (see newton.py).
+The linear model is trained by penalised steps of Newton's method, a round each (see newton.py).
 Sources: Wolpert 1992, "Stacked generalization"; Breiman 1996, "Stacked regressions".
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from struct import Struct
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_workloads import held, newton
+from xain_workloads import held
 from xain_workloads.bagging_options import options_of_model
 from xain_workloads.ensembles import (
     Frame,
@@ -27,7 +27,21 @@ from xain_workloads.ensembles import (
     pack,
     split,
 )
+from xain_workloads.glm.families import num_totals
+from xain_workloads.glm.options import LINEAR, LOGISTIC
 from xain_workloads.held import Holding, listed, pack_holdings, split_holdings
+from xain_workloads.model import Layout, Vector
+from xain_workloads.newton import (
+    Fit,
+    InvalidSums,
+    check_sums,
+    factored,
+    halved,
+    has_risen,
+    layout_of,
+    solved,
+    summed,
+)
 from xain_workloads.preprocessing import target_scale
 from xain_workloads.supervised import classes_of, softmax
 
@@ -37,7 +51,9 @@ MAX_NUMBERS = 2_000_000  # of the sums of a site: 16 MB
 PENALTY = 10.0  # see docs/bagging.md
 
 _MAGIC = b"XENSTACK"
-_HEAD = Struct("<IIId")  # rounds that fitted estimators, features, scores, objective
+_HEAD = Struct("<II")  # rounds that fitted estimators, numbers of the linear model
+_SUMS_MAGIC = b"XENSUMS2"
+_LEAST_LEFT = 1e-14  # see newton.factored()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,26 +70,134 @@ class Shape:
     num_columns: int
 
     @property
-    def num_scores(self) -> int:
-        """Scores, and features that a site's votes are. The share of the first of two classes
-        follows from that of the second."""
+    def num_votes(self) -> int:
+        """Features that a site's votes are. The share of the first of two classes follows from that
+        of the second."""
         return self.num_classes if self.num_classes > 2 else 1
 
     @property
-    def coefficients(self) -> tuple[int, int]:
-        """(features with the constant, scores)."""
-        return self.num_sites * self.num_scores + self.num_columns + 1, self.num_scores
+    def num_features(self) -> int:
+        """Votes and columns."""
+        return self.num_sites * self.num_votes + self.num_columns
 
     @property
-    def loss(self) -> newton.Loss:
-        if not self.num_classes:
-            return "squared"
-        return "binomial" if self.num_classes == 2 else "multinomial"
+    def family(self) -> str:
+        """Of the linear model; see glm/families.py."""
+        return LOGISTIC if self.num_classes else LINEAR
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Blocks of parameters, parameters of a block, and sums of the target."""
+        blocks = max(self.num_classes - 1, 1)
+        return blocks, self.num_features + 1, num_totals(self.family, self.num_classes)
+
+    @property
+    def layout(self) -> Layout:
+        """Of the sums that a site sends."""
+        return layout_of(*self.sizes)
+
+    @property
+    def num_numbers(self) -> int:
+        """Numbers in the sums of a site."""
+        return sum(spec.size for spec in self.layout)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Linear:
+    """The linear model while it is trained. Its fit has no information matrix.
+
+    penalties: (num_features + 1,) weights of half the squared parameters of a block beside the sum
+    of losses, that of the constant is 0. They follow from the rows of the first step.
+    """
+
+    fit: Fit
+    penalties: Array
+
+    @classmethod
+    def start(cls, shape: Shape) -> "Linear":
+        """All parameters are zero."""
+        blocks, width, totals = shape.sizes
+        return cls(Fit.at(np.zeros((blocks, width)), totals), np.zeros(width))
+
+    def to_array(self) -> Array:
+        """The numbers of a model, float64."""
+        fit = self.fit
+        figures = [fit.rows, fit.deviance, fit.halvings]
+        parts = fit.point.ravel(), fit.before.ravel(), self.penalties, fit.totals, figures
+        return np.concatenate(parts)
+
+    @classmethod
+    def of(cls, numbers: Array, shape: Shape) -> "Linear":
+        """Raises InvalidEnsemble if there are other numbers than the model has."""
+        blocks, width, totals = shape.sizes
+        m = blocks * width
+        ends = np.cumsum([m, m, width, totals])
+        if len(numbers) != ends[-1] + 3:
+            raise InvalidEnsemble("the linear model of the ensemble is of other estimators")
+        point, before, penalties, of_target, figures = np.split(numbers, ends)
+        rows, deviance, halvings = figures.tolist()
+        fit = replace(
+            Fit.at(point.reshape(blocks, width), totals),
+            before=before.reshape(blocks, width),
+            totals=of_target,
+            rows=rows,
+            deviance=deviance,
+            halvings=halvings,
+        )
+        return cls(fit, penalties)
+
+    def coefficients(self, num_classes: int) -> Array:
+        """(num_features + 1, k) coefficients of the scores of k classes, or of one score for two
+        classes and for regression; that of the constant comes last."""
+        found = np.roll(self.fit.point, -1, axis=1).T
+        if num_classes <= 2:
+            return found
+        return np.concatenate([np.zeros_like(found[:, :1]), found], axis=1)
+
+    def stepped(self, layout: Layout, updates: Iterable[Vector]) -> "Linear":
+        """The model after the next step, from the sums of all sites at this one."""
+        model, penalties = self.fit, self.penalties
+        here = summed(model, layout, updates)
+        if not model.rows:
+            penalties = _penalties(here)
+        blocks = len(model.point)
+        # Of k classes the first has no block. The penalty is that of k blocks which add up to 0.
+        between = np.eye(blocks) - (1 / (blocks + 1) if blocks > 1 else 0)
+        curvature = np.kron(between, np.diag(penalties))
+        point = model.point.ravel()
+        pull = (between @ model.point * penalties).ravel()
+        here = replace(
+            here,
+            deviance=here.deviance + float(point @ pull),
+            score=here.score - pull,
+            information=here.information + curvature,
+        )
+        if has_risen(model, here):
+            return Linear(halved(model), penalties)
+        m = len(point)
+        lower, kept = factored(here.information, np.arange(m), _LEAST_LEFT, np.zeros(m))
+        values = solved(lower, kept, here.score).reshape(model.point.shape)
+        return Linear(replace(here, before=model.point, point=model.point + values), penalties)
+
+
+def _penalties(here: Fit) -> Array:
+    """Penalties by the variances of the features in rows that all weigh the same, as they do at a
+    model of zeros."""
+    width = here.point.shape[1]
+    block = here.information[:width, :width]
+    weight = block[0, 0] or 1.0
+    means, squares = block[0] / weight, np.diagonal(block) / weight
+    variances = np.maximum(squares - np.square(means), 0.0)
+    # A feature that is constant in these rows keeps the coefficient 0.
+    is_constant = variances <= 1e-12 * np.maximum(squares, 1e-12)
+    penalties = PENALTY * np.where(is_constant, 1.0, variances)
+    penalties[0] = 0.0
+    return penalties
 
 
 def shape_of(num_sites: int, num_classes: int, num_columns: int) -> Shape | None:
     """The richest linear model whose sums are not too large; None if there is none, as with more
-    than some 50 classes. num_sites: 0 if no estimator votes at another site."""
+    than some 40 classes. num_sites: 0 if no estimator votes at another site."""
     shapes = [
         Shape(num_sites, num_classes, num_columns),
         Shape(min(num_sites, 1), num_classes, num_columns),
@@ -81,7 +205,7 @@ def shape_of(num_sites: int, num_classes: int, num_columns: int) -> Shape | None
         Shape(min(num_sites, 1), num_classes, 0),
     ]
     for shape in shapes if num_sites else shapes[:1]:
-        if newton.num_numbers(shape.coefficients) <= MAX_NUMBERS:
+        if shape.num_numbers <= MAX_NUMBERS:
             return shape
     return None
 
@@ -91,14 +215,14 @@ class Stack:
     """An ensemble, and the linear model of stacked votes.
 
     frames: the estimators. holdings: those that stay at their participants.
-    num_fitted: rounds that have fitted estimators. fit: of the linear model; None before its first
-    step, when the votes count alone.
+    num_fitted: rounds that have fitted estimators. numbers: of the linear model, see Linear; empty
+    before its first step, when the votes count alone.
     """
 
     frames: tuple[Frame, ...] = ()
     holdings: tuple[Holding, ...] = ()
     num_fitted: int = 0
-    fit: newton.Fit | None = None
+    numbers: Array = field(default_factory=lambda: np.zeros(0))
 
     @classmethod
     def parse(cls, data: bytes) -> "Stack":
@@ -114,24 +238,20 @@ class Stack:
         start = len(_MAGIC) + _HEAD.size
         if not tail.startswith(_MAGIC) or len(tail) < start:
             raise InvalidEnsemble(f"{len(tail)} bytes that are no linear model follow the ensemble")
-        num_fitted, d, k, objective = _HEAD.unpack_from(tail, len(_MAGIC))
-        if len(tail) != start + 16 * d * k:
+        num_fitted, length = _HEAD.unpack_from(tail, len(_MAGIC))
+        if len(tail) != start + 8 * length:
             raise InvalidEnsemble("the linear model of the ensemble has another size than it says")
-        numbers = np.frombuffer(tail, "<f8", offset=start).astype(np.float64).reshape(2, d, k)
-        fit = newton.Fit(numbers[0], numbers[1], objective) if d else None
-        return cls(tuple(frames), tuple(holdings), num_fitted, fit)
+        numbers = np.frombuffer(tail, "<f8", offset=start).astype(np.float64)
+        return cls(tuple(frames), tuple(holdings), num_fitted, numbers)
 
     def to_bytes(self, *, is_held: bool) -> bytes:
         """The vector of a model, whose estimators stay at their participants or not. The linear
-        model is behind them: its size, its objective, its coefficients and its last step."""
+        model is behind them."""
         body = pack_holdings(self.holdings) if is_held else pack(self.frames)
         if not self.num_fitted:
             return body
-        if self.fit is None:
-            return body + _MAGIC + _HEAD.pack(self.num_fitted, 0, 0, 0.0)
-        d, k = self.fit.coefficients.shape
-        numbers = np.stack([self.fit.coefficients, self.fit.step]).astype("<f8").tobytes()
-        return body + _MAGIC + _HEAD.pack(self.num_fitted, d, k, self.fit.objective) + numbers
+        head = _MAGIC + _HEAD.pack(self.num_fitted, len(self.numbers))
+        return body + head + self.numbers.astype("<f8").tobytes()
 
     @property
     def owners(self) -> tuple[int, ...]:
@@ -154,12 +274,16 @@ class Stack:
 
         Raises InvalidEnsemble if it is of another ensemble.
         """
-        if self.fit is None:
+        if not len(self.numbers):
             return None
-        shape, coefficients = self.due(metadata), self.fit.coefficients
-        if shape is None or coefficients.shape != shape.coefficients:
+        shape = self.due(metadata)
+        if shape is None:
             raise InvalidEnsemble("the linear model of the ensemble is of other estimators")
-        return shape, coefficients
+        return shape, Linear.of(self.numbers, shape).coefficients(shape.num_classes)
+
+    def training(self, shape: Shape) -> Linear:
+        """The linear model that is trained. Raises InvalidEnsemble if it is of another ensemble."""
+        return Linear.of(self.numbers, shape) if len(self.numbers) else Linear.start(shape)
 
 
 def next_model(
@@ -175,10 +299,9 @@ def next_model(
     options = options_of_model(metadata)
     is_held = not options.publish
     if (shape := stack.due(metadata)) is not None:
-        fit = stack.fit or newton.Fit.start(shape.coefficients)
         sums = (parsed(data, shape) for _, data, _ in updates)
-        fit = newton.stepped(fit, sums, PENALTY)
-        return replace(stack, fit=fit).to_bytes(is_held=is_held)
+        linear = stack.training(shape).stepped(shape.layout, sums)
+        return replace(stack, numbers=linear.to_array()).to_bytes(is_held=is_held)
     num_fitted = stack.num_fitted + 1 if options.is_stacked else 0
     if is_held:
         stack = Stack((), (*stack.holdings, *listed(updates)), num_fitted)
@@ -193,23 +316,40 @@ def next_model(
     return stack.to_bytes(is_held=is_held)
 
 
-def parsed(data: bytes, shape: Shape) -> newton.Sums:
+def packed(sums: Fit) -> bytes:
+    """Sums as an update; parsed() reads them."""
+    return _SUMS_MAGIC + sums.to_vector().astype("<f8").tobytes()
+
+
+def parsed(data: bytes, shape: Shape) -> Vector:
     """The sums in an update. Raises InvalidEnsemble."""
+    start = len(_SUMS_MAGIC)
+    if not data.startswith(_SUMS_MAGIC):
+        raise InvalidEnsemble("the bytes are no sums of gradients")
+    if len(data) != (expected := start + 8 * shape.num_numbers):
+        raise InvalidEnsemble(f"the sums have {len(data)} bytes, expected were {expected}")
+    vector = np.frombuffer(data, "<f8", offset=start).astype(np.float64)
     try:
-        return newton.Sums.parse(data, shape.coefficients)
-    except newton.InvalidSums as error:
+        check_sums(vector, shape.layout, least_rows=0)
+    except InvalidSums as error:
         raise InvalidEnsemble(str(error)) from None
+    return vector
 
 
 def features_of(votes: Array, rows: Array, shape: Shape) -> Array:
-    """(n, d) features of the linear model.
+    """(n, num_features) features of the linear model.
 
     votes: (n, num_sites, k) mean votes, k classes, or 1 for regression. rows: (n, p).
     """
     told = votes[:, :, 1:] if shape.num_classes == 2 else votes
     columns = rows[:, : shape.num_columns]
     flat = told.reshape(len(rows), told.shape[1] * told.shape[2])
-    return np.hstack([flat, columns, np.ones((len(rows), 1))])
+    return np.hstack([flat, columns])
+
+
+def scores_of(features: Array, coefficients: Array) -> Array:
+    """(n, k) scores of the linear model, whose constant is the last of its coefficients."""
+    return np.asarray(features @ coefficients[:-1] + coefficients[-1])
 
 
 def halfway(votes: Array, rows: Array, stack: Stack, metadata: Mapping[str, str]) -> Array:
@@ -222,7 +362,7 @@ def halfway(votes: Array, rows: Array, stack: Stack, metadata: Mapping[str, str]
     if linear is None:
         return votes
     shape, coefficients = linear
-    scores = features_of(np.zeros((len(rows), 0, 1)), rows, shape) @ coefficients
+    scores = scores_of(features_of(np.zeros((len(rows), 0, 1)), rows, shape), coefficients)
     if shape.num_classes:
         return (votes + softmax(scores)) / 2
     scale = target_scale(metadata)

@@ -10,9 +10,8 @@ from xain_coordinator.ports import WeightsStore
 from xain_coordinator.stores.integrity import read_vector, read_weights
 from xain_wire.np import parse_npy_header
 from xain_wire.np.codec import MAX_HEADER_BYTES
-from xain_workloads import bagging_options, ensembles, held, histograms, stacking, trees
+from xain_workloads import bagging_options, ensembles, held, histograms, newton, stacking, trees
 from xain_workloads.boosting_options import HISTOGRAM, options_of_model
-from xain_workloads.glm import newton
 from xain_workloads.glm.options import NAME as GLM
 
 MIN_HEADER_BYTES = 64  # what an .npy header is padded to

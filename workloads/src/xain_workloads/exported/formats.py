@@ -172,6 +172,14 @@ def _missing(missing: ModuleNotFoundError, path: Path) -> NoModel:
     )
 
 
+def _no_ensemble(path: Path) -> NoModel:
+    other = ", or train another workload, such as mlp" if path.suffix == ".onnx" else ""
+    return NoModel(
+        f"{path}: ensembles have no form in {path.suffix}; take {path.stem}.skops, which"
+        f" scikit-learn and `predict` read{other}"
+    )
+
+
 def _tensors(model: Model) -> dict[str, NDArray[Any]]:
     return unflatten(model.vector, model.layout) if model.layout else {WHOLE: model.vector}
 
@@ -265,7 +273,7 @@ def _safetensors_tensors(path: Path) -> _Tensors:
 
 def _write_json(path: Path, model: Model, about: Mapping[str, Any]) -> None:
     if ensembles.KEY in model.metadata:
-        raise NoModel(f"{path}: an ensemble is exported to .skops, which scikit-learn reads")
+        raise _no_ensemble(path)
     if model.vector.dtype == np.uint8:  # XGBoost's model, to which it lets its owner add attributes
         whole = json.loads(model.vector.tobytes())
         whole["learner"].setdefault("attributes", {})[KEY] = json.dumps(about)
@@ -316,7 +324,7 @@ def _write_onnx(path: Path, model: Model, about: Mapping[str, Any]) -> None:
     from skl2onnx.common.exceptions import MissingConverter, MissingShapeCalculator
 
     if ensembles.KEY in model.metadata:
-        raise NoModel(f"{path}: an ensemble is exported to .skops, which scikit-learn reads")
+        raise _no_ensemble(path)
     if model.vector.dtype == np.uint8:
         raise NoModel(f"{path}: trees are exported to .json, which XGBoost reads")
     threshold = threshold_of(model.metadata)

@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from xain_workloads.errors import NoModel
 from xain_workloads.glm.design import Design
 from xain_workloads.glm.families import log_likelihood, null_deviance
-from xain_workloads.glm.newton import Fit, Step, left_out_of, step_of
+from xain_workloads.glm.newton import Step, left_out_of, step_of
 from xain_workloads.glm.options import LINEAR, LOGISTIC, NAME, POISSON, options_of_model
 from xain_workloads.glm.student import quantile, two_sided
 from xain_workloads.model import ENDED, Model
+from xain_workloads.newton import Fit
 from xain_workloads.preprocessing import target_scale
 from xain_workloads.scales import Scale
 

@@ -12,8 +12,8 @@ from math import lgamma, log, pi
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_workloads.glm.newton import Fit
 from xain_workloads.glm.options import LINEAR, LOGISTIC, POISSON
+from xain_workloads.newton import Fit
 
 Array = NDArray[np.float64]
 
@@ -45,10 +45,16 @@ def means(family: str, eta: Array) -> Array:
     return shares
 
 
-def sums(family: str, fit: Fit, features: Array, target: NDArray[np.float64]) -> Fit:
+def sums(
+    family: str,
+    fit: Fit,
+    features: Array,
+    target: NDArray[np.float64],
+    rows_weigh: Array | None = None,
+) -> Fit:
     """The sums of rows at the point of a fit.
 
-    target: (n,), numbers, or positions of classes as float64.
+    target: (n,), numbers, or positions of classes as float64. rows_weigh: (n,), None: 1 each.
     """
     k, width = fit.point.shape
     eta = predictors(family, fit.point, features)
@@ -57,15 +63,17 @@ def sums(family: str, fit: Fit, features: Array, target: NDArray[np.float64]) ->
         wanted = (target[:, None] == np.arange(1, k + 1)).astype(np.float64)
     else:
         wanted = target[:, None]
+    each = np.ones(len(features)) if rows_weigh is None else rows_weigh
+    gaps = each[:, None] * (wanted - mean)
     score, information = np.zeros((k, width)), np.zeros((k, width, k, width))
     block = max(1, _BLOCK_VALUES // width)
     for first in range(0, len(features), block):
         part = slice(first, first + block)
         rows = np.concatenate([np.ones((len(features[part]), 1)), features[part]], axis=1)
-        score += (wanted[part] - mean[part]).T @ rows
+        score += gaps[part].T @ rows
         for one in range(k):
             for other in range(one, k):
-                weights = _weights(family, mean[part], one, other)
+                weights = each[part] * _weights(family, mean[part], one, other)
                 information[one, :, other] += rows.T @ (weights[:, None] * rows)
     for one in range(k):
         for other in range(one):
@@ -78,7 +86,7 @@ def sums(family: str, fit: Fit, features: Array, target: NDArray[np.float64]) ->
         information.reshape(m, m),
         _totals(family, target, k),
         float(len(features)),
-        deviance(family, eta, target),
+        deviance(family, eta, target, each),
     )
 
 
@@ -92,19 +100,21 @@ def _weights(family: str, mean: Array, one: int, other: int) -> Array:
     return found
 
 
-def deviance(family: str, eta: Array, target: NDArray[np.float64]) -> float:
+def deviance(
+    family: str, eta: Array, target: NDArray[np.float64], rows_weigh: Array | float = 1.0
+) -> float:
     """The deviance of rows: twice the log likelihood that is missing to a perfect fit; the sum of
     squares for the linear family."""
     if family == LINEAR:
-        return float(np.square(target - eta[:, 0]).sum())
+        return float((rows_weigh * np.square(target - eta[:, 0])).sum())
     if family == POISSON:
         terms = _y_log_y(target) - target * eta[:, 0] - (target - np.exp(eta[:, 0]))
-        return max(2 * float(terms.sum()), 0.0)
+        return max(2 * float((rows_weigh * terms).sum()), 0.0)
     largest = np.maximum(eta.max(axis=1), 0.0)
     logarithms = largest + np.log(np.exp(eta - largest[:, None]).sum(axis=1) + np.exp(-largest))
     codes = target.astype(np.intp)
     own = np.where(codes > 0, eta[np.arange(len(eta)), np.maximum(codes - 1, 0)], 0.0)
-    return 2 * float((logarithms - own).sum())
+    return 2 * float((rows_weigh * (logarithms - own)).sum())
 
 
 def _totals(family: str, target: NDArray[np.float64], k: int) -> Array:

@@ -18,9 +18,10 @@ from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError
 from xain_workloads.glm import design
 from xain_workloads.glm.families import deviance, means, num_totals, predictors, sums
-from xain_workloads.glm.newton import MAX_PARAMETERS, Fit, stepped
+from xain_workloads.glm.newton import stepped
 from xain_workloads.glm.options import LINEAR, NAME, POISSON, GlmOptions
 from xain_workloads.model import ENDED, Model
+from xain_workloads.newton import MAX_PARAMETERS, Fit
 from xain_workloads.options import from_mapping, to_text
 from xain_workloads.preprocessing import (
     CategoryColumn,

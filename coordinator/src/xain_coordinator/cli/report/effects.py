@@ -89,7 +89,10 @@ def _table(head: Sequence[str], rows: Sequence[Coefficient], *, has_ratio: bool)
         ]
         if has_ratio:
             ratio = one.ratio or (None, None, None)
-            line += [f"<b>{_ratio(ratio[0])}</b>" if one.ratio else "", _limits(*ratio[1:], _ratio)]
+            line += [
+                f"<b>{_ratio(ratio[0])}</b>" if one.ratio else "",
+                _limits(ratio[1], ratio[2], _ratio),
+            ]
         cells.append([*line, _number(one.statistic), _p(one.p), escape(one.note)])
     more = len(rows) - MAX_ROWS
     told = (

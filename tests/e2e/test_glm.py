@@ -1,0 +1,105 @@
+"""Three sites fit a regression in processes of their own: the figures of all rows in one place."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from e2e.test_take_home import command
+from support.process import CoordinatorProcess, SiteProcess
+from unit.workloads.test_glm import REFERENCES, study
+
+pytestmark = pytest.mark.e2e
+
+SITES = ("north", "south", "west")
+COLUMNS = ("age", "dose", "sex", "ward", "ill")
+RULES: dict[str, object] = {
+    "workload.name": "glm",
+    "workload.options.reference_class": "well",
+    "workload.options.references": '{ sex = "f", ward = "B" }',
+    "rounds.min_participants": len(SITES),
+    "server.heartbeat_time_s": 1.0,
+    "server.heartbeat_timeout_s": 200.0,
+}
+DIES_AT = 9  # a commit: before the last of five rounds, of which each takes two commits at least
+
+
+def write_tables(folder: Path) -> None:
+    """A table for each site; the sites have unlike ages."""
+    folder.mkdir()
+    values = study()
+    rows = list(zip(*(values[name].tolist() for name in COLUMNS), strict=True))
+    order = np.argsort(values["age"], kind="stable")
+    for site, part in zip(SITES, np.array_split(order, [50, 130]), strict=True):
+        with (folder / f"{site}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([COLUMNS, *(rows[at] for at in part)])
+
+
+async def fitted(folder: Path, *, is_killed: bool) -> Path:
+    """The data folder after a fit.
+
+    is_killed: the coordinator and a site are killed, and started again.
+    """
+    write_tables(folder)
+    coordinator = CoordinatorProcess(folder / "data", RULES)
+    sites = [SiteProcess(folder, name) for name in SITES]
+
+    async def start(site: SiteProcess) -> None:
+        data = f"--data={folder / site.log_path.stem}.csv"
+        await site.start(coordinator.port, data, "--target=ill", "--test-fraction=0")
+
+    try:
+        if is_killed:
+            coordinator.dies_of, coordinator.dies_at = "after-commit", DIES_AT
+        await coordinator.start()
+        for site in sites:
+            await start(site)
+        if is_killed:
+            assert await coordinator.died() < 0
+            await sites[0].kill()
+            assert '"round_opened"' in coordinator.log()
+            assert '"session_finished"' not in coordinator.log()
+            coordinator.dies_at = None
+            await coordinator.start()
+            await start(sites[0])
+        assert [await site.died() for site in sites] == [0] * len(sites)
+        assert await coordinator.stop() == 0
+    finally:
+        for process in (coordinator, *sites):
+            await process.end()
+    return folder / "data"
+
+
+async def told(data: Path, name: str, *words: str) -> str:
+    """The file that a command writes."""
+    file = data.parent / name
+    status, _, error = await command(*words[:1], f"--data-dir={data}", f"{words[1]}={file}")
+    assert status == 0, error
+    return file.read_text(encoding="utf-8")
+
+
+async def test_coefficients_are_those_of_all_rows_and_kills_change_no_bit(tmp_path: Path) -> None:
+    """As statsmodels computes them, in the report and as CSV."""
+    data = await fitted(tmp_path / "undisturbed", is_killed=False)
+    table = await told(data, "coefficients.csv", "export", "--to")
+    lines = list(csv.DictReader(table.splitlines()))
+    terms = ["intercept", "age", "dose", "sex = m", "ward = A", "ward = C"]
+    assert [line["term"] for line in lines] == terms
+    expected = REFERENCES["logistic"]
+    errors = np.array(expected.error)
+    for ours, theirs in (
+        ("coefficient", expected.coef),
+        ("std_error", expected.error),
+        ("low", expected.low),
+        ("high", expected.high),
+    ):
+        found = np.array([float(line[ours]) for line in lines])
+        assert np.abs((found - theirs) / errors).max() < 1e-6, ours
+    page = await told(data, "report.html", "report", "--html")
+    low, high = (f"{np.exp(limit[3]):.4g}" for limit in (expected.low, expected.high))
+    assert f"<b>{np.exp(expected.coef[3]):.4g}</b>" in page
+    assert f">{low} to {high}<" in page
+
+    killed = await fitted(tmp_path / "killed", is_killed=True)
+    assert await told(killed, "coefficients.csv", "export", "--to") == table
