@@ -417,6 +417,21 @@ def test_separation_is_named_and_the_others_are_fitted(name: str) -> None:
         assert (one.p is None) == (term == "ward = C")
 
 
+@pytest.mark.parametrize("name", ["logistic", "multinomial"])
+def test_classes_that_columns_tell_for_every_row_end_the_fit(name: str) -> None:
+    """No coefficient is finite, which is told and not shown as a result."""
+    data = study_of(name)
+    age = data.values["age"]
+    parts = np.digitize(age, [60.0] if name == "logistic" else [55.0, 65.0])
+    target = np.array(["I", "II", "III"])[parts]
+    model, rounds = fitted({}, by_target(table(dict(data.values), target), 2))
+    assert rounds < 25
+    assert model.metadata[ENDED].startswith("stopped: the columns together tell the class of every")
+    assert model.metadata[TOLD].startswith("The columns together tell the class of every row")
+    found = coefficients_of(model)
+    assert {(one.note, one.error) for one in found.of} == {(SEPARATED, None)}
+
+
 def test_rows_without_a_category_are_a_level_of_their_own() -> None:
     """A missing category counts as a category with a name of its own."""
     data = study_of("logistic")

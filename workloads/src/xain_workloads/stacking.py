@@ -82,7 +82,7 @@ class Shape:
 
     @property
     def family(self) -> str:
-        """Of the linear model; see glm/families.py."""
+        """Family of the linear model; see glm/families.py."""
         return LOGISTIC if self.num_classes else LINEAR
 
     @property
@@ -93,7 +93,7 @@ class Shape:
 
     @property
     def layout(self) -> Layout:
-        """Of the sums that a site sends."""
+        """Layout of the sums that a site sends."""
         return layout_of(*self.sizes)
 
     @property

@@ -125,7 +125,8 @@ class Coefficients:
             tests = one.value, one.error, one.statistic, df, one.p, one.low, one.high
             ratio = one.ratio or ("", "", "")
             names = one.outcome, one.reference, one.term, one.column, one.level, one.against
-            writer.writerow((*names, *tests, *ratio, one.note))
+            note = one.note or ("" if self.ended else "not converged")
+            writer.writerow((*names, *tests, *ratio, note))
         return text.getvalue()
 
 

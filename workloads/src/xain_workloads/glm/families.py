@@ -17,7 +17,7 @@ from xain_workloads.newton import Fit
 
 Array = NDArray[np.float64]
 
-_LARGEST = 100.0  # linear predictor, whose exponential is as good as infinite
+_LARGEST = 100.0  # linear predictor of counts, whose exponential is as good as infinite
 _BLOCK_VALUES = 1 << 22  # of features that are weighted at a time
 
 
@@ -29,7 +29,7 @@ def num_totals(family: str, num_classes: int) -> int:
 def predictors(family: str, point: Array, features: Array) -> Array:
     """(n, k) linear predictors of rows. point: (k, p + 1)."""
     found: Array = features @ point[:, 1:].T + point[:, 0]
-    return found if family == LINEAR else np.clip(found, -_LARGEST, _LARGEST, out=found)
+    return np.clip(found, -_LARGEST, _LARGEST, out=found) if family == POISSON else found
 
 
 def means(family: str, eta: Array) -> Array:

@@ -10,12 +10,13 @@ converge without it.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from json import dumps, loads
+from math import log
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xain_workloads.glm.design import Design
-from xain_workloads.glm.options import LINEAR, options_of_model
+from xain_workloads.glm.options import LINEAR, LOGISTIC, options_of_model
 from xain_workloads.model import ENDED, LEFT_OUT, TOLD, Layout, Vector
 from xain_workloads.newton import (
     MOST_HALVINGS,
@@ -43,6 +44,10 @@ _SLOW = 0.1  # of a square to the one before it; 1/e for a separated parameter
 
 CONVERGED = "converged: a further step would change no coefficient by a millionth of its error"
 _STUCK = "stopped: the deviance falls no further"
+_ALL_SEPARATED = "stopped: the columns together tell the class of every row (separation)"
+# A deviance below it gives every row its own class by more than 1/2. Then the classes are separate
+# by the columns, and no parameter has a finite value.
+_SEPARATED_DEVIANCE = 2 * log(2)
 MAX_TOLD = 5  # columns in a sentence
 
 
@@ -63,6 +68,11 @@ class Step:
     separated: NDArray[np.bool_]
     dispersion: float
     num_free: int
+
+    @property
+    def is_all_separated(self) -> bool:
+        """Whether no parameter has a finite value."""
+        return bool((self.left_out | self.separated).all()) and bool(self.separated.any())
 
 
 def step_of(fit: Fit, design: Design, metadata: Mapping[str, str]) -> Step:
@@ -87,6 +97,8 @@ def step_of(fit: Fit, design: Design, metadata: Mapping[str, str]) -> Step:
     left_out[kept] = False
     none = np.zeros(len(left_out), np.bool_)
     step = Step(values, decrement, decrement, left_out, none, dispersion, len(kept))
+    if family == LOGISTIC and fit.deviance < _SEPARATED_DEVIANCE:
+        return replace(step, values=np.zeros_like(values), rest=0.0, separated=~left_out)
     is_slow = decrement > _SLOW * fit.decrement_before > 0
     if family == LINEAR or decrement > _NEARLY or not is_slow:
         return step
@@ -139,6 +151,8 @@ def stepped(
     point = fit.before + share * step.values.reshape(k, width)
     fit = replace(fit, point=point, decrement=step.decrement)
     ended = CONVERGED if step.rest <= _SHORT else ""
+    if step.is_all_separated:
+        ended = _ALL_SEPARATED
     return fit.to_vector(), _ending(metadata, ended, _told(step, design, metadata))
 
 
@@ -156,7 +170,12 @@ def _told(step: Step, design: Design, metadata: Mapping[str, str]) -> str:
         if int(at) not in design.references.values()
     ]
     separated = step.separated.reshape(-1, len(design.columns)).any(axis=0)
-    if separated.any():
+    if step.is_all_separated:
+        lines.append(
+            "The columns together tell the class of every row, so no coefficient has a finite value"
+            " (separation): leave columns out, or take the workload sgd, which has a penalty."
+        )
+    elif separated.any():
         names = [design.words(at) for at in np.flatnonzero(separated).tolist()]
         more = f" and {len(names) - MAX_TOLD} more" if len(names) > MAX_TOLD else ""
         lines.append(
