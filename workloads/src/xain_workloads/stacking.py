@@ -162,19 +162,17 @@ class Linear:
             penalties = _penalties(here)
         blocks = len(model.point)
         # Of k classes the first has no block. The penalty is that of k blocks which add up to 0.
-        between = np.eye(blocks) - (1 / (blocks + 1) if blocks > 1 else 0)
-        curvature = np.kron(between, np.diag(penalties))
-        point = model.point.ravel()
-        pull = (between @ model.point * penalties).ravel()
+        shared = 1 / (blocks + 1) if blocks > 1 else 0.0
+        pull = (model.point - shared * model.point.sum(axis=0)) * penalties
         here = replace(
             here,
-            deviance=here.deviance + float(point @ pull),
-            score=here.score - pull,
-            information=here.information + curvature,
+            deviance=here.deviance + float(np.sum(model.point * pull)),
+            score=here.score - pull.ravel(),
+            information=here.information + np.kron(np.eye(blocks) - shared, np.diag(penalties)),
         )
         if has_risen(model, here):
             return Linear(halved(model), penalties)
-        m = len(point)
+        m = model.point.size
         lower, kept = factored(here.information, np.arange(m), _LEAST_LEFT, np.zeros(m))
         values = solved(lower, kept, here.score).reshape(model.point.shape)
         return Linear(replace(here, before=model.point, point=model.point + values), penalties)
