@@ -130,6 +130,9 @@ def test_methods_follow_the_settings_that_are_not_the_defaults() -> None:
         assert told in text, told
     text = read(trained(settings={"aggregation.rule": '"krum"'}))
     assert "combines what the sites send by the rule krum." in text
+    permuted = trained(importance=inspection.ColumnImportances())
+    assert "sums of the losses with each column permuted" in read(permuted)
+    assert "permuted" not in text
 
 
 def test_table_of_columns_of_one_site_alone_is_not_shown() -> None:

@@ -83,6 +83,8 @@ def _told(
         update = "sums over its rows" if workload == GLM else "an update of the model"
         is_local = any(one.evaluation.HasField("local") for one in rounds)
         local = ", at the end also of a model of its own rows alone" if is_local else ""
+        if status.HasField("importance"):
+            local += ", and sums of the losses with each column permuted"
         yield (
             "What left a site: before the training names and types of the columns, and of each"
             " column and the outcome counts, mean, spread and means of groups of rows; in each"
