@@ -60,6 +60,19 @@ def test_session_that_counts_rounds_since_there_were_no_passes_goes_on():
     assert list(differences(session, set_now)) == ["rounds.rounds = 10 (configured: 12)"]
 
 
+@pytest.mark.parametrize("options", [{}, {"hidden_layers": [8]}])
+def test_network_that_was_averaged_by_default_goes_on(options: dict[str, Any]) -> None:
+    """Networks of new sessions send gradients, unless the settings ask for local training."""
+    workload = {"name": "mlp", "options": options}
+    now = config_of(workload=workload)
+    assert now.rules().aggregation == "gradient"
+    assert told(config_of(workload=workload, rounds={"rounds": 10}), now) == []
+    differ = told(config_of(workload=workload, aggregation={"rule": "sum"}), now)
+    assert differ == ['aggregation.rule = "sum" (configured: "weighted_average")']
+    other = config_of(workload={"name": "mlp", "options": {**options, "seed": 3}})
+    assert told(config_of(workload=workload, rounds={"rounds": 10}), other)
+
+
 def test_session_without_a_limit_of_scaled_numbers_goes_on():
     """The key came later: a session that was opened without it does not differ from a start without
     it, and differs from one with it."""

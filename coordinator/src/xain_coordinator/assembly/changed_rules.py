@@ -44,6 +44,8 @@ def differences(session: Session, config: CoordinatorConfig) -> Iterator[str]:
     schema, asked = Schema(CoordinatorConfig), config.rules()
     if session.rules.study == asked.study:
         asked = config.rules(session.rules.step)
+    if session.rules.aggregation != asked.aggregation:
+        asked = config.rules_of_averaging()
     changed = {
         field.name
         for field in fields(Rules)

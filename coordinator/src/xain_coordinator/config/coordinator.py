@@ -722,6 +722,17 @@ class CoordinatorConfig(Section):
             table[name] = json.loads(text)
         return whole
 
+    def rules_of_averaging(self) -> Rules:
+        """The rules of a session that averages a network, as version 0.1 did, where these settings
+        have it send gradients without saying so; else those of a new session."""
+        given = self.given()
+        own = dict(given.get("workload", {}).get("options", {}))
+        if own == self.workload.options:
+            return self.rules()
+        averaged = {**given.get("workload", {}), "options": {**own, "mode": "federated"}}
+        rules = CoordinatorConfig.model_validate({**given, "workload": averaged}).rules()
+        return replace(rules, workload_options=json.dumps(own, sort_keys=True) if own else "")
+
     def rules(self, step: Step | None = None) -> Rules:
         """The rules of a new session. step: its part in a study."""
         study = as_text(self.study, self.search, self.passes or self.num_rounds)
