@@ -53,3 +53,26 @@ def test_passes_of_a_request_replace_configured_rounds(
     config = load(CoordinatorConfig, overrides={"workload.name": "sgd", "rounds.rounds": 7})
     fit = changed(config, FitRequest.model_validate(request_))
     assert (fit.rounds.rounds, fit.rounds.passes) == (rounds, passes)
+
+
+@pytest.mark.parametrize(
+    ("request_", "rule", "optimizer"),
+    [
+        ({}, "gradient", "fedadam"),
+        ({"passes": 30}, "gradient", "fedadam"),
+        ({"workload": {"options": {"seed": 3}}}, "gradient", "fedadam"),
+        ({"rounds": 5}, "weighted_average", ""),
+        ({"workload": {"options": {"momentum": 0.5}}}, "weighted_average", ""),
+        ({"workload": {"name": "sgd"}}, "weighted_average", ""),
+        ({"aggregation": {"optimizer": "fedavgm"}}, "weighted_average", "fedavgm"),
+        ({"aggregation": {"rule": "sum"}}, "sum", ""),
+    ],
+)
+def test_request_for_local_training_has_a_network_averaged(
+    request_: dict[str, Any], rule: str, optimizer: str
+) -> None:
+    """What the workload chose for the configuration is chosen anew for the request."""
+    config = load(CoordinatorConfig, overrides={"workload.name": "mlp"})
+    fit = changed(config, FitRequest.model_validate(request_))
+    assert (fit.aggregation.rule, fit.aggregation.optimizer) == (rule, optimizer)
+    assert ("mode" in fit.workload.options) == (rule == "gradient")
