@@ -11,8 +11,9 @@ side is the best of a small grid of scikit-learn's or XGBoost's estimator, fitte
 in one place and chosen on the same held-out rows. Both are tested on the same third part: accuracy,
 or R2, averaged over seeds. A case is within if the federation is worse by at most 0.02.
 
-Prints a row for each case, and the share of cases within by workload; writes
-bench-results/learning.json. --set changes a default for all, to try others.
+Prints a row for each case, the share of cases within by workload, and the exchanges and local work
+beside those of version 0.1; writes bench-results/learning.json. --set changes a default for all, to
+try others.
 """
 
 import os
@@ -56,6 +57,7 @@ KINDS: dict[str, dict[str, object]] = {
     "gradient": {"workload.name": "sgd", "workload.options.mode": "gradient"},
 }
 GOAL, GOAL_OF_EACH = 0.9, 0.8
+ROUNDS_BEFORE = 10  # of each workload by default in version 0.1, with a pass over the rows in each
 
 
 def divided(table: Table, sites: int, split: str, seed: int) -> list[Table]:
@@ -155,7 +157,19 @@ def main() -> int:
     for kind in ("all", *given.workloads.split(",")):
         of = [row["within"] == "yes" for row in rows if kind in ("all", row["workload"])]
         shares[f"within, {kind}"] = f"{sum(of)} of {len(of)}"
-    results.report("learning", {"cases": rows, **shares})
+    work = [
+        {
+            "workload": kind,
+            "exchanges": round(fmean(row["rounds"] for row in rows if row["workload"] == kind)),
+            "exchanges before": ROUNDS_BEFORE,
+            "passes of a site": round(
+                fmean(row["epochs"] for row in rows if row["workload"] == kind)
+            ),
+            "passes before": ROUNDS_BEFORE,
+        }
+        for kind in dict.fromkeys(row["workload"] for row in rows)
+    ]
+    results.report("learning", {"cases": rows, "exchanges and local work": work, **shares})
     goals = [GOAL, *(GOAL_OF_EACH for _ in range(len(shares) - 1))]
     parts = [tuple(map(int, text.split(" of "))) for text in shares.values()]
     is_reached = all(n >= goal * of for (n, of), goal in zip(parts, goals, strict=True))
