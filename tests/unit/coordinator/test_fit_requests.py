@@ -71,7 +71,7 @@ def test_passes_of_a_request_replace_configured_rounds(
 def test_request_for_local_training_has_a_network_averaged(
     request_: dict[str, Any], rule: str, optimizer: str
 ) -> None:
-    """What the workload chose for the configuration is chosen anew for the request."""
+    """A choice that the workload made for the configuration is made anew for the request."""
     config = load(CoordinatorConfig, overrides={"workload.name": "mlp"})
     fit = changed(config, FitRequest.model_validate(request_))
     assert (fit.aggregation.rule, fit.aggregation.optimizer) == (rule, optimizer)
