@@ -18,6 +18,7 @@ from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.assembly.sessions import NoParticipants, Sessions
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.values import Phase
+from xain_coordinator.core.view import warnings
 from xain_coordinator.http_face.app import make_app
 from xain_coordinator.http_face.errors import HttpError
 from xain_coordinator.http_face.events import EventReaders
@@ -223,7 +224,10 @@ async def test_published_model_predicts_over_http_as_its_pipeline_does(
     expected = pipeline.predict_proba(DATA.features[:5])
     np.testing.assert_allclose(found["probabilities"], expected, rtol=1e-9, atol=1e-12)
     onnx = await asked(sessions, "GET", "/v1/models/last/download?format=onnx")
+    driver = sessions.current.driver
     if name == "glm":
+        told = warnings(driver.session, driver.history)
+        assert [line[:39] for line in told] == ["The columns together tell the class of "]
         assert onnx.status_code == 200, onnx.text
     else:
         assert "ensembles have no form in .onnx; take model.skops" in onnx.text

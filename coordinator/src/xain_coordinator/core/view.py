@@ -80,11 +80,7 @@ def _of_the_fit(session: Session) -> list[str]:
     if model is None:
         return []
     is_over = session.phase is Phase.FINISHED
-    if (
-        session.rules.aggregation != "newton"
-        or not is_over
-        or model.ended_because.startswith("converged")
-    ):
+    if session.rules.aggregation != "newton" or not is_over or model.ended_because:
         return [*model.warnings]
     return [
         *model.warnings,

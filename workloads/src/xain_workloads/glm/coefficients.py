@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from xain_workloads.errors import NoModel
 from xain_workloads.glm.design import Design
 from xain_workloads.glm.families import log_likelihood, null_deviance
-from xain_workloads.glm.newton import Step, left_out_of, step_of
+from xain_workloads.glm.newton import STUCK, Step, left_out_of, step_of
 from xain_workloads.glm.options import LINEAR, LOGISTIC, NAME, POISSON, options_of_model
 from xain_workloads.glm.student import quantile, two_sided
 from xain_workloads.model import ENDED, Model
@@ -109,6 +109,11 @@ class Coefficients:
         return 2 * (self.num_free - self.log_likelihood)
 
     @property
+    def is_at_end(self) -> bool:
+        """Whether the fit has come to its end; other coefficients are no results."""
+        return self.ended not in ("", STUCK)
+
+    @property
     def deviance_per_df(self) -> float:
         """Deviance for each degree of freedom of the rows: the residual variance of the linear
         family. Some 1 where counts vary as those of Poisson regression; 0 if none is left."""
@@ -125,7 +130,7 @@ class Coefficients:
             tests = one.value, one.error, one.statistic, df, one.p, one.low, one.high
             ratio = one.ratio or ("", "", "")
             names = one.outcome, one.reference, one.term, one.column, one.level, one.against
-            note = one.note or ("" if self.ended else "not converged")
+            note = one.note or ("" if self.is_at_end else "not converged")
             writer.writerow((*names, *tests, *ratio, note))
         return text.getvalue()
 

@@ -43,7 +43,7 @@ _NEARLY = 1e-4  # square of a step's length in standard errors
 _SLOW = 0.1  # of a square to the one before it; 1/e for a separated parameter
 
 CONVERGED = "converged: a further step would change no coefficient by a millionth of its error"
-_STUCK = "stopped: the deviance falls no further"
+STUCK = "stopped: the deviance falls no further, though the fit has not converged"
 _ALL_SEPARATED = "stopped: the columns together tell the class of every row (separation)"
 # A deviance below it gives every row its own class by more than 1/2. Then the classes are separate
 # by the columns, and no parameter has a finite value.
@@ -135,7 +135,7 @@ def stepped(
     here = summed(model, layout, updates)
     if has_risen(model, here):
         fit = halved(model)
-        ended = _STUCK if fit.halvings > MOST_HALVINGS else ""
+        ended = STUCK if fit.halvings > MOST_HALVINGS else ""
         return fit.to_vector(), _ending(metadata, ended, metadata.get(TOLD, ""))
     fit = replace(here, before=model.point, decrement_before=model.decrement)
     if LEFT_OUT not in metadata:

@@ -53,7 +53,7 @@ def effects(found: Coefficients | None, num_steps: int = 0) -> str:
 
 def _warnings(found: Coefficients) -> list[str]:
     lines = []
-    if not found.ended:
+    if not found.is_at_end:
         lines.append("The fit has not converged: these are no results.")
     if found.family == POISSON and found.deviance_per_df > _MOST_DISPERSED:
         lines.append(
