@@ -248,9 +248,9 @@ async def test_participant_killed_while_it_evaluates_does_so_again(launch, tmp_p
     assert shown["rounds"][-1]["evaluation"]["metrics"] == {"accuracy": 0.5}
 
 
-async def local_models(folder: Path, name: str, *, kills: bool) -> tuple[list[Any], Any]:
-    """Local models of two sites, of each and together, as the status tells them. kills: a site and
-    the coordinator, while these are trained."""
+async def local_models(folder: Path, name: str, *, kills: bool) -> tuple[list[Any], Any, Any]:
+    """Local models of two sites, of each and together, and the importance of the columns, as the
+    status tells them. kills: a site and the coordinator, while these are measured."""
     settings = {
         "rounds.rounds": 4,
         "rounds.min_participants": 2,
@@ -261,11 +261,13 @@ async def local_models(folder: Path, name: str, *, kills: bool) -> tuple[list[An
         "server.heartbeat_timeout_s": 10 * PATIENCE_S,
     }
     coordinator = CoordinatorProcess(folder / name, settings)
-    sites = [SiteProcess(folder, f"{name}-{index}") for index in range(2)]
+    at_sites = folder / f"{name}-sites"
+    at_sites.mkdir()
+    sites = [SiteProcess(at_sites, f"site-{index}") for index in range(2)]
     part = ["--data=breast_cancer", "--partition=iid", "--num-parts=2"]
 
     async def start(index: int) -> None:
-        state = f"--state-dir={folder / f'{name}-state-{index}'}"
+        state = f"--state-dir={at_sites / f'state-{index}'}"
         await sites[index].start(coordinator.port, *part, f"--index={index}", state)
 
     try:
@@ -288,22 +290,34 @@ async def local_models(folder: Path, name: str, *, kills: bool) -> tuple[list[An
             await start(0)
         for site in sites:
             assert await site.died() == 0, site.log()
-        last = (await status_json(coordinator))["rounds"][-1]
+        shown = await status_json(coordinator)
     finally:
         for process in (*sites, coordinator):
             await process.end()
-    return [site["evaluation"]["local"] for site in last["sites"]], last["evaluation"]["local"]
+    last = shown["rounds"][-1]
+    of_sites = [site["evaluation"]["local"] for site in last["sites"]]
+    return of_sites, last["evaluation"]["local"], shown["status"]["importance"]
 
 
 async def test_local_models_are_the_same_though_site_and_coordinator_were_killed_among_them(
     tmp_path,
 ):
-    """Each site trains its own once more, and it counts once."""
-    expected, together = await local_models(tmp_path, "undisturbed", kills=False)
+    """Each site trains its own once more, and it counts once. So do the importances of columns, of
+    which the site permutes the same values again."""
+    expected, together, importance = await local_models(tmp_path, "undisturbed", kills=False)
     assert [one["passes"] for one in expected] == [80, 80]
     assert all(one["figures"]["log_loss"]["value"] < 0.5 for one in expected)
     assert together["num_samples"] == sum(one["num_samples"] for one in expected)
-    assert await local_models(tmp_path, "killed", kills=True) == (expected, together)
+    assert importance["num_samples"] == together["num_samples"]
+    assert (importance["num_columns"], importance["repeats"]) == (30, 5)
+    columns = importance["columns"]
+    assert len({one["column"] for one in columns}) == 30
+    values = [one["difference"]["value"] for one in columns]
+    assert values == sorted(values, reverse=True)
+    assert values[0] > 0
+    assert [sorted(one["sites"]) for one in columns[:20]] == [["site-0", "site-1"]] * 20
+    killed = await local_models(tmp_path, "killed", kills=True)
+    assert killed == (expected, together, importance)
 
 
 async def test_training_that_is_no_better_than_the_commonest_class_ends_with_status_4(

@@ -181,7 +181,7 @@ class WorkloadParticipant(Participant):
         assigned, began = self._assignment, time.monotonic()
         if not assigned.importance_limit_s or of_all is None:
             return ()
-        seed = f"{assigned.session_id}/{assigned.participant_id}/{self._seed}"
+        seed = f"{assigned.participant_id}/{self._seed}"
         try:
             found = importances_of(
                 workload, models, test, assigned.importance_limit_s, permuted_by(seed)

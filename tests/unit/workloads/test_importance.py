@@ -115,17 +115,17 @@ def test_trees_of_rows_with_gaps_are_measured_too() -> None:
 def at_site(
     model: Model, table: Table, limit_s: float = inf, **more: Any
 ) -> tuple[Importance, ...]:
-    rows, permute = prepare(model.metadata, table), permuted_by("s/north/0")
+    rows, permute = prepare(model.metadata, table), permuted_by("north/0")
     workload = from_metadata(model.metadata)
     return importances_of(workload, {1: model}, rows, limit_s, permute, **more)
 
 
 def test_permutations_follow_from_the_seed_and_the_name_of_the_column() -> None:
     """A site that was killed makes the same ones again; each column and site has its own."""
-    permute = permuted_by("s/north/0")
+    permute = permuted_by("north/0")
     assert permute("age", 0, 50).tolist() == permute("age", 0, 50).tolist()
     assert sorted(permute("age", 0, 50).tolist()) == list(range(50))
-    others = [permute("age", 1, 50), permute("ward", 0, 50), permuted_by("s/south/0")("age", 0, 50)]
+    others = [permute("age", 1, 50), permute("ward", 0, 50), permuted_by("south/0")("age", 0, 50)]
     assert not any((one == permute("age", 0, 50)).all() for one in others)
 
 
