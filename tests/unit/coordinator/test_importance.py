@@ -26,6 +26,7 @@ def importances(
         num_samples=120,
         repeats=5,
         num_columns=3,
+        sites={"north": 70, "south": 50},
     )
     age = found.columns.add(column="age <i>", num_samples=120)
     age.difference.CopyFrom(pb.Figure(value=0.25, low=0.1, high=0.4))
@@ -79,7 +80,7 @@ def test_sentence_says_which_loss_grows(metric: str, weighs_classes: bool, told:
 def test_columns_without_any_importance_are_told_in_a_sentence() -> None:
     found = importances()
     del found.columns[0]
-    assert sentence(found).startswith("no column that can be told by log loss")
+    assert sentence(found).startswith("no single column matters to model 7 beyond chance on")
 
 
 def test_table_for_people_has_figures_caveat_and_what_is_left_out() -> None:
@@ -98,8 +99,8 @@ def test_csv_has_a_line_for_each_column_and_for_each_site() -> None:
     told = [(one["column"], one["site"], one["importance"], one["rows"]) for one in rows]
     assert told == [
         ("age <i>", "", "0.25", "120"),
-        ("age <i>", "north", "0.3", ""),
-        ("age <i>", "south", "0.2", ""),
+        ("age <i>", "north", "0.3", "70"),
+        ("age <i>", "south", "0.2", "50"),
         ("noise", "", "-0.01", "120"),
     ]
     assert (rows[0]["model"], rows[0]["metric"], rows[0]["low"]) == ("7", "log_loss", "0.1")

@@ -110,6 +110,10 @@ def test_trees_of_rows_with_gaps_are_measured_too() -> None:
     model = trained("xgboost", {"mode": "bagging", "max_depth": 2}, table)
     (found,) = at_site(model, table)
     assert found.totals[1] > abs(found.totals[2])
+    unused = replace(table, values={**table.values, "noise": np.zeros(ROWS)})
+    options = {"mode": "bagging", "max_depth": 3, "class_weight": "balanced"}
+    (found,) = at_site(trained("xgboost", options, unused), unused)
+    assert (found.totals[2], found.squares[2]) == (0.0, 0.0), "no tree asks for it"
 
 
 def at_site(

@@ -26,6 +26,7 @@ from xain_workloads.workload import Workload
 # Numbers of the matrices that are predicted at once: a model may take long to be opened, as one of
 # many trees, and is opened for each prediction.
 NUM_PREDICTED = 1 << 20
+_ROUNDING = 1e-12  # of a loss: below it a difference is none, as of a column that no tree asks for
 
 # The order of n rows for the permutation of this number of the column of this name.
 Permute = Callable[[str, int, int], NDArray[np.intp]]
@@ -79,6 +80,8 @@ def importances_of(
             budget.made(here * len(group))
             for losses in permuted:
                 apart = losses - loss
+                # A prediction of other rows beside these may round in another way.
+                apart[np.abs(apart) <= _ROUNDING * np.maximum(loss, loss.mean())] = 0.0
                 sums.append((float(apart.sum()), float(np.square(apart).sum())))
         if not (sums and np.isfinite([float(loss.sum()), *np.ravel(sums)]).all()):
             continue  # of a model that has run away

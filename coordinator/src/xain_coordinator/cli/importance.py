@@ -68,7 +68,10 @@ def sentence(found: ColumnImportances) -> str:
         for one in found.columns[:MAX_TOLD]
         if is_told(figure := one.difference)
     ]
-    return f"{', '.join(shown)} more {of}" if shown else f"no column that can be told by {of}"
+    if not shown:
+        rows = f"the {found.num_samples:,} held-out rows"
+        return f"no single column matters to model {found.round} beyond chance on {rows}"
+    return f"{', '.join(shown)} more {of}"
 
 
 def is_told(figure: pb.Figure) -> bool:
@@ -106,7 +109,7 @@ def _lines(found: ColumnImportances) -> Iterator[list[object]]:
         figures = {"": one.difference, **dict(sorted(one.sites.items()))}
         for site, message in figures.items():
             figure = difference_of(message)
-            rows = "" if site else one.num_samples
+            rows = found.sites[site] if site else one.num_samples
             yield [
                 *(found.round, found.metric, one.column, site),
                 *(figure.value, figure.low, figure.high, rows, found.repeats),

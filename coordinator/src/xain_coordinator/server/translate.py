@@ -145,19 +145,20 @@ def importance_message(
     known = record.evaluation.figures
     metric = next((name for name in LOSSES if name in known), "error")
     sites = {
-        name: one.figures
+        name: one
         for name, site in record.sites.items()
         if site.evaluation is not None
         for one in site.evaluation.importances
         if one.round == importance.round
     }
+    at_sites = {name: one.figures for name, one in sites.items() if is_whole}
     rows = dict(zip(importance.columns, importance.rows, strict=True))
     columns = [
         inspection.ColumnImportance(
             column=names[at],
             difference=_figure(difference),
             num_samples=rows[at],
-            sites={name: _figure(of[at]) for name, of in sites.items() if is_whole and at in of},
+            sites={name: _figure(of[at]) for name, of in at_sites.items() if at in of},
         )
         for at, difference in importance.figures.items()
         if at < len(names)
@@ -171,6 +172,7 @@ def importance_message(
         repeats=importance.repeats,
         num_columns=len(names),
         columns=columns if is_whole else columns[:SUMMARISED],
+        sites={name: one.num_samples for name, one in sites.items() if is_whole},
     )
 
 

@@ -331,6 +331,26 @@ class ColumnImportances(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class SitesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ROUND_FIELD_NUMBER: _builtins.int
     METRIC_FIELD_NUMBER: _builtins.int
     WEIGHS_CLASSES_FIELD_NUMBER: _builtins.int
@@ -339,6 +359,7 @@ class ColumnImportances(_message.Message):
     REPEATS_FIELD_NUMBER: _builtins.int
     NUM_COLUMNS_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
+    SITES_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """number of the model"""
     metric: _builtins.str
@@ -357,6 +378,10 @@ class ColumnImportances(_message.Message):
     def columns(self) -> _containers.RepeatedCompositeFieldContainer[Global___ColumnImportance]:
         """the most important first; five, and with `whole` all"""
 
+    @_builtins.property
+    def sites(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """with `whole`: rows by participant"""
+
     def __init__(
         self,
         *,
@@ -368,10 +393,11 @@ class ColumnImportances(_message.Message):
         repeats: _builtins.int = ...,
         num_columns: _builtins.int = ...,
         columns: _abc.Iterable[Global___ColumnImportance] | None = ...,
+        sites: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "loss", b"loss", "metric", b"metric", "num_columns", b"num_columns", "num_samples", b"num_samples", "repeats", b"repeats", "round", b"round", "weighs_classes", b"weighs_classes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "loss", b"loss", "metric", b"metric", "num_columns", b"num_columns", "num_samples", b"num_samples", "repeats", b"repeats", "round", b"round", "sites", b"sites", "weighs_classes", b"weighs_classes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
