@@ -40,10 +40,14 @@ def at_site(name: str) -> Evaluation:
     return Evaluation(ROWS, {}, tallies(0.7), local=local)
 
 
-def snapshot(*, has_best_round: bool = True) -> Snapshot:
-    """A session that has ended with model 4, whose best is 3."""
+def snapshot(*, has_best_round: bool = True, lacking: str = "") -> Snapshot:
+    """A session that has ended with model 4, whose best is 3. lacking: site without a difference to
+    that."""
     without = Evaluation(ROWS, {}, tallies(0.7), local=LocalModel(why_not="all of one class"))
     last = {**{name: at_site(name) for name in SITES}, "east": without}
+    if lacking:
+        of_last = LocalModel(tallies(0.6), 12, differences=(Difference(4, 0.0, 1.0),))
+        last[lacking] = Evaluation(ROWS, {}, tallies(0.7), local=of_last)
     of_best = {name: Evaluation(ROWS, {}, tallies(0.8)) for name in last}
     rounds = [
         inspection.RoundStatus(
@@ -134,6 +138,20 @@ def test_models_with_class_weights_are_compared_by_auc() -> None:
     assert sentence(found).startswith("AUC 0.03 (-0.0")
     assert "less with model 3 than with local models" in sentence(found)
     assert "AUC, its own alone" in page(whole)
+
+
+def test_difference_of_all_rows_is_of_the_sites_that_have_one() -> None:
+    """The rows of others do not count as if the two models were equally good there."""
+    whole = snapshot(lacking="south")
+    found = gains(whole.status, whole.rounds.rounds)
+    assert found is not None
+    assert found.together is not None
+    difference = found.together.difference
+    assert difference is not None
+    assert difference.value == pytest.approx((0.2 + 0.01) / 2)
+    rows = f"on {2 * ROWS:,} of {3 * ROWS:,} rows"
+    assert rows in sentence(found)
+    assert rows in page(whole)
 
 
 def test_session_without_local_models_has_no_such_section() -> None:

@@ -667,7 +667,7 @@ def test_local_models_are_in_the_history_by_site_and_pooled() -> None:
     whole = record.evaluation.local
     assert whole.figures["log_loss"].value == pytest.approx(-np.log([0.7, 0.9]).mean())
     assert (whole.num_samples, whole.passes) == (80, 3)
-    assert whole.differences == (Difference(1, 8.0, pytest.approx(1.6)),)
+    assert whole.differences == (Difference(1, 8.0, pytest.approx(1.6), 80),)
 
 
 def test_evaluation_with_a_local_model_that_had_less_time_is_the_same_one() -> None:

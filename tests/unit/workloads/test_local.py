@@ -11,7 +11,16 @@ from sklearn.metrics import balanced_accuracy_score, log_loss, mean_squared_erro
 
 from xain_workloads.data import load
 from xain_workloads.figures import Figure, figures
-from xain_workloads.gains import Budget, Difference, Gain, LocalModel, added, check, gain_of
+from xain_workloads.gains import (
+    Budget,
+    Difference,
+    Gain,
+    LocalModel,
+    added,
+    check,
+    difference_of,
+    gain_of,
+)
 from xain_workloads.local import MIN_ROWS, NUM_PARTS, fit_local
 from xain_workloads.model import Model
 from xain_workloads.preprocessing import prepare
@@ -271,8 +280,15 @@ def test_gain_is_told_only_beyond_chance() -> None:
 
 
 def test_differences_of_sites_add_up_by_model() -> None:
-    sites = [Difference(3, 1.0, 2.0), Difference(5, 4.0, 4.0), Difference(3, 0.5, 1.0)]
-    assert added(sites) == (Difference(3, 1.5, 3.0), Difference(5, 4.0, 4.0))
+    """A site without a difference to a model is not in the rows of the others'."""
+    sites = [
+        (10, [Difference(3, 1.0, 2.0), Difference(5, 4.0, 4.0)]),
+        (30, [Difference(3, 0.5, 1.0)]),
+        (60, []),
+    ]
+    together = added(sites)
+    assert together == (Difference(3, 1.5, 3.0, 40), Difference(5, 4.0, 4.0, 10))
+    assert difference_of(together[1], 100).value == 0.4
 
 
 @pytest.mark.parametrize(
@@ -281,6 +297,8 @@ def test_differences_of_sites_add_up_by_model() -> None:
         (Difference(0, float("nan"), 1.0),),
         (Difference(0, 1.0, float("inf")),),
         (Difference(0, 1.0, -1.0),),
+        (Difference(0, -1e200, 1.0),),
+        (Difference(0, 1.0, 1e300),),
         (Difference(-1, 1.0, 1.0),),
         (Difference(0, 1.0, 1.0),) * 3,
     ],

@@ -7,10 +7,10 @@ which is much narrower than the intervals of the two figures.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from math import fsum, inf, isfinite
+from math import fsum, inf
 
 from xain_workloads.figures import LOSSES, OF_WEIGHED_CLASSES, Figure, mean_figure
-from xain_workloads.tallies import Tallies
+from xain_workloads.tallies import Tallies, are_sums
 
 # Figures by which two models are compared, in words.
 COMPARED = {
@@ -42,11 +42,14 @@ class Difference:
     row_losses().
 
     round: number of that model. squares: of the squares of the rows' differences.
+    num_samples: rows that the sums are of; 0 as a site sends it: all that the local model is
+        measured on.
     """
 
     round: int
     total: float
     squares: float
+    num_samples: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +75,20 @@ def compared(*, weighs_classes: bool) -> tuple[str, ...]:
     return OF_WEIGHED_CLASSES if weighs_classes else (*LOSSES, "accuracy")
 
 
-def added(differences: Iterable[Difference]) -> tuple[Difference, ...]:
-    """The differences of all sites together, by model."""
-    by_round: dict[int, list[Difference]] = {}
-    for one in differences:
-        by_round.setdefault(one.round, []).append(one)
+def added(sites: Iterable[tuple[int, Iterable[Difference]]]) -> tuple[Difference, ...]:
+    """The differences of all sites together, by model. sites: (held-out rows, differences); a site
+    lacks those to a model that it could not fetch, or that its rows have no figure of."""
+    by_round: dict[int, list[tuple[int, Difference]]] = {}
+    for num_samples, differences in sites:
+        for one in differences:
+            by_round.setdefault(one.round, []).append((num_samples, one))
     return tuple(
-        Difference(number, fsum(d.total for d in known), fsum(d.squares for d in known))
+        Difference(
+            number,
+            fsum(d.total for _, d in known),
+            fsum(d.squares for _, d in known),
+            sum(num_samples for num_samples, _ in known),
+        )
         for number, known in sorted(by_round.items())
     )
 
@@ -88,9 +98,7 @@ def check(local: LocalModel) -> None:
     if len(local.differences) > MAX_DIFFERENCES:
         raise ValueError(f"the local model has {len(local.differences)} differences")
     for one in local.differences:
-        if one.round < 0 or not (isfinite(one.total) and isfinite(one.squares)):
-            raise ValueError(f"a difference of the local model is {one}")
-        if one.squares < 0:
+        if one.round < 0 or not are_sums([one.total], [one.squares]):
             raise ValueError(f"a difference of the local model is {one}")
 
 
@@ -172,8 +180,8 @@ def gain_of(
 
 
 def difference_of(sums: Difference, num_samples: int) -> Figure:
-    """The mean difference of this many rows, with its 95 % interval."""
-    return mean_figure(sums.total, sums.squares, num_samples, least=-inf)
+    """The mean difference, with its 95 % interval. num_samples: rows, if the sums have none."""
+    return mean_figure(sums.total, sums.squares, sums.num_samples or num_samples, least=-inf)
 
 
 def direction(difference: Figure) -> int:

@@ -9,9 +9,10 @@ Source: Breiman 2001, "Random forests", section 10, for any model by Fisher, Rud
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import fsum, inf, isfinite
+from math import fsum, inf
 
 from xain_workloads.figures import Figure, mean_figure
+from xain_workloads.tallies import are_sums
 
 REPEATS = 5  # permutations of a column
 MAX_COLUMNS = 1000  # of a model that are permuted: the first ones
@@ -97,14 +98,14 @@ def check(importances: Sequence[Importance]) -> None:
     if len({one.round for one in importances}) < len(importances) or len(importances) > MAX_MODELS:
         raise ValueError(f"there are importances of {len(importances)} models")
     for one in importances:
-        columns, sums = one.columns, (one.loss, *one.totals, *one.squares)
+        columns = one.columns
         if not len(columns) == len(one.totals) == len(one.squares):
             raise ValueError(f"an importance has other sums than those of {len(columns)} columns")
         if columns and not 0 <= columns[0] <= columns[-1] < MAX_COLUMNS:
             raise ValueError(f"an importance is of column {columns[0]} to column {columns[-1]}")
         if list(columns) != sorted({*columns}):
             raise ValueError("the columns of an importance do not ascend")
-        if one.round < 0 or one.repeats < 1 or not all(map(isfinite, sums)):
-            raise ValueError(f"an importance of model {one.round} is not finite, or of no model")
-        if one.squares and min(one.squares) < 0:
-            raise ValueError(f"an importance of model {one.round} has negative squares")
+        if one.round < 0 or one.repeats < 1:
+            raise ValueError(f"an importance is of model {one.round}, and {one.repeats} times")
+        if one.loss < 0 or not are_sums((one.loss, *one.totals), one.squares):
+            raise ValueError(f"sums of an importance of model {one.round} are not those of losses")

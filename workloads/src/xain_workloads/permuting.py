@@ -21,6 +21,7 @@ from xain_workloads.model import Model
 from xain_workloads.preprocessing import features_of_columns
 from xain_workloads.row_losses import single_losses
 from xain_workloads.supervised import Array, classes_of, coded_target
+from xain_workloads.tallies import are_sums
 from xain_workloads.workload import Workload
 
 # Numbers of the matrices that are predicted at once: a model may take long to be opened, as one of
@@ -83,9 +84,9 @@ def importances_of(
                 # A prediction of other rows beside these may round in another way.
                 apart[np.abs(apart) <= _ROUNDING * np.maximum(loss, loss.mean())] = 0.0
                 sums.append((float(apart.sum()), float(np.square(apart).sum())))
-        if not (sums and np.isfinite([float(loss.sum()), *np.ravel(sums)]).all()):
+        totals, squares = zip(*sums, strict=True) if sums else ((), ())
+        if not sums or not are_sums((float(loss.sum()), *totals), squares):
             continue  # of a model that has run away
-        totals, squares = zip(*sums, strict=True)
         positions = tuple(range(len(sums)))
         found.append(Importance(number, float(loss.sum()), repeats, positions, totals, squares))
     return tuple(found)

@@ -49,6 +49,15 @@ CLASS_SUMS = {
 NUMBER_SUMS = {"absolute_error": 1, "squared_error": 2, "squared_error2": 4}
 _MOMENTS = (1, 2, 3, 4, 3, 4)  # in the order of the fields of Target
 _MAX_VALUE = 1e60
+_MAX_LOSS = 1e130  # of many rows: above that of any model whose squared errors are within bounds
+
+
+def are_sums(totals: Iterable[float], squares: Iterable[float]) -> bool:
+    """Whether these can be sums over rows of differences in loss, and of their squares: so small
+    that nothing overflows that is computed of those of many sites."""
+    return all(abs(one) <= _MAX_LOSS for one in totals) and all(
+        0 <= one <= _MAX_LOSS**2 for one in squares
+    )
 
 
 def log_odds_at(position: float, level: int) -> float:

@@ -33,13 +33,22 @@ class Compared:
     """A local model, and the global one on the same rows.
 
     gain: None if the figures of the global model are not known here. difference: by how much it is
-    better; None if it is not known. of_all: figures of the global model.
+    better; None if it is not known. of_all: figures of the global model. num_compared: rows that
+    the difference is of.
     """
 
     local: LocalModel
     gain: Gain | None
     difference: Figure | None
     of_all: Mapping[str, Figure]
+    num_compared: int = 0
+
+    @property
+    def rows_of_difference(self) -> str:
+        """The rows of the difference, if they are not all: sites may lack it."""
+        if self.difference is None or self.num_compared == self.local.num_samples:
+            return ""
+        return f"on {self.num_compared:,} of {self.local.num_samples:,} rows"
 
     @property
     def reading(self) -> str:
@@ -106,7 +115,9 @@ def _compared(
     local = LocalModel(
         passes=message.passes,
         why_not=message.why_not,
-        differences=tuple(Difference(d.round, d.total, d.squares) for d in message.differences),
+        differences=tuple(
+            Difference(d.round, d.total, d.squares, d.num_samples) for d in message.differences
+        ),
         figures=figures_of(message.figures),
         num_samples=message.num_samples,
     )
@@ -116,14 +127,16 @@ def _compared(
     is_of_same_rows = measured.num_samples == local.num_samples
     of_all = figures_of(measured.figures) if is_of_same_rows else {}
     gain = gain_of(of_all, local, number, weighs_classes=weighs_classes)
-    return Compared(local, gain, difference, of_all)
+    num_compared = 0 if sums is None else sums.num_samples or local.num_samples
+    return Compared(local, gain, difference, of_all, num_compared)
 
 
 def sentence(found: Gains) -> str:
     """The gain of all rows together, and how many sites gain; a line of a status."""
     told = []
     if found.together is not None and found.together.difference is not None:
-        told.append(_difference(found.metric, found.together.difference, found.number))
+        line = _difference(found.metric, found.together.difference, found.number)
+        told.append(f"{line} {found.together.rows_of_difference}".rstrip())
     counted = Counter(one.reading for one in found.sites.values())
     at = [
         f"{what} at {counted[reading]} of {len(found.sites)} sites"

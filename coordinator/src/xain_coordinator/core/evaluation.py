@@ -257,7 +257,9 @@ def _local(measured: Collection[Evaluation]) -> LocalModel | None:
         return known[0] if len(known) == 1 else None
     return LocalModel(
         passes=max(one.passes for one in known),
-        differences=added(d for one in known for d in one.differences),
+        differences=added(
+            (one.tallies.num_rows, one.differences) for one in known if one.tallies is not None
+        ),
         figures=figures(tallies),
         num_samples=tallies.num_rows,
     )

@@ -92,7 +92,12 @@ def _local_message(local: LocalModel | None) -> pb.LocalModel | None:
         figures={name: _figure(one) for name, one in local.figures.items()},
         num_samples=local.num_samples,
         differences=[
-            pb.LocalDifference(round=one.round, total=one.total, squares=one.squares)
+            pb.LocalDifference(
+                round=one.round,
+                total=one.total,
+                squares=one.squares,
+                num_samples=one.num_samples,
+            )
             for one in local.differences
         ],
     )

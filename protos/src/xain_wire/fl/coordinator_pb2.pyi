@@ -1158,21 +1158,25 @@ class LocalDifference(_message.Message):
     ROUND_FIELD_NUMBER: _builtins.int
     TOTAL_FIELD_NUMBER: _builtins.int
     SQUARES_FIELD_NUMBER: _builtins.int
+    NUM_SAMPLES_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """number of the global model"""
     total: _builtins.float
     squares: _builtins.float
     """of the rows' differences"""
+    num_samples: _builtins.int
+    """from the coordinator: rows that the sums are of"""
     def __init__(
         self,
         *,
         round: _builtins.int = ...,
         total: _builtins.float = ...,
         squares: _builtins.float = ...,
+        num_samples: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["round", b"round", "squares", b"squares", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_samples", b"num_samples", "round", b"round", "squares", b"squares", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

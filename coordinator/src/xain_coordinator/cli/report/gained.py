@@ -54,7 +54,9 @@ def _row(site: str, one: Compared, shown: Sequence[str]) -> list[str]:
         cells += [_cell(figures.get(metric)) for figures in (one.of_all, one.local.figures)]
     reading = escape(one.reading)
     reading = f"<b>{reading}</b>" if one.reading == WORSE else reading
-    return [*cells, _cell(one.difference), reading]
+    some = one.rows_of_difference
+    difference = _cell(one.difference) + (f'<br><span class="soft">{some}</span>' if some else "")
+    return [*cells, difference, reading]
 
 
 def _own(found: Gains, rounds: Sequence[RoundStatus], shown: Sequence[str]) -> list[list[str]]:
