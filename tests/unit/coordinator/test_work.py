@@ -28,7 +28,7 @@ from xain_coordinator.core.keys import TABLE_ONE, journalled_key
 from xain_coordinator.core.replies import Reply
 from xain_coordinator.core.values import DataProfile, Phase, Rules
 from xain_coordinator.driver.driver import Driver
-from xain_coordinator.driver.effects import StoreWorker, WorkloadMissing
+from xain_coordinator.driver.effects import StoreWorker, WorkloadMissing, checks_off
 from xain_coordinator.driver.fence import TakenOver
 from xain_coordinator.driver.model_copies import ModelCopies
 from xain_coordinator.metrics.null import NullMetricsStore
@@ -38,6 +38,7 @@ from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
 from xain_coordinator.updates.measuring import measure, measure_bytes
 from xain_workloads.describe import TableOne
 from xain_workloads.model import Model, TensorSpec
+from xain_workloads.workload import create
 
 VECTOR = np.arange(3, dtype=np.float32)
 PROFILE = DataProfile(10, 3)
@@ -637,3 +638,20 @@ async def test_a_missing_workload_ends_the_process() -> None:
     assert isinstance(journal.events[-1], e.ModelRequested)
     async with fleet(journal, store, workload=Workload()) as f:
         await f.until(Phase.COLLECTING)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "is_told"),
+    [
+        ("sgd", {}, True),
+        ("mlp", {"mode": "federated"}, True),
+        ("sgd", {"remedy": "scaffold"}, False),
+        ("sgd", {"mode": "gradient"}, False),
+        ("xgboost", {}, False),
+        ("describe", {}, True),
+    ],
+)
+def test_remedy_is_named_where_models_are_averaged_without_one(
+    name: str, options: dict[str, object], is_told: bool
+) -> None:
+    assert checks_off(create(name, options)) == ({} if is_told else {"unlike_classes": "off"})

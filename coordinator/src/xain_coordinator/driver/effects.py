@@ -92,6 +92,16 @@ class WorkloadMissing(Exception):
     """The session needs a workload and the configuration has none."""
 
 
+def checks_off(workload: Workload | None) -> Mapping[str, str]:
+    """Levels of the checks that say nothing of a workload: a remedy is for averaged models."""
+    options = getattr(workload, "options", None)
+    is_averaged = getattr(options, "mode", "") == "federated"
+    is_told = is_averaged and not getattr(options, "remedy", "")
+    if workload is None or not trains(workload) or is_told:
+        return {}
+    return {"unlike_classes": "off"}
+
+
 class StoreWorker:
     """Worker that runs effects on a weights store and a metrics store.
 
@@ -383,7 +393,7 @@ class StoreWorker:
         self._record(TABLE_ONE, table.to_json().encode())
         if table.num_sites == 2:
             log.info("two_sites", round=0, reason=OF_TWO)
-        findings = check(sites, self._checks)
+        findings = check(sites, {**checks_off(self._workload), **self._checks})
         for finding in findings[:MAX_LOGGED]:
             tell = log.info if finding.level == "note" else log.warning
             tell(

@@ -64,6 +64,10 @@ CHECKS: Mapping[str, tuple[Level, str]] = {
     "reversed_labels": ("warn", "labels of a site go with its columns against those of all others"),
     "no_statistics": ("warn", "a site sends no statistics, so nothing is scaled"),
     "untold_column": ("warn", "no site tells anything of a column, so it is not scaled"),
-    "unlike_classes": ("note", "the shares of the classes differ much between sites"),
+    "unlike_classes": (
+        "note",
+        "the shares of the classes differ much between sites, whose models are averaged without a"
+        " remedy",
+    ),
     "small_site": ("note", "a site has fewer than twenty rows"),
 }

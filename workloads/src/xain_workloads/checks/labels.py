@@ -135,10 +135,9 @@ def _unlike_classes(summary: Summary) -> Iterator[Finding]:
     if (num := int((distances >= _UNLIKE).sum())) > 0:
         text = (
             f"the shares of the classes at {num} of {len(summary.names)} sites are unlike those of"
-            " the others, which draws averaged models of sgd, mlp and neural to each site's own"
-            " classes; at the coordinator, "
+            " the others, which draws an averaged model of sgd, mlp or neural to each site's own"
+            " classes; the remedy to try, at the coordinator: "
             + hint("xain-coordinator", 'workload.remedy = "scaffold"')
-            + " is the remedy to try"
         )
         yield Finding("note", "unlike_classes", "", summary.target_name, text)
 
