@@ -90,6 +90,7 @@ def test_table_for_people_has_figures_caveat_and_what_is_left_out() -> None:
     (age,) = (one for one in text.splitlines() if one.startswith("age <i>"))
     assert age.split()[2:] == ["0.25", "0.1", "to", "0.4", "+50.0%"]
     assert "It is 0.5 on these 120 rows otherwise" in text
+    assert "the mean of 5 shuffles" in text
     assert "1 of 3 columns were left out" in text
     assert "not what causes the outcome" in text
 

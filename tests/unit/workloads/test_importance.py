@@ -149,7 +149,7 @@ def test_sums_do_not_depend_on_how_many_permutations_are_predicted_at_once(
 
 @pytest.mark.parametrize(
     ("limit_s", "columns", "repeats"),
-    [(100.0, 3, REPEATS), (6.0, 3, 1), (1.5, 1, 1), (0.5, 0, 0)],
+    [(100.0, 3, REPEATS), (4.0, 3, 2), (3.0, 2, 1), (1.5, 1, REPEATS), (0.5, 0, 0)],
 )
 def test_short_time_leaves_out_permutations_and_then_columns(
     limit_s: float, columns: int, repeats: int

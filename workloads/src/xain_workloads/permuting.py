@@ -68,7 +68,6 @@ def importances_of(
         began = clock()
         loss = site.losses(rows.features)
         budget = _Budget(limit_s / len(models), began, clock)
-        budget.made(1)
         sums: list[tuple[float, float]] = []
         repeats = REPEATS
         while len(sums) < len(names):
@@ -108,8 +107,9 @@ class _Budget:
         """How often each of the next columns can be permuted; 0: there is no time left."""
         spent = self.clock() - self.began
         left = self.limit_s - spent
-        if left <= 0:
-            return 0
+        if left <= 0 or not self.num_made:
+            # One prediction says little of many: a model is opened for it, and other programs run.
+            return REPEATS if left > 0 else 0
         for_all = num_columns * spent / self.num_made  # once
         return max(1, int(min(REPEATS, left / for_all))) if for_all else REPEATS
 

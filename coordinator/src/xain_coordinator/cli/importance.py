@@ -13,7 +13,7 @@ from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.inspection_pb2 import ColumnImportances
 from xain_workloads.exported.lineage import figures_of
 from xain_workloads.figures import Figure
-from xain_workloads.importance import MAX_COLUMNS
+from xain_workloads.importance import MAX_COLUMNS, REPEATS
 
 COLUMNS = ("model", "metric", "column", "site", "importance", "low", "high", "rows", "repeats")
 CAVEAT = (
@@ -36,10 +36,12 @@ def metric_of(found: ColumnImportances) -> str:
 
 def told(found: ColumnImportances) -> str:
     """Explanation of the figures, for people."""
+    least = "" if found.repeats == REPEATS else "at least "
+    shuffles = f"{least}{found.repeats} shuffle{'' if found.repeats == 1 else 's'}"
     text = (
         f"By how much the {metric_of(found)} of model {found.round} is larger if the values of one"
         " column are shuffled among the held-out rows of each site, so that the column tells the"
-        f" model nothing; the mean of {found.repeats} shuffles. It is {found.loss:.4g} on these"
+        f" model nothing; the mean of {shuffles}. It is {found.loss:.4g} on these"
         f" {found.num_samples:,} rows otherwise."
     )
     if (left_out := found.num_columns - len(found.columns)) > 0:
