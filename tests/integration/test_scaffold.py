@@ -14,6 +14,7 @@ from support.logs import capture_logs
 from support.unlike import optimum, unlike_sites
 from xain.result import fetch_last_model
 from xain_coordinator.assembly.coordinator import Coordinator
+from xain_coordinator.assembly.warm_start import CannotStartFrom
 from xain_participant import Agent, WorkloadParticipant
 from xain_participant.participant import Assignment, call_train_round, take_metrics
 from xain_participant.variates import KeptVariates
@@ -183,6 +184,21 @@ async def test_session_begins_with_a_model_of_another_remedy(start, first, secon
     before, begun, after = models
     assert control_size(begun.layout) == control_size(after.layout) == 4 * (second == "scaffold")
     np.testing.assert_array_equal(without_control(before).vector, without_control(begun).vector)
+
+
+async def test_model_whose_options_ask_for_it_is_refused_where_no_variate_can_be(start) -> None:
+    """Nobody has set the remedy for the new session; the model has brought it."""
+    coordinator = await start(**settings(1, remedy="scaffold"))
+    target = f"127.0.0.1:{coordinator.port}"
+    sites = enumerate(unlike_sites())
+    agents = [Agent(WorkloadParticipant(site), target, f"site-{i}") for i, site in sites]
+    assert await ends_of(agents) == [0] * 4
+    source = f"{coordinator.driver.session.session_id}/1"
+    await coordinator.stop()
+    with pytest.raises(CannotStartFrom, match='"median" makes no mean of control variates'):
+        await start(
+            **settings(1), new_session=True, from_model=source, aggregation={"rule": "median"}
+        )
 
 
 async def test_exported_model_has_no_control_variate(start, tmp_path: Path) -> None:

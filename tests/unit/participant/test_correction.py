@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import xain
 from xain.correction import Correction
 from xain_participant.participant import Assignment
 from xain_participant.variates import KeptVariates
@@ -75,3 +76,8 @@ def test_steps_whose_path_is_not_known_are_refused() -> None:
             correction.applied(optimizer, [])
     with pytest.raises(ValueError, match=r"call round.correct\(model, optimizer\)"):
         correction.after(np.zeros(SIZE), None)
+
+
+def test_flat_vector_gets_no_control_variate() -> None:
+    with pytest.raises(ValueError, match="a model with named tensors"):
+        xain.rounds(np.zeros(3), scaffold=True)
