@@ -94,14 +94,14 @@ def mixed() -> tuple[Dataset, Model]:
 
 
 def trained(
-    own: KeptVariates, round_: int, counted: int, session: str = "s"
+    own: KeptVariates, round_: int, counted: int, session: str = "s", epochs: int = 1
 ) -> tuple[bytes, dict[str, float]]:
     """The update of a round, and its metrics. counted: round in which the last one counted."""
     data, model = mixed()
     participant = WorkloadParticipant(data, variates=own)
     participant.on_model(model.layout, model.metadata)
     participant.on_round(Assignment(session, round_, counted_round=counted))
-    vector, _ = call_train_round(participant, model.vector.copy(), 1, round_)
+    vector, _ = call_train_round(participant, model.vector.copy(), epochs, round_)
     assert len(vector) == len(model.vector)
     return vector.tobytes(), take_metrics(participant)[-1].values
 
@@ -128,8 +128,9 @@ def test_site_that_has_lost_its_variate_begins_with_the_servers() -> None:
         own = KeptVariates()
         trained(own, 4, -1, "another")
         found, metrics = trained(own, 5, 4)
+        assert trained(KeptVariates(), 5, 4, epochs=0)[1][CONTROL_LOST] == 1.0
     assert (found, metrics[CONTROL_LOST]) == (fresh, 1.0)
-    assert [line["event"] for line in lines] == ["control_variate_lost"]
+    assert [line["event"] for line in lines] == ["control_variate_lost"] * 2
 
 
 async def test_site_that_comes_back_without_its_variate_spoils_no_model(start) -> None:
@@ -186,7 +187,10 @@ async def test_session_begins_with_a_model_of_another_remedy(start, first, secon
     np.testing.assert_array_equal(without_control(before).vector, without_control(begun).vector)
 
 
-async def test_model_whose_options_ask_for_it_is_refused_where_no_variate_can_be(start) -> None:
+@pytest.mark.parametrize("options", [OPTIONS, {}])
+async def test_model_whose_options_ask_for_it_is_refused_where_no_variate_can_be(
+    start, options
+) -> None:
     """Nobody has set the remedy for the new session; the model has brought it."""
     coordinator = await start(**settings(1, remedy="scaffold"))
     target = f"127.0.0.1:{coordinator.port}"
@@ -195,10 +199,9 @@ async def test_model_whose_options_ask_for_it_is_refused_where_no_variate_can_be
     assert await ends_of(agents) == [0] * 4
     source = f"{coordinator.driver.session.session_id}/1"
     await coordinator.stop()
+    given = settings(1, options=options) | {"aggregation": {"rule": "median"}}
     with pytest.raises(CannotStartFrom, match='"median" makes no mean of control variates'):
-        await start(
-            **settings(1), new_session=True, from_model=source, aggregation={"rule": "median"}
-        )
+        await start(**given, new_session=True, from_model=source)
 
 
 async def test_exported_model_has_no_control_variate(start, tmp_path: Path) -> None:

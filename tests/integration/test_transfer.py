@@ -80,6 +80,26 @@ async def test_an_encoding_is_asked_for_where_there_is_one(start, join, dtype, e
     assert (await a.start()).encoding == encoding
 
 
+async def test_model_with_a_control_variate_has_no_encoding(start, join):
+    """Rounding would move the mean of all control variates away from those at the sites."""
+    coordinator = await start(server={"update_encoding": "int8"}, rounds={"rounds": 2})
+    a = join(coordinator, "a")
+    await in_round(a)
+    request = pb.EndTrainingRoundRequest(
+        participant_id="a",
+        number_samples=1,
+        round=0,
+        update=await a.upload(np.zeros(10, np.float32), 0),
+        layout=[
+            pb.Tensor(name=kind, shape=[5], dtype="float32", kind=kind)
+            for kind in ("weight", "control")
+        ],
+    )
+    await a.stub.EndTrainingRound(request, metadata=a.metadata)
+    await a.until(pb.ROUND, 1)
+    assert (await a.start()).encoding == pb.PLAIN
+
+
 async def test_upload_that_cannot_be_decoded_is_refused(start, join):
     """Unknown encodings, tiles that are none, and what there is no model for."""
     coordinator = await start(rounds={"rounds": 2})

@@ -274,9 +274,10 @@ class WorkloadParticipant(Participant):
             self.evaluate_round(weights)
         data, _ = self._datasets()
         if epochs == 0:  # a round that only measures
-            self.update_metrics(**self._workload.measure(model, data).metrics)
+            measured = self._workload.measure(model, data).metrics
             if control_size(model.layout):
                 self._variates.keep(self._variates.begin(model).own)
+            self.update_metrics(**measured, **self._lost_control)
             return weights, data.num_samples
         started_at = time.monotonic()
         if self._assignment.process_group is not None:
@@ -300,13 +301,16 @@ class WorkloadParticipant(Participant):
             raise Diverged(f"{error}; {cause}" if cause else str(error)) from error
         seconds = time.monotonic() - started_at
         measured = {**result.metrics, "samples": result.num_samples, "seconds": seconds}
-        if self._variates.is_lost:
-            measured[CONTROL_LOST] = 1.0
-        self.update_metrics(**measured)
+        self.update_metrics(**measured, **self._lost_control)
         if result.kept:
             assigned = self._assignment
             self._estimators.keep(assigned.session_id, assigned.round, self._metadata, result.kept)
         return self._personal.removed(result.vector, weights), result.num_samples
+
+    @property
+    def _lost_control(self) -> dict[str, float]:
+        """The metric of a round that had to begin without the own variate of the participant."""
+        return {CONTROL_LOST: 1.0} if self._variates.is_lost else {}
 
     def _trained(self, workload: Any, model: Model, data: Dataset, **arguments: int) -> TrainResult:
         """Train, and keep the participant's own control variate if the model has the server's."""

@@ -198,3 +198,22 @@ async def test_model_of_gradients_does_not_begin_a_session_that_averages_models(
     stepping = await start(aggregation={"rule": "gradient"}, **begun)
     assert stepping.driver.session.model is not None
     await stepping.stop()
+
+
+async def test_locally_trained_network_is_gone_on_with_as_settings_say(start, tmp_path):
+    """A network sends gradients by default, and one that was trained by "adam" cannot: the mode is
+    named, and not an option that nobody has set."""
+    profile = load("breast_cancer").profile()
+    model = create("mlp", {"solver": "adam"}).initial_model([profile])
+    np.save(tmp_path / "begun.npy", model.vector)
+    about = {
+        "metadata": dict(model.metadata),
+        "profile": {"num_features": profile.num_features, "classes": profile.classes},
+    }
+    (tmp_path / "begun.json").write_text(json.dumps(about))
+    begun = {"new_session": True, "from_model": str(tmp_path / "begun.npy")}
+    told = 'was trained locally, .* set workload.options.mode = "federated"'
+    with pytest.raises(CannotStartFrom, match=told):
+        await start(workload={"name": "mlp"}, **begun)
+    averaging = await start(workload={"name": "mlp", "options": {"mode": "federated"}}, **begun)
+    assert averaging.driver.session.model is not None

@@ -13,7 +13,7 @@ from tests.unit.core.bench import Bench
 
 from support.examples import keys_in, keys_of
 from xain_coordinator.cli.check_config import length
-from xain_coordinator.config.coordinator import ENV_PREFIX, CoordinatorConfig
+from xain_coordinator.config.coordinator import ENV_PREFIX, CoordinatorConfig, WorkloadSettings
 from xain_coordinator.core import events as e
 from xain_coordinator.core.keys import attempt_key, incoming_key, model_key, update_key
 from xain_coordinator.core.values import Phase, Rules, Schema, Step
@@ -677,6 +677,7 @@ def test_gradient_descent_without_a_step_of_its_own_has_an_optimiser(
         ("workload.options.batch_size=8", "weighted_average"),
         ("rounds.rounds=20", "weighted_average"),
         ("rounds.epochs=2", "weighted_average"),
+        ("rounds.epochs=0", "weighted_average"),
         ("rounds.min_participants=2 rounds.fraction_participants=0.5", "weighted_average"),
         ("rounds.consistency=asp", "weighted_average"),
         ("workload.remedy=proximal", "weighted_average"),
@@ -787,8 +788,11 @@ def test_remedy_is_an_option_of_the_workload(name: str) -> None:
     ("name", "stays"), [("sgd", "intercept"), ("mlp", "output.*"), ("neural", "2.*")]
 )
 def test_personal_remedy_names_the_tensors(name: str, stays: str) -> None:
+    """Also in a session, which has the remedy among its options, as where it is searched."""
     given = config(**given_as(f"workload.name={name} workload.remedy=personal"))
-    assert given.workload.personal == (stays,)
+    options = json.loads(given.rules().workload_options)
+    of_session = WorkloadSettings(name=name, options=options)
+    assert given.workload.personal == of_session.personal == (stays,)
 
 
 @pytest.mark.parametrize(
@@ -832,6 +836,10 @@ def test_personal_remedy_names_the_tensors(name: str, stays: str) -> None:
         (
             'workload.name=sgd workload.remedy=scaffold model.personal=["intercept"]',
             "model.personal is | leave it out with",
+        ),
+        (
+            "workload.name=mlp workload.options.remedy=scaffold",
+            "workload.options.remedy | set workload.remedy = VALUE",
         ),
     ],
 )

@@ -175,7 +175,7 @@ class Coordinator:
             publish_further=self._bucket.publish if self._bucket is not None else None,
             require_owner=self._fence.check,
             own_data=own_data,
-            personal=config.model.personal or config.workload.personal,
+            personal=config.model.personal or workload.personal,
             checks=config.checks,
             min_sites=config.data_schema.min_sites,
         )

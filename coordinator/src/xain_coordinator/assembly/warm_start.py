@@ -49,6 +49,7 @@ LAST, BEST = "last", "best"
 SIDECAR = ".json"  # beside a .npy, or MODELS_INDEX in its folder
 
 _OF_SESSION = re.compile(r"([0-9a-f]{12})/(\d{1,10}|last|best)")
+_SAME_RULE = 'aggregation.rule = "weighted_average" with rounds.consistency = "bsp" goes on with it'
 
 
 class CannotStartFrom(CommandFailed):
@@ -112,22 +113,24 @@ def first_model(
         first = _model_of_file(Path(text).absolute())
     _require_fit(first, config)
     name = config.workload.name
-    options = {**config.workload.whole_options, **mode_option(config.rules())}
-    if not name or not options:
+    given = {**config.workload.whole_options, **mode_option(config.rules())}
+    options = json.loads(first.metadata.get("options", "{}")) | given
+    has_control = control_size(first.layout) > 0
+    uses_control = options.get("remedy") == SCAFFOLD if name else has_control
+    if uses_control and not config.study.model and (why := why_not_control(config.rules())):
+        raise CannotStartFrom(
+            f"{first.lineage.source} was trained with control variates, and {why}; "
+            + (hint("xain-coordinator", 'workload.remedy = "proximal"') if name else _SAME_RULE)
+        )
+    if not (name and given) and uses_control == has_control:
         return first
     # The model keeps its metadata; the options of the training are those that are asked for now.
-    options = json.loads(first.metadata.get("options", "{}")) | options
-    metadata = {**first.metadata, "options": json.dumps(options, sort_keys=True)}
-
-    uses_control = options.get("remedy") == SCAFFOLD
-    if uses_control and (why := why_not_control(config.rules())):
-        raise CannotStartFrom(
-            f'{first.lineage.source} was trained with remedy = "scaffold", and {why}; '
-            + hint("xain-coordinator", 'workload.remedy = "proximal"')
-        )
+    metadata = first.metadata
+    if name and given:
+        metadata = {**metadata, "options": json.dumps(options, sort_keys=True)}
 
     def copy(target: WeightsStore) -> GlobalModel:
-        if uses_control == (control_size(first.layout) > 0):
+        if uses_control == has_control:
             return replace(first.copy(target), metadata=metadata)
         memory = MemoryStore()
         found = first.copy(memory)
@@ -330,6 +333,12 @@ def _require_fit(first: FirstModel, config: CoordinatorConfig) -> None:
     try:
         create(name, options)
     except ValueError as error:
+        asked = config.given().get("workload", {}).get("options", {})
+        if has_gradients and "mode" not in asked and own.get("mode") != "gradient":
+            raise CannotStartFrom(
+                f"{source} was trained locally, and no setting asks for that: "
+                + hint("xain-coordinator", 'workload.options.mode = "federated"')
+            ) from None
         raise CannotStartFrom(f"{source}: its options are not usable: {error}") from None
     if name == "bagging" and own.get("publish") != config.workload.options.get("publish", False):
         told = str(bool(own.get("publish"))).lower()

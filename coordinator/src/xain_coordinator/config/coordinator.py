@@ -195,7 +195,8 @@ class WorkloadSettings(Section):
     @property
     def personal(self) -> tuple[str, ...]:
         """Patterns of the tensors that stay at the participants with remedy = "personal"."""
-        if self.remedy != "personal":
+        # Those of a session have the remedy among the options.
+        if self.whole_options.get("remedy") != "personal":
             return ()
         made: Any = self.made  # only a workload with remedies has them
         return tuple(made.personal)

@@ -56,6 +56,7 @@ from xain_wire.fl.coordinator_pb2 import Encoding
 from xain_wire.limits import MAX_INLINE_BYTES
 from xain_wire.np import ENCODING_BITS
 from xain_wire.np.codec import MAX_HEADER_BYTES
+from xain_workloads.model import control_size
 
 # Readings at a time of what lies in the store. Each may be of gigabytes, and takes a thread and a
 # buffer; commits and the updates of others need threads, too.
@@ -413,7 +414,8 @@ class Inbox:
         model = self._driver.session.model_of(upload.announced.round)
         if model is None or not _has_differences(model):
             raise InvalidUpdate(
-                "only updates of a float32 model that there is can be encoded; send it as it is"
+                "only updates of a float32 model that there is, and that has no control variate, "
+                "can be encoded; send it as it is"
             )
         decoder = Decoder(bits, BaseModel(self._store, model))
         if upload.header is not None:
@@ -679,5 +681,6 @@ def _new_attempt_at(base_key: str) -> str:
 
 
 def _has_differences(model: GlobalModel) -> bool:
-    """Whether the differences of its updates to it have an encoding."""
-    return model.dtype == "float32" and not model.is_empty
+    """Whether the differences of its updates to it have an encoding. Rounding would add up to a
+    difference between a control variate and the mean of those at the sites."""
+    return model.dtype == "float32" and not model.is_empty and not control_size(model.layout)
