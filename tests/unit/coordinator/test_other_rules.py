@@ -206,10 +206,12 @@ def test_session_extended_by_passes_fits_both_numbers(passes, is_other):
 
 def test_settings_of_a_session_are_those_that_are_no_defaults():
     """A reader of the report sees how to repeat the training, and no default."""
-    config = config_of(workload={"name": "sgd", "options": {"eta0": 0.5}}, rounds={"rounds": 7})
+    workload = {"name": "sgd", "options": {"eta0": 0.5}, "remedy": "scaffold"}
+    config = config_of(workload=workload, rounds={"rounds": 7})
     settings = settings_of(config.rules())
     assert settings["rounds.rounds"] == "7"
     assert settings["workload.options.eta0"] == "0.5"
+    assert settings["workload.remedy"] == '"scaffold"'
     assert "rounds.seed" not in settings
     assert settings_of(config_of().rules()) == {}
     by_passes = settings_of(config_of(workload={"name": "sgd"}).rules())

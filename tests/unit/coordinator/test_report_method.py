@@ -130,6 +130,9 @@ def test_methods_follow_the_settings_that_are_not_the_defaults() -> None:
         assert told in text, told
     text = read(trained(settings={"aggregation.rule": '"krum"'}))
     assert "combines what the sites send by the rule krum." in text
+    text = read(trained(settings={"workload.remedy": '"scaffold"'}))
+    assert "control variates of the sites correct the local steps (SCAFFOLD)." in text
+    assert "an update of the model with the change of the site's control variate" in text
     permuted = trained(importance=inspection.ColumnImportances())
     assert "sums of the losses with each column permuted" in read(permuted)
     assert "permuted" not in text

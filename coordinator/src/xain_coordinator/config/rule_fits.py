@@ -61,7 +61,7 @@ _OF_AVERAGING: Mapping[str, tuple[str, ...]] = {
 }
 
 # Settings of [workload] that stand among its options in the metadata of a model alone.
-_REMEDY = ("remedy", "proximal_mu")
+REMEDY = ("remedy", "proximal_mu")
 
 _UNSET: tuple[Any, ...] = (None, "", [], (), {})
 
@@ -102,7 +102,7 @@ def own_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
     name, options = _at(given, "workload.name"), _at(given, "workload.options") or {}
     if not (isinstance(options, Mapping) and isinstance(name, str) and name in _OF_LOCAL_STEPS):
         return {}
-    is_local = any(option in options for option in ("mode", *_REMEDY, *_OF_LOCAL_STEPS[name]))
+    is_local = any(option in options for option in ("mode", *REMEDY, *_OF_LOCAL_STEPS[name]))
     has_optimizer = _at(given, "aggregation.optimizer") is not None  # "" is for none
     is_averaged = any(
         (value := _at(given, key)) not in _UNSET and str(value) not in defaults
@@ -287,7 +287,7 @@ def participants_fit(config: "CoordinatorConfig") -> Conflicts:
 def options_fit(config: "CoordinatorConfig") -> Conflicts:
     """Options that rule and workload have in common are given to the one that reads them."""
     rule = config.aggregation.rule
-    for name in _REMEDY:
+    for name in REMEDY:
         if name in config.workload.options:
             yield WrongSetting(
                 f"workload.options.{name}", hint("xain-coordinator", f"workload.{name} = VALUE")

@@ -5,9 +5,12 @@ from collections.abc import Mapping
 from dataclasses import astuple, fields
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.config.rule_fits import REMEDY
 from xain_coordinator.core.values import Rules
 from xain_coordinator.core.values import Schema as DataSchema
 from xain_foundation.schema import Schema
+
+_OF_WORKLOAD = "workload.options.*"
 
 # The key of the configuration for each field of Rules that is not "rounds.FIELD". "*" stands for
 # the items of a table, which a field holds as a mapping, as a JSON object or as a schema of the
@@ -26,7 +29,7 @@ _KEYS: Mapping[str, str | None] = {
     "optimizer": "aggregation.optimizer",
     "optimizer_options": "aggregation.optimizer_options.*",
     "workload": "workload.name",
-    "workload_options": "workload.options.*",
+    "workload_options": _OF_WORKLOAD,
     "preprocessing": "workload.preprocessing.*",
     "initial": "rounds.initial_weights",
     "evaluate_every": "evaluate.every",
@@ -74,7 +77,10 @@ def as_configured(rules: Rules, name: str) -> dict[str, object]:
         del table["columns"]
         table |= {f"columns.{column.name}": column.type for column in value.columns}
         value = table | {f"units.{c.name}": c.unit for c in value.columns if c.unit}
-    return {f"{key[:-1]}{item}": of_item for item, of_item in value.items()}
+    return {
+        f"{'workload.' if key == _OF_WORKLOAD and item in REMEDY else key[:-1]}{item}": of_item
+        for item, of_item in value.items()
+    }
 
 
 def _counted_otherwise(rules: Rules) -> set[str]:

@@ -42,6 +42,12 @@ _RULES: Mapping[str, str] = {
     "ensemble": "The estimators of all sites together are the model",
 }
 
+_REMEDIES: Mapping[str, str] = {
+    "proximal": "a proximal term holds local training near the global model (FedProx)",
+    "scaffold": "control variates of the sites correct the local steps (SCAFFOLD)",
+    "personal": "the intercepts, or the output layer, stay at each site",
+}
+
 
 def method(snapshot: Snapshot, rounds: Sequence[RoundStatus]) -> str:
     """The section; empty of a session without a workload, about whose training nothing is known."""
@@ -70,6 +76,9 @@ def _told(
     yield f"Model: {_kind(workload, metadata)}{_size(prepared)}."
     if is_trained_here or _STUDIES.intersection(settings):
         yield _training(settings)
+    remedy = _text(settings.get("workload.remedy", ""))
+    if is_trained_here and remedy in _REMEDIES:
+        yield f"Since sites differ, {_REMEDIES[remedy]}."
     if is_trained_here:
         if status.state == pb.FINISHED:
             why = f"; {status.ended_because}" if status.ended_because else ""
@@ -81,6 +90,8 @@ def _told(
     if prepared is not None:
         yield from _preparing(prepared, settings, workload)
         update = "sums over its rows" if workload == GLM else "an update of the model"
+        if remedy == "scaffold":
+            update += " with the change of the site's control variate, a mean of gradients"
         is_local = any(one.evaluation.HasField("local") for one in rounds)
         local = ", at the end also of a model of its own rows alone" if is_local else ""
         if status.HasField("importance"):
