@@ -284,6 +284,7 @@ NOT_OF_SITES = frozenset(
     (
         "EndTrainingRound evaluation.averages",
         "EndTrainingRound evaluation.figures",
+        "EndTrainingRound evaluation.local.differences.num_samples",
         "EndTrainingRound evaluation.local.figures",
         "EndTrainingRound evaluation.local.num_samples",
         "EndTrainingRound update.url",
