@@ -164,7 +164,10 @@ class Forgetful(KeptVariates):
             self._versions = Versions(None, "control", "")
 
 
-@pytest.mark.parametrize(("first", "second"), [("", "scaffold"), ("scaffold", "proximal")])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("", "scaffold"), ("scaffold", ""), ("scaffold", "personal"), ("personal", "scaffold")],
+)
 async def test_session_begins_with_a_model_of_another_remedy(start, first, second) -> None:
     """The control variate is added, or taken away, and the weights are the same."""
     models, session = [], ""
@@ -184,6 +187,7 @@ async def test_session_begins_with_a_model_of_another_remedy(start, first, secon
         await coordinator.stop()
     before, begun, after = models
     assert control_size(begun.layout) == control_size(after.layout) == 4 * (second == "scaffold")
+    assert begun.metadata.get("personal") == ('["intercept"]' if second == "personal" else None)
     np.testing.assert_array_equal(without_control(before).vector, without_control(begun).vector)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from xain_coordinator.aggregation.publishing import copy_object
 from xain_coordinator.aggregation.trees import mode_option
 from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.config.rule_fits import REMEDY
 from xain_coordinator.core.control import why_not_control
 from xain_coordinator.core.events import DurableEvent, ModelInitialised, ModelRequested
 from xain_coordinator.core.keys import model_key, state_key
@@ -37,7 +38,16 @@ from xain_workloads.exported.model_files import (
     metadata_of,
     read_json,
 )
-from xain_workloads.model import OF_TRAINING, Layout, Model, TensorSpec, control_size, size_of
+from xain_workloads.model import (
+    OF_TRAINING,
+    PERSONAL,
+    Layout,
+    Model,
+    TensorSpec,
+    control_size,
+    require_personal,
+    size_of,
+)
 from xain_workloads.passes import stride
 from xain_workloads.remedies import SCAFFOLD
 from xain_workloads.scaffold import with_control, without_control
@@ -114,20 +124,28 @@ def first_model(
     _require_fit(first, config)
     name = config.workload.name
     given = {**config.workload.whole_options, **mode_option(config.rules())}
-    options = json.loads(first.metadata.get("options", "{}")) | given
+    own = json.loads(first.metadata.get("options", "{}"))
+    options = _without_remedy(own, config) | given
     has_control = control_size(first.layout) > 0
     uses_control = options.get("remedy") == SCAFFOLD if name else has_control
-    if uses_control and not config.study.model and (why := why_not_control(config.rules())):
+    why = why_not_control(config.rules())
+    if name and config.model.personal and not why:
+        why = "model.personal keeps tensors at the sites"
+    if uses_control and why and not config.study.model:
         raise CannotStartFrom(
             f"{first.lineage.source} was trained with control variates, and {why}; "
-            + (hint("xain-coordinator", 'workload.remedy = "proximal"') if name else _SAME_RULE)
+            + (hint("xain-coordinator", 'workload.remedy = ""') if name else _SAME_RULE)
         )
-    if not (name and given) and uses_control == has_control:
-        return first
     # The model keeps its metadata; the options of the training are those that are asked for now.
-    metadata = first.metadata
-    if name and given:
-        metadata = {**metadata, "options": json.dumps(options, sort_keys=True)}
+    metadata = dict(first.metadata)
+    if name and options != own:
+        metadata["options"] = json.dumps(options, sort_keys=True)
+    if patterns := _personal(first, options, config):
+        metadata[PERSONAL] = json.dumps(patterns)
+    elif name and "remedy" in config.workload.model_fields_set:
+        metadata.pop(PERSONAL, None)
+    if metadata == first.metadata and uses_control == has_control:
+        return first
 
     def copy(target: WeightsStore) -> GlobalModel:
         if uses_control == has_control:
@@ -292,6 +310,30 @@ def _profile(about: Any) -> DataProfile | None:
     )
 
 
+def _without_remedy(own: Mapping[str, Any], config: CoordinatorConfig) -> dict[str, Any]:
+    """Options of a model, without its remedy where the configuration sets one, or "" for none."""
+    is_set = "remedy" in config.workload.model_fields_set
+    return {key: value for key, value in own.items() if not (is_set and key in REMEDY)}
+
+
+def _personal(
+    first: FirstModel, options: Mapping[str, Any], config: CoordinatorConfig
+) -> tuple[str, ...]:
+    """Patterns of the tensors that stay at the sites, if the settings or the options of the
+    training name some. Raises CannotStartFrom."""
+    patterns = tuple(config.model.personal)
+    if config.workload.name and not patterns and options.get("remedy") == "personal":
+        made: Any = create(config.workload.name, options)
+        patterns = tuple(made.personal)
+    try:
+        if patterns and first.layout:
+            names = [spec.name for spec in first.layout if spec.kind != "control"]
+            require_personal(names, patterns)
+    except ValueError as error:
+        raise CannotStartFrom(f"{first.lineage.source}: {error}") from None
+    return patterns
+
+
 def _require_fit(first: FirstModel, config: CoordinatorConfig) -> None:
     """The configured workload can go on with the model. Raises CannotStartFrom."""
     name, source = config.workload.name, first.lineage.source
@@ -302,8 +344,8 @@ def _require_fit(first: FirstModel, config: CoordinatorConfig) -> None:
     made_by = first.metadata.get("workload", "")
     try:
         own = json.loads(first.metadata.get("options", "{}"))
-        options = own | config.workload.whole_options
-    except (ValueError, TypeError) as error:
+        options = _without_remedy(own, config) | config.workload.whole_options
+    except (ValueError, TypeError, AttributeError) as error:
         raise CannotStartFrom(f"{source}: its options are not usable: {error}") from None
     # Participants send gradients if the model's options say so, whatever the rule takes.
     takes_gradients = config.aggregation.rule == "gradient"
