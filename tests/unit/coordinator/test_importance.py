@@ -6,7 +6,7 @@ import io
 import pytest
 from rich.console import Console
 
-from xain_coordinator.cli.importance import sentence, show, to_csv
+from xain_coordinator.cli.importance import sentence, show, to_csv, told
 from xain_coordinator.cli.report.page import page
 from xain_coordinator.cli.status import render
 from xain_coordinator.server.inspection_client import Snapshot
@@ -93,6 +93,17 @@ def test_table_for_people_has_figures_caveat_and_what_is_left_out() -> None:
     assert "the mean of 5 shuffles" in text
     assert "1 of 3 columns were left out" in text
     assert "not what causes the outcome" in text
+
+
+def test_rows_that_are_not_in_an_importance_are_told() -> None:
+    """A slow site has had no time for a column, and another has sent no importances at all."""
+    found = importances()
+    assert "fewer rows" not in told(found)
+    assert "no importances" not in told(found)
+    found.columns[1].num_samples = 80
+    found.num_held_out = 200
+    assert "1 of the columns are of fewer rows" in told(found)
+    assert "Sites with 80 other held-out rows have sent no importances of it." in told(found)
 
 
 def test_csv_has_a_line_for_each_column_and_for_each_site() -> None:

@@ -138,6 +138,42 @@ def test_methods_follow_the_settings_that_are_not_the_defaults() -> None:
     assert "permuted" not in text
 
 
+def test_rows_that_weigh_by_class_are_told_with_what_it_does_to_probabilities() -> None:
+    """Figures of such probabilities look like those of a bad model, of every workload."""
+    metadata = {"workload": "xgboost", "options": dumps({"class_weight": "balanced"})}
+    text = read(trained(metadata=metadata, weighs_classes=True))
+    assert "rows weigh by the inverse of the count of their class" in text
+    assert "too high for rare classes on purpose" in text
+    text = read(trained())
+    assert "rows weigh by" not in text
+    assert "on purpose" not in text
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        ({}, "the number and digest of its fitted estimators, which stay there, or sums"),
+        ({"publish": True}, "its fitted estimators, or sums over its rows"),
+    ],
+)
+def test_estimators_leave_a_site_only_where_they_are_published(
+    options: dict[str, Any], left: str
+) -> None:
+    text = read(trained(metadata={"workload": "bagging", "options": dumps(options)}))
+    assert left in text
+    assert "an update of the model" not in text
+
+
+def test_sums_over_held_out_rows_left_no_site_where_nothing_was_measured() -> None:
+    session = trained()
+    assert "sums over the held-out rows" in read(session)
+    for one in session.rounds.rounds:
+        one.ClearField("evaluation")
+    text = read(session)
+    assert "What left a site:" in text
+    assert "sums over the held-out rows" not in text
+
+
 def test_table_of_columns_of_one_site_alone_is_not_shown() -> None:
     """Means and spreads of one site are on no page that goes to others."""
     assert "Columns as the model takes them" in read(trained())

@@ -47,6 +47,13 @@ def told(found: ColumnImportances) -> str:
     if (left_out := found.num_columns - len(found.columns)) > 0:
         why = f"beyond the first {MAX_COLUMNS:,}, or there was no time for them"
         text += f" {left_out:,} of {found.num_columns:,} columns were left out: they are {why}."
+    if fewer := sum(one.num_samples < found.num_samples for one in found.columns):
+        text += (
+            f" {fewer:,} of the columns are of fewer rows, since sites had no time for them; the"
+            " CSV has their rows."
+        )
+    if (missing := found.num_held_out - found.num_samples) > 0:
+        text += f" Sites with {missing:,} other held-out rows have sent no importances of it."
     return text
 
 

@@ -174,6 +174,7 @@ def importance_message(
         weighs_classes=session.rules.weighs_classes,
         loss=importance.loss / importance.num_samples,
         num_samples=importance.num_samples,
+        num_held_out=record.evaluation.num_samples,
         repeats=importance.repeats,
         num_columns=len(names),
         columns=columns if is_whole else columns[:SUMMARISED],

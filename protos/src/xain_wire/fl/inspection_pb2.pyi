@@ -360,6 +360,7 @@ class ColumnImportances(_message.Message):
     NUM_COLUMNS_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
     SITES_FIELD_NUMBER: _builtins.int
+    NUM_HELD_OUT_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """number of the model"""
     metric: _builtins.str
@@ -374,6 +375,8 @@ class ColumnImportances(_message.Message):
     """permutations of a column, of which there are the fewest"""
     num_columns: _builtins.int
     """of the model; those that no site has measured are not listed"""
+    num_held_out: _builtins.int
+    """rows of all sites that have measured the last model"""
     @_builtins.property
     def columns(self) -> _containers.RepeatedCompositeFieldContainer[Global___ColumnImportance]:
         """the most important first; five, and with `whole` all"""
@@ -394,10 +397,11 @@ class ColumnImportances(_message.Message):
         num_columns: _builtins.int = ...,
         columns: _abc.Iterable[Global___ColumnImportance] | None = ...,
         sites: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        num_held_out: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "loss", b"loss", "metric", b"metric", "num_columns", b"num_columns", "num_samples", b"num_samples", "repeats", b"repeats", "round", b"round", "sites", b"sites", "weighs_classes", b"weighs_classes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "loss", b"loss", "metric", b"metric", "num_columns", b"num_columns", "num_held_out", b"num_held_out", "num_samples", b"num_samples", "repeats", b"repeats", "round", b"round", "sites", b"sites", "weighs_classes", b"weighs_classes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -61,6 +61,12 @@ _INTERVALS = (
     " classes are combined by their squares. All take rows for independent and the model for given."
     " Without a threshold a row is predicted as its most probable class."
 )
+_WEIGHED = (
+    "Rows weighed by their class in training, so that probabilities are those of classes of equal"
+    " size: too high for rare classes on purpose. Log loss, Brier score and all figures of"
+    " calibration are of these probabilities, and look worse than those of a model without weights."
+    " AUC is not concerned; the rare class is predicted more often, at the cost of accuracy."
+)
 _OF_NUMBERS = (
     "Intervals: the normal approximation of mean errors, by the delta method of RMSE and R². They"
     " take rows for independent and the model for given."
@@ -84,6 +90,7 @@ def measured(
         " interval has the true value in 95 of 100 such studies; the baseline is what always"
         f" predicting {'the commonest class' if tallies.num_classes else 'the mean'} has on the"
         f" same rows.{escape(_chosen(status, rounds))}</p>",
+        f'<p class="soft">{_WEIGHED}</p>' if status.weighs_classes else "",
         _pooled(tallies, names),
         f'<p class="soft">{_INTERVALS if tallies.num_classes else _OF_NUMBERS}</p>',
         _classes(tallies, names),

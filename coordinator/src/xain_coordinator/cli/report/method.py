@@ -17,10 +17,11 @@ from xain_workloads.scales import Scale
 MAX_ROWS = 200  # of the table of columns
 MAX_CATEGORIES = 30  # of a column
 
+BAGGING = "bagging"
 _STUDIES = frozenset(("study.folds", "study.leave_out", "study.cross"))
 
 _KINDS: Mapping[str, str] = {
-    "bagging": "an ensemble of estimators, each trained at one site",
+    BAGGING: "an ensemble of estimators, each trained at one site",
     "glm": "a generalised linear model without a penalty, of the largest likelihood",
     "mlp": "a neural network of fully connected layers",
     "neural": "a neural network",
@@ -39,7 +40,8 @@ _RULES: Mapping[str, str] = {
     "newton": "In each round the sites send the score and the information matrix of their rows, and"
     " the coordinator adds them up and takes a Newton step",
     "trees": "The coordinator grows the trees of what the sites send of their rows",
-    "ensemble": "The estimators of all sites together are the model",
+    "ensemble": "The estimators of all sites together are the model, with a linear model of their"
+    " votes and of the columns where later rounds have trained one",
 }
 
 _REMEDIES: Mapping[str, str] = {
@@ -73,7 +75,9 @@ def _told(
     settings = dict(status.settings)
     workload = metadata["workload"]
     is_trained_here = status.num_trained > 0
-    yield f"Model: {_kind(workload, metadata)}{_size(prepared)}."
+    options = _options(metadata)
+    weighed = "; rows weigh by the inverse of the count of their class" * status.weighs_classes
+    yield f"Model: {_kind(workload, options)}{_size(prepared)}{weighed}."
     if is_trained_here or _STUDIES.intersection(settings):
         yield _training(settings)
     remedy = _text(settings.get("workload.remedy", ""))
@@ -89,7 +93,7 @@ def _told(
         yield held_out
     if prepared is not None:
         yield from _preparing(prepared, settings, workload)
-        update = "sums over its rows" if workload == GLM else "an update of the model"
+        update = _update(workload, options)
         if remedy == "scaffold":
             update += " with the change of the site's control variate, a mean of gradients"
         is_local = any(one.evaluation.HasField("local") for one in rounds)
@@ -99,18 +103,39 @@ def _told(
         yield (
             "What left a site: before the training names and types of the columns, and of each"
             " column and the outcome counts, mean, spread and means of groups of rows; in each"
-            f" round {update}, and its loss on the training rows; and sums over the held-out rows"
-            f" (rows by class and predicted class, and by score; sums of losses){local}. No row."
-            " docs/data.md has each field."
+            f" round {update}, and its loss on the training rows"
+            + (
+                "; and sums over the held-out rows (rows by class and predicted class, and by"
+                f" score; sums of losses){local}"
+                if any(one.evaluation.num_samples for one in rounds)
+                else ""
+            )
+            + ". No row. docs/data.md has each field."
         )
 
 
-def _kind(workload: str, metadata: Mapping[str, str]) -> str:
+def _options(metadata: Mapping[str, str]) -> Mapping[str, Any]:
+    """Options of the workload; empty where they are not known."""
     try:
-        options: Any = json.loads(metadata.get("options", "")) or {}
+        options: Any = json.loads(metadata.get("options", ""))
     except ValueError:
-        options = {}
-    if workload != "sgd" or not isinstance(options, dict):
+        return {}
+    return options if isinstance(options, dict) else {}
+
+
+def _update(workload: str, options: Mapping[str, Any]) -> str:
+    """Words for what leaves a site in a round of training."""
+    if workload == GLM:
+        return "sums over its rows"
+    if workload != BAGGING:
+        return "an update of the model"
+    if options.get("publish"):
+        return "its fitted estimators, or sums over its rows"
+    return "the number and digest of its fitted estimators, which stay there, or sums over its rows"
+
+
+def _kind(workload: str, options: Mapping[str, Any]) -> str:
+    if workload != "sgd":
         return f"{_KINDS.get(workload, workload)} (workload {workload})"
     loss, penalty = options.get("loss") or "log_loss", options.get("penalty", "none")
     kind = _LINEAR.get(loss, f"a linear model with the loss {loss}")
@@ -119,9 +144,8 @@ def _kind(workload: str, metadata: Mapping[str, str]) -> str:
     step = (
         f"step {eta0:g}" if (eta0 := options.get("eta0")) else "a step that follows from the rows"
     )
-    weighed = ", rows weighed by class" if options.get("class_weight") else ""
     penalised = "without a penalty" if penalty == "none" else weight
-    return f"{kind} {penalised}, by {how} with {step}{weighed} (workload sgd)"
+    return f"{kind} {penalised}, by {how} with {step} (workload sgd)"
 
 
 def _size(prepared: Preprocessing | None) -> str:
