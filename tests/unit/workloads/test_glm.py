@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from xain_workloads.errors import DataError, NoModel
 from xain_workloads.glm.coefficients import SEPARATED, Coefficients, coefficients_of
+from xain_workloads.glm.families import null_deviance
 from xain_workloads.glm.newton import stepped
 from xain_workloads.glm.student import quantile, two_sided
 from xain_workloads.glm.workload import GlmWorkload
@@ -543,6 +544,7 @@ def test_wrong_updates_are_refused() -> None:
     spoilt = {
         "no number": replace(fit, score=fit.score * np.nan),
         "above": replace(fit, deviance=1e200),
+        "deviance": replace(fit, deviance=-1e9),
         "rows": replace(fit, rows=0.5),
         "negative": replace(fit, information=-fit.information),
         "coefficients": replace(fit, point=fit.point + 1),
@@ -586,6 +588,12 @@ def test_models_without_coefficients_say_so() -> None:
         coefficients_of(initial_model(create("sgd"), profiles))
     with pytest.raises(NoModel, match="follow the first round"):
         coefficients_of(initial_model(create("glm"), profiles))
+
+
+@pytest.mark.parametrize("family", ["logistic", "poisson"])
+def test_counts_that_no_rows_have_stop_no_report(family: str) -> None:
+    """A wrong update of one site is in the sums that the coefficients are told from."""
+    assert null_deviance(family, [-3.0, 0.0, 0.0], 2.0) == 0.0
 
 
 def test_negative_counts_are_refused() -> None:

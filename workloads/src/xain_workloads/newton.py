@@ -29,6 +29,7 @@ _FIGURES = ("rows", "deviance", "decrement", "decrement_before", "halvings")
 _NAMES = ("coef", "intercept", "before", "score", "information", "totals", "figures")
 _WEIGHTS = ("coef", "intercept")
 _MAX_SUM = 1e100
+_LEAST_DEVIANCE = 1.0  # which rounding does not reach; below 0 a fit would count as perfect
 
 
 class InvalidSums(ValueError):
@@ -120,6 +121,8 @@ def check_sums(vector: Vector, layout: Layout, *, least_rows: int = 1) -> None:
         raise InvalidSums(f"the sums are of {fit.rows:g} rows")
     if (np.diagonal(fit.information) < 0).any():
         raise InvalidSums("the information matrix has a negative number on its diagonal")
+    if fit.deviance < -_LEAST_DEVIANCE:
+        raise InvalidSums(f"the deviance is {fit.deviance:g}")
     of_steps = (fit.decrement, fit.decrement_before, fit.halvings)
     if fit.point.any() or fit.before.any() or any(of_steps):
         raise InvalidSums("the update has coefficients or steps, where only sums are taken")

@@ -134,10 +134,10 @@ def _y_log_y(target: Array) -> Array:
 def null_deviance(family: str, totals: Sequence[float], rows: float) -> float:
     """The deviance of a model of an intercept alone."""
     if family == LOGISTIC:
-        return -2 * sum(n * log(n / rows) for n in totals if n)
+        return -2 * sum(n * log(n / rows) for n in totals if n > 0)
     if family == LINEAR:
         return max(totals[1] - totals[0] ** 2 / rows, 0.0)
-    if totals[0] == 0:
+    if totals[0] <= 0:
         return 0.0
     return max(2 * (totals[1] - totals[0] * log(totals[0] / rows)), 0.0)
 
