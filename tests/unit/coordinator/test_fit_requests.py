@@ -76,3 +76,19 @@ def test_request_for_local_training_has_a_network_averaged(
     fit = changed(config, FitRequest.model_validate(request_))
     assert (fit.aggregation.rule, fit.aggregation.optimizer) == (rule, optimizer)
     assert ("mode" in fit.workload.options) == (rule == "gradient")
+
+
+@pytest.mark.parametrize(
+    ("request_", "remedy"),
+    [
+        ({"workload": {"options": {"alpha": 0.1}}}, "scaffold"),
+        ({"workload": {"options": {"remedy": "personal"}}}, "personal"),
+        ({"workload": {"options": {"remedy": ""}}}, ""),
+        ({"workload": {"name": "xgboost"}}, ""),
+    ],
+)
+def test_remedy_is_an_option_of_a_request(request_: dict[str, Any], remedy: str) -> None:
+    """Another workload begins without the remedy, as without all options."""
+    settings = {"workload.name": "sgd", "workload.remedy": "scaffold"}
+    config = load(CoordinatorConfig, overrides=settings)
+    assert changed(config, FitRequest.model_validate(request_)).workload.remedy == remedy

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from xain_coordinator.assembly.sessions import Sessions
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.config.rule_fits import own_rule
+from xain_coordinator.config.rule_fits import REMEDY, own_rule
 from xain_coordinator.core.answers import TRAINING_FAILED
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.strategy import Strategy
@@ -254,7 +254,12 @@ def changed(config: CoordinatorConfig, request: bodies.FitRequest) -> Coordinato
         if refused := [key for key in _NOT_FROM_REQUESTS if key in change.options]:
             key = f"workload.options.{refused[0]}"
             raise HttpError("INVALID_SETTING", f"{key}: {_NOT_FROM_REQUESTS[refused[0]]}")
-        sections["workload"] = {"name": name, "options": {**kept, **change.options}}
+        remedy = {key: value for key, value in change.options.items() if key in REMEDY}
+        given = {key: value for key, value in change.options.items() if key not in REMEDY}
+        sections["workload"] = {"name": name, "options": {**kept, **given}, **remedy}
+        if name != config.workload.name:
+            for key in REMEDY:
+                whole.get("workload", {}).pop(key, None)
         if own_rule(sections["workload"]) != own_rule(whole.get("workload", {})):
             whole.setdefault("aggregation", {}).update(rule="", options={})
     if (other := request.aggregation) is not None:
