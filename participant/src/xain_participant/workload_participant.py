@@ -210,11 +210,11 @@ class WorkloadParticipant(Participant):
         """The local model of this site, if the coordinator wants one: see fit_local().
 
         models: global ones that it is compared with. of_all: tallies of the last one on the
-        held-out rows, test.
+        held-out rows, test; None if they are too large to be added.
         """
         assigned = self._assignment
         budget = assigned.local
-        if budget is None:
+        if budget is None or of_all is None:
             return None
         assert self._test is not None, "only one that can evaluate is asked"
         losses = {number: row_losses(workload, one, test) for number, one in models.items()}
@@ -233,10 +233,8 @@ class WorkloadParticipant(Participant):
             log.info("no_local_model", **fields, reason=local.why_not)
             return local
         told = replace(local, figures=figures(local.tallies), num_samples=test.num_samples)
-        gain = None
-        if of_all is not None:
-            weighs = CLASS_WEIGHTS_KEY in self._metadata
-            gain = gain_of(figures(of_all), told, assigned.round, weighs_classes=weighs)
+        weighs = CLASS_WEIGHTS_KEY in self._metadata
+        gain = gain_of(figures(of_all), told, assigned.round, weighs_classes=weighs)
         if gain is not None:
             tell = log.warning if gain.is_loss else log.info
             tell("local_model", **fields, message=gain.sentence)

@@ -147,6 +147,21 @@ def test_evaluation_of_the_last_model_comes_with_a_local_model(
     assert "A model of this site's rows alone is better here than that of all sites" in line
 
 
+def test_model_that_has_run_away_is_compared_with_no_local_model() -> None:
+    """Without tallies of the model, an evaluation with those of a local one would be refused."""
+    numbers = load("diabetes", task="regression")
+    workload = create("sgd", {"task": "regression", "dtype": "float64"})
+    model = workload.initial_model([numbers.profile()])
+    participant = WorkloadParticipant(numbers, test=numbers.subset(range(0, 400, 5)))
+    participant.on_model(model.layout, model.metadata)
+    participant.on_round(Assignment("s1", 4, "evaluate", local=Budget(3, 60.0)))
+    participant.evaluate_round(np.full_like(model.vector, 1e80))
+    evaluation = take_evaluation(participant)
+    assert evaluation is not None
+    assert evaluation.tallies is None
+    assert evaluation.local is None
+
+
 def test_no_rows_set_aside_are_no_test(iris: Dataset, model: Model) -> None:
     participant = WorkloadParticipant(iris, test=iris.subset([]))
     assert not participant.can_evaluate
