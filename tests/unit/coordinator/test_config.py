@@ -834,6 +834,10 @@ def test_personal_remedy_names_the_tensors(name: str, stays: str) -> None:
             'server.update_encoding is | leave it out with workload.remedy = "scaffold"',
         ),
         (
+            "workload.name=sgd workload.remedy=scaffold server.max_update_norm=1",
+            'server.max_update_norm is | leave it out with workload.remedy = "scaffold"',
+        ),
+        (
             'workload.name=sgd workload.remedy=scaffold model.personal=["intercept"]',
             "model.personal is | leave it out with",
         ),

@@ -205,7 +205,8 @@ def all_is_read(config: "CoordinatorConfig") -> Conflicts:
 
 
 def scaffold_fits(config: "CoordinatorConfig") -> Conflicts:
-    """Control variates are averaged by rows, and come as exact as they were made."""
+    """Control variates are averaged by rows, and come as exact as they were made. Their size says
+    nothing about that of a step, so that no bound of updates holds for them."""
     if config.workload.remedy != "scaffold":
         return
     needed_by = 'workload.remedy = "scaffold"'
@@ -218,7 +219,12 @@ def scaffold_fits(config: "CoordinatorConfig") -> Conflicts:
             f"with {needed_by} an update counts in the round that it was trained for alone: "
             + hint("xain-coordinator", 'rounds.consistency = "bsp"'),
         )
-    for key in ("model.personal", "server.update_encoding", "storage.format"):
+    for key in (
+        "model.personal",
+        "server.update_encoding",
+        "server.max_update_norm",
+        "storage.format",
+    ):
         section, _, name = key.partition(".")
         if getattr(config, section).changed(name):
             yield WrongSetting(key, f"leave it out with {needed_by}")
