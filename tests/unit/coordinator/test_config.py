@@ -843,7 +843,7 @@ def test_personal_remedy_names_the_tensors(name: str, stays: str) -> None:
         ),
         (
             "workload.name=mlp workload.options.remedy=scaffold",
-            "workload.options.remedy | set workload.remedy = VALUE",
+            'workload.options.remedy | set workload.remedy = "scaffold"',
         ),
     ],
 )

@@ -75,7 +75,8 @@ class SgdWorkload:
         """The workload of a model with these options. A model of an earlier version, which does not
         say how it trains several classes, goes on as it was. Raises as from_options() does."""
         is_averaged = options.get("mode", "federated") == "federated"
-        known = {"multi_class": OVR} if is_averaged else {}
+        has_choice = options.get("loss") == "log_loss"
+        known = {"multi_class": OVR} if is_averaged and has_choice else {}
         return cls.from_options({**known, **options})
 
     def initial_model(

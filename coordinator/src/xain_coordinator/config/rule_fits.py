@@ -293,11 +293,13 @@ def participants_fit(config: "CoordinatorConfig") -> Conflicts:
 def options_fit(config: "CoordinatorConfig") -> Conflicts:
     """Options that rule and workload have in common are given to the one that reads them."""
     rule = config.aggregation.rule
+    section = {
+        "remedy": hint("xain-coordinator", 'workload.remedy = "scaffold"'),
+        "proximal_mu": hint("xain-coordinator", "workload.proximal_mu = VALUE"),
+    }
     for name in REMEDY:
         if name in config.workload.options:
-            yield WrongSetting(
-                f"workload.options.{name}", hint("xain-coordinator", f"workload.{name} = VALUE")
-            )
+            yield WrongSetting(f"workload.options.{name}", section[name])
     if rule == "trees" and "mode" in config.workload.options:
         yield WrongSetting(
             "workload.options.mode", hint("xain-coordinator", 'aggregation.options.mode = "NAME"')
