@@ -31,7 +31,7 @@ INVALID = (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_UPDATE")
 
 
 def settings(data: str = "breast_cancer", **rounds: Any) -> dict[str, dict[str, Any]]:
-    options = {"max_depth": 3} if data == "breast_cancer" else {}
+    options = {"max_depth": 3 if data == "breast_cancer" else 6}
     return {
         "rounds": {"rounds": 3, "min_participants": 2, "epochs": 2, **rounds},
         "workload": {"name": "xgboost", "options": options},

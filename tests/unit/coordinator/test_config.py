@@ -601,18 +601,21 @@ def test_options_are_those_of_the_rule_that_the_workload_brings() -> None:
 @pytest.mark.parametrize(
     ("written", "told"),
     [
-        ("workload.name=xgboost", "50 passes at 1 site: 300 rounds, 6 for each boosting iteration"),
+        (
+            "workload.name=xgboost",
+            "100 passes at 1 site: 300 rounds, 3 for each boosting iteration",
+        ),
         (
             'workload.name=xgboost workload.options={"max_depth":3} rounds.passes=7',
             "7 passes at 1 site: 21 rounds, 3 for each boosting iteration",
         ),
         (
             'workload.name=xgboost aggregation.options={"mode":"bagging"}',
-            "50 passes at 1 site: 50 rounds of 1 boosting iteration",
+            "100 passes at 1 site: 100 rounds of 1 boosting iteration",
         ),
         (
             "workload.name=xgboost rounds.rounds=7",
-            "7 rounds, 6 for each boosting iteration at 1 site",
+            "7 rounds, 3 for each boosting iteration at 1 site",
         ),
         ("workload.name=sgd", "50 passes at 1 site: 50 rounds of 1 epoch"),
         ("workload.name=sgd rounds.epochs=4", "50 passes at 1 site: 13 rounds of 4 epochs"),

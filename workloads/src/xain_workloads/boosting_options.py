@@ -21,8 +21,8 @@ class BoostingOptions:
         coordinator grows the trees of all rows together. "bagging" or "cyclic": trees of its own
         rows. The coordinator sets it from aggregation.options.mode.
     task: "classification" or "regression".
-    eta: factor on each iteration's trees; XGBoost has 0.3, with which trees of few rows overfit.
-    max_depth: of a tree.
+    eta: factor on each iteration's trees. max_depth: of a tree. XGBoost has 0.3 and 6, with which
+        trees of few rows overfit.
     min_child_weight, gamma, reg_lambda, reg_alpha: least sum of hessians in a leaf, least gain of a
         split, and the weights of the L2 and L1 penalties on leaves.
     subsample, colsample_bytree: shares of rows and of columns that a tree is made of, drawn anew in
@@ -35,7 +35,7 @@ class BoostingOptions:
     mode: str = "bagging"
     task: str = "classification"
     eta: float = 0.1
-    max_depth: int = 6
+    max_depth: int = 3
     min_child_weight: float = 1.0
     gamma: float = 0.0
     reg_lambda: float = 1.0
