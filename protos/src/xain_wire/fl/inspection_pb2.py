@@ -4,15 +4,18 @@
 # source: xain_wire/fl/inspection.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 7, 35, 1, "", "xain_wire/fl/inspection.proto"
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'xain_wire/fl/inspection.proto'
 )
 # @@protoc_insertion_point(imports)
 
@@ -22,123 +25,121 @@ _sym_db = _symbol_database.Default()
 from xain_wire.fl import coordinator_pb2 as xain__wire_dot_fl_dot_coordinator__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x1dxain_wire/fl/inspection.proto\x12\rxain_proto.fl\x1a\x1exain_wire/fl/coordinator.proto"!\n\x10GetStatusRequest\x12\r\n\x05whole\x18\n \x01(\x08"\xb6\x0b\n\x11GetStatusResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.xain_proto.fl.State\x12\r\n\x05phase\x18\x03 \x01(\t\x12\r\n\x05round\x18\x04 \x01(\x05\x12\x12\n\nnum_rounds\x18\x05 \x01(\x05\x12\x15\n\rnum_connected\x18\x06 \x01(\x05\x12\x14\n\x0cnum_required\x18\x07 \x01(\x05\x12\x14\n\x0cnum_selected\x18\x08 \x01(\x05\x12\x13\n\x0bnum_updates\x18\t \x01(\x05\x12\r\n\x05\x63\x61use\x18\n \x01(\t\x12\x13\n\x0bwaiting_for\x18\x0b \x01(\t\x12\x17\n\x0fsession_seconds\x18\x0c \x01(\x01\x12\x0f\n\x07version\x18\r \x01(\t\x12@\n\x08\x63ounters\x18\x0e \x03(\x0b\x32..xain_proto.fl.GetStatusResponse.CountersEntry\x12\x1d\n\x10\x64\x65\x61\x64line_seconds\x18\x0f \x01(\x01H\x00\x88\x01\x01\x12\x19\n\x0c\x65nds_seconds\x18\x10 \x01(\x01H\x01\x88\x01\x01\x12\x10\n\x08warnings\x18\x11 \x03(\t\x12\x17\n\nbest_round\x18\x12 \x01(\x05H\x02\x88\x01\x01\x12\x0e\n\x06metric\x18\x13 \x01(\t\x12\x1b\n\x13metric_is_minimised\x18\x14 \x01(\x08\x12\x17\n\nbest_value\x18\x15 \x01(\x01H\x03\x88\x01\x01\x12\x15\n\rended_because\x18\x16 \x01(\t\x12\x12\n\nbegan_with\x18\x17 \x01(\t\x12\x15\n\rrounds_before\x18\x18 \x01(\x05\x12)\n\x05sites\x18\x19 \x03(\x0b\x32\x1a.xain_proto.fl.SiteAccount\x12\x13\n\x0bnum_waiting\x18\x1a \x01(\x05\x12\x18\n\x10max_participants\x18\x1b \x01(\x05\x12\x13\n\x0bnum_trained\x18\x1c \x01(\x05\x12\x12\n\nnum_passes\x18\x1f \x01(\x05\x12\x0c\n\x04plan\x18  \x01(\t\x12\x12\n\nparameters\x18\x1d \x01(\t\x12G\n\x0cnot_admitted\x18\x1e \x03(\x0b\x32\x31.xain_proto.fl.GetStatusResponse.NotAdmittedEntry\x12\x15\n\rhealth_socket\x18( \x01(\t\x12\x1b\n\x13opened_unix_seconds\x18< \x01(\x03\x12@\n\x08settings\x18= \x03(\x0b\x32..xain_proto.fl.GetStatusResponse.SettingsEntry\x12+\n\x08measured\x18> \x01(\x0b\x32\x19.xain_proto.fl.Evaluation\x12\x16\n\x0emeasured_round\x18? \x01(\x05\x12\x11\n\tno_better\x18) \x01(\t\x12,\n\x08\x66indings\x18\x32 \x03(\x0b\x32\x1a.xain_proto.fl.DataFinding\x12\x31\n\nthresholds\x18\x46 \x03(\x0b\x32\x1d.xain_proto.fl.ModelThreshold\x12\r\n\x05trend\x18G \x01(\t\x12\x16\n\x0eweighs_classes\x18H \x01(\x08\x12\r\n\x05study\x18K \x01(\t\x12\x34\n\nimportance\x18L \x01(\x0b\x32 .xain_proto.fl.ColumnImportances\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x32\n\x10NotAdmittedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x13\n\x11_deadline_secondsB\x0f\n\r_ends_secondsB\r\n\x0b_best_roundB\r\n\x0b_best_value"\xc5\x02\n\x11\x43olumnImportances\x12\r\n\x05round\x18\x01 \x01(\x05\x12\x0e\n\x06metric\x18\x02 \x01(\t\x12\x16\n\x0eweighs_classes\x18\x03 \x01(\x08\x12\x0c\n\x04loss\x18\x04 \x01(\x01\x12\x13\n\x0bnum_samples\x18\x05 \x01(\x03\x12\x0f\n\x07repeats\x18\x06 \x01(\r\x12\x13\n\x0bnum_columns\x18\x07 \x01(\r\x12\x30\n\x07\x63olumns\x18\x08 \x03(\x0b\x32\x1f.xain_proto.fl.ColumnImportance\x12:\n\x05sites\x18\t \x03(\x0b\x32+.xain_proto.fl.ColumnImportances.SitesEntry\x12\x14\n\x0cnum_held_out\x18\n \x01(\x03\x1a,\n\nSitesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01"\xe2\x01\n\x10\x43olumnImportance\x12\x0e\n\x06\x63olumn\x18\x01 \x01(\t\x12)\n\ndifference\x18\x02 \x01(\x0b\x32\x15.xain_proto.fl.Figure\x12\x13\n\x0bnum_samples\x18\x03 \x01(\x03\x12\x39\n\x05sites\x18\x04 \x03(\x0b\x32*.xain_proto.fl.ColumnImportance.SitesEntry\x1a\x43\n\nSitesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.xain_proto.fl.Figure:\x02\x38\x01"\xed\x01\n\x0eModelThreshold\x12\r\n\x05round\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01\x12\x11\n\tcriterion\x18\x03 \x01(\t\x12\x12\n\nresolution\x18\x04 \x01(\x01\x12;\n\x07\x66igures\x18\x05 \x03(\x0b\x32*.xain_proto.fl.ModelThreshold.FiguresEntry\x12\x12\n\nclass_name\x18\x06 \x01(\t\x1a\x45\n\x0c\x46iguresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.xain_proto.fl.Figure:\x02\x38\x01"n\n\x0b\x44\x61taFinding\x12\r\n\x05level\x18\x01 \x01(\t\x12\r\n\x05\x63heck\x18\x02 \x01(\t\x12\x16\n\x0eparticipant_id\x18\x03 \x01(\t\x12\x0e\n\x06\x63olumn\x18\x04 \x01(\t\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\x0b\n\x03\x66ix\x18\x06 \x01(\t"\x16\n\x14\x44\x65scribeStudyRequest"&\n\x15\x44\x65scribeStudyResponse\x12\r\n\x05table\x18\x01 \x01(\t"\x11\n\x0f\x44\x65scribeRequest"!\n\x10\x44\x65scribeResponse\x12\r\n\x05table\x18\x01 \x01(\t"\xaa\x01\n\x0bSiteAccount\x12\x16\n\x0eparticipant_id\x18\x01 \x01(\t\x12\x17\n\x0frounds_selected\x18\x02 \x01(\x05\x12\x1a\n\x12rounds_contributed\x18\x03 \x01(\x05\x12\x15\n\rrounds_missed\x18\x04 \x01(\x05\x12\x13\n\x0blast_reason\x18\x05 \x01(\t\x12\x14\n\x0clast_failure\x18\x06 \x01(\t\x12\x0c\n\x04\x61way\x18\x07 \x01(\t"@\n\x17ListParticipantsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t"k\n\x18ListParticipantsResponse\x12\x36\n\x0cparticipants\x18\x01 \x03(\x0b\x32 .xain_proto.fl.ParticipantStatus\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t"\xa7\x04\n\x11ParticipantStatus\x12\x16\n\x0eparticipant_id\x18\x01 \x01(\t\x12\x10\n\x08selected\x18\x02 \x01(\x08\x12\x17\n\x0fupdate_accepted\x18\x03 \x01(\x08\x12\x15\n\rlease_seconds\x18\x04 \x01(\x01\x12,\n\x0ereported_state\x18\x05 \x01(\x0e\x32\x14.xain_proto.fl.State\x12+\n\x07profile\x18\x06 \x01(\x0b\x32\x1a.xain_proto.fl.DataProfile\x12\x1a\n\x12rounds_contributed\x18\x07 \x01(\x03\x12\r\n\x05round\x18\x08 \x01(\x05\x12\x38\n\x04tags\x18\t \x03(\x0b\x32*.xain_proto.fl.ParticipantStatus.TagsEntry\x12\x13\n\x0bnum_refused\x18\n \x01(\x04\x12\x1b\n\x0eleft_out_until\x18\x0b \x01(\x05H\x00\x88\x01\x01\x12\x1c\n\x14not_eligible_because\x18\x0c \x01(\t\x12\x14\n\x0clast_failure\x18\r \x01(\t\x12\x15\n\rrounds_missed\x18\x0e \x01(\x05\x12\x10\n\x08\x63onflict\x18\x0f \x01(\t\x12)\n\x08transfer\x18\x10 \x01(\x0b\x32\x17.xain_proto.fl.Transfer\x1a+\n\tTagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x11\n\x0f_left_out_until"I\n\x11ListRoundsRequest\x12\r\n\x05limit\x18\x01 \x01(\x05\x12\x11\n\tpage_size\x18\n \x01(\x05\x12\x12\n\npage_token\x18\x0b \x01(\t"m\n\x12ListRoundsResponse\x12*\n\x06rounds\x18\x01 \x03(\x0b\x32\x1a.xain_proto.fl.RoundStatus\x12\x17\n\x0fnext_page_token\x18\n \x01(\t\x12\x12\n\ntotal_size\x18\x0b \x01(\x05"\xbf\x07\n\x0bRoundStatus\x12\r\n\x05round\x18\x01 \x01(\x05\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x10\n\x08selected\x18\x03 \x03(\t\x12\x14\n\x0c\x63ontributors\x18\x04 \x03(\t\x12\x13\n\x0bnum_samples\x18\x05 \x01(\x03\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\x12\x14\n\x0cnum_selected\x18\x07 \x01(\x05\x12\x18\n\x10num_contributors\x18\x08 \x01(\x05\x12G\n\x0f\x64\x61maged_updates\x18\t \x03(\x0b\x32..xain_proto.fl.RoundStatus.DamagedUpdatesEntry\x12\x38\n\x07missing\x18\n \x03(\x0b\x32\'.xain_proto.fl.RoundStatus.MissingEntry\x12!\n\x04task\x18\x0b \x01(\x0e\x32\x13.xain_proto.fl.Task\x12-\n\nevaluation\x18\x0c \x01(\x0b\x32\x19.xain_proto.fl.Evaluation\x12\x39\n\x16\x63oordinator_evaluation\x18\r \x01(\x0b\x32\x19.xain_proto.fl.Evaluation\x12\x38\n\x07metrics\x18\x0e \x03(\x0b\x32\'.xain_proto.fl.RoundStatus.MetricsEntry\x12)\n\x05sites\x18\x0f \x03(\x0b\x32\x1a.xain_proto.fl.SiteMetrics\x12\x36\n\x06spread\x18\x10 \x03(\x0b\x32&.xain_proto.fl.RoundStatus.SpreadEntry\x12?\n\x0bnum_missing\x18\x11 \x03(\x0b\x32*.xain_proto.fl.RoundStatus.NumMissingEntry\x12\x16\n\x0eopened_seconds\x18\x12 \x01(\x01\x1a\x35\n\x13\x44\x61magedUpdatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a.\n\x0cMissingEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x44\n\x0bSpreadEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.xain_proto.fl.Spread:\x02\x38\x01\x1a\x31\n\x0fNumMissingEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01"/\n\x06Spread\x12\x0b\n\x03min\x18\x01 \x01(\x01\x12\x0b\n\x03max\x18\x02 \x01(\x01\x12\x0b\n\x03std\x18\x03 \x01(\x01"\xd3\x01\n\x0bSiteMetrics\x12\x16\n\x0eparticipant_id\x18\x01 \x01(\t\x12\x13\n\x0bnum_samples\x18\x02 \x01(\x03\x12\x38\n\x07metrics\x18\x03 \x03(\x0b\x32\'.xain_proto.fl.SiteMetrics.MetricsEntry\x12-\n\nevaluation\x18\x04 \x01(\x0b\x32\x19.xain_proto.fl.Evaluation\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01"I\n\x11ListModelsRequest\x12\r\n\x05limit\x18\x01 \x01(\x05\x12\x11\n\tpage_size\x18\n \x01(\x05\x12\x12\n\npage_token\x18\x0b \x01(\t"~\n\x12ListModelsResponse\x12*\n\x06models\x18\x01 \x03(\x0b\x32\x1a.xain_proto.fl.ModelStatus\x12\x0f\n\x07removed\x18\n \x03(\x05\x12\x17\n\x0fnext_page_token\x18\x0b \x01(\t\x12\x12\n\ntotal_size\x18\x0c \x01(\x05"\xf6\x01\n\x0bModelStatus\x12\r\n\x05round\x18\x01 \x01(\x05\x12&\n\x03ref\x18\x02 \x01(\x0b\x32\x19.xain_proto.fl.WeightsRef\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\r\n\x05shape\x18\x04 \x03(\x03\x12%\n\x06layout\x18\x05 \x03(\x0b\x32\x15.xain_proto.fl.Tensor\x12:\n\x08metadata\x18\x06 \x03(\x0b\x32(.xain_proto.fl.ModelStatus.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01"\x86\x01\n\x15\x41skPredictionsRequest\x12\x0f\n\x07\x63olumns\x18\x01 \x03(\t\x12\x0c\n\x04rows\x18\x02 \x01(\t\x12\x16\n\ttimeout_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x0bmax_retries\x18\x04 \x01(\x05H\x01\x88\x01\x01\x42\x0c\n\n_timeout_sB\x0e\n\x0c_max_retries"\xd7\x01\n\x16\x41skPredictionsResponse\x12\x0e\n\x06values\x18\x01 \x01(\t\x12\x0f\n\x07\x63lasses\x18\x02 \x03(\t\x12\x15\n\rprobabilities\x18\x03 \x01(\x0c\x12\x10\n\x08\x61nswered\x18\x04 \x03(\t\x12\x43\n\x07missing\x18\x05 \x03(\x0b\x32\x32.xain_proto.fl.AskPredictionsResponse.MissingEntry\x1a.\n\x0cMissingEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32\xfd\x04\n\nInspection\x12P\n\tGetStatus\x12\x1f.xain_proto.fl.GetStatusRequest\x1a .xain_proto.fl.GetStatusResponse"\x00\x12\x65\n\x10ListParticipants\x12&.xain_proto.fl.ListParticipantsRequest\x1a\'.xain_proto.fl.ListParticipantsResponse"\x00\x12S\n\nListRounds\x12 .xain_proto.fl.ListRoundsRequest\x1a!.xain_proto.fl.ListRoundsResponse"\x00\x12S\n\nListModels\x12 .xain_proto.fl.ListModelsRequest\x1a!.xain_proto.fl.ListModelsResponse"\x00\x12_\n\x0e\x41skPredictions\x12$.xain_proto.fl.AskPredictionsRequest\x1a%.xain_proto.fl.AskPredictionsResponse"\x00\x12M\n\x08\x44\x65scribe\x12\x1e.xain_proto.fl.DescribeRequest\x1a\x1f.xain_proto.fl.DescribeResponse"\x00\x12\\\n\rDescribeStudy\x12#.xain_proto.fl.DescribeStudyRequest\x1a$.xain_proto.fl.DescribeStudyResponse"\x00\x62\x06proto3'
-)
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dxain_wire/fl/inspection.proto\x12\rxain_proto.fl\x1a\x1exain_wire/fl/coordinator.proto\"!\n\x10GetStatusRequest\x12\r\n\x05whole\x18\n \x01(\x08\"\xb6\x0b\n\x11GetStatusResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.xain_proto.fl.State\x12\r\n\x05phase\x18\x03 \x01(\t\x12\r\n\x05round\x18\x04 \x01(\x05\x12\x12\n\nnum_rounds\x18\x05 \x01(\x05\x12\x15\n\rnum_connected\x18\x06 \x01(\x05\x12\x14\n\x0cnum_required\x18\x07 \x01(\x05\x12\x14\n\x0cnum_selected\x18\x08 \x01(\x05\x12\x13\n\x0bnum_updates\x18\t \x01(\x05\x12\r\n\x05\x63\x61use\x18\n \x01(\t\x12\x13\n\x0bwaiting_for\x18\x0b \x01(\t\x12\x17\n\x0fsession_seconds\x18\x0c \x01(\x01\x12\x0f\n\x07version\x18\r \x01(\t\x12@\n\x08\x63ounters\x18\x0e \x03(\x0b\x32..xain_proto.fl.GetStatusResponse.CountersEntry\x12\x1d\n\x10\x64\x65\x61\x64line_seconds\x18\x0f \x01(\x01H\x00\x88\x01\x01\x12\x19\n\x0c\x65nds_seconds\x18\x10 \x01(\x01H\x01\x88\x01\x01\x12\x10\n\x08warnings\x18\x11 \x03(\t\x12\x17\n\nbest_round\x18\x12 \x01(\x05H\x02\x88\x01\x01\x12\x0e\n\x06metric\x18\x13 \x01(\t\x12\x1b\n\x13metric_is_minimised\x18\x14 \x01(\x08\x12\x17\n\nbest_value\x18\x15 \x01(\x01H\x03\x88\x01\x01\x12\x15\n\rended_because\x18\x16 \x01(\t\x12\x12\n\nbegan_with\x18\x17 \x01(\t\x12\x15\n\rrounds_before\x18\x18 \x01(\x05\x12)\n\x05sites\x18\x19 \x03(\x0b\x32\x1a.xain_proto.fl.SiteAccount\x12\x13\n\x0bnum_waiting\x18\x1a \x01(\x05\x12\x18\n\x10max_participants\x18\x1b \x01(\x05\x12\x13\n\x0bnum_trained\x18\x1c \x01(\x05\x12\x12\n\nnum_passes\x18\x1f \x01(\x05\x12\x0c\n\x04plan\x18  \x01(\t\x12\x12\n\nparameters\x18\x1d \x01(\t\x12G\n\x0cnot_admitted\x18\x1e \x03(\x0b\x32\x31.xain_proto.fl.GetStatusResponse.NotAdmittedEntry\x12\x15\n\rhealth_socket\x18( \x01(\t\x12\x1b\n\x13opened_unix_seconds\x18< \x01(\x03\x12@\n\x08settings\x18= \x03(\x0b\x32..xain_proto.fl.GetStatusResponse.SettingsEntry\x12+\n\x08measured\x18> \x01(\x0b\x32\x19.xain_proto.fl.Evaluation\x12\x16\n\x0emeasured_round\x18? \x01(\x05\x12\x11\n\tno_better\x18) \x01(\t\x12,\n\x08\x66indings\x18\x32 \x03(\x0b\x32\x1a.xain_proto.fl.DataFinding\x12\x31\n\nthresholds\x18\x46 \x03(\x0b\x32\x1d.xain_proto.fl.ModelThreshold\x12\r\n\x05trend\x18G \x01(\t\x12\x16\n\x0eweighs_classes\x18H \x01(\x08\x12\r\n\x05study\x18K \x01(\t\x12\x34\n\nimportance\x18L \x01(\x0b\x32 .xain_proto.fl.ColumnImportances\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x32\n\x10NotAdmittedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x13\n\x11_deadline_secondsB\x0f\n\r_ends_secondsB\r\n\x0b_best_roundB\r\n\x0b_best_value\"\xc5\x02\n\x11\x43olumnImportances\x12\r\n\x05round\x18\x01 \x01(\x05\x12\x0e\n\x06metric\x18\x02 \x01(\t\x12\x16\n\x0eweighs_classes\x18\x03 \x01(\x08\x12\x0c\n\x04loss\x18\x04 \x01(\x01\x12\x13\n\x0bnum_samples\x18\x05 \x01(\x03\x12\x0f\n\x07repeats\x18\x06 \x01(\r\x12\x13\n\x0bnum_columns\x18\x07 \x01(\r\x12\x30\n\x07\x63olumns\x18\x08 \x03(\x0b\x32\x1f.xain_proto.fl.ColumnImportance\x12:\n\x05sites\x18\t \x03(\x0b\x32+.xain_proto.fl.ColumnImportances.SitesEntry\x12\x14\n\x0cnum_held_out\x18\n \x01(\x03\x1a,\n\nSitesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\xe2\x01\n\x10\x43olumnImportance\x12\x0e\n\x06\x63olumn\x18\x01 \x01(\t\x12)\n\ndifference\x18\x02 \x01(\x0b\x32\x15.xain_proto.fl.Figure\x12\x13\n\x0bnum_samples\x18\x03 \x01(\x03\x12\x39\n\x05sites\x18\x04 \x03(\x0b\x32*.xain_proto.fl.ColumnImportance.SitesEntry\x1a\x43\n\nSitesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.xain_proto.fl.Figure:\x02\x38\x01\"\xed\x01\n\x0eModelThreshold\x12\r\n\x05round\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01\x12\x11\n\tcriterion\x18\x03 \x01(\t\x12\x12\n\nresolution\x18\x04 \x01(\x01\x12;\n\x07\x66igures\x18\x05 \x03(\x0b\x32*.xain_proto.fl.ModelThreshold.FiguresEntry\x12\x12\n\nclass_name\x18\x06 \x01(\t\x1a\x45\n\x0c\x46iguresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.xain_proto.fl.Figure:\x02\x38\x01\"n\n\x0b\x44\x61taFinding\x12\r\n\x05level\x18\x01 \x01(\t\x12\r\n\x05\x63heck\x18\x02 \x01(\t\x12\x16\n\x0eparticipant_id\x18\x03 \x01(\t\x12\x0e\n\x06\x63olumn\x18\x04 \x01(\t\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\x0b\n\x03\x66ix\x18\x06 \x01(\t\"\x16\n\x14\x44\x65scribeStudyRequest\"&\n\x15\x44\x65scribeStudyResponse\x12\r\n\x05table\x18\x01 \x01(\t\"\x11\n\x0f\x44\x65scribeRequest\"!\n\x10\x44\x65scribeResponse\x12\r\n\x05table\x18\x01 \x01(\t\"\xaa\x01\n\x0bSiteAccount\x12\x16\n\x0eparticipant_id\x18\x01 \x01(\t\x12\x17\n\x0frounds_selected\x18\x02 \x01(\x05\x12\x1a\n\x12rounds_contributed\x18\x03 \x01(\x05\x12\x15\n\rrounds_missed\x18\x04 \x01(\x05\x12\x13\n\x0blast_reason\x18\x05 \x01(\t\x12\x14\n\x0clast_failure\x18\x06 \x01(\t\x12\x0c\n\x04\x61way\x18\x07 \x01(\t\"@\n\x17ListParticipantsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"k\n\x18ListParticipantsResponse\x12\x36\n\x0cparticipants\x18\x01 \x03(\x0b\x32 .xain_proto.fl.ParticipantStatus\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xa7\x04\n\x11ParticipantStatus\x12\x16\n\x0eparticipant_id\x18\x01 \x01(\t\x12\x10\n\x08selected\x18\x02 \x01(\x08\x12\x17\n\x0fupdate_accepted\x18\x03 \x01(\x08\x12\x15\n\rlease_seconds\x18\x04 \x01(\x01\x12,\n\x0ereported_state\x18\x05 \x01(\x0e\x32\x14.xain_proto.fl.State\x12+\n\x07profile\x18\x06 \x01(\x0b\x32\x1a.xain_proto.fl.DataProfile\x12\x1a\n\x12rounds_contributed\x18\x07 \x01(\x03\x12\r\n\x05round\x18\x08 \x01(\x05\x12\x38\n\x04tags\x18\t \x03(\x0b\x32*.xain_proto.fl.ParticipantStatus.TagsEntry\x12\x13\n\x0bnum_refused\x18\n \x01(\x04\x12\x1b\n\x0eleft_out_until\x18\x0b \x01(\x05H\x00\x88\x01\x01\x12\x1c\n\x14not_eligible_because\x18\x0c \x01(\t\x12\x14\n\x0clast_failure\x18\r \x01(\t\x12\x15\n\rrounds_missed\x18\x0e \x01(\x05\x12\x10\n\x08\x63onflict\x18\x0f \x01(\t\x12)\n\x08transfer\x18\x10 \x01(\x0b\x32\x17.xain_proto.fl.Transfer\x1a+\n\tTagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x11\n\x0f_left_out_until\"I\n\x11ListRoundsRequest\x12\r\n\x05limit\x18\x01 \x01(\x05\x12\x11\n\tpage_size\x18\n \x01(\x05\x12\x12\n\npage_token\x18\x0b \x01(\t\"m\n\x12ListRoundsResponse\x12*\n\x06rounds\x18\x01 \x03(\x0b\x32\x1a.xain_proto.fl.RoundStatus\x12\x17\n\x0fnext_page_token\x18\n \x01(\t\x12\x12\n\ntotal_size\x18\x0b \x01(\x05\"\xbf\x07\n\x0bRoundStatus\x12\r\n\x05round\x18\x01 \x01(\x05\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x10\n\x08selected\x18\x03 \x03(\t\x12\x14\n\x0c\x63ontributors\x18\x04 \x03(\t\x12\x13\n\x0bnum_samples\x18\x05 \x01(\x03\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\x12\x14\n\x0cnum_selected\x18\x07 \x01(\x05\x12\x18\n\x10num_contributors\x18\x08 \x01(\x05\x12G\n\x0f\x64\x61maged_updates\x18\t \x03(\x0b\x32..xain_proto.fl.RoundStatus.DamagedUpdatesEntry\x12\x38\n\x07missing\x18\n \x03(\x0b\x32\'.xain_proto.fl.RoundStatus.MissingEntry\x12!\n\x04task\x18\x0b \x01(\x0e\x32\x13.xain_proto.fl.Task\x12-\n\nevaluation\x18\x0c \x01(\x0b\x32\x19.xain_proto.fl.Evaluation\x12\x39\n\x16\x63oordinator_evaluation\x18\r \x01(\x0b\x32\x19.xain_proto.fl.Evaluation\x12\x38\n\x07metrics\x18\x0e \x03(\x0b\x32\'.xain_proto.fl.RoundStatus.MetricsEntry\x12)\n\x05sites\x18\x0f \x03(\x0b\x32\x1a.xain_proto.fl.SiteMetrics\x12\x36\n\x06spread\x18\x10 \x03(\x0b\x32&.xain_proto.fl.RoundStatus.SpreadEntry\x12?\n\x0bnum_missing\x18\x11 \x03(\x0b\x32*.xain_proto.fl.RoundStatus.NumMissingEntry\x12\x16\n\x0eopened_seconds\x18\x12 \x01(\x01\x1a\x35\n\x13\x44\x61magedUpdatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a.\n\x0cMissingEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x44\n\x0bSpreadEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.xain_proto.fl.Spread:\x02\x38\x01\x1a\x31\n\x0fNumMissingEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"/\n\x06Spread\x12\x0b\n\x03min\x18\x01 \x01(\x01\x12\x0b\n\x03max\x18\x02 \x01(\x01\x12\x0b\n\x03std\x18\x03 \x01(\x01\"\xd3\x01\n\x0bSiteMetrics\x12\x16\n\x0eparticipant_id\x18\x01 \x01(\t\x12\x13\n\x0bnum_samples\x18\x02 \x01(\x03\x12\x38\n\x07metrics\x18\x03 \x03(\x0b\x32\'.xain_proto.fl.SiteMetrics.MetricsEntry\x12-\n\nevaluation\x18\x04 \x01(\x0b\x32\x19.xain_proto.fl.Evaluation\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"I\n\x11ListModelsRequest\x12\r\n\x05limit\x18\x01 \x01(\x05\x12\x11\n\tpage_size\x18\n \x01(\x05\x12\x12\n\npage_token\x18\x0b \x01(\t\"~\n\x12ListModelsResponse\x12*\n\x06models\x18\x01 \x03(\x0b\x32\x1a.xain_proto.fl.ModelStatus\x12\x0f\n\x07removed\x18\n \x03(\x05\x12\x17\n\x0fnext_page_token\x18\x0b \x01(\t\x12\x12\n\ntotal_size\x18\x0c \x01(\x05\"\xf6\x01\n\x0bModelStatus\x12\r\n\x05round\x18\x01 \x01(\x05\x12&\n\x03ref\x18\x02 \x01(\x0b\x32\x19.xain_proto.fl.WeightsRef\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\r\n\x05shape\x18\x04 \x03(\x03\x12%\n\x06layout\x18\x05 \x03(\x0b\x32\x15.xain_proto.fl.Tensor\x12:\n\x08metadata\x18\x06 \x03(\x0b\x32(.xain_proto.fl.ModelStatus.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x86\x01\n\x15\x41skPredictionsRequest\x12\x0f\n\x07\x63olumns\x18\x01 \x03(\t\x12\x0c\n\x04rows\x18\x02 \x01(\t\x12\x16\n\ttimeout_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x0bmax_retries\x18\x04 \x01(\x05H\x01\x88\x01\x01\x42\x0c\n\n_timeout_sB\x0e\n\x0c_max_retries\"\xd7\x01\n\x16\x41skPredictionsResponse\x12\x0e\n\x06values\x18\x01 \x01(\t\x12\x0f\n\x07\x63lasses\x18\x02 \x03(\t\x12\x15\n\rprobabilities\x18\x03 \x01(\x0c\x12\x10\n\x08\x61nswered\x18\x04 \x03(\t\x12\x43\n\x07missing\x18\x05 \x03(\x0b\x32\x32.xain_proto.fl.AskPredictionsResponse.MissingEntry\x1a.\n\x0cMissingEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32\xfd\x04\n\nInspection\x12P\n\tGetStatus\x12\x1f.xain_proto.fl.GetStatusRequest\x1a .xain_proto.fl.GetStatusResponse\"\x00\x12\x65\n\x10ListParticipants\x12&.xain_proto.fl.ListParticipantsRequest\x1a\'.xain_proto.fl.ListParticipantsResponse\"\x00\x12S\n\nListRounds\x12 .xain_proto.fl.ListRoundsRequest\x1a!.xain_proto.fl.ListRoundsResponse\"\x00\x12S\n\nListModels\x12 .xain_proto.fl.ListModelsRequest\x1a!.xain_proto.fl.ListModelsResponse\"\x00\x12_\n\x0e\x41skPredictions\x12$.xain_proto.fl.AskPredictionsRequest\x1a%.xain_proto.fl.AskPredictionsResponse\"\x00\x12M\n\x08\x44\x65scribe\x12\x1e.xain_proto.fl.DescribeRequest\x1a\x1f.xain_proto.fl.DescribeResponse\"\x00\x12\\\n\rDescribeStudy\x12#.xain_proto.fl.DescribeStudyRequest\x1a$.xain_proto.fl.DescribeStudyResponse\"\x00\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "xain_wire.fl.inspection_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'xain_wire.fl.inspection_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_GETSTATUSRESPONSE_COUNTERSENTRY"]._loaded_options = None
-    _globals["_GETSTATUSRESPONSE_COUNTERSENTRY"]._serialized_options = b"8\001"
-    _globals["_GETSTATUSRESPONSE_NOTADMITTEDENTRY"]._loaded_options = None
-    _globals["_GETSTATUSRESPONSE_NOTADMITTEDENTRY"]._serialized_options = b"8\001"
-    _globals["_GETSTATUSRESPONSE_SETTINGSENTRY"]._loaded_options = None
-    _globals["_GETSTATUSRESPONSE_SETTINGSENTRY"]._serialized_options = b"8\001"
-    _globals["_COLUMNIMPORTANCES_SITESENTRY"]._loaded_options = None
-    _globals["_COLUMNIMPORTANCES_SITESENTRY"]._serialized_options = b"8\001"
-    _globals["_COLUMNIMPORTANCE_SITESENTRY"]._loaded_options = None
-    _globals["_COLUMNIMPORTANCE_SITESENTRY"]._serialized_options = b"8\001"
-    _globals["_MODELTHRESHOLD_FIGURESENTRY"]._loaded_options = None
-    _globals["_MODELTHRESHOLD_FIGURESENTRY"]._serialized_options = b"8\001"
-    _globals["_PARTICIPANTSTATUS_TAGSENTRY"]._loaded_options = None
-    _globals["_PARTICIPANTSTATUS_TAGSENTRY"]._serialized_options = b"8\001"
-    _globals["_ROUNDSTATUS_DAMAGEDUPDATESENTRY"]._loaded_options = None
-    _globals["_ROUNDSTATUS_DAMAGEDUPDATESENTRY"]._serialized_options = b"8\001"
-    _globals["_ROUNDSTATUS_MISSINGENTRY"]._loaded_options = None
-    _globals["_ROUNDSTATUS_MISSINGENTRY"]._serialized_options = b"8\001"
-    _globals["_ROUNDSTATUS_METRICSENTRY"]._loaded_options = None
-    _globals["_ROUNDSTATUS_METRICSENTRY"]._serialized_options = b"8\001"
-    _globals["_ROUNDSTATUS_SPREADENTRY"]._loaded_options = None
-    _globals["_ROUNDSTATUS_SPREADENTRY"]._serialized_options = b"8\001"
-    _globals["_ROUNDSTATUS_NUMMISSINGENTRY"]._loaded_options = None
-    _globals["_ROUNDSTATUS_NUMMISSINGENTRY"]._serialized_options = b"8\001"
-    _globals["_SITEMETRICS_METRICSENTRY"]._loaded_options = None
-    _globals["_SITEMETRICS_METRICSENTRY"]._serialized_options = b"8\001"
-    _globals["_MODELSTATUS_METADATAENTRY"]._loaded_options = None
-    _globals["_MODELSTATUS_METADATAENTRY"]._serialized_options = b"8\001"
-    _globals["_ASKPREDICTIONSRESPONSE_MISSINGENTRY"]._loaded_options = None
-    _globals["_ASKPREDICTIONSRESPONSE_MISSINGENTRY"]._serialized_options = b"8\001"
-    _globals["_GETSTATUSREQUEST"]._serialized_start = 80
-    _globals["_GETSTATUSREQUEST"]._serialized_end = 113
-    _globals["_GETSTATUSRESPONSE"]._serialized_start = 116
-    _globals["_GETSTATUSRESPONSE"]._serialized_end = 1578
-    _globals["_GETSTATUSRESPONSE_COUNTERSENTRY"]._serialized_start = 1362
-    _globals["_GETSTATUSRESPONSE_COUNTERSENTRY"]._serialized_end = 1409
-    _globals["_GETSTATUSRESPONSE_NOTADMITTEDENTRY"]._serialized_start = 1411
-    _globals["_GETSTATUSRESPONSE_NOTADMITTEDENTRY"]._serialized_end = 1461
-    _globals["_GETSTATUSRESPONSE_SETTINGSENTRY"]._serialized_start = 1463
-    _globals["_GETSTATUSRESPONSE_SETTINGSENTRY"]._serialized_end = 1510
-    _globals["_COLUMNIMPORTANCES"]._serialized_start = 1581
-    _globals["_COLUMNIMPORTANCES"]._serialized_end = 1906
-    _globals["_COLUMNIMPORTANCES_SITESENTRY"]._serialized_start = 1862
-    _globals["_COLUMNIMPORTANCES_SITESENTRY"]._serialized_end = 1906
-    _globals["_COLUMNIMPORTANCE"]._serialized_start = 1909
-    _globals["_COLUMNIMPORTANCE"]._serialized_end = 2135
-    _globals["_COLUMNIMPORTANCE_SITESENTRY"]._serialized_start = 2068
-    _globals["_COLUMNIMPORTANCE_SITESENTRY"]._serialized_end = 2135
-    _globals["_MODELTHRESHOLD"]._serialized_start = 2138
-    _globals["_MODELTHRESHOLD"]._serialized_end = 2375
-    _globals["_MODELTHRESHOLD_FIGURESENTRY"]._serialized_start = 2306
-    _globals["_MODELTHRESHOLD_FIGURESENTRY"]._serialized_end = 2375
-    _globals["_DATAFINDING"]._serialized_start = 2377
-    _globals["_DATAFINDING"]._serialized_end = 2487
-    _globals["_DESCRIBESTUDYREQUEST"]._serialized_start = 2489
-    _globals["_DESCRIBESTUDYREQUEST"]._serialized_end = 2511
-    _globals["_DESCRIBESTUDYRESPONSE"]._serialized_start = 2513
-    _globals["_DESCRIBESTUDYRESPONSE"]._serialized_end = 2551
-    _globals["_DESCRIBEREQUEST"]._serialized_start = 2553
-    _globals["_DESCRIBEREQUEST"]._serialized_end = 2570
-    _globals["_DESCRIBERESPONSE"]._serialized_start = 2572
-    _globals["_DESCRIBERESPONSE"]._serialized_end = 2605
-    _globals["_SITEACCOUNT"]._serialized_start = 2608
-    _globals["_SITEACCOUNT"]._serialized_end = 2778
-    _globals["_LISTPARTICIPANTSREQUEST"]._serialized_start = 2780
-    _globals["_LISTPARTICIPANTSREQUEST"]._serialized_end = 2844
-    _globals["_LISTPARTICIPANTSRESPONSE"]._serialized_start = 2846
-    _globals["_LISTPARTICIPANTSRESPONSE"]._serialized_end = 2953
-    _globals["_PARTICIPANTSTATUS"]._serialized_start = 2956
-    _globals["_PARTICIPANTSTATUS"]._serialized_end = 3507
-    _globals["_PARTICIPANTSTATUS_TAGSENTRY"]._serialized_start = 3445
-    _globals["_PARTICIPANTSTATUS_TAGSENTRY"]._serialized_end = 3488
-    _globals["_LISTROUNDSREQUEST"]._serialized_start = 3509
-    _globals["_LISTROUNDSREQUEST"]._serialized_end = 3582
-    _globals["_LISTROUNDSRESPONSE"]._serialized_start = 3584
-    _globals["_LISTROUNDSRESPONSE"]._serialized_end = 3693
-    _globals["_ROUNDSTATUS"]._serialized_start = 3696
-    _globals["_ROUNDSTATUS"]._serialized_end = 4655
-    _globals["_ROUNDSTATUS_DAMAGEDUPDATESENTRY"]._serialized_start = 4385
-    _globals["_ROUNDSTATUS_DAMAGEDUPDATESENTRY"]._serialized_end = 4438
-    _globals["_ROUNDSTATUS_MISSINGENTRY"]._serialized_start = 4440
-    _globals["_ROUNDSTATUS_MISSINGENTRY"]._serialized_end = 4486
-    _globals["_ROUNDSTATUS_METRICSENTRY"]._serialized_start = 4488
-    _globals["_ROUNDSTATUS_METRICSENTRY"]._serialized_end = 4534
-    _globals["_ROUNDSTATUS_SPREADENTRY"]._serialized_start = 4536
-    _globals["_ROUNDSTATUS_SPREADENTRY"]._serialized_end = 4604
-    _globals["_ROUNDSTATUS_NUMMISSINGENTRY"]._serialized_start = 4606
-    _globals["_ROUNDSTATUS_NUMMISSINGENTRY"]._serialized_end = 4655
-    _globals["_SPREAD"]._serialized_start = 4657
-    _globals["_SPREAD"]._serialized_end = 4704
-    _globals["_SITEMETRICS"]._serialized_start = 4707
-    _globals["_SITEMETRICS"]._serialized_end = 4918
-    _globals["_SITEMETRICS_METRICSENTRY"]._serialized_start = 4488
-    _globals["_SITEMETRICS_METRICSENTRY"]._serialized_end = 4534
-    _globals["_LISTMODELSREQUEST"]._serialized_start = 4920
-    _globals["_LISTMODELSREQUEST"]._serialized_end = 4993
-    _globals["_LISTMODELSRESPONSE"]._serialized_start = 4995
-    _globals["_LISTMODELSRESPONSE"]._serialized_end = 5121
-    _globals["_MODELSTATUS"]._serialized_start = 5124
-    _globals["_MODELSTATUS"]._serialized_end = 5370
-    _globals["_MODELSTATUS_METADATAENTRY"]._serialized_start = 5323
-    _globals["_MODELSTATUS_METADATAENTRY"]._serialized_end = 5370
-    _globals["_ASKPREDICTIONSREQUEST"]._serialized_start = 5373
-    _globals["_ASKPREDICTIONSREQUEST"]._serialized_end = 5507
-    _globals["_ASKPREDICTIONSRESPONSE"]._serialized_start = 5510
-    _globals["_ASKPREDICTIONSRESPONSE"]._serialized_end = 5725
-    _globals["_ASKPREDICTIONSRESPONSE_MISSINGENTRY"]._serialized_start = 4440
-    _globals["_ASKPREDICTIONSRESPONSE_MISSINGENTRY"]._serialized_end = 4486
-    _globals["_INSPECTION"]._serialized_start = 5728
-    _globals["_INSPECTION"]._serialized_end = 6365
+  DESCRIPTOR._loaded_options = None
+  _globals['_GETSTATUSRESPONSE_COUNTERSENTRY']._loaded_options = None
+  _globals['_GETSTATUSRESPONSE_COUNTERSENTRY']._serialized_options = b'8\001'
+  _globals['_GETSTATUSRESPONSE_NOTADMITTEDENTRY']._loaded_options = None
+  _globals['_GETSTATUSRESPONSE_NOTADMITTEDENTRY']._serialized_options = b'8\001'
+  _globals['_GETSTATUSRESPONSE_SETTINGSENTRY']._loaded_options = None
+  _globals['_GETSTATUSRESPONSE_SETTINGSENTRY']._serialized_options = b'8\001'
+  _globals['_COLUMNIMPORTANCES_SITESENTRY']._loaded_options = None
+  _globals['_COLUMNIMPORTANCES_SITESENTRY']._serialized_options = b'8\001'
+  _globals['_COLUMNIMPORTANCE_SITESENTRY']._loaded_options = None
+  _globals['_COLUMNIMPORTANCE_SITESENTRY']._serialized_options = b'8\001'
+  _globals['_MODELTHRESHOLD_FIGURESENTRY']._loaded_options = None
+  _globals['_MODELTHRESHOLD_FIGURESENTRY']._serialized_options = b'8\001'
+  _globals['_PARTICIPANTSTATUS_TAGSENTRY']._loaded_options = None
+  _globals['_PARTICIPANTSTATUS_TAGSENTRY']._serialized_options = b'8\001'
+  _globals['_ROUNDSTATUS_DAMAGEDUPDATESENTRY']._loaded_options = None
+  _globals['_ROUNDSTATUS_DAMAGEDUPDATESENTRY']._serialized_options = b'8\001'
+  _globals['_ROUNDSTATUS_MISSINGENTRY']._loaded_options = None
+  _globals['_ROUNDSTATUS_MISSINGENTRY']._serialized_options = b'8\001'
+  _globals['_ROUNDSTATUS_METRICSENTRY']._loaded_options = None
+  _globals['_ROUNDSTATUS_METRICSENTRY']._serialized_options = b'8\001'
+  _globals['_ROUNDSTATUS_SPREADENTRY']._loaded_options = None
+  _globals['_ROUNDSTATUS_SPREADENTRY']._serialized_options = b'8\001'
+  _globals['_ROUNDSTATUS_NUMMISSINGENTRY']._loaded_options = None
+  _globals['_ROUNDSTATUS_NUMMISSINGENTRY']._serialized_options = b'8\001'
+  _globals['_SITEMETRICS_METRICSENTRY']._loaded_options = None
+  _globals['_SITEMETRICS_METRICSENTRY']._serialized_options = b'8\001'
+  _globals['_MODELSTATUS_METADATAENTRY']._loaded_options = None
+  _globals['_MODELSTATUS_METADATAENTRY']._serialized_options = b'8\001'
+  _globals['_ASKPREDICTIONSRESPONSE_MISSINGENTRY']._loaded_options = None
+  _globals['_ASKPREDICTIONSRESPONSE_MISSINGENTRY']._serialized_options = b'8\001'
+  _globals['_GETSTATUSREQUEST']._serialized_start=80
+  _globals['_GETSTATUSREQUEST']._serialized_end=113
+  _globals['_GETSTATUSRESPONSE']._serialized_start=116
+  _globals['_GETSTATUSRESPONSE']._serialized_end=1578
+  _globals['_GETSTATUSRESPONSE_COUNTERSENTRY']._serialized_start=1362
+  _globals['_GETSTATUSRESPONSE_COUNTERSENTRY']._serialized_end=1409
+  _globals['_GETSTATUSRESPONSE_NOTADMITTEDENTRY']._serialized_start=1411
+  _globals['_GETSTATUSRESPONSE_NOTADMITTEDENTRY']._serialized_end=1461
+  _globals['_GETSTATUSRESPONSE_SETTINGSENTRY']._serialized_start=1463
+  _globals['_GETSTATUSRESPONSE_SETTINGSENTRY']._serialized_end=1510
+  _globals['_COLUMNIMPORTANCES']._serialized_start=1581
+  _globals['_COLUMNIMPORTANCES']._serialized_end=1906
+  _globals['_COLUMNIMPORTANCES_SITESENTRY']._serialized_start=1862
+  _globals['_COLUMNIMPORTANCES_SITESENTRY']._serialized_end=1906
+  _globals['_COLUMNIMPORTANCE']._serialized_start=1909
+  _globals['_COLUMNIMPORTANCE']._serialized_end=2135
+  _globals['_COLUMNIMPORTANCE_SITESENTRY']._serialized_start=2068
+  _globals['_COLUMNIMPORTANCE_SITESENTRY']._serialized_end=2135
+  _globals['_MODELTHRESHOLD']._serialized_start=2138
+  _globals['_MODELTHRESHOLD']._serialized_end=2375
+  _globals['_MODELTHRESHOLD_FIGURESENTRY']._serialized_start=2306
+  _globals['_MODELTHRESHOLD_FIGURESENTRY']._serialized_end=2375
+  _globals['_DATAFINDING']._serialized_start=2377
+  _globals['_DATAFINDING']._serialized_end=2487
+  _globals['_DESCRIBESTUDYREQUEST']._serialized_start=2489
+  _globals['_DESCRIBESTUDYREQUEST']._serialized_end=2511
+  _globals['_DESCRIBESTUDYRESPONSE']._serialized_start=2513
+  _globals['_DESCRIBESTUDYRESPONSE']._serialized_end=2551
+  _globals['_DESCRIBEREQUEST']._serialized_start=2553
+  _globals['_DESCRIBEREQUEST']._serialized_end=2570
+  _globals['_DESCRIBERESPONSE']._serialized_start=2572
+  _globals['_DESCRIBERESPONSE']._serialized_end=2605
+  _globals['_SITEACCOUNT']._serialized_start=2608
+  _globals['_SITEACCOUNT']._serialized_end=2778
+  _globals['_LISTPARTICIPANTSREQUEST']._serialized_start=2780
+  _globals['_LISTPARTICIPANTSREQUEST']._serialized_end=2844
+  _globals['_LISTPARTICIPANTSRESPONSE']._serialized_start=2846
+  _globals['_LISTPARTICIPANTSRESPONSE']._serialized_end=2953
+  _globals['_PARTICIPANTSTATUS']._serialized_start=2956
+  _globals['_PARTICIPANTSTATUS']._serialized_end=3507
+  _globals['_PARTICIPANTSTATUS_TAGSENTRY']._serialized_start=3445
+  _globals['_PARTICIPANTSTATUS_TAGSENTRY']._serialized_end=3488
+  _globals['_LISTROUNDSREQUEST']._serialized_start=3509
+  _globals['_LISTROUNDSREQUEST']._serialized_end=3582
+  _globals['_LISTROUNDSRESPONSE']._serialized_start=3584
+  _globals['_LISTROUNDSRESPONSE']._serialized_end=3693
+  _globals['_ROUNDSTATUS']._serialized_start=3696
+  _globals['_ROUNDSTATUS']._serialized_end=4655
+  _globals['_ROUNDSTATUS_DAMAGEDUPDATESENTRY']._serialized_start=4385
+  _globals['_ROUNDSTATUS_DAMAGEDUPDATESENTRY']._serialized_end=4438
+  _globals['_ROUNDSTATUS_MISSINGENTRY']._serialized_start=4440
+  _globals['_ROUNDSTATUS_MISSINGENTRY']._serialized_end=4486
+  _globals['_ROUNDSTATUS_METRICSENTRY']._serialized_start=4488
+  _globals['_ROUNDSTATUS_METRICSENTRY']._serialized_end=4534
+  _globals['_ROUNDSTATUS_SPREADENTRY']._serialized_start=4536
+  _globals['_ROUNDSTATUS_SPREADENTRY']._serialized_end=4604
+  _globals['_ROUNDSTATUS_NUMMISSINGENTRY']._serialized_start=4606
+  _globals['_ROUNDSTATUS_NUMMISSINGENTRY']._serialized_end=4655
+  _globals['_SPREAD']._serialized_start=4657
+  _globals['_SPREAD']._serialized_end=4704
+  _globals['_SITEMETRICS']._serialized_start=4707
+  _globals['_SITEMETRICS']._serialized_end=4918
+  _globals['_SITEMETRICS_METRICSENTRY']._serialized_start=4488
+  _globals['_SITEMETRICS_METRICSENTRY']._serialized_end=4534
+  _globals['_LISTMODELSREQUEST']._serialized_start=4920
+  _globals['_LISTMODELSREQUEST']._serialized_end=4993
+  _globals['_LISTMODELSRESPONSE']._serialized_start=4995
+  _globals['_LISTMODELSRESPONSE']._serialized_end=5121
+  _globals['_MODELSTATUS']._serialized_start=5124
+  _globals['_MODELSTATUS']._serialized_end=5370
+  _globals['_MODELSTATUS_METADATAENTRY']._serialized_start=5323
+  _globals['_MODELSTATUS_METADATAENTRY']._serialized_end=5370
+  _globals['_ASKPREDICTIONSREQUEST']._serialized_start=5373
+  _globals['_ASKPREDICTIONSREQUEST']._serialized_end=5507
+  _globals['_ASKPREDICTIONSRESPONSE']._serialized_start=5510
+  _globals['_ASKPREDICTIONSRESPONSE']._serialized_end=5725
+  _globals['_ASKPREDICTIONSRESPONSE_MISSINGENTRY']._serialized_start=4440
+  _globals['_ASKPREDICTIONSRESPONSE_MISSINGENTRY']._serialized_end=4486
+  _globals['_INSPECTION']._serialized_start=5728
+  _globals['_INSPECTION']._serialized_end=6365
 # @@protoc_insertion_point(module_scope)
