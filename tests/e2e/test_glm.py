@@ -80,7 +80,7 @@ async def told(data: Path, name: str, *words: str) -> str:
 
 
 async def test_coefficients_are_those_of_all_rows_and_kills_change_no_bit(tmp_path: Path) -> None:
-    """As statsmodels computes them, in the report and as CSV."""
+    """The report and the CSV have the coefficients that statsmodels computes."""
     data = await fitted(tmp_path / "undisturbed", is_killed=False)
     table = await told(data, "coefficients.csv", "export", "--to")
     lines = list(csv.DictReader(table.splitlines()))

@@ -122,7 +122,8 @@ def test_site_goes_on_from_the_variate_that_counted(tmp_path: Path, restarts: bo
 
 
 def test_site_that_has_lost_its_variate_begins_with_the_servers() -> None:
-    """And says so, in its log and to the coordinator; also where another session has the round."""
+    """The site tells it in its log and to the coordinator; also where another session has the
+    round."""
     fresh, _ = trained(KeptVariates(), 5, -1)
     with capture_logs() as lines:
         own = KeptVariates()
@@ -195,7 +196,7 @@ async def test_session_begins_with_a_model_of_another_remedy(start, first, secon
 async def test_model_whose_options_ask_for_it_is_refused_where_no_variate_can_be(
     start, options
 ) -> None:
-    """Nobody has set the remedy for the new session; the model has brought it."""
+    """The model brings its remedy along; the settings of the new session have none."""
     coordinator = await start(**settings(1, remedy="scaffold"))
     target = f"127.0.0.1:{coordinator.port}"
     sites = enumerate(unlike_sites())

@@ -391,7 +391,7 @@ class Variates:
     def __init__(self, scenario: Scenario) -> None:
         self.is_lost = False
         self._scenario = scenario
-        # Of those that have counted since all began anew: round, n_k, and the variate.
+        # Round, n_k and variate of each site that has counted since all began anew.
         self._counted: dict[str, tuple[int, int, Vector]] = {}
         self._told: dict[tuple[str, int], int] = {}  # what each may be told, by round
 
@@ -477,7 +477,7 @@ def layout_of(scenario: Scenario) -> Layout:
 
 
 def _drawn(weights: Vector, participant_id: str, scenario: Scenario) -> Vector:
-    """Where local training leads to without a correction."""
+    """The vector that local training leads to without a correction."""
     own = 10.0 ** (int(participant_id[1:]) % 5 - 2)
     values: Vector = np.tanh(weights.astype(np.float64) + own) * own
     return values

@@ -1,6 +1,7 @@
 """Sessions in which participants send gradients, over real channels."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -18,7 +19,7 @@ from xain_workloads.data import load
 from xain_workloads.dataset import Dataset
 from xain_workloads.model import Model
 from xain_workloads.preprocessing import prepare
-from xain_workloads.workload import create
+from xain_workloads.workload import Workload, create
 
 STEPS = 25
 NUM = 7  # participants
@@ -174,17 +175,22 @@ async def test_gradient_of_another_shape_is_refused(start, join):
     assert reason(caught.value) == "INVALID_UPDATE"
 
 
-async def test_model_of_gradients_does_not_begin_a_session_that_averages_models(start, tmp_path):
-    """Participants train as the model's metadata say, and would send gradients to be averaged."""
+def from_model_of(workload: Workload, folder: Path) -> dict[str, object]:
+    """Arguments that begin a session with an exported model of breast_cancer."""
     profile = load("breast_cancer").profile()
-    model = create("sgd", {"mode": "gradient"}).initial_model([profile])
-    np.save(tmp_path / "begun.npy", model.vector)
+    model = workload.initial_model([profile])
+    np.save(folder / "begun.npy", model.vector)
     about = {
         "metadata": dict(model.metadata),
         "profile": {"num_features": profile.num_features, "classes": profile.classes},
     }
-    (tmp_path / "begun.json").write_text(json.dumps(about))
-    begun = {"new_session": True, "from_model": str(tmp_path / "begun.npy")}
+    (folder / "begun.json").write_text(json.dumps(about))
+    return {"new_session": True, "from_model": str(folder / "begun.npy")}
+
+
+async def test_model_of_gradients_does_not_begin_a_session_that_averages_models(start, tmp_path):
+    """Participants train as the model's metadata say, and would send gradients to be averaged."""
+    begun = from_model_of(create("sgd", {"mode": "gradient"}), tmp_path)
     told = 'trains in the mode "gradient".*workload.options.mode = "federated"'
     for workload in ({"name": "sgd"}, {}):
         with pytest.raises(CannotStartFrom, match=told):
@@ -203,15 +209,7 @@ async def test_model_of_gradients_does_not_begin_a_session_that_averages_models(
 async def test_locally_trained_network_is_gone_on_with_as_settings_say(start, tmp_path):
     """A network sends gradients by default, and one that was trained by "adam" cannot: the mode is
     named, and not an option that nobody has set."""
-    profile = load("breast_cancer").profile()
-    model = create("mlp", {"solver": "adam"}).initial_model([profile])
-    np.save(tmp_path / "begun.npy", model.vector)
-    about = {
-        "metadata": dict(model.metadata),
-        "profile": {"num_features": profile.num_features, "classes": profile.classes},
-    }
-    (tmp_path / "begun.json").write_text(json.dumps(about))
-    begun = {"new_session": True, "from_model": str(tmp_path / "begun.npy")}
+    begun = from_model_of(create("mlp", {"solver": "adam"}), tmp_path)
     told = 'was trained locally, .* set workload.options.mode = "federated"'
     with pytest.raises(CannotStartFrom, match=told):
         await start(workload={"name": "mlp"}, **begun)

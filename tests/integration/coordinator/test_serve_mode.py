@@ -205,7 +205,7 @@ async def test_held_estimators_predict_during_and_after_a_fit_without_a_result(
 async def test_published_model_predicts_over_http_as_its_pipeline_does(
     name: str, serve: Serve, fleet: Fleet, tmp_path: Path
 ) -> None:
-    """Without the participants that trained it."""
+    """The participants that trained the model need not be there."""
     sessions = await serve(**SERVED[name])
     fleet.join(sessions, "north", "south")
     await fit(sessions)

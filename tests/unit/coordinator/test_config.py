@@ -791,7 +791,7 @@ def test_remedy_is_an_option_of_the_workload(name: str) -> None:
     ("name", "stays"), [("sgd", "intercept"), ("mlp", "output.*"), ("neural", "2.*")]
 )
 def test_personal_remedy_names_the_tensors(name: str, stays: str) -> None:
-    """Also in a session, which has the remedy among its options, as where it is searched."""
+    """Rules of a session name them too: there the remedy is among the options, as in a search."""
     given = config(**given_as(f"workload.name={name} workload.remedy=personal"))
     options = json.loads(given.rules().workload_options)
     of_session = WorkloadSettings(name=name, options=options)

@@ -31,7 +31,7 @@ def test_references_rows_and_steps_are_named() -> None:
     assert "R² 0.4694, residual standard error 4.963. After 2 steps the fit converged" in linear
 
 
-def test_what_makes_intervals_too_narrow_is_told() -> None:
+def test_filled_numbers_and_overdispersed_counts_are_warned_of() -> None:
     """Missing numbers that were filled, and counts that vary more than those of a Poisson model."""
     data = study_of("poisson")
     assert "quasi-Poisson" not in told("poisson", data)

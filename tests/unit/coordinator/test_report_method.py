@@ -223,8 +223,8 @@ def of_study(kind: Any) -> Any:
     ],
 )
 def test_page_of_a_study_begins_with_its_pooled_figures(kind: str, first: str, method: str) -> None:
-    """Nobody takes the figures of the last fold for those of the study, and each figure of all rows
-    and of the sites is on the page."""
+    """The page begins with the figures of the study, not with those of its last fold, and has each
+    figure of all rows and of the sites."""
     text = read(trained(study="2 of 2"), of_study(kind))
     assert first in text
     line = text.partition(first)[2].partition("rows.")[0]

@@ -51,7 +51,7 @@ def test_corrected_optimisers_end_in_the_optimum_of_all_sites(nesterov: bool) ->
 
 
 def test_correction_ends_with_its_round() -> None:
-    """Also where the optimiser goes on."""
+    """An optimiser that is used in a later round takes plain steps there."""
     w = torch.nn.Parameter(torch.zeros(SIZE, dtype=torch.float64))
     optimizer = torch.optim.SGD([w], 0.1)
     correction = begun(KeptVariates(), np.ones(2 * SIZE), 3, 2)

@@ -148,7 +148,7 @@ def test_evaluation_of_the_last_model_comes_with_a_local_model(
 
 
 def test_model_that_has_run_away_is_compared_with_no_local_model() -> None:
-    """Without tallies of the model, an evaluation with those of a local one would be refused."""
+    """The coordinator refuses an evaluation with tallies of a local model alone."""
     numbers = load("diabetes", task="regression")
     workload = create("sgd", {"task": "regression", "dtype": "float64"})
     model = workload.initial_model([numbers.profile()])

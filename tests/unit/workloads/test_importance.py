@@ -72,7 +72,7 @@ def orders_of_sklearn(seed: int) -> Mapping[tuple[str, int, int], NDArray[np.int
 def test_importances_are_those_of_scikit_learn_on_the_columns_of_the_table(
     name: str, options: Mapping[str, Any], scoring: str
 ) -> None:
-    """With the same permutations, though categories and indicators of missing values are prepared
+    """The permutations are the same. Categories and indicators of missing values are prepared
     before they are permuted here, and after that by the pipeline."""
     table = patients(str(options.get("task", "classification")))
     model = trained(name, options, table)

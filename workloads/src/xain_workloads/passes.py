@@ -14,7 +14,7 @@ from xain_workloads.boosting_options import HISTOGRAM
 # Passes of a training, by workload. A workload that is not named here trains ROUNDS rounds, and so
 # do scripts.
 PASSES = {"sgd": 50, "mlp": 50, "neural": 50, "xgboost": 100}
-# Of gradient descent in which each step takes all rows, where these are not PASSES.
+# Steps of gradient descent that each take all rows, where their number is not that of PASSES.
 STEPS = {"sgd": 200, "mlp": 200, "neural": 200}
 ROUNDS = 10
 EPOCHS = 1  # of a round of local training

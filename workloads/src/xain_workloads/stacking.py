@@ -161,7 +161,7 @@ class Linear:
         if not model.rows:
             penalties = _penalties(here)
         blocks = len(model.point)
-        # Of k classes the first has no block. The penalty is that of k blocks which add up to 0.
+        # The first of k classes has no block. The penalty is that of k blocks which add up to 0.
         shared = 1 / (blocks + 1) if blocks > 1 else 0.0
         pull = (model.point - shared * model.point.sum(axis=0)) * penalties
         here = replace(

@@ -71,7 +71,7 @@ def sentence(found: ColumnImportances) -> str:
     """The most important columns, beyond chance; a line of a status."""
     of = f"{metric_of(found)} with the column shuffled (model {found.round})"
     shown = [
-        # Nobody knows the squared unit of a target by heart.
+        # A squared error is told as a share: its unit is the square of that of the target.
         f"{clean(one.column)} "
         + (share_of(found, figure) if found.metric == "mse" else f"{figure.value:.3g}")
         for one in found.columns[:MAX_TOLD]

@@ -195,7 +195,7 @@ class WorkloadSettings(Section):
     @property
     def personal(self) -> tuple[str, ...]:
         """Patterns of the tensors that stay at the participants with remedy = "personal"."""
-        # Those of a session have the remedy among the options.
+        # Settings that were made of a session have the remedy among the options.
         if self.whole_options.get("remedy") != "personal":
             return ()
         made: Any = self.made  # only a workload with remedies has them
@@ -713,7 +713,7 @@ class CoordinatorConfig(Section):
 
     def _with_options(self, options: Mapping[str, str]) -> dict[str, Any]:
         """The settings without a study, and with these options by dotted key, as JSON."""
-        # What the workload chose before is chosen anew.
+        # Rule, optimiser and options that the workload chose before are chosen anew.
         whole = {key: part for key, part in self.given().items() if key not in ("study", "search")}
         for key, text in options.items():
             *path, name = key.split(".")

@@ -60,8 +60,8 @@ class Settings:
             "rounds.max_participants": self.participants,
             "rounds.start_timeout_s": 15,
             "rounds.seed": self.seed,
-            # Nobody wants to wait at its end: 64 pixels tell little, and the demo trains the same
-            # model in one place.
+            # Local models and importances of 64 pixels would only make the demo longer: it trains
+            # the same model in one place.
             "evaluate.importance": False,
             "evaluate.local": False,
             "server.heartbeat_time_s": 1,

@@ -125,7 +125,7 @@ def _number(value: float | None) -> str:
 
 
 def _ratio(value: float | None) -> str:
-    """With enough digits to tell from 1."""
+    """A ratio, with enough digits to tell it from 1."""
     return f"{value:.4f}" if value is not None and 0.9 < value < 1.1 else _number(value)
 
 

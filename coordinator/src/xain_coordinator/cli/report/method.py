@@ -60,7 +60,7 @@ def method(snapshot: Snapshot, rounds: Sequence[RoundStatus]) -> str:
     prepared = prepared_of(metadata)
     told = "".join(f"<li>{escape(one)}</li>" for one in _told(snapshot, rounds, metadata, prepared))
     sites = {name for one in rounds if one.task == pb.TRAIN for name in one.contributors}
-    # Of one site alone the table would tell more than table one does.
+    # The table of a single site would tell more than table one does.
     columns = _columns(prepared) if prepared is not None and len(sites) > 1 else ""
     return f"<h2>How was it made?</h2><ul>{told}</ul>{columns}"
 
