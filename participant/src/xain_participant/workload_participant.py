@@ -220,7 +220,13 @@ class WorkloadParticipant(Participant):
         losses = {number: row_losses(workload, one, test) for number, one in models.items()}
         seed, began = self._seed_of_workload(), time.monotonic()
         local = fit_local(
-            *(self._metadata, self.profile(), self._data, self._test, budget, seed, losses),
+            self._metadata,
+            self.profile(),
+            self._data,
+            self._test,
+            budget,
+            seed,
+            losses,
             began=self._assigned_at,  # the coordinator's deadline goes on meanwhile
         )
         fields = {
