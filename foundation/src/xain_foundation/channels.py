@@ -3,25 +3,27 @@
 import os
 import re
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
-from xain_foundation.fields import join_host_port
+from xain_foundation import handshakes
+from xain_foundation.fields import REMEDY, join_host_port, require_private
+from xain_foundation.handshakes import ANSWERS, Cause, Fault
 from xain_foundation.proxies import Proxy, proxy_for
 
 if TYPE_CHECKING:
     import grpc
 
+    from xain_foundation.tls import Certificates
+
 LOOK_S: Final = 2.0
 _ADDRESS: Final = re.compile(r"(\[[^\]/]+\]|[^\[\]/:]+):([0-9]{1,5})")
 # Not of "dns:50051", where it is a host.
 _SCHEME: Final = re.compile(r"^(dns|ipv4|ipv6):(//[^/]*/)?(?=.*:)")
-_HELLO: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-_SETTINGS: Final = 4  # type of the first frame of every HTTP/2 server
 _MAX_LINE: Final = 4096
 
 
@@ -41,6 +43,19 @@ def open_channel(
     if credentials is None:
         return grpc.insecure_channel(target, given)
     return grpc.secure_channel(target, credentials, given)
+
+
+def require_private_way(
+    address: str, tls: "Certificates | None", *, insecure: bool, remedy: str = REMEDY
+) -> None:
+    """Refuse to call another machine in the clear; see require_private(). Raises ValueError."""
+    if address.startswith("unix:"):
+        return
+    at = _split(_SCHEME.sub("", address))
+    host = address if at is None else at[0]
+    require_private(
+        host, is_encrypted=tls is not None, insecure=insecure, connects=True, remedy=remedy
+    )
 
 
 def target_of(address: str) -> str:
@@ -68,32 +83,93 @@ def _proxy_options(address: str) -> tuple[tuple[str, Any], ...]:
     return (("grpc.enable_http_proxy", 0),) if proxy is None else (("grpc.http_proxy", proxy.url),)
 
 
-def why_unreachable(address: str, *, is_encrypted: bool = False, timeout_s: float = LOOK_S) -> str:
-    """Look why calls to "HOST:PORT" reach no gRPC server. Returns the end of a sentence; empty if a
-    server answers.
+def why_unreachable(
+    address: str,
+    *,
+    tls: "Certificates | None" = None,
+    node: str = "",
+    timeout_s: float = LOOK_S,
+) -> str:
+    """The text of find_cause()."""
+    return find_cause(address, tls=tls, node=node, timeout_s=timeout_s).text
 
-    is_encrypted: the calls use TLS. timeout_s: for each step: the name, the connection, an answer.
+
+def find_cause(
+    address: str,
+    *,
+    tls: "Certificates | None" = None,
+    node: str = "",
+    timeout_s: float = LOOK_S,
+) -> Cause:
+    """Look why calls to "HOST:PORT" reach no gRPC server. Returns a cause without text if a server
+    answers.
+
+    tls: the certificates of the calls; None: they go in the clear. node: see CurrentChannel.
+    timeout_s: for each step: the name, the connection, an answer.
     """
     # Not by gRPC's own words: they change, and name neither the proxy nor what listens there.
     at = _split(address)
     if at is None:
-        return ""
+        return ANSWERS
     proxy = proxy_for(*at)
     if proxy is not None and not proxy.host:
-        return f"the proxy of {proxy}"
-    host, port = at if proxy is None else (proxy.host, proxy.port)
+        return Cause(f"the proxy of {proxy}")
+    host = at[0] if proxy is None else proxy.host
+    way = _Way(at, proxy, timeout_s)
     try:
-        connection = _connect(_addresses(host, port, timeout_s), timeout_s)
+        way.connect().close()
+    except _ProxyRefuses as refuses:
+        return Cause(f"the proxy {proxy} {refuses}")
     except (OSError, UnicodeError) as error:  # the latter for an impossible name
         subject = "" if proxy is None else f"the proxy {proxy} cannot be reached: "
-        return f"{subject}{_reason(error, host, timeout_s)}"
-    with connection:
-        if proxy is None:
-            return _why_no_call(connection, is_encrypted)
-        if why := _connect_through(connection, proxy, *at):
-            return f"the proxy {proxy} {why}"
-        why = _why_no_call(connection, is_encrypted)
-        return why and f"behind the proxy {proxy}: {why}"
+        return Cause(f"{subject}{_reason(error, host, timeout_s)}")
+    try:
+        cause = _why_no_call(way, tls, node)
+    except OSError as error:
+        return Cause(_reason(error, host, timeout_s))
+    if proxy is None or not cause:
+        return cause
+    return Cause(f"behind the proxy {proxy}: {cause.text}", cause.fault)
+
+
+def connect(address: str, timeout_s: float) -> socket.socket:
+    """A connection to "HOST:PORT" as gRPC makes it, through the proxy of the environment or not.
+
+    timeout_s: for each step, and of the socket. Raises OSError, and UnicodeError.
+    """
+    at = _split(address)
+    if at is None:
+        raise OSError(f"{address} is no HOST:PORT")
+    proxy = proxy_for(*at)
+    if proxy is not None and not proxy.host:
+        raise OSError(f"the proxy of {proxy}")
+    return _Way(at, proxy, timeout_s).connect()
+
+
+class _ProxyRefuses(OSError):
+    """A proxy does not connect; the message says what it does instead."""
+
+
+@dataclass(slots=True)
+class _Way:
+    """Connections to a host, through a proxy or not. timeout_s: for each step."""
+
+    to: tuple[str, int]
+    proxy: Proxy | None
+    timeout_s: float
+    addresses: "list[Any] | None" = None
+
+    def connect(self) -> socket.socket:
+        """Raises OSError, _ProxyRefuses among them, and UnicodeError."""
+        proxy = self.proxy
+        if self.addresses is None:
+            host, port = self.to if proxy is None else (proxy.host, proxy.port)
+            self.addresses = _addresses(host, port, self.timeout_s)
+        connection = _connect(self.addresses, self.timeout_s)
+        if proxy is not None and (why := _connect_through(connection, proxy, *self.to)):
+            connection.close()
+            raise _ProxyRefuses(why)
+        return connection
 
 
 def _addresses(host: str, port: int, timeout_s: float) -> list[Any]:
@@ -175,34 +251,26 @@ def _connect_through(connection: socket.socket, proxy: Proxy, host: str, port: i
             return f"refuses: {text}"
 
 
-def _why_no_call(connection: socket.socket, is_encrypted: bool) -> str:
-    """Say what answers on a connection instead of a gRPC server that takes our calls."""
+def _why_no_call(way: _Way, tls: "Certificates | None", node: str) -> Cause:
+    """Say what answers at the end of a way instead of a gRPC server that takes our calls. Raises
+    OSError."""
+    if tls is not None:
+        return handshakes.why_refused(way.connect, way.to[0], tls, node)
     try:
-        if is_encrypted:
-            context = ssl.create_default_context()
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-            context.wrap_socket(connection).close()
-            # Whether it takes our certificate shows only in a call.
-            return "it speaks TLS, and either is slow or does not accept a certificate"
-        connection.sendall(_HELLO)
-        answer = connection.recv(64)
+        with way.connect() as connection:
+            connection.sendall(handshakes.HELLO)
+            answer = connection.recv(64)
     except TimeoutError:
-        return "it takes the connection and says nothing"
-    except ssl.SSLError:
-        return "it does not speak TLS as we do"
+        return Cause("it takes the connection and says nothing")
     except OSError:
         answer = b""
-    if len(answer) > 3 and answer[3] == _SETTINGS:
-        return ""
+    if handshakes.is_http2(answer):
+        return ANSWERS
     if answer.startswith((b"HTTP/", b"<")):
-        return "it speaks HTTP and no gRPC: is it another port?"
-    if answer.startswith(b"\x15\x03"):
-        return "it speaks TLS, and we do not"
-    if not answer:
-        if is_encrypted:
-            return "it closes the connection"
-        return "it closes the connection: it speaks TLS, or no gRPC"
-    return "it speaks no gRPC"
+        return Cause("it speaks HTTP and no gRPC: is it another port?")
+    if answer.startswith(b"\x15\x03") or (not answer and handshakes.speaks_tls(way.connect)):
+        return Cause("it speaks TLS, and we do not", Fault.NEEDS_TLS)
+    return Cause("it speaks no gRPC" if answer else "it closes the connection: it speaks no gRPC")
 
 
 def _reason(error: Exception, host: str, timeout_s: float) -> str:

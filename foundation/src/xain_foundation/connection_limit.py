@@ -62,8 +62,10 @@ class ConnectionLimit:
     call. keep() is told of the others.
 
     max_owners, per_owner: connections that are kept: the latest few of each of the latest owners.
-    num_newcomers: owners who may come at once. Until a call is accepted they are unregistered, and
-        so many may be, if that is more than max_unregistered.
+    num_newcomers: owners who may come at once, and again at once when all connections have broken.
+        Until a call is accepted they are unregistered, and so many may be, if that is more than
+        max_unregistered. To end one of them would cost its owner and this process another TLS
+        handshake.
     """
 
     def __init__(
@@ -78,8 +80,7 @@ class ConnectionLimit:
         self._port = port
         self._max_owners = max_owners
         self._per_owner = per_owner
-        self._num_newcomers = num_newcomers
-        self._bound = max_unregistered
+        self._bound = max(max_unregistered, num_newcomers)
         self._lock = threading.Lock()
         self._kept: dict[Hashable, dict[str, None]] = {}
         self._seen: dict[int, _Seen] = {}  # by inode, the oldest first
@@ -123,8 +124,7 @@ class ConnectionLimit:
 
     @property
     def _max_unregistered(self) -> int:
-        still_away = max(0, self._num_newcomers - len(self._kept))
-        return min(max(self._bound, still_away), _max_open() // 4)
+        return min(self._bound, _max_open() // 4)
 
     def _look(self) -> None:
         with self._lock:

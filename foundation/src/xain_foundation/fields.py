@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
 
 from pydantic import (
     BaseModel,
@@ -190,12 +190,52 @@ def join_host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def is_any(host: str) -> bool:
+    """Whether a host stands for all addresses of this machine."""
+    try:
+        return ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        return False
+
+
 def is_loopback(host: str) -> bool:
     """Whether a host is this machine, as only this machine reaches it."""
     try:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host.lower().rstrip(".") == "localhost"
+
+
+REMEDY: Final = "pass tls=, or insecure=True"
+
+
+def require_private(
+    host: str,
+    *,
+    is_encrypted: bool,
+    insecure: bool,
+    connects: bool = False,
+    remedy: str = REMEDY,
+) -> None:
+    """Refuse a host beyond this machine, where nothing is encrypted and nobody has said that this
+    is so on purpose. Raises ValueError.
+
+    connects: whether a client connects to the host; else a server listens there. remedy: what to
+    do.
+    """
+    if is_encrypted or insecure or is_loopback(host):
+        return
+    if connects:
+        what = (
+            f"{host!r} is another machine, and without certificates everything would go in the "
+            "clear, to whoever answers there"
+        )
+    else:
+        what = (
+            f"it is to listen on {host!r}, where other machines reach it, and without certificates "
+            "whoever does may read and change everything"
+        )
+    raise ValueError(f"{what}: {remedy} in a network that you trust")
 
 
 def parse_json(text: str) -> object:

@@ -52,7 +52,8 @@ _SECRET_NAME = re.compile(
 # Secrets of signed URLs and of the headers of S3 and InfluxDB. No message of ours has them;
 # tracebacks and debug logs of libraries may.
 _SIGNED = re.compile(
-    r"""((?:X-Amz-(?:Credential|Signature|Security-Token)|AWSAccessKeyId|Signature|Credential)"""
+    r"""((?:X-Amz-(?:Credential|Signature|Security-Token)|AWSAccessKeyId|Signature|Credential"""
+    r"""|(?<=[?&])(?:sig|token|access_token))"""
     r"""(?:=|%3D|['"]?\s*:\s*b?['"]?)|Authorization\W+(?:b?['"]?)(?:Token|Bearer)\s+)"""
     r"""[^&,;\s"'\\]+""",
     re.IGNORECASE,
@@ -60,7 +61,10 @@ _SIGNED = re.compile(
 # User and password of a URL: a proxy of the environment, or an endpoint in a library's message.
 _USERINFO = re.compile(r"""://[^/?#\s"']+@""")
 # Nothing matches the pattern without one of these, and they are found in a twentieth of its time.
-_SIGNS = ("signature", "credential", "security-token", "awsaccesskeyid", "authorization")
+_SIGNS = (
+    *("signature", "credential", "security-token", "awsaccesskeyid", "authorization"),
+    *("sig=", "token="),
+)
 
 
 def _lower(value: object) -> object:

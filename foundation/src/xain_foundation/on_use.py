@@ -10,13 +10,16 @@ def loaded_on_use(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of a package.
 
-    modules: the names that each of its modules has for programs, with blanks between them.
+    modules: the names that each of its modules has for programs, with blanks between them. A module
+        of another distribution has its whole name.
     """
     homes = {name: module for module, names in modules.items() for name in names.split()}
 
     def find(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f"{package}.{homes[name]}"), name)
+        home = homes[name]
+        module = home if home.startswith("xain_") else f"{package}.{home}"
+        return getattr(import_module(module), name)
 
     return find, lambda: sorted(homes)

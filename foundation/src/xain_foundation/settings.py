@@ -120,9 +120,10 @@ def load(
     file: Path | None = None,
     env_prefix: str = "",
     overrides: Mapping[str, object] | None = None,
+    sections: Sequence[str] = (),
 ) -> Model:
     """The configuration in force; see resolve()."""
-    return resolve(model, file, env_prefix, overrides).config
+    return resolve(model, file, env_prefix, overrides, sections=sections).config
 
 
 def resolve(
@@ -131,6 +132,7 @@ def resolve(
     env_prefix: str = "",
     overrides: Mapping[str, object] | None = None,
     defaults: Callable[[Mapping[str, object]], Mapping[str, object]] | None = None,
+    sections: Sequence[str] = (),
 ) -> Resolved[Model]:
     """Read and check the settings: the file, over it the environment, over that the overrides.
 
@@ -140,6 +142,7 @@ def resolve(
     overrides: by dotted key. Text is read as the type of the key; None counts as not given.
     defaults: called with the given values by dotted key; returns further values, in the form of
         overrides, for keys that none of the sources gives.
+    sections: those that a command uses; what is given for others is passed over. (): all.
     Raises ConfigError with all mistakes, of MAX_PROBLEMS at most.
     """
     schema = Schema(model)
@@ -155,6 +158,9 @@ def resolve(
         sources.insert(0, _from_flags(schema, defaults(told)))
     given = {key: value for source in sources for key, value in source.given.items()}
     problems = [problem for source in sources for problem in source.problems]
+    if sections:
+        given = {key: value for key, value in given.items() if key[0] in sections}
+        problems = [problem for problem in problems if problem.key[:1] in [(s,) for s in sections]]
     try:
         config = model.model_validate(_tree(given))
     except ValidationError as error:

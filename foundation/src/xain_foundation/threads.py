@@ -1,6 +1,7 @@
 """Blocking work in threads, which a cancelled caller waits for to its end."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -35,3 +36,11 @@ async def wait_to_end(running: asyncio.Future[T]) -> T:
         return running.result()
     finally:
         del running  # a failure holds this frame; they must not hold each other
+
+
+def num_processors() -> int:
+    """Number of processors that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on this system
+        return os.cpu_count() or 1

@@ -275,6 +275,7 @@ class RendezvousResponse(_message.Message):
     RECONNECT_SPREAD_MS_FIELD_NUMBER: _builtins.int
     DIVISION_FIELD_NUMBER: _builtins.int
     STAYS_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
     reply: Global___RendezvousReply.ValueType
     retry_after_ms: _builtins.int
     """with LATER: ask again after this long"""
@@ -287,6 +288,8 @@ class RendezvousResponse(_message.Message):
     """
     stays: _builtins.bool
     """With ACCEPT: the session is one of a study. A training that fails is reported, and the caller stays."""
+    why: _builtins.str
+    """with LATER: what keeps the caller out until others or an operator act; empty: it is a slot"""
     @_builtins.property
     def division(self) -> Global___Division:
         """With LATER: divide the rows like this, and ask again at once with the profile of the new part.
@@ -303,10 +306,11 @@ class RendezvousResponse(_message.Message):
         reconnect_spread_ms: _builtins.int = ...,
         division: Global___Division | None = ...,
         stays: _builtins.bool = ...,
+        why: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["division", b"division"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["division", b"division", "heartbeat_interval_ms", b"heartbeat_interval_ms", "reconnect_spread_ms", b"reconnect_spread_ms", "reply", b"reply", "retry_after_ms", b"retry_after_ms", "session_id", b"session_id", "stays", b"stays"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["division", b"division", "heartbeat_interval_ms", b"heartbeat_interval_ms", "reconnect_spread_ms", b"reconnect_spread_ms", "reply", b"reply", "retry_after_ms", b"retry_after_ms", "session_id", b"session_id", "stays", b"stays", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

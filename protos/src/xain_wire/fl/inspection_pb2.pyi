@@ -147,6 +147,10 @@ class GetStatusResponse(_message.Message):
     WEIGHS_CLASSES_FIELD_NUMBER: _builtins.int
     STUDY_FIELD_NUMBER: _builtins.int
     IMPORTANCE_FIELD_NUMBER: _builtins.int
+    CENTRAL_FIELD_NUMBER: _builtins.int
+    IN_THE_CLEAR_FIELD_NUMBER: _builtins.int
+    AUDIT_LINES_FIELD_NUMBER: _builtins.int
+    AUDIT_HASH_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     state: _coordinator_pb2.State.ValueType
     phase: _builtins.str
@@ -214,6 +218,9 @@ class GetStatusResponse(_message.Message):
     """rows weigh by their class in training: models are compared by no log loss"""
     study: _builtins.str
     """place of the session in its study, as in "fold 3 of 5"; empty: there is none"""
+    audit_lines: _builtins.int
+    """The audit log: its number of lines, and the SHA-256 of the last one in hex. Empty without one."""
+    audit_hash: _builtins.str
     @_builtins.property
     def counters(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """refusals by code, lost metrics, ..."""
@@ -251,6 +258,14 @@ class GetStatusResponse(_message.Message):
     @_builtins.property
     def importance(self) -> Global___ColumnImportances:
         """absent until the sites have measured it"""
+
+    @_builtins.property
+    def central(self) -> Global___CentralModel:
+        """absent until the coordinator has trained it at the end"""
+
+    @_builtins.property
+    def in_the_clear(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What leaves the coordinator's machine without encryption, in words."""
 
     def __init__(
         self,
@@ -299,10 +314,14 @@ class GetStatusResponse(_message.Message):
         weighs_classes: _builtins.bool = ...,
         study: _builtins.str = ...,
         importance: Global___ColumnImportances | None = ...,
+        central: Global___CentralModel | None = ...,
+        in_the_clear: _abc.Iterable[_builtins.str] | None = ...,
+        audit_lines: _builtins.int = ...,
+        audit_hash: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "best_round", b"best_round", "best_value", b"best_value", "deadline_seconds", b"deadline_seconds", "ends_seconds", b"ends_seconds", "importance", b"importance", "measured", b"measured"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "best_round", b"best_round", "best_value", b"best_value", "central", b"central", "deadline_seconds", b"deadline_seconds", "ends_seconds", b"ends_seconds", "importance", b"importance", "measured", b"measured"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "began_with", b"began_with", "best_round", b"best_round", "best_value", b"best_value", "cause", b"cause", "counters", b"counters", "deadline_seconds", b"deadline_seconds", "ended_because", b"ended_because", "ends_seconds", b"ends_seconds", "findings", b"findings", "health_socket", b"health_socket", "importance", b"importance", "max_participants", b"max_participants", "measured", b"measured", "measured_round", b"measured_round", "metric", b"metric", "metric_is_minimised", b"metric_is_minimised", "no_better", b"no_better", "not_admitted", b"not_admitted", "num_connected", b"num_connected", "num_passes", b"num_passes", "num_required", b"num_required", "num_rounds", b"num_rounds", "num_selected", b"num_selected", "num_trained", b"num_trained", "num_updates", b"num_updates", "num_waiting", b"num_waiting", "opened_unix_seconds", b"opened_unix_seconds", "parameters", b"parameters", "phase", b"phase", "plan", b"plan", "round", b"round", "rounds_before", b"rounds_before", "session_id", b"session_id", "session_seconds", b"session_seconds", "settings", b"settings", "sites", b"sites", "state", b"state", "study", b"study", "thresholds", b"thresholds", "trend", b"trend", "version", b"version", "waiting_for", b"waiting_for", "warnings", b"warnings", "weighs_classes", b"weighs_classes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "audit_hash", b"audit_hash", "audit_lines", b"audit_lines", "began_with", b"began_with", "best_round", b"best_round", "best_value", b"best_value", "cause", b"cause", "central", b"central", "counters", b"counters", "deadline_seconds", b"deadline_seconds", "ended_because", b"ended_because", "ends_seconds", b"ends_seconds", "findings", b"findings", "health_socket", b"health_socket", "importance", b"importance", "in_the_clear", b"in_the_clear", "max_participants", b"max_participants", "measured", b"measured", "measured_round", b"measured_round", "metric", b"metric", "metric_is_minimised", b"metric_is_minimised", "no_better", b"no_better", "not_admitted", b"not_admitted", "num_connected", b"num_connected", "num_passes", b"num_passes", "num_required", b"num_required", "num_rounds", b"num_rounds", "num_selected", b"num_selected", "num_trained", b"num_trained", "num_updates", b"num_updates", "num_waiting", b"num_waiting", "opened_unix_seconds", b"opened_unix_seconds", "parameters", b"parameters", "phase", b"phase", "plan", b"plan", "round", b"round", "rounds_before", b"rounds_before", "session_id", b"session_id", "session_seconds", b"session_seconds", "settings", b"settings", "sites", b"sites", "state", b"state", "study", b"study", "thresholds", b"thresholds", "trend", b"trend", "version", b"version", "waiting_for", b"waiting_for", "warnings", b"warnings", "weighs_classes", b"weighs_classes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_round: _TypeAlias = _typing.Literal["best_round"]  # noqa: Y015
     _WhichOneofArgType__best_round: _TypeAlias = _typing.Literal["_best_round", b"_best_round"]  # noqa: Y015
@@ -322,6 +341,38 @@ class GetStatusResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ends_seconds) -> _WhichOneofReturnType__ends_seconds | None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class CentralModel(_message.Message):
+    """Model that the coordinator has trained on its own rows alone, beside a global one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    EVALUATION_FIELD_NUMBER: _builtins.int
+    FILE_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """number of the global model"""
+    file: _builtins.str
+    """that has the central model, on the coordinator's machine; empty: none"""
+    @_builtins.property
+    def evaluation(self) -> _coordinator_pb2.Evaluation:
+        """Of the global model, on the coordinator's held-out rows; `local` is the central one."""
+
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        evaluation: _coordinator_pb2.Evaluation | None = ...,
+        file: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "file", b"file", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CentralModel: _TypeAlias = CentralModel  # noqa: Y015
 
 @_typing.final
 class ColumnImportances(_message.Message):

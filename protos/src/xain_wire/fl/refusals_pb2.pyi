@@ -86,6 +86,24 @@ class _RefusalReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Refusal
     """the sender, or all unregistered clients together, have too many calls open"""
     UNAVAILABLE: _RefusalReason.ValueType  # 26
     """the coordinator starts or stops, or its store is away: ask again"""
+    UNAUTHENTICATED: _RefusalReason.ValueType  # 27
+    """Certificates.
+    no certificate that says who calls, an expired or a revoked one, or another id
+    """
+    NOT_PERMITTED: _RefusalReason.ValueType  # 28
+    """the caller's role may not call this method"""
+    TOKEN_USED: _RefusalReason.ValueType  # 29
+    """the token was exchanged for the certificate of another key"""
+    INVALID_CERTIFICATE_REQUEST: _RefusalReason.ValueType  # 30
+    """no request, a broken signature, or a key that is too weak"""
+    UNKNOWN_CERTIFICATE: _RefusalReason.ValueType  # 31
+    """neither a name nor a serial number that something was issued for"""
+    NO_AUTHORITY: _RefusalReason.ValueType  # 32
+    """the coordinator has no authority's key, and can sign nothing"""
+    NOT_RECORDED: _RefusalReason.ValueType  # 33
+    """the audit log cannot be written, so nothing was done: ask again"""
+    REMOVED_BY_OPERATOR: _RefusalReason.ValueType  # 34
+    """an operator has removed the participant from the session"""
 
 class RefusalReason(_RefusalReason, metaclass=_RefusalReasonEnumTypeWrapper):
     """Reasons why a coordinator refuses a call. The name of one travels as google.rpc.ErrorInfo.reason in
@@ -156,4 +174,22 @@ TOO_MANY_CALLS: RefusalReason.ValueType  # 25
 """the sender, or all unregistered clients together, have too many calls open"""
 UNAVAILABLE: RefusalReason.ValueType  # 26
 """the coordinator starts or stops, or its store is away: ask again"""
+UNAUTHENTICATED: RefusalReason.ValueType  # 27
+"""Certificates.
+no certificate that says who calls, an expired or a revoked one, or another id
+"""
+NOT_PERMITTED: RefusalReason.ValueType  # 28
+"""the caller's role may not call this method"""
+TOKEN_USED: RefusalReason.ValueType  # 29
+"""the token was exchanged for the certificate of another key"""
+INVALID_CERTIFICATE_REQUEST: RefusalReason.ValueType  # 30
+"""no request, a broken signature, or a key that is too weak"""
+UNKNOWN_CERTIFICATE: RefusalReason.ValueType  # 31
+"""neither a name nor a serial number that something was issued for"""
+NO_AUTHORITY: RefusalReason.ValueType  # 32
+"""the coordinator has no authority's key, and can sign nothing"""
+NOT_RECORDED: RefusalReason.ValueType  # 33
+"""the audit log cannot be written, so nothing was done: ask again"""
+REMOVED_BY_OPERATOR: RefusalReason.ValueType  # 34
+"""an operator has removed the participant from the session"""
 Global___RefusalReason: _TypeAlias = RefusalReason  # noqa: Y015

@@ -6,12 +6,17 @@ are members of the group "parameters" of the Membership service at the same port
 "server" and "worker". The numbers themselves never come here: they go between workers and
 servers, in frames of their own.
 
+Each training is a job, which has tables, workers, clocks and checkpoints of its own. A request
+names it; "" is the job of workers that name none and begin a loop before they have a table.
+
 Fields of bytes are msgpack of the types that they name, in xain_parameters: the same bytes go
 between servers, and into the journal.
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -27,12 +32,27 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class ViewsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    JOB_FIELD_NUMBER: _builtins.int
+    ALL_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    all: _builtins.bool
+    """jobs"""
+    name: _builtins.str
+    """of a worker that gets requests; "": none"""
+    incarnation: _builtins.int
     def __init__(
         self,
+        *,
+        job: _builtins.str = ...,
+        all: _builtins.bool = ...,
+        name: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "incarnation", b"incarnation", "job", b"job", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -43,38 +63,207 @@ class ViewsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     VIEW_FIELD_NUMBER: _builtins.int
+    JOBS_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
     view: _builtins.bytes
     """specs.View"""
+    @_builtins.property
+    def jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """where all are asked for, in place of a view: the numbers of all jobs"""
+
+    @_builtins.property
+    def request(self) -> Global___PassedRequest:
+        """in place of a view"""
+
     def __init__(
         self,
         *,
         view: _builtins.bytes = ...,
+        jobs: _abc.Iterable[_builtins.int] | None = ...,
+        request: Global___PassedRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["view", b"view"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "request", b"request", "view", b"view"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ViewsResponse: _TypeAlias = ViewsResponse  # noqa: Y015
 
 @_typing.final
+class PassedRequest(_message.Message):
+    """A request of a worker's user, for the handler of another one. Sender, incarnation and number name
+    it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SENDER_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    HEAD_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    sender: _builtins.str
+    incarnation: _builtins.int
+    """of the sender"""
+    number: _builtins.int
+    head: _builtins.int
+    body: _builtins.str
+    def __init__(
+        self,
+        *,
+        sender: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        number: _builtins.int = ...,
+        head: _builtins.int = ...,
+        body: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "head", b"head", "incarnation", b"incarnation", "number", b"number", "sender", b"sender"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PassedRequest: _TypeAlias = PassedRequest  # noqa: Y015
+
+@_typing.final
+class SendRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    """of the sender"""
+    to: _builtins.str
+    """"workers", "scheduler", "all" of these, or the name of a worker"""
+    @_builtins.property
+    def request(self) -> Global___PassedRequest: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        to: _builtins.str = ...,
+        request: Global___PassedRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "request", b"request", "to", b"to"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SendRequest: _TypeAlias = SendRequest  # noqa: Y015
+
+@_typing.final
+class SendResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ASKED_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    body: _builtins.str
+    error: _builtins.str
+    """in place of a body"""
+    @_builtins.property
+    def asked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """in the first message, and nothing else"""
+
+    def __init__(
+        self,
+        *,
+        asked: _abc.Iterable[_builtins.str] | None = ...,
+        name: _builtins.str = ...,
+        body: _builtins.str = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "body", b"body", "error", b"error", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SendResponse: _TypeAlias = SendResponse  # noqa: Y015
+
+@_typing.final
+class AnswerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """of the worker that answers"""
+    incarnation: _builtins.int
+    body: _builtins.str
+    error: _builtins.str
+    """in place of a body"""
+    @_builtins.property
+    def request(self) -> Global___PassedRequest:
+        """without head and body"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        request: Global___PassedRequest | None = ...,
+        body: _builtins.str = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "error", b"error", "incarnation", b"incarnation", "name", b"name", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnswerRequest: _TypeAlias = AnswerRequest  # noqa: Y015
+
+@_typing.final
+class AnswerResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnswerResponse: _TypeAlias = AnswerResponse  # noqa: Y015
+
+@_typing.final
 class DeclareRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TABLE_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    FIND_FIELD_NUMBER: _builtins.int
     table: _builtins.bytes
     """specs.TableSpec; its number does not matter"""
+    job: _builtins.str
+    """none: the one that has a table of this name, or a new one named after it"""
+    find: _builtins.str
+    """the name of a table, in place of `table`: make none"""
     def __init__(
         self,
         *,
         table: _builtins.bytes = ...,
+        job: _builtins.str | None = ...,
+        find: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_job", b"_job", "job", b"job"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_job", b"_job", "find", b"find", "job", b"job", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__job: _TypeAlias = _typing.Literal["job"]  # noqa: Y015
+    _WhichOneofArgType__job: _TypeAlias = _typing.Literal["_job", b"_job"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__job) -> _WhichOneofReturnType__job | None: ...
 
 Global___DeclareRequest: _TypeAlias = DeclareRequest  # noqa: Y015
 
@@ -83,20 +272,179 @@ class DeclareResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TABLE_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
     table: _builtins.bytes
     """with its number"""
+    job: _builtins.str
     def __init__(
         self,
         *,
         table: _builtins.bytes = ...,
+        job: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeclareResponse: _TypeAlias = DeclareResponse  # noqa: Y015
+
+@_typing.final
+class EnterRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    NUM_WORKERS_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    incarnation: _builtins.int
+    job: _builtins.str
+    num_workers: _builtins.int
+    """the size of the group"""
+    rank: _builtins.int
+    """that the worker asks for"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        job: _builtins.str = ...,
+        num_workers: _builtins.int = ...,
+        rank: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "rank", b"rank"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "incarnation", b"incarnation", "job", b"job", "name", b"name", "num_workers", b"num_workers", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__rank: _TypeAlias = _typing.Literal["rank"]  # noqa: Y015
+    _WhichOneofArgType__rank: _TypeAlias = _typing.Literal["_rank", b"_rank"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rank) -> _WhichOneofReturnType__rank | None: ...
+
+Global___EnterRequest: _TypeAlias = EnterRequest  # noqa: Y015
+
+@_typing.final
+class EnterResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    number: _builtins.int
+    """of the view that has the rank, at least"""
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EnterResponse: _TypeAlias = EnterResponse  # noqa: Y015
+
+@_typing.final
+class TakeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    CLOCK_FIELD_NUMBER: _builtins.int
+    WAITS_FIELD_NUMBER: _builtins.int
+    HAS_DONE_FIELD_NUMBER: _builtins.int
+    DONE_EPOCH_FIELD_NUMBER: _builtins.int
+    DONE_INDEX_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    incarnation: _builtins.int
+    job: _builtins.str
+    data: _builtins.str
+    """their name"""
+    source: _builtins.bytes
+    """jobs.parts.Source"""
+    generation: _builtins.int
+    """of the clock"""
+    clock: _builtins.int
+    """that the worker is at"""
+    waits: _builtins.bool
+    """the worker is in no loop: answered when there is a part, or all are read"""
+    has_done: _builtins.bool
+    """with the part that was read last, in complete clocks"""
+    done_epoch: _builtins.int
+    done_index: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        job: _builtins.str = ...,
+        data: _builtins.str = ...,
+        source: _builtins.bytes = ...,
+        generation: _builtins.int = ...,
+        clock: _builtins.int = ...,
+        waits: _builtins.bool = ...,
+        has_done: _builtins.bool = ...,
+        done_epoch: _builtins.int = ...,
+        done_index: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "data", b"data", "done_epoch", b"done_epoch", "done_index", b"done_index", "generation", b"generation", "has_done", b"has_done", "incarnation", b"incarnation", "job", b"job", "name", b"name", "source", b"source", "waits", b"waits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeRequest: _TypeAlias = TakeRequest  # noqa: Y015
+
+@_typing.final
+class TakeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    NUM_PARTS_FIELD_NUMBER: _builtins.int
+    IS_OVER_FIELD_NUMBER: _builtins.int
+    IS_NEW_FIELD_NUMBER: _builtins.int
+    DIVISIONS_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    """another than asked for: all was rolled back meanwhile"""
+    epoch: _builtins.int
+    index: _builtins.int
+    """of the part, in its epoch"""
+    num_parts: _builtins.int
+    """of the epoch; 0: there is no part now"""
+    is_over: _builtins.bool
+    """all parts of all epochs are read"""
+    is_new: _builtins.bool
+    """no part is under way"""
+    divisions: _builtins.bytes
+    """of a worker that waits: see jobs.parts.Data"""
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        index: _builtins.int = ...,
+        num_parts: _builtins.int = ...,
+        is_over: _builtins.bool = ...,
+        is_new: _builtins.bool = ...,
+        divisions: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["divisions", b"divisions", "epoch", b"epoch", "generation", b"generation", "index", b"index", "is_new", b"is_new", "is_over", b"is_over", "num_parts", b"num_parts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeResponse: _TypeAlias = TakeResponse  # noqa: Y015
 
 @_typing.final
 class TickRequest(_message.Message):
@@ -110,6 +458,8 @@ class TickRequest(_message.Message):
     STALENESS_FIELD_NUMBER: _builtins.int
     NUM_WORKERS_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    ALL_HERE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     incarnation: _builtins.int
     generation: _builtins.int
@@ -124,6 +474,9 @@ class TickRequest(_message.Message):
     """to wait for at the begin"""
     stop: _builtins.int
     """the loop ends before this clock"""
+    job: _builtins.str
+    all_here: _builtins.bool
+    """begin with all workers of the job's group that are there"""
     def __init__(
         self,
         *,
@@ -135,10 +488,12 @@ class TickRequest(_message.Message):
         staleness: _builtins.int | None = ...,
         num_workers: _builtins.int = ...,
         stop: _builtins.int | None = ...,
+        job: _builtins.str = ...,
+        all_here: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "_stop", b"_stop", "staleness", b"staleness", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "_stop", b"_stop", "begins", b"begins", "clock", b"clock", "generation", b"generation", "incarnation", b"incarnation", "name", b"name", "num_workers", b"num_workers", "staleness", b"staleness", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "_stop", b"_stop", "all_here", b"all_here", "begins", b"begins", "clock", b"clock", "generation", b"generation", "incarnation", b"incarnation", "job", b"job", "name", b"name", "num_workers", b"num_workers", "staleness", b"staleness", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__staleness: _TypeAlias = _typing.Literal["staleness"]  # noqa: Y015
     _WhichOneofArgType__staleness: _TypeAlias = _typing.Literal["_staleness", b"_staleness"]  # noqa: Y015
@@ -192,17 +547,20 @@ class EndRequest(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     incarnation: _builtins.int
+    job: _builtins.str
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         incarnation: _builtins.int = ...,
+        job: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "job", b"job", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -229,18 +587,21 @@ class WaitRequest(_message.Message):
 
     CLOCK_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
     clock: _builtins.int
     generation: _builtins.int
     """0: any"""
+    job: _builtins.str
     def __init__(
         self,
         *,
         clock: _builtins.int = ...,
         generation: _builtins.int = ...,
+        job: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "generation", b"generation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "generation", b"generation", "job", b"job"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -327,14 +688,21 @@ Global___ReportResponse: _TypeAlias = ReportResponse  # noqa: Y015
 class CheckpointRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    JOB_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    """none: the only one that has tables"""
     def __init__(
         self,
+        *,
+        job: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_job", b"_job", "job", b"job"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_job", b"_job", "job", b"job"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__job: _TypeAlias = _typing.Literal["job"]  # noqa: Y015
+    _WhichOneofArgType__job: _TypeAlias = _typing.Literal["_job", b"_job"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__job) -> _WhichOneofReturnType__job | None: ...
 
 Global___CheckpointRequest: _TypeAlias = CheckpointRequest  # noqa: Y015
 
@@ -395,6 +763,40 @@ class StatusResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatusResponse: _TypeAlias = StatusResponse  # noqa: Y015
+
+@_typing.final
+class RemoveJobRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveJobRequest: _TypeAlias = RemoveJobRequest  # noqa: Y015
+
+@_typing.final
+class RemoveJobResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveJobResponse: _TypeAlias = RemoveJobResponse  # noqa: Y015
 
 @_typing.final
 class RollBackRequest(_message.Message):

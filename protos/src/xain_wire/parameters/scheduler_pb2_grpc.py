@@ -44,6 +44,16 @@ class SchedulerStub:
                 request_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.DeclareRequest.SerializeToString,
                 response_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.DeclareResponse.FromString,
                 _registered_method=True)
+        self.Enter = channel.unary_unary(
+                '/xain_proto.parameters.Scheduler/Enter',
+                request_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.EnterRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.EnterResponse.FromString,
+                _registered_method=True)
+        self.Take = channel.unary_unary(
+                '/xain_proto.parameters.Scheduler/Take',
+                request_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.TakeRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.TakeResponse.FromString,
+                _registered_method=True)
         self.Tick = channel.unary_unary(
                 '/xain_proto.parameters.Scheduler/Tick',
                 request_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.TickRequest.SerializeToString,
@@ -53,6 +63,16 @@ class SchedulerStub:
                 '/xain_proto.parameters.Scheduler/End',
                 request_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.EndRequest.SerializeToString,
                 response_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.EndResponse.FromString,
+                _registered_method=True)
+        self.Send = channel.unary_stream(
+                '/xain_proto.parameters.Scheduler/Send',
+                request_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.SendRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.SendResponse.FromString,
+                _registered_method=True)
+        self.Answer = channel.unary_unary(
+                '/xain_proto.parameters.Scheduler/Answer',
+                request_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.AnswerRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.AnswerResponse.FromString,
                 _registered_method=True)
         self.Wait = channel.unary_unary(
                 '/xain_proto.parameters.Scheduler/Wait',
@@ -79,13 +99,19 @@ class SchedulerStub:
                 request_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.RollBackRequest.SerializeToString,
                 response_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.RollBackResponse.FromString,
                 _registered_method=True)
+        self.RemoveJob = channel.unary_unary(
+                '/xain_proto.parameters.Scheduler/RemoveJob',
+                request_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.RemoveJobRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.RemoveJobResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Views(self, request, context):
-        """The view of the group now, and again whenever it has changed.
+        """The view of a job now, or of all jobs, and again whenever one has changed. A worker that names
+        itself also gets the requests that others send to it. NOT_FOUND: the job was removed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -93,7 +119,23 @@ class SchedulerServicer:
 
     def Declare(self, request, context):
         """Make a table, or find it. ALREADY_EXISTS: there is one of this name that is different.
-        INVALID_ARGUMENT: no table is like this.
+        INVALID_ARGUMENT: no table is like this, or there are too many.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Enter(self, request, context):
+        """A worker takes its place in the group of a job, which has a size: the view tells its rank.
+        INVALID_ARGUMENT: the group has another size. ABORTED: the worker is no member.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Take(self, request, context):
+        """A worker that has nothing to read takes the next part of the job's data. The same call again
+        changes nothing. INVALID_ARGUMENT: other workers have other data. ABORTED: see Tick.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,6 +152,23 @@ class SchedulerServicer:
 
     def End(self, request, context):
         """A worker has ended its loop: nobody waits for it any more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Send(self, request, context):
+        """Send a user's own request to the scheduler's handler, and to those of workers of the sender's
+        job. The first message names all that are asked, each other one has the reply of one of them; the
+        stream ends when all have answered. The same call again, also to a scheduler that was started
+        again: each one that is asked does it once. INVALID_ARGUMENT: there is no such worker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Answer(self, request, context):
+        """The reply of a worker to a request of Views.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -150,6 +209,14 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RemoveJob(self, request, context):
+        """Remove a job and its tables; its checkpoints stay. FAILED_PRECONDITION: workers are in its loop,
+        or there is none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -163,6 +230,16 @@ def add_SchedulerServicer_to_server(servicer, server):
                     request_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.DeclareRequest.FromString,
                     response_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.DeclareResponse.SerializeToString,
             ),
+            'Enter': grpc.unary_unary_rpc_method_handler(
+                    servicer.Enter,
+                    request_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.EnterRequest.FromString,
+                    response_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.EnterResponse.SerializeToString,
+            ),
+            'Take': grpc.unary_unary_rpc_method_handler(
+                    servicer.Take,
+                    request_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.TakeRequest.FromString,
+                    response_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.TakeResponse.SerializeToString,
+            ),
             'Tick': grpc.unary_unary_rpc_method_handler(
                     servicer.Tick,
                     request_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.TickRequest.FromString,
@@ -172,6 +249,16 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.End,
                     request_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.EndRequest.FromString,
                     response_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.EndResponse.SerializeToString,
+            ),
+            'Send': grpc.unary_stream_rpc_method_handler(
+                    servicer.Send,
+                    request_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.SendRequest.FromString,
+                    response_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.SendResponse.SerializeToString,
+            ),
+            'Answer': grpc.unary_unary_rpc_method_handler(
+                    servicer.Answer,
+                    request_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.AnswerRequest.FromString,
+                    response_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.AnswerResponse.SerializeToString,
             ),
             'Wait': grpc.unary_unary_rpc_method_handler(
                     servicer.Wait,
@@ -197,6 +284,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.RollBack,
                     request_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.RollBackRequest.FromString,
                     response_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.RollBackResponse.SerializeToString,
+            ),
+            'RemoveJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveJob,
+                    request_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.RemoveJobRequest.FromString,
+                    response_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.RemoveJobResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -264,6 +356,60 @@ class Scheduler:
             _registered_method=True)
 
     @staticmethod
+    def Enter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/xain_proto.parameters.Scheduler/Enter',
+            xain__wire_dot_parameters_dot_scheduler__pb2.EnterRequest.SerializeToString,
+            xain__wire_dot_parameters_dot_scheduler__pb2.EnterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Take(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/xain_proto.parameters.Scheduler/Take',
+            xain__wire_dot_parameters_dot_scheduler__pb2.TakeRequest.SerializeToString,
+            xain__wire_dot_parameters_dot_scheduler__pb2.TakeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Tick(request,
             target,
             options=(),
@@ -307,6 +453,60 @@ class Scheduler:
             '/xain_proto.parameters.Scheduler/End',
             xain__wire_dot_parameters_dot_scheduler__pb2.EndRequest.SerializeToString,
             xain__wire_dot_parameters_dot_scheduler__pb2.EndResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Send(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/xain_proto.parameters.Scheduler/Send',
+            xain__wire_dot_parameters_dot_scheduler__pb2.SendRequest.SerializeToString,
+            xain__wire_dot_parameters_dot_scheduler__pb2.SendResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Answer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/xain_proto.parameters.Scheduler/Answer',
+            xain__wire_dot_parameters_dot_scheduler__pb2.AnswerRequest.SerializeToString,
+            xain__wire_dot_parameters_dot_scheduler__pb2.AnswerResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -442,6 +642,33 @@ class Scheduler:
             '/xain_proto.parameters.Scheduler/RollBack',
             xain__wire_dot_parameters_dot_scheduler__pb2.RollBackRequest.SerializeToString,
             xain__wire_dot_parameters_dot_scheduler__pb2.RollBackResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/xain_proto.parameters.Scheduler/RemoveJob',
+            xain__wire_dot_parameters_dot_scheduler__pb2.RemoveJobRequest.SerializeToString,
+            xain__wire_dot_parameters_dot_scheduler__pb2.RemoveJobResponse.FromString,
             options,
             channel_credentials,
             insecure,

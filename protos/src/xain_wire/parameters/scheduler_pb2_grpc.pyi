@@ -6,6 +6,9 @@ are members of the group "parameters" of the Membership service at the same port
 "server" and "worker". The numbers themselves never come here: they go between workers and
 servers, in frames of their own.
 
+Each training is a job, which has tables, workers, clocks and checkpoints of its own. A request
+names it; "" is the job of workers that name none and begin a loop before they have a table.
+
 Fields of bytes are msgpack of the types that they name, in xain_parameters: the same bytes go
 between servers, and into the journal.
 """
@@ -39,10 +42,20 @@ class SchedulerStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SchedulerAsyncStub: ...
     Views: _grpc.UnaryStreamMultiCallable[_scheduler_pb2.ViewsRequest, _scheduler_pb2.ViewsResponse]
-    """The view of the group now, and again whenever it has changed."""
+    """The view of a job now, or of all jobs, and again whenever one has changed. A worker that names
+    itself also gets the requests that others send to it. NOT_FOUND: the job was removed.
+    """
     Declare: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.DeclareRequest, _scheduler_pb2.DeclareResponse]
     """Make a table, or find it. ALREADY_EXISTS: there is one of this name that is different.
-    INVALID_ARGUMENT: no table is like this.
+    INVALID_ARGUMENT: no table is like this, or there are too many.
+    """
+    Enter: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.EnterRequest, _scheduler_pb2.EnterResponse]
+    """A worker takes its place in the group of a job, which has a size: the view tells its rank.
+    INVALID_ARGUMENT: the group has another size. ABORTED: the worker is no member.
+    """
+    Take: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.TakeRequest, _scheduler_pb2.TakeResponse]
+    """A worker that has nothing to read takes the next part of the job's data. The same call again
+    changes nothing. INVALID_ARGUMENT: other workers have other data. ABORTED: see Tick.
     """
     Tick: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.TickRequest, _scheduler_pb2.TickResponse]
     """A worker begins a loop over clocks, or has completed a clock. Answered when it may begin the
@@ -51,6 +64,14 @@ class SchedulerStub:
     """
     End: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.EndRequest, _scheduler_pb2.EndResponse]
     """A worker has ended its loop: nobody waits for it any more."""
+    Send: _grpc.UnaryStreamMultiCallable[_scheduler_pb2.SendRequest, _scheduler_pb2.SendResponse]
+    """Send a user's own request to the scheduler's handler, and to those of workers of the sender's
+    job. The first message names all that are asked, each other one has the reply of one of them; the
+    stream ends when all have answered. The same call again, also to a scheduler that was started
+    again: each one that is asked does it once. INVALID_ARGUMENT: there is no such worker.
+    """
+    Answer: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.AnswerRequest, _scheduler_pb2.AnswerResponse]
+    """The reply of a worker to a request of Views."""
     Wait: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.WaitRequest, _scheduler_pb2.WaitResponse]
     """Answered when all pushes below a clock count."""
     Report: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ReportRequest, _scheduler_pb2.ReportResponse]
@@ -62,15 +83,29 @@ class SchedulerStub:
     Status: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.StatusRequest, _scheduler_pb2.StatusResponse]
     RollBack: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.RollBackRequest, _scheduler_pb2.RollBackResponse]
     """Wait no longer for servers that have ranges in their logs: roll back to the last checkpoint."""
+    RemoveJob: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.RemoveJobRequest, _scheduler_pb2.RemoveJobResponse]
+    """Remove a job and its tables; its checkpoints stay. FAILED_PRECONDITION: workers are in its loop,
+    or there is none.
+    """
 
 @_typing.type_check_only
 class SchedulerAsyncStub(SchedulerStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Views: _aio.UnaryStreamMultiCallable[_scheduler_pb2.ViewsRequest, _scheduler_pb2.ViewsResponse]  # type: ignore[assignment]
-    """The view of the group now, and again whenever it has changed."""
+    """The view of a job now, or of all jobs, and again whenever one has changed. A worker that names
+    itself also gets the requests that others send to it. NOT_FOUND: the job was removed.
+    """
     Declare: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.DeclareRequest, _scheduler_pb2.DeclareResponse]  # type: ignore[assignment]
     """Make a table, or find it. ALREADY_EXISTS: there is one of this name that is different.
-    INVALID_ARGUMENT: no table is like this.
+    INVALID_ARGUMENT: no table is like this, or there are too many.
+    """
+    Enter: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.EnterRequest, _scheduler_pb2.EnterResponse]  # type: ignore[assignment]
+    """A worker takes its place in the group of a job, which has a size: the view tells its rank.
+    INVALID_ARGUMENT: the group has another size. ABORTED: the worker is no member.
+    """
+    Take: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.TakeRequest, _scheduler_pb2.TakeResponse]  # type: ignore[assignment]
+    """A worker that has nothing to read takes the next part of the job's data. The same call again
+    changes nothing. INVALID_ARGUMENT: other workers have other data. ABORTED: see Tick.
     """
     Tick: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.TickRequest, _scheduler_pb2.TickResponse]  # type: ignore[assignment]
     """A worker begins a loop over clocks, or has completed a clock. Answered when it may begin the
@@ -79,6 +114,14 @@ class SchedulerAsyncStub(SchedulerStub):
     """
     End: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.EndRequest, _scheduler_pb2.EndResponse]  # type: ignore[assignment]
     """A worker has ended its loop: nobody waits for it any more."""
+    Send: _aio.UnaryStreamMultiCallable[_scheduler_pb2.SendRequest, _scheduler_pb2.SendResponse]  # type: ignore[assignment]
+    """Send a user's own request to the scheduler's handler, and to those of workers of the sender's
+    job. The first message names all that are asked, each other one has the reply of one of them; the
+    stream ends when all have answered. The same call again, also to a scheduler that was started
+    again: each one that is asked does it once. INVALID_ARGUMENT: there is no such worker.
+    """
+    Answer: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.AnswerRequest, _scheduler_pb2.AnswerResponse]  # type: ignore[assignment]
+    """The reply of a worker to a request of Views."""
     Wait: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.WaitRequest, _scheduler_pb2.WaitResponse]  # type: ignore[assignment]
     """Answered when all pushes below a clock count."""
     Report: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ReportRequest, _scheduler_pb2.ReportResponse]  # type: ignore[assignment]
@@ -90,6 +133,10 @@ class SchedulerAsyncStub(SchedulerStub):
     Status: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.StatusRequest, _scheduler_pb2.StatusResponse]  # type: ignore[assignment]
     RollBack: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.RollBackRequest, _scheduler_pb2.RollBackResponse]  # type: ignore[assignment]
     """Wait no longer for servers that have ranges in their logs: roll back to the last checkpoint."""
+    RemoveJob: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.RemoveJobRequest, _scheduler_pb2.RemoveJobResponse]  # type: ignore[assignment]
+    """Remove a job and its tables; its checkpoints stay. FAILED_PRECONDITION: workers are in its loop,
+    or there is none.
+    """
 
 class SchedulerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -98,7 +145,9 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.ViewsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_scheduler_pb2.ViewsResponse], _abc.AsyncIterator[_scheduler_pb2.ViewsResponse]]:
-        """The view of the group now, and again whenever it has changed."""
+        """The view of a job now, or of all jobs, and again whenever one has changed. A worker that names
+        itself also gets the requests that others send to it. NOT_FOUND: the job was removed.
+        """
 
     @_abc_1.abstractmethod
     def Declare(
@@ -107,7 +156,27 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.DeclareResponse, _abc.Awaitable[_scheduler_pb2.DeclareResponse]]:
         """Make a table, or find it. ALREADY_EXISTS: there is one of this name that is different.
-        INVALID_ARGUMENT: no table is like this.
+        INVALID_ARGUMENT: no table is like this, or there are too many.
+        """
+
+    @_abc_1.abstractmethod
+    def Enter(
+        self,
+        request: _scheduler_pb2.EnterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.EnterResponse, _abc.Awaitable[_scheduler_pb2.EnterResponse]]:
+        """A worker takes its place in the group of a job, which has a size: the view tells its rank.
+        INVALID_ARGUMENT: the group has another size. ABORTED: the worker is no member.
+        """
+
+    @_abc_1.abstractmethod
+    def Take(
+        self,
+        request: _scheduler_pb2.TakeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.TakeResponse, _abc.Awaitable[_scheduler_pb2.TakeResponse]]:
+        """A worker that has nothing to read takes the next part of the job's data. The same call again
+        changes nothing. INVALID_ARGUMENT: other workers have other data. ABORTED: see Tick.
         """
 
     @_abc_1.abstractmethod
@@ -128,6 +197,26 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.EndResponse, _abc.Awaitable[_scheduler_pb2.EndResponse]]:
         """A worker has ended its loop: nobody waits for it any more."""
+
+    @_abc_1.abstractmethod
+    def Send(
+        self,
+        request: _scheduler_pb2.SendRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_scheduler_pb2.SendResponse], _abc.AsyncIterator[_scheduler_pb2.SendResponse]]:
+        """Send a user's own request to the scheduler's handler, and to those of workers of the sender's
+        job. The first message names all that are asked, each other one has the reply of one of them; the
+        stream ends when all have answered. The same call again, also to a scheduler that was started
+        again: each one that is asked does it once. INVALID_ARGUMENT: there is no such worker.
+        """
+
+    @_abc_1.abstractmethod
+    def Answer(
+        self,
+        request: _scheduler_pb2.AnswerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.AnswerResponse, _abc.Awaitable[_scheduler_pb2.AnswerResponse]]:
+        """The reply of a worker to a request of Views."""
 
     @_abc_1.abstractmethod
     def Wait(
@@ -169,5 +258,15 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.RollBackResponse, _abc.Awaitable[_scheduler_pb2.RollBackResponse]]:
         """Wait no longer for servers that have ranges in their logs: roll back to the last checkpoint."""
+
+    @_abc_1.abstractmethod
+    def RemoveJob(
+        self,
+        request: _scheduler_pb2.RemoveJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.RemoveJobResponse, _abc.Awaitable[_scheduler_pb2.RemoveJobResponse]]:
+        """Remove a job and its tables; its checkpoints stay. FAILED_PRECONDITION: workers are in its loop,
+        or there is none.
+        """
 
 def add_SchedulerServicer_to_server(servicer: SchedulerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
