@@ -19,19 +19,22 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from xain_foundation.logger import get_logger
 from xain_workloads.bagging_options import ONE_CLASS, BaggingOptions, options_of_model
 from xain_workloads.class_weights import class_weights, row_weights
 from xain_workloads.dataset import Dataset
 from xain_workloads.ensembles import (
     KEY,
     Frame,
-    dump,
     load,
     num_features_of,
     pack,
     unpack,
 )
 from xain_workloads.errors import DataError
+from xain_workloads.estimators import described
+from xain_workloads.estimators.allowed import class_of
+from xain_workloads.estimators.files import dump
 from xain_workloads.glm.families import sums
 from xain_workloads.held import WHY_NO_MODEL, Holding, digest_of, pack_holdings
 from xain_workloads.model import Model
@@ -63,6 +66,8 @@ from xain_workloads.voting import (
 )
 from xain_workloads.workload import TrainResult
 
+log = get_logger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class BaggingWorkload:
@@ -74,6 +79,13 @@ class BaggingWorkload:
     name: ClassVar[str] = "bagging"
     scaling: ClassVar[str] = "standard"
     missing: ClassVar[str] = "median"
+    # Of the vote, and of a bootstrap with one class; making the options imports the estimator.
+    needed: ClassVar[tuple[str, ...]] = (
+        "sklearn.compose",
+        "sklearn.dummy",
+        "sklearn.ensemble",
+        "sklearn.linear_model",
+    )
 
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> Self:
@@ -90,6 +102,9 @@ class BaggingWorkload:
     ) -> Model:
         """An ensemble without estimators. Classification needs two classes in all profiles."""
         profile = union(profiles)
+        num_classes = len(profile.classes)
+        if num_classes > 2 and (name := described.of_two_classes(self.options.description)):
+            raise DataError(f"{name} is made for two classes, and there are {num_classes}")
         made = {
             "workload": self.name,
             "options": to_text(self.options, later=("class_weight",)),
@@ -119,14 +134,21 @@ class BaggingWorkload:
         if self.options.is_stacked and len(model.vector):
             stack = Stack.parse(model.vector.tobytes())
             if (shape := stack.due(model.metadata)) is not None:
-                return self._sums(stack, shape, model.metadata, rows, target, seed)
+                return self._sums(stack, shape, model.metadata, data, target, seed)
         weights = class_weights(model.metadata, len(classes))
         estimators, samples, frames = [], [], []
         per_round = self.options.estimators
+        if self.options.publish and (holders := self.options.rows_held_by()):
+            log.warning(
+                "rows_are_published",
+                estimators=holders,
+                hint="the coordinator and all participants get rows of this site, which these "
+                "estimators hold; publish = false leaves them here",
+            )
         for number in range(epoch_base * per_round, (epoch_base + epochs) * per_round):
-            drawn, sample = self._bootstrap(seed, number, len(rows))
+            drawn, sample = self._bootstrap(seed, number, data)
             samples.append(sample)
-            estimators.append(self._fitted(rows[sample], target[sample], drawn, weights))
+            estimators.append(self._fitted(data, rows[sample], target[sample], drawn, weights))
             file = dump(estimators[-1])
             frames.append(Frame(data.num_samples, file, owner_of(seed), number))
             check_time()
@@ -139,33 +161,44 @@ class BaggingWorkload:
         return TrainResult(_vector(named), data.num_samples, metrics, fitted)
 
     def _bootstrap(
-        self, seed: int, number: int, num_rows: int
+        self, seed: int, number: int, data: Dataset
     ) -> tuple[np.random.Generator, NDArray[np.intp]]:
-        """The generator of the estimator of this number, and the rows that it is fitted on."""
+        """The generator of the estimator of this number, and the rows that it is fitted on: as many
+        as there are; of data with groups all rows of as many groups as there are."""
         drawn = np.random.default_rng((self.options.seed, seed, number))
-        return drawn, drawn.integers(0, num_rows, num_rows)
+        if data.groups is None:
+            return drawn, drawn.integers(0, data.num_samples, data.num_samples)
+        _, codes, sizes = np.unique(data.groups, return_inverse=True, return_counts=True)
+        groups = np.split(np.argsort(codes, kind="stable"), np.cumsum(sizes)[:-1])
+        chosen = drawn.integers(0, len(groups), len(groups))
+        return drawn, np.concatenate([groups[at] for at in chosen])
 
     def _fitted(
         self,
+        data: Dataset,
         rows: Array,
         target: NDArray[Any],
         drawn: np.random.Generator,
         weights: Array | None,
     ) -> Any:
-        """Raises DataError if the estimator cannot be fitted on the rows. weights: of classes."""
+        """Raises DataError if the estimator cannot be fitted on the rows. weights: of classes.
+
+        data: of which the rows are drawn. With groups an estimator does not stop early, as it would
+        divide the rows of a group, unless the parameters say so.
+        """
         state = int(drawn.integers(2**31))
         if self.options.task == "classification" and len(np.unique(target)) == 1:
-            return self.options.estimator_class(ONE_CLASS)(strategy="prior").fit(rows, target)
-        kind = self.options.estimator_class()
-        estimator = kind(**self.options.parameters)
-        if "random_state" in estimator.get_params():
-            estimator.set_params(random_state=state)
+            return class_of(ONE_CLASS)(strategy="prior").fit(rows, target)
+        description = self.options.description
+        estimator = description.make(state, with_groups=data.groups is not None)
         try:
-            if weights is None:
-                return estimator.fit(rows, target)
-            return estimator.fit(rows, target, sample_weight=weights[target])
+            return described.fit(
+                estimator, rows, target, None if weights is None else weights[target]
+            )
         except ValueError as error:
-            raise DataError(f"{kind.__name__} cannot be fitted on these rows: {error}") from error
+            raise DataError(
+                f"{description.name} cannot be fitted on these rows: {error}"
+            ) from error
 
     # --- the linear model of stacked votes ---
 
@@ -174,14 +207,15 @@ class BaggingWorkload:
         stack: Stack,
         shape: Shape,
         metadata: Mapping[str, str],
-        rows: Array,
+        data: Dataset,
         target: NDArray[Any],
         seed: int,
     ) -> TrainResult:
         """Sums over the rows for the next step of the linear model."""
+        rows = data.features
         votes, is_voted = np.zeros((len(rows), 0, 1)), np.ones(len(rows), np.bool_)
         if shape.num_sites:
-            votes, is_voted = self._votes(stack, shape, metadata, rows, seed)
+            votes, is_voted = self._votes(stack, shape, metadata, data, seed)
         rows, target, votes = rows[is_voted], target[is_voted], votes[is_voted]
         if not shape.num_classes:
             scale = target_scale(metadata)
@@ -200,7 +234,7 @@ class BaggingWorkload:
         stack: Stack,
         shape: Shape,
         metadata: Mapping[str, str],
-        rows: Array,
+        data: Dataset,
         seed: int,
     ) -> tuple[Array, NDArray[np.bool_]]:
         """(n, sites, k) mean votes, and whether there are votes of each site for a row.
@@ -208,6 +242,7 @@ class BaggingWorkload:
         An estimator of this participant votes for the rows out of its bootstrap alone. Where the
         rows are others than it was fitted on, as their number tells, it does not vote.
         """
+        rows = data.features
         members = _members(
             tuple(frame.file for frame in stack.frames), metadata["options"], rows.shape[1]
         )
@@ -220,7 +255,7 @@ class BaggingWorkload:
             if frame.owner == owner_of(seed):
                 if frame.weight != len(rows):
                     continue
-                _, sample = self._bootstrap(seed, frame.number, len(rows))
+                _, sample = self._bootstrap(seed, frame.number, data)
                 may_vote[sample] = False
             if may_vote.any():
                 votes[may_vote, site] += frame.weight * _votes_of(

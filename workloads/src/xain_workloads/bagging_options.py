@@ -1,87 +1,14 @@
-"""Options of bagging, and the estimators that can be bagged."""
+"""Options of bagging."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
-from inspect import signature
 from json import loads
 from typing import Any, get_args
 
 from xain_workloads.class_weights import require_class_weight
 from xain_workloads.dataset import Task
+from xain_workloads.estimators import allowed, described
 from xain_workloads.options import from_mapping, require_choice, require_range
-
-_LINEAR = "sklearn.linear_model"
-_ENSEMBLE = "sklearn.ensemble"
-
-# Public modules of estimators. An estimator outside of these tables is never imported.
-CLASSIFIERS: Mapping[str, str] = {
-    "AdaBoostClassifier": _ENSEMBLE,
-    "BernoulliNB": "sklearn.naive_bayes",
-    "ComplementNB": "sklearn.naive_bayes",
-    "DecisionTreeClassifier": "sklearn.tree",
-    "DummyClassifier": "sklearn.dummy",
-    "ExtraTreeClassifier": "sklearn.tree",
-    "ExtraTreesClassifier": _ENSEMBLE,
-    "GaussianNB": "sklearn.naive_bayes",
-    "GaussianProcessClassifier": "sklearn.gaussian_process",
-    "GradientBoostingClassifier": _ENSEMBLE,
-    "HistGradientBoostingClassifier": _ENSEMBLE,
-    "KNeighborsClassifier": "sklearn.neighbors",
-    "LinearDiscriminantAnalysis": "sklearn.discriminant_analysis",
-    "LinearSVC": "sklearn.svm",
-    "LogisticRegression": _LINEAR,
-    "LogisticRegressionCV": _LINEAR,
-    "MLPClassifier": "sklearn.neural_network",
-    "MultinomialNB": "sklearn.naive_bayes",
-    "NearestCentroid": "sklearn.neighbors",
-    "NuSVC": "sklearn.svm",
-    "Perceptron": _LINEAR,
-    "QuadraticDiscriminantAnalysis": "sklearn.discriminant_analysis",
-    "RandomForestClassifier": _ENSEMBLE,
-    "RidgeClassifier": _LINEAR,
-    "RidgeClassifierCV": _LINEAR,
-    "SGDClassifier": _LINEAR,
-    "SVC": "sklearn.svm",
-}
-REGRESSORS: Mapping[str, str] = {
-    "ARDRegression": _LINEAR,
-    "AdaBoostRegressor": _ENSEMBLE,
-    "BayesianRidge": _LINEAR,
-    "DecisionTreeRegressor": "sklearn.tree",
-    "DummyRegressor": "sklearn.dummy",
-    "ElasticNet": _LINEAR,
-    "ElasticNetCV": _LINEAR,
-    "ExtraTreeRegressor": "sklearn.tree",
-    "ExtraTreesRegressor": _ENSEMBLE,
-    "GammaRegressor": _LINEAR,
-    "GaussianProcessRegressor": "sklearn.gaussian_process",
-    "GradientBoostingRegressor": _ENSEMBLE,
-    "HistGradientBoostingRegressor": _ENSEMBLE,
-    "HuberRegressor": _LINEAR,
-    "KNeighborsRegressor": "sklearn.neighbors",
-    "KernelRidge": "sklearn.kernel_ridge",
-    "Lars": _LINEAR,
-    "LarsCV": _LINEAR,
-    "Lasso": _LINEAR,
-    "LassoCV": _LINEAR,
-    "LassoLars": _LINEAR,
-    "LassoLarsCV": _LINEAR,
-    "LinearRegression": _LINEAR,
-    "LinearSVR": "sklearn.svm",
-    "MLPRegressor": "sklearn.neural_network",
-    "NuSVR": "sklearn.svm",
-    "OrthogonalMatchingPursuit": _LINEAR,
-    "PoissonRegressor": _LINEAR,
-    "QuantileRegressor": _LINEAR,
-    "RandomForestRegressor": _ENSEMBLE,
-    "Ridge": _LINEAR,
-    "RidgeCV": _LINEAR,
-    "SGDRegressor": _LINEAR,
-    "SVR": "sklearn.svm",
-    "TheilSenRegressor": _LINEAR,
-    "TweedieRegressor": _LINEAR,
-}
 
 # Fitted in place of a classifier where a bootstrap has rows of one class only.
 ONE_CLASS = "DummyClassifier"
@@ -97,7 +24,8 @@ STEPS = {"classification": 5, "regression": 1}
 class BaggingOptions:
     """Options of the workload "bagging".
 
-    estimator: name of a classifier or regressor of scikit-learn. parameters: its arguments.
+    estimator: name of a classifier or regressor of scikit-learn, whose arguments are parameters, or
+        the description of a pipeline or of nested estimators; see estimators/described.py.
     estimators: fitted by each participant in a round.
     fit_rounds: rounds that fit estimators, with vote = "stacked". All later rounds train the linear
         model of their votes.
@@ -112,7 +40,7 @@ class BaggingOptions:
     Raises ValueError that names the field.
     """
 
-    estimator: str = "DecisionTreeClassifier"
+    estimator: str | dict[str, Any] = "DecisionTreeClassifier"
     parameters: dict[str, Any] = field(default_factory=dict)
     estimators: int = 10
     fit_rounds: int = 1
@@ -123,20 +51,18 @@ class BaggingOptions:
     class_weight: str = ""
 
     def __post_init__(self) -> None:
-        require_choice("estimator", self.estimator, {*CLASSIFIERS, *REGRESSORS})
-        task = "classification" if self.estimator in CLASSIFIERS else "regression"
+        task = self.description.task
         if not self.task:
             object.__setattr__(self, "task", task)
         require_choice("task", self.task, get_args(Task))
         if self.task != task:
-            raise ValueError(f"task is {self.task!r}; {self.estimator} is made for {task}")
+            name = self.description.last.name
+            raise ValueError(f"task is {self.task!r}; {name} is made for {task}")
         require_range("estimators", self.estimators, at_least=1, at_most=1000)
         require_choice("vote", self.vote, VOTES)
         require_range("fit_rounds", self.fit_rounds, at_least=1)
         require_range("seed", self.seed, at_least=0)
         require_class_weight(self.class_weight, self.task)
-        if "random_state" in self.parameters:
-            raise ValueError("parameters has 'random_state'; set the option seed")
         self._check_parameters()
 
     @property
@@ -149,27 +75,29 @@ class BaggingOptions:
         """Rounds of a training for which none are set, so that a later one changes little."""
         return self.fit_rounds + STEPS[self.task] if self.is_stacked else _VOTING_ROUNDS
 
-    def estimator_class(self, name: str = "") -> Any:
-        """A class of scikit-learn: that of the estimator, or of another name in the tables.
+    @property
+    def description(self) -> described.Description:
+        """The estimator. Raises ValueError that says what is wrong with it."""
+        return described.read(self.estimator, self.parameters)
 
-        Raises ModuleNotFoundError without scikit-learn."""
-        name = name or self.estimator
-        return getattr(import_module({**CLASSIFIERS, **REGRESSORS}[name]), name)
+    @property
+    def kind(self) -> str:
+        """Name of the class of the estimator."""
+        return self.description.name
+
+    def rows_held_by(self) -> list[str]:
+        """Names of the estimators that hold rows which they are fitted on."""
+        return sorted({one.name for one in self.description.all()} & allowed.HOLD_ROWS)
 
     def _check_parameters(self) -> None:
         """Compare the parameters with the estimator's own, where scikit-learn is installed."""
         try:
-            kind = self.estimator_class()
+            made = self.description.make()
         except ModuleNotFoundError:
             return
-        try:
-            kind(**self.parameters)._validate_params()
-        except (TypeError, ValueError) as error:
-            text = " ".join(str(error).split())
-            raise ValueError(f"parameters do not fit {self.estimator}: {text}") from None
-        if self.class_weight and "sample_weight" not in signature(kind.fit).parameters:
+        if self.class_weight and not described.takes_weights(made):
             raise ValueError(
-                f"class_weight is {self.class_weight!r}; {self.estimator} takes no weights of rows:"
+                f"class_weight is {self.class_weight!r}; {self.kind} takes no weights of rows:"
                 " choose another estimator, or leave it out"
             )
 

@@ -55,6 +55,7 @@ class BoostingWorkload:
     name: ClassVar[str] = "xgboost"
     scaling: ClassVar[str] = "none"  # a split depends on the order of values only
     missing: ClassVar[str] = "keep"  # a split has a direction for missing values
+    needed: ClassVar[tuple[str, ...]] = ("xgboost",)
 
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> Self:

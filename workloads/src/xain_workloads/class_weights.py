@@ -4,7 +4,7 @@ A model carries the weights in metadata[KEY], so that each site weighs its rows 
 training; what is measured counts each row once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from json import JSONDecodeError, dumps, loads
 from math import isfinite
 from typing import Any
@@ -31,11 +31,15 @@ def require_class_weight(class_weight: str, task: str) -> None:
         )
 
 
-def balanced(profiles: Sequence[DataProfile], classes: Sequence[str]) -> str:
+def balanced(
+    profiles: Sequence[DataProfile], classes: Sequence[str], withheld: Set[str] = frozenset()
+) -> str:
     """Text for metadata[KEY]: n / (k * n_c) for each class c, as scikit-learn's "balanced".
 
     A site does not tell how many rows it has of a rare class; the rows of no other class of this
     site are taken to be equally many of each such class.
+    withheld: classes whose numbers of rows are not to be told; they weigh 1, and do not count in
+        the weights of the others.
     Raises DataError if a site has sent no statistics.
     """
     counts = dict.fromkeys(classes, 0.0)
@@ -54,9 +58,15 @@ def balanced(profiles: Sequence[DataProfile], classes: Sequence[str]) -> str:
         rare = [name for name in profile.classes if name not in told]
         for name in rare:
             counts[name] += max(profile.num_samples - sum(told.values()), 0) / len(rare)
-    total = sum(counts.values())
+    told_of = [name for name in classes if name not in withheld]
+    total = sum(counts[name] for name in told_of)
     # A class that is declared, and that no site has, counts as one row.
-    return dumps([total / (len(classes) * max(counts[name], 1.0)) for name in classes])
+    return dumps(
+        [
+            1.0 if name in withheld else total / (len(told_of) * max(counts[name], 1.0))
+            for name in classes
+        ]
+    )
 
 
 def class_weights(metadata: Mapping[str, str], num_classes: int) -> NDArray[np.float64] | None:

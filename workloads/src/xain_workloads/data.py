@@ -3,6 +3,7 @@
 import zipfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from math import isfinite
 from os import PathLike
 from pathlib import Path
@@ -99,6 +100,7 @@ def load_table(
     known_types: Mapping[str, ColumnType] | None = None,
     units: Mapping[str, str] | None = None,
     classes: Sequence[str] = (),
+    group: str = "",
     dialect: Dialect = DETECTED,
 ) -> Table:
     """Load a table from a file, or one that scikit-learn brings along.
@@ -119,6 +121,8 @@ def load_table(
     units: units of columns, for comparison with other participants.
     classes: all labels that the target may have; empty for those in the file, and for all of those
         of a bundled set.
+    group: the column whose value rows of one group share, in files with names of columns; it is no
+        feature, and rows without a value are one group. "" for none.
     dialect: how the file is written, and what its cells mean. Its names of columns, as those of all
         other arguments, are those in the file.
     A file without rows is a table without rows: an empty part must not stop a participant.
@@ -144,6 +148,8 @@ def load_table(
             raise DataError(f"{path}: no such file")
     if target is not None and suffix not in WITH_COLUMN_NAMES:
         raise DataError(f"{source}: a target column can be chosen in {_NAMED} files only")
+    if group and suffix not in (*WITH_COLUMN_NAMES, "folder"):
+        raise DataError(f"{source}: a column of groups can be chosen in {_NAMED} files only")
 
     opened: _Arrays | _File
     dialect = _with_folded_names(dialect)
@@ -178,6 +184,7 @@ def load_table(
         types=kinds,
         units={folded(name): unit for name, unit in (units or {}).items()},
         classes=tuple(map(class_name, classes)),
+        group=folded(group),
         missing_target=dialect.missing_target,
     )
     if len(table.columns) > MAX_COLUMNS and isinstance(opened, _File):
@@ -304,6 +311,7 @@ def _choose(
     types: Mapping[str, ColumnType] = MappingProxyType({}),
     units: Mapping[str, str] = MappingProxyType({}),
     classes: Sequence[str] = (),
+    group: str = "",
     missing_target: str = "",
 ) -> Table:
     """The chosen columns of a source under their new names, and its target.
@@ -315,6 +323,7 @@ def _choose(
     for key, names, may_be_target in (
         ("columns", select, True),
         ("drop", drop, False),
+        ("group", (group,) if group else (), False),
         ("rename", dialect.rename, True),
         ("types", types, False),
         ("units", units, False),
@@ -333,7 +342,8 @@ def _choose(
                     f"{source.origin}: [data] {key} names {name!r}, which is no column of the"
                     f" file; there are: {shown(source.names, 20)}"
                 )
-    chosen = [name for name in select or source.names if name != target and name not in drop]
+    left_out = {target, group, *drop}
+    chosen = [name for name in select or source.names if name not in left_out]
     columns, values, problems = _read(source, chosen, types)
     labels: NDArray[Any] = np.empty(0)
     missing = np.zeros(source.num_rows, np.bool_)
@@ -352,6 +362,7 @@ def _choose(
     new_units = {
         new: unit for name, unit in units.items() for new in _names_in_session(name, dialect)
     }
+    groups = source.groups(group)[~missing] if group and isinstance(source, _File) else None
     return Table(
         tuple(replace(column, unit=new_units.get(column.name, "")) for column in columns),
         {name: array[~missing] for name, array in values.items()},
@@ -361,6 +372,8 @@ def _choose(
         source.origin,
         source.dialect,
         int(missing.sum()),
+        groups,
+        folded(dialect.rename.get(group, group)),
     )
 
 
@@ -564,12 +577,30 @@ class _File:
         made, self.dialect = read_column(name, column, kind, self.dialect, infer=self._cells.infer)
         return made
 
+    def groups(self, name: str) -> NDArray[np.uint64]:
+        """(n,) a digest of each row's value in the column.
+
+        Whoever tries all values finds the value again, so digests stay in memory at the site.
+        """
+        column = self._cells.table.column(name)
+        if is_text(column):
+            column = known_texts(name, column, self.dialect)
+        values = column.to_pylist()
+        digests = {value: _digest(value) for value in set(values)}
+        return np.array([digests[value] for value in values], np.uint64)
+
     def read_target(self, task: Task) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """The target, and where it is missing. Raises DoesNotFit as read() does."""
         if task == "regression" and self.target_name in self._unclear:
             raise DoesNotFit([], self.origin)
         column = self._cells.table.column(self.target_name)
         return read_target(self.target_name, column, task, self.dialect, infer=self._cells.infer)
+
+
+def _digest(value: object) -> int:
+    """The digest of a value: that of 7, "7" and 7.0 is one, and so is that of missing values."""
+    text = "" if value is None or value != value else class_name(value)
+    return int.from_bytes(blake2b(text.encode(errors="replace"), digest_size=8).digest(), "big")
 
 
 def _read_folder(path: Path, dialect: Dialect) -> tuple[Cells, str]:

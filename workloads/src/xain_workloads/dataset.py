@@ -29,12 +29,14 @@ class Dataset:
     target: (n,), class names (unicode, canonical as class_name() writes them) for classification,
         float64 for regression.
     feature_names: p names; x0, x1, ... unless given.
+    groups: (n,) uint64, equal in rows of one group, which are not divided; None without groups.
     Raises DataError if shapes or types disagree. data.from_arrays() converts other types.
     """
 
     features: Features
     target: Target
     feature_names: tuple[str, ...] = ()
+    groups: NDArray[np.uint64] | None = None
 
     def __post_init__(self) -> None:
         features = np.ascontiguousarray(self.features, dtype=np.float64)
@@ -81,7 +83,8 @@ class Dataset:
     def subset(self, rows: ArrayLike) -> "Dataset":
         """Copy of the given rows, in the given order. rows: (m,) integers, 0 <= row < n."""
         index = np.asarray(rows, dtype=np.intp)
-        return Dataset(self.features[index], self.target[index], self.feature_names)
+        groups = None if self.groups is None else self.groups[index]
+        return Dataset(self.features[index], self.target[index], self.feature_names, groups)
 
 
 def canonical_target(labels: NDArray[Any], task: str, where: str) -> Target:

@@ -7,7 +7,7 @@ them. Per site they are kept for MAX_SITES sites.
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from json import dumps
 from typing import Any, Self
@@ -44,7 +44,8 @@ class Cell:
     are of rows that were left out. mean, spread: of numbers,
     the standard deviation of the sample. quantiles: 5, 25, 50, 75 and 95 %. counts: rows by
     category or class, the most frequent first; other: known rows of all others. telling: sites that
-    tell of a category or class, of a cell of all sites.
+    tell of a category or class, of a cell of all sites. is_withheld: too few sites have missing
+        values for their number to be told: known, missing and other are 0.
     """
 
     num_sites: int = 0
@@ -56,6 +57,7 @@ class Cell:
     counts: Mapping[str, int] = field(default_factory=dict)
     other: int = 0
     telling: Mapping[str, int] = field(default_factory=dict)
+    is_withheld: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ class TableOne:
 
     num_samples: by site. num_sites: all sites, of which `rows` may tell a part. target: a row.
     min_sites: sites that a figure of all must have where sites see it; 0: it is for the operator.
+    groups: groups of rows, known ones; its name is that of the column which tells them, at the
+    first site that declares one. None without groups.
     """
 
     num_sites: int
@@ -83,6 +87,7 @@ class TableOne:
     target: Row
     rows: tuple[Row, ...]
     min_sites: int = 0
+    groups: Row | None = None
 
     @classmethod
     def of(cls, sites: Iterable[tuple[str, DataProfile]]) -> Self:
@@ -97,19 +102,29 @@ class TableOne:
         about = kept.telling("", _target(merged, kept.classes))
         kind = "category" if merged.target is None else "number"
         target = Row(kept.target, kind, "", about, kept.cells.get("", {}))
-        return cls(kept.num_sites, kept.num_samples, kept.task, target, tuple(rows))
+        table = cls(kept.num_sites, kept.num_samples, kept.task, target, tuple(rows))
+        if not kept.group:
+            return table
+        together = Cell(kept.tells_groups, kept.num_groups)
+        return replace(table, groups=Row(kept.group, "groups", "", together, kept.groups))
 
     def for_sites(self, min_sites: int) -> Self:
         """The part that sites may see: no figures of single sites, and of all those that min_sites
-        or more tell of; that holds of a category and a class too. From the figures of all but one,
-        the one could be computed."""
+        or more have rows of. That holds of each category and class, of all others together, and of
+        missing values: from the figures of all but one, the one could be computed."""
+        sites = self.target.sites.keys()
+
+        def shown(row: Row) -> Row:
+            return replace(row, sites={}, together=_shown(row, sites, min_sites))
+
         return replace(
             self,
             num_samples={},
-            target=replace(self.target, sites={}, together=_shown(self.target, min_sites)),
-            rows=tuple(
-                replace(row, sites={}, together=_shown(row, min_sites)) for row in self.rows
-            ),
+            groups=None
+            if self.groups is None or self.groups.together.num_sites < min_sites
+            else replace(self.groups, sites={}),
+            target=shown(self.target),
+            rows=tuple(map(shown, self.rows)),
             min_sites=min_sites,
         )
 
@@ -134,6 +149,9 @@ class TableOne:
         writer.writerow(("column", "site", "figure", "value"))
         for name, number in self.num_samples.items():
             writer.writerow(("", name, "rows", number))
+        if self.groups is not None:
+            for site, cell in self.groups.sites.items():
+                writer.writerow((self.groups.name, site, "groups", cell.known))
         for row in (self.target, *self.rows):
             for site, cell in (*row.sites.items(), (ALL, row.together)):
                 writer.writerows((row.name, site, *pair) for pair in _figures(cell))
@@ -148,11 +166,17 @@ class TableOne:
         lines.append(["rows", "n", *told, f"{sum(self.num_samples.values()):,}"])
         if not self.num_samples:
             lines[-1][-1] = f"of {self.num_sites} sites"
+        if self.groups is not None and self.groups.together.num_sites:
+            here = [self.groups.sites.get(name, Cell()).known for name in shown]
+            told = [f"{number:,}" if number else "" for number in here]
+            of = self.groups.together
+            some = f" of {of.num_sites} sites" if of.num_sites < self.num_sites else ""
+            lines.append([self.groups.name, "groups of rows", *told, f"{of.known:,}{some}"])
         for row in (self.target, *self.rows):
             unit = f" ({row.unit})" if row.unit else ""
             cells = [row.sites.get(name, Cell()) for name in shown] + [row.together]
             label = f"{row.name}{unit}" + (", target" if row is self.target else "")
-            for what, values in _lines(cells):
+            for what, values in _lines(cells, self.min_sites):
                 lines.append([label, what, *values])
                 label = ""
         return lines
@@ -177,7 +201,10 @@ class TableOne:
         if (more := len(self.num_samples) - SHOWN_SITES) > 0:
             found.append(f"and {more} more sites, see --csv")
         if self.min_sites:
-            found.append(f"figures are of {self.min_sites} sites or more")
+            found.append(
+                f"figures are of schema.min_sites, {self.min_sites}, or more sites; what fewer tell"
+                " is withheld, or among others"
+            )
         if self.num_sites == 2:
             found.append(OF_TWO)
         return found
@@ -191,6 +218,10 @@ class _Kept:
     num_samples: dict[str, int] = field(default_factory=dict)
     target: str = ""
     task: str = ""
+    group: str = ""
+    groups: dict[str, Cell] = field(default_factory=dict)
+    num_groups: int = 0
+    tells_groups: int = 0  # sites that tell their number
     classes: set[str] = field(default_factory=set)
     units: dict[str, str] = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)  # of columns that no schema has
@@ -214,6 +245,12 @@ class _Kept:
             if not profile.statistics:
                 continue
             statistics = from_json(profile.statistics)
+            self.group = self.group or statistics.group
+            if statistics.num_groups:
+                self.num_groups += statistics.num_groups
+                self.tells_groups += 1
+                if is_kept:
+                    self.groups[name] = Cell(1, statistics.num_groups)
             columns = self._alike(profile, statistics.columns)
             statistics = replace(statistics, columns=columns)
             cells = {key: _cell(one, statistics.rows) for key, one in columns.items()}
@@ -278,18 +315,32 @@ def _counts(counts: Mapping[str, int], known: int) -> dict[str, Any]:
     return {"counts": dict(frequent), "other": known - sum(count for _, count in frequent)}
 
 
-def _shown(row: Row, min_sites: int) -> Cell:
-    cell = row.together
+def _shown(row: Row, sites: Set[str], min_sites: int) -> Cell:
+    """sites: that tell anything; those without a column have no value of it."""
+    cell, own = row.together, row.sites.values()
     if cell.num_sites < min_sites:
-        return Cell()
+        return Cell(cell.num_sites)
     counts = {k: n for k, n in cell.counts.items() if cell.telling.get(k, 0) >= min_sites}
-    return replace(cell, counts=counts, other=cell.known - sum(counts.values()), telling={})
+    num_missing = len(sites - row.sites.keys()) + sum(one.missing > 0 for one in own)
+    is_withheld = 0 < num_missing < min_sites
+
+    def rest(one: Cell) -> int:
+        return one.known - sum(one.counts.get(name, 0) for name in counts)
+
+    num_resting = sum(rest(one) > 0 for one in own)
+    if counts and num_resting < min_sites and (num_resting or is_withheld):
+        # Otherwise the rows that are not told would follow from those that are.
+        del counts[min(counts, key=lambda name: (counts[name], name))]
+    other = cell.known - sum(counts.values())
+    cell = replace(cell, counts=counts, other=other, telling={}, is_withheld=is_withheld)
+    return replace(cell, known=0, missing=0, other=0) if is_withheld else cell
 
 
 def _figures(cell: Cell) -> Iterator[tuple[str, Any]]:
     yield "sites", cell.num_sites
-    yield "known", cell.known
-    yield "missing", cell.missing
+    if not cell.is_withheld:
+        yield "known", cell.known
+        yield "missing", cell.missing
     if cell.mean is not None:
         yield "mean", cell.mean
     if cell.spread is not None:
@@ -302,8 +353,11 @@ def _figures(cell: Cell) -> Iterator[tuple[str, Any]]:
         yield "rows of others", cell.other
 
 
-def _lines(cells: Sequence[Cell]) -> Iterator[tuple[str, list[str]]]:
+def _lines(cells: Sequence[Cell], min_sites: int) -> Iterator[tuple[str, list[str]]]:
     """Lines of one row, each with a text for each cell."""
+    if len(cells) == 1 and 0 < cells[0].num_sites < min_sites:
+        yield "withheld", [f"{cells[0].num_sites} of {min_sites} sites"]
+        return
     if any(cell.mean is not None for cell in cells):
         yield "mean (spread)", [_mean(cell) for cell in cells]
         yield "median (quartiles)", [_quartiles(cell) for cell in cells]
@@ -314,8 +368,8 @@ def _lines(cells: Sequence[Cell]) -> Iterator[tuple[str, list[str]]]:
         yield "others", [_share(cell, cell.other or None) for cell in cells]
     if not names and all(cell.mean is None for cell in cells):
         yield "not told", ["" for _ in cells]
-    if any(cell.missing for cell in cells):
-        yield "missing", [f"{cell.missing:,}" for cell in cells]
+    if any(cell.missing or cell.is_withheld for cell in cells):
+        yield "missing", ["withheld" if c.is_withheld else f"{c.missing:,}" for c in cells]
 
 
 def _mean(cell: Cell) -> str:
@@ -332,9 +386,9 @@ def _quartiles(cell: Cell) -> str:
 
 
 def _share(cell: Cell, count: int | None) -> str:
-    if count is None or not cell.known:
+    if count is None or not (cell.known or cell.is_withheld):
         return ""
-    return f"{count:,} ({100 * count / cell.known:.1f} %)"
+    return f"{count:,} ({100 * count / cell.known:.1f} %)" if cell.known else f"{count:,}"
 
 
 def _number(value: float) -> str:

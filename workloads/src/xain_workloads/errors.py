@@ -23,3 +23,8 @@ class NoModel(WorkloadError):
 
 class Diverged(WorkloadError, ArithmeticError):
     """Training ran away to infinity, or towards it: take smaller steps or scale the data."""
+
+
+class InvalidEnsemble(ValueError):
+    """Bytes are no ensemble, or no estimator, that fits the model. The message says what is
+    wrong."""

@@ -138,10 +138,10 @@ class Gain:
         return 1 if better is self.of_all else -1
 
     def __str__(self) -> str:
-        of_all, local = _text(self.of_all), _text(self.local)
+        of_all, local = text_of(self.of_all), text_of(self.local)
         text = f"{COMPARED[self.metric]} {of_all} with the model of all sites, {local} with its own"
         if self.difference is not None:
-            text += f", a difference of {_text(self.difference)}"
+            text += f", a difference of {text_of(self.difference)}"
         return text
 
     @property
@@ -192,7 +192,8 @@ def direction(difference: Figure) -> int:
     return int(low > 0) - int(high < 0)
 
 
-def _text(figure: Figure) -> str:
+def text_of(figure: Figure) -> str:
+    """A figure with its interval."""
     if figure.low is None or figure.high is None:
         return f"{figure.value:.3g}"
     return f"{figure.value:.3g} ({figure.low:.3g} to {figure.high:.3g})"

@@ -16,7 +16,7 @@ from struct import Struct
 from typing import Any
 
 from xain_foundation.hints import hint
-from xain_workloads.ensembles import InvalidEnsemble
+from xain_workloads.errors import InvalidEnsemble
 
 MAGIC = b"XENHELD2"
 _MAGIC_0_1 = b"XENHELD1"  # of version 0.1: a list with nothing behind it, and without its length

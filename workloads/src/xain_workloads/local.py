@@ -2,7 +2,7 @@
 
 A site trains the workload on its own rows alone, with as many passes as the session has made, and
 with preprocessing by its own statistics. The model is measured on the site's held-out rows, which
-the global models are measured on, too.
+the global models are measured on, too. The central model is that of a coordinator with own rows.
 """
 
 import time
@@ -42,7 +42,7 @@ MIN_ROWS = 10  # to train on
 _ALONE = {"gradient": "federated", "histogram": "bagging", "cyclic": "bagging"}
 
 
-def fit_local(
+def train_local(
     metadata: Mapping[str, str],
     profile: DataProfile,
     data: Table,
@@ -52,8 +52,8 @@ def fit_local(
     losses: Mapping[int, Array | None] | None = None,
     clock: Callable[[], float] = time.monotonic,
     began: float | None = None,
-) -> LocalModel:
-    """Train and measure the local model of a site.
+) -> tuple[LocalModel, Model | None]:
+    """Train and measure a model of these rows alone. The model is None if there is none.
 
     metadata: of the global model. profile: of the site's rows, data. test: held-out rows, one at
     least. seed: as Workload.train() takes it. losses: row_losses() of global models on the held-out
@@ -61,9 +61,9 @@ def fit_local(
     Raises nothing of the workload: the reason stands in the outcome, without values of the data.
     """
     if data.num_samples < MIN_ROWS:
-        return LocalModel(why_not=f"the site has fewer than {MIN_ROWS} rows to train on")
+        return LocalModel(why_not=f"there are fewer than {MIN_ROWS} rows to train on"), None
     if data.task == "classification" and len(set(data.target.tolist())) < 2:
-        return LocalModel(why_not="all rows of the site are of one class")
+        return LocalModel(why_not="all rows to train on are of one class"), None
     began = clock() if began is None else began
     best: _Best | None = None
     done = 0
@@ -90,23 +90,25 @@ def fit_local(
             if workload.name != "bagging":  # whose estimators are only added
                 best = _better(best, model, workload.measure(model, held_out).tallies)
         if not done:
-            return LocalModel(why_not="there was no time for the first part of its training")
+            why_not = "there was no time for the first part of its training"
+            return LocalModel(why_not=why_not), None
         if workload.name == "bagging":
             best = _better(best, model, workload.measure(model, held_out).tallies)
     except Diverged:
         pass  # it may have been good before
     except (DataError, ValueError) as error:
         log.warning("local_model_failed", reason=str(error))
-        return LocalModel(why_not=f"no model can be trained on its rows ({type(error).__name__})")
+        why_not = f"no model can be trained on its rows ({type(error).__name__})"
+        return LocalModel(why_not=why_not), None
     if best is None:
-        return LocalModel(passes=done, why_not="its training diverged")
+        return LocalModel(passes=done, why_not="its training diverged"), None
     own = row_losses(workload, best.model, held_out)
     differences = [
         Difference(number, float((own - of_all).sum()), float(np.square(own - of_all).sum()))
         for number, of_all in (losses or {}).items()
         if own is not None and of_all is not None
     ]
-    return LocalModel(best.tallies, done, differences=tuple(differences))
+    return LocalModel(best.tallies, done, differences=tuple(differences)), best.model
 
 
 def _untrained(

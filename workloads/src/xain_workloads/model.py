@@ -103,6 +103,7 @@ def control_size(layout: Layout) -> int:
 
 
 PERSONAL = "personal"  # in the metadata of a model
+GROUP = "group"  # in the metadata of a model: name of the column by which rows were kept together
 # In the metadata of a model: why no training follows on it, and lines that a person must know.
 ENDED, TOLD = "ended_because", "warnings"
 LEFT_OUT = "left_out"  # JSON: parameters of regression that are not fitted, and why

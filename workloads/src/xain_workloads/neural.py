@@ -70,6 +70,7 @@ class NeuralWorkload:
     name: ClassVar[str] = "neural"
     scaling: ClassVar[str] = "standard"
     missing: ClassVar[str] = "median"
+    needed: ClassVar[tuple[str, ...]] = ("torch",)
 
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> Self:

@@ -13,7 +13,7 @@ Options = TypeVar("Options")
 
 def from_mapping(cls: type[Options], options: Mapping[str, object], *, workload: str) -> Options:
     """Build the options dataclass `cls`, whose fields are of type str, bool, int, float,
-    tuple[int, ...], dict[str, Any] or tuple[dict[str, Any], ...].
+    tuple[int, ...], dict[str, Any], str | dict[str, Any] or tuple[dict[str, Any], ...].
 
     A whole number is accepted for a float, since TOML writes 1 where 1.0 is meant.
     Raises ValueError that names the key if it is unknown or its value is of another type; the
@@ -96,6 +96,10 @@ def _convert(key: str, value: object, expected: type) -> object:
         raise ValueError(
             f"{key} is {value!r}; it must be a list of whole numbers, such as [64, 32]"
         )
+    elif expected == str | dict[str, Any]:
+        if isinstance(value, str | dict):
+            return value
+        raise ValueError(f"{key} is {value!r}; it must be text or a table")
     elif expected == tuple[dict[str, Any], ...]:
         if isinstance(value, list | tuple) and all(isinstance(item, dict) for item in value):
             return tuple(value)

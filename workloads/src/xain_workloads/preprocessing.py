@@ -7,7 +7,7 @@ categories of each category column as zeros and ones (one-hot).
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from json import dumps
 from math import isclose, isnan, nan
@@ -180,6 +180,14 @@ class Preprocessing:
         num_categories = sum(len(column.categories) for column in self.categories)
         return len(self.numbers) + num_indicators + num_categories
 
+    def without_shares(self, names: Set[str]) -> Self:
+        """The preprocessing that does not tell the share of unknown values of these columns."""
+        columns = tuple(
+            replace(column, unknown=0.0) if column.name in names else column
+            for column in self.columns
+        )
+        return replace(self, columns=columns)
+
     def apply(self, table: Table, *, fill_absent: bool = False) -> Dataset:
         """Prepare the rows of a table. Columns are matched by name.
 
@@ -210,7 +218,7 @@ class Preprocessing:
             rows = np.flatnonzero(columns >= 0)
             features[rows, columns[rows]] = 1.0
             at += len(category.categories)
-        return Dataset(features, table.target, self.feature_names)
+        return Dataset(features, table.target, self.feature_names, table.groups)
 
     def to_sklearn(self) -> "ColumnTransformer":
         """The preprocessing as a fitted ColumnTransformer of scikit-learn's own transformers.
@@ -418,7 +426,7 @@ def prepare(
         return prepared
     if not len(rows):
         raise DataError(_another_unit(data, location.center))
-    return replace(prepared, features=prepared.features[rows], target=prepared.target[rows])
+    return prepared.subset(rows)
 
 
 def _another_unit(data: Table, center: float) -> str:

@@ -128,7 +128,10 @@ def match(schema: Schema, columns: Sequence[Column]) -> None:
                 + hint("xain-participant", f'data.units.{quoted(column.name)} = "{expected.unit}"')
             )
     if not names & known.keys():
-        raise DataError("no column of the data is in the session's schema")
+        raise DataError(
+            f"no column of the data is in the session's schema; they have"
+            f" {shown(column.name for column in columns)}, and it has {shown(known)}"
+        )
 
 
 def shown(names: Iterable[str], limit: int = _SHOWN) -> str:

@@ -21,12 +21,12 @@ from xain_workloads import held
 from xain_workloads.bagging_options import options_of_model
 from xain_workloads.ensembles import (
     Frame,
-    InvalidEnsemble,
     added,
     num_features_of,
     pack,
     split,
 )
+from xain_workloads.errors import InvalidEnsemble
 from xain_workloads.glm.families import num_totals
 from xain_workloads.glm.options import LINEAR, LOGISTIC
 from xain_workloads.held import Holding, listed, pack_holdings, split_holdings

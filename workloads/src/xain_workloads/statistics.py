@@ -6,7 +6,8 @@ with fewer than MIN_KNOWN numbers has no moments, unless the site says otherwise
 number is the number.
 
 For checks and descriptions there is more, which merge() does not need and leaves out: the number
-of distinct values, whether all are whole, and how each column goes with the target.
+of distinct values, whether all are whole, how each column goes with the target, which column tells
+units with several rows, and the number of groups of rows.
 """
 
 from array import array
@@ -21,6 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xain_workloads.errors import DataError
+from xain_workloads.repeated import repeated
+from xain_workloads.schema import MAX_NAME
 
 VERSION = 1
 MIN_CATEGORY_COUNT = 5
@@ -71,6 +74,7 @@ class NumberStatistics:
         nearly equal size, and each bucket tells its mean. Empty if a table is too wide for them.
     distinct, whole: number of distinct values, and whether all are whole; None if not told.
     association: see associations(); empty if not told.
+    is_repeated: whether values tell units with several rows; see repeated().
     """
 
     missing: int
@@ -79,6 +83,7 @@ class NumberStatistics:
     distinct: int | None = None
     whole: bool | None = None
     association: tuple[float | None, ...] = ()
+    is_repeated: bool = False
     type: ClassVar[str] = "number"
 
     @property
@@ -117,6 +122,7 @@ class CategoryStatistics:
     infrequent: rows of all other categories.
     distinct: number of distinct categories; None if not told.
     association: see associations(); empty if not told.
+    is_repeated: whether values tell units with several rows; see repeated().
     """
 
     missing: int
@@ -124,6 +130,7 @@ class CategoryStatistics:
     infrequent: int = 0
     distinct: int | None = None
     association: tuple[float | None, ...] = ()
+    is_repeated: bool = False
     type: ClassVar[str] = "category"
 
     @property
@@ -145,6 +152,8 @@ class Statistics:
         their names as text.
     without_target: rows that were left out, because their target is missing; 0 if they are fewer
         than the site's minimum.
+    group: name of the column whose value rows of one group share; "" without groups. num_groups: 0
+        if they are fewer than the site's minimum.
     """
 
     rows: int
@@ -153,6 +162,8 @@ class Statistics:
     target_buckets: tuple[tuple[float, int], ...] = ()
     class_counts: Mapping[str, int] = field(default_factory=dict)
     without_target: int = 0
+    group: str = ""
+    num_groups: int = 0
 
     def to_json(self) -> str:
         """JSON text; the same statistics give the same text."""
@@ -169,6 +180,8 @@ class Statistics:
             entry["class_counts"] = dict(self.class_counts)
         if self.without_target:
             entry["without_target"] = self.without_target
+        if self.group:
+            entry["group"] = {"name": self.group, "count": self.num_groups}
         return dumps(entry, separators=(",", ":"), allow_nan=False)
 
 
@@ -179,6 +192,8 @@ def describe(
     min_category_count: int = MIN_CATEGORY_COUNT,
     min_known: int = MIN_KNOWN,
     without_target: int = 0,
+    group: str = "",
+    num_groups: int = 0,
 ) -> Statistics:
     """Compute the statistics of a table's columns.
 
@@ -188,6 +203,7 @@ def describe(
     min_known: known values that a column or a class must have for anything of them to travel, 1 or
         more. Below MIN_KNOWN it takes the place of a min_category_count that is not above that.
     without_target: rows that were left out, because their target is missing.
+    group, num_groups: name of the column of groups, "" without them, and their number.
     Raises DataError that names the column if one of its numbers is above MAX_VALUE.
     """
     num_numbers = sum(column.dtype.kind == "f" for column in values.values())
@@ -212,15 +228,21 @@ def describe(
             found = associations(column, target if codes is None else codes, len(class_counts))
             described = replace(described, association=found)
         columns[name] = described
+    if not group and (name := repeated(values, target)):
+        columns[name] = replace(columns[name], is_repeated=True)
     without_target = without_target if without_target >= min_known else 0
-    if not is_number:
-        return Statistics(
-            len(target), columns, class_counts=class_counts, without_target=without_target
-        )
-    about = _describe_numbers("the target", target, MAX_BUCKETS, min_known)
-    return Statistics(
-        len(target), columns, about.moments, about.buckets, without_target=without_target
+    told_of = Statistics(
+        len(target),
+        columns,
+        class_counts=class_counts,
+        without_target=without_target,
+        group=group,
+        num_groups=num_groups if num_groups >= min_known else 0,
     )
+    if not is_number:
+        return told_of
+    about = _describe_numbers("the target", target, MAX_BUCKETS, min_known)
+    return replace(told_of, target=about.moments, target_buckets=about.buckets)
 
 
 def _class_counts(target: NDArray[Any], min_known: int) -> dict[str, int]:
@@ -564,14 +586,35 @@ def from_json(text: str) -> Statistics:
     rows = expect_count(entry, "rows")
     counts = _counts_from_json(entry, "class_counts", _MAX_CLASSES)
     without_target = expect_count(entry, "without_target") if "without_target" in entry else 0
+    group, num_groups = _group_from_json(entry, rows)
+    found = Statistics(
+        rows,
+        columns,
+        class_counts=counts,
+        without_target=without_target,
+        group=group,
+        num_groups=num_groups,
+    )
     target = entry.get("target")
     if target is None:
-        return Statistics(rows, columns, class_counts=counts, without_target=without_target)
+        return found
     if counts:
         raise DataError("the statistics have 'class_counts' and moments of a 'target' of numbers")
     moments = _moments_from_json(target)
     buckets = _buckets_from_json(target, moments) if "buckets" in target else ()
-    return Statistics(rows, columns, moments, buckets, without_target=without_target)
+    return replace(found, target=moments, target_buckets=buckets)
+
+
+def _group_from_json(entry: Mapping[str, Any], rows: int) -> tuple[str, int]:
+    """Name of the column of groups, and their number; "" and 0 without them."""
+    if "group" not in entry:
+        return "", 0
+    if not isinstance(entry["group"], dict):
+        raise DataError("'group' is not a JSON object")
+    name, count = expect_text(entry["group"], "name"), expect_count(entry["group"], "count")
+    if not 0 < len(name) <= MAX_NAME or not name.isprintable() or count > rows:
+        raise DataError(f"'group' has no name of at most {MAX_NAME} characters, or too many groups")
+    return name, count
 
 
 def _moments_to_json(moments: Moments) -> dict[str, Any]:
@@ -603,6 +646,8 @@ def _told_of(column: ColumnStatistics) -> dict[str, Any]:
         told["whole"] = column.whole
     if column.association:
         told["association"] = list(column.association)
+    if column.is_repeated:
+        told["repeated"] = True
     return told
 
 
@@ -610,20 +655,27 @@ def _column_from_json(entry: Mapping[str, Any]) -> ColumnStatistics:
     missing = expect_count(entry, "missing")
     distinct = expect_count(entry, "distinct") if "distinct" in entry else None
     association = _association_from_json(entry)
+    is_repeated = entry.get("repeated", False)
+    if not isinstance(is_repeated, bool):
+        raise DataError("'repeated' is neither true nor false")
     match entry.get("type"):
         case "category":
             if "counts" not in entry:
                 raise DataError("a column of categories has no 'counts'")
             counts = _counts_from_json(entry, "counts", MAX_CATEGORIES)
             infrequent = expect_count(entry, "infrequent")
-            return CategoryStatistics(missing, counts, infrequent, distinct, association)
+            return CategoryStatistics(
+                missing, counts, infrequent, distinct, association, is_repeated
+            )
         case "number":
             moments = _moments_from_json(entry)
             buckets = _buckets_from_json(entry, moments)
             whole = entry.get("whole")
             if whole is not None and not isinstance(whole, bool):
                 raise DataError("'whole' is neither true nor false")
-            return NumberStatistics(missing, moments, buckets, distinct, whole, association)
+            return NumberStatistics(
+                missing, moments, buckets, distinct, whole, association, is_repeated
+            )
     raise DataError(f"a column is of type {entry.get('type')!r}, neither number nor category")
 
 

@@ -40,6 +40,8 @@ class Table:
     origin: how error messages call the table, such as the path of its file.
     dialect: of the file, with what the file has told. without_target: rows that were left out,
         because their target is missing.
+    groups: (n,) uint64, equal in rows of one group, which are not divided; None without groups.
+        Digests of values, which stay at the site; see data.py. group: name of the column.
     Raises DataError if shapes, types or labels disagree.
     """
 
@@ -51,6 +53,8 @@ class Table:
     origin: str = "data"
     dialect: Dialect = DETECTED
     without_target: int = 0
+    groups: NDArray[np.uint64] | None = None
+    group: str = ""
 
     def __post_init__(self) -> None:
         if not self.columns:
@@ -101,6 +105,11 @@ class Table:
         """The task that the type of the target stands for."""
         return "regression" if self.target.dtype.kind == "f" else "classification"
 
+    @property
+    def num_groups(self) -> int:
+        """Groups of rows; 0 without them."""
+        return 0 if self.groups is None else len(np.unique(self.groups))
+
     def profile(
         self, min_category_count: int = MIN_CATEGORY_COUNT, min_known: int = MIN_KNOWN
     ) -> DataProfile:
@@ -118,6 +127,8 @@ class Table:
             min_category_count=min_category_count,
             min_known=min_known,
             without_target=self.without_target,
+            group=self.group,
+            num_groups=self.num_groups,
         )
         is_named = len(self.columns) <= MAX_COLUMNS
         statistics = described.to_json() if is_named else ""  # ASCII: one byte a character
@@ -142,7 +153,8 @@ class Table:
     def from_dataset(cls, dataset: Dataset) -> Self:
         """A table of number columns. Raises DataError if two features have the same name."""
         values = dict(zip(dataset.feature_names, dataset.features.T, strict=True))
-        return cls(tuple(map(Column, dataset.feature_names)), values, dataset.target)
+        columns = tuple(map(Column, dataset.feature_names))
+        return cls(columns, values, dataset.target, groups=dataset.groups)
 
     def subset(self, rows: ArrayLike) -> "Table":
         """Copy of the given rows, in the given order. rows: (m,) integers, 0 <= row < n."""
@@ -151,6 +163,7 @@ class Table:
             self,
             values={name: values[index] for name, values in self.values.items()},
             target=self.target[index],
+            groups=None if self.groups is None else self.groups[index],
         )
 
     def arranged(self, names: Sequence[str]) -> "Table":
@@ -194,7 +207,7 @@ class Table:
                 )
         names = tuple(column.name for column in self.columns)
         features = np.column_stack([self.values[name] for name in names])
-        return Dataset(features, self.target, names)
+        return Dataset(features, self.target, names, self.groups)
 
 
 def _is_number(cell: str | None) -> bool:

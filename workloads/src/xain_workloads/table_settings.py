@@ -45,6 +45,7 @@ class TableSettings(Dialect):
     types: dict[str, ColumnType] = Field(default_factory=dict)
     units: dict[str, str] = Field(default_factory=dict)
     classes: Texts = ()
+    group: str = ""
     where: Condition = ""
 
     def source_conflicts(self, section: str, key: str, source: str) -> Conflicts:
@@ -70,6 +71,12 @@ class TableSettings(Dialect):
                 "target",
                 f"only files that end in one of: {', '.join(WITH_COLUMN_NAMES)}, have a column to "
                 "choose",
+            )
+        elif self.group and suffix not in WITH_COLUMN_NAMES and not is_folder(source):
+            yield WrongSetting(
+                "group",
+                f"only files that end in one of: {', '.join(WITH_COLUMN_NAMES)}, have a column of "
+                "groups",
             )
         if self.classes and self.task == "regression":
             yield WrongSetting("classes", f'there are none with {section}.task = "regression"')
@@ -99,6 +106,7 @@ class TableSettings(Dialect):
             known_types=known_types,
             units=self.units,
             classes=self.classes,
+            group=self.group,
             dialect=Dialect.of(self),
         )
         return filtered(table, self.where)

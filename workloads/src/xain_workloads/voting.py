@@ -20,8 +20,7 @@ def voting_classifier(
     """A fitted VotingClassifier. members: see with_all_classes()."""
     from sklearn.ensemble import VotingClassifier
 
-    named = [(f"estimator{number}", member) for number, member in enumerate(members)]
-    voting = VotingClassifier(named, voting=vote, weights=list(weights))
+    voting = VotingClassifier(_named("estimator", members), voting=vote, weights=list(weights))
     voting.estimators_ = list(members)
     voting.le_ = _encoder(classes)
     voting.classes_ = voting.le_.classes_
@@ -34,13 +33,14 @@ def with_all_classes(member: Any, num_classes: int, num_features: int) -> Any:
 
     Raises ValueError if the estimator knows other classes.
     """
+    from sklearn.base import clone
     from sklearn.ensemble import BaggingClassifier
 
     positions = np.arange(num_classes)
     known = np.asarray(getattr(member, "classes_", ()))
     if known.ndim != 1 or known.dtype.kind != "i" or not np.isin(known, positions).all():
         raise ValueError(f"an estimator of the ensemble has the classes {known}")
-    bag = BaggingClassifier(member, n_estimators=1)
+    bag = BaggingClassifier(clone(member), n_estimators=1)
     bag.estimators_ = [member]
     bag.estimators_features_ = [np.arange(num_features)]
     bag.classes_ = positions
@@ -53,8 +53,7 @@ def voting_regressor(members: Sequence[Any], weights: Sequence[float]) -> Any:
     """A fitted VotingRegressor."""
     from sklearn.ensemble import VotingRegressor
 
-    named = [(f"estimator{number}", member) for number, member in enumerate(members)]
-    voting = VotingRegressor(named, weights=list(weights))
+    voting = VotingRegressor(_named("estimator", members), weights=list(weights))
     voting.estimators_ = list(members)
     return voting
 
@@ -77,7 +76,7 @@ def stacking_classifier(
     final.n_features_in_ = len(coefficients) - 1
     final.n_iter_ = np.ones(1, np.int32)
     stacking = StackingClassifier(
-        _named(votings), final, stack_method="predict_proba", passthrough=num_columns > 0
+        _named("site", votings), final, stack_method="predict_proba", passthrough=num_columns > 0
     )
     stacking._label_encoder = _encoder(classes)
     stacking.classes_ = stacking._label_encoder.classes_
@@ -102,7 +101,7 @@ def stacking_regressor(
     constant = float(coefficients[-1, 0]) * scale.scale
     final.intercept_ = scale.center * (1 - float(votes.sum())) + constant
     final.n_features_in_ = len(final.coef_)
-    stacking = StackingRegressor(_named(votings), final, passthrough=num_columns > 0)
+    stacking = StackingRegressor(_named("site", votings), final, passthrough=num_columns > 0)
     stacking.stack_method_ = ["predict"] * len(votings)
     return _stacked(stacking, votings, final)
 
@@ -113,8 +112,12 @@ def _stacked(stacking: Any, votings: Sequence[Any], final: Any) -> Any:
     return stacking
 
 
-def _named(votings: Sequence[Any]) -> list[tuple[str, Any]]:
-    return [(f"site{number}", voting) for number, voting in enumerate(votings)]
+def _named(kind: str, fitted: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Names of estimators with unfitted copies of them, as a fit leaves them: fitted ones would be
+    written into a file of skops again at each level."""
+    from sklearn.base import clone
+
+    return [(f"{kind}{number}", clone(one)) for number, one in enumerate(fitted)]
 
 
 def _encoder(classes: Sequence[str]) -> Any:

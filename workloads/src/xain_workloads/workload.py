@@ -1,6 +1,6 @@
 """Workloads: their interface, and a registry by name."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from json import JSONDecodeError, dumps, loads
@@ -13,7 +13,7 @@ from xain_workloads.class_weights import balanced
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError
 from xain_workloads.figures import metric_names
-from xain_workloads.model import Model, Vector
+from xain_workloads.model import GROUP, Model, Vector
 from xain_workloads.preprocessing import (
     CLIP,
     COLUMNS_KEY,
@@ -26,9 +26,11 @@ from xain_workloads.preprocessing import (
 from xain_workloads.profile import DataProfile, sort_classes
 from xain_workloads.remedies import SCAFFOLD
 from xain_workloads.scaffold import with_control
+from xain_workloads.statistics import from_json
 from xain_workloads.supervised import Array, Measured
 from xain_workloads.table import Table
 from xain_workloads.thresholds import classes_at, threshold_of
+from xain_workloads.withholding import Shared, withhold
 
 DEFAULT_PREPROCESSING = PreprocessingOptions()
 MAX_WEIGHTS = 100_000_000  # prepared features times classes, as of a coordinator's sessions
@@ -143,6 +145,16 @@ def create(name: str, options: Mapping[str, object] | None = None) -> Workload:
     return cast(Workload, _class_of(name).from_options(options or {}))
 
 
+def import_needed(name: str, options: Mapping[str, object] | None = None) -> None:
+    """Import what training and measuring with a workload needs, so that its first round takes no
+    longer than the next.
+
+    Raises ValueError as create() does, and ImportError where a package is missing.
+    """
+    for module in getattr(create(name, options), "needed", ()):
+        import_module(module)
+
+
 def _class_of(name: str) -> Any:
     if name not in _WORKLOADS:
         raise ValueError(f"unknown workload {name!r}; known: {', '.join(known_workloads())}")
@@ -172,15 +184,18 @@ def initial_model(
     profiles: Sequence[DataProfile],
     options: PreprocessingOptions = DEFAULT_PREPROCESSING,
     made: Mapping[str, str] | None = None,
+    min_sites: int = 1,
 ) -> Model:
     """The global model before the first round, with the preprocessing of all sites in its metadata,
     and the control variate that the remedy "scaffold" needs.
 
     made: metadata of the model, if it is made again. Then the profiles need no statistics.
+    min_sites: that a figure in the metadata must be of.
     Without statistics of each site there is no preprocessing, and the workload makes the model for
     the columns as they are. Raises ValueError as Workload.initial_model does.
     """
-    model = _initial_model(workload, profiles, options, made)
+    shared = Shared(profiles) if made else withhold(profiles, min_sites)
+    model = _initial_model(workload, shared, options, made)
     return with_control(model) if uses_control(workload) else model
 
 
@@ -191,14 +206,15 @@ def uses_control(workload: Workload) -> bool:
 
 def _initial_model(
     workload: Workload,
-    profiles: Sequence[DataProfile],
+    shared: Shared,
     options: PreprocessingOptions,
     made: Mapping[str, str] | None,
 ) -> Model:
+    profiles = shared.profiles
     known = [profile for profile in profiles if profile.num_samples > 0]
     if not trains(workload):
         return workload.initial_model(known, made)
-    weights = _class_weights(workload, known, made or {})
+    weights = _class_weights(workload, known, made or {}, shared.classes)
     fitted = preprocessing_of(made or {})
     if fitted is None and not (known and all(profile.statistics for profile in known)):
         model = workload.initial_model(profiles, made)
@@ -214,7 +230,7 @@ def _initial_model(
         missing=options.missing or workload.missing,
         clip=getattr(workload, "clip", CLIP) if options.clip is None else options.clip,
     )
-    preprocessing = fitted or fit(known, chosen)
+    preprocessing = fitted or fit(known, chosen).without_shares(shared.shares)
     width = preprocessing.num_features
     num_classes = len({name for profile in known for name in profile.classes})
     if width * max(num_classes, 1) > MAX_WEIGHTS:
@@ -227,14 +243,25 @@ def _initial_model(
     model = workload.initial_model(widened, made or prepared)
     # The name of the target is for users of the exported model.
     aim = {"target": known[0].target} if known[0].target else {}
-    return replace(model, metadata={**model.metadata, **aim, **prepared})
+    grouped = {GROUP: name} if (name := _group(known)) else {}
+    return replace(model, metadata={**model.metadata, **aim, **grouped, **prepared})
+
+
+def _group(profiles: Sequence[DataProfile]) -> str:
+    """The column of groups of rows at the first site that declares one; "" without any."""
+    may_declare = (one.statistics for one in profiles if '"group":' in one.statistics)
+    return next(filter(None, (from_json(text).group for text in may_declare)), "")
 
 
 def _class_weights(
-    workload: Workload, profiles: Sequence[DataProfile], made: Mapping[str, str]
+    workload: Workload,
+    profiles: Sequence[DataProfile],
+    made: Mapping[str, str],
+    withheld: Set[str],
 ) -> dict[str, str]:
     """The weights of classes for the metadata of a model; empty if all weigh alike.
 
+    withheld: classes whose numbers of rows are not to be told.
     Raises DataError if a site has sent no statistics.
     """
     if not getattr(getattr(workload, "options", None), "class_weight", ""):
@@ -242,7 +269,7 @@ def _class_weights(
     if CLASS_WEIGHTS_KEY in made:
         return {CLASS_WEIGHTS_KEY: made[CLASS_WEIGHTS_KEY]}
     classes = sort_classes(name for profile in profiles for name in profile.classes)
-    return {CLASS_WEIGHTS_KEY: balanced(profiles, classes)}
+    return {CLASS_WEIGHTS_KEY: balanced(profiles, classes, withheld)}
 
 
 def evaluate(model: Model, data: Table | Dataset) -> dict[str, float]:

@@ -11,11 +11,12 @@ from xain_foundation.hints import hint
 from xain_workloads.checks.categories import check_categories
 from xain_workloads.checks.findings import LEVELS, Finding, Level
 from xain_workloads.checks.fixes import dropped
+from xain_workloads.checks.groups import check_groups
 from xain_workloads.checks.labels import check_labels
 from xain_workloads.checks.numbers import check_numbers
 from xain_workloads.checks.summaries import Categories, Numbers, Summary, summarise
 from xain_workloads.profile import DataProfile
-from xain_workloads.schema import MAX_COLUMNS
+from xain_workloads.schema import MAX_COLUMNS, shown
 from xain_workloads.statistics import MIN_KNOWN
 
 MAX_FINDINGS = 200  # of all sites; those of the highest level, and of the first sites
@@ -26,18 +27,20 @@ _NAMED = 5
 def check(
     sites: Iterable[tuple[str, DataProfile]],
     levels: Mapping[str, Level | str] | None = None,
+    min_sites: int = 1,
 ) -> tuple[Finding, ...]:
     """Look for mistakes in the data of all sites, by their profiles.
 
     sites: names and profiles, read one after the other. Those without rows are passed over.
     levels: by name of a check "refuse", "warn", "note", or "off", which leaves it out.
+    min_sites: that a figure in the metadata of a model must be of.
     Returns at most MAX_FINDINGS, those of the highest level first. Raises DataError if statistics
     cannot be read.
     """
     levels = levels or {}
     summary = summarise(sites)
     found = []
-    for finding in _all(summary):
+    for finding in (*_all(summary), *_withheld(summary, min_sites)):
         level = levels.get(finding.check, finding.level)
         if level in LEVELS:
             found.append(replace(finding, level=level))
@@ -49,6 +52,7 @@ def _all(summary: Summary) -> Iterator[Finding]:
     yield from check_labels(summary)
     yield from check_numbers(summary)
     yield from check_categories(summary)
+    yield from check_groups(summary)
     yield from _empty(summary)
 
 
@@ -98,6 +102,37 @@ def _empty(summary: Summary) -> Iterator[Finding]:
         if not tells.any() and len(summary.names) > 0:
             text = f"no site tells anything of it: fewer than {MIN_KNOWN} values are known at each"
             yield Finding("warn", "untold_column", "", column.name, text, dropped(column.name))
+
+
+def _withheld(summary: Summary, min_sites: int) -> Iterator[Finding]:
+    """Columns and categories of which too few sites tell for the model to have a figure of them.
+
+    Names of categories are told to the sites alone that have them.
+    """
+    for column in summary.columns.values():
+        if isinstance(column, Categories):
+            few: dict[int, list[str]] = {}
+            for name, told in column.sites.items():
+                if len(told) // 2 < min_sites:
+                    for at in told[::2]:
+                        few.setdefault(at, []).append(name)
+            for site, names in few.items():
+                what = "category" if len(names) == 1 else "categories"
+                text = (
+                    f"fewer than schema.min_sites = {min_sites} sites tell of the {what}"
+                    f" {shown(names)}, so the model takes these rows for rows of no category; if"
+                    " others call the same by another name, rename it"
+                )
+                yield Finding("note", "withheld", summary.names[site], column.name, text)
+            continue
+        _, _, _, tells = _presence(column)
+        if 0 < (num := int(tells.sum())) < min_sites:
+            text = (
+                f"{num} of {len(summary.names)} sites tell{'s' * (num == 1)} of its values, and"
+                f" schema.min_sites is {min_sites}: the model has no mean of it, and does not scale"
+                " it"
+            )
+            yield Finding("warn", "withheld", "", column.name, text, dropped(column.name))
 
 
 def _presence(

@@ -53,6 +53,11 @@ CHECKS: Mapping[str, tuple[Level, str]] = {
     "spelling": ("warn", "categories or classes differ in case, blanks or accents only"),
     "unshared": ("warn", "a site has none of the categories of the others"),
     "identifier": ("warn", "a column has another value in each row: an id, a row number, a name"),
+    "groups": (
+        "warn",
+        "rows of one patient are not kept together: the values of a column repeat as an id's, or"
+        " other sites declare one",
+    ),
     "constant": ("warn", "a column has one value only; a note if other sites have more"),
     "empty": ("warn", "a column has no value at a site"),
     "lone_class": ("warn", "a class is at one site only"),
@@ -63,6 +68,11 @@ CHECKS: Mapping[str, tuple[Level, str]] = {
     "looks_numeric": ("warn", "the categories of a column are numbers with marks, as in $1,200"),
     "reversed_labels": ("warn", "labels of a site go with its columns against those of all others"),
     "no_statistics": ("warn", "a site sends no statistics, so nothing is scaled"),
+    "withheld": (
+        "warn",
+        "fewer sites than [schema] min_sites tell of a column, which the model then does not scale,"
+        " or of a category (a note), whose rows it takes for rows of none",
+    ),
     "untold_column": ("warn", "no site tells anything of a column, so it is not scaled"),
     "unlike_classes": (
         "note",

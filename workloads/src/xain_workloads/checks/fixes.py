@@ -10,6 +10,11 @@ def dropped(column: str) -> str:
     return hint("xain-participant", f"data.drop = [{quoted(column)}]")
 
 
+def grouped(column: str) -> str:
+    """Keep rows with the same value in the column together."""
+    return hint("xain-participant", f'data.group = "{_inside(column)}"')
+
+
 def multiplied(column: str, factor: float) -> str:
     """Multiply the column's numbers, or those of the target, by a factor."""
     return hint("xain-participant", f"data.factors.{quoted(column)} = {factor:.6g}")

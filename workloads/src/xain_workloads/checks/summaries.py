@@ -44,7 +44,7 @@ CODES = frozenset(sign * size for size in _SIZES for sign in (1.0, -1.0)) | {-1.
 
 _FIELDS = (
     *("site", "rows", "missing", "count", "mean", "deviation", "spread"),
-    *("low", "high", "distinct", "whole", "mass", "mass_rows", "gap", "bend"),
+    *("low", "high", "distinct", "whole", "repeated", "mass", "mass_rows", "gap", "bend"),
     *(f"q{i}" for i in range(len(SHARES))),
 )
 
@@ -58,7 +58,7 @@ class Numbers:
     largest bucket. mass: value of the lone mass at one end that the sketch and the variance stand
     for, mass_rows: its rows, gap: its distance from the others in widths of theirs. bend: the
     largest distance of the sketch from that of a uniform distribution, in widths. distinct: -1 if
-    not told. whole: 1, 0 or -1.
+    not told. whole: 1, 0 or -1. repeated: 1 if values tell units with several rows.
     """
 
     name: str
@@ -86,6 +86,7 @@ class Numbers:
                 float(values[-1]),
                 -1 if column.distinct is None else column.distinct,
                 -1 if column.whole is None else float(column.whole),
+                float(column.is_repeated),
                 *(mass, mass_rows, gap),
                 _bend(values, sizes),
                 *quantiles.tolist(),
@@ -191,7 +192,8 @@ class Categories:
     """A column of categories, or the classes.
 
     sites: for each name the site and its rows, one after the other. rows: of each site that has
-    the column: site, rows, missing, distinct (-1: not told), infrequent.
+    the column: site, rows, missing, distinct (-1: not told), infrequent, and 1 if values tell units
+    with several rows.
     """
 
     name: str
@@ -202,13 +204,14 @@ class Categories:
     def add(self, site: int, num_rows: int, column: CategoryStatistics) -> None:
         """Add the column of a site."""
         distinct = -1 if column.distinct is None else column.distinct
-        self.rows.extend((site, num_rows, column.missing, distinct, column.infrequent))
+        about = (column.missing, distinct, column.infrequent, int(column.is_repeated))
+        self.rows.extend((site, num_rows, *about))
         for name, count in column.counts.items():
             self.sites.setdefault(intern(name), array("q")).extend((site, count))
 
     def table(self) -> NDArray[np.int64]:
-        """(k, 5) the rows of k sites."""
-        return np.array(self.rows, np.int64).reshape(-1, 5)
+        """(k, 6) the rows of k sites."""
+        return np.array(self.rows, np.int64).reshape(-1, 6)
 
 
 @dataclass(slots=True)
@@ -217,7 +220,7 @@ class Summary:
 
     names, profiles: by site, without statistics. associations: by site, (columns, classes) with
     NaN for what is not told, in the order of `order`; None if there are none. labels: by site the
-    classes of its associations.
+    classes of its associations. groups: by site the column of its groups of rows; "" without them.
     """
 
     names: list[str] = field(default_factory=list)
@@ -232,6 +235,7 @@ class Summary:
     class_counts: Categories = field(default_factory=lambda: Categories("", is_target=True))
     associations: list[NDArray[np.float32] | None] = field(default_factory=list)
     labels: list[tuple[str, ...]] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
 
     @property
     def target_name(self) -> str:
@@ -257,6 +261,7 @@ def summarise(sites: Iterable[tuple[str, DataProfile]]) -> Summary:
             summary.associations.append(None)
             summary.labels.append(())
             summary.tells.append(False)
+            summary.groups.append("")
             continue
         _add(summary, at, from_json(profile.statistics), profile.target)
     return summary
@@ -280,6 +285,7 @@ def _add(summary: Summary, at: int, statistics: Statistics, target: str) -> None
         if column.association:
             found[name] = column.association
     summary.tells.append(tells)
+    summary.groups.append(statistics.group)
     classes = tuple(statistics.class_counts)
     summary.labels.append(classes)
     width = len(classes) or 1

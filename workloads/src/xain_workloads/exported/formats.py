@@ -24,6 +24,7 @@ from xain_foundation.names import shortened
 from xain_foundation.wheels import pip_install_extra
 from xain_workloads import ensembles, held
 from xain_workloads.errors import NoModel
+from xain_workloads.estimators import skops_files
 from xain_workloads.exported.model_files import (
     UNREADABLE,
     check_archive,
@@ -44,7 +45,15 @@ WHOLE = "weights"  # name of the one tensor of a model without a layout
 
 # Types of pipelines that skops loads only if they are named as trusted.
 TRUSTED = (
-    *ensembles.TRUSTED,
+    *skops_files.TRUSTED,
+    "sklearn.calibration._CalibratedClassifier",
+    "sklearn.calibration._SigmoidCalibration",
+    "sklearn.feature_selection._mutual_info.mutual_info_classif",
+    "sklearn.feature_selection._mutual_info.mutual_info_regression",
+    "sklearn.feature_selection._univariate_selection.chi2",
+    "sklearn.feature_selection._univariate_selection.f_classif",
+    "sklearn.feature_selection._univariate_selection.f_regression",
+    "sklearn.multiclass._ConstantPredictor",
     "xgboost.core.Booster",
     "xgboost.sklearn.XGBClassifier",
     "xgboost.sklearn.XGBRegressor",
@@ -303,12 +312,15 @@ def _json_tensors(path: Path) -> _Tensors:
 def _write_skops(path: Path, model: Model, about: Mapping[str, Any]) -> None:
     pipeline = pipeline_of(model)
     pipeline.xain_ = json.dumps(about)
-    ensembles.import_skops_io().dump(pipeline, path)
+    if ensembles.KEY in model.metadata:  # its schema without blanks, which are a half of it
+        path.write_bytes(skops_files.dump(pipeline))
+    else:
+        skops_files.import_skops_io().dump(pipeline, path)
 
 
 def _read_skops(path: Path) -> Exported:
     check_archive(path)
-    skops_io = ensembles.import_skops_io()
+    skops_io = skops_files.import_skops_io()
     from skops.io.exceptions import UntrustedTypesFoundException
 
     try:

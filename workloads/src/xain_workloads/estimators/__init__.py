@@ -1,0 +1,1 @@
+"""Estimators of scikit-learn: which are known, how they are described, and their files."""
