@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from xain_foundation.on_use import loaded_on_use
 
 if TYPE_CHECKING:
+    from xain_foundation.identity import IdentityRules as IdentityRules
+    from xain_foundation.tls import Certificates as Certificates
     from xain_messaging.collectives import Group as Group
     from xain_messaging.conditional_events import ConditionalEventError as ConditionalEventError
     from xain_messaging.conditional_events import EventTable as EventTable
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from xain_messaging.discovery.server import MembershipServer as MembershipServer
     from xain_messaging.distributed import dist as dist
     from xain_messaging.drivers.grpc_streams import GrpcDriver as GrpcDriver
-    from xain_messaging.drivers.grpc_streams import TlsFiles as TlsFiles
     from xain_messaging.drivers.in_process import InProcessDriver as InProcessDriver
     from xain_messaging.drivers.in_process import Switchboard as Switchboard
     from xain_messaging.drivers.zeromq import ZmqDriver as ZmqDriver
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from xain_messaging.errors import MembershipLost as MembershipLost
     from xain_messaging.errors import MessagingError as MessagingError
     from xain_messaging.errors import NameTaken as NameTaken
+    from xain_messaging.errors import NotTheSender as NotTheSender
     from xain_messaging.errors import OutboxFull as OutboxFull
     from xain_messaging.errors import PeersMissing as PeersMissing
     from xain_messaging.errors import SessionError as SessionError
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = loaded_on_use(
     __name__,
     {
+        "xain_foundation.identity": "IdentityRules",
+        "xain_foundation.tls": "Certificates",
         "collectives": "Group",
         "conditional_events": "ConditionalEventError EventTable EventTableFull",
         "discovery.coordinator": "CoordinatorDiscovery",
@@ -57,13 +61,13 @@ __getattr__, __dir__ = loaded_on_use(
         "discovery.redis": "RedisDiscovery",
         "discovery.server": "MembershipServer",
         "distributed": "dist",
-        "drivers.grpc_streams": "GrpcDriver TlsFiles",
+        "drivers.grpc_streams": "GrpcDriver",
         "drivers.in_process": "InProcessDriver Switchboard",
         "drivers.zeromq": "ZmqDriver",
         "errors": (
             "BodyError Closed CollectiveFailed DiscoveryUnavailable MalformedMessage "
-            "MembershipLost MessagingError NameTaken OutboxFull PeersMissing SessionError "
-            "TimedOut TooFewPeers UnknownPeer"
+            "MembershipLost MessagingError NameTaken NotTheSender OutboxFull PeersMissing "
+            "SessionError TimedOut TooFewPeers UnknownPeer"
         ),
         "links": "Bounds",
         "messages": "Message NotificationSessionStage SessionMessage SessionType TaskSessionStage",

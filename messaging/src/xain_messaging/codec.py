@@ -174,7 +174,9 @@ def num_bytes(frames: Parts) -> int:
     """Return the size of all frames together, roughly if the envelope is not encoded."""
     size = 0
     for frame in frames:
-        if isinstance(frame, _ENVELOPES):
+        if type(frame) is bytes:
+            size += len(frame)
+        elif isinstance(frame, _ENVELOPES):
             body = frame[-1]
             size += PLAIN_BYTES + (len(body) if type(body) in _SIZED else 0)
         else:

@@ -45,6 +45,7 @@ from xain_messaging.links import (
     Packet,
     Totals,
     read_head,
+    require_sender,
 )
 from xain_messaging.messages import Message, SessionMessage
 from xain_messaging.ports import Discovery, Driver, Member, Membership, Roster
@@ -317,10 +318,11 @@ class Endpoint:
     def _send_batches(self, link: Link) -> None:
         while link.unsent:
             self._send(link, link.next_packet())
-        self._unsent.pop(link.name, None)
+        if self._unsent:
+            self._unsent.pop(link.name, None)
         if link.owes_ack:  # the peer is away
             self._owe(link)
-        else:  # it went with the messages
+        elif self._owed:  # it went with the messages
             self._owed.pop(link.name, None)
 
     def has_room(self, peer: str, size_bytes: int) -> bool:
@@ -347,10 +349,13 @@ class Endpoint:
 
     def _take_those_of(self, link: Link) -> None:
         """Take what came from a peer that is sent to now: the ack goes with that."""
+        left = []
         for delivery in self._received:
             if delivery.peer == link.name:
                 link.take(delivery)
-        self._received = [delivery for delivery in self._received if not delivery.is_taken]
+            else:
+                left.append(delivery)
+        self._received = left  # last: what an interrupt leaves is taken again
         if self._totals.behind:
             self._ask_next()
 
@@ -454,7 +459,10 @@ class Endpoint:
         if self._poller and self._poller != threading.get_ident():
             self._driver.wake()
 
-    def _on_packet(self, frames: Frames) -> None:
+    def _on_packet(self, frames: Frames, sender: str | None = None, /) -> None:
+        """See OnPacket."""
+        if sender is not None:
+            require_sender(frames, sender)
         with self.lock:
             if self._packet is not None:
                 self._handle_packet()

@@ -19,6 +19,10 @@ class MalformedMessage(MessagingError):
     """A packet or message that no peer of ours sends."""
 
 
+class NotTheSender(MessagingError):
+    """A packet in another name than that in the certificate of its sender."""
+
+
 class SessionError(MessagingError):
     """A stage that does not follow on what the session has come to."""
 

@@ -52,8 +52,9 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
+from xain_foundation.names import shortened
 from xain_messaging.codec import Frame, Frames, Parts, Plain, num_bytes
-from xain_messaging.errors import MalformedMessage
+from xain_messaging.errors import MalformedMessage, NotTheSender
 from xain_messaging.messages import Message
 
 # Acks travel with messages that go the other way. When none goes: after so many messages or bytes,
@@ -275,6 +276,13 @@ class Link:
         unsent = self.unsent
         if not unsent:
             return None
+        follows = self._last_sent
+        if len(unsent) == 1:
+            kept = unsent[0]
+            # Before it is off the list: what an interrupt loses from here on leaves a gap.
+            self._last_sent = kept.entry[0]
+            unsent.clear()
+            return [self._head(MESSAGE, follows, (kept.entry,)), *kept.arrays]
         messages: list[_Entry] = []
         packet: Packet = [b""]
         size_bytes = 0
@@ -285,9 +293,7 @@ class Link:
             messages.append(kept.entry)
             if kept.arrays:
                 packet += kept.arrays
-        follows = self._last_sent
-        # Before they are off the list: what an interrupt loses from here on leaves a gap.
-        self._last_sent = messages[-1][0]
+        self._last_sent = messages[-1][0]  # before they are off the list, as above
         if len(messages) == len(unsent):
             unsent.clear()
         else:
@@ -364,8 +370,10 @@ class Link:
         untaken: list[int] = []
         if self._num_untold or kind != MESSAGE:
             incarnation, heard = self._incarnation, self._heard
-            untaken = [*islice(self._untaken, MAX_UNTAKEN + 1)]
-            taken = heard if len(untaken) <= MAX_UNTAKEN else untaken.pop() - 1
+            taken = heard
+            if self._untaken:
+                untaken = [*islice(self._untaken, MAX_UNTAKEN + 1)]
+                taken = heard if len(untaken) <= MAX_UNTAKEN else untaken.pop() - 1
             self._num_untold = self._untold_bytes = 0
         ours = (kind, self.own_name, self.name, self.own_incarnation, follows)
         return _ENCODER.encode((*ours, incarnation, heard, taken, untaken, messages))
@@ -406,12 +414,14 @@ class Link:
             elif head.kind == _LEAVING:
                 self.totals.left.add(self.name)
             return []
-        if sum(map(_NUM_ARRAYS, head.messages)) != len(frames):
+        messages = head.messages
+        num_arrays = messages[0][2] if len(messages) == 1 else sum(map(_NUM_ARRAYS, messages))
+        if num_arrays != len(frames):
             raise MalformedMessage(f"a packet of {self.name!r} with {len(frames)} frames")
         found: list[Delivery] = []
         totals, untaken, follows, at = self.totals, self._untaken, head.follows, 0
         bounds = totals.bounds
-        for number, kind, num_frames, envelope in head.messages:
+        for number, kind, num_frames, envelope in messages:
             begin, at = at, at + num_frames
             if number <= follows:  # numbers rise: no peer of ours sends that, nor what is after it
                 break
@@ -479,10 +489,10 @@ class Link:
         """Drop the kept messages that the peer has taken."""
         if head.heard > self._told_heard:
             self._told_heard = head.heard
-        taken = [*takewhile(head.taken.__ge__, self._kept)]
-        if head.untaken:
-            taken = [*set(taken).difference(head.untaken)]
-        self._forget_kept(taken)
+        if taken := [*takewhile(head.taken.__ge__, self._kept)]:
+            if head.untaken:
+                taken = [*set(taken).difference(head.untaken)]
+            self._forget_kept(taken)
 
     def _forget_kept(self, numbers: list[int]) -> None:
         totals = self.totals
@@ -502,3 +512,15 @@ def read_head(frame: Frame) -> Head:
     # RecursionError: of lists in each other.
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise MalformedMessage(f"not the head of a packet: {error!s:.200}") from None
+
+
+def require_sender(frames: Frames, sender: str) -> None:
+    """Raises NotTheSender unless a packet is from the peer of this name, or is malformed."""
+    try:
+        name = read_head(frames[0]).name if frames else sender
+    except MalformedMessage:
+        return  # told when the packet is handled
+    if name != sender:
+        raise NotTheSender(
+            f"the certificate is that of {sender!r}, and the packet is from {shortened(name)!r}"
+        )

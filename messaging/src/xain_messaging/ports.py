@@ -10,6 +10,17 @@ from xain_messaging.codec import Frames
 # --- drivers --------------------------------------------------------------------------------------
 
 
+class OnPacket(Protocol):
+    """Takes the frames of a packet that a peer has sent. sender: the name that its certificate
+    says; None without certificates. Raises NotTheSender for a packet in another name."""
+
+    def __call__(self, frames: Frames, sender: str | None = None, /) -> None: ...
+
+
+def ignore(frames: Frames, sender: str | None = None, /) -> None:
+    """Drop a packet."""
+
+
 class Driver(Protocol):
     """Carries packets of frames to named peers, in order for as long as a connection lives.
 
@@ -24,10 +35,10 @@ class Driver(Protocol):
         """Under which others connect to this driver. It listens from its construction on."""
         ...
 
-    def serve(self, on_packet: Callable[[Frames], None], on_lost: Callable[[str], None]) -> None:
+    def serve(self, on_packet: OnPacket, on_lost: Callable[[str], None]) -> None:
         """Hand over what comes, from now on; from run(), or from threads of the driver's own.
 
-        on_packet: called with the frames of each packet that a peer has sent. The frames are the
+        on_packet: called with each packet that a peer has sent. The frames are the
             receiver's own. All but the first can be written to: arrays lie in them.
         on_lost: called from run(), with the name of a peer whose connection has broken, where the
             driver hears of that: packets that were sent on it may not have arrived. Packets go over

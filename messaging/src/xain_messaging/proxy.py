@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
@@ -55,6 +55,28 @@ JOIN_TIMEOUT_S = 60.0
 MINIMAL_PEERS_TIMEOUT_S = 300.0
 LINGER_S = 5.0
 MAX_REMEMBERED = 65_536  # sessions that were begun here: of whom an answer is awaited
+MARO_REDIS = ("localhost", 6379)  # by default
+# Arguments that a Proxy of MARO has and ours has not.
+_OF_MARO: Final = frozenset(
+    {
+        "component_type",
+        "component_name",
+        "driver_type",
+        "driver_parameters",
+        "redis_address",
+        "initial_redis_connect_retry_interval",
+        "max_redis_connect_retries",
+        "initial_peer_discovery_retry_interval",
+        "max_peer_discovery_retries",
+        "enable_rejoin",
+        "peers_catch_lifetime",
+        "enable_message_cache_for_rejoin",
+        "max_length_for_message_cache",
+        "timeout_for_minimal_peer_number",
+        "is_remove_failed_container",
+        "max_rejoin_times",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +114,8 @@ class Proxy:
     group_name: those in other groups do not exist for it.
     role: its own type of peer, which conditional events and broadcasts go by.
     expected_peers: how many of each role are awaited before the construction is over.
-    name: its own, unique in the group; by default its role and some letters. Who comes back under a
-        name gets what was kept for it.
+    name: its own, unique in the group; by default that in the certificate of the driver, or its
+        role and some letters. Who comes back under a name gets what was kept for it.
     discovery: an instance; or "HOST:PORT" of a coordinator; or "redis://HOST:PORT".
     driver: an instance, which is closed with the proxy; or "grpc" or "zmq".
     minimal_peers: of each role, or of each of `expected_peers` alike. Who asks or tells while there
@@ -101,8 +123,14 @@ class Proxy:
         one. Replies do not wait.
     bounds: of what is kept for one peer until it has taken it, be it here or away, and for all
         together. Who sends more waits for room.
-    Raises NameTaken, DiscoveryUnavailable, and PeersMissing if not all have come in time.
+    Raises NameTaken, DiscoveryUnavailable, and PeersMissing if not all have come in time; TypeError
+    for arguments of MARO's Proxy, with the same call as it is here.
     """
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:  # __init__ says what these are
+        if theirs := _OF_MARO & options.keys():
+            raise TypeError(_from_maro(sorted(theirs), arguments, options))
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -143,8 +171,10 @@ class Proxy:
         deadline = time.monotonic() + join_timeout_s
         # First what can fail and holds nothing: a driver has a port.
         found = open_discovery(discovery) if isinstance(discovery, str) else discovery
+        opened = open_driver(driver) if isinstance(driver, str) else driver
+        name = name or getattr(opened, "own_name", None)
         self.endpoint = Endpoint(
-            open_driver(driver) if isinstance(driver, str) else driver,
+            opened,
             found,
             group_name,
             role,
@@ -676,3 +706,20 @@ class Proxy:
         either. Answers can be awaited still, as in send(). Safe in a signal handler."""
         self._is_stopped = True
         self.endpoint.wake()
+
+
+def _from_maro(theirs: Sequence[str], arguments: Sequence[Any], options: Mapping[str, Any]) -> str:
+    """Return a line with the call that stands for one of MARO's Proxy."""
+    given = dict(zip(("group_name", "component_type", "expected_peers"), arguments, strict=False))
+    given |= options
+    host, port = given.get("redis_address", MARO_REDIS)
+    names = ("group_name", "component_type")
+    call = [repr(given.get(name, "...")) for name in names]
+    call.append(repr(dict(given.get("expected_peers") or {})))
+    if given.get("component_name"):
+        call.append(f"name={given['component_name']!r}")
+    call += [f'discovery="redis://{host}:{port}/0"', 'driver="zmq"']
+    return (
+        f"{', '.join(theirs)}: MARO's; the same here is Proxy({', '.join(call)}); see "
+        "docs/from-maro.md"
+    )

@@ -5,9 +5,10 @@
     total = group.all_reduce(gradient)              # the same bits at every member
 
 Every member calls the same operations of a group in the same order, with arrays of the same shape
-and dtype. What comes out is numpy, and the caller's own. Sums and products are of the dtype that
-came in, in the machine's byte order: small integers overflow as they do in numpy. A call with wrong
-arguments counts: it fails at all members, and the next one works.
+and dtype; of broadcast() and scatter() the root alone gives arrays. What comes out is numpy, and
+the caller's own. Sums and products are of the dtype that came in, in the machine's byte order:
+small integers overflow as they do in numpy. A call with wrong arguments counts: it fails at all
+members, and the next one works.
 
 A group is of processes, not of names: when one has gone, or has come back as another, it is of no
 more use, and those who are there make a new one. One that leaves when it has its result does no

@@ -7,11 +7,15 @@ Operations in MPICH).
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from xain_messaging.collectives.operation import Array, Operation, native
+
+# Of a large broadcast: small beside the array, so that all members are at work for nearly all of
+# the time, and large beside what a message costs.
+PIECE_BYTES: Final = 1 << 20
 
 
 def tree_reduce(
@@ -35,19 +39,72 @@ def tree_reduce(
 
 def tree_broadcast(operation: Operation, array: Array | None, root: int) -> Array:
     """Binomial; array: at root."""
+    found = _down_tree(operation, array, root)
+    assert found is not None
+    return found
+
+
+def _down_tree(operation: Operation, part: Array | None, root: int) -> Array | None:
+    """Send the part of root, an array or None, to all members. Returns that part."""
     rank, size = operation.rank, operation.size
     slot = (rank - root) % size
     distance = 1
     while distance < size and not slot & distance:
         distance *= 2
     if slot:
-        array = operation.receive((rank - distance) % size, -2)
-    assert array is not None
+        part = operation.receive((rank - distance) % size, -2)
     while distance > 1:
         distance //= 2
         if slot + distance < size:
-            operation.send((rank + distance) % size, -2, array)
-    return array
+            operation.send((rank + distance) % size, -2, part)
+    return part
+
+
+def broadcast(operation: Operation, array: Array | None, root: int, large_bytes: int) -> Array:
+    """Send an array, whose size root alone knows, to all members. array: at root.
+
+    A small array goes down a binomial tree. For a large one None goes down the tree, and then the
+    array from member to member.
+    """
+    is_large = array is not None and array.nbytes >= large_bytes
+    found = _down_tree(operation, None if is_large else array, root)
+    if found is None:
+        return _chain(operation, array, root)
+    return found if array is None else array.copy()
+
+
+def _chain(operation: Operation, array: Array | None, root: int) -> Array:
+    """Send an array from root to the member on its right, and so on, in pieces: each connection
+    carries it once, and a member passes a piece on while the next one comes. array: at root."""
+    rank, size = operation.rank, operation.size
+    right, left = (rank + 1) % size, (rank - 1) % size
+    if array is not None:
+        if right != root:
+            flat = array.reshape(-1)
+            length = max(1, PIECE_BYTES // flat.itemsize)
+            operation.send(right, 0, np.array(array.shape, np.int64))
+            for step, begin in enumerate(range(0, max(1, flat.size), length), 1):
+                operation.send(right, step, flat[begin : begin + length])
+        return array.copy()
+
+    def passed_on(step: int) -> Array:
+        part = operation.receive(left, step)
+        if right != root:
+            operation.send(right, step, _final(part))
+        return part
+
+    shape = tuple(passed_on(0).tolist())
+    first = passed_on(1)
+    found = np.empty(shape, first.dtype)
+    flat = found.reshape(-1)
+    flat[: first.size] = first
+    filled, step = first.size, 1
+    while filled < flat.size:
+        step += 1
+        part = passed_on(step)
+        flat[filled : filled + part.size] = part
+        filled += part.size
+    return found
 
 
 def tree_gather(operation: Operation, array: Array, root: int) -> list[Array] | None:
@@ -73,6 +130,18 @@ def direct_gather(operation: Operation, array: Array, root: int) -> list[Array] 
         return None
     ranks = range(operation.size)
     return [array if rank == root else operation.receive(rank, -4) for rank in ranks]
+
+
+def direct_scatter(
+    operation: Operation, arrays: Sequence[Array] | Array | None, root: int
+) -> Array:
+    """Send each member its array from root. arrays: at root, by rank. Returns our own."""
+    if arrays is None:
+        return operation.receive(root, 0)
+    for rank, array in enumerate(arrays):
+        if rank != root:
+            operation.send(rank, 0, native(array))
+    return native(arrays[root]).copy()
 
 
 def ring_reduce(operation: Operation, parts: Sequence[Array], combine: Callable[..., Any]) -> Array:

@@ -7,7 +7,9 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 
 from xain_messaging.collectives.algorithms import (
+    broadcast,
     direct_gather,
+    direct_scatter,
     disseminate,
     pairwise,
     ring_gather,
@@ -17,7 +19,7 @@ from xain_messaging.collectives.algorithms import (
     tree_reduce,
 )
 from xain_messaging.collectives.members import Members
-from xain_messaging.collectives.operation import Array, Operation, begun
+from xain_messaging.collectives.operation import Array, Operation, begun, native
 from xain_messaging.collectives.registry import Registry
 from xain_messaging.endpoint import Endpoint
 
@@ -63,6 +65,38 @@ class Group(Members):
         super().__init__(endpoint, name, members)
         self._registry = registry
         self._timeout_s = timeout_s
+
+    def broadcast(
+        self, array: Array | None = None, root: int = 0, timeout_s: float | None = None
+    ) -> Array:
+        """Send the array of `root` to every member. What the others give is ignored, so they need
+        not know its shape and dtype."""
+        is_root = self.rank == root
+        # Members are done one by one; before root has begun none is.
+        with self._begun(f"broadcast {root}", timeout_s, is_one_way=not is_root) as operation:
+            self._check_rank(root)
+            if is_root and array is None:
+                raise ValueError(f"the root {root} gives no array to broadcast")
+            given = native(array) if is_root and array is not None else None
+            return broadcast(operation, given, root, self.ring_bytes)
+
+    def scatter(
+        self,
+        arrays: Sequence[Array] | Array | None = None,
+        root: int = 0,
+        timeout_s: float | None = None,
+    ) -> Array:
+        """Send each member its array from `root`, whose arrays are by rank and may be of any shapes
+        and dtypes; or an array, whose first axis they are along. What the others give is ignored.
+        Returns the member's own."""
+        is_root = self.rank == root
+        with self._begun(f"scatter {root}", timeout_s, is_one_way=not is_root) as operation:
+            self._check_rank(root)
+            given = arrays if is_root else None
+            if is_root and (given is None or len(given) != self.size):
+                number = "no" if given is None else len(given)
+                raise ValueError(f"{number} arrays for {self.size} members")
+            return direct_scatter(operation, given, root)
 
     def reduce(
         self, array: Array, op: Operator = "sum", root: int = 0, timeout_s: float | None = None

@@ -12,9 +12,11 @@ from typing import Any
 
 import grpc
 
-from xain_foundation.channels import open_channel, why_unreachable
+from xain_foundation.channels import require_private_way, why_unreachable
+from xain_foundation.current_channel import CurrentChannel
 from xain_foundation.grpc_calls import Cancellable, details_of
 from xain_foundation.logger import get_logger
+from xain_foundation.tls import Certificates
 from xain_messaging import waits
 from xain_messaging.discovery.registry import replaced
 from xain_messaging.discovery.remote import CALL_TIMEOUT_S, RETRY_S, RemoteMembership, left_s
@@ -48,12 +50,24 @@ class CoordinatorDiscovery:
     """See ports.Discovery.
 
     target: "HOST:PORT".
-    credentials: of the channel; without them it goes in the clear.
+    tls: None: all goes in the clear. With certificates a member has the name in its own. insecure:
+        without `tls` also to another machine.
+    node: the node that serves Membership, see CurrentChannel; "" for a coordinator.
+    Raises ValueError for another machine with neither tls nor insecure.
     """
 
-    def __init__(self, target: str, credentials: grpc.ChannelCredentials | None = None) -> None:
+    def __init__(
+        self,
+        target: str,
+        tls: Certificates | None = None,
+        *,
+        insecure: bool = False,
+        node: str = "",
+    ) -> None:
+        require_private_way(target, tls, insecure=insecure)
         self._target = target
-        self._credentials = credentials
+        self._tls = tls
+        self._node = node
 
     def join(
         self,
@@ -67,20 +81,19 @@ class CoordinatorDiscovery:
         on_lost: Callable[[Exception], None],
     ) -> "CoordinatorMembership":
         deadline = time.monotonic() + timeout_s
-        channel = open_channel(self._target, _OPTIONS, self._credentials)
+        channel = CurrentChannel[Any](
+            self._target, _OPTIONS, self._tls, MembershipStub, node=self._node
+        )
         request = pb.JoinRequest(group=group, role=role, name=name, address=address)
         membership = CoordinatorMembership(channel, self._target, request, on_change, on_lost)
         try:
             membership.join(deadline)
         except BaseException as error:  # an interrupt too: no thread and channel stay behind
             membership.leave_by(deadline)
-            is_encrypted = self._credentials is not None
             if isinstance(error, DiscoveryUnavailable) and (
-                why := why_unreachable(self._target, is_encrypted=is_encrypted)
+                why := why_unreachable(self._target, tls=self._tls, node=self._node)
             ):
-                # gRPC says what is wrong with a certificate.
-                subject = str(error) if is_encrypted else f"{self._target} does not answer"
-                raise DiscoveryUnavailable(f"{subject}: {why}") from None
+                raise DiscoveryUnavailable(f"{self._target} does not answer: {why}") from None
             raise
         return membership
 
@@ -90,7 +103,7 @@ class CoordinatorMembership(RemoteMembership):
 
     def __init__(
         self,
-        channel: grpc.Channel,
+        channel: CurrentChannel[Any],
         target: str,
         request: pb.JoinRequest,
         on_change: Callable[[Roster], None],
@@ -100,7 +113,6 @@ class CoordinatorMembership(RemoteMembership):
         self._channel = channel
         self._target = target
         self._request = request
-        self._stub: Any = MembershipStub(channel)
         self._lease_s = CALL_TIMEOUT_S
         self._told = threading.Event()
         self._refused_with: grpc.StatusCode | None = None
@@ -113,7 +125,8 @@ class CoordinatorMembership(RemoteMembership):
             request.former.CopyFrom(to_message(self._member))
             request.heard = self._heard
         try:
-            answer = self._stub.Join(request, timeout=min(timeout_s, CALL_TIMEOUT_S))
+            with self._channel.stub() as stub:
+                answer = stub.Join(request, timeout=min(timeout_s, CALL_TIMEOUT_S))
         except grpc.RpcError as error:
             raise self._as_ours(error) from None
         self._lease_s = answer.lease_ms / 1000
@@ -146,17 +159,19 @@ class CoordinatorMembership(RemoteMembership):
         while not self._has_ended.wait(self._chance.uniform(0.25, 0.35) * self._lease_s):
             request = pb.RenewRequest(**self._who())
             try:
-                self._stub.Renew(request, timeout=self._lease_s / 3)
+                with self._channel.stub() as stub:
+                    stub.Renew(request, timeout=self._lease_s / 3)
             except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
                 self._handle(error)
 
     def _watch(self) -> None:
         while not self._has_ended.is_set():
             try:
-                self._stream = Cancellable(self._stub.Watch(pb.WatchRequest(**self._who())))
-                self._listed.clear()
-                for response in self._stream.call:
-                    self._hear(response)
+                with self._channel.stub() as stub:
+                    self._stream = Cancellable(stub.Watch(pb.WatchRequest(**self._who())))
+                    self._listed.clear()
+                    for response in self._stream.call:
+                        self._hear(response)
             except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
                 self._handle(error)
             self._has_ended.wait(self._chance.uniform(0.1, 2 * RETRY_S))
@@ -212,7 +227,10 @@ class CoordinatorMembership(RemoteMembership):
         while True:
             timeout_s = waits.left_s(deadline)  # a call that has centuries is lost
             try:
-                self._stub.Barrier(request, timeout=timeout_s, wait_for_ready=True)
+                with self._channel.stub() as stub:
+                    # A channel with certificates may have to be another one until then.
+                    waits_for_ready = not self._channel.is_encrypted
+                    stub.Barrier(request, timeout=timeout_s, wait_for_ready=waits_for_ready)
                 return True
             except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
                 failed: Any = error
@@ -233,8 +251,8 @@ class CoordinatorMembership(RemoteMembership):
     def _end(self, timeout_s: float) -> None:
         if self._member is not None:
             # The member expires by itself; another thread that leaves may have closed the channel.
-            with suppress(grpc.RpcError, ValueError):
-                self._stub.Leave(pb.LeaveRequest(**self._who()), timeout=timeout_s)
+            with suppress(grpc.RpcError, ValueError), self._channel.stub() as stub:
+                stub.Leave(pb.LeaveRequest(**self._who()), timeout=timeout_s)
         if self._stream is not None:
             self._stream.cancel()
         self._channel.close()

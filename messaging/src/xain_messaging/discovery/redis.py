@@ -17,11 +17,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 import redis
 
 from xain_foundation.backoff import Backoff
+from xain_foundation.fields import is_loopback
 from xain_foundation.logger import get_logger
 from xain_messaging.discovery.registry import LEASE_S, SETTLE_S, WORD_S, Registry, State
 from xain_messaging.discovery.remote import (
@@ -56,9 +58,25 @@ class RedisDiscovery:
     lease_s: the time to live of an entry.
     settle_s: how long newcomers wait after the start of the Redis, which may have lost all, for the
         members to come back to it.
+    insecure: also "redis://" on another machine, in the clear.
+    Raises ValueError for such a URL without it.
     """
 
-    def __init__(self, url: str, lease_s: float = LEASE_S, settle_s: float = SETTLE_S) -> None:
+    def __init__(
+        self,
+        url: str,
+        lease_s: float = LEASE_S,
+        settle_s: float = SETTLE_S,
+        *,
+        insecure: bool = False,
+    ) -> None:
+        host = urlsplit(url).hostname or "localhost"
+        if url.startswith("redis://") and not (insecure or is_loopback(host)):
+            raise ValueError(
+                f"the Redis at {host} would be asked in the clear, where whoever reads the network "
+                "sees its password and may change who is in a group: write rediss:// for TLS, or "
+                "pass RedisDiscovery(URL, insecure=True) in a network that you trust"
+            )
         self._url = url
         self._lease_s = lease_s
         self._settle_s = settle_s

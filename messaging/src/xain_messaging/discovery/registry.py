@@ -144,6 +144,10 @@ class Registry:
         """The number of members of all groups."""
         return sum(len(group.entries) for group in self.state.groups.values())
 
+    def num_other_groups(self, name: str, group: str) -> int:
+        """The number of groups that have a member of this name, beside the group that is given."""
+        return sum(name in g.entries for other, g in self.state.groups.items() if other != group)
+
     def is_member(self, group: str, name: str, incarnation: int) -> bool:
         """Whether this process is a member."""
         return self._entry(group, name, incarnation) is not None

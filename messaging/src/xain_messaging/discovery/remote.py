@@ -125,11 +125,24 @@ class RemoteMembership(ABC):
                 self._member = self._ask_to_join(CALL_TIMEOUT_S)
                 log.info("came_back", group=self._group, peer=self._name)
 
-    def barrier(self, name: str, num_members: int, timeout_s: float) -> None:
-        check_barrier(name, num_members)
+    def next_call(self) -> int:
+        """A number for calls that wait at one opening of a barrier."""
         with self._calling:
             self._num_calls += 1
-            call = self._calls[name] = self._num_calls
+            return self._num_calls
+
+    def barrier(
+        self, name: str, num_members: int, timeout_s: float, call: int | None = None
+    ) -> None:
+        """Wait at a barrier, as Membership says.
+
+        call: of next_call(), for several calls that wait at one opening: where the answer of an
+            earlier one was lost, the next one returns at once.
+        """
+        check_barrier(name, num_members)
+        call = self.next_call() if call is None else call
+        with self._calling:
+            self._calls[name] = call
         try:
             self._check_waits(name, call)
             if not self._wait_at(name, num_members, time.monotonic() + timeout_s, call):

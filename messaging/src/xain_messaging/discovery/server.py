@@ -7,7 +7,10 @@ from typing import Generic, Protocol, Self, TypeVar
 import grpc
 
 from xain_foundation.connection_limit import ConnectionLimit, max_connections
+from xain_foundation.fields import require_private
+from xain_foundation.tls import Certificates
 from xain_messaging import background
+from xain_messaging.discovery.permissions import OF_MEMBERSHIP, Permissions, Roles, names_of
 from xain_messaging.discovery.registry import LEASE_S, SETTLE_S
 from xain_messaging.discovery.service import KEEPALIVE, MAX_MEMBERS, MembershipService
 
@@ -42,20 +45,27 @@ class ServiceServer(Generic[S]):
 
     make: makes the service, in the event loop, at each start.
     listen: "HOST:PORT", port 0 for one that is free; see target.
-    credentials: of the port; without them it goes in the clear.
-    Raises OSError from start() if nothing can listen there, and what `make` raises.
+    tls: None: all goes in the clear. insecure: also on a host that other machines reach.
+    roles: of callers, by method; what is not in it is refused. Counts with `tls`.
+    Raises ValueError for such a host with neither tls nor insecure. start() raises OSError if
+    nothing can listen there, and what `make` raises.
     """
 
     def __init__(
         self,
         make: Callable[[], S],
         listen: str = "127.0.0.1:0",
-        credentials: grpc.ServerCredentials | None = None,
+        tls: Certificates | None = None,
+        *,
+        insecure: bool = False,
+        roles: Roles = OF_MEMBERSHIP,
     ) -> None:
         self._make = make
         self._host, _, port = listen.rpartition(":")
+        require_private(self._host, is_encrypted=tls is not None, insecure=insecure)
         self._port = int(port)
-        self._credentials = credentials
+        self._tls = tls
+        self._roles = roles
         self._server: grpc.aio.Server | None = None
         self._service: S | None = None
         self._limit: ConnectionLimit | None = None
@@ -85,7 +95,9 @@ class ServiceServer(Generic[S]):
     async def _serve(self) -> None:
         # Before the port, which gRPC frees for a server only that was started.
         self._service = self._make()
+        tls = self._tls
         server = self._server = grpc.aio.server(
+            interceptors=[] if tls is None else [Permissions(tls, self._roles)],
             options=[
                 ("grpc.so_reuseport", 0),
                 (
@@ -94,13 +106,13 @@ class ServiceServer(Generic[S]):
                 ),
                 ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
                 *KEEPALIVE.items(),
-            ]
+            ],
         )
         self._service.add_to(server)
-        if self._credentials is None:
+        if tls is None:
             self._port = server.add_insecure_port(self.target)
         else:
-            self._port = server.add_secure_port(self.target, self._credentials)
+            self._port = server.add_secure_port(self.target, tls.of_server())
         await server.start()
         limit = self._limit = ConnectionLimit(
             self._port,
@@ -138,7 +150,13 @@ class MembershipServer(ServiceServer[MembershipService]):
         listen: str = "127.0.0.1:0",
         lease_s: float = LEASE_S,
         settle_s: float = SETTLE_S,
-        credentials: grpc.ServerCredentials | None = None,
+        tls: Certificates | None = None,
+        *,
+        insecure: bool = False,
     ) -> None:
-        super().__init__(lambda: MembershipService(lease_s, self.settle_s), listen, credentials)
+        super().__init__(self._made, listen, tls, insecure=insecure)
+        self._lease_s = lease_s
         self.settle_s = settle_s
+
+    def _made(self) -> MembershipService:
+        return MembershipService(self._lease_s, self.settle_s, name_of=names_of(self._tls))

@@ -30,6 +30,8 @@ from xain_wire.messaging.membership_pb2_grpc import (
 log = get_logger(__name__)
 
 MAX_MEMBERS = 1_000  # of all groups
+# Groups in which the holder of a certificate is a member. A process is in one or two.
+MAX_GROUPS = 16
 MAX_ADDRESS_BYTES = 256
 # What a member says of itself when it comes back, it may say wrongly, or by another clock.
 MAX_AHEAD_NS = 24 * 3600 * 10**9
@@ -89,6 +91,8 @@ class MembershipService(MembershipServicer):
     settle_s: how long newcomers wait for the members of a service that was here before.
     grace_s: how long a member without a Watch stream is still taken for alive.
     on_change: called with the name of a group whose members have changed.
+    name_of: the name of a caller that may speak for itself alone, as its certificate says; None for
+        one that may speak for any, as everybody may without certificates.
     on_accepted: told the peer, and the member's group and name, of calls of members.
     """
 
@@ -98,8 +102,10 @@ class MembershipService(MembershipServicer):
         settle_s: float = SETTLE_S,
         grace_s: float = GRACE_S,
         on_change: Callable[[str], None] | None = None,
+        name_of: "Callable[[Context], str | None]" = lambda context: None,
     ) -> None:
         self._on_change = on_change
+        self._name_of = name_of
         self.on_accepted: Callable[[str, Hashable], None] = lambda peer, member: None
         self._last_incarnation = 0
         self._streams: dict[tuple[str, str, int], _WatchStream] = {}  # the newest of each member
@@ -199,16 +205,25 @@ class MembershipService(MembershipServicer):
         for changed in self._barriers:
             changed.set()
 
-    def member_of(self, request: Any) -> tuple[str, str] | None:
-        """The member that a request comes from, by its group and name; None if it is none."""
-        if isinstance(request, pb.JoinRequest):
+    def member_of(self, request: Any, own: str | None) -> tuple[str, str] | None:
+        """The member that a request comes from, by its group and name; None if it is none.
+
+        own: the only name that the caller may speak for; None if it may speak for any."""
+        if isinstance(request, pb.JoinRequest) or own not in (None, request.name):
             return None
         member = (request.group, request.name, request.incarnation)
         return member[:2] if self._registry.is_member(*member) else None
 
+    async def _require_own_name(self, context: Context, name: str) -> None:
+        own = self._name_of(context)
+        if own is not None and own != name:
+            why = f"the certificate is that of {own!r}, and the call is in the name of {name!r}"
+            await _refuse(context, grpc.StatusCode.UNAUTHENTICATED, shortened(why))
+
     # --- the calls ---
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
+        await self._require_own_name(context, request.name)
         for what in ("group", "role", "name"):
             if reason := why_not(getattr(request, what)):
                 await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, f"{what}: {reason}")
@@ -225,6 +240,16 @@ class MembershipService(MembershipServicer):
                 context,
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 f"there are {MAX_MEMBERS} members already",
+            )
+        has_own_name = self._name_of(context) is not None
+        if (
+            has_own_name
+            and self._registry.num_other_groups(request.name, request.group) >= MAX_GROUPS
+        ):
+            await _refuse(
+                context,
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{request.name!r} is a member of {MAX_GROUPS} groups already; leave one",
             )
         former = from_message(request.former) if request.HasField("former") else None
         if former is not None:
@@ -265,6 +290,7 @@ class MembershipService(MembershipServicer):
         )
 
     async def Renew(self, request: pb.RenewRequest, context: Context) -> pb.RenewResponse:
+        await self._require_own_name(context, request.name)
         if not self._registry.renew(
             request.group, request.name, request.incarnation, time.monotonic()
         ):
@@ -275,6 +301,7 @@ class MembershipService(MembershipServicer):
     async def Watch(
         self, request: pb.WatchRequest, context: Context
     ) -> AsyncIterator[pb.WatchResponse]:
+        await self._require_own_name(context, request.name)
         registry = self._registry
         member = (request.group, request.name, request.incarnation)
         older, stream = self._streams.get(member), _WatchStream()
@@ -313,10 +340,12 @@ class MembershipService(MembershipServicer):
         )
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
+        await self._require_own_name(context, request.name)
         self._registry.leave(request.group, request.name, request.incarnation)
         return pb.LeaveResponse()
 
     async def Barrier(self, request: pb.BarrierRequest, context: Context) -> pb.BarrierResponse:
+        await self._require_own_name(context, request.name)
         registry = self._registry
         member = (request.group, request.name, request.incarnation)
         if not registry.is_member(*member):

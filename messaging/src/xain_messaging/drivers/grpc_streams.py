@@ -11,25 +11,30 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import grpc
 
 from xain_foundation.backoff import Backoff
+from xain_foundation.callers import Caller
 from xain_foundation.channels import open_channel
 from xain_foundation.connection_limit import ConnectionLimit, max_connections
+from xain_foundation.fields import require_private
 from xain_foundation.grpc_calls import Cancellable
+from xain_foundation.identity import NoIdentity, Role, peer_host
 from xain_foundation.logger import get_logger
+from xain_foundation.rate_limited_log import RateLimitedLog
+from xain_foundation.tls import Certificates
 from xain_messaging.codec import MAX_MESSAGE_BYTES, Frames
 from xain_messaging.drivers.addresses import told_host
 from xain_messaging.drivers.grpc_framing import MAX_CHUNK_BYTES, Malformed, chunks_of, packets
-from xain_messaging.errors import Closed, UnknownPeer
+from xain_messaging.errors import Closed, NotTheSender, UnknownPeer
 from xain_messaging.links import MAX_HEAD_BYTES
+from xain_messaging.ports import OnPacket, ignore
 from xain_messaging.waits import LONGEST_S, left_s
 
 log = get_logger(__name__)
@@ -50,9 +55,15 @@ STOP_S: Final = 5.0
 # Streams at a time, which each have a thread. A peer of a group has one.
 MAX_STREAMS: Final = 4096
 
+# Roles that may send packets.
+PEERS: Final = frozenset((Role.PARTICIPANT, Role.NODE, Role.OPERATOR))
+
 # Bytes of packets of more than one chunk that are put together at the same time, of all peers.
 SMALL_ROOM_BYTES: Final = 256 << 20
 LARGE_ROOM_BYTES: Final = 768 << 20
+
+# A driver with certificates looks so often whether their files have changed, also if nothing moves.
+FOLLOW_S: Final = 5.0
 
 # A stream that waits looks so often whether it has ended.
 LOOK_S: Final = 1.0
@@ -81,23 +92,6 @@ OPTIONS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """PEM, as bytes. Both ends show their certificates, and both must be signed by `ca`; that of a
-    peer must be for the host in its address."""
-
-    ca: bytes
-    certificate: bytes
-    key: bytes
-
-    def of_server(self) -> grpc.ServerCredentials:
-        own = [(self.key, self.certificate)]
-        return grpc.ssl_server_credentials(own, self.ca, require_client_auth=True)
-
-    def of_channel(self) -> grpc.ChannelCredentials:
-        return grpc.ssl_channel_credentials(self.ca, self.key, self.certificate)
-
-
 class _Connection:
     """The way to one peer: a stream that begins with the first packet. A stream that has broken is
     followed by another one, after a back-off.
@@ -109,11 +103,15 @@ class _Connection:
         self,
         peer: str,
         address: str,
-        tls: TlsFiles | None,
+        tls: Certificates | None,
         on_broken: Callable[[float, "_Connection"], None],
     ) -> None:
-        self._channel = open_channel(address, OPTIONS, None if tls is None else tls.of_channel())
         self.peer = peer
+        self._address = address
+        self._tls = tls
+        self._version = 0
+        self._channel = self._open_channel()
+        self._num_asked = 0  # packets that gRPC has asked for on this stream
         self._on_broken = on_broken
         self._lock = threading.RLock()
         self._packets: queue.SimpleQueue[Frames | None] = queue.SimpleQueue()
@@ -122,6 +120,29 @@ class _Connection:
         self._backoff = Backoff(RETRY_S, MAX_RETRY_S)
         self._is_closed = False
 
+    def _open_channel(self) -> grpc.Channel:
+        tls, options = self._tls, list[tuple[str, Any]](OPTIONS)
+        if tls is None:
+            return open_channel(self._address, options)
+        self._version = tls.look()
+        if tls.are_of_coordinator:
+            options.append(("grpc.ssl_target_name_override", peer_host(self.peer)))
+        return open_channel(self._address, options, tls.of_channel())
+
+    def follow_files(self) -> None:
+        """Apply changed certificates: an open stream goes on; a stream that waits for the peer is
+        ended, so that the next one shows them."""
+        if self._tls is None or self._version == self._tls.version:
+            return
+        stream = self._stream
+        # gRPC asks for the second packet when the first is on its way to the peer.
+        if stream is not None and self._num_asked < 2:
+            stream.call.cancel()
+
+    def _next(self, packets: "queue.SimpleQueue[Frames | None]") -> Frames | None:
+        self._num_asked += 1
+        return packets.get()
+
     def send(self, frames: Frames) -> None:
         with self._lock:
             if self._is_closed:
@@ -129,9 +150,13 @@ class _Connection:
             self._packets.put(frames)
             if self._stream is None:
                 self._begun_at = time.monotonic()
+                if self._tls is not None and self._version != self._tls.look():
+                    self._channel.close()
+                    self._channel = self._open_channel()
+                self._num_asked = 0
                 method: Any = self._channel.stream_unary(METHOD)
                 # The stream waits until the peer is there; the channel tries to reach it.
-                chunks = chunks_of(iter(self._packets.get, None))
+                chunks = chunks_of(iter(partial(self._next, self._packets), None))
                 self._stream = Cancellable(method.future(chunks, wait_for_ready=True))
                 self._stream.call.add_done_callback(self._ended)
 
@@ -261,8 +286,10 @@ class GrpcDriver:
     listen: "HOST:PORT", port 0 for any.
     advertise: the host that others are told, if it is not that of `listen`. A host that stands for
         all interfaces, such as "0.0.0.0", needs that.
-    tls: without it everything goes in the clear, and anybody may connect. With it only peers whose
-        certificates `ca` has signed.
+    tls: without it everything goes in the clear, and anybody may connect. With it only peers of the
+        same authority, each under the name in its certificate.
+    insecure: without `tls` also on a host that other machines reach.
+    Raises ValueError for such a host with neither.
     num_refused: streams that were ended because they carried no packets.
     """
 
@@ -277,17 +304,22 @@ class GrpcDriver:
         listen: str = "127.0.0.1:0",
         *,
         advertise: str = "",
-        tls: TlsFiles | None = None,
+        tls: Certificates | None = None,
+        insecure: bool = False,
     ) -> None:
-        host = told_host(listen.rpartition(":")[0], advertise)  # before anything is open
+        own_host = listen.rpartition(":")[0]
+        host = told_host(own_host, advertise)  # before anything is open
+        require_private(own_host, is_encrypted=tls is not None, insecure=insecure)
         self.num_refused = 0
+        self._refused = RateLimitedLog(log.warning, "peer_refused")  # any peer can cause it
         self._counting = threading.Lock()
         self._tls = tls
+        self._version = 0 if tls is None else tls.version
         # Each packet counts with the size that it announces. One that finds no room waits, and its
         # stream is not read meanwhile; one that is larger than the room is put together alone. A
         # peer that announces a large one and then stalls holds up only other large ones.
         self._small, self._large = Room(SMALL_ROOM_BYTES), Room(LARGE_ROOM_BYTES)
-        self._on_packet: Callable[[Frames], None] = lambda frames: None
+        self._on_packet: OnPacket = ignore
         self._on_lost: Callable[[str], None] = lambda peer: None
         self._is_served = threading.Event()
         # Held, and released to wake run(). An Event would have a lock of its own, for which a
@@ -298,6 +330,8 @@ class GrpcDriver:
         self._retry_at = math.inf  # the first of them
         self._connections: dict[str, _Connection] = {}
         self._streams: dict[Any, threading.Thread] = {}  # that peers have opened
+        self._senders: dict[Any, Caller] = {}  # of these streams, where there are certificates
+        self._revoked: Set[str] = frozenset()  # whose streams have ended
         self._is_closed = False
         self._limit: ConnectionLimit | None = None
         handler: Any = grpc.stream_unary_rpc_method_handler(self._deliver)
@@ -322,6 +356,16 @@ class GrpcDriver:
             self.close(0.0)
             raise
 
+    @property
+    def own_name(self) -> str | None:
+        """The name that peers take packets of this driver from; None if they take any."""
+        if self._tls is None:
+            return None
+        with suppress(NoIdentity):
+            identity = self._tls.identity
+            return None if identity.role is Role.OPERATOR else identity.name
+        return None
+
     # --- out ---
 
     def connect(self, peer: str, address: str) -> None:
@@ -343,7 +387,7 @@ class GrpcDriver:
 
     # --- in ---
 
-    def serve(self, on_packet: Callable[[Frames], None], on_lost: Callable[[str], None]) -> None:
+    def serve(self, on_packet: OnPacket, on_lost: Callable[[str], None]) -> None:
         self._on_packet, self._on_lost = on_packet, on_lost
         self._is_served.set()
 
@@ -353,7 +397,18 @@ class GrpcDriver:
         if self._is_closed:
             return
         wait_s = min(timeout_s, self._retry_at - time.monotonic(), LONGEST_S)
+        if self._tls is not None:
+            wait_s = min(wait_s, FOLLOW_S)
         self._waker.acquire(timeout=max(0.0, wait_s))
+        if self._tls is not None and self._version != self._tls.look():
+            self._version = self._tls.version
+            for connection in list(self._connections.values()):
+                connection.follow_files()
+        if self._tls is not None and self._revoked is not self._tls.callers.revoked:
+            self._revoked = self._tls.callers.revoked
+            for stream, sender in list(self._senders.items()):
+                if sender.serial in self._revoked:
+                    stream.cancel()
         now, self._retry_at = time.monotonic(), math.inf
         for _ in range(len(self._broken)):
             retry_at, connection = self._broken.popleft()
@@ -384,21 +439,38 @@ class GrpcDriver:
             pass
         limit = self._limit
         max_bytes, reserved = self.max_message_bytes + MAX_HEAD_BYTES, self._reserved
+        sender: str | None = None
+        callers = None if self._tls is None else self._tls.callers
         try:
+            if callers is not None:
+                caller = self._senders[context] = callers.of_call(context)
+                if caller.identity.role not in PEERS:
+                    raise NoIdentity(f"{caller.identity} is no peer of a group")
+                is_operator = caller.identity.role is Role.OPERATOR
+                sender = None if is_operator else caller.identity.name
             for frames in packets(chunks, max_bytes, partial(reserved, is_active)):
                 if limit is not None:  # once, with the first packet
                     limit.keep(context.peer(), context.peer())
                     limit = None
-                self._on_packet(frames)
+                if callers is not None:
+                    callers.require(caller)
+                if sender is None:
+                    self._on_packet(frames)
+                else:
+                    self._on_packet(frames, sender)
                 del frames  # the next may be long in coming
         except StreamEnded:
             pass
+        except (NoIdentity, NotTheSender) as error:
+            self._refused(peer=context.peer(), reason=str(error))
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
         except Malformed as error:
             with self._counting:
                 self.num_refused += 1
             log.warning("stream_refused", peer=context.peer(), error=str(error))
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
+            self._senders.pop(context, None)
             del self._streams[context]
         return b""
 
@@ -427,7 +499,7 @@ class GrpcDriver:
         self.wake()
         if self._limit is not None:
             self._limit.stop()
-        self._on_packet = lambda frames: None
+        self._on_packet = ignore
         self._is_served.set()
         # A server that never started sets the event of stop(), and does not end another wait.
         wait: Callable[[float], bool] = self._server.wait_for_termination

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from xain_messaging.codec import Frames
 from xain_messaging.errors import Closed, UnknownPeer
+from xain_messaging.ports import OnPacket, ignore
 from xain_messaging.waits import LONGEST_S
 
 
@@ -45,7 +46,7 @@ class InProcessDriver:
         self._events: queue.SimpleQueue[Frames | str | None] = queue.SimpleQueue()
         self._addresses: dict[str, str] = {}
         self._is_closed = False
-        self._on_packet: Callable[[Frames], None] = lambda frames: None
+        self._on_packet: OnPacket = ignore
         self._on_lost: Callable[[str], None] = lambda peer: None
         self._address = switchboard.add(self)
 
@@ -70,7 +71,7 @@ class InProcessDriver:
             # As if over a wire: nothing is shared, and what comes can be written to.
             other._events.put([bytearray(frame) for frame in frames])
 
-    def serve(self, on_packet: Callable[[Frames], None], on_lost: Callable[[str], None]) -> None:
+    def serve(self, on_packet: OnPacket, on_lost: Callable[[str], None]) -> None:
         self._on_packet, self._on_lost = on_packet, on_lost
 
     def run(self, timeout_s: float) -> None:

@@ -14,9 +14,11 @@ from typing import Any, Final
 
 import zmq
 
+from xain_foundation.fields import require_private
 from xain_messaging.codec import Frame, Frames
 from xain_messaging.drivers.addresses import told_host
 from xain_messaging.errors import Closed, UnknownPeer
+from xain_messaging.ports import OnPacket, ignore
 from xain_messaging.waits import LONGEST_S
 
 # Smaller frames are copied: that costs less than to hand them over.
@@ -37,6 +39,10 @@ _send: Final[Callable[..., Any]] = zmq.backend.Socket.send
 # An empty packet from here, which lets run() return.
 WAKE: Final = "inproc://wake"
 
+# Goes before a packet of several frames: to ask ZeroMQ whether more follow takes longer than to
+# receive, and nearly all packets are one frame.
+SEVERAL: Final = b"+"
+
 # One for each peer that is sent to. A socket that is not made costs nothing.
 MAX_SOCKETS: Final = 65_536
 
@@ -50,19 +56,29 @@ class ZmqDriver:
 
     host: the interface to listen on, and the address that others are told, unless `advertise` is
         another. One that stands for all interfaces, such as "*", needs that.
+    insecure: also on a host that other machines reach, where everything goes in the clear.
+    Raises ValueError for such a host without it.
     """
 
     is_polled = True
 
-    def __init__(self, host: str = "127.0.0.1", *, advertise: str = "") -> None:
+    def __init__(
+        self, host: str = "127.0.0.1", *, advertise: str = "", insecure: bool = False
+    ) -> None:
         host_told = told_host(host, advertise)  # before anything is open
+        require_private(
+            host,
+            is_encrypted=False,
+            insecure=insecure,
+            remedy="use GrpcDriver, or pass insecure=True",
+        )
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._running = threading.Lock()  # of the thread in run(), which close() waits for
         self._addresses: dict[str, str] = {}  # by peer
         self._sockets: dict[str, zmq.Socket[bytes]] = {}  # of the peers that have been sent to
         self._is_closed = False
-        self._on_packet: Callable[[Frames], None] = lambda frames: None
+        self._on_packet: OnPacket = ignore
         self._pull = self._open(zmq.PULL, {zmq.RCVHWM: MAX_WAITING})
         self.address = f"tcp://{host_told}:{self._pull.bind_to_random_port(f'tcp://{host}')}"
         self._timeout_ms = -1  # of self._pull
@@ -123,6 +139,8 @@ class ZmqDriver:
         if push is None:
             push = self._connected(peer)
         left = len(frames)
+        if left > 1:
+            _send(push, SEVERAL, _SNDMORE, True)
         for frame in frames:
             left -= 1
             size = frame.nbytes if isinstance(frame, memoryview) else len(frame)
@@ -130,7 +148,7 @@ class ZmqDriver:
 
     # --- in ---
 
-    def serve(self, on_packet: Callable[[Frames], None], on_lost: Callable[[str], None]) -> None:
+    def serve(self, on_packet: OnPacket, on_lost: Callable[[str], None]) -> None:
         self._on_packet = on_packet
 
     def run(self, timeout_s: float) -> None:
@@ -145,9 +163,11 @@ class ZmqDriver:
             try:
                 # Copied: pyzmq looks for signals when it frees a frame, and drops the interrupt.
                 frames: list[Frame] = [pull.recv()]
-                while pull.getsockopt(_RCVMORE):
-                    # Frames after the first are arrays, and stay in the memory they came in.
-                    frames.append(pull.recv(copy=False).buffer)
+                if frames[0] == SEVERAL and pull.getsockopt(_RCVMORE):
+                    frames = [pull.recv()]
+                    while pull.getsockopt(_RCVMORE):
+                        # Frames after the first are arrays, and stay in the memory they came in.
+                        frames.append(pull.recv(copy=False).buffer)
             except zmq.Again:
                 return
             if frames[0] or len(frames) > 1:
