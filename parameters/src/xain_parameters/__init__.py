@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING
 from xain_foundation.on_use import loaded_on_use
 
 if TYPE_CHECKING:
-    from xain_parameters.certificates import Certificates
+    from xain_foundation.identity import IdentityRules
+    from xain_foundation.tls import Certificates, InvalidCertificates
+    from xain_parameters.client.batches import Batch, Piece, Reading, RowNumbers
     from xain_parameters.client.connecting import connect, connect_sync
     from xain_parameters.client.kv import KVWorker
     from xain_parameters.client.local import LocalGroup, local, local_sync
@@ -28,10 +30,12 @@ if TYPE_CHECKING:
         Evicted,
         Invalid,
         ParameterError,
+        RequestFailed,
         RolledBack,
         TableConflict,
         Unavailable,
     )
+    from xain_parameters.handlers import Request
     from xain_parameters.node.server import ParameterServer
     from xain_parameters.tables.initialisers import Constant, Normal, Uniform, Zeros
     from xain_parameters.tables.rules import (
@@ -51,19 +55,27 @@ __all__ = [
     "Adam",
     "Add",
     "Assign",
+    "Batch",
     "Certificates",
     "Closed",
     "Constant",
     "Damaged",
     "Evicted",
+    "IdentityRules",
     "Invalid",
+    "InvalidCertificates",
     "KVWorker",
     "LocalGroup",
     "Momentum",
     "Normal",
     "ParameterError",
     "ParameterServer",
+    "Piece",
+    "Reading",
+    "Request",
+    "RequestFailed",
     "RolledBack",
+    "RowNumbers",
     "TableConflict",
     "Unavailable",
     "Uniform",
@@ -77,13 +89,17 @@ __all__ = [
 __getattr__, __dir__ = loaded_on_use(
     __name__,
     {
-        "certificates": "Certificates",
+        "xain_foundation.identity": "IdentityRules",
+        "xain_foundation.tls": "Certificates InvalidCertificates",
+        "client.batches": "Batch Piece Reading RowNumbers",
         "client.connecting": "connect connect_sync",
         "client.kv": "KVWorker",
         "client.local": "LocalGroup local local_sync",
         "errors": (
-            "Closed Damaged Evicted Invalid ParameterError RolledBack TableConflict Unavailable"
+            "Closed Damaged Evicted Invalid ParameterError RequestFailed RolledBack TableConflict "
+            "Unavailable"
         ),
+        "handlers": "Request",
         "node.server": "ParameterServer",
         "tables.initialisers": "Constant Normal Uniform Zeros",
         "tables.rules": "Adagrad Adam Add Assign FTRL Momentum SGD",

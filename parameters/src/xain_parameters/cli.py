@@ -31,7 +31,8 @@ from xain_foundation.hints import hint
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from xain_parameters.certificates import Certificates
+    from xain_foundation.tls import Certificates
+    from xain_parameters.handlers import Handler
     from xain_parameters.scheduler.client import SchedulerCalls
 
 PROGRAM = "xain-parameter-server"
@@ -46,6 +47,9 @@ SWITCH_S = 0.0005
 Model = TypeVar("Model", bound="BaseModel")
 
 app = make_app()
+jobs = make_app()
+
+app.add_typer(jobs, name="jobs", help="Trainings that share the servers of a group.")
 
 _HELP = """A parameter server: workers pull rows of tables, push gradients, and tick their clocks.
 
@@ -106,14 +110,22 @@ status` shows the same.
 Exit status: 0 if the scheduler answered; 1 if not; 2 if a setting is wrong.
 """
 
-_CHECKPOINT_HELP = """Make a checkpoint now, and wait until it is whole.
+_CHECKPOINT_HELP = """Make a checkpoint of each job now, and wait until it is whole.
 
 Exit status: 0 if there is one; 1 if not; 2 if a setting is wrong.
 """
 
+_REMOVE_HELP = """Remove a job that is over, and its tables; its checkpoints stay.
+
+Refused while workers are in its loop.
+
+Exit status: 0 if it is removed; 1 if not; 2 if a setting is wrong.
+"""
+
 _ROLL_BACK_HELP = """Give up servers that have key ranges in their logs and do not come back.
 
-All tables go back to the last checkpoint. Does nothing while all ranges have a server.
+The jobs of these ranges go back to their last checkpoints. Does nothing while all ranges have a
+server.
 
 Exit status: 0 if the scheduler answered; 1 if not; 2 if a setting is wrong.
 """
@@ -137,6 +149,15 @@ TlsFolder = Annotated[
     str | None,
     typer.Option("--tls", metavar="DIR", help="With ca.crt, tls.crt and tls.key. [tls.folder]"),
 ]
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure",
+        help="Reach other machines, and be reached, without certificates, in a network that you "
+        "trust. "
+        "[scheduler.insecure, server.insecure]",
+    ),
+]
 AskedTlsFolder = Annotated[
     str | None,
     typer.Option(
@@ -145,10 +166,25 @@ AskedTlsFolder = Annotated[
         help="With ca.crt, tls.crt and tls.key. XAIN_PARAMETERS_TLS__FOLDER may name it too.",
     ),
 ]
+HandlerPath = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODULE:FUNCTION",
+        help="Function that answers requests of workers, in an installed module or one in the "
+        "working directory. [scheduler.handler, server.handler]",
+    ),
+]
 Scheduler = Annotated[
     str,
     typer.Option(
         "--scheduler", metavar="HOST[:PORT]", help=f"At port {DEFAULT_PORT} unless one is given."
+    ),
+]
+AskedInsecurely = Annotated[
+    bool,
+    typer.Option(
+        "--insecure",
+        help="Ask a scheduler on another machine without certificates, unencrypted.",
     ),
 ]
 Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.1)]
@@ -199,7 +235,9 @@ def _scheduler(
             help="Folder that all servers see, or s3:// URL. [scheduler.checkpoints]",
         ),
     ] = None,
+    handler: HandlerPath = None,
     tls: TlsFolder = None,
+    insecure: Insecure = False,
     assignments: Annotated[list[str] | None, set_option("scheduler.num_ranges=12")] = None,
 ) -> None:
     values: dict[str, Any] = {
@@ -209,9 +247,12 @@ def _scheduler(
         "scheduler.log": True if log else None,
         "scheduler.checkpoint_interval": checkpoint_interval,
         "scheduler.checkpoints": checkpoints,
+        "scheduler.handler": handler,
         "tls.folder": tls,
+        "scheduler.insecure": True if insecure else None,
         **parse_assignments(PROGRAM, assignments, "scheduler.num_ranges=12"),
     }
+    from xain_foundation.certificate_watch import CertificateWatch
     from xain_parameters.config import SchedulerConfig
     from xain_parameters.scheduler.journal import Journal, JournalError
     from xain_parameters.scheduler.service import SchedulerServer
@@ -219,7 +260,8 @@ def _scheduler(
     settings = _load(SchedulerConfig, config, values)
     ours = settings.scheduler
     address = _address(ours.listen)
-    certificates = _certificates(settings.tls.folder)
+    answer = _handler("scheduler.handler", ours.handler)
+    certificates = _certificates(settings.tls.certificates)
     streams.unblock()
     settings.logging.configure()
     raise_file_limit()
@@ -227,13 +269,20 @@ def _scheduler(
     try:
         journal = Journal(ours.data / "scheduler.db")
         server = SchedulerServer(
-            journal, ours.settings(), address, certificates, worker_lease_s=ours.worker_lease_s
+            journal,
+            ours.settings(),
+            address,
+            certificates,
+            insecure=ours.insecure,
+            handler=answer,
+            worker_lease_s=ours.worker_lease_s,
         )
         with server:
             typer.echo(f"{PROGRAM}: serving on {server.target}", err=True)
-            _warn_if_open(address, certificates)
+            watch = CertificateWatch(certificates)
             # Python would not run the handler of a signal that comes just before an untimed wait.
             while not stopped.is_set():
+                watch.look()
                 time.sleep(POLL_S)
     except (JournalError, OSError) as error:
         fail(PROGRAM, str(error), EXIT_FAILED)
@@ -270,7 +319,9 @@ def _serve(
             help="Name of this server, also after a restart; by default the host's. [server.name]",
         ),
     ] = None,
+    handler: HandlerPath = None,
     tls: TlsFolder = None,
+    insecure: Insecure = False,
     assignments: Annotated[list[str] | None, set_option("server.leave_s=60")] = None,
 ) -> None:
     values: dict[str, Any] = {
@@ -278,11 +329,14 @@ def _serve(
         "server.listen": listen,
         "server.data": data,
         "server.name": name,
+        "server.handler": handler,
         "tls.folder": tls,
+        "server.insecure": True if insecure else None,
         **parse_assignments(PROGRAM, assignments, "server.leave_s=60"),
     }
     import socket
 
+    from xain_foundation.certificate_watch import CertificateWatch
     from xain_parameters.config import ServerConfig
     from xain_parameters.node.server import ParameterServer
 
@@ -294,7 +348,8 @@ def _serve(
             "xain-parameter-server", 'server.advertised = "HOST"'
         )
         fail(PROGRAM, text, EXIT_BAD_CONFIG)
-    certificates = _certificates(settings.tls.folder)
+    answer = _handler("server.handler", ours.handler)
+    certificates = _certificates(settings.tls.certificates)
     streams.unblock()
     settings.logging.configure()
     raise_file_limit()
@@ -316,14 +371,16 @@ def _serve(
             advertised=ours.advertised or None,
             folder=ours.data / called,
             tls=certificates,
+            insecure=ours.insecure,
+            handler=answer,
         )
         waits.cancel()
         with server:
             stopped = _stopped_by_signal()
             typer.echo(f"{PROGRAM}: {called} serving on {server.address}", err=True)
-            _warn_if_open(address, certificates)
+            watch = CertificateWatch(certificates)
             while not stopped.is_set() and not server.wait(POLL_S):
-                pass
+                watch.look()
             stopped.clear()
             ended = threading.Thread(target=server.leave, args=(ours.leave_s,), daemon=True)
             ended.start()
@@ -342,31 +399,76 @@ def _status(
     scheduler: Scheduler = "127.0.0.1",
     timeout: Timeout = 5.0,
     tls: AskedTlsFolder = None,
+    insecure: AskedInsecurely = False,
     as_json: Annotated[bool, typer.Option("--json", help="All, as one JSON object.")] = False,
 ) -> None:
     from xain_parameters.scheduler import reports
 
-    status = _asked(scheduler, tls, lambda calls: calls.status(timeout))
+    status = _asked(scheduler, tls, insecure, lambda calls: calls.status(timeout))
     typer.echo(reports.as_json(status) if as_json else "\n".join(reports.lines_of(status)))
 
 
 @app.command("checkpoint", help=_CHECKPOINT_HELP)
 def _checkpoint(
-    scheduler: Scheduler = "127.0.0.1", timeout: Timeout = 600.0, tls: AskedTlsFolder = None
+    scheduler: Scheduler = "127.0.0.1",
+    timeout: Timeout = 600.0,
+    tls: AskedTlsFolder = None,
+    insecure: AskedInsecurely = False,
+    job: Annotated[
+        str | None,
+        typer.Option("--job", metavar="NAME", help="Make a checkpoint of this job only."),
+    ] = None,
 ) -> None:
     def ask(calls: "SchedulerCalls") -> str:
         # A checkpoint may take long; that nobody is there is told at once.
-        calls.status(min(timeout, ANSWERS_WITHIN_S))
-        return f"checkpoint {calls.checkpoint(timeout)}"
+        status = calls.status(min(timeout, ANSWERS_WITHIN_S))
+        names = [name for name, each in status.jobs.items() if each.view.tables]
+        if job is not None or len(names) < 2:
+            return f"checkpoint {calls.checkpoint(timeout, job)}"
+        made = ((name, calls.checkpoint(timeout, name)) for name in names)
+        return "\n".join(f"job {shown(name)}: checkpoint {number}" for name, number in made)
 
-    typer.echo(_asked(scheduler, tls, ask))
+    from xain_parameters.scheduler.reports import shown
+
+    typer.echo(_asked(scheduler, tls, insecure, ask))
+
+
+@jobs.command("list", help="List the jobs of a group, one a line, with the ranks of workers.")
+def _jobs(
+    scheduler: Scheduler = "127.0.0.1",
+    timeout: Timeout = 5.0,
+    tls: AskedTlsFolder = None,
+    insecure: AskedInsecurely = False,
+) -> None:
+    from xain_parameters.scheduler.reports import job_line
+
+    status = _asked(scheduler, tls, insecure, lambda calls: calls.status(timeout))
+    for name, job in status.jobs.items():
+        typer.echo(job_line(name, job))
+
+
+@jobs.command("remove", help=_REMOVE_HELP)
+def _remove(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As `jobs list` prints it.")],
+    scheduler: Scheduler = "127.0.0.1",
+    timeout: Timeout = 5.0,
+    tls: AskedTlsFolder = None,
+    insecure: AskedInsecurely = False,
+) -> None:
+    from xain_parameters.scheduler.reports import shown
+
+    job = "" if name == shown("") else name
+    _asked(scheduler, tls, insecure, lambda calls: calls.remove_job(job, timeout))
 
 
 @app.command("roll-back", help=_ROLL_BACK_HELP)
 def _roll_back(
-    scheduler: Scheduler = "127.0.0.1", timeout: Timeout = 5.0, tls: AskedTlsFolder = None
+    scheduler: Scheduler = "127.0.0.1",
+    timeout: Timeout = 5.0,
+    tls: AskedTlsFolder = None,
+    insecure: AskedInsecurely = False,
 ) -> None:
-    _asked(scheduler, tls, lambda calls: calls.roll_back(timeout))
+    _asked(scheduler, tls, insecure, lambda calls: calls.roll_back(timeout))
 
 
 @app.command("export", help=_EXPORT_HELP, epilog=_EXPORT_EXAMPLES)
@@ -408,32 +510,47 @@ def _stopped_by_signal() -> threading.Event:
     return stopped
 
 
-def _certificates(folder: Path | str | None) -> "Certificates | None":
-    from xain_parameters.certificates import certificates_in
-    from xain_parameters.errors import Invalid
+def _handler(key: str, path: str) -> "Handler":
+    """The function at an import path; one that answers nothing for ""."""
+    from xain_parameters.handlers import answer_nothing, load_handler
+
+    if not path:
+        return answer_nothing
+    sys.path.append("")  # the working directory, behind what is installed
+    try:
+        return load_handler(path)
+    except ValueError as error:
+        fail(PROGRAM, f"{key}: {error}", EXIT_BAD_CONFIG)
+
+
+def _certificates(make: "Callable[[], Certificates | None]") -> "Certificates | None":
+    from xain_foundation.settings import ConfigError
+    from xain_foundation.tls import InvalidCertificates
 
     try:
-        return certificates_in(folder)
-    except Invalid as error:
+        return make()
+    except InvalidCertificates as error:
         fail(PROGRAM, f"tls.folder: {error}", EXIT_BAD_CONFIG)
+    except ConfigError as error:
+        fail(PROGRAM, str(error), EXIT_BAD_CONFIG)
 
 
-def _warn_if_open(listens: str, certificates: "Certificates | None") -> None:
-    """Say what other machines can do, if they reach the program and need no certificate."""
-    from xain_foundation.fields import is_loopback
-
-    host, _ = split_host_port(listens)
-    if certificates is None and not is_loopback(host):
-        text = "without --tls every program that reaches this port can read and change all tables"
-        typer.echo(f"{PROGRAM}: {text}", err=True)
-
-
-def _asked(scheduler: str, tls: str | None, ask: "Callable[[SchedulerCalls], Any]") -> Any:
+def _asked(
+    scheduler: str, tls: str | None, insecure: bool, ask: "Callable[[SchedulerCalls], Any]"
+) -> Any:
+    from xain_foundation.channels import require_private_way
+    from xain_parameters.config import certificates_of
     from xain_parameters.errors import ParameterError
     from xain_parameters.scheduler.client import SchedulerCalls
 
-    certificates = _certificates(tls)
-    with SchedulerCalls(_address(scheduler), certificates) as calls:
+    certificates = _certificates(lambda: certificates_of(tls))
+    address = _address(scheduler)
+    remedy = hint("xain-parameter-server", "--tls FOLDER") + ", or --insecure"
+    try:
+        require_private_way(address, certificates, insecure=insecure, remedy=remedy)
+    except ValueError as error:
+        fail(PROGRAM, f"--scheduler: {error}", EXIT_BAD_CONFIG)
+    with SchedulerCalls(address, certificates, insecure=insecure) as calls:
         try:
             return ask(calls)
         except ParameterError as error:

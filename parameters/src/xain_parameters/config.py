@@ -5,13 +5,27 @@ environment, then flags.
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from xain_foundation.fields import Allowed, Check, Conflicts, FilePath, Section, WrongSetting
+from xain_foundation.commands import split_host_port
+from xain_foundation.fields import (
+    Check,
+    Conflicts,
+    FilePath,
+    Section,
+    WrongSetting,
+    is_loopback,
+)
+from xain_foundation.hints import hint
 from xain_foundation.logs import LoggingSettings
+from xain_foundation.settings import load
+from xain_foundation.tls_settings import TlsSettings
 from xain_parameters.scheduler.state import Settings
+
+if TYPE_CHECKING:
+    from xain_foundation.tls import Certificates
 
 ENV_PREFIX = "XAIN_PARAMETERS_"
 
@@ -20,7 +34,9 @@ class SchedulerSettings(Section):
     """[scheduler].
 
     listen: "HOST:PORT". data: folder of the journal. worker_lease_s: how long the other
-    workers wait for one that is gone. For the others see scheduler.state.Settings.
+    workers wait for one that is gone. insecure: without certificates also on a host that other
+    machines reach. handler: "package.module:function" that answers requests of workers; "": none.
+    For the others see scheduler.state.Settings.
     """
 
     listen: str = "127.0.0.1:50052"
@@ -31,6 +47,8 @@ class SchedulerSettings(Section):
     checkpoints: str = ""
     num_ranges: Annotated[int, Field(ge=0, le=4096)] = 0
     worker_lease_s: Annotated[float, Field(ge=2.5, le=86_400)] = 10.0
+    handler: str = ""
+    insecure: bool = False
 
     @Check
     def _has_folder_for_checkpoints(self) -> Conflicts:
@@ -52,26 +70,35 @@ class SchedulerSettings(Section):
         )
 
 
-def _given(folder: object) -> object:
-    """Refuse None, which is what empty text is parsed to; the default is not checked. An empty
-    option is a shell variable that is not set, and must not turn encryption off."""
-    if folder is None:
-        raise ValueError("empty")
-    return folder
+def _private(
+    section: str, listen: str, *, insecure: bool, tls: TlsSettings, scheduler: str = ""
+) -> Conflicts:
+    """Conflicts of a program that other machines reach, or that calls them, in the clear.
 
-
-class TlsSettings(Section):
-    """[tls].
-
-    folder: with ca.crt, tls.crt and tls.key, see certificates.Certificates; None: nothing is
-    encrypted.
+    scheduler: that it calls; "": it calls none.
     """
-
-    folder: Annotated[
-        FilePath | None,
-        BeforeValidator(_given),
-        Allowed("a path, not empty and no URL; leave it out if nothing is to be encrypted"),
-    ] = None
+    if insecure or tls.folder is not None:
+        return
+    risks = {
+        "listen": (listen, "whoever reaches it can read and change all tables"),
+        "scheduler": (scheduler, "the tables go to whoever answers there"),
+    }
+    for key, (address, risk) in risks.items():
+        host = split_host_port(address)[0]
+        # A number is no host, which the program says.
+        if not address or is_loopback(host) or host.isdecimal():
+            continue
+        yield WrongSetting(
+            f"{section}.{key}",
+            f"without certificates {risk}, and nothing is encrypted; "
+            + hint("xain-coordinator", "xain-coordinator certs init --host HOST")
+            + " and "
+            + hint("xain-coordinator", "xain-coordinator tokens create --name NAME --role node")
+            + ", then "
+            + hint("xain-parameter-server", 'tls.folder = "FOLDER"')
+            + ", or, in a network that you trust, "
+            + hint("xain-parameter-server", "--insecure"),
+        )
 
 
 class SchedulerConfig(Section):
@@ -80,6 +107,11 @@ class SchedulerConfig(Section):
     scheduler: SchedulerSettings = SchedulerSettings()
     tls: TlsSettings = TlsSettings()
     logging: LoggingSettings = LoggingSettings()
+
+    @Check
+    def _is_private(self) -> Conflicts:
+        ours = self.scheduler
+        yield from _private("scheduler", ours.listen, insecure=ours.insecure, tls=self.tls)
 
 
 class ServerSettings(Section):
@@ -90,6 +122,8 @@ class ServerSettings(Section):
     data: folder of the logs; each server has a folder of its name in it.
     leave_s: how long ranges may take to move away at the end. The scheduler may take 5 s more to
     let the server go.
+    handler: "package.module:function" that answers requests of workers; "": none.
+    insecure: without certificates also on a host that other machines reach.
     """
 
     scheduler: str = "127.0.0.1:50052"
@@ -98,6 +132,8 @@ class ServerSettings(Section):
     name: str = ""
     data: FilePath = Path("parameters")
     leave_s: Annotated[float, Field(ge=0)] = 30.0
+    handler: str = ""
+    insecure: bool = False
 
 
 class ServerConfig(Section):
@@ -106,3 +142,32 @@ class ServerConfig(Section):
     server: ServerSettings = ServerSettings()
     tls: TlsSettings = TlsSettings()
     logging: LoggingSettings = LoggingSettings()
+
+    @Check
+    def _is_private(self) -> Conflicts:
+        ours = self.server
+        yield from _private(
+            "server",
+            ours.listen,
+            insecure=ours.insecure,
+            tls=self.tls,
+            scheduler=ours.scheduler,
+        )
+
+
+class _Asking(Section):
+    """Settings of programs that connect to a group. Those of its schedulers and servers may be in
+    the same environment, and count for nothing here."""
+
+    scheduler: SchedulerSettings = SchedulerSettings()
+    server: ServerSettings = ServerSettings()
+    tls: TlsSettings = TlsSettings()
+    logging: LoggingSettings = LoggingSettings()
+
+
+def certificates_of(folder: str | None) -> "Certificates | None":
+    """Certificates in the folder that a command line names, or else XAIN_PARAMETERS_TLS__FOLDER;
+    names in them are read as XAIN_PARAMETERS_TLS__IDENTITY and the like say. None: nothing is
+    encrypted. Raises ConfigError and InvalidCertificates.
+    """
+    return load(_Asking, None, ENV_PREFIX, {"tls.folder": folder}).tls.certificates()

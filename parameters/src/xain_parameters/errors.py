@@ -26,6 +26,23 @@ class Unavailable(ParameterError):
     """
 
 
+class RequestFailed(ParameterError):
+    """Some members did not answer a request to their handlers, or their handlers raised an error.
+
+    answers: of the others, by name. failures: the reason of each member that is in the text.
+    """
+
+    def __init__(self, answers: dict[str, str], failures: dict[str, str]) -> None:
+        num_shown = 10
+        shown = [f"{name!r}: {why}" for name, why in list(failures.items())[:num_shown]]
+        if len(failures) > num_shown:
+            shown.append(f"and {len(failures) - num_shown} more")
+        num = len(answers) + len(failures)
+        super().__init__(f"no answer of {len(failures)} of {num}: {'; '.join(shown)}")
+        self.answers = answers
+        self.failures = failures
+
+
 class RolledBack(ParameterError):
     """Servers were lost without replica or log, and all tables are those of the last checkpoint
     again. The iterator of clocks handles it by itself; other callers pull again."""

@@ -16,6 +16,10 @@ from numpy.typing import NDArray
 END = 1 << 64  # one beyond the last position
 Keys = NDArray[np.uint64]
 
+# Of SplitMix64. To make a number of numpy takes as long as a step over a hundred keys.
+_SHIFTS = tuple(map(np.uint64, (30, 27, 31)))
+_FACTORS = tuple(map(np.uint64, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)))
+
 
 class Range(NamedTuple):
     """Positions from start up to stop, which is not in it. 0 <= start < stop <= END."""
@@ -42,6 +46,11 @@ def is_cover(ranges: Sequence[Range]) -> bool:
     )
 
 
+def is_ascending(keys: NDArray[Any]) -> bool:
+    """Tell whether each key is above the one before, so that none comes twice."""
+    return bool((keys[1:] > keys[:-1]).all())
+
+
 def even(num_ranges: int) -> list[Range]:
     """A cover of ranges of equal size, up to one position."""
     edges = [END * i // num_ranges for i in range(num_ranges + 1)]
@@ -53,11 +62,14 @@ def mixed(keys: Keys) -> Keys:
 
     Source: Steele, Lea and Flood 2014, the finaliser of SplitMix64.
     """
-    x = keys ^ (keys >> np.uint64(30))
-    x *= np.uint64(0xBF58476D1CE4E5B9)
-    x ^= x >> np.uint64(27)
-    x *= np.uint64(0x94D049BB133111EB)
-    x ^= x >> np.uint64(31)
+    x = keys >> _SHIFTS[0]
+    x ^= keys
+    x *= _FACTORS[0]
+    shifted = x >> _SHIFTS[1]
+    x ^= shifted
+    x *= _FACTORS[1]
+    np.right_shift(x, _SHIFTS[2], out=shifted)
+    x ^= shifted
     return x
 
 
@@ -65,10 +77,10 @@ def owners(keys: Keys, ranges: Sequence[Range]) -> NDArray[Any]:
     """The index of the range that each key of a table without a bound lies in, (n,) -> (n,) of some
     integer type. ranges: a cover."""
     positions = mixed(keys)
-    if len(ranges) > 32:
+    if len(ranges) > 32 or len(keys) < 8192:
         starts = np.array([each.start for each in ranges[1:]], np.uint64)
         return np.searchsorted(starts, positions, side="right")
-    # For few ranges a comparison with each is faster than a binary search.
+    # For few ranges and many keys a comparison with each is faster than a binary search.
     owner = np.zeros(len(keys), np.uint8)
     for each in ranges[1:]:
         owner += positions >= np.uint64(each.start)

@@ -9,7 +9,7 @@ The head is a msgpack array of the fields below, led by the number of its type. 
 there are no keys: a dense request names rows by `start` and `stop`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from xain_parameters.keys import Keys
 
-VERSION = 3
+VERSION = 4
 MAX_HEAD_BYTES = 64 << 10
 MAX_BODY_BYTES = 4 << 30
 MAX_TEXT_BYTES = 60 << 10  # the text of a Command or of its answer, in UTF-8
@@ -115,22 +115,37 @@ class Several(Head, frozen=True, array_like=True, tag=6):
     """The same request for several ranges of one primary, in one message.
 
     each: the request; its own number, range, start and stop are ignored.
-    The body is the keys and values of the first section, then those of the second, and so on. One
-    answer follows when all ranges have answered: Done, Rows with the values of all in their order,
-    or the Refused of one range; other ranges may have done what was asked.
+    The body is the keys of all sections in their order, then the values of all. One answer follows
+    when all ranges have answered: Done, Rows with the values of all in their order, or the Refused
+    of one range; other ranges may have done what was asked.
     """
 
     request: int
     each: Pull | Push
     sections: tuple[Section, ...]
 
+    def part(self, number: int) -> Pull | Push:
+        """The request for one section; its `request` is the number of the section."""
+        section = self.sections[number]
+        return msgspec.structs.replace(
+            self.each,
+            request=number,
+            range=section.range,
+            start=section.start,
+            stop=section.stop,
+        )
+
 
 class Command(Head, frozen=True, array_like=True, tag=5):
-    """A user's own request, as ps-lite's SimpleApp has: an integer and a text. Answered by Said."""
+    """A user's own request, as ps-lite's SimpleApp has: an integer and a text. Answered by Said.
+
+    number: with the sender's name and incarnation it names the request, which is done once.
+    """
 
     request: int
     head: int
     text: str
+    number: int = 0
 
 
 # --- answers ---
@@ -286,9 +301,9 @@ class Message:
 
     values: any C-contiguous array; its receiver knows dtype and shape from the table, and gets
         bytes as (n,) uint8.
-    bodies: keys and values of several ranges, one after the other, in place of keys and values.
-    several: the request for several ranges that this message is a section of, as received;
-        `head.request` is the number of the section then.
+    bodies: in place of keys and values, those of several arrays: all keys, then all values.
+    several: the request for several ranges that this message is a section of; `head.request` is the
+        number of the section then. A large Several is received by sections, a small one whole.
     """
 
     head: Head
@@ -299,6 +314,23 @@ class Message:
 
 
 Body: TypeAlias = tuple[Keys | None, Values | None]
+
+
+def parts_of(message: Message) -> Iterator[Message]:
+    """The sections of a Several that was received whole, each as a message."""
+    several = message.head
+    assert isinstance(several, Several)
+    keys, values = message.keys, message.values
+    key = at = 0
+    for number, section in enumerate(several.sections):
+        first_key, key = key, key + section.num_keys
+        first, at = at, at + section.num_bytes
+        yield Message(
+            several.part(number),
+            None if keys is None or not section.num_keys else keys[first_key:key],
+            None if values is None or not section.num_bytes else values[first:at],
+            several=several,
+        )
 
 
 AnyHead = (

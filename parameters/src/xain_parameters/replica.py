@@ -8,7 +8,7 @@ thread at a time may call, but for `pull`, which may run beside the others.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from xain_parameters.errors import Invalid
 from xain_parameters.keys import Keys, Range
 from xain_parameters.known import Known
 from xain_parameters.messages import (
+    NO_KEYS,
     Entry,
     Mark,
     Pull,
@@ -29,7 +30,7 @@ from xain_parameters.messages import (
 )
 from xain_parameters.specs import RangeView, TableSpec
 from xain_parameters.tables.dense import BoundedPart
-from xain_parameters.tables.part import Array, Bytes, Piece
+from xain_parameters.tables.part import Array, Bytes, Piece, Rows
 from xain_parameters.tables.sparse import OpenPart
 
 log = get_logger(__name__)
@@ -80,6 +81,19 @@ class _Held:
         return Piece("held", msgspec.msgpack.encode(self.meta), self.keys, body)
 
 
+class _Prepared(NamedTuple):
+    """An entry of a push, and what was found when it was prepared or received.
+
+    rows: as Part.listed says. values: (num_rows, dim).
+    """
+
+    entry: Entry
+    part: AnyPart
+    keys: Keys | None
+    rows: Rows | None
+    values: Array
+
+
 _decode_state = msgspec.msgpack.Decoder(_State).decode
 _decode_held = msgspec.msgpack.Decoder(_HeldMeta).decode
 
@@ -120,6 +134,7 @@ class Replica:
         self._refused: dict[int, Invalid] = {}  # tables that are left out
         self._known: dict[str, Known] = {}
         self._held: list[_Held] = []
+        self._prepared: _Prepared | None = None  # the last one, until it is applied
         for table in tables:
             self.declare(table)
 
@@ -180,23 +195,33 @@ class Replica:
         if push.clock < 0 and push.is_held:
             raise Invalid(f"{part.where}: a push outside of clocks cannot be held")
         keys = _none_if_block(push, keys)
-        num_rows = part.check(keys, push.start, push.stop)
-        if keys is not None:
-            part.check_ascending(keys)
-        part.check_finite(part.shaped(num_rows, values))
-        return self._entry(
+        rows = None if keys is None else part.listed(keys)
+        if keys is not None and rows is not None:
+            num_rows = len(keys)
+        else:
+            num_rows = part.check(keys, push.start, push.stop)
+            if keys is not None:
+                part.check_ascending(keys)
+        shaped = part.shaped(num_rows, values)
+        part.check_finite(shaped)
+        entry = Entry(
+            self.number,
+            self.epoch,
+            self.sequence + 1,
             "push",
-            clock=push.clock,
-            worker=worker,
-            incarnation=push.incarnation,
-            table=push.table,
-            part=push.part,
-            settled=push.settled,
-            is_held=push.is_held,
-            cut=push.cut,
-            start=push.start,
-            stop=push.stop,
+            push.clock,
+            worker,
+            push.incarnation,
+            push.table,
+            push.part,
+            push.settled,
+            push.is_held,
+            push.cut,
+            push.start,
+            push.stop,
         )
+        self._prepared = _Prepared(entry, part, keys, rows, shaped)
+        return entry
 
     def open(self, clock: int, ended: Mapping[str, int]) -> Entry | None:
         """The entry that applies held pushes of clocks below `clock`; None if it is open already.
@@ -226,10 +251,16 @@ class Replica:
         """Rows, (num_rows, dim), in the order of keys. Raises Invalid. Safe beside `apply` in
         another thread. Rows [start, stop) of a dense array are a view of the state itself, which
         later pushes change: send it soon, or copy it."""
-        part = self._part_of(pull.table)
-        keys = _none_if_block(pull, keys)
-        part.check(keys, pull.start, pull.stop)
-        return part.pull(keys, pull.start, pull.stop)
+        return self.rows_of(pull.table, keys, pull.start, pull.stop)
+
+    def rows_of(self, table: int, keys: Keys | None, start: int, stop: int) -> Array:
+        """As `pull`."""
+        part = self._part_of(table)
+        if stop > start:
+            keys = None
+        elif keys is None:
+            keys = NO_KEYS
+        return part.pull(keys, start, stop)
 
     def _part_of(self, table: int) -> AnyPart:
         if (part := self._parts.get(table)) is not None:
@@ -264,12 +295,10 @@ class Replica:
             )
         match entry.kind:
             case "push":
-                part = self._parts.get(entry.table)
-                if part is None:
-                    raise OutOfOrder(f"table {entry.table} has not been declared")
-                keys = _none_if_block(entry, keys)
-                num_rows = entry.stop - entry.start if keys is None else len(keys)
-                self._push(entry, part, keys, part.shaped(num_rows, values))
+                prepared, self._prepared = self._prepared, None
+                if prepared is None or prepared.entry is not entry:
+                    prepared = self._found(entry, keys, values)
+                self._push(prepared)
             case "open":
                 self._open(entry.clock, entry.ended)
             case "mark":
@@ -280,18 +309,38 @@ class Replica:
                 raise ValueError(f"no such entry: {entry.kind}")
         self.sequence = entry.sequence
 
-    def _push(self, entry: Entry, part: AnyPart, keys: Keys | None, values: Array) -> None:
+    def _found(self, entry: Entry, keys: Keys | None, values: Values | None) -> "_Prepared":
+        """The part, keys and values of an entry that another replica has prepared."""
+        part = self._parts.get(entry.table)
+        if part is None:
+            raise OutOfOrder(f"table {entry.table} has not been declared")
+        keys = _none_if_block(entry, keys)
+        num_rows = entry.stop - entry.start if keys is None else len(keys)
+        return _Prepared(entry, part, keys, None, part.shaped(num_rows, values))
+
+    def _push(self, prepared: "_Prepared") -> None:
+        entry, part, keys, rows, values = prepared
         if entry.cut:
             self._pass(entry.worker, entry.cut)
-        self._known.setdefault(entry.worker, Known()).add(entry)
+        known = self._known.get(entry.worker)
+        if known is None:
+            known = self._known[entry.worker] = Known()
+        known.add(entry)
         # A push outside of clocks that came after the first mark is not in the checkpoint: its
         # sender passes no mark, and the pushes would have no bound.
         for cut in self.cuts.values() if entry.clock >= 0 else ():
-            if self._known[entry.worker].cut < cut.number:
+            if known.cut < cut.number:
                 cut.record(entry, keys, values)
-        self._hold_or_apply(entry, part, keys, values)
+        self._hold_or_apply(entry, part, keys, values, rows)
 
-    def _hold_or_apply(self, entry: Entry, part: AnyPart, keys: Keys | None, values: Array) -> None:
+    def _hold_or_apply(
+        self,
+        entry: Entry,
+        part: AnyPart,
+        keys: Keys | None,
+        values: Array,
+        rows: Rows | None = None,
+    ) -> None:
         if entry.is_held and entry.clock >= self.opened:
             meta = _HeldMeta(
                 entry.clock,
@@ -304,7 +353,7 @@ class Replica:
             )
             self._held.append(_Held(meta, keys, values))
         else:
-            part.push(keys, entry.start, entry.stop, values)
+            part.push(keys, entry.start, entry.stop, values, rows)
 
     def _open(self, clock: int, ended: Mapping[str, int]) -> None:
         due = sorted(

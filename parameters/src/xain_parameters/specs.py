@@ -4,12 +4,14 @@ Plain values that msgspec encodes. A newer view has the higher (generation, numb
 back to an older one.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
+from xain_foundation.names import shortened
 from xain_parameters.errors import Invalid
 from xain_parameters.keys import Range
 
@@ -18,6 +20,12 @@ T = TypeVar("T")
 # A view has all tables, goes to every server and worker after each change, and is a message of gRPC
 # (4 MiB); a declaration is a head between servers (messages.MAX_HEAD_BYTES).
 MAX_TABLES = 512
+# The name of a job of workers that name none: with that of its first table.
+OF_TABLE = "table:"
+# Ranges have numbers of the whole group: number // RANGES_PER_JOB is that of their job.
+RANGES_PER_JOB = 10_000
+# The most workers of a job's group: members of a scheduler (MAX_MEMBERS of the Membership service).
+MAX_WORKERS = 1_000
 MAX_NAME_BYTES = 200  # of a table's name, in UTF-8
 MAX_SPEC_BYTES = 4 << 10  # of an encoded TableSpec
 
@@ -75,11 +83,16 @@ class TableSpec(msgspec.Struct, frozen=True):
     ] = ()  # the shape of a dense array for its caller, of shape[0] rows; (): a table
     staleness: Staleness = "loop"
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the values of a row."""
+        return self.dim * (8 if self.dtype == "float64" else 4)
+
 
 class RangeView(msgspec.Struct, frozen=True):
     """A key range and the servers that have it.
 
-    number: identifies the range.
+    number: identifies the range among those of all jobs, see RANGES_PER_JOB.
     start, last: its first and last position; msgpack has no room for a stop of 2**64.
     servers: names; the first is the primary, the others are backups that have everything. Empty:
         the range waits for a server.
@@ -124,7 +137,7 @@ class CutView(msgspec.Struct, frozen=True):
 
 
 class View(msgspec.Struct, frozen=True):
-    """The state of the group.
+    """The state of a job on the servers of the group.
 
     generation: raised when all tables are rolled back to a checkpoint. A new group begins with the
         time of day in seconds, above the generations of a group that was there before it.
@@ -138,6 +151,10 @@ class View(msgspec.Struct, frozen=True):
     load_from: the folder of that checkpoint, below `checkpoints`, the fsspec URL for all of them.
     num_replicas: backups that each range should have; it has fewer while there are too few servers.
     has_log: servers write what they acknowledge to a log.
+    job: the number of the job; -1: it has not begun.
+    ranks: of the workers of the job's group that are there, by name and in the order of ranks.
+    num_workers: the size of the group; 0: no worker has given one. num_gone: workers of the group
+        that are gone, and have a rank to come back to.
     """
 
     generation: int
@@ -153,11 +170,15 @@ class View(msgspec.Struct, frozen=True):
     has_log: bool = False
     checkpoints: str = ""
     load_from: str = ""
+    job: int = 0
+    ranks: dict[str, int] = {}
+    num_workers: int = 0
+    num_gone: int = 0
 
     @property
     def cut_folder(self) -> str:
         """The folder of the parts of the open checkpoint, below `checkpoints`."""
-        return "" if self.cut is None else cut_folder(self.generation, self.cut.number)
+        return "" if self.cut is None else cut_folder(self.generation, self.cut.number, self.job)
 
     @property
     def version(self) -> tuple[int, int]:
@@ -167,9 +188,34 @@ class View(msgspec.Struct, frozen=True):
         return next((each for each in self.tables if each.number == number), None)
 
 
-def cut_folder(generation: int, number: int) -> str:
-    """The name of a checkpoint's folder. generation: of the group when it was made."""
-    return f"cut-{generation}-{number}"
+def cut_folder(generation: int, number: int, job: int) -> str:
+    """The name of a checkpoint's folder. generation: of the job when it was made."""
+    return f"cut-{generation}-{number}-{job}" if job else f"cut-{generation}-{number}"
+
+
+def check_job_name(name: str) -> None:
+    """Raises Invalid for a name that no user may give a job."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", name):
+        raise Invalid(
+            f"a job's name has 1 to 64 letters, digits, '_', '-' and '.', and begins with none of "
+            f"the last two; not {shortened(name)!r}"
+        )
+
+
+def check_num_workers(num_workers: int) -> None:
+    """Raises Invalid for a size that no group of workers may have."""
+    if not 1 <= num_workers <= MAX_WORKERS:
+        raise Invalid(f"a job has 1 to {MAX_WORKERS} workers, not {num_workers}")
+
+
+def is_unnamed(job: str) -> bool:
+    """Tell whether a job is of workers that name none."""
+    return not job or job.startswith(OF_TABLE)
+
+
+def job_of(range_: int) -> int:
+    """The number of the job that a range belongs to."""
+    return range_ // RANGES_PER_JOB
 
 
 def openings(view: View, since: int, opened: int) -> Iterator[tuple[int, dict[str, int]]]:

@@ -4,7 +4,7 @@ once; pushes are numbered in the order of their calls."""
 import asyncio
 import functools
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any, Final, Self, TypeAlias, TypeVar
@@ -13,7 +13,11 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from xain_parameters.client import sync
+from xain_parameters.client.batches import Batch, Divisible, Reading
+from xain_parameters.client.batches import Batches as SyncBatches
 from xain_parameters.client.core import Core, Ticket
+from xain_parameters.handlers import Handler, Request, answer_nothing
+from xain_parameters.scheduler.client import Among
 from xain_parameters.specs import Staleness, TableSpec
 from xain_parameters.tables.initialisers import Initialiser, Zeros
 from xain_parameters.tables.rules import Add, Rule
@@ -22,14 +26,21 @@ NUM_THREADS: Final = 32
 
 Array: TypeAlias = NDArray[Any]
 T = TypeVar("T")
+AsyncHandler: TypeAlias = Handler | Callable[[Request], Coroutine[Any, Any, str | None]]
 
 
 class Server:
     """The parameter server, as one worker sees it. Made by connect."""
 
-    def __init__(self, make: Callable[[Callable[[], bool]], sync.Server]) -> None:
-        """make: given a function that returns True once nobody waits for the server any more."""
+    def __init__(
+        self,
+        make: Callable[[Callable[[], bool], Handler], sync.Server],
+        handler: AsyncHandler = answer_nothing,
+    ) -> None:
+        """make: given a function that returns True once nobody waits for the server any more, and
+        the handler as a plain function."""
         self._make = make
+        self._handler = handler
         self._made: sync.Server | None = None
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="parameters")
         # Loops that were left; a thread tells the scheduler of them. Garbage collection may end a
@@ -64,6 +75,16 @@ class Server:
     @property
     def servers(self) -> list[str]:
         return self._server.servers
+
+    @property
+    def rank(self) -> int | None:
+        """See sync.Server.rank."""
+        return self._server.rank
+
+    @property
+    def num_workers(self) -> int:
+        """See sync.Server.num_workers."""
+        return self._server.num_workers
 
     async def dense(
         self,
@@ -122,13 +143,30 @@ class Server:
         """See sync.Server.clocks."""
         return _Clocks(self, self._server._core, staleness, workers, stop)
 
+    def batches(
+        self,
+        data: Divisible,
+        epochs: int,
+        staleness: int | None = 0,
+        *,
+        name: str | None = None,
+    ) -> "Batches":
+        """See sync.Server.batches."""
+        return Batches(self, lambda: self._server.batches(data, epochs, staleness, name=name))
+
+    async def barrier(self, among: Among = "workers", timeout_s: float | None = None) -> None:
+        """See sync.Server.barrier."""
+        await self._run(self._server.barrier, among, timeout_s)
+
     async def checkpoint(self) -> int:
         """See sync.Server.checkpoint."""
         return await self._run(self._server.checkpoint)
 
-    async def command(self, server: str, number: int, text: str) -> str:
-        """See sync.Server.command."""
-        return await self._run(self._server.command, server, number, text)
+    async def send(
+        self, to: str | int, head: int = 0, body: str = "", *, timeout_s: float | None = None
+    ) -> dict[str, str]:
+        """See sync.Server.send."""
+        return await self._run(self._server.send, to, head, body, timeout_s=timeout_s)
 
     async def close(self) -> None:
         """End all calls, also those that wait."""
@@ -142,7 +180,15 @@ class Server:
 
     async def __aenter__(self) -> Self:
         has_given_up = threading.Event()
-        making = self._threads.submit(self._make, has_given_up.is_set)
+        loop = asyncio.get_running_loop()
+
+        def handle(request: Request) -> str | None:
+            answer = self._handler(request)
+            if isinstance(answer, Coroutine):
+                return asyncio.run_coroutine_threadsafe(answer, loop).result()
+            return answer
+
+        making = self._threads.submit(self._make, has_given_up.is_set, handle)
         try:
             self._made = await asyncio.wrap_future(making)
         except BaseException:  # on cancellation, too
@@ -216,6 +262,42 @@ class _Clocks:
         self._has_ended = True
         if self._core.leave_clocks(self._loop):
             self._server._left.put(self._core)
+
+    def __del__(self) -> None:
+        self._end()
+
+
+class Batches:
+    """See client.batches.Batches; an iterator for the reason that _Clocks is one."""
+
+    def __init__(self, server: Server, make: Callable[[], SyncBatches]) -> None:
+        self._server = server
+        self._make = make
+        self._made: SyncBatches | None = None
+
+    def __aiter__(self) -> "Batches":
+        return self
+
+    async def __anext__(self) -> Batch:
+        try:
+            if self._made is None:
+                self._made = await self._server._run(self._make)
+            batch = await self._server._run(self._made.next)
+        except BaseException:  # on cancellation, too, the loop ends
+            self._end()
+            raise
+        if batch is None:
+            raise StopAsyncIteration
+        return batch
+
+    async def reading(self) -> Reading:
+        """See client.batches.Batches.reading."""
+        assert self._made is not None, "the batches come first"
+        return await self._server._run(self._made.reading)
+
+    def _end(self) -> None:
+        if self._made is not None and self._made.abandon():
+            self._server._left.put(self._server._server._core)
 
     def __del__(self) -> None:
         self._end()

@@ -2,24 +2,34 @@
 order."""
 
 import functools
-import ssl
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from xain_foundation.logger import get_logger
+from xain_foundation.tls import Certificates
 from xain_parameters.client.cuts import summed, unique, whole_numbers
 from xain_parameters.client.requests import Piece, Requests
-from xain_parameters.errors import Closed, Invalid, ParameterError, RolledBack
+from xain_parameters.errors import (
+    Closed,
+    Invalid,
+    ParameterError,
+    RequestFailed,
+    RolledBack,
+    Unavailable,
+)
+from xain_parameters.handlers import ALL, SERVERS, check_request
 from xain_parameters.keys import Keys
-from xain_parameters.messages import Mark, Pull, Push
+from xain_parameters.messages import Command, Mark, Pull, Push
+from xain_parameters.scheduler.client import Among
 from xain_parameters.scheduler.worker_client import Progress, WorkerScheduler
-from xain_parameters.specs import RangeView, TableSpec, View
+from xain_parameters.specs import TableSpec, View
 from xain_parameters.tables.part import is_finite
 from xain_parameters.transport.connection import Request
 
@@ -42,8 +52,7 @@ Array: TypeAlias = NDArray[Any]
 log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
+class Ticket(NamedTuple):
     """A push or pull as it was asked for: its clock, and its number among the pushes.
 
     clock: -1 outside of clocks. opened: valid in this generation only. loop: see enter_clocks.
@@ -68,7 +77,7 @@ class Core:
     dense_piece_bytes = 4 << 20
 
     def __init__(
-        self, scheduler: WorkerScheduler, timeout_s: float, tls: ssl.SSLContext | None = None
+        self, scheduler: WorkerScheduler, timeout_s: float, tls: Certificates | None = None
     ) -> None:
         self.scheduler = scheduler
         self._requests = Requests(scheduler, timeout_s, tls)
@@ -76,11 +85,13 @@ class Core:
         # Reentrant: a loop that is collected as garbage ends in whatever thread is running.
         self._changed = threading.Condition(threading.RLock())
         self._asking = threading.Lock()  # held while the scheduler is asked about clocks
+        self._job = scheduler.job
         generation, opened = scheduler.opened
         self._progress = Progress(-1, opened, 0, generation)
         self._is_held = False
         self._has_ticked = False  # a clock of the present loop over clocks is complete
         self._numbers: Counter[int] = Counter()  # next push number of this clock, by table
+        self._requests_sent = itertools.count(1)  # the number of the next request to handlers
         self._num_free = 0  # pushes outside of clocks so far, to all tables
         self._open: set[int] = set()  # their numbers that are not answered yet
         self._num_open = 0  # pushes of this clock that are not answered
@@ -89,6 +100,11 @@ class Core:
         self._num_loops = 0
         self._is_ending = False  # the scheduler has not been told of the end of the last loop
         self._is_closed = False
+
+    @property
+    def timeout_s(self) -> float:
+        """The longest time that a push or a pull takes."""
+        return self._requests.timeout_s
 
     def close(self) -> None:
         with self._changed:
@@ -100,16 +116,25 @@ class Core:
         self._requests.close()
         self.scheduler.close()
 
+    def barrier(self, among: Among, timeout_s: float | None) -> None:
+        self.scheduler.barrier(among, timeout_s, lambda: self._is_closed)
+
     # --- tables ---
 
     def declare(self, table: TableSpec) -> TableSpec:
-        return self.scheduler.declare(table, self._timeout_s)
+        return self._in_job(self.scheduler.declare(table, self._timeout_s))
 
     def find(self, name: str) -> TableSpec:
-        tables = {table.name: table for table in self.scheduler.view.tables}
-        if name not in tables:
-            raise Invalid(f"there is no table {name!r}; there are: {', '.join(tables) or 'none'}")
-        return tables[name]
+        return self._in_job(self.scheduler.find(name, self._timeout_s))
+
+    def _in_job(self, table: TableSpec) -> TableSpec:
+        """Go on in the job of the first table, where none was named."""
+        with self._changed:
+            if self._job != self.scheduler.job:
+                self._job = self.scheduler.job
+                generation, opened = self.scheduler.opened
+                self._progress = Progress(-1, opened, 0, generation)
+        return table
 
     def checkpoint(self) -> int:
         return self.scheduler.checkpoint(self._timeout_s)
@@ -128,9 +153,16 @@ class Core:
             return self._loop
 
     def begin_clocks(
-        self, loop: int, staleness: int | None, num_workers: int, stop: int | None = None
+        self,
+        loop: int,
+        staleness: int | None,
+        num_workers: int,
+        stop: int | None = None,
+        *,
+        all_here: bool = False,
     ) -> int:
-        """Begin a loop that ends before the clock `stop`; returns its first clock. After an error
+        """Begin a loop that ends before the clock `stop`; returns its first clock. all_here: when
+        all workers of the job's group that are there begin theirs. After an error
         the loop has ended."""
         try:
             with self._changed:
@@ -138,7 +170,7 @@ class Core:
                 self._has_ticked = False
             with self._asking:
                 progress = self.scheduler.begin(
-                    staleness, num_workers, lambda: self._is_over(loop), stop
+                    staleness, num_workers, lambda: self._is_over(loop), stop, all_here=all_here
                 )
             if stop is not None and 0 < stop <= progress.clock:
                 worker = self.scheduler.worker
@@ -196,6 +228,21 @@ class Core:
                 self._is_ending = False
                 self._changed.notify_all()
 
+    @property
+    def generation(self) -> int:
+        """The generation of the present clock."""
+        return self._progress.generation
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def look_again(self) -> None:
+        """Have the next pulls outside of clocks see all pushes that count by now."""
+        generation, opened = self.scheduler.opened_now(self._timeout_s)
+        with self._changed:
+            self._progress = Progress(-1, opened, self._progress.cut, generation)
+
     def _open_last(self) -> None:
         """Have all ranges apply what they hold of complete clocks. While workers train, their next
         pulls do; workers that only read, and connected earlier, do not know the last clock."""
@@ -205,8 +252,8 @@ class Core:
         if not (tables := self.scheduler.view.tables):
             return
 
-        def head(piece: Piece, range_: RangeView, view: View) -> Pull:
-            return Pull(0, view.version, range_.number, tables[0].number, opened)
+        def head(piece: Piece, view: View, range_: int, start: int, stop: int) -> Pull:
+            return Pull(0, view.version, range_, tables[0].number, opened)
 
         self._requests.run_ranges(head, generation=generation, timeout_s=END_S)
 
@@ -230,10 +277,8 @@ class Core:
         return progress.clock
 
     def _mark(self, progress: Progress) -> None:
-        def head(piece: Piece, range_: RangeView, view: View) -> Mark:
-            return Mark(
-                0, view.version, range_.number, progress.opened, progress.cut, progress.clock
-            )
+        def head(piece: Piece, view: View, range_: int, start: int, stop: int) -> Mark:
+            return Mark(0, view.version, range_, progress.opened, progress.cut, progress.clock)
 
         try:
             self._requests.run_ranges(head, generation=progress.generation)
@@ -337,11 +382,11 @@ class Core:
             with self._changed:
                 settled = min(self._open) * PIECES
 
-        def head(piece: Piece, range_: RangeView, view: View) -> Request:
+        def head(piece: Piece, view: View, range_: int, start: int, stop: int) -> Request:
             return Push(
                 0,
                 view.version,
-                range_.number,
+                range_,
                 table.number,
                 ticket.opened if view.generation == ticket.generation else 0,
                 ticket.clock,
@@ -350,8 +395,8 @@ class Core:
                 0 if is_clocked else self.scheduler.incarnation,
                 settled,
                 ticket.cut if view.generation == ticket.generation else 0,
-                piece.start,
-                piece.stop,
+                start,
+                stop,
             )
 
         try:
@@ -407,24 +452,52 @@ class Core:
                 is_over = functools.partial(self._is_over, ticket.loop)
                 generation, opened = self.scheduler.wait_opened(least, generation, is_over)
 
-        def head(piece: Piece, range_: RangeView, view: View) -> Request:
-            return Pull(
-                0,
-                view.version,
-                range_.number,
-                table.number,
-                opened if view.generation == generation else 0,
-                piece.start,
-                piece.stop,
-            )
+        def head(piece: Piece, view: View, range_: int, start: int, stop: int) -> Request:
+            since = opened if view.generation == generation else 0
+            return Pull(0, view.version, range_, table.number, since, start, stop)
 
         self._requests.run(table, pieces, head)
 
-    # --- commands ---
+    # --- requests to handlers ---
 
-    def command(self, server: str, number: int, text: str) -> str:
-        """Send a user's own request to one server; returns its answer. Raises Unavailable."""
-        return self._requests.command(server, number, text)
+    def send(self, to: str | int, head: int, body: str, timeout_s: float | None) -> dict[str, str]:
+        """See sync.Server.send."""
+        check_request(head, body)
+        if isinstance(to, int):
+            to = self._worker_at(to)
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        number = next(self._requests_sent)
+        there = sorted(self.scheduler.view.addresses)
+        servers = there if to in (SERVERS, ALL) else [to] if to in there else []
+        if to == SERVERS and not servers:
+            raise Unavailable("the group has no servers")
+        command = Command(0, head, body, number)
+        if to == ALL:
+            pool = ThreadPoolExecutor(1, "send")
+            try:
+                passed = pool.submit(self.scheduler.send, number, to, head, body, timeout_s)
+                replies = self._requests.send(servers, command, timeout_s) | passed.result()
+            finally:  # after an error the thread ends with its time, or with the client
+                pool.shutdown(wait=False)
+        elif servers:
+            replies = self._requests.send(servers, command, timeout_s)
+        else:
+            replies = self.scheduler.send(number, to, head, body, timeout_s)
+        by_name = sorted(replies.items())
+        failures = {name: reply.error for name, reply in by_name if reply.error}
+        answers = {name: reply.body for name, reply in by_name if not reply.error}
+        if failures:
+            raise RequestFailed(answers, failures)
+        return answers
+
+    def _worker_at(self, rank: int) -> str:
+        """The name of the worker with a rank. Raises Invalid."""
+        ranks = self.scheduler.view.ranks
+        for name, its in ranks.items():
+            if its == rank:
+                return name
+        there = ", ".join(str(each) for each in sorted(ranks.values())) or "none"
+        raise Invalid(f"no worker of the job has the rank {rank}; there are: {there}")
 
     def _rows_in(self, row_bytes: int) -> int:
         """The number of rows in a piece of a dense array."""
@@ -433,7 +506,7 @@ class Core:
 
 def _keys_in(table: TableSpec) -> int:
     """The number of keys in a piece."""
-    num = max(1, PIECE_BYTES // (table.dim * np.dtype(table.dtype).itemsize + KEY_BYTES))
+    num = max(1, PIECE_BYTES // (table.row_bytes + KEY_BYTES))
     return num if table.bound is not None else max(num, min(OPEN_PIECES * num, MAX_OPEN_KEYS))
 
 

@@ -1,17 +1,15 @@
 """Cutting the rows and keys of a request by range, and adding up duplicate keys. No I/O, and no
 Python loop over keys."""
 
+import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from xain_parameters.errors import Invalid
-from xain_parameters.keys import Keys, Range, owners
-
-# A slice of the keys where their ranges are in their order, an array of indices otherwise.
-Selection: TypeAlias = slice | NDArray[np.intp]
+from xain_parameters.keys import Keys, Range, is_ascending, owners
 
 
 def cut_rows(
@@ -27,29 +25,25 @@ def cut_rows(
 
 def cut_keys(
     keys: Keys, ranges: Sequence[Range], bound: int | None
-) -> Iterator[tuple[int, Selection]]:
-    """Ascending keys as (index of the range, which of the keys); each selection is ascending."""
+) -> tuple[NDArray[np.intp] | None, list[tuple[int, int, int]]]:
+    """The order that has ascending keys one range after the other, ascending within each, and where
+    each range begins and ends in it: (index of the range, start, stop). Order None: as they are."""
     if not len(keys):
-        return
+        return None, []
     if len(ranges) == 1:
-        yield 0, slice(0, len(keys))
-        return
+        return None, [(0, 0, len(keys))]
     if bound is not None:
         firsts = np.array([each.indices(bound)[0] for each in ranges], np.uint64)
         edges = [*np.searchsorted(keys, firsts).tolist(), len(keys)]
-        for index in range(len(ranges)):
-            if edges[index] < edges[index + 1]:
-                yield index, slice(edges[index], edges[index + 1])
-        return
-    # A stable sort of small integers is a radix sort, which takes linear time.
-    owner = owners(keys, ranges).astype(np.uint16, copy=False)
-    order = np.argsort(owner, kind="stable")
-    ends = np.cumsum(np.bincount(owner, minlength=len(ranges))).tolist()
-    start = 0
-    for index, end in enumerate(ends):
-        if start < end:
-            yield index, order[start:end]
-        start = end
+        order = None
+    else:
+        # A stable sort of small integers is a radix sort, which takes linear time.
+        owner = owners(keys, ranges).astype(np.uint16, copy=False)
+        order = np.argsort(owner, kind="stable")
+        counts = np.bincount(owner, minlength=len(ranges)).tolist()
+        edges = [0, *itertools.accumulate(counts)]
+    pairs = enumerate(itertools.pairwise(edges))
+    return order, [(index, start, stop) for index, (start, stop) in pairs if start < stop]
 
 
 def whole_numbers(ids: ArrayLike) -> NDArray[Any]:
@@ -66,11 +60,6 @@ def whole_numbers(ids: ArrayLike) -> NDArray[Any]:
             except OverflowError as error:
                 raise Invalid(f"keys are 0 to 2**64 - 1: {error}") from None
     raise Invalid(f"keys are whole numbers, not {array.dtype}")
-
-
-def is_ascending(keys: Keys) -> bool:
-    """Tell whether each key is above the one before, so that none comes twice."""
-    return bool((keys[1:] > keys[:-1]).all())
 
 
 def unique(keys: Keys) -> tuple[Keys, NDArray[np.intp] | None]:

@@ -10,28 +10,29 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
-from queue import Empty, PriorityQueue
+from heapq import heappop, heappush
 from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from xain_parameters.client.core import Ticket
-from xain_parameters.client.cuts import is_ascending, whole_numbers
+from xain_parameters.client.cuts import whole_numbers
 from xain_parameters.client.sync import Server, Table
 from xain_parameters.errors import Closed, Invalid, Unavailable
+from xain_parameters.handlers import SERVERS
+from xain_parameters.keys import is_ascending
 from xain_parameters.tables.initialisers import Initialiser, Zeros
 from xain_parameters.tables.part import is_finite
 from xain_parameters.tables.rules import Add, Rule
 
-SERVERS: Final = "servers"  # the group of all servers
+SHORT_KEYS: Final = 4096  # a request for more is large
 
 Array: TypeAlias = NDArray[Any]
 Callback: TypeAlias = Callable[[], None]
 # For each number of values: the keys that have as many, and the positions of their values.
-_Groups: TypeAlias = list[tuple[int, NDArray[np.intp], NDArray[np.intp]]]
+_Some: TypeAlias = slice | NDArray[np.intp]
+_Groups: TypeAlias = list[tuple[int, _Some, _Some]]
 _Pushes: TypeAlias = list[tuple[Table, Ticket]]  # a table and a ticket for each group
 
 
@@ -44,7 +45,7 @@ class KVWorker:
     Values lie one key after another in a flat array: as many for each key, or lens[i] for keys[i].
     Keys of different lengths have nothing to do with each other.
     Requests run side by side, those of higher priority first; wait for one before another that
-    depends on it.
+    depends on it. A small one that nobody has begun runs in the thread that waits for it.
     """
 
     max_kept = 1000  # requests that have ended, whose values and errors are kept for wait()
@@ -59,6 +60,8 @@ class KVWorker:
         dtype: DTypeLike = np.float32,
     ) -> None:
         self._server = server
+        # Its tables depend on the lengths of values: which comes first does not choose the job.
+        server._core.scheduler.enter()
         self._app_id = app_id
         self._update = update
         self._init = init
@@ -66,7 +69,7 @@ class KVWorker:
         self._lock = threading.Lock()
         self._tables: dict[int, Table] = {}
         self._timestamps = itertools.count()
-        self._requests: dict[int, Future[Any]] = {}
+        self._requests: dict[int, _Request] = {}
         self._ended: deque[int] = deque()  # timestamps of the last requests that have ended
         self._forgotten = -1  # the highest timestamp of a failed request whose error was dropped
         self._queue = _Queue()
@@ -94,6 +97,7 @@ class KVWorker:
             callback,
             priority,
             lambda: self._drop(pushes),
+            is_short=len(checked) <= SHORT_KEYS and len(groups) == 1,
         )
 
     def pull(
@@ -111,11 +115,22 @@ class KVWorker:
         theirs.
         """
         checked = _keys(keys)
-        lengths = np.full(len(checked), lens) if isinstance(lens, int) else np.asarray(lens)
-        size = int(np.sum(lengths, dtype=np.int64))
+        if isinstance(lens, int):
+            lengths, size = None, lens * len(checked)
+        else:
+            lengths = np.asarray(lens)
+            size = int(np.sum(lengths, dtype=np.int64))
         out = np.empty(size, self._dtype) if vals is None else self._values(vals)
+        if lengths is None and len(out) != size:
+            raise Invalid(f"{len(out)} values for {len(checked)} keys of {lens} each")
         groups = _groups(len(checked), lengths, len(out))
-        return self._begin(lambda: self._pull(checked, groups, out), callback, priority)
+        is_known = len(groups) == 1 and groups[0][0] in self._tables
+        return self._begin(
+            lambda: self._pull(checked, groups, out),
+            callback,
+            priority,
+            is_short=len(checked) <= SHORT_KEYS and is_known,
+        )
 
     def push_pull(
         self,
@@ -143,15 +158,18 @@ class KVWorker:
 
         return self._begin(work, callback, priority, lambda: self._drop(pushes))
 
-    def wait(self, timestamp: int, timeout_s: float = 60.0) -> Any:
+    def wait(self, timestamp: int, timeout_s: float | None = None) -> Any:
         """Wait until a request has ended; returns its values, its answers, or None for a push.
 
+        timeout_s: None: that of the connection.
         Raises what the request failed with, and Unavailable after timeout_s, whereafter it may be
         waited for again. A timestamp that was waited for is None again, and so is one that max_kept
         others have ended after. But once the error of such a request is dropped that was not waited
         for, wait raises Unavailable for its timestamp and all below whose results are not kept
         either.
         """
+        longest_s = self._server._core.timeout_s
+        timeout_s = longest_s if timeout_s is None else timeout_s
         with self._lock:
             request = self._requests.get(timestamp)
             forgotten = self._forgotten
@@ -162,18 +180,16 @@ class KVWorker:
                     f"{self.max_kept} requests have ended since"
                 )
             return None
-        try:
-            result = request.result(timeout_s)
-        except TimeoutError:
-            if not request.done():
-                text = f"request {timestamp} has no answer after {timeout_s:g} s"
-                raise Unavailable(text) from None
-            raise
-        finally:
-            if request.done():
-                with self._lock:
-                    self._requests.pop(timestamp, None)
-        return result
+        # All of it is one call, so it ends as early as wait has to.
+        if request.is_short and timeout_s >= longest_s:
+            self._queue.run_now(request)
+        if not request.wait(timeout_s):
+            raise Unavailable(f"request {timestamp} has no answer after {timeout_s:g} s")
+        with self._lock:
+            self._requests.pop(timestamp, None)
+        if request.error is not None:
+            raise request.error
+        return request.result
 
     def request(
         self,
@@ -184,14 +200,9 @@ class KVWorker:
         callback: Callback | None = None,
         priority: int = 0,
     ) -> int:
-        """Begin a command to each server of a group: all servers, or the server of that name. wait
-        returns the answers by name."""
-        names = self._server.servers if group == SERVERS else [group]
-
-        def work() -> dict[str, str]:
-            return {name: self._server.command(name, head, body) for name in names}
-
-        return self._begin(work, callback, priority)
+        """Begin a request to the handlers of a group or of a member, see Server.send; returns its
+        timestamp, for which wait returns the answers by name."""
+        return self._begin(lambda: self._server.send(group, head, body), callback, priority)
 
     def __enter__(self) -> Self:
         return self
@@ -209,29 +220,15 @@ class KVWorker:
         callback: Callback | None,
         priority: int,
         drop: Callback = lambda: None,
+        *,
+        is_short: bool = False,
     ) -> int:
-        request: Future[Any] = Future()
-
-        def run() -> None:
-            try:
-                result = work()
-                if callback is not None:
-                    callback()
-            except BaseException as error:  # of a callback, too; wait() raises it
-                self._note_end(timestamp)
-                request.set_exception(error)
-            else:
-                self._note_end(timestamp)
-                request.set_result(result)
-
-        def end() -> None:
-            drop()
-            request.set_exception(Closed("the worker was closed"))
-
+        """is_short: the work is one call for few keys."""
         timestamp = next(self._timestamps)
+        request = _Request(timestamp, work, callback, drop, self._note_end, is_short)
         with self._lock:
             self._requests[timestamp] = request
-        self._queue.put(priority, run, end)
+        self._queue.put(priority, request)
         return timestamp
 
     def _note_end(self, timestamp: int) -> None:
@@ -240,7 +237,7 @@ class KVWorker:
             if len(self._ended) > self.max_kept:
                 dropped = self._ended.popleft()
                 request = self._requests.pop(dropped, None)
-                if request is not None and request.exception() is not None:
+                if request is not None and request.error is not None:
                     self._forgotten = max(self._forgotten, dropped)
 
     def _numbered(self, groups: _Groups) -> _Pushes:
@@ -307,11 +304,10 @@ def _groups(num_keys: int, lens: Sequence[int] | Array | None, num_values: int) 
             raise Invalid(
                 f"{num_values} values for {num_keys} keys: as many for each, or pass lens"
             )
-        lengths = np.full(num_keys, num_values // num_keys)
-    else:
-        lengths = np.asarray(lens, np.int64)
-        if len(lengths) != num_keys or (lengths < 1).any() or lengths.sum() != num_values:
-            raise Invalid(f"lens must be {num_keys} positive numbers, {num_values} together")
+        return [(num_values // num_keys, slice(None), slice(None))]
+    lengths = np.asarray(lens, np.int64)
+    if len(lengths) != num_keys or (lengths < 1).any() or lengths.sum() != num_values:
+        raise Invalid(f"lens must be {num_keys} positive numbers, {num_values} together")
     starts = np.cumsum(lengths) - lengths
     groups: _Groups = []
     for dim in np.unique(lengths).tolist():
@@ -321,49 +317,172 @@ def _groups(num_keys: int, lens: Sequence[int] | Array | None, num_values: int) 
     return groups
 
 
+class _Request:
+    """A request, from its begin to its end.
+
+    work: returns what wait() returns. on_end: called with the timestamp when it has ended.
+    """
+
+    __slots__ = (
+        "_callback",
+        "_drop",
+        "_ended",
+        "_on_end",
+        "_timestamp",
+        "_work",
+        "error",
+        "is_done",
+        "is_short",
+        "result",
+    )
+
+    def __init__(
+        self,
+        timestamp: int,
+        work: Callable[[], Any],
+        callback: Callback | None,
+        drop: Callback,
+        on_end: Callable[[int], None],
+        is_short: bool,
+    ) -> None:
+        self._timestamp = timestamp
+        self._work = work
+        self._callback = callback
+        self._drop = drop
+        self._on_end = on_end
+        # A callback runs in a thread of the worker, never in the one that waits.
+        self.is_short = is_short and callback is None
+        self.is_done = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._ended = threading.Lock()
+        self._ended.acquire()
+
+    def run(self) -> None:
+        try:
+            self.result = self._work()
+            if self._callback is not None:
+                self._callback()
+        except BaseException as error:  # of a callback, too; wait() raises it
+            self.result, self.error = None, error
+        self._end()
+
+    def drop(self) -> None:
+        """End it before it has begun."""
+        self._drop()
+        self.error = Closed("the worker was closed")
+        self._end()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until it has ended; returns whether it has."""
+        if not self.is_done and self._ended.acquire(timeout=max(0.0, timeout_s)):
+            self._ended.release()  # for others that wait
+        return self.is_done
+
+    def _end(self) -> None:
+        self._on_end(self._timestamp)
+        self.is_done = True
+        self._ended.release()
+
+
 class _Queue:
-    """Runs work in a few threads: of what waits, the highest priority first, and among equals what
-    came first."""
+    """Runs requests in a few threads: of those that wait, the one of the highest priority first,
+    and among equals the one that came first.
+
+    A short request that comes alone is left for hold_s to the thread that waits for it: to have
+    another thread run it takes two changes of threads, which is most of its time.
+    """
 
     num_threads = 4
+    hold_s = 0.001
+    awake_s = 0.1  # after a short request a thread looks every hold_s, and need not be woken
 
     def __init__(self) -> None:
-        self._waiting: PriorityQueue[tuple[float, int, Callback | None, Callback]] = PriorityQueue()
+        self._waiting: list[tuple[float, int, _Request]] = []  # a heap
         self._numbers = itertools.count()
-        self._lock = threading.Lock()
+        self._changed = threading.Condition(threading.Lock())
         self._threads: list[threading.Thread] = []
+        self._num_running = 0
+        self._num_asleep = 0  # threads that wait to be woken
+        self._is_looking = False  # a thread wakes by itself, after hold_s at the latest
+        self._due = 0.0  # when threads may run what waits
+        self._came = 0.0
         self._is_closed = False
 
-    def put(self, priority: int, run: Callback, end: Callback) -> None:
-        """end: called in place of `run` if the queue is closed before."""
-        with self._lock:
+    def put(self, priority: int, request: _Request) -> None:
+        with self._changed:
             if not self._is_closed:
-                self._waiting.put((-priority, next(self._numbers), run, end))
-                if len(self._threads) < self.num_threads:
-                    thread = threading.Thread(target=self._work, name="kv", daemon=True)
-                    self._threads.append(thread)
-                    thread.start()
+                is_alone = request.is_short and not self._waiting
+                self._came = time.monotonic()
+                self._due = self._came + self.hold_s if is_alone else 0.0
+                heappush(self._waiting, (-priority, next(self._numbers), request))
+                if not is_alone or not self._is_looking:
+                    self._call_thread()
                 return
-        end()
+        request.drop()
+
+    def run_now(self, request: _Request) -> None:
+        """Run a request in this thread, if it is the next one and no thread has it."""
+        with self._changed:
+            waiting = self._waiting
+            if not waiting or waiting[0][2] is not request or not self._has_room:
+                return
+            heappop(waiting)
+            self._num_running += 1
+        try:
+            request.run()
+        finally:
+            with self._changed:
+                self._num_running -= 1
+                if waiting:
+                    self._call_thread()
 
     def close(self, timeout_s: float = 5.0) -> None:
-        with self._lock:
+        with self._changed:
             self._is_closed = True
-            with suppress(Empty):
-                while True:
-                    *_, end = self._waiting.get_nowait()
-                    end()
-            for _ in self._threads:
-                self._waiting.put((0, next(self._numbers), None, lambda: None))
+            dropped, self._waiting = self._waiting, []
+            self._changed.notify_all()
+        for _, _, request in dropped:
+            request.drop()
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
+    @property
+    def _has_room(self) -> bool:
+        return self._num_running < self.num_threads
+
+    def _call_thread(self) -> None:
+        """Have a thread look at what waits. Called under the lock."""
+        if self._num_asleep:
+            self._changed.notify()
+        elif len(self._threads) < self.num_threads:
+            thread = threading.Thread(target=self._work, name="kv", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
     def _work(self) -> None:
-        while True:
-            _, _, run, _ = self._waiting.get()
-            if run is None:
-                return
-            run()
-            del run
+        while (request := self._next()) is not None:
+            request.run()
+            with self._changed:
+                self._num_running -= 1
+            del request
+
+    def _next(self) -> _Request | None:
+        with self._changed:
+            while not self._is_closed:
+                now = time.monotonic()
+                if self._waiting and self._has_room and now >= self._due:
+                    self._num_running += 1
+                    request = heappop(self._waiting)[2]
+                    if self._waiting:
+                        self._call_thread()
+                    return request
+                is_looking = not self._is_looking and now < self._came + self.awake_s
+                self._is_looking |= is_looking
+                self._num_asleep += 1
+                self._changed.wait(self.hold_s if is_looking else None)
+                self._num_asleep -= 1
+                self._is_looking &= not is_looking
+        return None

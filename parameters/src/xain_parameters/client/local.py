@@ -7,7 +7,8 @@ from typing import Self
 
 from xain_parameters.client import asynchronous, sync
 from xain_parameters.client.connecting import TIMEOUT_S, connect_sync
-from xain_parameters.node.server import OnCommand, ParameterServer, echo
+from xain_parameters.handlers import Handler, answer_nothing
+from xain_parameters.node.server import ParameterServer
 from xain_parameters.scheduler.journal import Journal
 from xain_parameters.scheduler.service import SchedulerServer
 from xain_parameters.scheduler.state import Settings
@@ -23,7 +24,8 @@ class LocalGroup:
     shards: servers. replicas: backups of each range. log: servers write what they acknowledge to
     disk. checkpoint_interval: in clocks; 0: on demand.
     folder: for journal, logs and checkpoints; None: one that is removed at the end.
-    on_command: answers users' own requests at each server, see ParameterServer.
+    handler, scheduler_handler: answer requests at each server and at the scheduler, see
+        ParameterServer.
     """
 
     def __init__(
@@ -34,7 +36,8 @@ class LocalGroup:
         log: bool = False,
         checkpoint_interval: int = 0,
         folder: Path | None = None,
-        on_command: OnCommand = echo,
+        handler: Handler = answer_nothing,
+        scheduler_handler: Handler = answer_nothing,
     ) -> None:
         with ExitStack() as stack:
             if folder is None:
@@ -48,7 +51,9 @@ class LocalGroup:
                 checkpoints=checkpoints.as_uri(),
             )
             journal = Journal(folder / "journal.sqlite")
-            scheduler = stack.enter_context(SchedulerServer(journal, settings, lease_s=LEASE_S))
+            scheduler = stack.enter_context(
+                SchedulerServer(journal, settings, lease_s=LEASE_S, handler=scheduler_handler)
+            )
             self.target: str = scheduler.target
             self.servers = [
                 stack.enter_context(
@@ -56,7 +61,7 @@ class LocalGroup:
                         self.target,
                         f"s{i}",
                         folder=folder / f"s{i}" if log else None,
-                        on_command=on_command,
+                        handler=handler,
                     )
                 )
                 for i in range(shards)
@@ -65,8 +70,25 @@ class LocalGroup:
             stack.callback(scheduler.stop)
             self._stack = stack.pop_all()
 
-    def connect(self, worker: str = "w0", *, timeout_s: float = TIMEOUT_S) -> sync.Server:
-        return connect_sync(self.target, worker=worker, timeout_s=timeout_s)
+    def connect(
+        self,
+        worker: str = "w0",
+        *,
+        job: str | None = None,
+        workers: int | None = None,
+        rank: int | None = None,
+        timeout_s: float = TIMEOUT_S,
+        handler: Handler = answer_nothing,
+    ) -> sync.Server:
+        return connect_sync(
+            self.target,
+            worker=worker,
+            job=job,
+            workers=workers,
+            rank=rank,
+            timeout_s=timeout_s,
+            handler=handler,
+        )
 
     def close(self) -> None:
         """Stop all servers and the scheduler. A second call does nothing."""
@@ -103,4 +125,4 @@ def local_sync(shards: int = 2, replicas: int = 0, *, log: bool = False) -> sync
 
 def local(shards: int = 2, replicas: int = 0, *, log: bool = False) -> asynchronous.Server:
     """The same, for `async with`."""
-    return asynchronous.Server(lambda is_over: local_sync(shards, replicas, log=log))
+    return asynchronous.Server(lambda is_over, handler: local_sync(shards, replicas, log=log))

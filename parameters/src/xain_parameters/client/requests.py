@@ -2,24 +2,25 @@
 moves."""
 
 import functools
+import itertools
 import math
-import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xain_foundation.backoff import Backoff
 from xain_foundation.logger import get_logger
+from xain_foundation.tls import Certificates
 from xain_parameters.client.cuts import cut_keys, cut_rows
 from xain_parameters.errors import Closed, Evicted, Invalid, RolledBack, Unavailable
-from xain_parameters.keys import Keys, Range
+from xain_parameters.handlers import Reply
+from xain_parameters.keys import Keys
 from xain_parameters.messages import (
-    MAX_TEXT_BYTES,
     Body,
     Command,
     Pull,
@@ -46,6 +47,10 @@ _NEVER: Final = (-math.inf, "")
 # second one keeps its head far below MAX_HEAD_BYTES.
 MESSAGE_BYTES: Final = 2 << 20
 MAX_SECTIONS: Final = 1024
+# Key lists whose cuts are kept, and the size of the largest one.
+NUM_KEPT_KEYS: Final = 32
+KEPT_KEYS_BYTES: Final = 32 << 10
+_MAY_BE_TOGETHER: Final = (Pull, Push)
 
 Array: TypeAlias = NDArray[Any]
 
@@ -57,8 +62,8 @@ class Piece:
     """A request, or what is left of it, before it is cut by range.
 
     part: number of the push. start, stop: rows of a dense array; otherwise keys, ascending.
-    values: of a push, a row for each. out: of a pull, rows for each, C-contiguous; where `target`
-    is given instead, the rows go to target[index] when they have come.
+    values: of a push, a row for each. out: of a pull, rows for each, C-contiguous; where `index` is
+    given, the rows go to out[index] when they have come.
     """
 
     part: int = 0
@@ -67,100 +72,180 @@ class Piece:
     keys: Keys | None = None
     values: Array | None = None
     out: Array | None = None
-    target: Array | None = None
     index: NDArray[np.intp] | None = None
 
-    def rows(self, start: int, stop: int) -> "Piece":
-        """Some rows of a piece of a dense array."""
-        part = slice(start - self.start, stop - self.start)
-        values, out = self.values, self.out
-        return Piece(
-            self.part,
-            start,
-            stop,
-            values=None if values is None else values[part],
-            out=None if out is None else out[part],
-        )
+    def chosen(self, rows: slice | NDArray[np.intp]) -> "Piece":
+        """Some rows of the piece; a slice of it has a start and a stop."""
+        if self.keys is None:
+            assert isinstance(rows, slice)
+            start, stop, keys = self.start + rows.start, self.start + rows.stop, None
+        else:
+            start, stop, keys = 0, 0, self.keys[rows]
+        values = None if self.values is None else self.values[rows]
+        out, index = self.out, self.index
+        if index is not None:
+            index = index[rows]
+        elif out is not None and isinstance(rows, slice):
+            out = out[rows]
+        elif out is not None:
+            index = rows  # type: ignore[assignment]  # a slice has gone the other way
+        return Piece(self.part, start, stop, keys, values, out, index)
 
-    def cut(self, table: TableSpec, ranges: Sequence[Range]) -> "Iterator[tuple[int, Piece]]":
-        """(index of a range, the keys of the piece that lie in it)."""
-        assert self.keys is not None
-        values, out = self.values, self.out
-        for number, chosen in cut_keys(self.keys, ranges, table.bound):
-            piece = Piece(
-                self.part,
-                keys=self.keys[chosen],
-                values=None if values is None else values[chosen],
-                target=self.target,
+
+class Span(NamedTuple):
+    """A range, and its rows [start, stop) of a message or piece."""
+
+    range: RangeView
+    start: int
+    stop: int
+
+
+@dataclass(slots=True, eq=False)
+class _Message:
+    """The rows of a piece that go to one server together.
+
+    server: its name; "": no server has these ranges.
+    first: the number of the piece's first row in a dense array.
+    order: the rows of the piece that `spans` count in; None: the piece's own. keys: of these rows.
+    blocks: the rows of all spans.
+    """
+
+    server: str
+    spans: list[Span]
+    first: int = 0
+    order: NDArray[np.intp] | None = None
+    keys: Keys | None = None
+    num_rows: int = field(init=False)
+    blocks: list[slice] = field(init=False)
+    _sections: dict[int, tuple[Section, ...]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        spans = self.spans
+        self.num_rows = sum(stop - start for _, start, stop in spans)
+        self.blocks = [slice(spans[0].start, spans[-1].stop)]
+        if self.num_rows < spans[-1].stop - spans[0].start:  # other servers have some between
+            self.blocks = [slice(start, stop) for _, start, stop in spans]
+
+    def rows(self, span: Span) -> tuple[int, int]:
+        """Rows of a dense array; (0, 0) where keys name them."""
+        if self.keys is not None:
+            return 0, 0
+        return self.first + span.start, self.first + span.stop
+
+    def sections(self, row_bytes: int) -> tuple[Section, ...]:
+        """row_bytes: of the values that are sent; 0: none are."""
+        sections = self._sections.get(row_bytes)
+        if sections is None:
+            has_keys = self.keys is not None
+            sections = self._sections[row_bytes] = tuple(
+                Section(
+                    span.range.number,
+                    *self.rows(span),
+                    (span.stop - span.start) * has_keys,
+                    (span.stop - span.start) * row_bytes,
+                )
+                for span in self.spans
             )
-            if isinstance(chosen, slice):
-                piece.out = None if out is None else out[chosen]
-                piece.index = None if self.index is None else self.index[chosen]
-            elif out is not None:
-                piece.target, piece.index = out, chosen
-            else:
-                piece.index = chosen if self.index is None else self.index[chosen]
-            yield number, piece
+        return sections
 
-    @property
-    def num_rows(self) -> int:
-        return self.stop - self.start if self.keys is None else len(self.keys)
+    def rest(self, piece: Piece) -> Iterator[Piece]:
+        """A piece for each range, to be asked for again; the piece itself, if it has no rows."""
+        if not self.num_rows:
+            yield piece
+            return
+        for _, start, stop in self.spans:
+            rows = slice(start, stop)
+            yield piece.chosen(rows if self.order is None else self.order[rows])
+
+    def index(self, piece: Piece) -> NDArray[np.intp] | None:
+        """Where the rows of the answer go in piece.out; None: each span to its own rows."""
+        if piece.index is None or self.order is not None:
+            return self.order if piece.index is None else piece.index[self.order]
+        return np.concatenate([piece.index[start:stop] for _, start, stop in self.spans])
 
 
-# The head of a request for a piece of a range, under a view.
-MakeHead: TypeAlias = Callable[[Piece, RangeView, View], Request]
-# Rows [start, stop) of a dense array, or a piece.
-_Part = TypeVar("_Part", tuple[int, int], Piece)
-# The server of a message and its parts, each with its range.
-_Message: TypeAlias = tuple[str, list[tuple[RangeView, _Part]]]
+class MakeHead(Protocol):
+    """Makes the head of a request for rows [start, stop) of a range, or its keys, under a view."""
+
+    def __call__(
+        self, piece: Piece, view: View, range_: int, start: int, stop: int, /
+    ) -> Request: ...
+
+
 # The connection to a server, or None.
 _Reach: TypeAlias = Callable[[View, str], Connection | None]
-# The pieces of one message to one server, each with its range.
-_Together: TypeAlias = list[tuple[RangeView, Piece]]
 
 
 class _Messages:
     """The cuts of pieces into messages, under one view.
 
-    A worker asks for the same rows of a dense array in each clock: their cuts are kept.
+    A worker asks for the same rows of a dense array in each clock, and pushes to the keys that it
+    has pulled: their cuts are kept.
     """
 
     def __init__(self, view: View) -> None:
         self.view = view
         self._ranges = [each.range for each in view.ranges]
-        self._dense: dict[tuple[int, int, int], list[_Message[tuple[int, int]]]] = {}
+        self._dense: dict[tuple[int, int, int], list[_Message]] = {}
+        self._keyed: dict[tuple[int, bytes], list[_Message]] = {}
 
-    def of(self, table: TableSpec, piece: Piece) -> Iterator[_Message[Piece]]:
-        """(server, the parts of the piece that go to it with one message). Server "": none has
-        these ranges."""
-        row_bytes = table.dim * np.dtype(table.dtype).itemsize
-        if piece.keys is not None:
-            parts = (
-                (number, each, row_bytes * each.num_rows)
-                for number, each in piece.cut(table, self._ranges)
-            )
-            yield from self._together(parts)
-            return
-        rows = (table.number, piece.start, piece.stop)
-        messages = self._dense.get(rows)
+    def of(self, table: TableSpec, piece: Piece, row_bytes: int) -> Iterable[_Message]:
+        """The messages of a piece."""
+        if piece.keys is None:
+            rows = (table.number, piece.start, piece.stop)
+            messages = self._dense.get(rows)
+            if messages is None:
+                messages = self._dense[rows] = list(self._of_rows(table, piece, row_bytes))
+            return messages
+        if piece.keys.nbytes > KEPT_KEYS_BYTES:
+            return self._of_keys(table, piece.keys, row_bytes)
+        keys = (table.number, piece.keys.tobytes())
+        messages = self._keyed.get(keys)
         if messages is None:
-            assert table.bound is not None
-            cuts = cut_rows(piece.start, piece.stop, self._ranges, table.bound)
-            sized = ((number, (low, high), row_bytes * (high - low)) for number, low, high in cuts)
-            messages = self._dense[rows] = list(self._together(sized))
-        for server, together in messages:
-            yield server, [(range_, piece.rows(low, high)) for range_, (low, high) in together]
+            if len(self._keyed) >= NUM_KEPT_KEYS:
+                self._keyed.clear()  # nothing tells which of them come again
+            # A copy: the caller may change its array before the list comes again.
+            messages = list(self._of_keys(table, piece.keys.copy(), row_bytes))
+            self._keyed[keys] = messages
+        return messages
 
-    def _together(self, parts: Iterable[tuple[int, _Part, int]]) -> Iterator[_Message[_Part]]:
-        """parts: (index of a range, part, bytes of its rows)."""
-        messages: dict[str, list[tuple[RangeView, _Part]]] = {}
+    def _of_rows(self, table: TableSpec, piece: Piece, row_bytes: int) -> Iterator[_Message]:
+        assert table.bound is not None
+        first = piece.start
+        cuts = cut_rows(first, piece.stop, self._ranges, table.bound)
+        spans = [(index, low - first, high - first) for index, low, high in cuts]
+        for server, together in self._together(spans, row_bytes):
+            yield _Message(server, together, first)
+
+    def _of_keys(self, table: TableSpec, keys: Keys, row_bytes: int) -> Iterator[_Message]:
+        order, cuts = cut_keys(keys, self._ranges, table.bound)
+        for server, spans in self._together(cuts, row_bytes):
+            if order is None:
+                yield _Message(server, spans, keys=keys)
+                continue
+            rows = order
+            if sum(stop - start for _, start, stop in spans) < len(order):
+                rows = np.concatenate([order[start:stop] for _, start, stop in spans])
+            stops = itertools.accumulate(stop - start for _, start, stop in spans)
+            moved = [
+                Span(range_, end - (stop - start), end)
+                for (range_, start, stop), end in zip(spans, stops, strict=True)
+            ]
+            yield _Message(server, moved, order=rows, keys=keys[rows])
+
+    def _together(
+        self, cuts: Iterable[tuple[int, int, int]], row_bytes: int
+    ) -> Iterator[tuple[str, list[Span]]]:
+        """The spans that go with one message to the server of their ranges. cuts: (index of a
+        range, start, stop)."""
+        messages: dict[str, list[Span]] = {}
         sizes: dict[str, int] = {}
-        for number, part, num_bytes in parts:
-            range_ = self.view.ranges[number]
+        for index, start, stop in cuts:
+            range_ = self.view.ranges[index]
             server = range_.servers[0] if range_.servers else ""
             message = messages.setdefault(server, [])
-            message.append((range_, part))
-            sizes[server] = sizes.get(server, 0) + num_bytes
+            message.append(Span(range_, start, stop))
+            sizes[server] = sizes.get(server, 0) + row_bytes * (stop - start)
             if sizes[server] >= MESSAGE_BYTES or len(message) == MAX_SECTIONS:
                 del sizes[server]
                 yield server, messages.pop(server)
@@ -169,8 +254,8 @@ class _Messages:
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    parts: _Together
-    server: str
+    piece: Piece
+    message: _Message
     connection: Connection
     answer: Answer
 
@@ -186,7 +271,7 @@ class Requests:
     connect_timeout_s = 2.0
 
     def __init__(
-        self, scheduler: WorkerScheduler, timeout_s: float, tls: ssl.SSLContext | None = None
+        self, scheduler: WorkerScheduler, timeout_s: float, tls: Certificates | None = None
     ) -> None:
         self.scheduler = scheduler
         self.timeout_s = timeout_s
@@ -220,7 +305,7 @@ class Requests:
 
         generation: the request has a meaning in this one only; None: in any.
         """
-        row_bytes = table.dim * np.dtype(table.dtype).itemsize
+        row_bytes = table.row_bytes
 
         def ask(view: View, piece: Piece, reach: _Reach) -> Iterator[_Asked | Piece]:
             if not view.ranges:
@@ -229,8 +314,12 @@ class Requests:
             messages = self._messages
             if messages.view is not view:
                 messages = self._messages = _Messages(view)
-            for server, parts in messages.of(table, piece):
-                yield from self._ask(view, server, parts, head, row_bytes, reach)
+            for message in messages.of(table, piece, row_bytes):
+                asked = self._ask(view, piece, message, head, row_bytes, reach)
+                if asked is None:
+                    yield from message.rest(piece)
+                else:
+                    yield asked
 
         self._until_done(f"table {table.name!r}", list(pieces), ask, generation)
 
@@ -241,68 +330,104 @@ class Requests:
 
         def ask(view: View, piece: Piece, reach: _Reach) -> Iterator[_Asked | Piece]:
             for each in view.ranges:
-                server = each.servers[0] if each.servers else ""
-                yield from self._ask(view, server, [(each, piece)], head, 0, reach)
+                message = _Message(each.servers[0] if each.servers else "", [Span(each, 0, 0)])
+                yield self._ask(view, piece, message, head, 0, reach) or piece
 
         self._until_done("all tables", [Piece()], ask, generation, timeout_s)
 
-    def command(self, server: str, number: int, text: str) -> str:
-        """Send a user's own request to one server; returns its answer. The request is sent again
-        after a broken connection, so the server may do it twice. Raises Invalid for a text of more
-        than MAX_TEXT_BYTES, and if the server refuses."""
-        num_bytes = len(text.encode())
-        if num_bytes > MAX_TEXT_BYTES:
-            raise Invalid(f"a command has {num_bytes} bytes; at most {MAX_TEXT_BYTES} go at once")
-        deadline = time.monotonic() + self.timeout_s
-        while True:
-            view = self.scheduler.view
-            if server not in view.addresses:
-                raise Unavailable(f"there is no server {server!r}")
-            connection = self.connection(view, server, time.monotonic(), deadline)
-            left = deadline - time.monotonic()
-            if connection is not None:
-                try:
-                    head = connection.ask(Command(0, number, text)).result(max(0.0, left)).head
+    def send(self, servers: Iterable[str], command: Command, timeout_s: float) -> dict[str, Reply]:
+        """Send a user's own request to all of these servers at once; returns the reply of each. A
+        server that has not answered within timeout_s, or has left, has an error in its place.
+
+        The request is sent again after a broken connection; a server does it once, except one that
+        was started again.
+        """
+        deadline = time.monotonic() + timeout_s
+        unanswered = dict.fromkeys(servers, "")  # with why, so far
+        replies: dict[str, Reply] = {}
+        asked: dict[str, tuple[Connection, Answer]] = {}
+        try:
+            while unanswered:
+                if self._is_closed:
+                    raise Closed("the client was closed")
+                view = self.scheduler.view
+                since = time.monotonic()
+                for server in unanswered.keys() - asked.keys():
+                    if server not in view.addresses:
+                        replies[server] = Reply(error="it has left the group, or was lost")
+                        continue
+                    connection = self.connection(view, server, since, deadline)
+                    if connection is not None:
+                        asked[server] = connection, connection.ask(command)
+                    else:
+                        _, unanswered[server] = self._failed.get(server, _NEVER)
+                for server, (connection, answer) in list(asked.items()):
+                    left = deadline - time.monotonic()
+                    try:
+                        head = answer.result(max(0.0, min(left, LOOK_S))).head
+                    except Broken as error:
+                        unanswered[server] = str(error)
+                        del asked[server]
+                        continue
+                    except TimeoutError:
+                        # A server that is cut off does not answer; the view tells.
+                        address = self.scheduler.view.addresses.get(server)
+                        if address != connection.address:
+                            connection.abandon(answer)
+                            del asked[server]
+                        continue
+                    del asked[server]
+                    assert isinstance(head, Said | Refused)
+                    is_said = isinstance(head, Said)
+                    replies[server] = Reply(head.text) if is_said else Reply(error=head.text)
+                for server in replies.keys() & unanswered.keys():
+                    del unanswered[server]
+                left = deadline - time.monotonic()
+                if left <= 0:
                     break
-                except (Broken, TimeoutError):
-                    pass
-            if left <= 0:
-                _, why = self._failed.get(server, (0.0, "it did not answer"))
-                raise Unavailable(f"server {server!r}: {why}; given up after {self.timeout_s:g} s")
-            self.scheduler.newer_view(view.version, min(LONGEST_PAUSE_S, left))
-        if isinstance(head, Refused):
-            raise Invalid(f"server {server!r}: {head.text}")
-        assert isinstance(head, Said)
-        return head.text
+                if unanswered.keys() - asked.keys():
+                    self.scheduler.newer_view(view.version, min(LONGEST_PAUSE_S, left))
+        finally:
+            for connection, answer in asked.values():
+                connection.abandon(answer)
+        for server, why in unanswered.items():
+            replies[server] = Reply(error=f"{why or 'no answer'}; given up after {timeout_s:g} s")
+        return replies
 
     def _ask(
         self,
         view: View,
-        server: str,
-        parts: _Together,
+        piece: Piece,
+        message: _Message,
         head: MakeHead,
         row_bytes: int,
-        reach: "_Reach",
-    ) -> "Iterator[_Asked | Piece]":
-        """server: the primary of all parts, or "". row_bytes: 0 where no rows are asked for."""
-        connection = reach(view, server) if server else None
+        reach: _Reach,
+    ) -> _Asked | None:
+        """None: the server cannot be reached. row_bytes: 0 where no rows are asked for."""
+        connection = reach(view, message.server) if message.server else None
         if connection is None:
-            for _, piece in parts:
-                yield piece
-            return
-        range_, piece = parts[0]
-        request = head(piece, range_, view)
-        bodies = [(each.keys, _contiguous(each.values)) for _, each in parts]
-        if len(parts) > 1:
-            assert isinstance(request, Pull | Push)
-            request = Several(0, request, _sections(parts, bodies))
+            return None
+        order, keys, values = message.order, message.keys, piece.values
+        span = message.spans[0]
+        request = head(piece, view, span.range.number, *message.rows(span))
+        if len(message.spans) > 1:
+            assert isinstance(request, _MAY_BE_TOGETHER)
+            sections = message.sections(0 if values is None else row_bytes)
+            request = Several(0, request, sections)
+        if values is not None and order is not None:
+            values = values.take(order, axis=0)
+        bodies: list[Body] = [
+            (None if keys is None else keys[block], None if values is None else values[block])
+            for block in message.blocks
+        ]
         num_bytes = 0
-        out = []
-        if piece.values is None:
-            num_bytes = row_bytes * sum(each.num_rows for _, each in parts)
-            out = [each.out for _, each in parts if each.out is not None]
+        out: list[Array] = []
+        if piece.out is not None:
+            num_bytes = row_bytes * message.num_rows
+            if order is None and piece.index is None:
+                out = [piece.out[block] for block in message.blocks]
         answer = connection.ask(request, bodies=bodies, num_bytes=num_bytes, out=out)
-        yield _Asked(parts, server, connection, answer)
+        return _Asked(piece, message, connection, answer)
 
     def _until_done(
         self,
@@ -313,8 +438,9 @@ class Requests:
         timeout_s: float | None = None,
     ) -> None:
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        deadline = time.monotonic() + timeout_s
-        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        now = time.monotonic()
+        deadline = now + timeout_s
+        backoff = None
         why, where = "no server has it", ""
         while todo:
             if self._is_closed:
@@ -322,11 +448,10 @@ class Requests:
             view = self.scheduler.view
             if generation is not None and view.generation != generation:
                 raise RolledBack("the group was rolled back")
-            again: dict[
-                int, Piece
-            ] = {}  # by identity: a piece that several ranges need is asked once
+            # By identity: a piece that several ranges need is asked once.
+            again: dict[int, Piece] = {}
             asked: list[_Asked] = []
-            reach = functools.partial(self.connection, since=time.monotonic(), deadline=deadline)
+            reach = functools.partial(self.connection, since=now, deadline=deadline)
             try:
                 for piece in todo:
                     for each in ask(view, piece, reach):
@@ -336,28 +461,33 @@ class Requests:
                             again[id(each)] = each
                 # The last answer first: most others are there by then. But rows that are still to
                 # be copied are copied while the next ones come.
-                if not any(piece.target is not None for each in asked for _, piece in each.parts):
+                if len(asked) > 1 and all(
+                    each.answer.out or not each.answer.num_bytes for each in asked
+                ):
                     asked.reverse()
                 for each in asked:
                     refused = self._answer(each, view, deadline)
                     if refused is not None:
-                        again |= {id(piece): piece for _, piece in each.parts}
+                        again |= {id(piece): piece for piece in each.message.rest(each.piece)}
                         if refused != NO_ANSWER or not where:
                             why = refused
-                        where = f", {_names(each.parts)} at {each.server!r}"
+                        where = f", {_names(each.message)} at {each.message.server!r}"
             except BaseException:  # nobody takes the other answers
                 for each in asked:
                     each.connection.abandon(each.answer)
                 raise
             todo = list(again.values())
             if todo:
-                left = deadline - time.monotonic()
+                now = time.monotonic()
+                left = deadline - now
                 if left <= 0:
                     unreached = self._unreached(view, deadline - timeout_s)
                     if unreached:
                         why = f"{why}; {unreached}" if where else unreached
                     raise Unavailable(f"{what}{where}: {why}; given up after {timeout_s:g} s")
+                backoff = backoff or Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
                 self.scheduler.newer_view(view.version, min(backoff.next_s(), left))
+                now = time.monotonic()
 
     def _answer(self, asked: _Asked, view: View, deadline: float) -> str | None:
         """Take the answer; returns why the piece has to be asked for again, or None."""
@@ -375,13 +505,10 @@ class Requests:
                     return NO_ANSWER
         head = message.head
         if not isinstance(head, Refused):
-            at = 0
-            for _, piece in asked.parts:
-                if piece.target is not None and message.values is not None:
-                    size = piece.num_rows * piece.target.shape[1] * piece.target.itemsize
-                    rows = message.values[at : at + size].view(piece.target.dtype)
-                    piece.target[piece.index] = rows.reshape(-1, piece.target.shape[1])
-                    at += size
+            out = asked.piece.out
+            if out is not None and message.values is not None:
+                rows = message.values.view(out.dtype).reshape(-1, out.shape[1])
+                out[asked.message.index(asked.piece)] = rows
             return None
         match head.why:
             case "invalid":
@@ -429,7 +556,12 @@ class Requests:
             greeting = hello(scheduler.worker, "worker", scheduler.incarnation)
             try:
                 made = Connection(
-                    address, greeting, timeout_s=timeout_s, poller=self._poller, tls=self._tls
+                    address,
+                    greeting,
+                    timeout_s=timeout_s,
+                    poller=self._poller,
+                    tls=self._tls,
+                    server=server,
                 )
             except Unavailable as error:
                 why = str(error)
@@ -452,28 +584,13 @@ def _has(view: View, asked: _Asked, before: View) -> bool:
     """Tell whether the server that was asked still has these ranges."""
     if view.generation != before.generation:
         return False
-    has = {each.number for each in view.ranges if each.servers[:1] == (asked.server,)}
-    address = view.addresses.get(asked.server)
-    return address == asked.connection.address and has >= {each.number for each, _ in asked.parts}
+    server = asked.message.server
+    has = {each.number for each in view.ranges if each.servers[:1] == (server,)}
+    address = view.addresses.get(server)
+    asked_for = {each.range.number for each in asked.message.spans}
+    return address == asked.connection.address and has >= asked_for
 
 
-def _names(parts: _Together) -> str:
-    numbers = ", ".join(str(range_.number) for range_, _ in parts)
-    return f"range{'s' * (len(parts) > 1)} {numbers}"
-
-
-def _contiguous(values: Array | None) -> Array | None:
-    return None if values is None else np.ascontiguousarray(values)
-
-
-def _sections(parts: _Together, bodies: Sequence[Body]) -> tuple[Section, ...]:
-    return tuple(
-        Section(
-            range_.number,
-            piece.start,
-            piece.stop,
-            0 if keys is None else len(keys),
-            0 if values is None else values.nbytes,
-        )
-        for (range_, piece), (keys, values) in zip(parts, bodies, strict=True)
-    )
+def _names(message: _Message) -> str:
+    numbers = ", ".join(str(range_.number) for range_, _, _ in message.spans)
+    return f"range{'s' * (len(message.spans) > 1)} {numbers}"

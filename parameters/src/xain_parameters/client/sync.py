@@ -13,7 +13,9 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from xain_parameters.client.batches import Batches, Divisible
 from xain_parameters.client.core import Core
+from xain_parameters.scheduler.client import Among
 from xain_parameters.specs import Plugin, Staleness, TableSpec
 from xain_parameters.tables.initialisers import Initialiser, Zeros
 from xain_parameters.tables.rules import Add, Rule
@@ -37,6 +39,17 @@ class Server:
     @property
     def worker(self) -> str:
         return self._core.scheduler.worker
+
+    @property
+    def rank(self) -> int | None:
+        """The rank of this worker in its job's group, from 0 on, as of the newest view. None: it
+        gave no `workers`, has no job yet, or all ranks are taken."""
+        return self._core.scheduler.view.ranks.get(self.worker)
+
+    @property
+    def num_workers(self) -> int:
+        """The size of the job's group; 0: no worker has given one."""
+        return self._core.scheduler.view.num_workers
 
     def dense(
         self,
@@ -133,13 +146,59 @@ class Server:
         finally:
             core.end_clocks(loop)
 
+    def batches(
+        self,
+        data: Divisible,
+        epochs: int,
+        staleness: int | None = 0,
+        *,
+        name: str | None = None,
+    ) -> Batches:
+        """The batches of this worker, one in each clock, and each row of the data once in an epoch
+        for all workers together, whoever of them comes, dies or comes back.
+
+        The data are divided among the workers with a rank (see connect), anew in each epoch. The
+        rest of a worker that is gone for a lease is read by the others. The loop ends when all
+        workers have read all epochs; see Batches.reading, and the log: no_batches tells of a worker
+        that had none, rows_missed of rows that were not read once.
+
+        staleness: as in clocks(). name: of the data, where a job has several; None: that of the
+        first table. Raises Invalid where other workers have data of another size or fingerprint,
+        and before there is a table.
+        """
+        return Batches(self._core, data, epochs, staleness, name)
+
+    def barrier(self, among: Among = "workers", timeout_s: float | None = None) -> None:
+        """Wait until all workers of the job with a rank wait here, or all of these and the servers,
+        which call ParameterServer.barrier. A worker that is gone for a lease is not waited for.
+
+        Raises Invalid for a worker without a rank, and Unavailable after timeout_s.
+        """
+        self._core.barrier(among, timeout_s)
+
     def checkpoint(self) -> int:
         """Make a checkpoint of all tables, and return its number when it is whole."""
         return self._core.checkpoint()
 
-    def command(self, server: str, number: int, text: str) -> str:
-        """Send a user's own request to one server; returns its answer."""
-        return self._core.command(server, number, text)
+    def send(
+        self, to: str | int, head: int = 0, body: str = "", *, timeout_s: float | None = None
+    ) -> dict[str, str]:
+        """Send a request to the handlers of members of the group, and gather their answers, by
+        name.
+
+        to: "servers", "workers" (of this worker's job, itself too), "scheduler", "all" of these, or
+            the name of a server or of a worker of the job, or the rank of one.
+        head, body: a number and a text, of 60 KiB in UTF-8 at most, for the handler; None of it
+            means anything to the group. A member without a handler answers "".
+        timeout_s: None: that of connect().
+        Each member does a request once, however often connections break; a server or scheduler that
+        was killed and started again may do it again, and so may a member that has answered 64
+        others meanwhile. A request whose time is over may still be done.
+        Raises RequestFailed, which names those that did not answer or whose handlers raised an
+        error, and has the answers of the others; Invalid for a body that is too long, and where no
+        server and no worker has the name or the rank; Unavailable where there is no server.
+        """
+        return self._core.send(to, head, body, timeout_s)
 
     @property
     def servers(self) -> list[str]:

@@ -15,7 +15,8 @@ MAX_TAIL_BYTES = 16 << 20
 
 
 def num_bytes(message: Message) -> int:
-    return sum(0 if array is None else array.nbytes for array in (message.keys, message.values))
+    keys, values = message.keys, message.values
+    return (0 if keys is None else keys.nbytes) + (0 if values is None else values.nbytes)
 
 
 def declaration(range_: int, spec: bytes) -> Message:

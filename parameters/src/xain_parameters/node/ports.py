@@ -69,7 +69,3 @@ class Host(Protocol):
     def report_whole(self, range_: int, epoch: int, server: str) -> None:
         """Tell the scheduler that a learner has everything, and that this primary acknowledges
         nothing without it."""
-
-    def command(self, source: Source, head: int, text: str) -> str:
-        """Answer a user's own request."""
-        ...

@@ -89,9 +89,15 @@ class Primary:
             if peer.is_streaming:
                 self._host.emit(peer.name, message)
         self.copy.advance(message)
-        size = num_bytes(message)
-        self._in_flight.append((entry.sequence, size))
-        self._num_bytes += size
+        if entry.sequence > self._received:
+            size = num_bytes(message)
+            self._in_flight.append((entry.sequence, size))
+            self._num_bytes += size
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that has been committed is durable, and all requests are answered."""
+        return not self._promised and self.copy.replica.sequence <= self._durable
 
     def promise(self, source: Source, request: int) -> None:
         """Answer the request when all that has been committed so far is durable."""
@@ -100,10 +106,11 @@ class Primary:
     def settle(self, *, is_leased: bool) -> None:
         """Answer the requests that are durable. A server without lease answers none: another
         one may be the primary by now."""
-        reached = self._received
-        while self._in_flight and self._in_flight[0][0] <= reached:
-            self._num_bytes -= self._in_flight.popleft()[1]
-        if not is_leased:
+        if self._in_flight:
+            reached = self._received
+            while self._in_flight and self._in_flight[0][0] <= reached:
+                self._num_bytes -= self._in_flight.popleft()[1]
+        if not is_leased or not self._promised:
             return
         durable = self._durable
         while self._promised and self._promised[0][0] <= durable:
@@ -112,11 +119,15 @@ class Primary:
 
     @property
     def _durable(self) -> int:
+        if not self._peers:
+            return self.copy.synced
         had = [peer.have for peer in self._peers.values() if peer.is_counted]
         return min([self.copy.synced, *had])
 
     @property
     def _received(self) -> int:
+        if not self._peers:
+            return self.copy.synced
         had = [peer.received for peer in self._peers.values() if peer.is_streaming]
         return min([self.copy.synced, *had])
 

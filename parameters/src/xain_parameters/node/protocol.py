@@ -6,16 +6,22 @@ read without it.
 """
 
 import threading
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import partial
+
+from msgspec.structs import replace
 
 from xain_parameters.cut import Abandoned, Cut
 from xain_parameters.errors import Invalid
+from xain_parameters.keys import Keys
 from xain_parameters.messages import (
-    MAX_TEXT_BYTES,
     NO_KEYS,
     Begin,
-    Command,
+    Body,
     Declare,
+    Done,
     Entry,
     Have,
     Mark,
@@ -25,17 +31,19 @@ from xain_parameters.messages import (
     Push,
     Refused,
     Rows,
-    Said,
+    Several,
     Tile,
     Whole,
+    parts_of,
 )
 from xain_parameters.node.backup import Backup
 from xain_parameters.node.copy import Copy, num_bytes
 from xain_parameters.node.ports import Host, Source
 from xain_parameters.node.primary import Primary
 from xain_parameters.replica import Replica
-from xain_parameters.specs import RangeView, View, openings
-from xain_parameters.tables.part import Piece
+from xain_parameters.specs import RangeView, View, job_of, openings
+from xain_parameters.tables.part import Array, Piece
+from xain_parameters.transport.sections import Sections
 
 # Requests that wait for a newer view than this server has; more are refused as "busy".
 MAX_WAITING = 1024
@@ -43,7 +51,16 @@ MAX_WAITING_BYTES = 256 << 20
 # Probes of primaries that have a newer view: one for each range is kept.
 MAX_EARLY_PROBES = 1 << 16
 
-Request = Pull | Push | Mark
+Request = Pull | Push | Several | Mark
+
+
+class _Refusal(Exception):
+    """A request that is refused; see messages.Refused."""
+
+    def __init__(self, why: str, text: str = "") -> None:
+        super().__init__(why, text)
+        self.why = why
+        self.text = text
 
 
 class _Saving:
@@ -83,7 +100,8 @@ class ServerNode:
         self._name = name
         self._host = host
         self._lock = threading.RLock()  # guards views, and requests that wait for a view
-        self._view: View | None = None
+        self._views: dict[int, View] = {}  # by the number of the job
+        self._last_job = -1  # the highest number that has been heard of
         self._hosted: dict[int, _Hosted] = {}
         self._recovered: dict[tuple[int, int], Copy] = {}  # by generation and range
         self._waiting: list[tuple[Source, Message]] = []
@@ -98,7 +116,7 @@ class ServerNode:
         if hosted is None:
             raise Abandoned(cut)
         with hosted.lock:
-            saving, view = hosted.saving, self._view
+            saving, view = hosted.saving, self._views.get(job_of(number))
             is_due = view is not None and view.cut is not None and view.cut.number == cut
             if saving is None or saving.cut.number != cut or not is_due:
                 raise Abandoned(cut)
@@ -129,14 +147,18 @@ class ServerNode:
         return None if copy is None else copy.replica
 
     @property
-    def num_bytes(self) -> int:
-        """Memory of the rows of all replicas here. Safe for any thread."""
-        copies = map(self._copy, list(self._hosted.values()))
-        return sum(copy.replica.num_bytes for copy in copies if copy is not None)
+    def num_bytes(self) -> Counter[int]:
+        """Memory of the rows of all replicas here, by job. Safe for any thread."""
+        counts: Counter[int] = Counter()
+        for number, hosted in list(self._hosted.items()):
+            copy = self._copy(hosted)
+            if copy is not None:
+                counts[job_of(number)] += copy.replica.num_bytes
+        return counts
 
-    @property
-    def version(self) -> tuple[int, int]:
-        return (0, 0) if self._view is None else self._view.version
+    def version(self, job: int = 0) -> tuple[int, int]:
+        view = self._views.get(job)
+        return (0, 0) if view is None else view.version
 
     # --- from the log, before the first view ---
 
@@ -153,20 +175,23 @@ class ServerNode:
         self._leased_until = until
 
     def take_view(self, view: View, now: float) -> None:
+        """Take the newest view of a job."""
         with self._lock:
-            if view.version <= self.version:
+            before = self._views.get(view.job)
+            if before is not None and view.version <= before.version:
                 return
-            is_new_generation = self._view is None or view.generation > self._view.generation
-            if is_new_generation:
-                for number in list(self._hosted):
+            hosted = [number for number in self._hosted if job_of(number) == view.job]
+            if before is None or view.generation > before.generation:
+                for number in hosted:
                     self._leave(number, view)
-            self._view = view
+                hosted = []
+            self._views[view.job] = view
             mine = {
                 each.number: each
                 for each in view.ranges
                 if self._name in each.servers or self._name in each.learners
             }
-            for number in [each for each in self._hosted if each not in mine]:
+            for number in [each for each in hosted if each not in mine]:
                 self._leave(number, view)
             for range_ in mine.values():
                 self._take_range(range_, view, now)
@@ -177,6 +202,16 @@ class ServerNode:
         for source, message in waiting:
             self.handle(source, message, now)
 
+    def keep_jobs(self, jobs: Collection[int]) -> None:
+        """Drop what is here of other jobs, which were removed. All views of these have come."""
+        with self._lock:
+            for number in [each for each in self._hosted if job_of(each) not in jobs]:
+                self._leave(number, replace(self._views[job_of(number)], ranges=()))
+            for key in [each for each in self._recovered if job_of(each[1]) not in jobs]:
+                self._recovered.pop(key).end()
+            self._views = {job: view for job, view in self._views.items() if job in jobs}
+            self._last_job = max(self._last_job, *jobs)
+
     def loaded(self, number: int, generation: int, replica: Replica, now: float) -> None:
         """Take a range as it was in the checkpoint that the generation began from."""
         # The lock of the node comes before that of the range, as in take_view().
@@ -184,11 +219,10 @@ class ServerNode:
             hosted = self._hosted.get(number)
             if hosted is None or hosted.generation != generation or hosted.role is not None:
                 return
-            assert self._view is not None
             with hosted.lock:
                 self._start(hosted, replica, now)
                 # Views may have come while the checkpoint was read.
-                self._take_tables_and_cut(hosted, self._view)
+                self._take_tables_and_cut(hosted, self._views[job_of(number)])
 
     # --- from the disk ---
 
@@ -227,7 +261,7 @@ class ServerNode:
 
     def handle(self, source: Source, message: Message, now: float) -> None:
         match message.head:
-            case Pull() | Push() | Mark() as request:
+            case Pull() | Push() | Several() | Mark() as request:
                 self._handle_request(source, request, message, now)
             case Entry() | Tile() | Begin() | Declare() | Whole() as head:
                 hosted = self._hosted.get(head.range)
@@ -244,131 +278,164 @@ class ServerNode:
                             hosted.role.settle(is_leased=now < self._leased_until)
             case Probe() as probe:
                 self._handle_probe(source, probe)
-            case Command() as command:
-                self._host.emit(source, Message(self._answer(source, command)))
-
-    def _answer(self, source: Source, command: Command) -> Said | Refused:
-        try:
-            text = self._host.command(source, command.head, command.text)
-            num_bytes = len(text.encode())
-        except Exception as error:  # a user's own function may raise anything
-            return Refused(command.request, "invalid", f"{type(error).__name__}: {error}"[:1000])
-        if num_bytes > MAX_TEXT_BYTES:
-            why = f"the answer to command {command.head} has {num_bytes} bytes; at most "
-            return Refused(command.request, "invalid", f"{why}{MAX_TEXT_BYTES} go at once")
-        return Said(command.request, text)
 
     # --- requests of workers ---
 
     def _handle_request(
         self, source: Source, request: Request, message: Message, now: float
     ) -> None:
-        view = self._view
-        if view is None or request.view > view.version:
-            self._wait(source, request, message)
+        each = request.each if isinstance(request, Several) else request
+        job = job_of(request.sections[0].range if isinstance(request, Several) else request.range)
+        try:
+            view = self._views.get(job)
+            if view is None and job <= self._last_job:
+                raise _Refusal("moved", "the job was removed")
+            if view is None or each.view > view.version:
+                self._wait(source, each, job, message)
+                return
+            if each.view[0] < view.generation:
+                raise _Refusal("rolled back")
+            # A worker that has ended its loop over clocks may still pull, and push outside of them.
+            if source.name in view.ended and not isinstance(each, Pull) and each.clock >= 0:
+                raise _Refusal(
+                    "evicted",
+                    f"the worker {source.name!r} has left its loop over clocks, or was taken for "
+                    "dead",
+                )
+            if isinstance(each, Pull):
+                self._pull(source, request, each, message.keys, now)
+                return
+            if not isinstance(request, Several):
+                assert not isinstance(request, Pull)  # it was one above
+                hosted = self._ready(request.range, job, each.view, now)
+                if self._change(source, hosted, request, message, now):
+                    self._host.emit(source, Message(Done(request.request)))
+                return
+        except _Refusal as refusal:
+            self._refuse(source, request.request, job, refusal)
             return
-        if request.view[0] < view.generation:
-            self._refuse(source, request, "rolled back")
-            return
-        # A worker that has ended its loop over clocks may still pull, and push outside of clocks.
-        if source.name in view.ended and isinstance(request, Push | Mark) and request.clock >= 0:
-            text = (
-                f"the worker {source.name!r} has left its loop over clocks, or was taken for dead"
-            )
-            self._refuse(source, request, "evicted", text)
-            return
-        hosted = self._hosted.get(request.range)
-        if hosted is None or hosted.view.servers[:1] != (self._name,):
-            self._refuse(source, request, "moved")
-            return
+        self._change_several(source, request, job, message, now)
+
+    def _change_several(
+        self, source: Source, request: Several, job: int, message: Message, now: float
+    ) -> None:
+        """Take a push to several ranges; one answer follows when all of them have answered."""
+        together = Sections(partial(self._host.emit, source), request)
+        to = source._replace(connection=together)
+        num_done = 0
+        for part in parts_of(message):
+            head = part.head
+            assert isinstance(head, Push)
+            try:
+                hosted = self._ready(head.range, job, head.view, now)
+                num_done += self._change(to, hosted, head, part, now)
+            except _Refusal as refusal:
+                self._refuse(to, head.request, job, refusal)
+        together.done(num_done)
+
+    def _ready(self, range_: int, job: int, version: tuple[int, int], now: float) -> _Hosted:
+        """A range of a job that this server serves. version: of the view that is asked for."""
+        hosted = self._hosted.get(range_)
+        if hosted is None or hosted.view.servers[:1] != (self._name,) or job_of(range_) != job:
+            raise _Refusal("moved")
         primary = hosted.role
         # A range is not used before its begin is on disk: losing it would roll back the others.
         is_ready = isinstance(primary, Primary) and primary.copy.synced >= 0
-        if now >= self._leased_until or not is_ready or request.view > hosted.version:
-            self._refuse(source, request, "busy")
-            return
-        if isinstance(request, Pull):
-            self._pull(source, hosted, request, message, now)
-        else:
-            with hosted.lock:
-                self._change(source, hosted, request, message, now)
+        if now >= self._leased_until or not is_ready or version > hosted.version:
+            raise _Refusal("busy")
+        return hosted
 
     def _pull(
-        self, source: Source, hosted: _Hosted, request: Pull, message: Message, now: float
+        self, source: Source, request: Request, pull: Pull, keys: Keys | None, now: float
     ) -> None:
+        """Answer a pull of one range, or of several."""
+        if not isinstance(request, Several):
+            hosted = self._ready(pull.range, job_of(pull.range), pull.view, now)
+            rows = self._rows(hosted, pull, keys, pull.start, pull.stop, now)
+            self._host.emit(source, Message(Rows(request.request), None, rows))
+            return
+        job, at = job_of(request.sections[0].range), 0
+        bodies: list[Body] = []
+        for section in request.sections:
+            begin, at = at, at + section.num_keys
+            some = None if keys is None else keys[begin:at]
+            hosted = self._ready(section.range, job, pull.view, now)
+            bodies.append((None, self._rows(hosted, pull, some, section.start, section.stop, now)))
+        self._host.emit(source, Message(Rows(request.request), bodies=bodies))
+
+    def _rows(
+        self, hosted: _Hosted, pull: Pull, keys: Keys | None, start: int, stop: int, now: float
+    ) -> Array:
         copy = self._copy(hosted)
-        assert copy is not None
-        if request.opened > copy.replica.opened:
+        if copy is None:  # the range has left this server since _ready()
+            raise _Refusal("moved")
+        if pull.opened > copy.replica.opened:
             with hosted.lock:
                 primary = hosted.role
                 if not isinstance(primary, Primary):
-                    self._refuse(source, request, "moved")
-                    return
+                    raise _Refusal("moved")
                 if primary.is_busy:
-                    self._refuse(source, request, "busy")
-                    return
-                self._open(primary, request.opened)
+                    raise _Refusal("busy")
+                self._open(hosted, primary, pull.opened)
                 primary.settle(is_leased=now < self._leased_until)
         try:
-            rows = copy.replica.pull(request, message.keys)
+            return copy.replica.rows_of(pull.table, keys, start, stop)
         except Invalid as error:
-            self._refuse(source, request, "invalid", str(error))
-            return
-        self._host.emit(source, Message(Rows(request.request), None, rows))
+            raise _Refusal("invalid", str(error)) from None
 
     def _change(
         self, source: Source, hosted: _Hosted, request: Push | Mark, message: Message, now: float
-    ) -> None:
-        primary = hosted.role
-        if not isinstance(primary, Primary):
-            self._refuse(source, request, "moved")
-            return
-        replica = primary.copy.replica
-        opens = request.opened > replica.opened
-        if primary.copy.is_broken or (opens and primary.is_busy):
-            self._refuse(source, request, "busy")
-            return
-        if opens:
-            self._open(primary, request.opened)
-        keys = NO_KEYS if message.keys is None else message.keys
-        try:
-            if isinstance(request, Push):
-                entry = replica.prepare(source.name, request, keys, message.values)
-            else:
-                entry = replica.mark(source.name, request)
-        except Invalid as error:
-            self._refuse(source, request, "invalid", str(error))
-            return
-        # A repeated push is not refused: a message for several ranges is repeated for a busy one.
-        if entry is not None and primary.is_busy:
-            self._refuse(source, request, "busy")
-            return
-        if entry is not None and isinstance(request, Push) and is_late(replica, request):
-            self._refuse(source, request, "evicted", "others have gone on without this worker")
-            return
-        # A repeated push changes nothing, and is answered when the first one is durable.
-        if entry is not None:
-            primary.commit(Message(entry, message.keys, message.values))
-        primary.promise(source, request.request)
-        if request.cut:
-            self._follow_cut(hosted, primary)
-            saving = hosted.saving
-            if saving is not None and saving.cut.number == request.cut and request.clock >= 0:
-                saving.clocks.setdefault(source.name, request.clock)
-        primary.settle(is_leased=now < self._leased_until)
+    ) -> bool:
+        """Take a push or mark. Returns whether it is durable; otherwise it is answered later."""
+        with hosted.lock:
+            primary = hosted.role
+            if not isinstance(primary, Primary):
+                raise _Refusal("moved")
+            replica = primary.copy.replica
+            opens = request.opened > replica.opened
+            if primary.copy.is_broken or (opens and primary.is_busy):
+                raise _Refusal("busy")
+            if opens:
+                self._open(hosted, primary, request.opened)
+            keys = NO_KEYS if message.keys is None else message.keys
+            try:
+                if isinstance(request, Push):
+                    entry = replica.prepare(source.name, request, keys, message.values)
+                else:
+                    entry = replica.mark(source.name, request)
+            except Invalid as error:
+                raise _Refusal("invalid", str(error)) from None
+            # A repeated push changes nothing, is answered when the first one is durable, and is not
+            # refused: a message for several ranges is repeated for a busy one.
+            if entry is not None:
+                if primary.is_busy:
+                    raise _Refusal("busy")
+                if isinstance(request, Push) and is_late(replica, request):
+                    raise _Refusal("evicted", "others have gone on without this worker")
+                primary.commit(Message(entry, message.keys, message.values))
+            if request.cut:
+                self._follow_cut(hosted, primary)
+                saving = hosted.saving
+                if saving is not None and saving.cut.number == request.cut and request.clock >= 0:
+                    saving.clocks.setdefault(source.name, request.clock)
+            is_leased = now < self._leased_until
+            if primary.is_settled and is_leased:
+                return True
+            primary.promise(source, request.request)
+            primary.settle(is_leased=is_leased)
+            return False
 
-    def _open(self, primary: Primary, clock: int) -> None:
-        assert self._view is not None
+    def _open(self, hosted: _Hosted, primary: Primary, clock: int) -> None:
         replica = primary.copy.replica
-        for each, ended in openings(self._view, replica.opened, clock):
+        view = self._views[job_of(hosted.view.number)]
+        for each, ended in openings(view, replica.opened, clock):
             entry = replica.open(each, ended)
             if entry is not None:
                 primary.commit(Message(entry))
 
     def _follow_cut(self, hosted: _Hosted, primary: Primary) -> None:
         """Begin to write the checkpoint that the view and the marks say; give up others."""
-        view, replica = self._view, primary.copy.replica
-        assert view is not None
+        view, replica = self._views[job_of(hosted.view.number)], primary.copy.replica
         number = 0 if view.cut is None else view.cut.number
         for other in [each for each in replica.cuts if each != number]:
             replica.end_cut(other)
@@ -381,21 +448,20 @@ class ServerNode:
             hosted.saving = _Saving(cut)
             self._host.save(hosted.view.number, view)
 
-    def _wait(self, source: Source, request: Request, message: Message) -> None:
+    def _wait(self, source: Source, each: Pull | Push | Mark, job: int, message: Message) -> None:
         with self._lock:
             is_full = (
                 len(self._waiting) >= MAX_WAITING or self._num_waiting_bytes >= MAX_WAITING_BYTES
             )
             # The view may have come in between.
-            waits = request.view > self.version and not is_full
-            if waits:
-                self._waiting.append((source, message))
-                self._num_waiting_bytes += num_bytes(message)
-        if not waits:
-            self._refuse(source, request, "busy")
+            if is_full or each.view <= self.version(job):
+                raise _Refusal("busy")
+            self._waiting.append((source, message))
+            self._num_waiting_bytes += num_bytes(message)
 
-    def _refuse(self, source: Source, request: Request, why: str, text: str = "") -> None:
-        refused = Refused(request.request, why, text, self.version)
+    def _refuse(self, source: Source, number: int, job: int, refusal: "_Refusal") -> None:
+        """number: of the request."""
+        refused = Refused(number, refusal.why, refusal.text, self.version(job))
         self._host.emit(source, Message(refused))
 
     # --- ranges of this server ---
@@ -460,7 +526,7 @@ class ServerNode:
             primary.settle(is_leased=now < self._leased_until)
         else:
             if isinstance(before, Primary):
-                before.end(self.version)
+                before.end(self.version(job_of(range_.number)))
             log = copy.log if copy is not None else self._host.open_log(range_.number)
             hosted.role = Backup(copy, range_, hosted.generation, self._host, log)
             source, probe = self._early.pop(range_.number, (None, None))
@@ -493,16 +559,18 @@ class ServerNode:
         """Tell which of the ranges without a server are here. Told with each view, since a server
         whose lease was over has them still, and gets them back."""
         epochs = {each.number: each.epoch for each in view.ranges if not each.servers}
-        has = {number: epochs[number] for _, number in self._recovered}
-        lacks = {number: epoch for number, epoch in epochs.items() if number not in has}
+        here = {number for _, number in self._recovered}
+        has = {number: epoch for number, epoch in epochs.items() if number in here}
+        lacks = {number: epoch for number, epoch in epochs.items() if number not in here}
         if epochs:
             self._host.report_returned(view.generation, has, lacks)
 
     def _forget_recovered(self, view: View) -> None:
-        """Drop data of ranges that others have, and of earlier generations."""
+        """Drop data of ranges of the job that others have, and of earlier generations."""
         waiting = {each.number for each in view.ranges if not each.servers}
         for generation, number in list(self._recovered):
-            if generation != view.generation or number not in waiting:
+            is_over = generation != view.generation or number not in waiting
+            if job_of(number) == view.job and is_over:
                 self._recovered.pop((generation, number)).end()
 
     @staticmethod

@@ -3,28 +3,32 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Self, TypeAlias
+from typing import Final, Self
 
+from xain_foundation.fields import require_private
 from xain_foundation.logger import get_logger
-from xain_parameters.certificates import Certificates
+from xain_foundation.tls import Certificates
 from xain_parameters.cut import Abandoned
 from xain_parameters.cutfile import encoded
-from xain_parameters.errors import Evicted, ParameterError, Unavailable
-from xain_parameters.messages import Message, Pull, Push
+from xain_parameters.errors import Evicted, Invalid, ParameterError, Unavailable
+from xain_parameters.handlers import Handler, HandlerThread, Reply, Request, answer_nothing
+from xain_parameters.messages import Command, Message, Pull, Push, Refused, Said, Several
 from xain_parameters.node.cuts import load
 from xain_parameters.node.log import DiskLog
 from xain_parameters.node.ports import RangeLog, Source
 from xain_parameters.node.protocol import ServerNode
 from xain_parameters.replica import Replica
+from xain_parameters.scheduler.client import Among
 from xain_parameters.scheduler.commands import LearnerWhole, RangeSaved, SaveFailed
 from xain_parameters.scheduler.manifests import write_file
 from xain_parameters.scheduler.reports import Load
 from xain_parameters.scheduler.server_client import ServerScheduler
-from xain_parameters.specs import RangeView, View
+from xain_parameters.specs import RangeView, View, job_of
 from xain_parameters.tables.part import Piece
 from xain_parameters.transport.channel import Channel, connect, hello
 from xain_parameters.transport.listener import Listener
@@ -35,16 +39,10 @@ CONNECT_S: Final = 1.0
 RETRY_S: Final = 0.5
 JOIN_S: Final = 30.0
 
-# A function that answers a user's own request: takes the sender, an integer and a text; returns a
-# text of 60 KiB at most.
-OnCommand: TypeAlias = Callable[[Source, int, str], str]
+_CONNECTIONS: Final = (Channel, Sections)
+_COUNTED: Final = (Pull, Push, Several)
 
 log = get_logger(__name__)
-
-
-def echo(source: Source, head: int, text: str) -> str:
-    """Answer a user's own request with its text."""
-    return text
 
 
 class _OrFail:
@@ -73,12 +71,11 @@ class ParameterServer:
     folder: for the log, which a group with `log = true` needs; a later process of the name finds
         its ranges there.
     tls: for the connections to scheduler, workers and other servers; None: nothing is encrypted.
-    on_command: answers users' own requests, see messages.Command; what it raises is told to them as
-        Invalid. `xain-parameter-server serve` echoes them: a server with an answer of its own is a
-        program that makes a ParameterServer and waits for it.
+    insecure: without tls also on a host that other machines reach.
+    handler: answers users' own requests, see handlers.Handler. No error of it ends the server.
 
     Raises Unavailable if the scheduler cannot be reached, Evicted if another process has the name,
-    and Damaged.
+    Damaged, and ValueError for a host that other machines reach with neither tls nor insecure.
     """
 
     # Share of one core for the threads that write a checkpoint, while a worker has asked for
@@ -95,11 +92,14 @@ class ParameterServer:
         advertised: str | None = None,
         folder: Path | None = None,
         tls: Certificates | None = None,
-        on_command: OnCommand = echo,
+        insecure: bool = False,
+        handler: Handler = answer_nothing,
         timeout_s: float = JOIN_S,
     ) -> None:
+        host = address.rpartition(":")[0]
+        require_private(host, is_encrypted=tls is not None, insecure=insecure)
         self.name = name
-        self._on_command = on_command
+        self._handlers = HandlerThread(name, handler)
         self._lock = threading.Lock()
         self._channels: dict[str, tuple[str, Channel]] = {}  # to other servers, with the address
         self._connecting: set[str] = set()
@@ -109,23 +109,29 @@ class ParameterServer:
         self._log: DiskLog | None = None
         self._ended = threading.Event()
         self.why: Exception | None = None
-        self._pulled = self._pushed = 0
+        self._pulled: Counter[int] = Counter()  # rows, by job
+        self._pushed: Counter[int] = Counter()
+        self._counted: tuple[Counter[int], Counter[int]] = (
+            Counter(),
+            Counter(),
+        )  # at the last report
         self._counted_at = time.monotonic()
         self._served_at = -math.inf  # time of the last request of a worker
         self._num_saving = 0  # threads that write parts of a checkpoint
         self._pool = ThreadPoolExecutor(4, f"server {name}")
         self._tls = tls
-        self._listener = Listener(address, self._hear, tls=None if tls is None else tls.accepts)
-        host = advertised or address.rpartition(":")[0]
-        self.address = f"{host}:{self._listener.port}"
+        self._listener = Listener(address, self._hear, tls=tls)
+        self.address = f"{advertised or host}:{self._listener.port}"
         self._scheduler = ServerScheduler(
             scheduler,
             name,
             self.address,
             self._take_view,
+            on_jobs=self._keep_jobs,
             load=self._load_now,
             on_alive=self._renew,
             tls=tls,
+            insecure=insecure,
         )
         try:
             self._begin(folder, timeout_s)
@@ -160,7 +166,7 @@ class ParameterServer:
         with self._lock:
             self._node = node
         node.renew(scheduler.alive_until)
-        self._take_view(scheduler.view)
+        scheduler.tell_again()
         self._has_begun.set()
 
     def leave(self, timeout_s: float) -> bool:
@@ -176,11 +182,31 @@ class ParameterServer:
             raise self.why
         return has_ended
 
+    def barrier(
+        self, among: Among = "servers", *, job: str = "", timeout_s: float | None = None
+    ) -> None:
+        """Wait until all servers of the group wait here, or with "all" these and the workers of a
+        job that have a rank. Raises Invalid for other members or jobs, and Unavailable after
+        timeout_s."""
+        if among not in ("servers", "all"):
+            raise Invalid(f"a server has no place at a barrier of {among!r}")
+
+        def view() -> View:
+            if among == "servers":
+                return self._scheduler.view
+            jobs = self._scheduler.status(JOIN_S).jobs
+            if job not in jobs:
+                raise Invalid(f"there is no job {job!r}; there are: {', '.join(jobs) or 'none'}")
+            return jobs[job].view
+
+        self._scheduler.wait_barrier(among, view, timeout_s, self._ended.is_set)
+
     def close(self) -> None:
         """End all connections and threads. A second call does nothing."""
         self._ended.set()
         self._has_begun.set()
         self._scheduler.close()
+        self._handlers.close()
         self._listener.close()
         with self._lock:
             channels = list(self._channels.values())
@@ -210,6 +236,11 @@ class ParameterServer:
             with self._or_fail:
                 node.take_view(view, time.monotonic())
 
+    def _keep_jobs(self, jobs: Collection[int]) -> None:
+        if self._node is not None and not self._ended.is_set():
+            with self._or_fail:
+                self._node.keep_jobs(jobs)
+
     def _renew(self, until: float) -> None:
         if self._node is not None:
             self._node.renew(until)
@@ -228,21 +259,26 @@ class ParameterServer:
     def report_whole(self, range_: int, epoch: int, server: str) -> None:
         self._scheduler.report(LearnerWhole(range_, epoch, server))
 
-    def _load_now(self) -> Load:
+    def _load_now(self) -> dict[int, Load]:
+        """The load by job."""
         now = time.monotonic()
         seconds = max(now - self._counted_at, 1e-3)
-        pulled, pushed = self._pulled, self._pushed
-        self._pulled = self._pushed = 0
-        self._counted_at = now
-        num_bytes = 0 if self._node is None else self._node.num_bytes
-        return Load(pulled / seconds, pushed / seconds, num_bytes)
+        # Copies, which are made in one step: other threads count meanwhile.
+        counts = Counter(dict(self._pulled)), Counter(dict(self._pushed))
+        pulled, pushed = (new - old for new, old in zip(counts, self._counted, strict=True))
+        self._counted, self._counted_at = counts, now
+        num_bytes = Counter[int]() if self._node is None else self._node.num_bytes
+        return {
+            job: Load(pulled[job] / seconds, pushed[job] / seconds, num_bytes[job])
+            for job in pulled.keys() | pushed.keys() | num_bytes.keys()
+        }
 
     # --- the network ---
 
     def emit(self, destination: Source | str, message: Message) -> None:
         if isinstance(destination, Source):
             connection = destination.connection
-            assert isinstance(connection, Channel | Sections)
+            assert isinstance(connection, _CONNECTIONS)
             connection.send(message)
             return
         with self._lock:
@@ -285,7 +321,8 @@ class ParameterServer:
                     lambda made, message: self._hear_from(server, made, message),
                     lambda made, why: self._closed(server, made),
                     timeout_s=CONNECT_S,
-                    tls=None if self._tls is None else self._tls.connects,
+                    tls=self._tls,
+                    server=server,
                 )
         with self._lock:
             self._connecting.discard(server)
@@ -308,12 +345,18 @@ class ParameterServer:
 
     def _hear(self, channel: Channel, message: Message) -> None:
         head = message.head
-        if isinstance(head, Pull | Push):
+        if isinstance(head, Command):
+            self._hear_command(channel, head)
+            return
+        if isinstance(head, _COUNTED):
             self._served_at = time.monotonic()
-        if isinstance(head, Pull):
-            self._pulled += head.stop - head.start if message.keys is None else len(message.keys)
-        elif isinstance(head, Push):
-            self._pushed += head.stop - head.start if message.keys is None else len(message.keys)
+            each, parts = (
+                (head.each, head.sections) if isinstance(head, Several) else (head, (head,))
+            )
+            counts = self._pulled if isinstance(each, Pull) else self._pushed
+            keys = message.keys
+            num_rows = sum(part.stop - part.start for part in parts) if keys is None else len(keys)
+            counts[job_of(parts[0].range)] += num_rows
         self._hear_from(channel.peer.name, channel, message)
 
     def _hear_from(self, name: str, channel: Channel, message: Message) -> None:
@@ -326,8 +369,19 @@ class ParameterServer:
             with self._or_fail:
                 node.handle(source, message, time.monotonic())
 
-    def command(self, source: Source, head: int, text: str) -> str:
-        return self._on_command(source, head, text)
+    def _hear_command(self, channel: Channel, command: Command) -> None:
+        sender = channel.peer
+
+        def tell(reply: Reply) -> None:
+            said = Said(command.request, reply.body)
+            refused = Refused(command.request, "invalid", reply.error)
+            channel.send(Message(refused if reply.error else said))
+
+        if sender.role != "worker":
+            tell(Reply(error="servers send no requests"))
+            return
+        key = sender.name, sender.incarnation, command.number
+        self._handlers.put(key, Request(command.head, command.text, sender.name), tell)
 
     # --- files ---
 

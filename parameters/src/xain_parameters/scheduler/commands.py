@@ -4,8 +4,16 @@ from typing import TypeAlias
 
 import msgspec
 
+from xain_parameters.jobs.parts import Source
+from xain_parameters.jobs.slots import NO_RANK
 from xain_parameters.scheduler.state import Settings
 from xain_parameters.specs import TableSpec
+
+
+class OfJob(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of the commands that concern one job. job: its name."""
+
+    job: str = ""
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -25,7 +33,7 @@ class ServerJoined(msgspec.Struct, frozen=True):
 class ServerReturned(msgspec.Struct, frozen=True):
     """A server tells which of the ranges without a server it has, and which not.
 
-    generation: the generation of the view that it looked at.
+    generation: the generation of the view of the job that it looked at.
     has, lacks: the epoch of each range in that view, by its number.
     """
 
@@ -61,13 +69,18 @@ class LearnerWhole(msgspec.Struct, frozen=True, tag=True):
     server: str
 
 
-class DeclareTable(msgspec.Struct, frozen=True):
-    """A worker declares a table. The scheduler gives the table its number."""
+class DeclareTable(OfJob, frozen=True):
+    """A worker declares a table, the first one of its job or another. The scheduler gives the table
+    its number."""
 
     table: TableSpec
 
 
-class WorkerJoined(msgspec.Struct, frozen=True):
+class RemoveJob(OfJob, frozen=True):
+    """An operator removes a job that no worker is in, and its tables."""
+
+
+class WorkerJoined(OfJob, frozen=True):
     """A worker begins its loop over clocks.
 
     staleness: the bound s of its loop; None: no limit. stop: the loop ends before this clock; None:
@@ -80,7 +93,39 @@ class WorkerJoined(msgspec.Struct, frozen=True):
     stop: int | None = None
 
 
-class Tick(msgspec.Struct, frozen=True):
+class WorkerEntered(OfJob, frozen=True):
+    """A worker takes its slot in the group of a job. num_workers: the size of the group. wanted:
+    the rank that it asks for."""
+
+    name: str
+    incarnation: int
+    num_workers: int
+    wanted: int = NO_RANK
+
+
+class WorkerGone(OfJob, frozen=True):
+    """The process of a worker with a slot has been no member for a lease."""
+
+    name: str
+
+
+class PartWanted(OfJob, frozen=True):
+    """A worker has no part of the data to read, and wants the next.
+
+    data: their name. clock: of its loop; -1: it is in none, and says what its data are.
+    done: epoch and index of the part that it has read, in clocks that are complete.
+    """
+
+    name: str
+    incarnation: int
+    generation: int
+    clock: int
+    data: str
+    source: Source
+    done: tuple[int, int] | None = None
+
+
+class Tick(OfJob, frozen=True):
     """A worker has completed `clock`: all of its pushes of this clock are acknowledged.
 
     generation: the generation of the view that it acted on.
@@ -92,20 +137,20 @@ class Tick(msgspec.Struct, frozen=True):
     clock: int
 
 
-class WorkerLeft(msgspec.Struct, frozen=True):
+class WorkerLeft(OfJob, frozen=True):
     """A worker has ended its loop over clocks."""
 
     name: str
     incarnation: int
 
 
-class WorkerDied(msgspec.Struct, frozen=True):
+class WorkerDied(OfJob, frozen=True):
     """A worker process is gone, and did not end its loop before."""
 
     name: str
 
 
-class CheckpointDue(msgspec.Struct, frozen=True):
+class CheckpointDue(OfJob, frozen=True):
     """A user asks for a checkpoint now. A checkpoint that is under way is the answer too."""
 
 
@@ -132,14 +177,15 @@ class SaveFailed(msgspec.Struct, frozen=True, tag=True):
     why: str
 
 
-class CutWritten(msgspec.Struct, frozen=True):
+class CutWritten(OfJob, frozen=True):
     """The manifest of a checkpoint is written, so it is whole."""
 
     cut: int
 
 
 class GiveUpLost(msgspec.Struct, frozen=True):
-    """An operator waits no longer for servers that have ranges in their logs: roll back."""
+    """An operator waits no longer for servers that have ranges in their logs: the jobs of these
+    ranges roll back."""
 
 
 Command: TypeAlias = (
@@ -150,10 +196,14 @@ Command: TypeAlias = (
     | ServerDied
     | LearnerWhole
     | DeclareTable
+    | RemoveJob
     | WorkerJoined
     | Tick
     | WorkerLeft
     | WorkerDied
+    | WorkerEntered
+    | WorkerGone
+    | PartWanted
     | CheckpointDue
     | RangeSaved
     | SaveFailed

@@ -23,11 +23,11 @@ import msgspec
 import xxhash
 
 from xain_foundation.durable import make_directory
-from xain_parameters.scheduler.state import AnyEvent, Settings, State, Ticked, fold
+from xain_parameters.scheduler.state import AnyEvent, State, Ticked, fold
 from xain_parameters.specs import encoded
 
 APPLICATION_ID = 0x58414950  # "XAIP"
-FORMAT = 2
+FORMAT = 3
 MAX_EVENTS = 5_000
 
 _decode_state = msgspec.msgpack.Decoder(State).decode
@@ -84,7 +84,7 @@ class Journal:
             db.execute(f"PRAGMA user_version={FORMAT}")
             db.execute("CREATE TABLE snapshot (body BLOB NOT NULL)")
             db.execute("CREATE TABLE event (seq INTEGER PRIMARY KEY, body BLOB NOT NULL)")
-            first = State(Settings(), generation=int(time.time()))
+            first = State.first(int(time.time()))
             db.execute("INSERT INTO snapshot VALUES (?)", (_with_checksum(encoded(first)),))
         elif application != APPLICATION_ID:
             raise JournalError(f"{self._path} is no journal of a scheduler")

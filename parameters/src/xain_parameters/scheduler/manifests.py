@@ -15,7 +15,7 @@ import msgspec
 from fsspec.implementations.local import LocalFileSystem
 
 from xain_foundation.durable import make_directory, replace_file
-from xain_parameters.scheduler.state import Cut, State
+from xain_parameters.scheduler.state import Cut, Job
 
 MANIFEST = "manifest.json"
 
@@ -67,23 +67,23 @@ def delete_cut(url: str, folder: str) -> None:
             files.rm(path, recursive=True)
 
 
-def delete_unfinished(url: str, state: State) -> None:
-    """Remove the parts of checkpoints that were given up: folders of this group without a manifest,
+def delete_unfinished(url: str, job: Job) -> None:
+    """Remove the parts of checkpoints that were given up: folders of a job without a manifest,
     older than its last whole checkpoint. Raises OSError."""
     files, root = open_folder(url, "")
-    first_generation = state.generation - state.num_rollbacks
-    last = state.cuts[-1].number if state.cuts else 0
+    first_generation = job.generation - job.num_rollbacks
+    last = job.cuts[-1].number if job.cuts else 0
     files.invalidate_cache()  # servers write beside this process
     with _driver_errors(url):
         paths = files.ls(root, detail=False)
     for path in paths:
         folder = path.rstrip("/").rpartition("/")[2]
-        made = re.fullmatch(r"cut-(\d+)-(\d+)", folder)  # see specs.cut_folder
+        made = re.fullmatch(r"cut-(\d+)-(\d+)(?:-(\d+))?", folder)  # see specs.cut_folder
         if made is None:
             continue
-        generation, number = map(int, made.groups())
-        is_ours = first_generation <= generation <= state.generation and number < last
-        if not is_ours:
+        generation, number, owner = (int(text or 0) for text in made.groups())
+        is_of_group = first_generation <= generation <= job.generation
+        if not is_of_group or owner != job.job or number >= last:
             continue
         with _driver_errors(url):
             is_whole = files.exists(f"{path}/{MANIFEST}")

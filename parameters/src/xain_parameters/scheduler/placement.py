@@ -2,7 +2,8 @@
 
 One step at a time, until nothing follows: ranges lose the servers that are gone, ranges without a
 server get one, ranges with too few get learners, and ranges move from servers that have many to
-servers that have few. The key space does not change hands anywhere else.
+servers that have few. The key space does not change hands anywhere else. Servers are balanced over
+the ranges of all jobs.
 """
 
 from collections import Counter
@@ -15,12 +16,13 @@ from xain_parameters.scheduler.state import (
     RolledBack,
     State,
 )
-from xain_parameters.specs import RangeView
+from xain_parameters.specs import RangeView, job_of
 
 # A range is never divided, so servers that join later get ranges only while there are enough. Each
 # costs time with every pull and push. See docs/decisions/0030-number-of-key-ranges.md.
 MIN_RANGES = 8
 RANGES_PER_SERVER = 2
+MAX_RANGES = 4096  # of a job
 
 
 def next_placement(state: State) -> AnyEvent | None:
@@ -38,19 +40,30 @@ def next_placement(state: State) -> AnyEvent | None:
     return next((event for step in steps if (event := step(state)) is not None), None)
 
 
+def _reconfigured(
+    state: State,
+    each: RangeView,
+    servers: tuple[str, ...],
+    learners: tuple[str, ...] = (),
+    leaves: str = "",
+) -> RangeReconfigured:
+    name = state.names[job_of(each.number)]
+    return RangeReconfigured(each.number, servers, learners, leaves, job=name)
+
+
 def with_whole(state: State, each: RangeView, learner: str) -> RangeReconfigured:
     """Make a learner that has everything a server of the range: it replaces the server that leaves
     the range, or is added. If it is primary of fewer ranges than the primary here, it becomes the
     primary."""
-    leaves = state.leaves.get(each.number, "")
+    leaves = _leaves(state).get(each.number, "")
     learners = tuple(name for name in each.learners if name != learner)
     if leaves in each.servers:
         servers = tuple(learner if name == leaves else name for name in each.servers)
-        return RangeReconfigured(each.number, servers, learners)
+        return _reconfigured(state, each, servers, learners)
     primaries = _primaries(state)
     if primaries[learner] + 2 <= primaries[each.servers[0]]:
-        return RangeReconfigured(each.number, (learner, *each.servers), learners)
-    return RangeReconfigured(each.number, (*each.servers, learner), learners)
+        return _reconfigured(state, each, (learner, *each.servers), learners)
+    return _reconfigured(state, each, (*each.servers, learner), learners)
 
 
 def _without_gone(state: State) -> AnyEvent | None:
@@ -63,34 +76,40 @@ def _without_gone(state: State) -> AnyEvent | None:
             continue
         if not servers:
             # The last server in the view: only it is sure to have all that was acknowledged.
-            return RangeLost(each.number, each.servers[0] if state.settings.has_log else "")
-        leaves = state.leaves.get(each.number, "")
+            holder = each.servers[0] if state.settings.has_log else ""
+            return RangeLost(each.number, holder, job=state.names[job_of(each.number)])
+        leaves = _leaves(state).get(each.number, "")
         leaves = leaves if learners and leaves in servers else ""
-        return RangeReconfigured(each.number, servers, learners, leaves)
+        return _reconfigured(state, each, servers, learners, leaves)
     return None
 
 
 def _rollback(state: State) -> AnyEvent | None:
-    is_due = any(not holder for holder in state.lost.values())
-    return RolledBack() if is_due and state.placeable else None
+    for name, job in state.jobs.items() if state.placeable else ():
+        if any(not holder for holder in job.lost.values()):
+            return RolledBack(job=name)
+    return None
 
 
 def _first_ranges(state: State) -> AnyEvent | None:
     servers = state.placeable
-    if state.ranges or not state.tables or not servers:
-        return None
-    per_server = max(RANGES_PER_SERVER, -(-MIN_RANGES // len(servers)))
-    return RangesMade(state.settings.num_ranges or per_server * len(servers))
+    for name, job in state.jobs.items() if servers else ():
+        if job.tables and not job.ranges:
+            per_server = max(RANGES_PER_SERVER, -(-MIN_RANGES // len(servers)))
+            num_ranges = state.settings.num_ranges or per_server * len(servers)
+            return RangesMade(min(num_ranges, MAX_RANGES), job=name)
+    return None
 
 
 def _first_server(state: State) -> AnyEvent | None:
     """Give a first server to a range that is new, or that was lost and rolled back. The range is
     empty there, or is loaded from the checkpoint."""
+    lost = {number for job in state.jobs.values() for number in job.lost}
     for each in state.ranges:
-        if not each.servers and each.number not in state.lost and state.placeable:
+        if not each.servers and each.number not in lost and state.placeable:
             primaries = _primaries(state)
             name = min(state.placeable, key=lambda name: (primaries[name], name))
-            return RangeReconfigured(each.number, (name,))
+            return _reconfigured(state, each, (name,))
     return None
 
 
@@ -101,7 +120,7 @@ def _leaver(state: State) -> AnyEvent | None:
         if staying == each.servers or not staying or each.learners:
             continue
         if len(staying) >= _num_wanted(state) or not _candidates(state, each):
-            return RangeReconfigured(each.number, staying)
+            return _reconfigured(state, each, staying)
     return None
 
 
@@ -117,7 +136,7 @@ def _learner(state: State) -> AnyEvent | None:
             continue
         if learners := _candidates(state, each):
             leaves = leaving[0] if leaving else ""
-            return RangeReconfigured(each.number, each.servers, (learners[0],), leaves)
+            return _reconfigured(state, each, each.servers, (learners[0],), leaves)
     return None
 
 
@@ -126,7 +145,7 @@ def _balanced(state: State) -> AnyEvent | None:
     than another, drop what settings no longer ask for."""
     for each in state.ranges:
         if len(each.servers) > state.settings.num_replicas + 1 and not each.learners:
-            return RangeReconfigured(each.number, each.servers[:-1])
+            return _reconfigured(state, each, each.servers[:-1])
     servers = state.placeable
     if len(servers) < 2 or not _has_room(state):
         return None
@@ -144,7 +163,7 @@ def _balanced(state: State) -> AnyEvent | None:
         return None
     prefers_primary = primaries[most] > primaries[least]
     each = min(movable, key=lambda each: (each.servers[0] == most) != prefers_primary)
-    return RangeReconfigured(each.number, each.servers, (least,), most)
+    return _reconfigured(state, each, each.servers, (least,), most)
 
 
 def _other_primary(state: State) -> AnyEvent | None:
@@ -162,7 +181,7 @@ def _other_primary(state: State) -> AnyEvent | None:
             way = came_by[name]
             if way is not None and primaries[name] + 2 <= primaries[source]:
                 others = tuple(other for other in way.servers if other != name)
-                return RangeReconfigured(way.number, (name, *others))
+                return _reconfigured(state, way, (name, *others))
             for each in state.ranges:
                 if each.servers and each.servers[0] == name:
                     for backup in each.servers[1:]:
@@ -193,8 +212,12 @@ def _candidates(state: State, each: RangeView) -> list[str]:
 def _copies(state: State) -> Counter[str]:
     """The number of ranges that each server has, or will have when all learners are whole."""
     copies = Counter(name for each in state.ranges for name in (*each.servers, *each.learners))
-    copies.subtract(state.leaves.values())
+    copies.subtract(_leaves(state).values())
     return copies
+
+
+def _leaves(state: State) -> dict[int, str]:
+    return {number: name for job in state.jobs.values() for number, name in job.leaves.items()}
 
 
 def _primaries(state: State) -> Counter[str]:

@@ -2,18 +2,18 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import grpc
 from msgspec.structs import replace
 
 from xain_foundation.logger import get_logger
-from xain_parameters.certificates import Certificates
+from xain_foundation.tls import Certificates
 from xain_parameters.scheduler.client import CALL_S, RETRY_S, SchedulerMember
 from xain_parameters.scheduler.commands import LearnerWhole, RangeSaved, SaveFailed
+from xain_parameters.scheduler.permissions import SERVER
 from xain_parameters.scheduler.reports import Load, Report, Returned
-from xain_parameters.scheduler.service import SERVER
-from xain_parameters.specs import View, encoded
+from xain_parameters.specs import View, decode_view, encoded, job_of
 from xain_wire.parameters import scheduler_pb2 as pb
 
 REPORT_S = 0.5
@@ -25,7 +25,10 @@ log = get_logger(__name__)
 class ServerScheduler(SchedulerMember):
     """The scheduler as a server sees it. What is reported is sent from a thread, until it has come.
 
-    load: asked for before each report. on_alive: called with `alive_until` after each.
+    view: the last one that has come, of any job: all have the addresses of the servers.
+    on_jobs: called with the numbers of all jobs, after their views, when there are others than
+        before. load: by job, asked for before each report. on_alive: called with `alive_until`
+        after each.
     """
 
     def __init__(
@@ -35,16 +38,23 @@ class ServerScheduler(SchedulerMember):
         address: str,
         on_view: Callable[[View], None],
         *,
-        load: Callable[[], Load] | None = None,
+        on_jobs: Callable[[Collection[int]], None] = lambda jobs: None,
+        load: Callable[[], dict[int, Load]] | None = None,
         on_alive: Callable[[float], None] = lambda until: None,
         tls: Certificates | None = None,
+        insecure: bool = False,
     ) -> None:
-        super().__init__(target, SERVER, name, address, on_view, tls)
+        super().__init__(target, SERVER, name, address, on_view, tls, insecure=insecure)
         self.alive_until = 0.0  # monotonic; the scheduler takes us for alive until then
+        self._on_jobs = on_jobs
+        self._telling = threading.Lock()  # views and jobs are told in the order that they came in
+        self._has_all = False  # views of all jobs have come
+        self._by_job: dict[int, View] = {}
         self._load = load
         self._on_alive = on_alive
         self._lock = threading.Lock()
         self._waiting = Report()
+        self._returned: dict[int, Returned] = {}  # to be reported, by job
         self._has_news = threading.Event()
         self._may_go = threading.Event()
 
@@ -52,15 +62,48 @@ class ServerScheduler(SchedulerMember):
         super().join(timeout_s, is_over)
         self._start(self._report)
 
+    def tell_again(self) -> None:
+        """Call on_view and on_jobs with what has come so far."""
+        with self._telling:
+            for view in self._by_job.values():
+                if self._on_view is not None:
+                    self._on_view(view)
+            if self._has_all:
+                self._on_jobs(frozenset(self._by_job))
+
+    def _wanted(self) -> pb.ViewsRequest:
+        return pb.ViewsRequest(all=True)
+
+    def _hear(self, response: pb.ViewsResponse, job: str) -> None:
+        with self._telling:
+            if response.jobs:
+                jobs = frozenset(response.jobs)
+                self._by_job = {n: view for n, view in self._by_job.items() if n in jobs}
+                self._has_all = True
+                self._on_jobs(jobs)
+                return
+            view = decode_view(response.view)
+            known = self._by_job.get(view.job)
+            if known is not None and view.version <= known.version:
+                return
+            self._by_job[view.job] = view
+            with self._changed:
+                self._view = view
+                self._changed.notify_all()
+            if self._on_view is not None:
+                self._on_view(view)
+
     def report(self, news: LearnerWhole | RangeSaved | SaveFailed) -> None:
         with self._lock:
             self._waiting = replace(self._waiting, news=(*self._waiting.news, news))
         self._has_news.set()
 
     def report_returned(self, generation: int, has: dict[int, int], lacks: dict[int, int]) -> None:
-        """Report the ranges without a server that this server has; see commands.ServerReturned."""
+        """Report the ranges of a job without a server that this server has; see
+        commands.ServerReturned."""
         with self._lock:
-            self._waiting = replace(self._waiting, returned=Returned(generation, has, lacks))
+            job = job_of(min(has | lacks))
+            self._returned[job] = Returned(generation, has, lacks)
         self._has_news.set()
 
     def leave(self, timeout_s: float) -> bool:
@@ -91,23 +134,24 @@ class ServerScheduler(SchedulerMember):
         while not self._ended.is_set():
             self._has_news.clear()
             with self._lock:
-                sent = self._waiting
+                returned, self._returned = self._returned, {}
+                sent = replace(self._waiting, returned=tuple(returned.values()))
                 # Each report of a leaving server says so: the scheduler may be another one by now.
                 self._waiting = Report(is_leaving=sent.is_leaving)
             if self._load is not None:
-                sent = replace(sent, load=self._load())
+                sent = replace(sent, loads=self._load())
             began = time.monotonic()
             try:
-                answer = self._stub.Report(
-                    pb.ReportRequest(
-                        name=self.name, incarnation=self.incarnation, report=encoded(sent)
-                    ),
-                    timeout=CALL_S,
+                request = pb.ReportRequest(
+                    name=self.name, incarnation=self.incarnation, report=encoded(sent)
                 )
+                with self._channel.stub() as stub:
+                    answer = stub.Report(request, timeout=CALL_S)
             except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
                 log.debug("report_not_sent", scheduler=self.target, error=str(error))
                 with self._lock:
                     self._waiting = _merged(sent, self._waiting)
+                    self._returned = {**returned, **self._returned}
                 self._ended.wait(RETRY_S)
                 continue
             self.alive_until = began + answer.lease_ms / 1000
@@ -121,6 +165,5 @@ def _merged(sent: Report, newer: Report) -> Report:
     """The next report: a report that was not delivered, and the news since then."""
     return Report(
         news=(*sent.news, *newer.news),
-        returned=sent.returned if newer.returned is None else newer.returned,
         is_leaving=sent.is_leaving or newer.is_leaving,
     )

@@ -9,32 +9,63 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, Final, NoReturn
 
 import grpc
 import msgspec
 
+from xain_foundation.callers import Callers
+from xain_foundation.fields import is_loopback
 from xain_foundation.logger import get_logger
+from xain_foundation.names import shortened
+from xain_foundation.tls import Certificates
+from xain_messaging.discovery.permissions import names_of
 from xain_messaging.discovery.server import ServiceServer
 from xain_messaging.discovery.service import MembershipService
-from xain_parameters.certificates import Certificates
 from xain_parameters.errors import (
     Evicted,
     Invalid,
     ParameterError,
     RolledBack,
     TableConflict,
+    Unavailable,
 )
+from xain_parameters.handlers import (
+    ALL,
+    SCHEDULER,
+    WORKERS,
+    Handler,
+    HandlerThread,
+    Key,
+    Reply,
+    Request,
+    answer_nothing,
+    check_request,
+    shown_names,
+)
+from xain_parameters.jobs.absences import Absences
+from xain_parameters.jobs.parts import Data
+from xain_parameters.jobs.slots import NO_RANK
 from xain_parameters.scheduler import commands as c
 from xain_parameters.scheduler import reports
-from xain_parameters.scheduler.decider import decide, is_saved
+from xain_parameters.scheduler.decider import decide, has_part, is_saved, job_with
 from xain_parameters.scheduler.journal import Journal
 from xain_parameters.scheduler.manifests import delete_cut, delete_unfinished, write_manifest
-from xain_parameters.scheduler.state import Cut, Settings, State, Worker, manifest_of, view_of
-from xain_parameters.specs import MAX_SPEC_BYTES, View, cut_folder, decode_table, encoded
+from xain_parameters.scheduler.permissions import GROUP, ROLE_OF, ROLES, SERVER, WORKER
+from xain_parameters.scheduler.relay import Receiver, Relay
+from xain_parameters.scheduler.state import Cut, Job, Settings, State, manifest_of, view_of
+from xain_parameters.specs import (
+    MAX_SPEC_BYTES,
+    View,
+    cut_folder,
+    decode_table,
+    encoded,
+    is_unnamed,
+)
 from xain_parameters.tables.part import plugins_of
+from xain_wire.messaging import membership_pb2 as mpb
 from xain_wire.parameters import scheduler_pb2 as pb
 from xain_wire.parameters.scheduler_pb2_grpc import (
     SchedulerServicer,
@@ -43,8 +74,6 @@ from xain_wire.parameters.scheduler_pb2_grpc import (
 
 log = get_logger(__name__)
 
-GROUP: Final = "parameters"
-SERVER, WORKER = "server", "worker"
 
 # A killed process breaks its Watch stream, and is taken for dead when it is not back after GRACE_S;
 # a silent process, when its lease is over.
@@ -53,10 +82,14 @@ GRACE_S = 0.7
 # The lease of a worker: others wait this long for a worker that is gone.
 WORKER_LEASE_S = 10.0
 
+# What is awaited of a worker: that it ticks, and that it comes back to its rank.
+_LOOP, _SLOT = "loop", "slot"
+
 RETRY_S = 2.0
 DELETE_ATTEMPTS = 3
 
-# New tables are written to disk one by one, and each makes a view for every member.
+# New tables, and jobs that begin without one, are written to disk one by one, and each makes a view
+# for every member.
 NEW_TABLES_AT_ONCE = 64
 NEW_TABLES_PER_S = 20.0
 
@@ -74,6 +107,8 @@ class SchedulerService(SchedulerServicer):
 
     journal: is closed by its owner, after end().
     worker_lease_s: how long others wait for a worker that is gone.
+    tls: of its port: members act in the names that their certificates say.
+    handler: answers requests of workers' users, see handlers.Handler.
     """
 
     def __init__(
@@ -84,23 +119,31 @@ class SchedulerService(SchedulerServicer):
         lease_s: float = LEASE_S,
         grace_s: float = GRACE_S,
         worker_lease_s: float = WORKER_LEASE_S,
+        tls: Certificates | None = None,
+        handler: Handler = answer_nothing,
     ) -> None:
         self._journal = journal
+        self._callers = None if tls is None else tls.callers
+        self.address = ""  # that the port listens on; for the status
         # The first scheduler of a group has no earlier members to wait for.
         settle_s = 0.0 if journal.is_new else lease_s
-        self.membership = MembershipService(lease_s, settle_s, grace_s, self._members_changed)
+        self.membership = _Members(lease_s, settle_s, grace_s, self._members_changed, tls)
         # When all members of an earlier scheduler have had the time to come back.
         self._settled_at = 0.0 if journal.is_new else self.membership.settled_at
-        self._extra_s = max(0.0, worker_lease_s - lease_s)
+        # Workers in a loop, or with a slot: (what, job, name).
+        self._absences = Absences[tuple[str, str, str]](lease_s, worker_lease_s)
         self._state = journal.state
         self._changed = asyncio.Event()
-        self._view = view_of(self._state)
-        self._loads: dict[str, reports.Load] = {}
-        self._missing: dict[str, float] = {}  # workers that are gone, since when
+        self._views: dict[str, View] = {}  # the newest of each job
+        self._loads: dict[str, dict[int, reports.Load]] = {}  # by server and job
         self._tasks: set[asyncio.Task[None]] = set()
-        self._writing = 0  # the checkpoint whose manifest is being written
-        self._why_given_up = (0, "")  # the last checkpoint that failed
+        # The checkpoint whose manifest is being written, and the last one that failed, by number of
+        # the job.
+        self._writing: dict[int, int] = {}
+        self._why_given_up: dict[int, tuple[int, str]] = {}
         self._new = _Tokens(NEW_TABLES_AT_ONCE, NEW_TABLES_PER_S)
+        self._handlers = HandlerThread(SCHEDULER, handler)
+        self._relay = Relay(self._wake)
         self._has_ended = False
         self._run(c.Start(settings))
         loop = asyncio.get_running_loop()
@@ -115,6 +158,8 @@ class SchedulerService(SchedulerServicer):
         self._has_ended = True
         self._timer.cancel()
         self.membership.end()
+        self._handlers.close()
+        self._relay.end()
         self._wake()
         for task in self._tasks:
             task.cancel()
@@ -129,23 +174,43 @@ class SchedulerService(SchedulerServicer):
             return state
         self._journal.append(events, state)
         self._state = state
-        if (state.generation, state.number) != self._view.version:
-            self._view = view_of(state)
-        if state.generation != before.generation:
-            log.warning(
-                "rolled_back",
-                checkpoint=state.rolled_back_to,
-                clock=state.opened,
-                generation=state.generation,
-            )
-        for number, holder in state.lost.items():
-            if number not in before.lost:
-                log.warning("range_lost", range=number, waits_for=holder or "any server")
-        self._write_manifest()
-        # Notified after a while, not with each tick: each waiting call would look for each worker.
-        if state.gate != before.gate:
+        is_open = False  # a worker that waits may go on
+        for name, job in state.jobs.items():
+            old = before.jobs.get(name)
+            if job is not old:
+                # Told after a while, not with each tick: each waiting call would look for each
+                # worker.
+                is_open |= old is None or job.gate != old.gate
+                self._tell(name, job, old)
+        if is_open or len(state.jobs) != len(before.jobs):
             self._wake()
         return state
+
+    def _tell(self, name: str, job: Job, before: Job | None) -> None:
+        """Log rollbacks and lost ranges of a job, and finish its checkpoint."""
+        if before is not None and job.generation != before.generation:
+            log.warning(
+                "rolled_back",
+                job=name,
+                checkpoint=job.rolled_back_to,
+                clock=job.opened,
+                generation=job.generation,
+            )
+        for number, holder in job.lost.items():
+            if before is None or number not in before.lost:
+                waits_for = holder or "any server"
+                log.warning("range_lost", job=name, range=number, waits_for=waits_for)
+        self._write_manifest(name, job)
+
+    def _view(self, name: str) -> View:
+        """The newest view of a job; the same object until another one is newer."""
+        known, job = self._views.get(name), self._state.jobs.get(name)
+        if job is None:
+            self._views.pop(name, None)
+            return view_of(self._state, name)
+        if known is None or (known.job, known.version) != (job.job, (job.generation, job.number)):
+            known = self._views[name] = view_of(self._state, name)
+        return known
 
     def _wake(self) -> None:
         self._changed.set()
@@ -158,53 +223,65 @@ class SchedulerService(SchedulerServicer):
         if self._has_ended:
             await _refuse(context, grpc.StatusCode.UNAVAILABLE, "the scheduler is being stopped")
 
-    def _write_manifest(self) -> None:
+    def _write_manifest(self, name: str, job: Job) -> None:
         """Once all parts of a checkpoint are written: its manifest, then what is too old goes."""
-        cut = self._state.cut
-        if cut is None or not is_saved(self._state) or self._writing == cut.number:
+        cut = job.cut
+        if cut is None or not is_saved(job) or self._writing.get(job.job) == cut.number:
             return
-        self._writing = cut.number
-        self._start(self._make_whole(manifest_of(self._state, cut)))
+        self._writing[job.job] = cut.number
+        self._start(self._make_whole(name, manifest_of(job, cut)))
 
-    async def _make_whole(self, cut: Cut) -> None:
+    async def _make_whole(self, name: str, cut: Cut) -> None:
         url = self._state.settings.checkpoints
-        while self._state.cut is not None and self._state.cut.number == cut.number:
-            if self._state.generation != cut.generation:
-                return
+        while (job := self._open_cut(name, cut)) is not None:
             try:
                 await asyncio.to_thread(write_manifest, url, cut)
             except Exception as error:  # a file system may raise anything
                 log.warning("manifest_not_written", checkpoint=cut.number, error=str(error))
                 await asyncio.sleep(RETRY_S)  # before it is tried again
                 continue
-            before = self._state.cuts
-            self._run(c.CutWritten(cut.number))
-            log.info("checkpoint_whole", checkpoint=cut.number, clock=cut.clock)
-            for old in before:
-                if old not in self._state.cuts:
+            if self._open_cut(name, cut) is None:
+                return
+            after = self._run(c.CutWritten(cut.number, job=name)).jobs[name]
+            log.info("checkpoint_whole", job=name, checkpoint=cut.number, clock=cut.clock)
+            for old in job.cuts:
+                if old not in after.cuts:
                     await self._delete(url, old.folder)
             # Given up for a part that could not be written, or for a server that was lost: servers
             # may have written parts since.
             try:
-                await asyncio.to_thread(delete_unfinished, url, self._state)
+                await asyncio.to_thread(delete_unfinished, url, after)
             except Exception as error:  # a file system may raise anything
                 log.warning("given_up_checkpoints_not_deleted", error=str(error))
 
+    def _open_cut(self, name: str, cut: Cut) -> Job | None:
+        """The job, while it makes this checkpoint."""
+        job = self._state.jobs.get(name)
+        if job is None or job.cut is None:
+            return None
+        made = (job.job, job.generation, job.cut.number)
+        return job if made == (cut.job, cut.generation, cut.number) else None
+
     def _give_up_cut(self, server: str, failed: c.SaveFailed) -> None:
         """End the open checkpoint, a part of which cannot be written, and remove its folder."""
-        before = self._state
+        name = self._state.name_of(failed.range)
+        if name is None:
+            return
+        before = self._state.jobs[name]
         state = self._run(failed)
-        if before.cut is None or state.cut == before.cut:
+        if before.cut is None or state.jobs[name].cut == before.cut:
             return  # it has ended before
         log.error(
             "checkpoint_given_up",
+            job=name,
             checkpoint=failed.cut,
             range=failed.range,
             server=server,
             error=failed.why,
         )
-        self._why_given_up = (failed.cut, f"range {failed.range} at {server!r}: {failed.why}")
-        folder = cut_folder(failed.generation, failed.cut)
+        why = f"range {failed.range} at {server!r}: {failed.why}"
+        self._why_given_up[before.job] = (failed.cut, why)
+        folder = cut_folder(failed.generation, failed.cut, before.job)
         self._start(self._delete(state.settings.checkpoints, folder))
 
     async def _delete(self, url: str, folder: str) -> None:
@@ -227,6 +304,8 @@ class SchedulerService(SchedulerServicer):
     def _members_changed(self, group: str) -> None:
         if group == GROUP:
             asyncio.get_running_loop().call_soon(self._look)
+            # A worker that came back gets its requests again.
+            asyncio.get_running_loop().call_soon(self._wake)
 
     def _look(self) -> None:
         """Make commands of what the registry knows; comes again when something is due."""
@@ -253,135 +332,352 @@ class SchedulerService(SchedulerServicer):
             self._run(c.ServerDied(name))
             self._loads.pop(name, None)
         if not due:
-            missing = {}
-            for name, worker in self._state.workers.items():
-                member_now = roster.get(name)
-                if not worker.is_live or (
-                    member_now is not None and member_now.incarnation == worker.incarnation
-                ):
-                    continue
-                missing[name] = self._missing.get(name, now)
-                if missing[name] + self._extra_s <= now:
-                    log.warning("worker_gone", worker=name, clock=worker.ticked)
-                    self._run(c.WorkerDied(name))
-                    del missing[name]
-            self._missing = missing
-            due = [since + self._extra_s for since in missing.values()]
+            members = {name: member.incarnation for name, member in roster.items()}
+            for what, job_name, name in self._absences.dead(now, self._awaited(), members):
+                if what == _LOOP:
+                    clock = self._state.jobs[job_name].workers[name].ticked
+                    log.warning("worker_gone", worker=name, job=job_name, clock=clock)
+                    self._run(c.WorkerDied(name, job=job_name))
+                else:
+                    self._run(c.WorkerGone(name, job=job_name))
+            self._relay.keep({member.name: member.incarnation for member in roster.values()})
+            next_due = self._absences.next_due(now)
+            due = [] if next_due is None else [next_due]
         if due:
             left_s = max(0.0, min(due) - time.monotonic())
             self._timer = asyncio.get_running_loop().call_later(left_s, self._look)
 
-    async def _check_member(self, context: Context, role: str, request: Any) -> None:
-        member = self.membership.roster(GROUP).get(request.name)
+    def _awaited(self) -> dict[tuple[str, str, str], tuple[str, int]]:
+        """The processes of workers whose ends matter: name and incarnation."""
+        awaited = {}
+        for job_name, job in self._state.jobs.items():
+            for name, worker in job.workers.items():
+                if worker.is_live:
+                    awaited[_LOOP, job_name, name] = (name, worker.incarnation)
+            for name, slot in job.slots.items():
+                if not slot.is_gone:
+                    awaited[_SLOT, job_name, name] = (name, slot.incarnation)
+        return awaited
+
+    async def _require_name(self, context: Context, role: str, name: str) -> None:
+        """Refuse a call in a name that is not the caller's."""
+        if self._callers is not None:
+            await _require_name(self._callers, context, role, name)
+
+    async def _check_member(self, context: Context, role: str, name: str, incarnation: int) -> None:
+        member = self.membership.roster(GROUP).get(name)
         if member is None and time.monotonic() < self._settled_at:
             await _refuse(context, grpc.StatusCode.UNAVAILABLE, "members are coming back")
-        if member is None or (member.role, member.incarnation) != (role, request.incarnation):
+        if member is None or (member.role, member.incarnation) != (role, incarnation):
             await _refuse(
                 context,
                 grpc.StatusCode.ABORTED,
-                f"{request.name!r} is no {role} of this group, or not any more",
+                f"{name!r} is no {role} of this group, or not any more",
             )
-        self.membership.on_accepted(context.peer(), (GROUP, request.name))
+        self.membership.on_accepted(context.peer(), (GROUP, name))
 
     # --- the calls ---
 
     async def Views(
         self, request: pb.ViewsRequest, context: Context
     ) -> AsyncIterator[pb.ViewsResponse]:
-        told: View | None = None
+        told: dict[str, View] = {}
+        told_jobs: set[int] = set()
+        has_begun = False
+        receiver: Receiver | None = None
+        sent: dict[Key, pb.PassedRequest] = {}
+        if request.name:
+            await self._require_name(context, WORKER, request.name)
+            receiver = self._receiver(request)
         while not self._has_ended:
             changed = self._changed
-            if self._view is not told:
-                told = self._view
-                yield pb.ViewsResponse(view=encoded(told))
-                continue  # it may have changed while that went out
-            await changed.wait()
+            if request.name and (receiver is None or not self._relay.knows(receiver)):
+                receiver = self._receiver(request)  # it was gone, and may be a member again
+            # The names are taken at one moment: sending the views below may wait for the receiver.
+            names = [*self._state.jobs] if request.all else [request.job]
+            is_there = request.job in self._state.jobs
+            if has_begun and not is_there:
+                text = f"the job {request.job!r} was removed"
+                await _refuse(context, grpc.StatusCode.NOT_FOUND, text)
+            has_begun = is_there
+            views = {name: self._view(name) for name in names}
+            newer = [view for name, view in views.items() if _is_newer(view, told.get(name))]
+            told = views
+            for view in newer:
+                yield pb.ViewsResponse(view=encoded(view))
+            passed = [] if receiver is None else receiver.unsent(sent)
+            for each in passed:
+                yield pb.ViewsResponse(request=each)
+            jobs = {view.job for view in views.values()}
+            if request.all and jobs != told_jobs:
+                told_jobs = jobs
+                yield pb.ViewsResponse(jobs=sorted(jobs))
+            elif not newer and not passed:  # else it may have changed while that went out
+                await changed.wait()
+
+    def _receiver(self, request: pb.ViewsRequest) -> Receiver | None:
+        """The worker that gets requests with these views; None for one that is no member."""
+        member = self.membership.roster(GROUP).get(request.name)
+        known = None if member is None else (member.role, member.incarnation)
+        if known != (WORKER, request.incarnation) and time.monotonic() >= self._settled_at:
+            return None
+        return self._relay.receiver(request.name, request.incarnation, request.job)
+
+    async def Send(
+        self, request: pb.SendRequest, context: Context
+    ) -> AsyncIterator[pb.SendResponse]:
+        passed = request.request
+        await self._require_name(context, WORKER, passed.sender)
+        await self._check_member(context, WORKER, passed.sender, passed.incarnation)
+        if time.monotonic() < self._settled_at:
+            await _refuse(context, grpc.StatusCode.UNAVAILABLE, "members are coming back")
+        workers = self._relay.workers(request.job)
+        is_asked = request.to in (SCHEDULER, ALL)  # this scheduler
+        try:
+            check_request(passed.head, passed.body)
+            if request.to == SCHEDULER:
+                workers = []
+            elif request.to not in (WORKERS, ALL):
+                if request.to not in workers:
+                    text = shown_names(workers) or "none"
+                    raise Invalid(
+                        f"there is no server and no worker {shortened(request.to)!r} in the job; "
+                        f"its workers are: {text}"
+                    )
+                workers = [request.to]
+        except Invalid as error:
+            await _refuse_as(context, error)
+        others = [SCHEDULER] if is_asked else []
+        yield pb.SendResponse(asked=[*others, *workers])
+        key = passed.sender, passed.incarnation, passed.number
+        if is_asked:
+            self._handlers.put(
+                key,
+                Request(passed.head, passed.body, passed.sender),
+                partial(self._answered, asyncio.get_running_loop(), key),
+            )
+        try:
+            async with aclosing(self._relay.send(key, passed, workers, others)) as replies:
+                async for name, reply in replies:
+                    yield pb.SendResponse(name=name, body=reply.body, error=reply.error)
+        except Unavailable as error:
+            await _refuse(context, grpc.StatusCode.UNAVAILABLE, str(error))
+
+    def _answered(self, loop: asyncio.AbstractEventLoop, key: Key, reply: Reply) -> None:
+        """Take the reply of the scheduler's handler, from its thread."""
+        with suppress(RuntimeError):  # the loop is closed: the sender asks the next scheduler
+            loop.call_soon_threadsafe(self._relay.answered, key, SCHEDULER, reply)
+
+    async def Answer(self, request: pb.AnswerRequest, context: Context) -> pb.AnswerResponse:
+        await self._require_name(context, WORKER, request.name)
+        await self._check_member(context, WORKER, request.name, request.incarnation)
+        try:
+            check_request(0, request.body)
+            check_request(0, request.error)
+        except Invalid as error:
+            await _refuse_as(context, error)
+        passed = request.request
+        key = passed.sender, passed.incarnation, passed.number
+        self._relay.answered(key, request.name, Reply(request.body, request.error))
+        return pb.AnswerResponse()
 
     async def Declare(self, request: pb.DeclareRequest, context: Context) -> pb.DeclareResponse:
         if len(request.table) > MAX_SPEC_BYTES:
             text = f"a declaration has {MAX_SPEC_BYTES} bytes at most, not {len(request.table)}"
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, text)
+        if request.find:
+            # A worker may have entered a job since it asked for the table of any.
+            has_job = request.HasField("job")
+            name = request.job if has_job else job_with(self._state, request.find)
+            job = self._state.jobs.get(name)
+            tables = () if job is None else job.tables
+            found = next((each for each in tables if each.name == request.find), None)
+            if found is None:
+                if not has_job:
+                    jobs = (job for other, job in self._state.jobs.items() if is_unnamed(other))
+                    tables = tuple(each for job in jobs for each in job.tables)
+                there = ", ".join(each.name for each in tables) or "none"
+                text = f"there is no table {shortened(request.find)!r}; there are: {there}"
+                await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, text)
+            return pb.DeclareResponse(table=encoded(found), job=name)
         try:
             table = decode_table(request.table)
-            if all(each.name != table.name for each in self._state.tables):
+            has_job = request.HasField("job")
+            name = request.job if has_job else job_with(self._state, table.name)
+            job = self._state.jobs.get(name)
+            if job is None or all(each.name != table.name for each in job.tables):
                 plugins_of(table)  # one that is refused takes no token from others
-                if not self._new.take():
-                    text = f"new tables are declared faster than {NEW_TABLES_PER_S:g} in a second"
-                    await _refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, text)
-            state = self._run(c.DeclareTable(table))
+                await self._take_token(context)
+            state = self._run(c.DeclareTable(table, job=name))
         except msgspec.MsgspecError as error:
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, f"no table: {error}")
         except ParameterError as error:
             await _refuse_as(context, error)
-        known = next(each for each in state.tables if each.name == table.name)
-        return pb.DeclareResponse(table=encoded(known))
+        known = next(each for each in state.jobs[name].tables if each.name == table.name)
+        return pb.DeclareResponse(table=encoded(known), job=name)
+
+    async def _take_token(self, context: Context) -> None:
+        """Refuse a new table or job, if there were too many in a moment."""
+        if not self._new.take():
+            text = f"new tables and jobs come faster than {NEW_TABLES_PER_S:g} in a second"
+            await _refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+
+    async def Enter(self, request: pb.EnterRequest, context: Context) -> pb.EnterResponse:
+        await self._require_name(context, WORKER, request.name)
+        await self._check_member(context, WORKER, request.name, request.incarnation)
+        command = c.WorkerEntered(
+            request.name,
+            request.incarnation,
+            request.num_workers,
+            request.rank if request.HasField("rank") else NO_RANK,
+            job=request.job,
+        )
+        try:
+            if request.job not in self._state.jobs:
+                decide(self._state, command)  # one that is refused takes no token from others
+                await self._take_token(context)
+            job = self._run(command).jobs[request.job]
+        except ParameterError as error:
+            await _refuse_as(context, error)
+        return pb.EnterResponse(generation=job.generation, number=job.number)
+
+    async def Take(self, request: pb.TakeRequest, context: Context) -> pb.TakeResponse:
+        await self._require_name(context, WORKER, request.name)
+        try:
+            source = reports.decode_source(request.source)
+        except msgspec.MsgspecError as error:
+            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, f"no data: {error}")
+        done = (request.done_epoch, request.done_index) if request.has_done else None
+        command = c.PartWanted(
+            request.name,
+            request.incarnation,
+            request.generation,
+            -1 if request.waits else request.clock,
+            request.data,
+            source,
+            done,
+            job=request.job,
+        )
+        try:
+            self._run(command)
+        except RolledBack:
+            pass  # the answer has the generation
+        except ParameterError as error:
+            await _refuse_as(context, error)
+
+        def job() -> Job | None:
+            job = self._state.jobs.get(request.job)
+            return None if job is None or request.data not in job.data else job
+
+        def may_go() -> bool:
+            now = job()
+            if now is None or has_part(now, command):
+                return True
+            return now.data[request.data].num_done >= source.num_epochs
+
+        if request.waits:
+            await self._when(context, may_go)
+        now = job()
+        if now is None:
+            await _refuse_as(context, Evicted(f"the job {request.job!r} was removed"))
+        data = now.data[request.data]
+        part = data.part_of(request.name) if request.generation == now.generation else None
+        answer = pb.TakeResponse(
+            generation=now.generation,
+            is_over=data.num_done >= source.num_epochs,
+            is_new=data.num_done == data.num_begun,
+            divisions=encoded(data.divisions) if request.waits else b"",
+        )
+        if part is not None and part[0] < source.num_epochs:
+            answer.epoch, answer.index = part
+            answer.num_parts = data.parts_in(part[0])
+        return answer
 
     async def Tick(self, request: pb.TickRequest, context: Context) -> pb.TickResponse:
+        await self._require_name(context, WORKER, request.name)
         if request.begins:
-            await self._check_member(context, WORKER, request)
+            await self._check_member(context, WORKER, request.name, request.incarnation)
             staleness = request.staleness if request.HasField("staleness") else None
             stop = request.stop if request.HasField("stop") else None
-            command: c.Command = c.WorkerJoined(request.name, request.incarnation, staleness, stop)
+            command: c.Command = c.WorkerJoined(
+                request.name, request.incarnation, staleness, stop, job=request.job
+            )
         else:
-            command = c.Tick(request.name, request.incarnation, request.generation, request.clock)
+            command = c.Tick(
+                request.name,
+                request.incarnation,
+                request.generation,
+                request.clock,
+                job=request.job,
+            )
         if request.HasField("staleness") and request.staleness < 0:
             text = f"the staleness must not be negative, got {request.staleness}"
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, text)
         try:
+            if request.begins and request.job not in self._state.jobs:
+                decide(self._state, command)  # one that is refused takes no token from others
+                await self._take_token(context)
             self._run(command)
         except RolledBack:
             pass  # the tick does not count; the answer has the clock to go on from
         except ParameterError as error:
             await _refuse_as(context, error)
 
-        def living() -> Worker | None:
-            worker = self._state.workers.get(request.name)
+        def living() -> Job | None:
+            """The job, while the worker is in its loop."""
+            job = self._state.jobs.get(request.job)
+            worker = None if job is None else job.workers.get(request.name)
             is_same = worker is not None and worker.incarnation == request.incarnation
-            return worker if worker is not None and worker.is_live and is_same else None
+            return job if worker is not None and worker.is_live and is_same else None
+
+        def may_begin() -> bool:
+            job = living()
+            return job is None or job.may_begin(
+                request.name, request.num_workers, all_here=request.all_here
+            )
 
         # After a rollback too: the others may be behind in the checkpoint.
-        await self._when(
-            context,
-            lambda: living() is None or self._state.may_begin(request.name, request.num_workers),
-        )
-        worker = living()
-        if worker is None:
+        await self._when(context, may_begin)
+        job = living()
+        if job is None:
             await _refuse_as(context, Evicted(f"{request.name!r} was taken for dead"))
-        state = self._state
         return pb.TickResponse(
-            clock=worker.ticked,
-            opened=state.opened,
-            generation=state.generation,
-            number=state.number,
-            cut=0 if state.cut is None else state.cut.number,
+            clock=job.workers[request.name].ticked,
+            opened=job.opened,
+            generation=job.generation,
+            number=job.number,
+            cut=0 if job.cut is None else job.cut.number,
         )
 
     async def End(self, request: pb.EndRequest, context: Context) -> pb.EndResponse:
+        await self._require_name(context, WORKER, request.name)
         with suppress(Evicted):
-            self._run(c.WorkerLeft(request.name, request.incarnation))
+            self._run(c.WorkerLeft(request.name, request.incarnation, job=request.job))
         return pb.EndResponse()
 
     async def Wait(self, request: pb.WaitRequest, context: Context) -> pb.WaitResponse:
+        def job() -> Job:
+            # One that has not begun, or was removed: its view tells.
+            return self._state.jobs.get(request.job) or self._state.new_job
+
         def is_over() -> bool:
-            is_other = request.generation not in (0, self._state.generation)
-            return is_other or self._state.opened >= request.clock
+            is_other = request.generation not in (0, job().generation)
+            return is_other or job().opened >= request.clock
 
         await self._when(context, is_over)
-        state = self._state
-        return pb.WaitResponse(
-            opened=state.opened, generation=state.generation, number=state.number
-        )
+        now = job()
+        return pb.WaitResponse(opened=now.opened, generation=now.generation, number=now.number)
 
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:
-        await self._check_member(context, SERVER, request)
+        await self._require_name(context, SERVER, request.name)
+        await self._check_member(context, SERVER, request.name, request.incarnation)
         lease_s = self.membership.renew(GROUP, request.name, request.incarnation)
         self._look()  # it may have joined a moment ago
         try:
             report = reports.decode_report(request.report)
         except msgspec.MsgspecError as error:
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, f"no report: {error}")
-        if report.returned is not None:
-            returned = report.returned
+        for returned in report.returned:
             self._run(
                 c.ServerReturned(request.name, returned.generation, returned.has, returned.lacks)
             )
@@ -392,8 +688,8 @@ class SchedulerService(SchedulerServicer):
                 self._run(news)
         if report.is_leaving:
             self._run(c.ServerLeft(request.name))
-        if report.load is not None:
-            self._loads[request.name] = report.load
+        if report.loads is not None:
+            self._loads[request.name] = report.loads
         state = self._state
         return pb.ReportResponse(
             may_go=state.may_go(request.name),
@@ -406,18 +702,32 @@ class SchedulerService(SchedulerServicer):
         if not self._state.settings.checkpoints:
             text = "the scheduler was started without --checkpoints"
             await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, text)
+        jobs = [name for name, job in self._state.jobs.items() if job.tables]
+        if not request.HasField("job") and len(jobs) > 1:
+            text = f"name a job; there are {', '.join(map(reports.shown, jobs))}"
+            await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, text)
+        name = request.job if request.HasField("job") else (jobs or [""])[0]
         try:
-            state = self._run(c.CheckpointDue())
-        except Invalid as error:
+            job = self._run(c.CheckpointDue(job=name)).jobs[name]
+        except (Invalid, Evicted) as error:
             await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        assert state.cut is not None
-        number = state.cut.number
-        await self._when(
-            context, lambda: self._state.cut is None or self._state.cut.number != number
-        )
-        cut = next((cut for cut in self._state.cuts if cut.number == number), None)
+        assert job.cut is not None
+        made, number = job.job, job.cut.number
+
+        def making() -> Job | None:
+            job = self._state.jobs.get(name)
+            return None if job is None or job.job != made else job
+
+        def is_over() -> bool:
+            job = making()
+            return job is None or job.cut is None or job.cut.number != number
+
+        await self._when(context, is_over)
+        after = making()
+        cuts = () if after is None else after.cuts
+        cut = next((cut for cut in cuts if cut.number == number), None)
         if cut is None:
-            given_up, why = self._why_given_up
+            given_up, why = self._why_given_up.get(made, (0, ""))
             if given_up != number:
                 why = "a server was lost while it was made"
             text = f"checkpoint {number} was given up: {why}"
@@ -431,20 +741,96 @@ class SchedulerService(SchedulerServicer):
         self._run(c.GiveUpLost())
         return pb.RollBackResponse()
 
+    async def RemoveJob(
+        self, request: pb.RemoveJobRequest, context: Context
+    ) -> pb.RemoveJobResponse:
+        try:
+            self._run(c.RemoveJob(job=request.job))
+        except (Invalid, Evicted) as error:
+            await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        log.info("job_removed", job=request.job)
+        return pb.RemoveJobResponse()
+
     def status(self) -> reports.Status:
         state = self._state
-        slowest = min(state.clocks.values(), default=0)
         return reports.Status(
-            view=self._view,
-            opened=state.opened,
-            clocks=state.clocks,
-            staleness=dict(Counter(clock - slowest for clock in state.clocks.values())),
-            loads=self._loads,
+            jobs={
+                name: self._job_status(name, job)
+                for name, job in state.jobs.items()
+                if job.tables or job.clocks or job.slots
+            },
+            addresses=self._view("").addresses,
+            loads={name: reports.total(loads.values()) for name, loads in self._loads.items()},
             leaving=tuple(name for name, server in state.servers.items() if server.is_leaving),
-            lost=state.lost,
-            cuts=tuple(cut.number for cut in state.cuts),
-            num_rollbacks=state.num_rollbacks,
+            num_replicas=state.settings.num_replicas,
+            has_log=state.settings.has_log,
+            in_clear=() if self._callers is not None else self._reached_by_others(),
         )
+
+    def _job_status(self, name: str, job: Job) -> reports.JobStatus:
+        slowest = min(job.clocks.values(), default=0)
+        loads = (loads[job.job] for loads in self._loads.values() if job.job in loads)
+        return reports.JobStatus(
+            view=self._view(name),
+            opened=job.opened,
+            clocks=job.clocks,
+            staleness=dict(Counter(clock - slowest for clock in job.clocks.values())),
+            load=reports.total(loads),
+            lost=job.lost,
+            cuts=tuple(cut.number for cut in job.cuts),
+            num_rollbacks=job.num_rollbacks,
+            data={name: _data_status(data) for name, data in job.data.items()},
+        )
+
+    def _reached_by_others(self) -> tuple[str, ...]:
+        """Addresses of the group that are not this machine's alone."""
+        addresses = [self.address, *self._view("").addresses.values()]
+        hosts = [address.rpartition(":")[0] for address in addresses]
+        return tuple(
+            address
+            for address, host in zip(addresses, hosts, strict=True)
+            if not is_loopback(host or "localhost")
+        )
+
+
+def _data_status(data: Data) -> reports.DataStatus:
+    last = data.epochs.get(data.num_begun - 1, ())
+    return reports.DataStatus(
+        data.num_done,
+        data.num_begun,
+        data.source.num_epochs,
+        tuple("" if part.is_done else part.holder for part in last),
+    )
+
+
+class _Members(MembershipService):
+    """The members of a group, in the roles that their certificates allow."""
+
+    def __init__(
+        self,
+        lease_s: float,
+        settle_s: float,
+        grace_s: float,
+        on_change: Callable[[str], None],
+        tls: Certificates | None,
+    ) -> None:
+        super().__init__(lease_s, settle_s, grace_s, on_change, names_of(tls))
+        self._callers = None if tls is None else tls.callers
+
+    async def Join(self, request: mpb.JoinRequest, context: Context) -> mpb.JoinResponse:
+        if self._callers is not None and request.role in (SERVER, WORKER):
+            await _require_name(self._callers, context, request.role, request.name)
+        return await super().Join(request, context)
+
+
+async def _require_name(callers: Callers, context: Context, role: str, name: str) -> None:
+    identity = callers.of_call(context).identity
+    if not identity.speaks_for(name, ROLE_OF[role]):
+        why = (
+            f"the certificate is that of {identity}, which may not act as the {shortened(role)} "
+            f"{shortened(name)!r}"
+        )
+        await _refuse(context, grpc.StatusCode.UNAUTHENTICATED, why)
 
 
 class _Tokens:
@@ -470,6 +856,9 @@ class SchedulerServer(ServiceServer[SchedulerService]):
     """The service on a port of its own, from start() to stop(), which closes the journal.
 
     listen: "HOST:PORT", port 0 for one that is free; see target. tls: None: nothing is encrypted.
+    insecure: without tls also on a host that other machines reach.
+    Raises ValueError for such a host with neither.
+    handler: see SchedulerService.
     times: lease_s, grace_s and worker_lease_s of SchedulerService.
     start() raises OSError if the port is taken, JournalError, and Invalid for settings that
     contradict each other.
@@ -481,11 +870,13 @@ class SchedulerServer(ServiceServer[SchedulerService]):
         settings: Settings,
         listen: str = "127.0.0.1:0",
         tls: Certificates | None = None,
+        *,
+        insecure: bool = False,
+        handler: Handler = answer_nothing,
         **times: float,
     ) -> None:
-        credentials = None if tls is None else tls.of_server()
-        make = partial(SchedulerService, journal, settings, **times)
-        super().__init__(make, listen, credentials)
+        make = partial(SchedulerService, journal, settings, tls=tls, handler=handler, **times)
+        super().__init__(make, listen, tls, insecure=insecure, roles=ROLES)
         self._journal = journal
 
     def status(self) -> reports.Status:
@@ -493,9 +884,18 @@ class SchedulerServer(ServiceServer[SchedulerService]):
         assert self._service is not None, "start() comes first"
         return self._service.status()
 
+    def start(self) -> None:
+        super().start()
+        assert self._service is not None
+        self._service.address = self.target
+
     def stop(self) -> None:
         super().stop()
         self._journal.close()
+
+
+def _is_newer(view: View, told: View | None) -> bool:
+    return told is None or (view.job, view.version) != (told.job, told.version)
 
 
 async def _refuse_as(context: Context, error: ParameterError) -> NoReturn:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from xain_parameters.errors import Invalid
-from xain_parameters.keys import Keys, Range
+from xain_parameters.keys import Keys, Range, is_ascending
 from xain_parameters.specs import TableSpec
 from xain_parameters.tables.part import (
     MADE_LATER,
@@ -55,7 +55,7 @@ class BoundedPart(Part):
         return len(keys)
 
     def check_ascending(self, keys: Keys) -> None:
-        if not (keys[1:] > keys[:-1]).all():
+        if not is_ascending(keys):
             raise Invalid(f"{self.where}: keys of a push must be unique and ascending")
 
     def _outside(self, said: str) -> Invalid:
@@ -64,7 +64,7 @@ class BoundedPart(Part):
             f"those from {self.low} to below {self.high}"
         )
 
-    def pull(self, keys: Keys | None, start: int, stop: int) -> Array:
+    def _pull(self, keys: Keys | None, start: int, stop: int) -> Array:
         """Read rows. A block of a dense array comes as a read-only view, not a copy."""
         values = self._fields["values"]
         if keys is None:
@@ -75,6 +75,10 @@ class BoundedPart(Part):
                 block.flags.writeable = False
                 return block
         rows = self._numbers(keys)
+        if self._may_list(keys) and (
+            self._seen is None or self._seen.take(rows, mode="clip").all()
+        ):
+            self._list(keys, rows)
         if self._seen is None or self.init.is_zero:
             return values.take(rows, axis=0, mode="clip")
         # A row is seen after its first values are written: look at this first.

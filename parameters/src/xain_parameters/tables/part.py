@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from xain_foundation.names import shortened
 from xain_parameters.errors import Invalid
-from xain_parameters.keys import Keys, Range
+from xain_parameters.keys import Keys, Range, is_ascending
 from xain_parameters.specs import MAX_NAME_BYTES, MAX_SPEC_BYTES, TableSpec, encoded
 from xain_parameters.tables import initialisers, rules
 
@@ -59,6 +59,7 @@ class RowsMeta(msgspec.Struct, frozen=True, array_like=True):
 _UNWARNED = contextvars.Context()
 _UNWARNED.run(np.seterr, all="ignore")
 
+_BYTES = np.dtype(np.uint8)
 _decode_meta = msgspec.msgpack.Decoder(RowsMeta).decode
 
 
@@ -111,17 +112,23 @@ class Part(ABC):
     block_values = 1 << 14
     stateless_block_values = 1 << 17
     piece_bytes = 1 << 20
+    # The rows of so many short key lists are kept: a worker pushes to the keys that it has pulled,
+    # and often comes again with the same ones. To find them takes most of a small request's time.
+    max_lists = 16
+    max_list_keys = 1024
 
     def __init__(self, spec: TableSpec, number: int, span: Range) -> None:
         """number: the range's. Raises Invalid as plugins_of() does."""
         self.rule, self.init = plugins_of(spec)
         self.spec = spec
+        self._dim = spec.dim
         self.span = span
         self.where = f"table {spec.name!r}, range {number}"
         self.dtype = np.dtype(spec.dtype).newbyteorder("<")
         self.row_bytes = self.dtype.itemsize * spec.dim
         self.names = ("values", *sorted(self.rule.state))
         self.snapshots: list[Snapshot] = []
+        self._lists: dict[bytes, Rows] = {}  # rows, which are all there, by unique ascending keys
         block_values = self.block_values if self.rule.state else self.stateless_block_values
         self._block = max(1, block_values // spec.dim)
 
@@ -136,16 +143,52 @@ class Part(ABC):
     def check_ascending(self, keys: Keys) -> None:
         """Refuse keys that are not unique and ascending: raises Invalid."""
 
-    @abstractmethod
     def pull(self, keys: Keys | None, start: int, stop: int) -> Array:
-        """The values of rows that `check` has passed, (num_rows, dim), in the order of keys; a row
-        that is not there yet has its first values. Safe beside changes by another thread."""
+        """The values of rows, (num_rows, dim), in the order of keys; a row that is not there yet
+        has its first values. Safe beside changes by another thread. Raises Invalid as `check`."""
+        rows = None if keys is None else self.listed(keys)
+        if rows is not None:
+            return taken(self.fields["values"], rows)
+        self.check(keys, start, stop)
+        return self._pull(keys, start, stop)
 
-    def push(self, keys: Keys | None, start: int, stop: int, values: Array) -> None:
-        """Update rows that `check` has passed. values: (num_rows, dim)."""
+    @abstractmethod
+    def _pull(self, keys: Keys | None, start: int, stop: int) -> Array:
+        """The values of rows that `check` has passed."""
+
+    def listed(self, keys: Keys) -> Rows | None:
+        """The rows of a key list, which then needs no check; None: the list is not known."""
+        return self._lists.get(keys.tobytes()) if len(keys) <= self.max_list_keys else None
+
+    def _may_list(self, keys: Keys) -> bool:
+        """Tell whether a key list of a pull can be kept, if its rows are all there."""
+        return len(keys) <= self.max_list_keys and is_ascending(keys)
+
+    def _list(self, keys: Keys, rows: Rows) -> None:
+        """Keep the rows of unique ascending keys, which are all there and never move."""
+        if len(keys) <= self.max_list_keys:
+            if len(self._lists) >= self.max_lists:
+                self._lists.clear()  # nothing tells which of them come again
+            # A copy: a row number may lie in the memory of its key, which the next message takes.
+            self._lists[keys.tobytes()] = rows if isinstance(rows, slice) else rows.copy()
+
+    def push(
+        self,
+        keys: Keys | None,
+        start: int,
+        stop: int,
+        values: Array,
+        rows: Rows | None = None,
+    ) -> None:
+        """Update rows that `check` has passed. values: (num_rows, dim). rows: as `listed` said."""
         if not len(values):
             return
-        rows = self._rows(keys, start, stop)
+        if rows is None and keys is not None:
+            rows = self.listed(keys)
+        if rows is None:
+            rows = self._rows(keys, start, stop)
+            if keys is not None:
+                self._list(keys, rows)
         for snapshot in self.snapshots:
             snapshot.preserve(rows)
         _UNWARNED.copy().run(self._update, rows, values)
@@ -170,16 +213,14 @@ class Part(ABC):
     def shaped(self, num_rows: int, values: Array | None) -> Array:
         """Values of a message, bytes or an array of the table's dtype, as (num_rows, dim). Raises
         Invalid if they are not as many."""
-        shape = (num_rows, self.spec.dim)
-        if values is None:
-            values = np.empty(0, np.uint8)
-        given: Any = values
-        if given.dtype == np.uint8 and given.nbytes == num_rows * self.row_bytes:
-            shaped: Array = given.reshape(-1).view(self.dtype).reshape(shape)
+        shape = (num_rows, self._dim)
+        given: Any = np.empty(0, np.uint8) if values is None else values
+        if given.dtype == _BYTES and given.nbytes == num_rows * self.row_bytes:
+            shaped: Array = given.view(self.dtype).reshape(shape)
             return shaped
-        if given.dtype == self.dtype and given.size == num_rows * self.spec.dim:
+        if given.dtype == self.dtype and given.size == num_rows * self._dim:
             return np.ascontiguousarray(given).reshape(shape)
-        said = f"{given.nbytes} bytes" if given.dtype == np.uint8 else f"{given.size} {given.dtype}"
+        said = f"{given.nbytes} bytes" if given.dtype == _BYTES else f"{given.size} {given.dtype}"
         raise Invalid(
             f"{self.where}: {num_rows} rows of {self.spec.dim} {self.spec.dtype} were announced, "
             f"and {said} came"

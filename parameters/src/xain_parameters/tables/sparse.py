@@ -8,12 +8,13 @@ merging. Collisions are probed linearly, all keys of a batch at once.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xain_parameters.errors import Invalid
-from xain_parameters.keys import END, Keys, Range, mixed
+from xain_parameters.keys import END, Keys, Range, is_ascending, mixed
 from xain_parameters.specs import TableSpec
 from xain_parameters.tables.part import (
     Array,
@@ -38,7 +39,9 @@ class _Live:
     """
 
     # Keys looked up at once, so that temporary arrays stay in the processor's cache.
-    chunk_keys = 1 << 14
+    chunk_keys: ClassVar = 1 << 14
+    few_keys: ClassVar = 1 << 10
+    window: ClassVar = 8  # slots
 
     slots: NDArray[np.uint32]
     shift: np.uint64
@@ -68,13 +71,29 @@ class _Live:
                 unfinished.append((left + begin, some[left], slots[left]))
         if unfinished:
             left, some, slots = (np.concatenate(each) for each in zip(*unfinished, strict=True))
-            while len(left):
+            while len(left) > self.few_keys:
                 slots = self._next(slots)
                 found = self.slots.take(slots, mode="clip").astype(np.intp)
                 rows[left] = found
                 (go,) = ((self.keys.take(found, mode="clip") != some) & (found != 0)).nonzero()
                 left, some, slots = left[go], some[go], slots[go]
+            self._find_few(rows, left, some, slots)
         return rows
+
+    def _find_few(self, rows: Numbers, left: Numbers, some: Keys, slots: Numbers) -> None:
+        """Set rows[left], whose keys are not at these slots. For few keys the calls of numpy take
+        the time, so several slots of each are looked at with one."""
+        while len(left):
+            window = slots[:, None] + np.arange(1, self.window + 1)
+            window[window >= len(self.slots)] -= len(self.slots)
+            found = self.slots.take(window, mode="clip")
+            is_end = self.keys.take(found, mode="clip") == some[:, None]
+            is_end |= found == 0
+            end = is_end.argmax(axis=1)
+            each = np.arange(len(left))
+            rows[left] = found[each, end]
+            (go,) = (~is_end[each, end]).nonzero()
+            left, some, slots = left[go], some[go], window[go, -1]
 
     def insert(self, rows: Numbers) -> None:
         """Make rows, whose keys and values are there, known. Their keys have not been known."""
@@ -119,7 +138,7 @@ class OpenPart(Part):
 
     def check_ascending(self, keys: Keys) -> None:
         """Accept keys that ascend by value or, which is faster, by position."""
-        if (keys[1:] > keys[:-1]).all():
+        if is_ascending(keys):
             return
         positions = mixed(keys)
         if not (positions[1:] > positions[:-1]).all():
@@ -127,12 +146,14 @@ class OpenPart(Part):
                 f"{self.where}: keys of a push must be unique and ascending (or their positions)"
             )
 
-    def pull(self, keys: Keys | None, start: int, stop: int) -> Array:
+    def _pull(self, keys: Keys | None, start: int, stop: int) -> Array:
         assert keys is not None
         live = self._live
         rows = live.find(keys)
         out = live.fields["values"].take(rows, axis=0, mode="clip")
-        if not self.init.is_zero:
+        if self._may_list(keys) and rows.all():
+            self._list(keys, rows)
+        elif not self.init.is_zero:
             new = np.flatnonzero(rows == 0)
             if len(new):
                 out[new] = self.init.rows(keys[new], self.spec.dim, self.dtype)

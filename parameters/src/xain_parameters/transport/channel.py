@@ -9,13 +9,14 @@ nothing more is read from that connection; more than MAX_QUEUE_BYTES end it.
 import contextlib
 import selectors
 import socket
-import ssl
 import threading
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+from xain_foundation.identity import NoIdentity, Role
 from xain_foundation.logger import get_logger
 from xain_foundation.sockets import leave_unpaced
+from xain_foundation.tls import Certificates
 from xain_parameters.errors import Invalid, Unavailable
 from xain_parameters.messages import VERSION, AnyHead, Done, Hello, Message, Refused
 from xain_parameters.transport.frames import (
@@ -27,7 +28,7 @@ from xain_parameters.transport.frames import (
     pieces_of,
 )
 from xain_parameters.transport.sections import Sections
-from xain_parameters.transport.tls import TlsSocket, wait_readable
+from xain_parameters.transport.tls import LockedTlsSocket, wait_readable
 
 QUEUE_BYTES: Final = 64 << 20
 MAX_QUEUE_BYTES: Final = 4 << 30
@@ -38,6 +39,10 @@ SMALL_BYTES: Final = 32 << 10  # smaller messages go together
 log = get_logger(__name__)
 
 
+def require_nothing() -> None:
+    """Take every message, as of a peer that shows no certificate."""
+
+
 class Channel:
     """One connection, from either side, after its Hello.
 
@@ -45,6 +50,7 @@ class Channel:
     on_message: called in the channel's thread with each message, in their order. What it raises
         ends the connection.
     on_closed: called once, in the same thread, after the last message, with the reason.
+    require: raises NoIdentity if the peer's certificate counts no more. No later message does.
     """
 
     def __init__(
@@ -54,8 +60,10 @@ class Channel:
         receiver: Receiver,
         on_message: "OnMessage",
         on_closed: "OnClosed",
+        require: Callable[[], None] = require_nothing,
     ) -> None:
         self.peer = peer
+        self._require = require
         self._socket = connection
         self._receiver = receiver
         receiver.before_wait = self._flush
@@ -164,6 +172,7 @@ class Channel:
                 except BlockingIOError:
                     wait_readable(self._socket)
                     continue
+                self._require()
                 self._on_message(self, message)
                 del message  # its buffer can take the next one
                 if self._unsent.num_bytes > QUEUE_BYTES:
@@ -179,6 +188,9 @@ class Channel:
                 log.warning("malformed_message", peer=self.peer.name, error=str(error))
         except OSError as error:
             why = error
+        except NoIdentity as error:
+            why = error
+            log.warning("connection_refused", peer=self.peer.name, reason=str(error))
         except Exception as error:  # a defect of ours ends this channel only
             why = error
             log.exception("message_failed", peer=self.peer.name)
@@ -222,21 +234,23 @@ def connect(
     on_closed: OnClosed,
     *,
     timeout_s: float = HELLO_TIMEOUT_S,
-    tls: ssl.SSLContext | None = None,
+    tls: Certificates | None = None,
+    server: str = "",
 ) -> Channel:
     """Connect to "HOST:PORT" and say Hello; see greeted(). The channel must be started."""
-    connection, receiver = greeted(address, hello, timeout_s, tls)
+    connection, receiver = greeted(address, hello, timeout_s, tls, server)
     return Channel(connection, hello, receiver, on_message, on_closed)
 
 
 def greeted(
-    address: str, hello: Hello, timeout_s: float, tls: ssl.SSLContext | None
+    address: str, hello: Hello, timeout_s: float, tls: Certificates | None, server: str
 ) -> tuple[Socket, Receiver]:
     """A connection to "HOST:PORT" that has answered Hello, and its receiver.
 
-    tls: checks the server's certificate for the host of `address`; None: no TLS.
-    Raises Unavailable if the other side does not answer in time, and Invalid if it refuses: it
-    speaks another version of the protocol.
+    tls: None: no TLS. server: whose certificate the other side has to show; "": that of any node.
+    Raises Unavailable if the other side does not answer in time, or shows another certificate, and
+    Invalid if it refuses: it speaks another version of the protocol, or our name is not that in our
+    certificate.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -247,13 +261,19 @@ def greeted(
     try:
         tune(plain)
         if tls is not None:
-            connection = TlsSocket(tls.wrap_socket(plain, server_hostname=host.strip("[]")))
+            # Names in lists may stand for several programs: their certificates are for hosts too.
+            context = tls.connects if tls.rules.roles else tls.connects_by_name
+            wrapped = context.wrap_socket(plain, server_hostname=host.strip("[]"))
+            connection = LockedTlsSocket(wrapped)
+            shown = tls.callers.of_socket(wrapped).identity
+            if not shown.speaks_for(server or shown.name, Role.NODE):
+                raise NoIdentity(f"it shows the certificate of {shown}, not of node {server!r}")
         for piece in pieces_of(Message(hello)):
             connection.sendall(piece)
         receiver = Receiver(connection, _no_body)
         answer = receiver.receive().head
         connection.settimeout(None)
-    except (OSError, HungUp, Malformed) as error:
+    except (OSError, HungUp, Malformed, NoIdentity) as error:
         connection.close()
         raise Unavailable(f"{address} does not answer: {error or 'it hung up'}") from None
     except BaseException:  # no other code has the socket

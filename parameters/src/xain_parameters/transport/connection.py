@@ -2,7 +2,6 @@
 
 import itertools
 import selectors
-import ssl
 import threading
 from collections.abc import Sequence
 from typing import Final, TypeAlias
@@ -11,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from xain_foundation.tls import Certificates
 from xain_parameters.errors import Unavailable
 from xain_parameters.keys import Keys
 from xain_parameters.messages import (
@@ -44,8 +44,8 @@ class Broken(Exception):
 class Connection:
     """A connection to one server, for any number of threads.
 
-    poller: the poller of all connections of a client; None: the connection makes its own. tls: see
-        channel.greeted.
+    poller: the poller of all connections of a client; None: the connection makes its own. tls,
+        server: see channel.greeted.
     Raises Invalid and Unavailable, see channel.greeted; Unavailable also if the poller is closed.
     """
 
@@ -56,10 +56,11 @@ class Connection:
         *,
         timeout_s: float = HELLO_TIMEOUT_S,
         poller: Poller | None = None,
-        tls: ssl.SSLContext | None = None,
+        tls: Certificates | None = None,
+        server: str = "",
     ) -> None:
         self.address = address
-        self._socket, self._receiver = greeted(address, hello, timeout_s, tls)
+        self._socket, self._receiver = greeted(address, hello, timeout_s, tls, server)
         self._socket.settimeout(0.0)
         self._receiver.destination = self._destination
         self._lock = threading.Lock()  # guards requests and their sending; one thread receives

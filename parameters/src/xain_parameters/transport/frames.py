@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from xain_parameters.keys import Keys
 from xain_parameters.messages import (
     MAX_BODY_BYTES,
     MAX_HEAD_BYTES,
@@ -84,10 +85,12 @@ def pieces_of(message: Message) -> list[Piece]:
     head = encode_head(message.head)
     num_keys = num_bytes = 0
     pieces: list[Piece] = [b""]
-    for keys, values in message.bodies or ((message.keys, message.values),):
+    bodies = message.bodies or ((message.keys, message.values),)
+    for keys, _ in bodies:
         if keys is not None and len(keys):
             num_keys += len(keys)
             pieces.append(bytes_of(keys))
+    for _, values in bodies:
         if values is not None and values.nbytes:
             num_bytes += values.nbytes
             pieces.append(bytes_of(values))
@@ -138,6 +141,9 @@ class Unsent:
     def _drop(self, num_bytes: int) -> None:
         pieces = self._pieces
         self.num_bytes -= num_bytes
+        if not self.num_bytes:  # most often
+            pieces.clear()
+            return
         while pieces and num_bytes >= len(pieces[0]):
             num_bytes -= len(pieces.popleft())
         if num_bytes:
@@ -182,8 +188,8 @@ class Receiver:
     before_wait: called before the socket is asked for more.
     destination: the memory for bodies. Arrays in a buffer of the connection belong to the owner of
     the message until they are dropped.
-    Each section of a Several is received as a message of its own, so that the server works on it
-    while the next ones arrive.
+    Each section of a large Several is received as a message of its own, so that the server works on
+    it while the values of the next ones arrive.
     """
 
     def __init__(
@@ -203,6 +209,8 @@ class Receiver:
         self._missing: deque[memoryview] = deque()  # memory that the rest of its body goes to
         self._several: Several | None = None  # the request whose sections are being received
         self._next_section = 0
+        self._keys: Keys | None = None  # of all sections
+        self._next_key = 0
 
     def receive(self) -> Message:
         """The next message. Raises HungUp, Malformed, or OSError; all of them end the connection,
@@ -250,7 +258,10 @@ class Receiver:
         memories = None if choose is None else choose(head, num_keys, num_bytes)
         if isinstance(head, Several):
             _check_sections(head, num_keys, num_bytes)
+            if _KEY_BYTES * num_keys + num_bytes <= Buffers.SMALL_BYTES:
+                return self._with_body(head, num_keys, num_bytes)
             self._several, self._next_section = head, 0
+            self._keys, self._next_key = self._with_body(head, num_keys, 0).keys, 0
             return self._section(head)
         if memories is None:
             return self._with_body(head, num_keys, num_bytes)
@@ -265,15 +276,15 @@ class Receiver:
         self._next_section += 1
         if self._next_section == len(several.sections):
             self._several = None
-        head = msgspec.structs.replace(
-            several.each,
-            request=number,
-            range=section.range,
-            start=section.start,
-            stop=section.stop,
-        )
-        message = self._with_body(head, section.num_keys, section.num_bytes)
+        message = self._with_body(several.part(number), 0, section.num_bytes)
         message.several = several
+        if section.num_keys:
+            assert self._keys is not None
+            begin = self._next_key
+            self._next_key += section.num_keys
+            message.keys = self._keys[begin : self._next_key]
+        if self._several is None:
+            self._keys = None  # its buffer belongs to the messages from now on
         return message
 
     def _with_body(self, head: Head, num_keys: int, num_bytes: int) -> Message:

@@ -4,10 +4,16 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
+from xain_foundation.callers import Caller
+from xain_foundation.identity import NoIdentity, Role
 from xain_foundation.logger import get_logger
+from xain_foundation.names import shortened
 from xain_foundation.rate_limited_log import RateLimitedLog
+from xain_foundation.tls import Certificates
 from xain_parameters.messages import VERSION, AnyHead, Done, Hello, Message, Refused
 from xain_parameters.transport.channel import (
     CLOSE_TIMEOUT_S,
@@ -15,11 +21,12 @@ from xain_parameters.transport.channel import (
     Channel,
     OnClosed,
     OnMessage,
+    require_nothing,
     shut,
     tune,
 )
 from xain_parameters.transport.frames import HungUp, Malformed, Receiver, Socket, pieces_of
-from xain_parameters.transport.tls import TlsSocket
+from xain_parameters.transport.tls import LockedTlsSocket
 
 MAX_CONNECTIONS: Final = 1024
 
@@ -31,6 +38,21 @@ def _only_hello(head: AnyHead, num_keys: int, num_bytes: int) -> None:
         raise Malformed(f"{type(head).__name__} came before a Hello")
 
 
+def _why_refused(hello: Hello, caller: Caller | NoIdentity | None) -> str:
+    """Why a connection is refused; "" if it is taken. caller: None without certificates."""
+    if hello.version != VERSION:
+        return f"version {hello.version} of the protocol; this server speaks {VERSION}"
+    if isinstance(caller, NoIdentity):
+        return str(caller)
+    role = Role.NODE if hello.role == "server" else Role.PARTICIPANT
+    if caller is None or caller.identity.speaks_for(hello.name, role):
+        return ""
+    return (
+        f"the certificate is that of {caller.identity}, and the connection is in the name of the "
+        f"{shortened(hello.role)} {shortened(hello.name)!r}"
+    )
+
+
 class Listener:
     """Accepts connections, each with a reading thread of its own.
 
@@ -40,7 +62,7 @@ class Listener:
     address: "HOST:PORT"; port 0 takes a free one, see `port`.
     on_message, on_closed: see Channel; called in the thread of the connection. While on_message
         runs, nothing more is read from that connection.
-    tls: with the certificate of this server; None: no TLS.
+    tls: with the certificate of this server, and the names that others may have; None: no TLS.
     """
 
     def __init__(
@@ -49,7 +71,7 @@ class Listener:
         on_message: OnMessage,
         on_closed: OnClosed = lambda channel, why: None,
         *,
-        tls: ssl.SSLContext | None = None,
+        tls: Certificates | None = None,
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self._on_message = on_message
@@ -135,23 +157,31 @@ class Listener:
     def _greet(self, accepted: socket.socket, host: str) -> None:
         connection: Socket = accepted
         channel = None
+        caller: Caller | NoIdentity | None = None
+        require: Callable[[], None] = require_nothing
         try:
             accepted.settimeout(HELLO_TIMEOUT_S)
             tune(accepted)
             if self._tls is not None:
+                context = self._tls.accepts
                 # The descriptor moves from `accepted`; close() has to shut the one that has it.
                 with self._lock:
                     if self._is_closed or accepted not in self._silent:
                         raise HungUp
-                    wrapped = self._tls.wrap_socket(
+                    wrapped = context.wrap_socket(
                         accepted, server_side=True, do_handshake_on_connect=False
                     )
                     thread = self._greeting.pop(accepted)
                     del self._silent[accepted]
-                    connection = secured = TlsSocket(wrapped)
+                    connection = secured = LockedTlsSocket(wrapped)
                     self._greeting[connection] = thread
                     self._silent[connection] = None
                 secured.handshake()
+                try:
+                    caller = self._tls.callers.of_socket(wrapped)
+                    require = partial(self._tls.callers.require, caller)
+                except NoIdentity as error:
+                    caller = error
             receiver = Receiver(connection, _only_hello)
             hello = receiver.receive().head
             assert isinstance(hello, Hello)
@@ -160,20 +190,21 @@ class Listener:
                 if connection not in self._silent:  # another one has its place
                     raise HungUp
                 del self._silent[connection]
-            refused = None
-            if hello.version != VERSION:
-                text = f"version {hello.version} of the protocol; this server speaks {VERSION}"
-                refused = Refused(0, "invalid", text)
+            text = _why_refused(hello, caller)
+            refused = Refused(0, "invalid", text) if text else None
             for piece in pieces_of(Message(refused or Done(0))):
                 connection.sendall(piece)
             connection.settimeout(None)
             if refused is None:
-                channel = Channel(connection, hello, receiver, self._on_message, self._forget)
+                channel = Channel(
+                    connection, hello, receiver, self._on_message, self._forget, require
+                )
             else:
-                log.info("connection_refused", peer=hello.name, reason=refused.text)
+                self._refused(peer=shortened(hello.name), host=host, reason=text)
         except (HungUp, OSError) as error:
-            # The end of the stream is a probe of the port, or close().
-            if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+            # The end of the stream, which OpenSSL has two errors for, is a probe, or close().
+            ended = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+            if isinstance(error, ssl.SSLError) and not isinstance(error, ended):
                 self._tls_failed(host=host, error=str(error))
             log.debug("connection_gone", error=str(error))
         except Malformed as error:

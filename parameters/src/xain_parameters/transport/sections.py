@@ -5,38 +5,55 @@ from collections.abc import Callable
 
 from xain_parameters.messages import Done, Message, Refused, Rows, Several
 
+_ANSWERS = (Done, Rows, Refused)
+
 
 class Sections:
     """Collects the answers to the sections of one request, and sends one answer when all of them
     are there. Safe for any thread.
 
-    send_together: Channel.send.
+    send_together: sends the one answer.
     """
 
-    def __init__(self, send_together: Callable[[Message], bool], several: Several) -> None:
+    def __init__(self, send_together: Callable[[Message], object], several: Several) -> None:
         self._send_together = send_together
         self.several = several
         self._lock = threading.Lock()
-        self._answers: dict[int, Message] = {}  # by section
+        self._num_open = len(several.sections)
+        self._answers: dict[int, Message] = {}  # those that say more than Done, by section
 
     def send(self, message: Message) -> bool:
         """Take the answer to a section; `message.head.request` is the number of the section."""
-        assert isinstance(message.head, Done | Rows | Refused)
+        head = message.head
+        assert isinstance(head, _ANSWERS)
         with self._lock:
-            self._answers[message.head.request] = message
-            if len(self._answers) < len(self.several.sections):
+            if not isinstance(head, Done):
+                self._answers[head.request] = message
+            self._num_open -= 1
+            if self._num_open:
                 return True
-        return self._send_together(self._together())
+        self._send_together(self._together())
+        return True
+
+    def done(self, num_sections: int) -> None:
+        """Take Done as the answer to so many sections."""
+        if num_sections:
+            with self._lock:
+                self._num_open -= num_sections
+                if self._num_open:
+                    return
+            self._send_together(self._together())
 
     def _together(self) -> Message:
         request = self.several.request
-        answers = [self._answers[number] for number in range(len(self._answers))]
-        self._answers = {}  # the channel keeps this object until the next request
-        refused = [each.head for each in answers if isinstance(each.head, Refused)]
+        answers, self._answers = self._answers, {}  # the channel keeps this object for a while
+        if not answers:
+            return Message(Done(request))
+        refused = [each.head for each in answers.values() if isinstance(each.head, Refused)]
         if refused:
             # An error of the caller comes first: asking again cannot mend it.
             first = min(refused, key=lambda each: each.why not in ("invalid", "evicted"))
             return Message(Refused(request, first.why, first.text, first.view))
-        if isinstance(answers[0].head, Rows):
-            return Message(Rows(request), bodies=[(None, each.values) for each in answers])
-        return Message(Done(request))
+        return Message(
+            Rows(request), bodies=[(None, answers[number].values) for number in sorted(answers)]
+        )

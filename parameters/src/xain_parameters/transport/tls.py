@@ -11,11 +11,12 @@ from xain_parameters.transport.frames import Piece, Socket
 PIECE_BYTES = 64 << 10  # encrypted at once
 
 
-class TlsSocket:
+class LockedTlsSocket:
     """A socket with TLS, in place of a plain one; see frames.Socket.
 
-    OpenSSL takes one call at a time for a connection. So once the Hello is over no call waits, and
-    a lock is enough for a thread that receives beside threads that send.
+    Unlike the foundation's TlsSocket, which is for one thread at a time, it serves a thread that
+    receives beside threads that send. OpenSSL takes one call at a time for a connection. So once
+    the Hello is over no call waits, and a lock is enough for these threads.
     """
 
     def __init__(self, wrapped: ssl.SSLSocket) -> None:
