@@ -90,8 +90,11 @@ class Reader(Protocol):
         """Fill a writable buffer of bytes, as `read` does without its copy of them.
 
         Returns how many there are; fewer than the buffer takes only at the end of the object. What
-        the buffer holds after an error is undefined.
+        the buffer holds after an error is undefined. A reader that inherits this one copies.
         """
+        data = self.read(offset, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
     def close(self) -> None: ...
 

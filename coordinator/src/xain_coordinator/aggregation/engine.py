@@ -16,7 +16,6 @@ whose size depends on the number of updates only, added in order.
 Weights are little-endian, whatever the machine.
 """
 
-import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -59,6 +58,7 @@ from xain_coordinator.core.keys import model_key, state_key
 from xain_coordinator.core.values import BYTES, GlobalModel, Layout
 from xain_coordinator.extensions.plugins import PluginFailed
 from xain_coordinator.ports import WeightsStore
+from xain_foundation.threads import num_processors
 from xain_wire.np import npy_header
 from xain_workloads.model import Kind
 
@@ -113,7 +113,7 @@ def aggregate(
     dtype, length = np.dtype(weights.dtype).newbyteorder("<"), weights.shape[0]
     if num_threads is None:
         is_small = length * dtype.itemsize * (len(work.updates) + 1) < _SMALL_BYTES
-        num_threads = 1 if is_small else min(_num_processors(), MAX_THREADS)
+        num_threads = 1 if is_small else min(num_processors(), MAX_THREADS)
         if store.num_parallel > 1:
             num_threads = 2  # one tile is read while another is computed
     if tile_bytes is None:
@@ -467,10 +467,3 @@ def _block_columns(num_updates: int) -> int:
     not depend on anything else."""
     fitting = max(1, _BLOCK_BYTES // (8 * num_updates))
     return min(max(1 << (fitting.bit_length() - 1), 64), 8192)
-
-
-def _num_processors() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on this system
-        return os.cpu_count() or 1

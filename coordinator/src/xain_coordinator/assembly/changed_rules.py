@@ -32,7 +32,7 @@ _LENGTH = ("rounds", "passes", "consistency", "controller", "pacing", "quorum")
 
 # Fields whose values follow from these where the configuration does not set them.
 _DERIVED = ("max_participants", "start_participants", "buffer_size")
-_DERIVED_FROM = ("min_participants", "fraction_participants")
+_DERIVED_FROM = ("min_participants", "fraction_participants", "expected_participants")
 
 
 class OtherRules(Exception):

@@ -5,7 +5,7 @@ import contextlib
 import json
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from xain_coordinator.config.coordinator import (
     PreprocessingSettings,
     WorkloadSettings,
 )
+from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.core.keys import base_key_of, model_key
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Phase, Point, Step
@@ -32,9 +33,11 @@ from xain_coordinator.driver.effects import StoreWorker
 from xain_coordinator.driver.fence import Fence, FencedStore, TakenOver
 from xain_coordinator.driver.log_files import LatencyFile
 from xain_coordinator.driver.model_copies import ModelCopies, copy_latest
-from xain_coordinator.driver.model_folder import ModelFolder
+from xain_coordinator.driver.model_folder import ModelFolder, folder_of, write_central
 from xain_coordinator.driver.own_evaluation import Types, load_own_data
 from xain_coordinator.driver.retention import Retention
+from xain_coordinator.extensions import plugins
+from xain_coordinator.extensions.options import WrongOption, make_named
 from xain_coordinator.extensions.strategies import strategy_of_session
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.metrics.local_file import LocalMetricsFile
@@ -50,14 +53,16 @@ from xain_coordinator.ports import (
     WeightsStore,
 )
 from xain_coordinator.server.capabilities import Capabilities, PortFile
+from xain_coordinator.server.guard import Guard
+from xain_coordinator.server.operators_socket import OperatorsSocket
 from xain_coordinator.server.serve import GrpcServer
-from xain_coordinator.server.weights_port import PortTaken, WeightsPort
+from xain_coordinator.server.weights_port import Closed, PortTaken, WeightsPort
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.stores.opening import open_store
 from xain_coordinator.stores.paths import folder_to_path
 from xain_coordinator.stores.prefixed import PrefixedAccess, PrefixedStore
-from xain_coordinator.stores.secret_files import Secret
+from xain_coordinator.stores.secret_files import Secret, authorities_in
 from xain_foundation.names import shortened
 from xain_foundation.rate_limited_log import RateLimitedLog
 from xain_foundation.threads import run_to_end
@@ -73,8 +78,10 @@ log = structlog.get_logger(__name__)
 # Lifetime of the weights port's URLs. A training that takes longer hands in through gRPC.
 URL_LIFETIME_S = 24 * 3600
 
+CERTIFICATE_POINT_S = 600.0  # between two metric points of the coordinator's certificate
 
-class Coordinator:
+
+class SessionCoordinator:
     """Stores, journal, driver and servers of one coordinator, made from its configuration.
 
     resume: go on with the session of the journal under its own rules, whatever is configured.
@@ -83,7 +90,8 @@ class Coordinator:
     step: the part of a new session in a study. outcomes: of the study's earlier sessions, as far as
         they are known; those of others are added.
     latencies: the latency stream, if there is one.
-    parameters, health_socket: see InspectionService.
+    parameters: see InspectionService.
+    guard: of this process; by default that of an open coordinator.
 
     Raises JournalError, StoreError, ControllerFailed, PluginFailed, PortTaken, OtherRules,
     CannotStartFrom, DataError, OSError.
@@ -100,11 +108,13 @@ class Coordinator:
         outcomes: Known | None = None,
         latencies: LatencyFile | None = None,
         parameters: Callable[[], str] = str,
-        health_socket: Callable[[], str] = str,
+        guard: Guard | None = None,
     ) -> None:
         self._config = config
+        self._guard = Guard() if guard is None else guard
         rules = config.rules(step)
-        self._parameters, self._health_socket = parameters, health_socket
+        self._parameters = parameters
+        self._operators_socket = OperatorsSocket(config.journal.path)
         own_data = _own_data(config)
         self._first_model: FirstModel | None = None
         with contextlib.ExitStack() as opened:  # a lock on a file must not outlive a failed start
@@ -175,9 +185,13 @@ class Coordinator:
             publish_further=self._bucket.publish if self._bucket is not None else None,
             require_owner=self._fence.check,
             own_data=own_data,
+            keep_central=None
+            if config.storage.kind != "files"
+            else partial(write_central, folder_of(config.storage.path, session.session_id)),
             personal=config.model.personal or workload.personal,
             checks=config.checks,
             min_sites=config.data_schema.min_sites,
+            model_sites=config.data_schema.min_sites if self._guard.is_closed else 1,
         )
         self._copies = ModelCopies(self.store, self._worker.outage)
         self._models: ModelFolder | None = None
@@ -231,9 +245,11 @@ class Coordinator:
             access=self._access,
             bucket=self._bucket,
             parameters=self._parameters,
-            health_socket=self._health_socket,
+            operators_socket=self._operators_socket,
+            journal_copied=self.journal_copied,
             study=self._table_of_study,
             weights_port=self._weights_port,
+            guard=self._guard,
         )
         # A start that fails must not end the coordinator that runs, and nothing may be acknowledged
         # beside it: after all that can go wrong, and before everything else.
@@ -249,12 +265,42 @@ class Coordinator:
             events = await run_to_end(self._first_model.events, self.store, at)
             self.driver.begin_with(events)
         await run_to_end(self._worker.rebuild_damaged)  # what is offered is what was published
+        is_new = self.driver.is_new
         self.driver.start(self._worker)
+        self._watches.append(asyncio.create_task(self._note_session(is_new=is_new)))
+        if self._guard.is_closed:
+            self._watches.append(asyncio.create_task(self._measure_certificates()))
         self._watches.append(asyncio.create_task(self._retention.watch(self.driver)))
         self._watches.append(asyncio.create_task(self._copies.watch(self.driver)))
         if self._models is not None:
             self._watches.append(asyncio.create_task(self._models.watch(self.driver)))
         await self._server.start()
+
+    async def _measure_certificates(self) -> None:
+        """Write metric points of the coordinator's certificate."""
+        while True:
+            fields = self._guard.fields_of_metrics
+            self._metrics.write((Point("certificate", fields),))
+            await asyncio.sleep(CERTIFICATE_POINT_S)  # the interval of the points
+
+    async def _note_session(self, *, is_new: bool) -> None:
+        """Have the audit log tell of the session's opening and of its end."""
+        session = self.driver.session
+        about = {"session": session.session_id}
+        if is_new:
+            lineage = session.lineage
+            began_with = {} if lineage is None else {"began_with": lineage.source}
+            await self._guard.try_to_note("session_opened", **about, **began_with)
+        elif session.phase is not Phase.FINISHED:
+            await self._guard.try_to_note("session_resumed", **about, round=session.round)
+        if session.phase is Phase.FINISHED:
+            return
+        with contextlib.suppress(Unavailable):  # the process stops
+            while self.driver.session.phase is not Phase.FINISHED:
+                await self.driver.changed()
+        if self.driver.session.phase is Phase.FINISHED:
+            cause = self.driver.session.cause
+            await self._guard.try_to_note("session_finished", **about, cause=cause)
 
     def _study_goes_on(self) -> bool:
         """Whether another session of the study follows on this one, which is finished."""
@@ -277,6 +323,9 @@ class Coordinator:
         folder = self._config.storage.path / folder_to_path(session_id)
         kept = PortFile.of(folder)
         capabilities = Capabilities(kept.secret, session_id, URL_LIFETIME_S)
+        guard, closed = self._guard, None
+        if guard.certificates is not None:
+            closed = Closed(guard.certificates, guard.caller_of, guard.note_refused)
         try:
             port = WeightsPort(
                 (server.host, server.weights_port),
@@ -284,6 +333,7 @@ class Coordinator:
                 lambda key: store.open(f"{session_id}/{key}"),
                 preferred=kept.port,
                 advertised=server.weights_address,
+                closed=closed,
             )
         except PortTaken as error:
             if server.weights_port:
@@ -454,6 +504,20 @@ def _own_data(config: CoordinatorConfig) -> Callable[[Types], Table] | None:
     return load
 
 
+def metrics_plugin(name: str, options: Mapping[str, object]) -> MetricsStore:
+    """The metrics store of a plug-in. Raises PluginFailed, and what the plug-in raises."""
+    try:
+        kind: object = plugins.load(plugins.METRICS, name, {})
+        made: MetricsStore = make_named(
+            kind, "metrics store", name, options, ("num_lost", "write", "close")
+        )
+        return made
+    except KeyError:
+        raise plugins.PluginFailed(f"the metrics store {name!r} is not installed") from None
+    except WrongOption as error:
+        raise plugins.WrongPluginOption(f"metrics.options.{error}") from None
+
+
 def _metrics(config: CoordinatorConfig, clock: Clock) -> MetricsStore:
     if config.metrics.kind == "none":
         return NullMetricsStore()
@@ -462,6 +526,11 @@ def _metrics(config: CoordinatorConfig, clock: Clock) -> MetricsStore:
 
         chosen = config.metrics
         token = Secret("metrics", chosen, "token")
-        writer = InfluxWriter(chosen.url, chosen.org, chosen.bucket, token, chosen.timeout_s)
+        authorities = authorities_in("metrics", chosen.ca_file)
+        writer = InfluxWriter(
+            chosen.url, chosen.org, chosen.bucket, token, chosen.timeout_s, authorities
+        )
         return QueuedMetrics(writer, clock.wall_ns, linger_s=LINGER_S)
+    if config.metrics.kind != "file":
+        return metrics_plugin(config.metrics.kind, config.metrics.options)
     return LocalMetricsFile(config.metrics.path, clock.wall_ns)

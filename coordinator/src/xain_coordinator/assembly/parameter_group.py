@@ -11,7 +11,7 @@ import structlog
 from xain_coordinator.config.parameters import ParametersSettings
 from xain_foundation.backoff import Backoff
 from xain_foundation.fields import join_host_port
-from xain_parameters.certificates import Certificates
+from xain_foundation.tls import Certificates
 from xain_parameters.errors import Invalid
 from xain_parameters.node.server import ParameterServer
 from xain_parameters.scheduler import reports
@@ -34,11 +34,21 @@ class ParameterGroup:
     LAST_RETRY_S: it ends when its log fails, or when the scheduler has taken it for dead, as after
     a suspension of the machine. Rounds go on meanwhile.
 
-    Raises OSError, with one line for the operator, if port, journal or certificates cannot be used.
+    tls: the certificates of the coordinator; None: nothing is encrypted.
+    insecure: without them also on a host that other machines reach.
+    Raises OSError, with one line for the operator, if port or journal cannot be used.
     """
 
-    def __init__(self, settings: ParametersSettings) -> None:
+    def __init__(
+        self,
+        settings: ParametersSettings,
+        tls: Certificates | None = None,
+        *,
+        insecure: bool = False,
+    ) -> None:
         self._settings = settings
+        self._tls = tls
+        self._insecure = insecure
         chosen = Settings(
             num_replicas=settings.replicas,
             has_log=settings.log,
@@ -47,10 +57,14 @@ class ParameterGroup:
             checkpoints=settings.checkpoints_url,
         )
         try:
-            self._tls = None if settings.tls is None else Certificates(settings.tls)
             journal = Journal(settings.path / "scheduler.db")
             self._scheduler = SchedulerServer(
-                journal, chosen, settings.address, self._tls, worker_lease_s=settings.worker_lease_s
+                journal,
+                chosen,
+                settings.address,
+                tls,
+                insecure=insecure,
+                worker_lease_s=settings.worker_lease_s,
             )
             self._scheduler.start()
         except (Invalid, JournalError, OSError) as error:
@@ -82,8 +96,8 @@ class ParameterGroup:
         self._is_closing.set()
         server = self._server
         if server is not None:
-            view = self._scheduler.status().view
-            if len(view.addresses) > 1 and not view.has_log:
+            status = self._scheduler.status()
+            if len(status.addresses) > 1 and not status.has_log:
                 server.leave(leave_s)
             server.close()
         if self._thread.is_alive():
@@ -108,6 +122,7 @@ class ParameterGroup:
                     advertised=advertised,
                     folder=settings.path / NAME,
                     tls=self._tls,
+                    insecure=self._insecure,
                 )
                 with server:
                     log.info("parameter_server_ready", address=server.address)

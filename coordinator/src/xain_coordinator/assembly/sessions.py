@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from xain_coordinator.assembly.coordinator import Coordinator
+from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.commands import CancelFit, RequestFit
 from xain_coordinator.core.errors import AlreadyFitting, Unavailable
 from xain_coordinator.core.history import History
+from xain_coordinator.core.pacing import names_of
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import ParticipantState, Phase, Step, WeightsRef
 from xain_coordinator.driver.driver import Driver
@@ -34,7 +35,8 @@ if TYPE_CHECKING:  # the program's tables come with it, which a start need not w
 log = structlog.get_logger(__name__)
 
 
-# How long a fit waits for the participants of the session before, beyond those that it needs.
+# How long a fit waits for the participants of the session before, beyond those that it needs, where
+# the session does not wait for as many.
 REJOIN_S = 5.0
 POLL_S = 0.05  # a rendezvous sends no notification
 
@@ -64,8 +66,8 @@ class Sessions:
     def __init__(
         self,
         config: CoordinatorConfig,
-        coordinator: Coordinator,
-        open_next: Callable[[CoordinatorConfig, Step | None], Awaitable[Coordinator | None]],
+        coordinator: SessionCoordinator,
+        open_next: Callable[[CoordinatorConfig, Step | None], Awaitable[SessionCoordinator | None]],
     ) -> None:
         self.current = coordinator
         server = config.server.model_copy(update={"port": coordinator.port})
@@ -135,7 +137,10 @@ class Sessions:
                     await self._gathered(config.rules().num_required)
                 expected = self.num_connected()
                 await self.open_next(config)
-            await self._gathered(self.session.rules.num_required, expected)
+            rules = self.session.rules
+            if rules.start_participants >= expected:
+                expected = 0  # the session itself waits for them, and declares for how long
+            await self._gathered(rules.num_required, expected)
             if self.session.waits_for_request:  # else it starts by itself
                 await self.current.driver.submit(RequestFit())
             return self.current.driver
@@ -162,7 +167,7 @@ class Sessions:
             if alone_since is not None and loop.time() - alone_since > timeout_s:
                 raise NoParticipants(
                     "no participant is connected any more; the fit goes on when "
-                    f"{session.rules.num_required} are back"
+                    f"{session.rules.num_required} are back{self._missing()}"
                 )
             try:
                 async with asyncio.timeout(LOOK_S):
@@ -210,23 +215,28 @@ class Sessions:
         return session.rules == config.rules()
 
     def num_connected(self) -> int:
-        """Eligible participants that are connected. After the end: participants that have stayed,
-        or come since, for the next session."""
-        driver = self.current.driver
-        session = driver.session
+        """How many eligible participants are connected. After the end: participants that have
+        stayed, or come since, for the next session."""
+        session = self.session
         if session.phase is not Phase.FINISHED:
             return session.members.num_eligible
-        now, lease_s = driver.clock.now(), session.rules.lease_s
-        stayed = sum(
-            session.members.is_connected_after_end(name, lease_s, now)
-            for name in session.members.eligible
-        )
-        return stayed + sum(
-            name not in session.members
+        return len(self._connected())
+
+    def _connected(self) -> set[str]:
+        """Names of the participants that num_connected() counts."""
+        driver = self.current.driver
+        members, lease_s = driver.session.members, driver.session.rules.lease_s
+        if driver.session.phase is not Phase.FINISHED:
+            return set(members.eligible)
+        now = driver.clock.now()
+        stayed = {n for n in members.eligible if members.is_connected_after_end(n, lease_s, now)}
+        return stayed | {
+            name
+            for name, sign in members.heard.items()
+            if name not in members
             and sign.state is not ParticipantState.FINISHED
             and now < sign.at + lease_s
-            for name, sign in session.members.heard.items()
-        )
+        }
 
     async def open_next(self, config: CoordinatorConfig, step: Step | None = None) -> None:
         """Stop the present coordinator and start one with a new session in its place.
@@ -268,10 +278,16 @@ class Sessions:
             if waited_s > timeout_s:
                 raise NoParticipants(
                     f"{connected} of {required} participants are connected; the fit was not started"
+                    f"{self._missing()}"
                 )
             await asyncio.sleep(POLL_S)  # a poll: see POLL_S
 
-    async def _watch(self, coordinator: Coordinator) -> None:
+    def _missing(self) -> str:
+        """The end of a message: expected participants that are not connected."""
+        names = set(self.config.rounds.expected_participants) - self._connected()
+        return f"; missing: {names_of(sorted(names))}" if names else ""
+
+    async def _watch(self, coordinator: SessionCoordinator) -> None:
         await coordinator.driver.failed.wait()
         failure = coordinator.driver.failure
         assert failure is not None, "it says why"

@@ -14,12 +14,14 @@ without it is no whole backup.
 import contextlib
 import os
 import shutil
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from threading import Timer
+from typing import Any
 
+import grpc
 import typer
 
 from xain_coordinator.aggregation.publishing import copy_object
@@ -32,6 +34,7 @@ from xain_coordinator.cli.repair import (
 )
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.values import WeightsRef
+from xain_coordinator.extensions.plugins import PluginFailed
 from xain_coordinator.journal.restore import restore_session
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import (
@@ -41,14 +44,18 @@ from xain_coordinator.ports import (
     StoreUnavailable,
     WeightsStore,
 )
-from xain_coordinator.server.health_socket import COPIED, COPY_JOURNAL, socket_of
+from xain_coordinator.server.operators_socket import socket_of
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.integrity import why_damaged
 from xain_coordinator.stores.opening import open_store
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_foundation import logs
+from xain_foundation.channels import open_channel
 from xain_foundation.commands import CommandFailed
 from xain_foundation.durable import make_directory, sync_directory
+from xain_foundation.grpc_calls import Cancellable, details_of
+from xain_wire.fl.access_pb2 import CopyJournalRequest
+from xain_wire.fl.access_pb2_grpc import ControlStub
 
 JOURNAL, WEIGHTS = "journal.sqlite", "weights"
 # The copy of a journal is made in little more time than it takes to read it.
@@ -78,7 +85,7 @@ def _told(command: str, work: Callable[[], int]) -> int:
     logs.configure("warning", console=sys.stderr.isatty(), third_party=False)
     try:
         return work()
-    except (JournalError, StoreError, CommandFailed, OSError) as error:
+    except (JournalError, StoreError, PluginFailed, CommandFailed, OSError) as error:
         typer.echo(f"xain-coordinator {command}: {error}", err=True)
         return EXIT_NOT_CHECKED
 
@@ -143,31 +150,45 @@ def _named_by(journal: SqliteJournal) -> Iterator[tuple[str, WeightsRef]]:
 def _journal_copied(path: Path, target: Path) -> Iterator[None]:
     """Copy a journal, of a coordinator that runs or of one that does not. Until the end of the
     block none of its objects is removed. Raises JournalError and CommandFailed."""
-    with socket.socket(socket.AF_UNIX) as door:
-        door.settimeout(COPY_S)
+    operators_socket = open_channel(f"unix:{socket_of(path)}")
+    with operators_socket, ExitStack() as until_end:
+        call = ControlStub(operators_socket).CopyJournal(CopyJournalRequest())
+        until_end.callback(Cancellable(call).cancel)
+        giving_up = Timer(COPY_S, call.cancel)
+        giving_up.start()
         try:
-            door.connect(os.fspath(socket_of(path)))
-        except OSError:
-            # The coordinator does not run: the lock of its journal is free, and taken so that
-            # nobody starts it meanwhile.
-            with closing(_unused(path)) as journal:
-                journal.copy_to(target)
-                yield
-            return
-        door.sendall(COPY_JOURNAL)
-        with door.makefile("r", encoding="utf-8") as answers:
-            try:
-                answers.readline()  # whether it serves
-                answer = answers.readline().strip()
-            except TimeoutError:
-                raise CommandFailed(
-                    f"the coordinator has made no copy of {path} in {COPY_S:g} s: it hangs, or "
-                    "another backup is under way; try again"
-                ) from None
-            if not answer.startswith(COPIED):
-                raise CommandFailed(answer or "the coordinator has ended meanwhile; try again")
-            _copy_file(path.absolute().with_name(answer.removeprefix(COPIED)), target)
+            copy = next(call).path
+        except grpc.RpcError as error:
+            copy = _unless_refused(error, path)
+        except StopIteration:
+            raise CommandFailed("the coordinator has ended meanwhile; try again") from None
+        finally:
+            giving_up.cancel()
+        if copy:
+            _copy_file(Path(copy), target)
             yield
+            return
+    # The coordinator does not run: the lock of its journal is free, and taken so that nobody starts
+    # it meanwhile.
+    with closing(_unused(path)) as journal:
+        journal.copy_to(target)
+        yield
+
+
+def _unless_refused(error: Any, path: Path) -> str:
+    """Go on where no process listens. Raises CommandFailed if a coordinator makes no copy.
+
+    error: of the call, a grpc.RpcError.
+    """
+    if error.code() is grpc.StatusCode.CANCELLED:
+        raise CommandFailed(
+            f"the coordinator has made no copy of {path} in {COPY_S:g} s: it hangs, or another "
+            "backup is under way; try again"
+        ) from None
+    is_answer = "grpc-status-details-bin" in dict(error.trailing_metadata() or ())
+    if is_answer or error.code() is not grpc.StatusCode.UNAVAILABLE:
+        raise CommandFailed(details_of(error)) from None
+    return ""
 
 
 def _unused(path: Path) -> SqliteJournal:

@@ -37,11 +37,13 @@ def _derived(config: CoordinatorConfig) -> str:
     first = f"The first round waits for {_participants(start)}"
     if start > rounds.num_required:
         first += (
-            f", or {rounds.start_timeout_s:g} s after the first arrival for {rounds.num_required}"
+            f", or {rounds.start_timeout_s:g} s after the first arrival, or after the request of"
+            f" a fit, for {rounds.num_required}"
         )
     listens = f"Listens on {config.server.address}."
     if config.http.port is not None:
-        listens += f" Serves {config.http.url(config.http.port)}; sessions wait for POST /v1/fit."
+        url = config.http.url(config.http.port, is_encrypted=config.certificates is not None)
+        listens += f" Serves {url}; sessions wait for POST /v1/fit."
     if config.parameters.is_on:
         listens += f" The scheduler of a parameter server listens on {config.parameters.address}."
     return (

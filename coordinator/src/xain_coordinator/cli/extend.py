@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import NoReturn
 
+from xain_coordinator.access.errors import AccessError, NotRecorded
 from xain_coordinator.assembly.warm_start import LAST, model_of_session
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.events import SessionOpened
@@ -21,6 +22,7 @@ from xain_coordinator.stores.opening import open_store
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_foundation.commands import CommandFailed, fail
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG
+from xain_foundation.fields import WrongSetting
 from xain_foundation.hints import hint
 from xain_wire.limits import MAX_INT32
 
@@ -29,6 +31,19 @@ _NUMBER = re.compile(r"\+?[0-9]{1,10}")
 
 def _refuse(why: str) -> NoReturn:
     fail("xain-coordinator extend", why, EXIT_BAD_CONFIG)
+
+
+def _note(config: CoordinatorConfig, **fields: object) -> None:
+    """Write a line of the audit log, if there is one. Raises CommandFailed."""
+    if config.certificates is None:
+        return
+    from xain_coordinator.access.control import AccessControl
+
+    try:
+        with closing(AccessControl.open(config.access_folder, config.server.passphrase)) as access:
+            access.note("session_extended", by="operator", **fields)
+    except (AccessError, NotRecorded, WrongSetting) as error:
+        raise CommandFailed(str(error)) from None
 
 
 def extend(config: CoordinatorConfig, rounds: str | None, passes: str | None) -> str:
@@ -76,6 +91,7 @@ def extend(config: CoordinatorConfig, rounds: str | None, passes: str | None) ->
             events = first.events(PrefixedStore(opened, session_id), 0.0)
             copy_latest(opened, journal)
         begun = SessionOpened(session_id, rules, 0.0, first.lineage)
+        _note(config, session=session_id, began_with=lineage.source, **{what: more})
         journal.append([Record(0.0, event) for event in (begun, *events)])
     return (
         f"session {session_id}: {more} more {what} after the {trained} that led to "

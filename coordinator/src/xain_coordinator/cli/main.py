@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from xain_coordinator.cli.access import commands as access
 from xain_foundation.commands import (
     DEFAULT_PORT,
     Builders,
@@ -62,6 +63,22 @@ Port = Annotated[
     typer.Option(
         metavar="N",
         help=f"On this port, by default {DEFAULT_PORT}; 0 takes a free one. [server.port]",
+    ),
+]
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure",
+        help="Listen beyond this machine without certificates, in a network that you trust. "
+        "[server.insecure]",
+    ),
+]
+AskInsecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure",
+        help="Ask a coordinator on another machine without certificates, in a network that you "
+        "trust.",
     ),
 ]
 DataDir = Annotated[
@@ -141,7 +158,11 @@ _EXAMPLES = """**Examples**
 
 - `xain-coordinator launch --workload sgd --data digits` : a coordinator and three workers here
 
-- `xain-coordinator status --address fleet.example.org:50051` : how is the training going?
+- `xain-coordinator status --address fleet.example.org:50051 --tls me/tls` : how far is
+  the training?
+
+- `xain-coordinator certs init --host fleet.example.org` : let nobody in without a certificate, and
+  `xain-coordinator tokens create --name ward-7 > ward-7.token` for each site
 """
 
 
@@ -151,6 +172,7 @@ def _run(
     config: Config = None,
     host: Host = None,
     port: Port = None,
+    insecure: Insecure = False,
     data_dir: DataDir = None,
     workload: WorkloadName = None,
     rounds: Rounds = None,
@@ -179,6 +201,7 @@ def _run(
     version: Annotated[bool, version_option(PROGRAM)] = False,
 ) -> None:
     values = _values(data_dir, assignments, host, port, workload, rounds, passes, min_participants)
+    values |= _insecurely(insecure)
     if context.invoked_subcommand is not None:
         given = (config, from_model, new_session, resume, *values.values())
         refuse_flags_before(PROGRAM, context.invoked_subcommand, given)
@@ -210,6 +233,7 @@ def _check_config(
     config: Config = None,
     host: Host = None,
     port: Port = None,
+    insecure: Insecure = False,
     data_dir: DataDir = None,
     workload: WorkloadName = None,
     rounds: Rounds = None,
@@ -219,12 +243,18 @@ def _check_config(
 ) -> None:
     """Show the settings in force and where each comes from; exit status 2 if one is wrong."""
     values = _values(data_dir, assignments, host, port, workload, rounds, passes, min_participants)
+    values |= _insecurely(insecure)
     resolved = _resolve(config, values)
 
     from xain_coordinator.cli.check_config import show
+    from xain_foundation.fields import WrongSetting
     from xain_foundation.line_file import why_unwritable
 
     logging, server = resolved.config.logging, resolved.config.server
+    try:
+        resolved.config.require_certificates()
+    except WrongSetting as error:
+        fail(PROGRAM, str(error), EXIT_BAD_CONFIG)
     for key, path in (
         ("logging.status_file", logging.status_file),
         ("logging.latency_file", logging.latency_file),
@@ -245,13 +275,16 @@ def _with_port(address: str | None) -> str | None:
 @app.command("status")
 def _status(
     address: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="HOST[:PORT]",
-            help=f"Where the coordinator listens, at port {DEFAULT_PORT} unless another is given.",
+            help=f"Where the coordinator listens, at port {DEFAULT_PORT} unless another is given. "
+            "By default on this machine: the one with these settings, or else at this port.",
             callback=_with_port,
         ),
-    ] = "localhost",
+    ] = None,
+    tls: access.Tls = None,
+    insecure: AskInsecure = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Everything, as one JSON object.")
     ] = False,
@@ -259,6 +292,9 @@ def _status(
         bool,
         typer.Option("--watch", help="Go on showing it until the session has ended, or Ctrl-C."),
     ] = False,
+    config: Config = None,
+    data_dir: DataDir = None,
+    assignments: Assignments = None,
 ) -> None:
     """Ask a running coordinator how the training is going."""
     import json
@@ -270,34 +306,36 @@ def _status(
 
     if watch and as_json:
         fail(PROGRAM, "command line: --watch and --json exclude each other", EXIT_BAD_CONFIG)
-    try:
+    resolved = _resolve(config, _values(data_dir, assignments))
+    with _explained("status", tls, address, insecure=insecure):
+        address = _running(resolved.config, address) or _with_port("localhost")
+        assert address is not None
         if watch:
             from xain_coordinator.cli import live_view
 
             live_view.watch(address, Console())
             return
         snapshot = inspection_client.fetch(address, everything=as_json)
-    except inspection_client.NoStatus as error:
-        fail(PROGRAM, str(error), EXIT_FAILED)
+        described = ""
+        with suppress(inspection_client.NoStatus):  # an earlier version
+            described = "" if as_json else inspection_client.description(address)
+        of_study = None
+        if snapshot.status.study and not as_json:
+            with suppress(inspection_client.NoStatus):
+                of_study = inspection_client.study_of(address)
     if as_json:
         typer.echo(json.dumps(inspection_client.as_json(snapshot)))
         return
     from xain_workloads.describe import TableOne
 
-    described = ""
-    with suppress(inspection_client.NoStatus):  # an earlier version
-        described = inspection_client.description(address)
     table = TableOne.from_json(described) if described else None
     status_view.render(snapshot, Console(), table)
-    if snapshot.status.study:
+    if of_study is not None:
         from xain_coordinator.cli import study
 
-        with suppress(inspection_client.NoStatus):
-            typer.echo("\nStudy")
-            study.show(
-                study.parsed(inspection_client.study_of(address)), Console(), intervals=False
-            )
-            typer.echo("with intervals: xain-coordinator study")
+        typer.echo("\nStudy")
+        study.show(study.parsed(of_study), Console(), intervals=False)
+        typer.echo("with intervals: xain-coordinator study")
 
 
 _REPAIR_HELP = """With the coordinator stopped, read all that it has and say what is damaged.
@@ -465,16 +503,18 @@ def _describe(
     config: Config = None,
     data_dir: DataDir = None,
     address: Address = None,
+    tls: access.Tls = None,
+    insecure: AskInsecure = False,
     assignments: Assignments = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Lines of figures, as CSV.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="All figures, as JSON.")] = False,
 ) -> None:
     resolved = _resolve(config, _values(data_dir, assignments))
 
-    with _explained("describe"):
+    with _explained("describe", tls, address, insecure=insecure):
         from xain_coordinator.export.describing import table_one
 
-        table = table_one(resolved.config, address)
+        table = table_one(resolved.config, _running(resolved.config, address))
         if as_json:
             typer.echo(table.to_json())
         else:
@@ -498,6 +538,8 @@ def _importance(
     config: Config = None,
     data_dir: DataDir = None,
     address: Address = None,
+    tls: access.Tls = None,
+    insecure: AskInsecure = False,
     assignments: Assignments = None,
     as_csv: Annotated[
         bool, typer.Option("--csv", help="A line for each column, and for sites, as CSV.")
@@ -505,17 +547,54 @@ def _importance(
 ) -> None:
     resolved = _resolve(config, _values(data_dir, assignments))
 
-    with _explained("importance"):
+    with _explained("importance", tls, address, insecure=insecure):
         from rich.console import Console
 
         from xain_coordinator.cli import importance
         from xain_coordinator.cli.report.files import importance_of
 
-        found = importance_of(resolved.config, address)
+        found = importance_of(resolved.config, _running(resolved.config, address))
         if as_csv:
             typer.echo(importance.to_csv(found), nl=False)
         else:
             importance.show(found, Console())
+
+
+_GAINS_HELP = """List what each site gains by taking part: the global model beside its own.
+
+At the end of a training each site trains a model of its own rows alone, and a coordinator with
+evaluate.data one of its rows. Both models are measured on the same held-out rows. A difference
+above 0 is a gain. The CSV has all figures with their 95 % intervals.
+
+From the files of a stopped coordinator; with --address from one that runs.
+
+Exit status: 0 if there are such models; 1 if there are none.
+"""
+
+
+@app.command("gains", help=_GAINS_HELP)
+def _gains(
+    config: Config = None,
+    data_dir: DataDir = None,
+    address: Address = None,
+    tls: access.Tls = None,
+    insecure: AskInsecure = False,
+    assignments: Assignments = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="A line for each figure, as CSV.")] = False,
+) -> None:
+    resolved = _resolve(config, _values(data_dir, assignments))
+
+    with _explained("gains", tls, address, insecure=insecure):
+        from rich.console import Console
+
+        from xain_coordinator.cli import gains
+        from xain_coordinator.cli.report.files import gains_of
+
+        found = gains_of(resolved.config, _running(resolved.config, address))
+        if as_csv:
+            typer.echo(gains.to_csv(found), nl=False)
+        else:
+            gains.show(found, Console())
 
 
 @app.command("models")
@@ -523,6 +602,8 @@ def _models(
     config: Config = None,
     data_dir: DataDir = None,
     address: Address = None,
+    tls: access.Tls = None,
+    insecure: AskInsecure = False,
     assignments: Assignments = None,
     as_json: Annotated[bool, typer.Option("--json", help="All that is known, as JSON.")] = False,
 ) -> None:
@@ -532,10 +613,10 @@ def _models(
     """
     resolved = _resolve(config, _values(data_dir, assignments))
 
-    with _explained("models"):
+    with _explained("models", tls, address, insecure=insecure):
         from xain_coordinator.export.commands import models
 
-        models(resolved.config, address, as_json=as_json)
+        models(resolved.config, _running(resolved.config, address), as_json=as_json)
 
 
 _EXPORT_HELP = """Write a global model to a file that can be used without this program.
@@ -565,6 +646,8 @@ def _export(
     config: Config = None,
     data_dir: DataDir = None,
     address: Address = None,
+    tls: access.Tls = None,
+    insecure: AskInsecure = False,
     assignments: Assignments = None,
     which: Annotated[
         str, typer.Option("--round", metavar="N|last|best", help="Which model.")
@@ -591,10 +674,17 @@ def _export(
         fail(PROGRAM, "command line: --session reads files; leave --address out", EXIT_BAD_CONFIG)
     resolved = _resolve(config, _values(data_dir, assignments))
 
-    with _explained("export"):
+    with _explained("export", tls, address, insecure=insecure):
         from xain_coordinator.export.commands import export
 
-        export(resolved.config, address, "best" if best else which, to, mlflow, session)
+        export(
+            resolved.config,
+            address if session else _running(resolved.config, address),
+            "best" if best else which,
+            to,
+            mlflow,
+            session,
+        )
 
 
 _PREDICT_HELP = """Predict the rows of a table with a model, and write them as CSV.
@@ -633,6 +723,8 @@ def _predict(
         Path | None, typer.Option(metavar="FILE", help="What `export` wrote; not an .onnx file.")
     ] = None,
     address: Address = None,
+    tls: access.Tls = None,
+    insecure: AskInsecure = False,
     to: PredictionsFile = None,
     id_column: IdColumn = "",
     max_unknown: MaxUnknown = 0.2,
@@ -665,7 +757,7 @@ def _predict(
             "command line: --timeout-s and --max-retries go with --address",
             EXIT_BAD_CONFIG,
         )
-    with _explained("predict"):
+    with _explained("predict", tls, address, insecure=insecure):
         from xain_coordinator.export import commands
         from xain_workloads.exported.predicting import RowsSettings
         from xain_workloads.neural_builders import allow_builders
@@ -693,6 +785,8 @@ def _report(
     config: Config = None,
     data_dir: DataDir = None,
     address: Address = None,
+    tls: access.Tls = None,
+    insecure: AskInsecure = False,
     assignments: Assignments = None,
 ) -> None:
     """Write one HTML page about a session: how good its model is, on what data, and who counted.
@@ -702,10 +796,10 @@ def _report(
     """
     resolved = _resolve(config, _values(data_dir, assignments))
 
-    with _explained("report"):
+    with _explained("report", tls, address, insecure=insecure):
         from xain_coordinator.cli.report.files import report
 
-        made = report(resolved.config, address)
+        made = report(resolved.config, _running(resolved.config, address))
         if made.trouble:
             typer.echo(f"xain-coordinator report: {made.trouble}", err=True)
         html.write_text(made.html, encoding="utf-8")
@@ -742,16 +836,22 @@ def _study(
     config: Config = None,
     data_dir: DataDir = None,
     address: Address = None,
+    tls: access.Tls = None,
+    insecure: AskInsecure = False,
     assignments: Assignments = None,
     as_csv: AsCsv = False,
     as_json: AsJson = False,
 ) -> None:
     resolved = _resolve(config, _values(data_dir, assignments))
 
-    with _explained("study"):
+    with _explained("study", tls, address, insecure=insecure):
         from xain_coordinator.cli.study import table_of
 
-        _print_study(table_of(resolved.config, address), as_csv=as_csv, as_json=as_json)
+        _print_study(
+            table_of(resolved.config, _running(resolved.config, address)),
+            as_csv=as_csv,
+            as_json=as_json,
+        )
 
 
 def _print_study(table: Mapping[str, Any], *, as_csv: bool, as_json: bool) -> None:
@@ -806,6 +906,7 @@ def _evaluate(
     config: Config = None,
     host: Host = None,
     port: Port = None,
+    insecure: Insecure = False,
     data_dir: DataDir = None,
     min_participants: Annotated[
         str | None,
@@ -818,7 +919,7 @@ def _evaluate(
     as_json: AsJson = False,
 ) -> None:
     values = _values(data_dir, assignments, host, port, min_participants=min_participants)
-    values |= {"study.model": model, "study.rows": rows}
+    values |= {"study.model": model, "study.rows": rows, **_insecurely(insecure)}
     resolved = _resolve(config, values)
 
     with _explained("evaluate"):
@@ -829,6 +930,13 @@ def _evaluate(
             lambda table: _print_study(table, as_csv=as_csv, as_json=as_json),
         )
     raise typer.Exit(status)
+
+
+app.add_typer(access.certs, name="certs")
+app.add_typer(access.tokens, name="tokens")
+app.add_typer(access.audit, name="audit")
+app.add_typer(access.participants, name="participants")
+app.add_typer(access.session, name="session")
 
 
 _TIMINGS_HELP = """Print how long calls and training took, from a latency stream.
@@ -866,22 +974,58 @@ def _timings(
 
 
 @contextmanager
-def _explained(command: str) -> Iterator[None]:
-    """Report a command's error as one line and exit with status 1."""
+def _explained(
+    command: str, tls: Path | None = None, address: str | None = None, *, insecure: bool = False
+) -> Iterator[None]:
+    """Report a command's error as one line and exit with status 1; with status 2 for an address on
+    another machine that would be asked in the clear.
+
+    tls: folder with certificates for the coordinator that is asked. insecure: ask in the clear.
+    """
+    from xain_coordinator.extensions.plugins import PluginFailed
     from xain_coordinator.ports import JournalError, StoreError
-    from xain_foundation import logs
+    from xain_foundation import channels, logs
+    from xain_foundation.tls import Certificates, InvalidCertificates
     from xain_workloads.errors import WorkloadError
 
     logs.configure("warning", console=sys.stderr.isatty(), third_party=False)
     program = f"{PROGRAM} {command}"
     try:
+        certificates = None if tls is None else Certificates(tls)
+        if address is not None and "@" not in address:  # its message would show a password
+            remedy = hint("xain-coordinator", "--tls FOLDER") + ", or --insecure"
+            try:
+                channels.require_private_way(
+                    address, certificates, insecure=insecure, remedy=remedy
+                )
+            except ValueError as error:
+                fail(program, f"--address: {error}", EXIT_BAD_CONFIG)
+        if certificates is not None:
+            from xain_coordinator.server import inspection_client
+
+            inspection_client.TLS.set(certificates)
         yield
     except JournalError as error:
         may_ask = command != "extend"
         ask = "; to ask one that runs, " + hint("xain-coordinator", "--address HOST:PORT")
         fail(program, f"{error}{ask if may_ask else ''}", EXIT_FAILED)
+    except InvalidCertificates as error:
+        fail(program, f"--tls is {tls}: {error}", EXIT_FAILED)
+    except PluginFailed as error:
+        fail(program, str(error), EXIT_FAILED)
     except (CommandFailed, StoreError, WorkloadError, ModuleNotFoundError, OSError) as error:
         fail(program, why_failed(error), EXIT_FAILED)
+
+
+def _running(config: "CoordinatorConfig", address: str | None) -> str | None:
+    """The address at which a coordinator is to be asked: the given one, or the socket of the one
+    that runs with these settings. None if none does, and files can be read."""
+    if address is not None:
+        return address
+    from xain_coordinator.server.operators_socket import socket_that_answers
+
+    running = socket_that_answers(config.journal.path)
+    return None if running is None else f"unix:{running}"
 
 
 @app.command(
@@ -908,6 +1052,10 @@ def _launch(context: typer.Context) -> None:
     from xain_coordinator.cli.launch import cli
 
     raise typer.Exit(cli.main(context.args))
+
+
+def _insecurely(insecure: bool) -> dict[str, Any]:
+    return {"server.insecure": True} if insecure else {}
 
 
 def _values(

@@ -11,6 +11,7 @@ from xain_coordinator.core.commands import NoteDamagedUpdates
 from xain_coordinator.core.decider import decide
 from xain_coordinator.core.events import SoftEvent
 from xain_coordinator.core.values import Update, WeightsRef
+from xain_coordinator.extensions.plugins import PluginFailed
 from xain_coordinator.extensions.strategies import strategy_of_session
 from xain_coordinator.journal.restore import restore
 from xain_coordinator.journal.sqlite import SqliteJournal
@@ -46,7 +47,7 @@ def repair(config: CoordinatorConfig, drop_update: str | None = None) -> int:
     except JournalDamaged as error:
         _print("damaged", str(error))
         return EXIT_DAMAGED
-    except (JournalError, StoreError, CommandFailed, OSError) as error:
+    except (JournalError, StoreError, PluginFailed, CommandFailed, OSError) as error:
         typer.echo(f"xain-coordinator repair: {error}", err=True)
         return EXIT_NOT_CHECKED
 

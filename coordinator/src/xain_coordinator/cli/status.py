@@ -136,6 +136,8 @@ def _headline(snapshot: Snapshot) -> Table:
         grid.add_row("threshold", _text(figures.threshold_text(threshold)))
     if (found := gains.gains(status, rounds)) is not None and (told := gains.sentence(found)):
         grid.add_row("gain", _text(told))
+    if found is not None and (told := gains.central_sentence(found)):
+        grid.add_row("central", _text(told))
     if status.HasField("importance"):
         grid.add_row("importance", _text(importance.sentence(status.importance)))
     if status.trend:
@@ -150,6 +152,11 @@ def _headline(snapshot: Snapshot) -> Table:
         grid.add_row("began with", _text(f"{status.began_with}{before}"))
     if status.health_socket:
         grid.add_row("health checks", _text(status.health_socket))
+    if status.in_the_clear:
+        grid.add_row("in the clear", _text(", ".join(status.in_the_clear)))
+    if status.audit_hash:
+        hashed = f"{status.audit_lines:,} lines, the last with the hash {status.audit_hash}"
+        grid.add_row("audit log", _text(hashed))
     about = f"{clean(status.session_id)}, {duration(status.session_seconds)}"
     if status.version:
         about += f", version {clean(status.version)}"

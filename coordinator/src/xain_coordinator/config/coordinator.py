@@ -5,7 +5,7 @@ environment, then flags.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -15,11 +15,13 @@ from pydantic import Field, SecretStr, ValidationError, model_validator
 from xain_coordinator.config import rule_fits
 from xain_coordinator.config.evaluate import EvaluateSettings
 from xain_coordinator.config.fields import (
+    CALLS_PER_S,
     MAX_PREDICT_RETRIES,
     MAX_PREDICT_TIMEOUT_S,
     KeyPrefix,
     OptionalUrl,
     WeightsAddress,
+    is_plaintext,
 )
 from xain_coordinator.config.http import HttpSettings
 from xain_coordinator.config.launch import LaunchSettings
@@ -29,6 +31,7 @@ from xain_coordinator.config.rounds import RoundsSettings
 from xain_coordinator.config.schema import SchemaSettings
 from xain_coordinator.config.study import SearchSettings, StudySettings, as_text, rules_of
 from xain_coordinator.core.values import Option, Rules, Step
+from xain_coordinator.extensions import plugins
 from xain_coordinator.extensions.options import options_of
 from xain_foundation.fields import (
     Allowed,
@@ -39,10 +42,12 @@ from xain_foundation.fields import (
     Section,
     Texts,
     WrongSetting,
+    is_loopback,
     join_host_port,
 )
 from xain_foundation.hints import hint
 from xain_foundation.logs import LoggingSettings
+from xain_foundation.tls_settings import TlsSettings
 from xain_workloads.figures import LOSSES, OF_WEIGHED_CLASSES
 from xain_workloads.passes import (
     PATIENCE_ROWS,
@@ -82,6 +87,7 @@ class ServerSettings(Section):
     heartbeat_time_s: float = Field(default=10.0, ge=0.001, le=_MAX_SILENCE_S)
     heartbeat_timeout_s: float = Field(default=5.0, gt=0, le=_MAX_SILENCE_S)
     max_message_bytes: int = Field(default=4 * _MIB, ge=_MIN_MESSAGE_BYTES, le=_MAX_MESSAGE_BYTES)
+    max_calls_per_s: int = Field(default=CALLS_PER_S, ge=1)
     max_update_bytes: int = Field(default=4096 * _MIB, ge=1)
     max_update_norm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     update_encoding: Literal["plain", "float16", "int8"] = "plain"
@@ -89,6 +95,9 @@ class ServerSettings(Section):
     port_file: FilePath | None = None
     weights_port: Annotated[int, Field(ge=0, le=65535)] | Literal["off"] = 0
     weights_address: WeightsAddress = ""
+    insecure: bool = False
+    passphrase_file: FilePath | None = None
+    health_port: int | None = Field(default=None, ge=0, le=65535)
     grpc_options: dict[str, GrpcOption] = Field(default_factory=dict)
 
     @property
@@ -99,6 +108,23 @@ class ServerSettings(Section):
     def address_at(self, port: int) -> str:
         """The address with another port: the one that was found for port 0."""
         return join_host_port(self.host, port)
+
+    @property
+    def passphrase(self) -> bytes:
+        """The passphrase in passphrase_file, without blanks around it; nothing without a file.
+        Raises WrongSetting."""
+        if (path := self.passphrase_file) is None:
+            return b""
+        try:
+            return path.read_bytes().strip()
+        except OSError as error:
+            reason = f"{path} cannot be read: {error.strerror}"
+            raise WrongSetting("server.passphrase_file", reason) from None
+
+    @Check
+    def _health_has_a_port_of_its_own(self) -> Conflicts:
+        if self.health_port and self.health_port in (self.port, self.weights_port):
+            yield WrongSetting("health_port", "server.port or server.weights_port is the same")
 
 
 class PreprocessingSettings(Section):
@@ -268,13 +294,28 @@ class AggregationSettings(Section):
             )
 
 
+def _known_kind(
+    group: str, kind: str, builtin: Sequence[str], options: Mapping[str, object]
+) -> Conflicts:
+    """The kind is built in, or a plug-in that can be imported; only plug-ins have options."""
+    if kind in builtin:
+        if options:
+            yield WrongSetting("options", f'kind = "{kind}" has keys of its own in this section')
+        return
+    with naming("kind", "options", lambda: plugins.known(group, builtin)):
+        _: object = plugins.load(group, kind, {})
+
+
 class StorageSettings(Section):
     """[storage]"""
 
-    kind: Literal["files", "s3"] = "files"
+    kind: str = "files"
+    options: dict[str, Option] = Field(default_factory=dict)
     path: FilePath = Path("xain-data/weights")
     endpoint: OptionalUrl = ""
     public_endpoint: OptionalUrl = ""
+    ca_file: FilePath | None = None
+    insecure: bool = False
     region: str = "us-east-1"
     bucket: str = ""
     prefix: KeyPrefix = ""
@@ -293,13 +334,29 @@ class StorageSettings(Section):
     keep_models: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
 
     @Check
+    def _store_is_there(self) -> Conflicts:
+        yield from _known_kind(plugins.STORES, self.kind, ("files", "s3"), self.options)
+
+    @Check
     def _bucket_is_read(self) -> Conflicts:
         if self.kind == "s3" and not self.bucket:
             yield WrongSetting("bucket", 'it must be given with storage.kind = "s3"')
         if self.kind != "s3":
             for name in self.changed(*type(self).model_fields):
-                if name not in ("kind", "path", "format", "keep_updates", "keep_models"):
+                if name not in ("kind", "options", "path", "format", "keep_updates", "keep_models"):
                     yield WrongSetting(name, 'nothing would read it without storage.kind = "s3"')
+
+    @Check
+    def _weights_are_encrypted(self) -> Conflicts:
+        if self.kind == "s3" and not self.insecure:
+            for name in self.known("endpoint", "public_endpoint"):
+                if is_plaintext(getattr(self, name)):
+                    yield WrongSetting(
+                        name,
+                        "others could read the weights on their way; take https://, with "
+                        "storage.ca_file for an authority of your own, or, in a network that you "
+                        "trust, " + hint("xain-coordinator", "storage.insecure = true"),
+                    )
 
     @Check
     def _participants_find_weights(self) -> Conflicts:
@@ -333,6 +390,8 @@ class StorageSettings(Section):
         """Location of the weights, for messages."""
         if self.kind == "s3":
             return f"bucket {self.bucket}" + (f" below {self.prefix}" if self.prefix else "")
+        if self.kind != "files":
+            return f"the store {self.kind!r}"
         return f"[storage] path {self.path}"
 
     def _has_text(self, name: str) -> bool:
@@ -350,14 +409,33 @@ class JournalSettings(Section):
 class MetricsSettings(Section):
     """[metrics]"""
 
-    kind: Literal["file", "influxdb", "none"] = "file"
+    kind: str = "file"
+    options: dict[str, Option] = Field(default_factory=dict)
     path: FilePath = Path("xain-data/metrics.jsonl")
     url: OptionalUrl = ""
     org: str = ""
     bucket: str = ""
     token: SecretStr = SecretStr("")
     token_file: FilePath | None = None
+    ca_file: FilePath | None = None
+    insecure: bool = False
     timeout_s: float = Field(default=10.0, gt=0, le=_MAX_SILENCE_S)
+
+    @Check
+    def _store_is_there(self) -> Conflicts:
+        yield from _known_kind(
+            plugins.METRICS, self.kind, ("file", "influxdb", "none"), self.options
+        )
+
+    @Check
+    def _metrics_are_encrypted(self) -> Conflicts:
+        if self.kind == "influxdb" and not self.insecure and is_plaintext(self.url):
+            yield WrongSetting(
+                "url",
+                "others could read metrics and token on their way; take https://, with "
+                "metrics.ca_file for an authority of your own, or, in a network that you trust, "
+                + hint("xain-coordinator", "metrics.insecure = true"),
+            )
 
     @Check
     def _token_is_given_once(self) -> Conflicts:
@@ -367,7 +445,7 @@ class MetricsSettings(Section):
     @Check
     def _database_is_given(self) -> Conflicts:
         if self.kind != "influxdb":
-            for name in self.changed("url"):
+            for name in self.changed("url", "ca_file"):
                 yield WrongSetting(name, 'nothing would read it without metrics.kind = "influxdb"')
             return
         for name in self.known("url", "org", "bucket"):
@@ -408,6 +486,7 @@ class CoordinatorConfig(Section):
     """Configuration of a coordinator: all sections."""
 
     server: ServerSettings = ServerSettings()
+    tls: TlsSettings = TlsSettings()
     rounds: RoundsSettings = RoundsSettings()
     train: dict[str, Any] = Field(default_factory=dict)
     evaluate: EvaluateSettings = EvaluateSettings()
@@ -442,6 +521,9 @@ class CoordinatorConfig(Section):
         "server.heartbeat_time": "is called server.heartbeat_time_s now",
         "server.heartbeat_timeout": "is called server.heartbeat_timeout_s now",
         "server.thread_pool_workers": "is gone: the server needs no thread for each call",
+        "parameters.tls": "is called tls.folder now, for all ports of the coordinator",
+        "parameters.insecure": "is called server.insecure now, for all ports of the coordinator",
+        "http.insecure": "is called server.insecure now, which is for all ports",
         "metrics.enable": 'is called metrics.kind now: "file", "influxdb" or "none"',
         "metrics.host": _NO_INFLUX,
         "metrics.port": _NO_INFLUX,
@@ -618,6 +700,77 @@ class CoordinatorConfig(Section):
             )
 
     @property
+    def access_folder(self) -> Path:
+        """The folder of the authority, the audit log and the coordinator's own certificate."""
+        return self.journal.path.parent / "access"
+
+    @property
+    def certificates(self) -> Path | None:
+        """The folder with the certificate of this coordinator; None if it is open to whoever
+        reaches it."""
+        return self.tls.folder_or(self.access_folder / "tls")
+
+    @property
+    def in_the_clear(self) -> tuple[str, ...]:
+        """Traffic that leaves this machine without encryption, in words."""
+        server, found = self.server, []
+        if not is_loopback(server.host):
+            if self.certificates is None:
+                found.append("calls and weights of the participants (server.insecure)")
+            if server.health_port is not None:
+                found.append("health checks (server.health_port)")
+            if self.aggregation.rule == "assemble":
+                found.append("tensors between the participants of a process group")
+        if self.http.is_on and not is_loopback(self.http.host) and self.certificates is None:
+            found.append("fits and predictions over HTTP (server.insecure)")
+        parameters = self.parameters
+        is_reached = parameters.is_on and not is_loopback(parameters.host)
+        if is_reached and self.certificates is None:
+            found.append("tables of the parameter server (server.insecure)")
+        for what, url in (
+            ("weights to the store (storage.endpoint)", self.storage.endpoint),
+            (
+                "weights between participants and store (storage.public_endpoint)",
+                self.storage.public_endpoint,
+            ),
+            ("metrics (metrics.url)", self.metrics.url),
+        ):
+            if is_plaintext(url):
+                found.append(what)
+        return tuple(found)
+
+    def require_certificates(self) -> None:
+        """Raises WrongSetting if others reach an open coordinator, and that is not asked for. Not a
+        check: certificates are made under the same settings."""
+        server, parameters, http = self.server, self.parameters, self.http
+        if self.certificates is None and (self.access_folder / "ca.crt").exists():
+            # A coordinator that was closed must not open itself because a folder is missing.
+            raise WrongSetting(
+                "tls.folder",
+                f"{self.access_folder} has an authority, but no certificate of this coordinator; "
+                "to make one, "
+                + hint("xain-coordinator", "xain-coordinator certs renew --host HOST")
+                + f", or move {self.access_folder} away if nothing is to be encrypted any more",
+            )
+        if server.insecure or self.certificates is not None:
+            return
+        reached = (
+            (http.is_on, "http.host", http.host, "fit and predict"),
+            (parameters.is_on, "parameters.host", parameters.host, "read and change all tables"),
+            (True, "server.host", server.host, "read the model and hand in updates"),
+        )
+        for is_on, key, host, could in reached:
+            if is_on and not is_loopback(host):
+                raise WrongSetting(
+                    key,
+                    f"whoever reaches {host} could {could}, and nothing is encrypted; "
+                    "make certificates first, "
+                    + hint("xain-coordinator", "xain-coordinator certs init --host HOST")
+                    + ", or, in a network that you trust, "
+                    + hint("xain-coordinator", "--insecure"),
+                )
+
+    @property
     def keeps_estimators(self) -> bool:
         """Whether fitted estimators stay at the participants."""
         return self.workload.name == "bagging" and not self.workload.options.get("publish")
@@ -768,6 +921,7 @@ class CoordinatorConfig(Section):
             max_participants=rounds.effective_max_participants,
             start_participants=rounds.effective_start_participants,
             start_timeout_s=rounds.start_timeout_s,
+            expected_participants=rounds.expected_participants,
             start=rounds.start or ("request" if self.http.is_on else "participants"),
             controller=rounds.controller,
             controller_options=rounds.whole_controller_options,
@@ -775,6 +929,7 @@ class CoordinatorConfig(Section):
             refused_limit=rounds.refused_limit,
             refused_rounds=rounds.refused_rounds,
             max_lost_share=rounds.max_lost_share,
+            max_share=rounds.max_share,
             evaluate_every=(
                 0 if self.keeps_estimators or describes else rule_fits.evaluated_every(self)
             ),

@@ -11,7 +11,7 @@ from xain_coordinator.core import pacing
 from xain_coordinator.core.keys import MAX_PREFIX_BYTES, check_key
 from xain_coordinator.core.values import Expression
 from xain_foundation import tags as tag_rules
-from xain_foundation.fields import Allowed, join_host_port, parse_host, parse_json
+from xain_foundation.fields import Allowed, is_loopback, join_host_port, parse_host, parse_json
 
 MAX_PARTICIPANTS = 1_000_000
 
@@ -121,6 +121,12 @@ def _url(value: object) -> str:
     return value.rstrip("/")
 
 
+def is_plaintext(url: str) -> bool:
+    """Whether others can read what travels to the server of a URL: no TLS, and another machine."""
+    parts = urlsplit(url)
+    return parts.scheme == "http" and not is_loopback(parts.hostname or "")
+
+
 OptionalUrl = Annotated[
     str,
     BeforeValidator(_url),
@@ -148,6 +154,9 @@ KeyPrefix = Annotated[
 # A participant answers predictions within this time, and is asked so often after the first time.
 MAX_PREDICT_TIMEOUT_S = 3600.0
 MAX_PREDICT_RETRIES = 100
+
+# Calls a second of one holder of a certificate. A site that trains rounds of 10 ms makes 100.
+CALLS_PER_S = 500
 
 
 def _weights_address(value: object) -> str:

@@ -2,16 +2,7 @@
 
 from pydantic import Field
 
-from xain_foundation.fields import (
-    Check,
-    Conflicts,
-    Host,
-    Section,
-    WrongSetting,
-    is_loopback,
-    join_host_port,
-)
-from xain_foundation.hints import hint
+from xain_foundation.fields import Host, Section, join_host_port
 
 _MAX_BODY_BYTES = 256 << 20  # a body is in memory as a whole, several times
 _MAX_WAIT_S = 24 * 3600.0
@@ -22,7 +13,6 @@ class HttpSettings(Section):
 
     port: int | None = Field(default=None, ge=0, le=65535)
     host: Host = "127.0.0.1"
-    insecure: bool = False
     participants_timeout_s: float = Field(default=30.0, ge=0, le=_MAX_WAIT_S)
     max_body_bytes: int = Field(default=4 << 20, ge=1024, le=_MAX_BODY_BYTES)
 
@@ -31,17 +21,6 @@ class HttpSettings(Section):
         """Whether the coordinator has an HTTP face, and with it is in serve mode."""
         return self.port is not None
 
-    def url(self, port: int) -> str:
+    def url(self, port: int, *, is_encrypted: bool = False) -> str:
         """The address of the face. port: where it listens."""
-        return f"http://{join_host_port(self.host, port)}"
-
-    @Check
-    def _only_this_machine(self) -> Conflicts:
-        if not self.insecure and not is_loopback(self.host):
-            yield WrongSetting(
-                "host",
-                "whoever reaches it could fit and predict, and there is no encryption yet; "
-                + hint("xain-coordinator", 'http.host = "127.0.0.1"')
-                + ", or, in a network that you trust, "
-                + hint("xain-coordinator", "http.insecure = true"),
-            )
+        return f"{'https' if is_encrypted else 'http'}://{join_host_port(self.host, port)}"

@@ -21,6 +21,7 @@ from xain_foundation.fields import (
 from xain_foundation.names import shortened, why_not
 
 MAX_WORKERS = 1000
+MAX_RESTARTS = 1000
 MIN_CPU_SHARES = 2  # Docker's least
 COORDINATOR = "coordinator"  # name of the one program that is no worker
 
@@ -64,6 +65,7 @@ class LaunchSettings(Section):
     network_name: str = ""
     subnet: str = ""
     cpu_shares: Numbers = ()
+    max_restarts: int = Field(default=5, ge=0, le=MAX_RESTARTS)
     max_retries: int = Field(default=0, ge=0, le=MAX_PREDICT_RETRIES)
     timeout_s: float = Field(default=100.0, gt=0, le=MAX_PREDICT_TIMEOUT_S)
 

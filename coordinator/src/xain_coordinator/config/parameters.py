@@ -1,6 +1,5 @@
 """The section [parameters]: a parameter server in the coordinator's process, off without a port."""
 
-from ipaddress import ip_address
 from pathlib import Path
 
 from pydantic import Field
@@ -12,10 +11,9 @@ from xain_foundation.fields import (
     Host,
     Section,
     WrongSetting,
-    is_loopback,
+    is_any,
     join_host_port,
 )
-from xain_foundation.hints import hint
 
 
 class ParametersSettings(Section):
@@ -23,8 +21,6 @@ class ParametersSettings(Section):
 
     port: int | None = Field(default=None, ge=0, le=65535)
     host: Host = "127.0.0.1"
-    insecure: bool = False
-    tls: FilePath | None = None
     server: bool = True
     server_port: int = Field(default=0, ge=0, le=65535)
     advertised: Host | None = None
@@ -50,7 +46,7 @@ class ParametersSettings(Section):
     @property
     def local_host(self) -> str:
         """The host by which this process reaches its own scheduler."""
-        if not _is_any(self.host):
+        if not is_any(self.host):
             return self.host
         return "::1" if ":" in self.host else "127.0.0.1"
 
@@ -61,27 +57,9 @@ class ParametersSettings(Section):
 
     @Check
     def _host_can_be_reached(self) -> Conflicts:
-        if not self.insecure and self.tls is None and not is_loopback(self.host):
-            yield WrongSetting(
-                "host",
-                "whoever reaches it could read and change all tables; "
-                + hint("xain-coordinator", 'parameters.tls = "FOLDER"')
-                + " with certificates, "
-                + hint("xain-coordinator", 'parameters.host = "127.0.0.1"')
-                + ", or, in a network that you trust, "
-                + hint("xain-coordinator", "parameters.insecure = true"),
-            )
-        if self.is_on and self.server and self.advertised is None and _is_any(self.host):
+        if self.is_on and self.server and self.advertised is None and is_any(self.host):
             yield WrongSetting(
                 "advertised",
                 f"it must be given with parameters.host = {self.host}: the name or address of this "
                 "machine, by which workers reach the server in the coordinator's process",
             )
-
-
-def _is_any(host: str) -> bool:
-    """Whether a host stands for all addresses of this machine."""
-    try:
-        return ip_address(host).is_unspecified
-    except ValueError:
-        return False

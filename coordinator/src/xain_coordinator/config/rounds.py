@@ -24,8 +24,8 @@ from xain_coordinator.extensions.strategies import (
     make_pacing,
 )
 from xain_foundation import tags as tag_rules
-from xain_foundation.fields import Check, Conflicts, Section, WrongSetting
-from xain_foundation.names import why_not
+from xain_foundation.fields import Check, Conflicts, Section, Texts, WrongSetting
+from xain_foundation.names import shortened, why_not
 from xain_messaging.conditional_events import ConditionalEventError, parse
 from xain_wire.limits import MAX_INT32
 from xain_workloads.passes import MAX_ROUNDS, ROUNDS
@@ -48,6 +48,7 @@ class RoundsSettings(Section):
     fraction_participants: ExactFraction = Fraction(1)
     max_participants: int | None = Field(default=None, ge=1, le=MAX_PARTICIPANTS)
     start_participants: int | None = Field(default=None, ge=1, le=MAX_PARTICIPANTS)
+    expected_participants: Texts = ()
     start_timeout_s: float = Field(default=60.0, ge=0, le=_MAX_WAIT_S)
     start: Literal["participants", "request"] | None = None
     controller: str = "random"
@@ -57,6 +58,7 @@ class RoundsSettings(Section):
     refused_limit: int = Field(default=3, ge=0, le=100)
     refused_rounds: int = Field(default=3, ge=0, le=MAX_ROUNDS)
     max_lost_share: float = Field(default=0.2, ge=0, le=1)
+    max_share: float = Field(default=0.5, gt=0, le=1)
     seed: int = Field(default=0, ge=0)
     over_selection: ExactExcess = Fraction(0)
     quorum: Quorum = ""
@@ -119,7 +121,7 @@ class RoundsSettings(Section):
     @property
     def effective_start_participants(self) -> int:
         """Participants that the first round waits for."""
-        return self.start_participants or self.num_required
+        return self.start_participants or max(self.num_required, len(self.expected_participants))
 
     @property
     def effective_max_participants(self) -> int:
@@ -180,9 +182,21 @@ class RoundsSettings(Section):
         if most < required:
             yield WrongSetting("max_participants", f"it must not be less than {because}")
         elif start > most:
-            yield WrongSetting(
-                "start_participants", f"it must not be more than max_participants, {most}"
-            )
+            key = "start_participants" if self.start_participants else "expected_participants"
+            yield WrongSetting(key, f"it must not be more than max_participants, {most}")
+
+    @Check
+    def _expected_can_join(self) -> Conflicts:
+        names = self.expected_participants
+        for name in names:
+            if (why := why_not(name)) is not None:
+                yield WrongSetting(
+                    "expected_participants",
+                    f"{shortened(repr(name))} cannot be the name of a participant: {why}",
+                )
+                return
+        if len({*names}) < len(names):
+            yield WrongSetting("expected_participants", "a name is given twice")
 
     @Check
     def _controller_can_be_made(self) -> None:

@@ -327,6 +327,18 @@ def estimators_fit(config: "CoordinatorConfig") -> Conflicts:
     """Fitted estimators get columns as they need them, and stay where they can be measured."""
     if config.aggregation.rule != "ensemble":
         return
+    scaling = config.workload.preprocessing.scaling
+    name = config.workload.made_options.description.of_counts() if config.workload.name else ""
+    if name and scaling != "none":
+        yield WrongSetting(
+            "workload.preprocessing.scaling",
+            f"{name} takes no negative numbers, which standardised columns have: set it to "
+            '"none" if no column has any, or scale them before it: '
+            + hint(
+                "xain-coordinator",
+                f'workload.options.estimator = {{pipeline = ["MinMaxScaler", "{name}"]}}',
+            ),
+        )
     if config.keeps_estimators:
         for name in config.evaluate.changed("data", "metric"):
             yield WrongSetting(

@@ -24,6 +24,7 @@ _KEYS: Mapping[str, str | None] = {
     "pacing_options": "rounds.pacing_options.*",
     "tags": "rounds.tags.*",
     "max_lost_share": None,
+    "max_share": None,
     "aggregation": "aggregation.rule",
     "aggregation_options": "aggregation.options.*",
     "optimizer": "aggregation.optimizer",

@@ -13,11 +13,12 @@ from xain_coordinator.core.membership import (
     Member,
     check_name,
     check_tags,
+    without_statistics,
 )
 from xain_coordinator.core.needed import models_in_use
 from xain_coordinator.core.pacing import Pacing, num_needed
 from xain_coordinator.core.points import departure_point, participant_point
-from xain_coordinator.core.profiles import check_profile
+from xain_coordinator.core.profiles import check_profile, outvoted
 from xain_coordinator.core.questions import require_member, require_selected
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.updates import check_update, require_uncounted
@@ -32,10 +33,12 @@ from xain_coordinator.core.values import (
     Update,
 )
 from xain_foundation.names import brief, printable
+from xain_wire.metadata import COMPLETED
 
 # Participants that came after the end, which wait for the next session and are no members.
 MAX_NEWCOMERS = 1000
 CANCELLED = "cancelled by a request"  # cause of the end
+FINISHED_BY_OPERATOR = "finished by an operator"
 MAX_REASON = 500  # characters of a refusal that are written down
 # The settings that let a participant in stand at the end of the reason.
 MAX_WHY_NOT_ADMITTED = 2000
@@ -76,6 +79,17 @@ def answer(session: Session, command: c.Command, now: float, pacing: Pacing) -> 
             if session.phase is Phase.FINISHED or session.waits_for_request:
                 raise errors.NotFitting(f"session {session.session_id} is not fitting")
             return (e.SessionFinished(CANCELLED, now),), r.Done(), ()
+        case c.RemoveParticipant(participant_id):
+            removed = _remove(session, participant_id)
+            is_gone = participant_id in session.members and bool(removed)
+            return removed, r.Done(), (departure_point(participant_id),) if is_gone else ()
+        case c.NoteRevoked(participant_id):
+            if session.phase is Phase.FINISHED or participant_id not in session.members:
+                return (), r.Done(), ()
+            left = e.ParticipantLeft(participant_id, "revoked")
+            return (left,), r.Done(), (departure_point(participant_id),)
+        case c.FinishSession(reason):
+            return (_finished_by_operator(session, reason, now),), r.Done(), ()
         case c.Tick(late_s):
             expired = tuple(_expired(session, now - late_s))
             points = tuple(departure_point(left.participant_id) for left in expired)
@@ -99,6 +113,10 @@ def answer(session: Session, command: c.Command, now: float, pacing: Pacing) -> 
                 r.Done(),
                 (),
             )
+        case c.CentralDone(central):
+            if session.phase is Phase.FINISHED or session.central_due is None:
+                raise errors.StaleModel("the central model is not waited for")
+            return (e.CentralMeasured(central, now),), r.Done(), ()
         case c.RemoveModels(rounds):
             unused = tuple(sorted({*rounds} - models_in_use(session)))
             return ((e.ModelsRemoved(unused),) if unused else ()), r.Done(), ()
@@ -106,6 +124,32 @@ def answer(session: Session, command: c.Command, now: float, pacing: Pacing) -> 
             if session.phase is Phase.FINISHED:
                 return (), r.Done(), ()
             return (e.SessionFinished(cause, now),), r.Done(), ()
+
+
+def _remove(session: Session, participant_id: str) -> tuple[e.Event, ...]:
+    _require_unfinished(session)
+    check_name(participant_id)
+    if participant_id in session.removed:
+        return ()
+    removed = e.ParticipantRemoved(participant_id)
+    if participant_id not in session.members:
+        return (removed,)
+    return e.ParticipantLeft(participant_id, "removed"), removed
+
+
+def _finished_by_operator(session: Session, reason: str, now: float) -> e.SessionFinished:
+    """The end of the training by an operator. Its result is the last model, if one was trained."""
+    _require_unfinished(session)
+    said = brief(printable(reason), MAX_REASON)
+    because = f"{FINISHED_BY_OPERATOR}: {said}" if said else FINISHED_BY_OPERATOR
+    if session.num_trained:
+        return e.SessionFinished(COMPLETED, now, because)
+    return e.SessionFinished(f"{because}, before a model was trained", now)
+
+
+def _require_unfinished(session: Session) -> None:
+    if session.phase is Phase.FINISHED:
+        raise errors.NotFitting(f"session {session.session_id} is finished already")
 
 
 def _why_not_waiting(session: Session) -> str:
@@ -129,6 +173,11 @@ def _rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
     accepted = r.Accepted(rules.heartbeat_time_s)
     if session.phase is Phase.FINISHED:
         return (), accepted, ()  # it will hear FINISHED; the session does not change any more
+    if participant_id in session.removed:
+        raise errors.Removed(
+            f"an operator has removed participant {participant_id!r} from session "
+            f"{session.session_id}"
+        )
     if command.division != rules.division:
         if not command.can_divide:
             raise errors.ProfileMismatch(_cannot_divide(participant_id))
@@ -166,12 +215,59 @@ def _rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
         why = f"rounds.max_participants, {rules.max_participants}, were connected"
         return (e.NotAdmitted(participant_id, why),), r.Later(rules.lease_s), ()
     try:
+        _check_group_address(session, command.group_address)
         if not rules.sites or participant_id in rules.sites:
             _check_profile(session, command.profile)
-        _check_group_address(session, command.group_address)
     except errors.ProfileMismatch as refusal:
+        if command.is_enrolled and refusal.is_unlike_others and command.profile is not None:
+            return _vote(session, command, command.profile, str(refusal), now)
         raise errors.ProfileMismatch(f"participant {participant_id!r}: {refusal}") from None
     return (_joined(session, command, now),), accepted, ()
+
+
+def _vote(
+    session: Session, command: c.Rendezvous, profile: DataProfile, reason: str, now: float
+) -> Answer:
+    """Let enrolled participants vote on the data of one that is unlike the members. If more of them
+    have data like its own than there are members, these leave for it; else it waits.
+
+    A participant that comes first with wrong data then keeps nobody out. Between two of them only
+    an operator knows who is right.
+    """
+    participant_id, rules = command.participant_id, session.rules
+    members = {
+        p: one.profile
+        for p, one in session.members.items()
+        if one.profile is not None and one.profile.num_samples
+    }
+    known = session.members.unlike.items()
+    waiting = [
+        one
+        for p, (one, at) in known
+        if p != participant_id and p not in session.removed and at + rules.lease_s > now
+    ]
+    is_open = session.requested is None
+    replaced = outvoted(profile, members, waiting, rules.schema) if is_open else None
+    if replaced is None:
+        if session.model is None:
+            until = (
+                "more sites have data like its own, or an operator removes the site that is wrong: "
+                "xain-coordinator participants remove NAME"
+            )
+        else:
+            until = (
+                "an operator ends this session, whose model was made for one site alone, if that "
+                "site is wrong: xain-coordinator session finish"
+            )
+        why = f"{reason}. {participant_id!r} waits until {until}"
+        noted = e.WaitsAsUnlike(participant_id, without_statistics(profile), why, now)
+        return (noted,), r.Later(rules.heartbeat_time_s, why), ()
+    events: list[e.Event] = []
+    for name, why in replaced.items():
+        events += [e.ParticipantLeft(name, "outvoted"), e.NotAdmitted(name, why)]
+    joined = _joined(session, command, now)
+    points = tuple(departure_point(name) for name in replaced)
+    return (*events, joined), r.Accepted(rules.heartbeat_time_s), points
 
 
 def _cannot_divide(participant_id: str) -> str:
@@ -272,11 +368,17 @@ def _check_group_address(session: Session, address: str) -> None:
 
 def _first_with_data(session: Session) -> str:
     """The participant whose data complete the schema; "" if there is none, or it may have left."""
-    if session.requested is not None:
-        return ""
+    if session.model is not None:
+        # Where several had data alike, a later participant is one against many.
+        return session.requested_of[0] if len(session.requested_of) == 1 else ""
     members = session.members.values()
     return next(
-        (m.participant_id for m in members if m.is_eligible and m.profile and m.profile.columns), ""
+        (
+            m.participant_id
+            for m in members
+            if m.is_eligible and m.profile and m.profile.num_samples
+        ),
+        "",
     )
 
 
@@ -356,6 +458,12 @@ def _end_training_round(session: Session, command: c.EndTrainingRound, now: floa
     # A trained model keeps its layout, whatever an update says. A slice needs one of its own.
     layout = command.layout if is_initial or round_.attempt else ()
     update = Update(participant_id, command.weights, command.num_samples, layout)
+    limit = session.samples_of(participant_id)
+    if command.is_bounded and limit is not None and command.num_samples > limit:
+        raise errors.InvalidUpdate(
+            f"the update declares {command.num_samples} samples, and {participant_id} has said "
+            f"that it has {limit}"
+        )
     check_update(_model(session), round_, update, session.rules)
     is_evaluated = session.evaluates(number) and not is_initial
     accepted = e.UpdateAccepted(

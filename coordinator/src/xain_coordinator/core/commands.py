@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from xain_coordinator.core.values import (
+    CentralModel,
     DataProfile,
     Division,
     Evaluation,
@@ -28,6 +29,7 @@ class Rendezvous:
     group_address: HOST:PORT at which the participant would listen as rank 0 of a process group; ""
         if it takes part in none.
     can_divide: it divides its rows as a session asks for. division: by which the profile was made.
+    is_enrolled: an operator has given out its name, so that nobody counts twice.
     """
 
     participant_id: str
@@ -40,6 +42,7 @@ class Rendezvous:
     group_address: str = ""
     can_divide: bool = False
     division: Division | None = None
+    is_enrolled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ class EndTrainingRound:
     layout: how to cut initial weights, where the sender declares it; with the rule "assemble", the
         tensors of the slice.
     attempt: with that rule, the attempt at the round that the slice was trained in.
+    is_bounded: the samples are at most those that the sender has said to have, see samples_of().
     """
 
     participant_id: str
@@ -78,6 +82,7 @@ class EndTrainingRound:
     evaluation: Evaluation | None = None
     layout: Layout = ()
     attempt: int = 0
+    is_bounded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +143,30 @@ class CancelFit:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoveParticipant:
+    """Request to remove a participant, which is not let in again in this session."""
+
+    participant_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoteRevoked:
+    """The certificate of a participant was revoked: it leaves, unless it has gone already."""
+
+    participant_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class FinishSession:
+    """Request to end the training with the last model as its result.
+
+    reason: for people; "" if none is given.
+    """
+
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """A deadline may have passed; see next_deadline.
 
@@ -186,6 +215,13 @@ class EvaluationDone:
 
 
 @dataclass(frozen=True, slots=True)
+class CentralDone:
+    """The central model has been trained and measured, or cannot be, for the reason in it."""
+
+    central: CentralModel
+
+
+@dataclass(frozen=True, slots=True)
 class RemoveModels:
     """Note that the models of these rounds are about to be removed, but for those in use."""
 
@@ -218,11 +254,15 @@ Command = (
     | NoteDamagedUpdates
     | RequestFit
     | CancelFit
+    | RemoveParticipant
+    | NoteRevoked
+    | FinishSession
     | Tick
     | InitialisationDone
     | InitialisationFailed
     | AggregationDone
     | EvaluationDone
+    | CentralDone
     | RemoveModels
     | EffectFailed
 )

@@ -22,6 +22,7 @@ from xain_coordinator.core.effects import (
     Aggregate,
     Effect,
     EvaluateModel,
+    FitCentral,
     InitialiseModel,
     Notify,
     RecordMetrics,
@@ -82,6 +83,8 @@ def decide(
         due += _owed_work(session)
     if session.evaluation.owed[:1] != before.evaluation.owed[:1]:
         due += _owed_evaluation(session)
+    if (central := _owed_central(session)) != _owed_central(before):
+        due += central
     after = _point(session)
     for event in happened:
         if isinstance(event, e.ModelPublished):
@@ -133,12 +136,22 @@ _NOTIFYING = (
 def resume(session: Session) -> tuple[Effect, ...]:
     """Effects that the session waits for. After a restart they are owed again: the process that ran
     them has died, and running them twice gives the same bytes."""
-    return (*_owed_work(session), *_owed_evaluation(session))
+    return (*_owed_work(session), *_owed_evaluation(session), *_owed_central(session))
 
 
 def _owed_evaluation(session: Session) -> tuple[EvaluateModel, ...]:
     """The evaluation that the coordinator owes: one at a time, in the order of the models."""
     return tuple(EvaluateModel(model) for model in session.evaluation.owed[:1])
+
+
+def _owed_central(session: Session) -> tuple[FitCentral, ...]:
+    """The central model that the coordinator owes, beside the best model or, if none is, the last
+    one: when all of its evaluations are done, so that the best one is known."""
+    round_, budget, best = session.open_round, session.central_due, session.evaluation.winner
+    is_evaluation = round_ is not None and round_.is_evaluation
+    if not is_evaluation or session.evaluation.owed or budget is None or session.model is None:
+        return ()
+    return (FitCentral(session.model.round if best is None else best.round, budget),)
 
 
 def _owed_work(session: Session) -> tuple[Aggregate | InitialiseModel, ...]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from xain_coordinator.core.values import DataProfile, GlobalModel, Option, Point, Update
+from xain_workloads.gains import Budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,15 @@ class EvaluateModel:
 
 
 @dataclass(frozen=True, slots=True)
+class FitCentral:
+    """Train the central model on the coordinator's own rows, compare it with the global model of
+    this number, and answer with CentralDone, whatever happens."""
+
+    round: int
+    budget: Budget
+
+
+@dataclass(frozen=True, slots=True)
 class RecordMetrics:
     """Write these points. A lost point never fails anything."""
 
@@ -74,4 +84,4 @@ class Notify:
     """The advertised state has changed: wake the watchers."""
 
 
-Effect = InitialiseModel | Aggregate | EvaluateModel | RecordMetrics | Notify
+Effect = InitialiseModel | Aggregate | EvaluateModel | FitCentral | RecordMetrics | Notify

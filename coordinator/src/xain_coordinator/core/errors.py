@@ -5,26 +5,10 @@ do next. A message names the thing, the value and the limit, and what to do.
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from xain_foundation.names import shortened
 from xain_wire.fl.refusals_pb2 import RefusalReason
-
-
-class Refusal(Exception):
-    """A command that was not carried out. It changed nothing.
-
-    retry_after_s: when the sender is asked to come again; None leaves that to it.
-    waits: the command is decided again after each change, for a while, before its sender hears.
-    """
-
-    code: ClassVar[str]  # name of the reason
-    retry_after_s: float | None = None
-    waits: bool = False
-
-    def __init_subclass__(cls, reason: "RefusalReason.ValueType | None" = None) -> None:
-        if reason is not None:
-            cls.code = RefusalReason.Name(reason)
+from xain_wire.refusal import Refusal as Refusal
 
 
 class InvalidRequest(Refusal, reason=RefusalReason.INVALID_REQUEST):
@@ -59,7 +43,15 @@ class InvalidTags(Refusal, reason=RefusalReason.INVALID_TAGS):
 
 
 class ProfileMismatch(Refusal, reason=RefusalReason.PROFILE_MISMATCH):
-    """The participant's data does not fit the session's."""
+    """The participant's data does not fit the session's.
+
+    is_unlike_others: it fits the settings, and not the data of the participants that came before,
+        which decide what the settings leave open.
+    """
+
+    def __init__(self, message: str, *, is_unlike_others: bool = False) -> None:
+        super().__init__(message)
+        self.is_unlike_others = is_unlike_others
 
 
 class DuplicateInstance(Refusal, reason=RefusalReason.DUPLICATE_INSTANCE):
@@ -72,6 +64,10 @@ class DuplicateInstance(Refusal, reason=RefusalReason.DUPLICATE_INSTANCE):
     def __init__(self, message: str, retry_after_s: float | None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class Removed(Refusal, reason=RefusalReason.REMOVED_BY_OPERATOR):
+    """An operator has removed the participant from the session."""
 
 
 class NotAMember(Refusal, reason=RefusalReason.NOT_A_MEMBER):

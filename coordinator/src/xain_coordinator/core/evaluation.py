@@ -12,7 +12,14 @@ from xain_coordinator.core import descent
 from xain_coordinator.core.descent import NOT_BEGUN, Descent
 from xain_coordinator.core.replacing import replace
 from xain_coordinator.core.round import Round
-from xain_coordinator.core.values import Evaluation, GlobalModel, Importance, LocalModel, Rules
+from xain_coordinator.core.values import (
+    CentralModel,
+    Evaluation,
+    GlobalModel,
+    Importance,
+    LocalModel,
+    Rules,
+)
 from xain_workloads import importance
 from xain_workloads.figures import (
     CLASS_FIGURES,
@@ -404,6 +411,7 @@ class EvaluationProgress:
         before the first.
     lacks_metric: whether the latest evaluation lacks the metric that models are compared by, or has
         only averages, and none is named.
+    central: of a session that is over; None if there is none.
     """
 
     best: Best | None = None
@@ -413,6 +421,7 @@ class EvaluationProgress:
     descent: Descent = NOT_BEGUN
     measured_round: int = -1
     lacks_metric: bool = False
+    central: CentralModel | None = None
 
     @property
     def winner(self) -> Best | None:

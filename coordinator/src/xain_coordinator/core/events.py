@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
 from xain_coordinator.core.values import (
+    CentralModel,
     DataProfile,
     Evaluation,
     Finding,
@@ -70,10 +71,18 @@ class GroupAddressChanged:
 
 @dataclass(frozen=True, slots=True)
 class ParticipantLeft:
-    """cause: "expired" or "left"."""
+    """cause: "expired", "left", "revoked", "removed", or "outvoted": more participants have data
+    that are unlike its own."""
 
     participant_id: str
     cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParticipantRemoved:
+    """An operator has removed a participant, which is not let in again."""
+
+    participant_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +364,14 @@ class ModelEvaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class CentralMeasured:
+    """The coordinator has trained and measured the central model."""
+
+    central: CentralModel
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class ModelsRemoved:
     """The objects of these models are about to be removed, as [storage] keep_models says. The event
     comes first, so that no reader takes a removed model for a lost one."""
@@ -390,6 +407,7 @@ DurableEvent = (
     | ParticipantJoined
     | GroupAddressChanged
     | ParticipantLeft
+    | ParticipantRemoved
     | FitRequested
     | ParticipantsGathered
     | ModelRequested
@@ -413,6 +431,7 @@ DurableEvent = (
     | RoundClosed
     | ModelPublished
     | ModelEvaluated
+    | CentralMeasured
     | ModelsRemoved
     | SessionFinished
 )
@@ -458,5 +477,16 @@ class NotAdmitted:
     reason: str
 
 
-SoftEvent = ParticipantHeard | Restarted | InstanceRefused | NotAdmitted
+@dataclass(frozen=True, slots=True)
+class WaitsAsUnlike:
+    """Soft state: an enrolled participant was asked to come again later, as its data are unlike
+    those of the members. profile: its data, without statistics."""
+
+    participant_id: str
+    profile: DataProfile
+    reason: str
+    at: float
+
+
+SoftEvent = ParticipantHeard | Restarted | InstanceRefused | NotAdmitted | WaitsAsUnlike
 Event = DurableEvent | SoftEvent

@@ -12,12 +12,15 @@ from collections.abc import Iterable, Mapping
 
 from xain_coordinator.core import attempts, control, descent
 from xain_coordinator.core import events as e
+from xain_coordinator.core.layered import including
 from xain_coordinator.core.membership import Member, Members, without_statistics
 from xain_coordinator.core.replacing import replace
 from xain_coordinator.core.round import Round
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import GlobalModel, Lineage, Phase, Rules, Task
 from xain_workloads.model import CONTROL_LOST
+
+REMOVED = "an operator has removed it"
 
 # The machine: the phase that an event leads to. Any other pair is a broken invariant, and
 # events that are not named here change no phase. The docs draw this table.
@@ -82,6 +85,9 @@ def evolve(session: Session, event: e.Event) -> Session:
             return replace(session, members=members)
         case e.NotAdmitted(participant_id, reason):
             return replace(session, members=members.without_admission(participant_id, reason))
+        case e.WaitsAsUnlike(participant_id, profile, reason, at):
+            members = members.without_admission(participant_id, reason)
+            return replace(session, members=members.with_unlike(participant_id, profile, at))
         case e.ParticipantJoined():
             return _with_member(session, event)
         case e.GroupAddressChanged(participant_id, address):
@@ -90,6 +96,9 @@ def evolve(session: Session, event: e.Event) -> Session:
             return _with_broken(session, participant_id, "its process is another one")
         case e.ParticipantLeft(participant_id):
             return _without_member(session, participant_id)
+        case e.ParticipantRemoved(participant_id):
+            members = members.without_admission(participant_id, REMOVED)
+            return replace(session, members=members, removed=session.removed | {participant_id})
         case e.HeartbeatChanged(time_s, timeout_s):
             rules = dataclasses.replace(
                 session.rules, heartbeat_time_s=time_s, heartbeat_timeout_s=timeout_s
@@ -129,6 +138,8 @@ def evolve(session: Session, event: e.Event) -> Session:
                 number, evaluation, session.rules, session.untrained
             )
             return replace(session, evaluation=progress)
+        case e.CentralMeasured(central):
+            return replace(session, evaluation=replace(session.evaluation, central=central))
         case e.ModelsRemoved():
             return session  # it uses none of them
         case e.ParticipantsSelected(number, more):
@@ -299,7 +310,12 @@ def _with_update(session: Session, accepted: e.UpdateAccepted) -> Session:
     if evaluation is not None and accepted.staleness == 0:  # else it is of an earlier model
         round_ = round_.with_evaluation(participant_id, evaluation)
     selection = session.selection.with_good_update(participant_id)
-    return replace(session, open_round=round_, selection=selection)
+    declared = session.declared
+    # Initial weights are of no samples.
+    is_first = not session.is_untrained and session.samples_of(participant_id) is None
+    if is_first and update.num_samples > 0:
+        declared = including(declared, participant_id, update.num_samples)
+    return replace(session, open_round=round_, selection=selection, declared=declared)
 
 
 def _without_update(session: Session, damaged: e.UpdateDamaged) -> Session:

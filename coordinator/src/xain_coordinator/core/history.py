@@ -50,12 +50,13 @@ MAX_REASONS = 20
 MAX_REASON = 240
 
 # [rounds] max_lost_share bounds the share of the samples that so many rounds lose together.
+MANY_SITES = 3  # with two, one of them brings half or more
 SHARE_ROUNDS = 3
 
 # Reasons that a later one may replace.
 _DEADLINE = "deadline passed"
 _OPEN = ("", NOT_WAITED_FOR, _DEADLINE)
-_GONE = ("left", "expired", "replaced")
+_GONE = ("left", "expired", "revoked", "removed", "replaced")
 
 # Events that the record of a round may lack until it is asked for: all its names are copied
 # when they are written into it, which with each update would take longer than all the rest.
@@ -297,7 +298,8 @@ class History:
     the models of the rounds in `removed`. evaluated: the coordinator's own evaluation of a model
     whose round has not opened yet, with the model's number. accounts: how often each participant
     counted. warned: what went wrong, by kind.
-    rules: of the session; None where nothing is known of them. max_lost_share: the present setting.
+    rules: of the session; None where nothing is known of them.
+    max_lost_share, max_share: the present settings.
     """
 
     max_rounds = 10_000
@@ -322,6 +324,7 @@ class History:
         self.warned = SessionWarnings(warned)
         self._rules = rules
         self.max_lost_share = 1.0 if rules is None else rules.max_lost_share
+        self.max_share = 1.0 if rules is None else rules.max_share
         self._num_site_metrics = sum(record.num_site_metrics for record in self._rounds)
 
     @property
@@ -438,12 +441,32 @@ class History:
         could = sum(num_samples for _, num_samples in lost)
         return sum(num_lost for num_lost, _ in lost) / could if could else 0.0
 
+    def largest_share(self, *, before_last: bool = False) -> tuple[str, float, int]:
+        """Site that has brought the most samples of the latest round of training that is over and
+        had MANY_SITES or more, its share of them, and the round; ("", 0.0, -1) without one.
+
+        before_last: without the last round, as it was before that.
+        """
+        over = (one for one in reversed(self.rounds) if one.seconds is not None)
+        for record in islice(over, before_last, SHARE_ROUNDS + before_last):
+            if record.task is not Task.TRAIN or record.num_contributors < MANY_SITES:
+                continue
+            known = self.accounts.by_name
+            # The names of many are not kept. Numbers are those of their latest updates.
+            names = record.contributors or tuple(known)
+            brought = {name: known[name].num_samples or 0 for name in names if name in known}
+            if any(brought.values()):
+                most = max(brought, key=lambda name: (brought[name], name))
+                return most, brought[most] / sum(brought.values()), record.round
+        return "", 0.0, -1
+
     def importance(self, best: int | None) -> tuple[Importance, RoundRecord] | None:
         """The importance of the columns of the best model, of this number, over the rows of all
         sites, or else of the last one, and the record of the round that has measured it; None
         without any."""
         record = next(reversed(self.rounds), None)
-        if record is None or record.evaluation is None or not record.evaluation.importances:
+        # While the round is open sites have what they sent, and no figures.
+        if record is None or record.tallies is None or record.evaluation is None:
             return None
         known = {one.round: one for one in record.evaluation.importances}
         found = known.get(record.round if best is None else best, known.get(record.round))
@@ -477,6 +500,12 @@ class History:
             found.append(
                 f"{share:.0%} of the samples were lost in the latest rounds; "
                 f"rounds.max_lost_share is {self.max_lost_share:.0%}."
+            )
+        site, share, number = self.largest_share()
+        if share > self.max_share:
+            found.append(
+                f"{site} has brought {share:.0%} of the samples of round {number}; "
+                f"rounds.max_share is {self.max_share:.0%}."
             )
         return [*found, *self.warned.sentences()]
 

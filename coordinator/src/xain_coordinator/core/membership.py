@@ -104,6 +104,8 @@ class Members(Mapping[str, Member]):
     lease_floor: session time before which no lease began, that of the last restart; soft state.
     not_admitted: why participants that asked to join are not among them, the latest at the end;
         soft state until the session is over.
+    unlike: data of participants that wait because these are unlike those of the members, and when
+        they last asked; soft state.
     """
 
     by_name: Mapping[str, Member] = field(default_factory=dict)
@@ -111,6 +113,7 @@ class Members(Mapping[str, Member]):
     heard: Mapping[str, Heard] = field(default_factory=dict, compare=False)
     lease_floor: float = field(default=0.0, compare=False)
     not_admitted: Mapping[str, str] = field(default_factory=dict, compare=False)
+    unlike: Mapping[str, tuple[DataProfile, float]] = field(default_factory=dict, compare=False)
 
     def __getitem__(self, participant_id: str) -> Member:
         return self.by_name[participant_id]
@@ -192,6 +195,7 @@ class Members(Mapping[str, Member]):
             by_name=including(self.by_name, name, member),
             num_eligible=self.num_eligible + member.is_eligible,
             not_admitted={n: why for n, why in self.not_admitted.items() if n != name},
+            unlike={n: one for n, one in self.unlike.items() if n != name},
         )
 
     def with_address(self, participant_id: str, address: str) -> "Members":
@@ -244,6 +248,14 @@ class Members(Mapping[str, Member]):
         if participant_id not in known and len(known) >= MAX_NOT_ADMITTED:
             return self
         return replace(self, not_admitted={**known, participant_id: reason})
+
+    def with_unlike(self, participant_id: str, profile: DataProfile, at: float) -> "Members":
+        """Note that a participant waits, whose data are unlike those of the members; the last
+        MAX_NOT_ADMITTED are kept."""
+        others = {name: one for name, one in self.unlike.items() if name != participant_id}
+        kept = dict(list(others.items())[1 - MAX_NOT_ADMITTED :])
+        noted = (self.sharing_columns(profile), at)
+        return replace(self, unlike={**kept, participant_id: noted})
 
     def without_statistics(self) -> "Members":
         """Drop the statistics of all profiles."""

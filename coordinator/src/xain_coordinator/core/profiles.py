@@ -4,11 +4,14 @@ The data of a session have one schema: that of the configuration, completed by t
 first participant. Columns are compared by name, labels by their text. A profile without columns,
 from an earlier version or of an array, is compared by its number of features alone.
 
+Until a model is asked for, enrolled participants vote: where more of them have data alike than
+there are members whose data are unlike theirs, they take the members' place.
+
 Profiles determine the size of the initial model, before any training, so this size is bounded. The
 largest model allowed takes 400 MB in float32.
 """
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -61,7 +64,7 @@ def check_profile(
     if profile.statistics:
         _check_statistics(profile)
     width: int | None = None
-    known_classes = set(schema.classes)
+    configured, known_classes = schema, set(schema.classes)
     for other in others:
         if other.num_samples:
             if samples > 0 and _is_alike(profile, other):
@@ -95,16 +98,80 @@ def check_profile(
     if samples == 0:
         return  # types and labels are not known
     try:
-        _check_columns(profile, schema, width)
-        _check_target(profile, schema)
-        if profile.task:
-            _check_classes(profile, schema, known_classes, is_model_requested)
+        _compare(profile, schema, width, known_classes, is_model_requested)
     except ProfileMismatch as refusal:
         if not (name := first()):
             raise
         raise ProfileMismatch(
-            f"{refusal}. What [schema] of the coordinator leaves open is as in the data of {name!r}"
+            f"{refusal}. What [schema] of the coordinator leaves open is as in the data of "
+            f"{name!r}",
+            is_unlike_others=_fits(profile, None, configured),
         ) from None
+
+
+def outvoted(
+    profile: DataProfile,
+    members: Mapping[str, DataProfile],
+    waiting: Iterable[DataProfile],
+    schema: Schema,
+) -> dict[str, str] | None:
+    """The members that a participant whose data are unlike theirs replaces, each with the reason.
+
+    profile, members, waiting: of that participant, of the members, and of others that wait for the
+    same reason; all have rows. Returns None if no more of them have data alike than there are
+    members: then it waits as well.
+    """
+    compared: list[tuple[DataProfile, bool]] = []  # a fleet has few kinds of data
+
+    def agrees(other: DataProfile) -> bool:
+        for known, is_agreed in compared:
+            if _is_alike(other, known):
+                return is_agreed
+        is_agreed = _fits(other, profile, schema) and _fits(profile, other, schema)
+        compared.append((other, is_agreed))
+        return is_agreed
+
+    num_alike = 1 + sum(map(agrees, waiting)) + sum(map(agrees, members.values()))
+    if num_alike <= len(members):
+        return None
+    reasons = {}
+    for name, other in members.items():
+        try:
+            _compare_with(other, profile, schema)
+        except ProfileMismatch as refusal:
+            reasons[name] = f"{num_alike} participants have other data than this one: {refusal}"
+    return reasons
+
+
+def _fits(profile: DataProfile, first: DataProfile | None, schema: Schema) -> bool:
+    """Whether a profile fits the schema as `first` completes it."""
+    try:
+        _compare_with(profile, first, schema)
+    except ProfileMismatch:
+        return False
+    return True
+
+
+def _compare_with(profile: DataProfile, first: DataProfile | None, schema: Schema) -> None:
+    classes, width = set(schema.classes), None
+    if first is not None:
+        classes.update(first.classes)
+        schema, width = _completed(schema, first), first.num_features
+    _compare(profile, schema, width, classes, is_model_requested=False)
+
+
+def _compare(
+    profile: DataProfile,
+    schema: Schema,
+    width: int | None,
+    classes: Set[str],
+    is_model_requested: bool,
+) -> None:
+    """Raise ProfileMismatch if a profile with rows does not fit. width, classes: of the others."""
+    _check_columns(profile, schema, width)
+    _check_target(profile, schema)
+    if profile.task:
+        _check_classes(profile, schema, classes, is_model_requested)
 
 
 def _is_alike(profile: DataProfile, other: DataProfile) -> bool:

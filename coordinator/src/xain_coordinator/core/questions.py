@@ -6,7 +6,6 @@ An answer changes nothing, so a question leaves no event and no effect.
 """
 
 from dataclasses import dataclass
-from math import ceil
 
 from xain_coordinator.core import errors
 from xain_coordinator.core import replies as r
@@ -14,7 +13,6 @@ from xain_coordinator.core.keys import update_key
 from xain_coordinator.core.round import Round
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Phase, ProcessGroup, Task
-from xain_workloads.gains import Budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,7 @@ def _assignment(session: Session, participant_id: str) -> r.Assignment:
         task=Task.INITIALISE if base.model.is_empty else round_.task,
         evaluate=round_.is_evaluation or (is_evaluated and not base.model.is_empty),
         process_group=_process_group(session, round_, participant_id) if round_.attempt else None,
-        local=_local_budget(session) if round_.is_evaluation else None,
+        local=session.local_budget if round_.is_evaluation else None,
         counted_round=-1 if counted is None else counted.round,
         importance_limit_s=_importance_limit_s(session) if round_.is_evaluation else 0.0,
         best_round=_best_round(session) if round_.is_evaluation else -1,
@@ -116,16 +114,6 @@ def _best_round(session: Session) -> int:
     if best is None or session.model is None or not is_measured:
         return -1
     return -1 if best.round == session.model.round else best.round
-
-
-def _local_budget(session: Session) -> Budget | None:
-    """Budget of the local models: the passes of the session, in half the time that the evaluation
-    of the last model may take."""
-    rules = session.rules
-    if not rules.evaluate_local or session.model is None or not session.epoch_base:
-        return None
-    passes = max(1, ceil(session.passes_of(session.epoch_base)))
-    return Budget(passes, rules.evaluate_deadline_s / 2, rules.preprocessing)
 
 
 def _process_group(session: Session, round_: Round, participant_id: str) -> ProcessGroup:

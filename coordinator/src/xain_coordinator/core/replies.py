@@ -22,9 +22,11 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """No slot is free; ask again after retry_after_s."""
+    """Ask again after retry_after_s. why: the data are unlike those of the members; "": no slot is
+    free."""
 
     retry_after_s: float
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

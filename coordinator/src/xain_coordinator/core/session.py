@@ -12,6 +12,7 @@ selected.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import ceil
 
 from xain_coordinator.core.buffered import BufferedWork
 from xain_coordinator.core.control import Counted
@@ -33,6 +34,7 @@ from xain_coordinator.core.values import (
     Rules,
     Update,
 )
+from xain_workloads.gains import Budget
 
 
 @dataclass(frozen=True)  # without slots: see replacing.py
@@ -51,6 +53,8 @@ class Session:
     plan: rounds of the training, decided when the first round opens; None before that, and for
         scripts whose rounds are set.
     refused, trouble: the profiles that no model could be made from, and why; "" if all is well.
+    removed: participants that an operator has removed, for good.
+    declared: samples of the first update of each participant that has no profile, as a script.
     open_round, last_round: the last one is kept to recognise updates that are sent again.
     counted: of a model with a control variate, the sites whose variates it is the mean of.
     since: when the phase was reached, or, in the first one, when enough had gathered.
@@ -73,6 +77,8 @@ class Session:
     plan: Plan | None = None
     model: GlobalModel | None = None
     members: Members = field(default_factory=Members)
+    removed: frozenset[str] = frozenset()
+    declared: Mapping[str, int] = field(default_factory=dict)
     open_round: Round | None = None
     last_round: Round | None = None
     selection: SelectionState = field(default_factory=SelectionState)
@@ -83,6 +89,14 @@ class Session:
     cause: str = ""
     evaluation: EvaluationProgress = field(default_factory=EvaluationProgress)
     opened_unix_s: int = 0
+
+    def samples_of(self, participant_id: str) -> int | None:
+        """Samples that a member has said to have, in its profile or with its first update; None if
+        it has not yet."""
+        member = self.members.get(participant_id)
+        if member is not None and member.profile is not None:
+            return int(member.profile.num_samples)
+        return self.declared.get(participant_id)
 
     @property
     def pool(self) -> tuple[str, ...]:
@@ -273,6 +287,25 @@ class Session:
         return self.evaluation.owing(self.model, self.rules, self.steps, is_last=self.is_trained)
 
     @property
+    def local_budget(self) -> Budget | None:
+        """Budget of the local models: the passes of the session, in half the time that the
+        evaluation of the last model may take; None if there are none."""
+        rules = self.rules
+        if not rules.evaluate_local or self.model is None or not self.epoch_base:
+            return None
+        passes = max(1, ceil(self.passes_of(self.epoch_base)))
+        return Budget(passes, rules.evaluate_deadline_s / 2, rules.preprocessing)
+
+    @property
+    def central_due(self) -> Budget | None:
+        """Budget of the central model, which the coordinator owes at the end, after its own
+        evaluations; None if it owes none."""
+        is_measured = self.rules.evaluate_data and self.rules.evaluate_every > 0
+        if not is_measured or self.evaluation.central is not None:
+            return None
+        return self.local_budget
+
+    @property
     def opened(self) -> Round:
         """The open round, which must exist."""
         assert self.open_round is not None, "no round is open"
@@ -330,11 +363,19 @@ class Session:
     @property
     def starts_at(self) -> float:
         """Session time at which training starts with the connected participants: the start timeout
-        after the first has joined."""
+        after the first has joined, or after the fit was requested if that was later."""
         # Members are in the order in which they joined.
-        arrived = next(m.joined_at for m in self.members.values() if m.is_eligible)
-        deadline = arrived + self.rules.start_timeout_s
+        began = next(m.joined_at for m in self.members.values() if m.is_eligible)
+        if self.fit_requested:
+            began = max(began, self.since)  # nothing else has moved it before they have gathered
+        deadline = began + self.rules.start_timeout_s
         return deadline if self.gives_up_at is None else min(deadline, self.gives_up_at)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Names of the expected participants that are not connected; after the end, of those that
+        were not connected then."""
+        return tuple(n for n in self.rules.expected_participants if n not in self.members)
 
     def note_at(self, pacing: Pacing) -> float | None:
         """Time at which session time is to be recorded; None if nothing waits for it."""

@@ -55,7 +55,8 @@ def _next_step_at_the_end(session: Session, now: float) -> e.Event | None:
     if round_ is None:
         assert session.model is not None, "nothing was trained"
         evaluators = session.evaluators
-        if evaluators or session.evaluation_due.owed or _absent_sites(session):
+        is_owed = session.evaluation_due.owed or session.central_due is not None
+        if evaluators or is_owed or _absent_sites(session):
             return e.RoundOpened(
                 session.model.round, evaluators, 0, now, len(evaluators), Task.EVALUATE
             )
@@ -64,7 +65,8 @@ def _next_step_at_the_end(session: Session, now: float) -> e.Event | None:
     is_late = deadline is not None and deadline <= now
     if late := _late_evaluators(session, round_):
         return e.ParticipantsSelected(round_.number, late)
-    is_complete = round_.all_in and not session.evaluation.owed and not _absent_sites(session)
+    is_owed = session.evaluation.owed or session.central_due is not None
+    is_complete = round_.all_in and not is_owed and not _absent_sites(session)
     return _completed(session, now) if is_complete or is_late else None
 
 

@@ -177,6 +177,20 @@ class Evaluation:
         return self.num_samples > 0 and self.tallies is None and not self.figures
 
 
+@dataclass(frozen=True, slots=True)
+class CentralModel:
+    """The central model: trained by the coordinator on its own rows alone, and compared with the
+    global model of number `round` on those that it holds out.
+
+    evaluation: of that global model on the held-out rows, with the central one as its local model.
+    file: that has the central model; "" if none has.
+    """
+
+    round: int
+    evaluation: Evaluation
+    file: str = ""
+
+
 class Names(tuple[str, ...]):
     """Ordered set of names with fast membership tests."""
 
@@ -276,7 +290,9 @@ class Rules:
     fraction_participants: exact, in (0, 1].
     num_required: N, how many must be connected for a round to be open.
     start_participants: how many to wait for before the first round; `start_timeout_s` after the
-        first arrival, N are enough.
+        first arrival, or after the request if that is later, N are enough.
+    expected_participants: names; the first round waits for as many by default, and those that are
+        not there are told of.
     initial: where the initial weights come from. "first": one participant makes them in round 0,
         and `rounds` rounds of training follow. "empty": all make some in round 0, one of the
         `rounds`. "workload": the coordinator computes them from the data profiles.
@@ -307,6 +323,7 @@ class Rules:
     stride: what a round of the workload is.
     preprocessing: JSON object of how columns are prepared for a workload; "": by the defaults.
     max_lost_share: share of the samples that three rounds in a row may lose without a warning.
+    max_share: share of a round's samples that one of three sites or more may bring without one.
     train_config: JSON object that every assignment carries, the section [train]; "": none.
     schema: what the data of all participants have in common; what it leaves open, the profile of
         the first participant decides.
@@ -360,9 +377,11 @@ class Rules:
     optimizer_options: Mapping[str, Option] = field(default_factory=dict)
     controller_options: Mapping[str, Option] = field(default_factory=dict)
     tags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    expected_participants: tuple[str, ...] = ()
     refused_limit: int = 0
     refused_rounds: int = 0
     max_lost_share: float = 1.0
+    max_share: float = 1.0
     train_config: str = ""
     schema: Schema = OPEN_SCHEMA
     evaluate_every: int = 1

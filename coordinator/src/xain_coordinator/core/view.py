@@ -68,10 +68,20 @@ def warnings(session: Session, history: History) -> list[str]:
     return [
         *doubled[:MAX_WARNINGS],
         *outside,
+        *_of_the_missing(session),
         *_of_the_fit(session),
         *evaluation_warnings(session, history),
         *history.warnings(is_over=is_over),
     ]
+
+
+def _of_the_missing(session: Session) -> list[str]:
+    """The warning of expected participants that are not connected, once training has begun."""
+    missing = session.missing if session.gathered else ()
+    if not missing:
+        return []
+    number = len(session.rules.expected_participants)
+    return [f"{len(missing)} of {number} expected participants are missing: {names_of(missing)}."]
 
 
 def _of_the_fit(session: Session) -> list[str]:
@@ -258,7 +268,9 @@ def waiting_for(
             )
         case _ if not session.gathered and connected >= rules.num_required:
             more = _more_participants(rules.start_participants - connected, rules)
-            return f"{more}, or {rules.start_timeout_s:g} s after the first arrival."
+            since = "the request" if session.fit_requested else "the first arrival"
+            missing = f" Missing: {names_of(session.missing)}." if session.missing else ""
+            return f"{more}, or {rules.start_timeout_s:g} s after {since}.{missing}"
         case _ if connected < rules.num_required:
             needed = rules.num_required if session.gathered else rules.start_participants
             more = _more_participants(needed - connected, rules)
@@ -290,6 +302,8 @@ def _absent(session: Session, history: History) -> list[str]:
 def _evaluations_awaited(session: Session, round_: Round) -> str:
     missing = round_.outstanding
     if not missing:
+        if not session.evaluation.owed and session.central_due is not None:
+            return "The central model, which is trained on the coordinator's own rows."
         return f"The coordinator's own evaluation of the last model, {round_.number}."
     return f"{len(missing)} of {len(round_.selected)} evaluations of the last model: " + (
         f"{names_of(missing)}."

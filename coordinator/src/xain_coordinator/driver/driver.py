@@ -215,6 +215,7 @@ class Driver:
             opening.append(Record(clock.now(), changed))
         strategy = make_strategy(kept)
         last.history.max_lost_share = rules.max_lost_share
+        last.history.max_share = rules.max_share
         driver = cls(session, last.history, journal, clock, strategy)
         driver._opening = opening
         driver._num_records, driver._at, driver._num_saved = last.num_records, last.at, num_saved

@@ -10,8 +10,10 @@ import asyncio
 import contextlib
 import json
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
@@ -27,6 +29,7 @@ from xain_coordinator.aggregation.sources import UpdateChanged
 from xain_coordinator.core.attempts import RULE as ASSEMBLE
 from xain_coordinator.core.commands import (
     AggregationDone,
+    CentralDone,
     Command,
     EffectFailed,
     EvaluationDone,
@@ -38,15 +41,24 @@ from xain_coordinator.core.effects import (
     Aggregate,
     Effect,
     EvaluateModel,
+    FitCentral,
     InitialiseModel,
     RecordMetrics,
 )
 from xain_coordinator.core.errors import StaleModel, Unavailable
 from xain_coordinator.core.keys import PREPROCESSING, TABLE_ONE, model_key
-from xain_coordinator.core.values import BYTES, DataProfile, GlobalModel, Phase
+from xain_coordinator.core.values import (
+    BYTES,
+    CentralModel,
+    DataProfile,
+    Evaluation,
+    GlobalModel,
+    LocalModel,
+    Phase,
+)
 from xain_coordinator.driver.driver import Driver, Made
 from xain_coordinator.driver.outage import Outage
-from xain_coordinator.driver.own_evaluation import Types, evaluate_stored
+from xain_coordinator.driver.own_evaluation import Types, evaluate_stored, fit_central
 from xain_coordinator.driver.rebuilding import rebuild_damaged_model
 from xain_coordinator.extensions.plugins import PluginFailed
 from xain_coordinator.ports import (
@@ -61,10 +73,12 @@ from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.stores.memory import MemoryStore
 from xain_foundation.backoff import Backoff
 from xain_foundation.hints import hint
+from xain_foundation.names import brief
 from xain_wire.np import npy_header
 from xain_workloads.checks import Finding, check
 from xain_workloads.describe import OF_TWO, TableOne
 from xain_workloads.errors import DataError
+from xain_workloads.exported.formats import Exported
 from xain_workloads.model import PERSONAL, Model, require_personal
 from xain_workloads.preprocessing import PreprocessingOptions, preprocessing_of
 from xain_workloads.table import Table
@@ -83,6 +97,7 @@ SMALL_MODEL_BYTES = 64 << 10
 AT_ONCE_BYTES = 256 << 10
 
 MAX_REFUSALS = 5  # in the reason why no model can be made
+MAX_REASON = 240  # characters
 MAX_LOGGED = 50  # findings in the data; status has more
 
 _NOTHING = np.empty((0,), np.float32)  # the empty model
@@ -112,8 +127,11 @@ class StoreWorker:
     require_owner: called before a model is made at once; raises StoreError if another coordinator
         has taken over the session.
     own_data: reads the data that the coordinator evaluates models on; None if there are none.
+    keep_central: writes the central model to a file, in a thread, and returns its path; None: no
+        file is written.
     checks: levels of the checks of the data, by name.
-    min_sites: that a figure of all data must have where participants see it.
+    min_sites: that a figure of all data must have where participants see it. model_sites: that a
+        figure in the metadata of a model must have, which go to all that may read it.
     personal: patterns of the names of tensors that each participant keeps for itself.
     first_retry_s: how long to wait for a store that is away; each time twice as long.
     trouble: what the store last said, "" once work has succeeded again. outage: the same for the
@@ -136,9 +154,11 @@ class StoreWorker:
         publish_further: Callable[[GlobalModel], None] | None = None,
         require_owner: Callable[[], None] = lambda: None,
         own_data: Callable[[Types], Table] | None = None,
+        keep_central: Callable[[Exported], str] | None = None,
         personal: Sequence[str] = (),
         checks: Mapping[str, str] = MappingProxyType({}),
         min_sites: int = 2,
+        model_sites: int = 1,
         first_retry_s: float = FIRST_RETRY_S,
     ) -> None:
         self.trouble = ""
@@ -151,9 +171,10 @@ class StoreWorker:
         self._publish_further = publish_further
         self._require_owner = require_owner
         self._own_data = own_data
+        self._keep_central = keep_central
         self._personal = tuple(personal)
         self._checks = checks
-        self._min_sites = min_sites
+        self._min_sites, self._model_sites = min_sites, model_sites
         self._first_retry_s = first_retry_s
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_verifying = False
@@ -175,6 +196,8 @@ class StoreWorker:
                 self._begin("aggregate", lambda: self._aggregate(effect))
             case EvaluateModel():
                 self._begin("evaluate", lambda: self._evaluate(effect.model))
+            case FitCentral():
+                self._begin("central", lambda: self._fit_central(effect))
             case _:
                 raise AssertionError(f"nobody does {effect}")
 
@@ -364,13 +387,21 @@ class StoreWorker:
                 + ", the one that the session was opened with"
             )
         profiles = [profile for _, profile in _by_name(effect)] or effect.profiles
-        return initial_model(self._workload, profiles, self._preprocessing, effect.made)
+        return initial_model(
+            self._workload, profiles, self._preprocessing, effect.made, self._model_sites
+        )
 
     # --- effects ---
 
     def _initialise(self, effect: InitialiseModel) -> Command:
         findings: tuple[Finding, ...] = ()
         try:
+            if effect.names and len(effect.names) < self._model_sites:
+                raise DataError(
+                    f"the model would tell the statistics of {len(effect.names)} site to others, "
+                    f"and schema.min_sites is {self._model_sites}: let another site join, or "
+                    + hint("xain-coordinator", "schema.min_sites = 1")
+                )
             findings = self._findings(effect)
             refusals = [str(one) for one in findings if one.level == "refuse"]
             if refusals and self._workload is not None and trains(self._workload):
@@ -393,7 +424,8 @@ class StoreWorker:
         self._record(TABLE_ONE, table.to_json().encode())
         if table.num_sites == 2:
             log.info("two_sites", round=0, reason=OF_TWO)
-        findings = check(sites, {**checks_off(self._workload), **self._checks})
+        levels = {**checks_off(self._workload), **self._checks}
+        findings = check(sites, levels, self._model_sites)
         for finding in findings[:MAX_LOGGED]:
             tell = log.info if finding.level == "note" else log.warning
             tell(
@@ -467,17 +499,46 @@ class StoreWorker:
         """Measure a model on the coordinator's own data. A failure is logged and costs the session
         this evaluation alone."""
         try:
-            if self._own_data is None:
-                raise DataError("[evaluate] data is not set, and the session was opened with it")
-            evaluation = evaluate_stored(self._store, model, self._own_data)
+            evaluation = evaluate_stored(self._store, model, self._require_own_data())
             return EvaluationDone(model.round, evaluation)
         except StoreUnavailable:
             raise
         except Exception as error:  # the workload's code, which may raise anything
-            says_why = isinstance(error, DataError | StoreError)
-            reason = str(error) if says_why else f"{type(error).__name__}: {error}"
+            reason = _reason(error)
             log.warning("evaluation_failed", round=model.round, reason=reason)
             return EvaluationDone(model.round, None, reason)
+
+    def _fit_central(self, effect: FitCentral) -> Command:
+        """Train the central model, and compare a global model with it. A failure costs the session
+        nothing else."""
+        number, file, began = effect.round, "", time.monotonic()
+        try:
+            model = self._driver.history.models[model_key(number)]
+            load = self._require_own_data()
+            evaluation, exported = fit_central(self._store, model, load, effect.budget, self._clock)
+            self._raise_if_stopped(0)  # the training was cut short
+            if exported is not None and self._keep_central is not None:
+                file = self._keep_central(exported)
+        except (StoreUnavailable, Stopped):
+            raise
+        except Exception as error:  # as above
+            reason = brief(_reason(error), MAX_REASON)
+            evaluation = Evaluation(0, {}, local=LocalModel(why_not=reason))
+        fields = {"round": number, "seconds": round(time.monotonic() - began, 3)}
+        if evaluation.local is not None and evaluation.local.why_not:
+            log.warning("no_central_model", **fields, reason=evaluation.local.why_not)
+        else:
+            log.info("central_model", **fields, file=file)
+        return CentralDone(CentralModel(number, evaluation, file))
+
+    def _clock(self) -> float:
+        """Time for a training that ends early once the worker is closed."""
+        return inf if self._stop.is_set() else time.monotonic()
+
+    def _require_own_data(self) -> Callable[[Types], Table]:
+        if self._own_data is None:
+            raise DataError("[evaluate] data is not set, and the session was opened with it")
+        return self._own_data
 
     def _raise_if_stopped(self, num_bytes: int) -> None:
         """Raise Stopped once the worker is closed. Called after each piece of a long read."""
@@ -488,6 +549,11 @@ class StoreWorker:
         if self._publish_further is not None:
             self._publish_further(model)
         return model
+
+
+def _reason(error: Exception) -> str:
+    says_why = isinstance(error, DataError | StoreError)
+    return str(error) if says_why else f"{type(error).__name__}: {error}"
 
 
 def _by_name(effect: InitialiseModel) -> list[tuple[str, DataProfile]]:

@@ -51,6 +51,9 @@ def log_event(before: Session, session: Session, event: e.DurableEvent, history:
             log.info("participant_left", participant=participant_id, cause=cause, **fields)
         case e.FitRequested():
             log.info("fit_requested", connected=len(session.members), **fields)
+        case e.ParticipantsGathered() if missing := session.missing:
+            fields |= {"connected": len(session.members), **_named(missing)}
+            log.warning("participants_missing", **fields)
         case e.TrainingPlanned(plan):
             fields |= {"passes": plan.passes, "rounds": plan.rounds, "epochs": plan.epochs}
             log.info("training_planned", plan=planned(session), **fields)
@@ -150,6 +153,17 @@ def _log_losses(history: History, round_: int) -> None:
     limit, share = history.max_lost_share, history.lost_share()
     if share > limit >= history.lost_share(before_last=True):
         log.warning("samples_lost", round=round_, share=round(share, 3), max_lost_share=limit)
+    limit, (site, share, number) = history.max_share, history.largest_share()
+    if share > limit and number == round_ and site != _dominant(history, limit):
+        log.warning(
+            "large_share", round=round_, participant=site, share=round(share, 3), max_share=limit
+        )
+
+
+def _dominant(history: History, limit: float) -> str:
+    """Site that had more than its share before the last round; "" if none had."""
+    site, share, _ = history.largest_share(before_last=True)
+    return site if share > limit else ""
 
 
 def _log_expected(session: Session, history: History) -> None:

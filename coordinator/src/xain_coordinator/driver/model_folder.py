@@ -3,6 +3,7 @@
     models/round-0012.npy  the global model that round 12 starts from: a link to its object
     models/last.npy        the latest model
     models/best.npy        the best model by the metric of [evaluate], once one was evaluated
+    models/central.npz     the central model, once the coordinator has trained one
     models/index.json      the numbers of the last and the best model, layout, metadata and profile
 
 Only people and `--from-model` read the folder, so it is written beside the rounds, at most once a
@@ -32,12 +33,36 @@ from xain_coordinator.driver.driver import Driver
 from xain_coordinator.driver.model_copies import ModelCopies
 from xain_coordinator.stores.paths import folder_to_path, key_to_path
 from xain_foundation.threads import run_to_end
+from xain_workloads.errors import NoModel
+from xain_workloads.exported import formats
+from xain_workloads.exported.formats import Exported
 
 MODELS_INDEX = "index.json"
 log = structlog.get_logger(__name__)
 
 FOLDER = "models"
+CENTRAL = "central.npz"
 EVERY_S = 1.0
+
+
+def folder_of(root: Path, session_id: str) -> Path:
+    """The folder `models` of a session. root: of the store's files."""
+    return root / folder_to_path(session_id) / FOLDER
+
+
+def write_central(folder: Path, exported: Exported) -> str:
+    """Write the central model into the folder. Returns its path; "" if that failed, which is logged
+    and costs the file alone."""
+    assert exported.model is not None, "no pipeline is exported"
+    path, temp = folder / CENTRAL, folder / f".{CENTRAL}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        formats.write(temp, exported.model, exported.about)
+        temp.replace(path)
+    except (OSError, NoModel) as error:
+        log.warning("central_model_not_written", file=str(path), error=str(error))
+        return ""
+    return str(path)
 
 
 class ModelFolder:
@@ -48,7 +73,7 @@ class ModelFolder:
 
     def __init__(self, root: Path, session_id: str, copies: ModelCopies) -> None:
         self._copies = copies
-        self._folder = root / folder_to_path(session_id) / FOLDER
+        self._folder = folder_of(root, session_id)
         self._next = 0  # the models before this one have their links, but for those that wait
         self._waiting: list[int] = []
         self._last = -1  # number of the newest model that the folder shows

@@ -29,8 +29,7 @@ from xain_workloads.exported.predicting import Predictions, predict_file, predic
 from xain_workloads.figures import CLASS_FIGURES, NUMBER_FIGURES, SHOWN, Figure
 from xain_workloads.table import Table
 
-# A request has [server] max_message_bytes at most, 2 MiB or more.
-PART_BYTES = 1 << 20
+PART_BYTES = 1 << 20  # a coordinator takes no more rows in a request
 # Longer than any timeout_s and max_retries that are of use; the coordinator answers before.
 ASK_S = 24 * 3600.0
 

@@ -1,1 +1,1 @@
-"""Plug-ins of other distributions: aggregation rules, controllers and pacing rules."""
+"""Plug-ins of other distributions: rules, controllers and stores."""

@@ -1,4 +1,4 @@
-"""Plug-ins of other distributions, by entry points: aggregation rules, controllers, pacing rules.
+"""Plug-ins of other distributions, by entry points: rules, controllers, pacing rules and stores.
 
 A distribution names its class in the group, such as `[project.entry-points."xain.aggregators"]`
 with `my_rule = "my_package:MyRule"`; installing it beside the coordinator is all. Nothing of a
@@ -13,13 +13,19 @@ from typing import TypeVar
 
 AGGREGATORS = "xain.aggregators"
 CONTROLLERS = "xain.controllers"
+METRICS = "xain.metrics"
 PACINGS = "xain.pacings"
+STORES = "xain.stores"
 
 T = TypeVar("T")
 
 
 class PluginFailed(ValueError):
     """A plug-in is missing, cannot be imported, or claims a name that is not its own to give."""
+
+
+class WrongPluginOption(PluginFailed):
+    """An option of the configuration does not fit the plug-in."""
 
 
 def known(group: str, builtin: Iterable[str]) -> list[str]:

@@ -3,7 +3,7 @@
 import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
 from urllib.parse import urlsplit
@@ -18,6 +18,7 @@ from xain_coordinator.config.http import HttpSettings
 from xain_coordinator.export.commands import described
 from xain_coordinator.http_face import bodies, chimera
 from xain_coordinator.http_face.admission import RELEASE, Bodies, Gone
+from xain_coordinator.http_face.callers import HttpCallers
 from xain_coordinator.http_face.docs_page import HEADERS, docs_page
 from xain_coordinator.http_face.errors import HttpError
 from xain_coordinator.http_face.events import EventReaders
@@ -60,8 +61,18 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": bodies.ErrorBody} for status in statuses}
 
 
-def make_app(fits: Fits, settings: HttpSettings) -> Any:
-    """The ASGI application."""
+def make_app(
+    fits: Fits,
+    settings: HttpSettings,
+    *,
+    callers: HttpCallers | None = None,
+    any_host: bool = False,
+) -> Any:
+    """The ASGI application.
+
+    callers: of a closed coordinator; None lets everybody in who reaches it.
+    any_host: answer under other names than this machine's, too.
+    """
     app = FastAPI(
         title="xain-coordinator",
         version="1",
@@ -80,7 +91,7 @@ def make_app(fits: Fits, settings: HttpSettings) -> Any:
         return HTMLResponse(docs_page(app.openapi(), OPENAPI), headers=HEADERS)
 
     app.include_router(chimera.make_router(fits))
-    return _Guarded(app, settings)
+    return _Guarded(app, settings, callers, any_host=any_host)
 
 
 def _add_paths(app: FastAPI, fits: Fits) -> None:
@@ -236,6 +247,8 @@ def _answer(request: Request, error: HttpError, headers: Any = None) -> JSONResp
         body = chimera.envelope(error)
     else:
         body = {"error": {"code": error.code, "message": error.message}}
+    if error.code == "UNAUTHENTICATED":
+        headers = {"www-authenticate": "Bearer"}
     return JSONResponse(body, error.status, headers)
 
 
@@ -272,12 +285,21 @@ class _Guarded:
     """Refuses requests that web pages of other sites make in a browser on this machine, bodies that
     are too large, and what is too much at a time. The application gets whole bodies."""
 
-    def __init__(self, app: Any, settings: HttpSettings) -> None:
+    def __init__(
+        self,
+        app: Any,
+        settings: HttpSettings,
+        callers: HttpCallers | None = None,
+        *,
+        any_host: bool = False,
+    ) -> None:
         self._app = app
         self._max = settings.max_body_bytes
         self._bodies = Bodies(self._max)
         self._open: Counter[str] = Counter()
-        self._any_host = settings.insecure
+        self._callers = callers
+        # A page of another site has no token.
+        self._any_host = any_host or callers is not None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -289,7 +311,8 @@ class _Guarded:
         request = Request(scope)
         most = self._max if request.url.path.endswith("/predict") else MAX_SETTINGS_BYTES
         try:
-            with self._one_of_its_kind(request.url.path):
+            admitted = nullcontext() if self._callers is None else self._callers.admitted(scope)
+            with admitted, self._one_of_its_kind(request.url.path):
                 length = request.headers.get("content-length", "")
                 if length.isdecimal() and int(length[:20]) > most:
                     raise HttpError("TOO_LARGE", f"the body has more than {most} bytes")

@@ -101,7 +101,8 @@ class Status(BaseModel):
     """state: "waiting" for a request, "fitting", "finished", or "failed" if the session has ended
     without a result, for `cause`. passes: over all rows, from which `rounds` follow when the first
     round opens; 0 where rounds are counted. plan: both in words, from then on. progress: share of
-    the rounds that are over, 0 to 1."""
+    the rounds that are over, 0 to 1. missing: participants of rounds.expected_participants that are
+    not connected, or were not at the end."""
 
     state: Literal["waiting", "fitting", "finished", "failed"]
     session: str
@@ -113,6 +114,7 @@ class Status(BaseModel):
     progress: float
     connected: int
     required: int
+    missing: list[str]
     waiting_for: str
     cause: str
     workload: str

@@ -6,9 +6,13 @@ connection that finds no room ends the idle one that has been so longest.
 
 import asyncio
 import logging
+from asyncio.sslproto import SSLProtocol
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from xain_foundation.tls import Certificates
 
 MAX_CONNECTIONS = 256
 MAX_HEAD_BYTES = 16 << 10
@@ -24,6 +28,43 @@ class Connections:
         self.most = most
         self.head_s = head_s
         self.idle: dict[Connection, None] = {}
+        self.handshakes: dict[Handshake, None] = {}
+
+
+class Handshake(SSLProtocol):
+    """TLS below a connection. A server's context would be the same for all connections, and a
+    connection that says nothing would not be counted."""
+
+    def __init__(
+        self, shared: Connections, certificates: Certificates, *args: Any, **kwargs: Any
+    ) -> None:
+        self._handshakes, self._most = shared.handshakes, shared.most
+        self._raw: asyncio.Transport | None = None
+        connection = Connection(shared, *args, **kwargs)
+        connection.on_made = lambda: self._handshakes.pop(self, None)
+        super().__init__(
+            asyncio.get_running_loop(),
+            connection,
+            certificates.accepts_all,
+            None,  # type: ignore[arg-type]  # nobody waits for the handshake
+            server_side=True,
+            ssl_handshake_timeout=shared.head_s,  # type: ignore[arg-type]  # takes a float
+        )
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport), "a connection of TCP has one"
+        self._raw = transport
+        if len(self._handshakes) >= self._most:
+            oldest = next(iter(self._handshakes))
+            del self._handshakes[oldest]
+            assert oldest._raw is not None, "it is counted since it was made"
+            oldest._raw.abort()
+        self._handshakes[self] = None
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._handshakes.pop(self, None)
+        super().connection_lost(exc)
 
 
 class Connection(H11Protocol):
@@ -37,10 +78,12 @@ class Connection(H11Protocol):
         self._num_received = 0
         self._progress = (0, 0)
         self._timer: asyncio.TimerHandle | None = None
+        self.on_made: Callable[[], object] = lambda: None
 
     # A connection of TCP has a Transport; the method of uvicorn expects one, too.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.on_made()
         idle = self._shared.idle
         if len(self.connections) > self._shared.most:
             if idle:

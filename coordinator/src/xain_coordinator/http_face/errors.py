@@ -47,6 +47,8 @@ STATUSES: Mapping[str, int] = {
     "NO_MODEL": 404,
     "NO_SUCH_PATH": 404,
     "NO_SUCH_METHOD": 405,
+    "UNAUTHENTICATED": 401,
+    "NOT_PERMITTED": 403,
     "FOREIGN_SITE": 403,
     "TOO_LARGE": 413,
     "NO_PARTICIPANTS": 503,

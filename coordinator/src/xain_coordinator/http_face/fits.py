@@ -201,6 +201,7 @@ class Fits:
                 "progress": 1.0 if state == "finished" else share,
                 "connected": num_connected,
                 "required": session.rules.num_required,
+                "missing": session.missing,
                 "waiting_for": waiting_for(session, strategy=strategy),
                 "cause": session.cause,
                 "workload": session.rules.workload,

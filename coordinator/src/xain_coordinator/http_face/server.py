@@ -8,13 +8,14 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
 from xain_coordinator.config.http import HttpSettings
+from xain_coordinator.server.guard import Guard
 from xain_foundation.wheels import pip_install
 
 if TYPE_CHECKING:
@@ -51,37 +52,55 @@ async def serving(
     sessions: "Sessions",
     listener: socket.socket,
     *,
+    guard: Guard | None = None,
     max_connections: int | None = None,
     head_s: float | None = None,
 ) -> AsyncIterator[None]:
-    """Answer requests while open. sessions: of the event loop that runs, which fail when the server
-    ends early. max_connections, head_s: see connections.py."""
+    """Answer requests while open.
+
+    sessions: of the event loop that runs, which fail when the server ends early.
+    guard: by default that of an open coordinator. max_connections, head_s: see connections.py.
+    """
     import uvicorn
 
     from xain_coordinator.http_face.app import make_app
+    from xain_coordinator.http_face.callers import HttpCallers
     from xain_coordinator.http_face.connections import (
         HEAD_S,
         MAX_CONNECTIONS,
         MAX_HEAD_BYTES,
         Connection,
         Connections,
+        Handshake,
     )
     from xain_coordinator.http_face.fits import Fits
 
     loop = asyncio.get_running_loop()
     fits = Fits(sessions, loop)
     settings = sessions.config.http
+    guard = Guard() if guard is None else guard
+    callers: HttpCallers | None = None
+    if guard.is_closed:
+        callers = HttpCallers(
+            guard.require_access().bearer,
+            lambda peer, reason: loop.call_soon_threadsafe(guard.note_refused, peer, reason),
+        )
+        guard.on_ended.append(callers.end)
 
     connections = Connections(max_connections or MAX_CONNECTIONS, head_s or HEAD_S)
+    protocol: Callable[..., asyncio.BaseProtocol] = partial(Connection, connections)
+    if guard.certificates is not None:
+        protocol = partial(Handshake, connections, guard.certificates)
     config = uvicorn.Config(
-        make_app(fits, settings),
+        make_app(fits, settings, callers=callers, any_host=sessions.config.server.insecure),
         log_config=None,
         access_log=False,
         lifespan="off",
         ws="none",
-        http=partial(Connection, connections),  # type: ignore[arg-type]  # it makes protocols
+        http=protocol,  # type: ignore[arg-type]  # it makes protocols
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         server_header=False,
+        proxy_headers=False,  # the address in the audit log is that of the connection
         timeout_graceful_shutdown=STOP_S,
     )
     server = uvicorn.Server(config)
@@ -96,11 +115,13 @@ async def serving(
     # Not as a daemon: predictions that are under way would be cut off in the middle of numpy.
     thread = threading.Thread(target=serve, name="http")
     thread.start()
-    url = settings.url(listener.getsockname()[1])
+    url = settings.url(listener.getsockname()[1], is_encrypted=guard.is_closed)
     log.info("serving_http", url=url, round=sessions.session.round)
     try:
         yield
     finally:
         server.should_exit = True
         await asyncio.to_thread(thread.join)
+        if callers is not None:
+            guard.on_ended.remove(callers.end)
         fits.close()

@@ -56,10 +56,18 @@ class InfluxWriter:
 
     token: called before each request, so that a token that has changed is used from the next one
     on. Raises StoreError if the token cannot be one, at the start only.
+    authorities: a file with those that may have signed the server's certificate; None: the
+    system's.
     """
 
     def __init__(
-        self, url: str, org: str, bucket: str, token: Callable[[], str], timeout_s: float
+        self,
+        url: str,
+        org: str,
+        bucket: str,
+        token: Callable[[], str],
+        timeout_s: float,
+        authorities: str | None = None,
     ) -> None:
         self._bucket = bucket
         self._read_token = token
@@ -70,6 +78,7 @@ class InfluxWriter:
             org=org,
             timeout=timeout_s * 1000,
             enable_gzip=True,
+            ssl_ca_cert=authorities,
         )
         self._api = self._client.write_api(SYNCHRONOUS)
         self.backoff = Backoff(0.5, 30.0, Random())

@@ -10,27 +10,28 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import structlog
 
+from xain_coordinator.access.errors import AccessError
 from xain_coordinator.assembly.changed_rules import OtherRules, differences
-from xain_coordinator.assembly.coordinator import Coordinator
+from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.assembly.study import first_step
 from xain_coordinator.assembly.warm_start import CannotStartFrom
 from xain_coordinator.config.coordinator import (
     CoordinatorConfig,
     CoordinatorLoggingSettings,
 )
-from xain_coordinator.config.parameters import ParametersSettings
 from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.core.selection import ControllerFailed
 from xain_coordinator.core.values import Phase, Step
 from xain_coordinator.driver.effects import FIRST_RETRY_S, LAST_RETRY_S
 from xain_coordinator.driver.log_files import LatencyFile, status_stream
-from xain_coordinator.extensions.plugins import PluginFailed
+from xain_coordinator.extensions.plugins import PluginFailed, WrongPluginOption
 from xain_coordinator.http_face.server import open_listener, serving
 from xain_coordinator.ports import (
     Fenced,
@@ -39,7 +40,7 @@ from xain_coordinator.ports import (
     StoreUnavailable,
 )
 from xain_coordinator.process.allocator import configure_allocator
-from xain_coordinator.server.health_socket import HealthSocket
+from xain_coordinator.server.guard import Guard
 from xain_coordinator.server.inspection_client import Snapshot, ask_service
 from xain_coordinator.server.weights_port import PortTaken
 from xain_foundation import logs, streams
@@ -50,6 +51,7 @@ from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_FEN
 from xain_foundation.fields import WrongSetting, is_loopback
 from xain_foundation.hints import hint
 from xain_foundation.line_file import why_unwritable
+from xain_foundation.tls import InvalidCertificates
 from xain_foundation.wheels import pip_install
 from xain_workloads.errors import DataError
 from xain_workloads.neural_builders import allow_builders
@@ -63,6 +65,9 @@ T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
+
+# Whether threads that hang at the end may be left behind with the process.
+may_exit: ContextVar[bool] = ContextVar("may_exit", default=True)
 
 LiveView = Callable[
     [Callable[[int], Awaitable[Snapshot]]], contextlib.AbstractAsyncContextManager[None]
@@ -122,34 +127,62 @@ def run(
     streams.unblock()
     logging = config.logging
     logs.configure(logging.level, console=logging.use_console, third_party=logging.third_party)
-    # Named by this coordinator's owner; one that comes with a model's metadata is not allowed.
-    allow_builders(filter(None, [config.workload.options.get("builder")]))
     use_threads(1)  # for its own evaluations, beside everything else
     raise_file_limit()
     configure_allocator()
+    return serve(
+        config,
+        resume=resume,
+        new_session=new_session,
+        from_model=from_model,
+        live_view=live_view,
+        when_done=when_done,
+    )
+
+
+def serve(
+    config: CoordinatorConfig,
+    *,
+    resume: bool = False,
+    new_session: bool = False,
+    from_model: str = "",
+    live_view: LiveView | None = None,
+    when_done: WhenDone | None = None,
+    host: "Host | None" = None,
+) -> int:
+    """Serve sessions until the end, as run() does, and leave the settings of the process alone if
+    it is a host's. Returns the exit status of a program."""
+    logging = config.logging
+    # Named by this coordinator's owner; one that comes with a model's metadata is not allowed.
+    allow_builders(filter(None, [config.workload.options.get("builder")]))
     with contextlib.ExitStack() as at_end:
         try:
+            config.require_certificates()
             latencies = _open_log_files(logging, at_end)
             _require_writable(config.server.port_file)
+            guard = Guard.open(
+                config.tls, config.certificates, config.access_folder, config.server.passphrase
+            )
+            at_end.callback(guard.close)
             http, parameters = config.http, config.parameters
             listener = at_end.enter_context(open_listener(http)) if http.is_on else None
-            group = _open_parameters(parameters) if parameters.is_on else None
-        except (WrongSetting, OSError) as error:
-            log.error("cannot_start", error=str(error))
-            return EXIT_BAD_CONFIG if isinstance(error, WrongSetting) else EXIT_FAILED
+            group = _open_parameters(config, guard) if parameters.is_on else None
+        except (WrongSetting, InvalidCertificates, AccessError, OSError) as error:
+            _told(host, error)
+            is_setting = isinstance(error, WrongSetting | InvalidCertificates)
+            return EXIT_BAD_CONFIG if is_setting else EXIT_FAILED
         if group is not None:
             at_end.callback(group.close)
         step = first_step(config)
         if step is not None and from_model:
-            log.error("cannot_start", error=_NOT_FROM_MODEL)
+            _told(host, CannotStartFrom(_NOT_FROM_MODEL))
             return EXIT_BAD_CONFIG
-        health = HealthSocket(config.journal.path)
         make = partial(
-            Coordinator,
+            SessionCoordinator,
             latencies=latencies,
             parameters=str if group is None else group.status,
-            health_socket=lambda: health.moved_to,
             outcomes={},
+            guard=guard,
         )
         make_first = partial(
             make,
@@ -161,18 +194,52 @@ def run(
             step=step,
         )
 
-        def make_next(config: CoordinatorConfig, step: Step | None) -> Coordinator:
+        def make_next(config: CoordinatorConfig, step: Step | None) -> SessionCoordinator:
             model = step.model if step is not None else ""
             return make(config, new_session=True, step=step, from_model=model)
 
         return asyncio.run(
             _run(
-                config, make_first, make_next, health, listener, group, live_view, when_done, at_end
+                config,
+                make_first,
+                make_next,
+                guard,
+                listener,
+                group,
+                live_view,
+                when_done,
+                at_end,
+                host,
             )
         )
 
 
-def _open_parameters(settings: ParametersSettings) -> "ParameterGroup":
+class Host(Protocol):
+    """A program of others in which a coordinator runs, see embedding.py. It is told in the thread
+    of the coordinator.
+
+    takes_signals: whether SIGTERM and SIGINT end the coordinator.
+    """
+
+    takes_signals: bool
+
+    def began(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+        """The coordinator runs on this event loop, and ends when the event is set."""
+
+    def serving(self, sessions: "Sessions") -> None:
+        """The servers are up."""
+
+    def failed(self, error: BaseException) -> None:
+        """The coordinator cannot start."""
+
+
+def _told(host: Host | None, error: BaseException) -> None:
+    log.error("cannot_start", error=str(error))
+    if host is not None:
+        host.failed(error)
+
+
+def _open_parameters(config: CoordinatorConfig, guard: Guard) -> "ParameterGroup":
     """Start the parameter server of this process. Raises OSError with one line for the operator."""
     try:
         from xain_coordinator.assembly.parameter_group import ParameterGroup
@@ -180,7 +247,8 @@ def _open_parameters(settings: ParametersSettings) -> "ParameterGroup":
         raise OSError(
             f"parameters.port needs {missing.name}: {pip_install('xain-coordinator', 'parameters')}"
         ) from None
-    return ParameterGroup(settings)
+    insecure = config.server.insecure
+    return ParameterGroup(config.parameters, guard.certificates, insecure=insecure)
 
 
 def _open_log_files(
@@ -218,51 +286,64 @@ def _write_port_file(path: Path, address: str, at_end: contextlib.ExitStack) -> 
 
 async def _run(
     config: CoordinatorConfig,
-    make: Callable[[], Coordinator],
-    make_next: Callable[[CoordinatorConfig, Step | None], Coordinator],
-    health: HealthSocket,
+    make: Callable[[], SessionCoordinator],
+    make_next: Callable[[CoordinatorConfig, Step | None], SessionCoordinator],
+    guard: Guard,
     listener: socket.socket | None,
     group: "ParameterGroup | None",
     live_view: LiveView | None,
     when_done: WhenDone | None,
     at_end: contextlib.ExitStack,
+    host: Host | None,
 ) -> int:
     """listener: of the HTTP face; None without one. group: the parameter server, likewise."""
     from xain_coordinator.assembly.sessions import Sessions  # which imports this module
 
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    if host is None or host.takes_signals:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    if host is not None:
+        may_exit.set(False)
+        host.began(asyncio.get_running_loop(), stop)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(NUM_THREADS, "store"))
     try:
         coordinator = await started(config, make, stop, at_end)
     except STARTING_ERRORS as error:
-        log.error("cannot_start", error=str(error))
+        _told(host, error)
         log.debug("cannot_start_because", exc_info=error)
         return EXIT_OK if stop.is_set() else _status_after(error)
     if coordinator is None:
         return EXIT_OK
-    # Imported objects stay until the end; a look at them in every collection would cost a small
-    # round a tenth of its time.
-    gc.freeze()
-    # Threads that store updates must not keep the event loop from the interpreter for 5 ms a time,
-    # Python's default: a whole small round takes but four times that.
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    if host is None:
+        # Imported objects stay until the end; a look at them in every collection would cost a small
+        # round a tenth of its time.
+        gc.freeze()
+        # Threads that store updates must not keep the event loop from the interpreter for 5 ms a
+        # time, Python's default: a whole small round takes but four times that.
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
     _greet(config, coordinator)
+    if different := list(differences(coordinator.driver.session, config)):
+        session_id = coordinator.driver.session.session_id
+        await guard.try_to_note("settings_differ", session=session_id, kept=different)
     if config.server.port_file is not None:
         address = config.server.address_at(coordinator.port)
         _write_port_file(config.server.port_file, address, at_end)
 
-    def open_next(config: CoordinatorConfig, step: Step | None) -> Awaitable[Coordinator | None]:
+    def open_next(
+        config: CoordinatorConfig, step: Step | None
+    ) -> Awaitable[SessionCoordinator | None]:
         return started(config, partial(make_next, config, step), stop, at_end)
 
     sessions = Sessions(config, coordinator, open_next)
+    watching = asyncio.create_task(guard.watch())
     async with (
-        health.open(lambda: not stop.is_set(), lambda: sessions.current.journal_copied()),
-        _http_face(sessions, listener),
+        _http_face(sessions, listener, guard),
         _view(live_view, sessions),
     ):
         study = asyncio.create_task(_study(sessions, stop, when_done))
+        if host is not None:
+            host.serving(sessions)
         waits = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(sessions.failed.wait())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -276,6 +357,7 @@ async def _run(
         if group is not None:  # beside the end of the session, since both may take drain_s
             closing = asyncio.create_task(asyncio.to_thread(group.close, config.server.drain_s))
     await sessions.close()
+    watching.cancel()
     study.cancel()  # not while it opens a session
     coordinator, driver = sessions.current, sessions.current.driver
     status = _status_of(sessions)
@@ -310,10 +392,10 @@ async def _study(sessions: "Sessions", stop: asyncio.Event, when_done: WhenDone 
 
 async def started(
     config: CoordinatorConfig,
-    make: Callable[[], Coordinator],
+    make: Callable[[], SessionCoordinator],
     stop: asyncio.Event,
     at_end: contextlib.ExitStack,
-) -> Coordinator | None:
+) -> SessionCoordinator | None:
     """Make a coordinator, in a thread, and start it. A remote store that is away is waited for,
     PATIENCE_S at most.
 
@@ -322,7 +404,7 @@ async def started(
     give_up_at = asyncio.get_running_loop().time() + PATIENCE_S
     backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
     while True:
-        coordinator: Coordinator | None = None
+        coordinator: SessionCoordinator | None = None
         leaving: threading.Timer | None = None
         try:
             coordinator = await _heeding(stop, asyncio.to_thread(make), at_end)
@@ -333,7 +415,7 @@ async def started(
                 at_end.callback(leaving.cancel)
                 await _stopped(coordinator)
             delay = backoff.next_s()
-            remote = config.storage.kind == "s3" and isinstance(error, StoreUnavailable)
+            remote = config.storage.kind != "files" and isinstance(error, StoreUnavailable)
             if remote and asyncio.get_running_loop().time() + delay < give_up_at:
                 if leaving is not None:
                     leaving.cancel()
@@ -365,12 +447,12 @@ def _status_of(sessions: "Sessions") -> int:
 
 
 def _status_after(error: BaseException) -> int:
-    if isinstance(error, OtherRules | CannotStartFrom):
+    if isinstance(error, OtherRules | CannotStartFrom | WrongPluginOption):
         return EXIT_BAD_CONFIG
     return EXIT_FENCED if isinstance(error, Fenced) else EXIT_FAILED
 
 
-async def _stopped(coordinator: Coordinator) -> bool:
+async def _stopped(coordinator: SessionCoordinator) -> bool:
     """Stop the coordinator; False, with the error in the log, if a step of the stop failed."""
     try:
         await coordinator.stop()
@@ -381,7 +463,8 @@ async def _stopped(coordinator: Coordinator) -> bool:
 
 
 def _exit_after(delay_s: float, status: int) -> threading.Timer:
-    """Timer that ends the process with a status after so long, unless it is cancelled.
+    """Timer that ends the process with a status after so long, unless it is cancelled, or the
+    process is a host's.
 
     Threads cannot be stopped from outside, and Python waits for all of them: one that hangs in a
     store would hold the process for as long as that. Everything acknowledged is in the journal by
@@ -395,18 +478,21 @@ def _exit_after(delay_s: float, status: int) -> threading.Timer:
 
     timer = threading.Timer(delay_s, leave)
     timer.daemon = True
-    timer.start()
+    if may_exit.get():
+        timer.start()
     return timer
 
 
 @contextlib.asynccontextmanager
-async def _http_face(sessions: "Sessions", listener: socket.socket | None) -> AsyncIterator[None]:
+async def _http_face(
+    sessions: "Sessions", listener: socket.socket | None, guard: Guard
+) -> AsyncIterator[None]:
     """Serve HTTP at the listener, if there is one."""
     if listener is None:
         yield
         return
     await sessions.load_fitted()
-    async with serving(sessions, listener):
+    async with serving(sessions, listener, guard=guard):
         yield
 
 
@@ -419,12 +505,17 @@ def _view(
     return contextlib.nullcontext() if show is None else show(ask)
 
 
-def _greet(config: CoordinatorConfig, coordinator: Coordinator) -> None:
+def _greet(config: CoordinatorConfig, coordinator: SessionCoordinator) -> None:
     session = coordinator.driver.session
     log.info(
         "serving",
         address=config.server.address_at(coordinator.port),
         weights_port=coordinator.weights_port,
+        **(
+            {}
+            if coordinator.server.health_port is None
+            else {"health_port": coordinator.server.health_port}
+        ),
         session=session.session_id,
         phase=session.phase.value,
         round=session.round,
@@ -432,7 +523,7 @@ def _greet(config: CoordinatorConfig, coordinator: Coordinator) -> None:
         required=session.rules.num_required,
         pid=os.getpid(),
     )
-    if not is_loopback(config.server.host):
+    if not is_loopback(config.server.host) and config.certificates is None:
         log.warning(
             "open_to_others",
             address=config.server.address_at(coordinator.port),

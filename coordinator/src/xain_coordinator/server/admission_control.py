@@ -3,6 +3,7 @@
 A call is admitted when its headers have come and before its first message has, since a client that
 never sends the message would hold the call open for ever. Each call takes a slot of one pool:
 
+- the holder of a certificate has a pool of its own, whatever its connections;
 - a member of the session has a pool of its own, and so has a member of the Membership service,
   which is known by its first message;
 - unregistered clients share one pool for health checks, one for streams that last (Health/Watch
@@ -10,8 +11,12 @@ never sends the message would hold the call open for ever. Each call takes a slo
 
 So unregistered clients take no slot from members, however many calls they open. A call that finds
 its pool full ends the oldest call in it that is only waiting for its client; if there is none, the
-new call is refused and told when to come again. Calls whose first message does not come within
+new call is refused and told when to come again. So is a call of a holder that has called more than
+calls_per_s. Calls whose first message does not come within
 first_message_s are ended, and so are streams of unregistered clients after stream_s.
+
+The answers to refused calls of one holder are held back: a client that calls again at once would
+else keep the event loop busy with refusals, as many at a time as its connections have streams.
 
 While a message comes, gRPC holds what is there of it, which may be [server] max_message_bytes. So
 messages of unregistered clients are read UNREGISTERED_READS at a time. Small ones come with their
@@ -20,15 +25,25 @@ headers; a call whose message takes longer is ended when others wait to be read.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+import structlog
 
+from xain_coordinator.config.fields import CALLS_PER_S
 from xain_coordinator.core.errors import Refusal, RequestMissing, TooManyCalls, Unavailable
-from xain_coordinator.server.identity import participant_of
+from xain_coordinator.server.identity import CALLER, THIS_MACHINE, participant_of
+from xain_coordinator.server.rate_limit import RateLimit
 from xain_coordinator.server.statuses import status_of
+from xain_foundation.callers import Caller
+from xain_foundation.identity import Identity, Role
+from xain_foundation.rate_limited_log import RateLimitedLog
+
+log = structlog.get_logger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -40,6 +55,10 @@ LOOK_S, SLOW_LOOKS = 0.07, 3
 # Streams of Watch and Predict, a heartbeat, a transfer and the question about it; as much again on
 # each of two connections that have gone unnoticed so far, and one to spare.
 CALLS_PER_MEMBER = 16
+# Calls that a holder may make at once after some calm, in seconds of its rate.
+BURST_S = 10
+# How long the end of a call waits for a message that is being sent.
+LAST_MESSAGE_S = 1.0
 # A silent call takes 20 KB.
 UNREGISTERED_CALLS = 1000
 
@@ -58,19 +77,22 @@ Pool = dict["Call", None]  # the oldest first
 class Call:
     """An open call.
 
+    caller: who has shown a certificate; None on an open coordinator.
     timer: of its end. look: at its read. waits: only for its client, so that ending it loses no
-    work. is_heard: its first message has come.
+    work. is_heard: its first message has come. sending: held while a message of a stream is sent.
     """
 
     context: Context
     pool: Hashable
     opened_at: float
     task: asyncio.Task[Any]
+    caller: Caller | None
     timer: asyncio.TimerHandle = field(init=False)
     look: asyncio.TimerHandle | None = None
     waits: bool = True
     is_heard: bool = False
     is_ended: bool = False
+    sending: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class AdmissionControl:
@@ -80,6 +102,7 @@ class AdmissionControl:
     member_of: the member of another service that a request comes from, and None from an
     unregistered client.
     num_unregistered: calls of unregistered clients that may be open.
+    calls_per_s: of each holder of a certificate.
     capacities: calls that may be open, by pool.
     on_accepted: told the peer, and the participant, of each call of a member of the session.
     """
@@ -90,12 +113,17 @@ class AdmissionControl:
     stream_s = 3600.0
     # A call that is younger is not ended for another one: its message is probably on its way.
     min_silence_s = 1.0
+    # Refused calls of one holder that are answered in a second.
+    refusals_per_s = 100.0
+    # Refusals of all holders that may wait, 33 KB each; further ones are sent at once.
+    max_held_back = 5000
 
     def __init__(
         self,
         is_member: Callable[[str], bool],
         member_of: Callable[[str, Any], Hashable | None] = lambda method, request: None,
         num_unregistered: int = UNREGISTERED_CALLS,
+        calls_per_s: int = CALLS_PER_S,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._is_member = is_member
@@ -105,8 +133,13 @@ class AdmissionControl:
             _UNREGISTERED: num_unregistered,
             _CHECKS: 500,
             _STREAMS: 100,
+            (str(THIS_MACHINE.identity.role), THIS_MACHINE.identity.name): 100,
         }
         self._pools: dict[Hashable, Pool] = {}
+        self._calls_per_s = calls_per_s
+        self._rates: dict[Hashable, RateLimit] = {}  # by pool; who has no certificate has none
+        self._held_back: Counter[Identity | None] = Counter()
+        self._floods = RateLimitedLog(log.warning, "refusals_held_back")
         self.on_accepted: Callable[[str, Hashable], None] = lambda peer, member: None
         self.reading = asyncio.Semaphore(UNREGISTERED_READS)
         self._num_waiting = 0  # to be read
@@ -117,21 +150,35 @@ class AdmissionControl:
         """Number of open calls."""
         return sum(map(len, self._pools.values()))
 
+    @property
+    def num_held_back(self) -> int:
+        """Number of refused calls whose answers are held back."""
+        return self._held_back.total()
+
     def admit(self, method: str, context: Context) -> Call:
         """Give a call a slot until it is answered. Called in the task of the call, before its first
         message. Raises TooManyCalls."""
         pool: Hashable = _POOLS.get(method)
-        if pool is None:
+        caller, is_member = CALLER.get(), False
+        if caller is not None:
+            # All connections of one certificate's holder share a pool.
+            identity = caller.identity
+            is_site = identity.role is Role.PARTICIPANT
+            pool = (identity.name,) if is_site else (str(identity.role), identity.name)
+            is_member = True
+            if caller is not THIS_MACHINE:
+                self._require_rate(pool)
+        elif pool is None:
             participant_id = participant_of(context)
             # Inspection is for operators, and its answers are large.
             is_member = not method.startswith(_INSPECTION) and self._is_member(participant_id)
             pool = (participant_id,) if is_member else _UNREGISTERED
-            if is_member:
-                self.on_accepted(context.peer(), pool)
         task = asyncio.current_task()
         assert task is not None, "a call has a task"
-        call = Call(context, pool, self._now(), task)
+        call = Call(context, pool, self._now(), task, caller)
         self._enter(call, pool)
+        if is_member:
+            self.on_accepted(context.peer(), pool)
         # Not by the context, which would hold itself in a cycle with its callbacks.
         call.task.add_done_callback(lambda _: self._leave(call))
         call.timer = asyncio.get_running_loop().call_later(
@@ -165,9 +212,41 @@ class AdmissionControl:
             if self._is_member(participant_id):
                 self.on_accepted(call.context.peer(), (participant_id,))
 
+    def end_calls(self, holds: Callable[[Caller], bool], refusal: Refusal) -> None:
+        """End the open calls of the callers for whom this holds."""
+        for call in [call for pool in self._pools.values() for call in pool]:
+            if call.caller is not None and holds(call.caller):
+                self._end(call, refusal)
+
     def requests(self, method: str, call: Call) -> AsyncIterator[Any]:
         """The messages of a stream of requests."""
         return _Requests(self, method, call)
+
+    async def hold_back(self, caller: Caller | None) -> None:
+        """Wait until a refusal may be sent: so few refusals of one caller are sent in a second,
+        however many calls it has open. None: callers whose certificates do not count."""
+        if self.num_held_back >= self.max_held_back:
+            return
+        identity = None if caller is None else caller.identity
+        self._held_back[identity] = number = self._held_back[identity] + 1
+        if number > CALLS_PER_MEMBER:
+            self._floods(caller=str(identity or "without a valid certificate"), calls=number)
+        try:
+            await asyncio.sleep(number / self.refusals_per_s)  # the rate of the refusals
+        finally:
+            self._held_back[identity] -= 1
+            if not self._held_back[identity]:
+                del self._held_back[identity]
+
+    def _require_rate(self, pool: Hashable) -> None:
+        rate = self._rates.get(pool)
+        if rate is None:
+            burst = BURST_S * self._calls_per_s
+            rate = self._rates[pool] = RateLimit(self._calls_per_s, burst, max_waiting=0)
+        if rate.wait_s("", self._now()):
+            raise TooManyCalls(
+                f"more than {self._calls_per_s} calls a second come from this member"
+            )
 
     def _enter(self, call: Call, name: Hashable) -> None:
         pool = self._pools.get(name)
@@ -266,6 +345,10 @@ class _Requests(AsyncIterator[Any]):
 async def _abort(call: Call, refusal: Refusal) -> None:
     """Send the status, then stop what still works on the call. A read that waits for the client
     ends by itself with the status, so that no operation of gRPC is cancelled."""
+    with suppress(TimeoutError):  # the client does not read
+        # A status is lost that is sent while a message is on its way.
+        async with asyncio.timeout(LAST_MESSAGE_S):
+            await call.sending.acquire()
     try:
         await call.context.abort(*status_of(refusal))
     except grpc.aio.AbortError as aborted:

@@ -22,6 +22,7 @@ import grpc
 import structlog
 import xxhash
 
+from xain_coordinator.access.errors import Unauthenticated
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import replies as r
@@ -45,7 +46,13 @@ from xain_coordinator.driver.driver import Driver
 from xain_coordinator.metrics.points import newest_metrics
 from xain_coordinator.ports import StoreError
 from xain_coordinator.server.downloads import Downloads
-from xain_coordinator.server.identity import WAITED_S, instance_of, participant_of
+from xain_coordinator.server.identity import (
+    CALLER,
+    WAITED_S,
+    certified_site,
+    instance_of,
+    participant_of,
+)
 from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.server.rate_limit import RateLimit
 from xain_coordinator.server.statuses import message_of
@@ -73,7 +80,8 @@ from xain_foundation.rate_limited_log import RateLimitedLog
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import coordinator_pb2_grpc as pb_grpc
 from xain_workloads.gains import Budget
-from xain_workloads.schema import Column, ColumnType
+from xain_workloads.profile import MAX_CLASSES
+from xain_workloads.schema import MAX_COLUMNS, Column, ColumnType
 from xain_workloads.workload import from_metadata, metrics_of
 
 log = structlog.get_logger(__name__)
@@ -196,7 +204,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def Rendezvous(
         self, request: pb.RendezvousRequest, context: Context
     ) -> pb.RendezvousResponse:
-        participant_id = participant_of(context)
+        participant_id = self._certified(context)
         session = self._driver.session
         is_member = session.members.is_instance(participant_id, instance_of(context))
         try:
@@ -223,6 +231,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                     group_address(request.process_group_address, context.peer()),
                     request.can_divide,
                     division_of(request),
+                    certified_site() is not None,
                 )
             )
         except (InvalidName, InvalidTags, ProfileMismatch) as refusal:
@@ -236,12 +245,18 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 reply=pb.LATER, session_id=session_id, division=division_message(reply.division)
             )
         if isinstance(reply, r.Later):
-            limit = self._driver.session.rules.max_participants
-            self.waiting.note(participant_id, self._driver.clock.now(), limit)
+            if reply.why:
+                if session.members.not_admitted.get(participant_id) != reply.why:
+                    name, code = shortened(participant_id), ProfileMismatch.code
+                    self._refused(participant=name, code=code, reason=reply.why)
+            else:
+                limit = self._driver.session.rules.max_participants
+                self.waiting.note(participant_id, self._driver.clock.now(), limit)
             return pb.RendezvousResponse(
                 reply=pb.LATER,
                 retry_after_ms=round(reply.retry_after_s * 1000),
                 session_id=session_id,
+                why=reply.why,
             )
         assert isinstance(reply, r.Accepted)
         self.waiting.forget(participant_id)
@@ -278,9 +293,23 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             f"{what}. Give each process a participant id of its own", reply.retry_after_s
         )
 
-    def _caller(self, context: Context) -> str:
-        """The participant that calls. Raises NotAMember if another process has its id."""
+    def _certified(self, context: Context) -> str:
+        """The participant that calls. Raises Unauthenticated if it has a certificate and a name
+        that has shown an instance id, and the call has none."""
         participant_id = participant_of(context)
+        if CALLER.get() is not None and not instance_of(context):
+            member = self._driver.session.members.get(participant_id)
+            if member is not None and member.instance_id:
+                raise Unauthenticated(
+                    f"{participant_id} has shown an instance id, and this call has none: another "
+                    "process calls under its name"
+                )
+        return participant_id
+
+    def _caller(self, context: Context) -> str:
+        """The participant that calls. Raises NotAMember if another process has its id, and
+        Unauthenticated."""
+        participant_id = self._certified(context)
         session = self._driver.session
         member = session.members.get(participant_id)
         is_own = member is None or member.is_instance(instance_of(context))
@@ -448,6 +477,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self, request: pb.EndTrainingRoundRequest, context: Context
     ) -> pb.EndTrainingRoundResponse:
         participant_id = self._caller(context)
+        if certified_site() is not None:
+            self._require_own(participant_id, request)
         check_name(request.participant_id)
         trained = self._driver.session.trained_by(participant_id)
         try:
@@ -467,6 +498,22 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 next_round=await self._next_round(participant_id, number, request.known_metadata)
             )
         return pb.EndTrainingRoundResponse()
+
+    def _require_own(self, participant_id: str, request: pb.EndTrainingRoundRequest) -> None:
+        """Take an update without a name for the caller's, as its certificate says. Raises
+        Unauthenticated if the update names another participant.
+
+        Participants of XAIN choose the names of their uploads, but not those of other members.
+        """
+        said = request.participant_id = request.participant_id or participant_id
+        if said == participant_id:
+            return
+        if self._inbox.names_are_chosen and said not in self._driver.session.members:
+            return
+        raise Unauthenticated(
+            f"the certificate is that of participant {participant_id!r}, and the update says that "
+            f"it is of {shortened(said)!r}"
+        )
 
     async def _hand_in(self, participant_id: str, request: pb.EndTrainingRoundRequest) -> int:
         """Hand in an update, and return the number of its round. The caller is `handing_in`."""
@@ -491,6 +538,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 evaluation=evaluation,
                 layout=layout_of(request.layout),
                 attempt=request.attempt,
+                is_bounded=certified_site() is not None,
             ),
             request.update.data,  # a small update
         )
@@ -563,7 +611,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def Watch(
         self, request: pb.WatchRequest, context: Context
     ) -> AsyncIterator[pb.WatchResponse]:
-        participant_id, instance_id = participant_of(context), instance_of(context)
+        participant_id, instance_id = self._certified(context), instance_of(context)
         if participant_id in self._driver.session.members:
             wait_s = self._wait_s(self._watches, participant_id)
             if wait_s:
@@ -786,6 +834,13 @@ def _accepts_update(before: pb.WatchResponse, message: pb.WatchResponse) -> bool
 
 
 def _profile(message: pb.DataProfile) -> DataProfile:
+    """Raises ProfileMismatch for more columns or classes than data may have: a request has room for
+    many empty ones, and each takes the event loop longer than to parse it."""
+    if len(message.columns) > MAX_COLUMNS or len(message.classes) > MAX_CLASSES:
+        raise ProfileMismatch(
+            f"the data have {len(message.columns)} columns and {len(message.classes)} classes; at "
+            f"most {MAX_COLUMNS} columns and {MAX_CLASSES} classes are taken"
+        )
     return DataProfile(
         message.num_samples,
         message.num_features,

@@ -1,20 +1,62 @@
 """Identity of the caller, and the age of its call."""
 
 from contextvars import ContextVar
+from math import inf
 from typing import Any
 
 import grpc
 
+from xain_coordinator.access.errors import Unauthenticated
+from xain_foundation.callers import Caller
+from xain_foundation.fields import join_host_port
+from xain_foundation.identity import Identity, Role
 from xain_wire.metadata import INSTANCE_ID_KEY, PARTICIPANT_ID_KEY, TIMEOUT_KEY
 
 # waited_s of the present call, where the interceptor has measured it.
 WAITED_S: ContextVar[float | None] = ContextVar("WAITED_S", default=None)
+# The caller of the present call, as the guard has found it; None where an open coordinator does not
+# ask.
+CALLER: ContextVar[Caller | None] = ContextVar("CALLER", default=None)
+# The caller of a connection by the Unix socket beside the journal.
+THIS_MACHINE = Caller(Identity("", Role.OPERATOR, "this machine"), "", inf)
+
+
+def caller_said() -> str:
+    """The caller, as the audit log names it."""
+    caller = CALLER.get()
+    assert caller is not None, "the guard lets nobody else call this"
+    return str(caller.identity)
+
+
+def certified_site() -> str | None:
+    """The participant that calls under a certificate; None for all others."""
+    caller = CALLER.get()
+    if caller is None or caller.identity.role is not Role.PARTICIPANT:
+        return None
+    return caller.identity.name
+
+
+def certified_caller() -> Caller:
+    """The caller, who has a certificate. Raises Unauthenticated."""
+    caller = CALLER.get()
+    if caller is None or caller is THIS_MACHINE:
+        raise Unauthenticated("the call needs a certificate, and came through the Unix socket")
+    return caller
 
 
 def participant_of(context: grpc.aio.ServicerContext[Any, Any]) -> str:
-    """The caller's own id, stable across reconnects; without one its peer address, as in XAIN."""
-    said = _said(context, PARTICIPANT_ID_KEY)
+    """The caller's own id, stable across reconnects: the name in its certificate. On an open
+    coordinator what it says; without that its peer address, as in XAIN."""
+    site = certified_site()
+    if site is not None:
+        return site
+    said = participant_said(context)
     return context.peer() if said is None else said
+
+
+def participant_said(context: grpc.aio.ServicerContext[Any, Any]) -> str | None:
+    """The participant id in the metadata of a call; None without one."""
+    return _said(context, PARTICIPANT_ID_KEY)
 
 
 def instance_of(context: grpc.aio.ServicerContext[Any, Any]) -> str:
@@ -39,3 +81,8 @@ def waited_s(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
         if key == TIMEOUT_KEY and isinstance(value, str) and value.isascii() and value.isdigit():
             return max(0.0, int(value[:9]) / 1000 - left_s)
     return None
+
+
+def peer_at(host: str, port: int) -> str:
+    """The peer at an address, as gRPC names it."""
+    return f"{'ipv6' if ':' in host else 'ipv4'}:{join_host_port(host, port)}"

@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Generator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,8 +14,10 @@ from google.protobuf.message import Message
 from xain_foundation import channels
 from xain_foundation.commands import CommandFailed
 from xain_foundation.grpc_calls import details_of
+from xain_foundation.handshakes import Fault
 from xain_foundation.hints import hint
 from xain_foundation.schema import MASK
+from xain_foundation.tls import Certificates
 from xain_wire.fl import inspection_pb2, inspection_pb2_grpc
 
 TIMEOUT_S = 5.0
@@ -25,6 +28,10 @@ MAX_ROUNDS = 8
 _MAX_MODELS = 3
 
 _PAGE = 1000  # participants, rounds or models: as many as a coordinator gives in one answer
+
+
+# Certificates of the one who asks; None: all goes in the clear, or through a Unix socket.
+TLS: ContextVar[Certificates | None] = ContextVar("TLS", default=None)
 
 
 class NoStatus(CommandFailed):
@@ -73,9 +80,11 @@ def fetch(
 
 
 def open_channel(address: str) -> grpc.Channel:
-    """A connection to the coordinator at "host:port"."""
+    """A connection to the coordinator at "host:port", or "unix:PATH"."""
+    tls = TLS.get()
     # A list of models with their layouts may exceed gRPC's usual 4 MiB.
-    return channels.open_channel(address, [("grpc.max_receive_message_length", -1)])
+    options = [("grpc.max_receive_message_length", -1)]
+    return channels.open_channel(address, options, None if tls is None else tls.of_channel())
 
 
 def description(address: str) -> str:
@@ -160,7 +169,17 @@ def _why(address: str, error: grpc.RpcError, timeout_s: float) -> str:
         return f"{MASK} is no address: write HOST or HOST:PORT without a user's name"
     match error.code():
         case grpc.StatusCode.UNAVAILABLE:
-            why = channels.why_unreachable(address) or clean(details_of(error))
+            cause = channels.find_cause(address, tls=TLS.get())
+            why = cause.text or clean(details_of(error))
+            if cause.fault is Fault.NEEDS_TLS:
+                return (
+                    f"the coordinator at {address} lets nobody in without a certificate: on its "
+                    "machine, "
+                    + hint("xain-coordinator", "--data-dir FOLDER")
+                    + ", with the folder of its data; elsewhere, "
+                    + hint("xain-coordinator", "--tls FOLDER")
+                    + ", with a certificate that `xain-participant join` has got for an operator"
+                )
             elsewhere = hint("xain-coordinator", "--address HOST:PORT")
             return f"nobody answers at {address}: {why}; is a coordinator there? Else {elsewhere}"
         case grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -6,7 +6,7 @@ import base64
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from heapq import nsmallest
 from importlib.metadata import version
 from itertools import islice
@@ -33,8 +33,11 @@ from xain_coordinator.core.view import (
 )
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import MetricsStore
+from xain_coordinator.server.guard import Guard
+from xain_coordinator.server.identity import certified_site
 from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.server.translate import (
+    central_message,
     evaluation_message,
     importance_message,
     model_message,
@@ -70,6 +73,9 @@ class InspectionService(inspection_grpc.InspectionServicer):
     health_socket: where the socket of health checks is; empty: beside the journal.
     description: of the data of all participants as JSON, in a thread; empty: there is none yet.
     study: the table of the study that the session belongs to as JSON, in a thread; empty: none.
+    guard: of this process. in_the_clear: what leaves this machine without encryption, in words.
+
+    A participant with a certificate is told of itself, and of what all have together.
     """
 
     def __init__(
@@ -84,7 +90,11 @@ class InspectionService(inspection_grpc.InspectionServicer):
         health_socket: Callable[[], str] = str,
         description: Callable[[], str] = str,
         study: Callable[[], str] = str,
+        guard: Guard | None = None,
+        in_the_clear: Sequence[str] = (),
     ) -> None:
+        self._guard = Guard() if guard is None else guard
+        self._in_the_clear = in_the_clear
         self._description, self._study = description, study
         self._parameters, self._health_socket = parameters, health_socket
         self._predictions = predictions
@@ -104,8 +114,9 @@ class InspectionService(inspection_grpc.InspectionServicer):
         ends_at = session.gives_up_at
         best, winner, rules = session.evaluation.best, session.evaluation.winner, session.rules
         is_evaluating = round_ is not None and round_.is_evaluation
+        access, site = self._guard.access, certified_site()
         goes_on = session.phase is Phase.FINISHED and self._driver.goes_on()
-        return inspection.GetStatusResponse(
+        answer = inspection.GetStatusResponse(
             session_id=session.session_id,
             state=wire_state(Phase.STANDBY if goes_on else session.phase),
             phase="evaluating" if is_evaluating else session.phase.value,
@@ -141,7 +152,10 @@ class InspectionService(inspection_grpc.InspectionServicer):
                 "late_updates": self._driver.num_late,
                 "lost_metrics": self._metrics.num_lost,
             },
-            warnings=warnings(session, self._driver.history),
+            warnings=[*warnings(session, self._driver.history), *self._guard.warnings],
+            in_the_clear=self._in_the_clear,
+            audit_lines=0 if access is None else access.num_lines,
+            audit_hash="" if access is None else access.last_hash,
             trend=trend(session, self._driver.history),
             weighs_classes=rules.weighs_classes,
             not_admitted=session.members.not_admitted,
@@ -165,9 +179,13 @@ class InspectionService(inspection_grpc.InspectionServicer):
                 for number, one in session.evaluation.thresholds(rules).items()
             ],
             study="" if rules.step is None else rules.step.shown,
+            central=central_message(session.evaluation.central),
             importance=importance_message(session, self._driver.history, is_whole=request.whole),
             **(_whole(session) if request.whole else {}),
         )
+        if site is not None:
+            _keep_own_of_status(answer, site)
+        return answer
 
     async def Describe(
         self, request: inspection.DescribeRequest, context: Context
@@ -184,6 +202,10 @@ class InspectionService(inspection_grpc.InspectionServicer):
     ) -> inspection.AskPredictionsResponse:
         if self._predictions is None:
             raise NotFitted("no participant is asked for predictions")
+        if request.rows.count("[") > self._predictions.max_rows + 1:  # parsing them takes long
+            raise InvalidRequest(
+                f"rows has more than {self._predictions.max_rows} lists; ask for fewer rows"
+            )
         try:
             rows = json.loads(request.rows)
         except (ValueError, RecursionError) as error:
@@ -232,8 +254,9 @@ class InspectionService(inspection_grpc.InspectionServicer):
         except ValueError:
             raise InvalidRequest("page_token is not one that was given here") from None
         page_size = min(request.page_size or MAX_PAGE, MAX_PAGE)
-        members = self._driver.session.members
-        names = nsmallest(page_size + 1, (name for name in members if name > after))
+        members, site = self._driver.session.members, certified_site()
+        shown = (name for name in members if site is None or name == site)
+        names = nsmallest(page_size + 1, (name for name in shown if name > after))
         answer: list[inspection.ParticipantStatus] = []
         room = MAX_BYTES
         # The time at which each participant's lease runs out.
@@ -320,7 +343,10 @@ class InspectionService(inspection_grpc.InspectionServicer):
         room = MAX_BYTES
         for record in records:
             status, is_whole = self._round(record), True
+            site = certified_site()
             for more in (_means(record), _names(record), _sites(record)):
+                if site is not None:
+                    _keep_own_of_round(more, site)
                 if (size := more.ByteSize()) <= room:
                     status.MergeFrom(more)
                     room -= size
@@ -368,6 +394,47 @@ class InspectionService(inspection_grpc.InspectionServicer):
         return inspection.ListModelsResponse(
             models=answer, removed=removed, next_page_token=token, total_size=len(models)
         )
+
+
+def _keep_own_of_status(answer: inspection.GetStatusResponse, site: str) -> None:
+    """Drop what one participant is not told of a status."""
+    answer.ClearField("warnings")  # they and the next sentence name others
+    answer.ClearField("waiting_for")
+    answer.ClearField("parameters")
+    answer.ClearField("health_socket")
+    answer.ClearField("counters")
+    answer.ClearField("audit_lines")
+    answer.ClearField("audit_hash")
+    own = [one for one in answer.sites if one.participant_id == site]
+    del answer.sites[:]
+    answer.sites.extend(own)
+    findings = [one for one in answer.findings if one.participant_id in ("", site)]
+    del answer.findings[:]
+    answer.findings.extend(findings)
+    _keep_own(answer.not_admitted, site)
+    if answer.HasField("importance"):
+        _keep_own(answer.importance.sites, site)
+        for column in answer.importance.columns:
+            _keep_own(column.sites, site)
+
+
+def _keep_own_of_round(part: inspection.RoundStatus, site: str) -> None:
+    """Drop what one participant is not told of a part of a round."""
+    for names in (part.selected, part.contributors):
+        own = [name for name in names if name == site]
+        del names[:]
+        names.extend(own)
+    _keep_own(part.damaged_updates, site)
+    _keep_own(part.missing, site)
+    figures = [one for one in part.sites if one.participant_id == site]
+    del part.sites[:]
+    part.sites.extend(figures)
+    part.ClearField("spread")  # of two sites it would tell the other's figures
+
+
+def _keep_own(values: MutableMapping[str, Any], site: str) -> None:
+    for name in [name for name in values if name != site]:
+        del values[name]
 
 
 def _second_class(session: Session) -> str:

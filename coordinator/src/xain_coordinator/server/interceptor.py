@@ -21,12 +21,14 @@ from typing import Any
 import grpc
 import structlog
 
+from xain_coordinator.access.errors import NotPermitted, Unauthenticated
 from xain_coordinator.core.errors import InvalidRequest, Refusal, Unavailable
 from xain_coordinator.driver.log_files import LatencyFile
 from xain_coordinator.driver.outage import Outage
 from xain_coordinator.ports import StoreError
 from xain_coordinator.server.admission_control import AdmissionControl, Call
-from xain_coordinator.server.identity import WAITED_S, participant_of, waited_s
+from xain_coordinator.server.guard import Guard
+from xain_coordinator.server.identity import CALLER, WAITED_S, participant_of, waited_s
 from xain_coordinator.server.requests import bounded, only_request
 from xain_coordinator.server.statuses import status_of
 from xain_foundation.rate_limited_log import RateLimitedLog
@@ -36,6 +38,8 @@ log = structlog.get_logger(__name__)
 
 COORDINATOR = "/xain_proto.fl.Coordinator/"
 _HEARTBEAT = f"{COORDINATOR}Heartbeat"
+# Tracebacks of defects in ten seconds. A client that has found one causes it as often as it likes.
+MAX_FAILED_LINES = 5
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Answer = Callable[[Any, Context], Awaitable[Any]]
@@ -43,8 +47,8 @@ Status = tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]
 
 
 class RefusalInterceptor(grpc.aio.ServerInterceptor):
-    """counters: how often each refusal was given, by its code. outage: told of calls that find the
-    store away. latencies: told how long each call took."""
+    """guard: says who calls. counters: how often each refusal was given, by its code. outage: told
+    of calls that find the store away. latencies: told how long each call took."""
 
     def __init__(
         self,
@@ -52,7 +56,9 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
         admission: AdmissionControl,
         outage: Outage | None = None,
         latencies: LatencyFile | None = None,
+        guard: Guard | None = None,
     ) -> None:
+        self._guard = guard if guard is not None else Guard()
         self._latencies = latencies
         self._outage = outage if outage is not None else Outage()
         self._admission = admission
@@ -61,6 +67,7 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
         # kept, however many a client asks for.
         self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         self._invalid = RateLimitedLog(log.warning, "invalid_requests")
+        self._failed = RateLimitedLog(log.error, "call_failed", burst=MAX_FAILED_LINES)
 
     async def intercept_service(
         self,
@@ -113,7 +120,8 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
                 return reply
             async with aclosing(behaviour(request, context)) as messages:
                 async for message in messages:
-                    await context.write(message)
+                    async with call.sending:
+                        await context.write(message)
             return None
 
         async def answer(requests: Any, context: Context) -> Any:
@@ -122,6 +130,7 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
                 try:
                     if method == _HEARTBEAT:
                         WAITED_S.set(waited_s(context))
+                    CALLER.set(self._guard.admit(method, context))
                     call = self._admission.admit(method, context)
                     reply = await serve(call, context)
                     # On a disk that is full the first parts of an upload may have room.
@@ -137,6 +146,8 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
                         forget_traceback(error)
                         await asyncio.Event().wait()
                     status = self._status(method, context, error)
+                if call is None and self._guard.is_closed:
+                    await self._admission.hold_back(CALLER.get())
                 await context.abort(*status)
             except grpc.aio.AbortError as aborted:  # the status is sent
                 # gRPC keeps the exception with the call, so this frame must not hold the call.
@@ -151,7 +162,7 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
 
     def _status(self, method: str, context: Context, error: Exception) -> Status:
         if not isinstance(error, Refusal | StoreError):
-            log.error("call_failed", method=method, exc_info=error)
+            self._failed(method=method, exc_info=error)
             code = grpc.StatusCode.INTERNAL
             return code, "internal error; the coordinator's log has the details", ()
         forget_traceback(error)
@@ -164,6 +175,8 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
         status = status_of(error)
         reason = status[1]
         log.debug("refused", method=method, code=error.code, reason=reason)
+        if isinstance(error, Unauthenticated | NotPermitted):
+            self._guard.note_refused(context.peer(), reason)
         if isinstance(error, InvalidRequest):
             self._invalid(method=method, peer=context.peer(), reason=reason)
         return status
@@ -186,6 +199,9 @@ def _timed(method: str, answer: Answer, latencies: LatencyFile) -> Answer:
             del requests, context  # as in `answer`
             raise
         finally:
+            caller = CALLER.get()
+            if names_participant and caller is not None:
+                participant_id = caller.identity.name
             latencies.call(method, participant_id, status, time.perf_counter() - began)
 
     return timed

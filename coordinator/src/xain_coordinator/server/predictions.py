@@ -46,6 +46,8 @@ log = structlog.get_logger(__name__)
 MAX_FEATURES_BYTES = 64 << 20
 # Rows of a question, and those of all questions on their way; a client takes messages of 4 MiB.
 MIN_BATCH_BYTES, MAX_BATCH_BYTES, ALL_BATCHES_BYTES = 64 << 10, 1 << 20, 64 << 20
+# Rows of a request, as JSON.
+MAX_ROWS_BYTES = 1 << 20
 # Questions that wait to be sent to one participant.
 MAX_QUEUED = 16
 MAX_REASON = 300  # characters

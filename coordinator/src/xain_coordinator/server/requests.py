@@ -12,7 +12,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from xain_coordinator.core.errors import InvalidRequest, NoRequest, TooLarge
-from xain_coordinator.server.predictions import MAX_BATCH_BYTES
+from xain_coordinator.server.predictions import MAX_BATCH_BYTES, MAX_ROWS_BYTES
 from xain_coordinator.updates.inbox import MAX_INLINE_UPDATE_BYTES
 from xain_wire.limits import MAX_METRICS_BYTES
 from xain_workloads.profile import MAX_CLASS_NAMES_BYTES, MAX_CLASSES
@@ -24,7 +24,8 @@ MAX_REQUEST_BYTES = 16 << 10
 
 _COORDINATOR = "/xain_proto.fl.Coordinator/"
 
-# Bytes. None: gRPC's own limit, [server] max_message_bytes.
+# Bytes, of which none takes the event loop longer than 50 ms to parse. None: gRPC's own limit,
+# [server] max_message_bytes.
 _LIMITS: Mapping[str, int | None] = {
     # The classes of the data, each with up to 4 bytes for its length, the columns, each with its
     # type and the lengths of its texts, their statistics, and the tags.
@@ -41,7 +42,11 @@ _LIMITS: Mapping[str, int | None] = {
     f"{_COORDINATOR}PutWeights": None,
     # The votes for the rows of a question, and the digests of estimators that are lost.
     f"{_COORDINATOR}Predict": 2 * MAX_BATCH_BYTES,
-    "/xain_proto.fl.Inspection/AskPredictions": None,
+    # Rows as JSON, which takes long to parse, and the names of their columns.
+    "/xain_proto.fl.Inspection/AskPredictions": MAX_ROWS_BYTES
+    + MAX_NAMES_BYTES
+    + 4 * MAX_COLUMNS
+    + MAX_REQUEST_BYTES,
 }
 
 Parse = Callable[[bytes], Any]

@@ -7,6 +7,7 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
+from xain_coordinator.access import errors as access
 from xain_coordinator.core import errors
 from xain_foundation.names import shortened
 from xain_wire.metadata import ERROR_DOMAIN
@@ -25,6 +26,7 @@ STATUSES: Mapping[type[errors.Refusal], grpc.StatusCode] = {
     errors.ProfileMismatch: grpc.StatusCode.INVALID_ARGUMENT,
     # Rendezvous first.
     errors.NotAMember: grpc.StatusCode.PERMISSION_DENIED,
+    errors.Removed: grpc.StatusCode.PERMISSION_DENIED,
     # Wait until the other process has gone, or take another participant id.
     errors.DuplicateInstance: grpc.StatusCode.FAILED_PRECONDITION,
     # Wait for another state.
@@ -50,7 +52,14 @@ STATUSES: Mapping[type[errors.Refusal], grpc.StatusCode] = {
     # Ask again later.
     errors.NobodyAnswered: grpc.StatusCode.UNAVAILABLE,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
-    # Go on where it stopped.
+    # Come with a certificate that is valid, and with its name.
+    access.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    access.TokenUsed: grpc.StatusCode.UNAUTHENTICATED,
+    access.NotPermitted: grpc.StatusCode.PERMISSION_DENIED,
+    access.InvalidCertificateRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    access.UnknownCertificate: grpc.StatusCode.NOT_FOUND,
+    access.NoAuthority: grpc.StatusCode.FAILED_PRECONDITION,
+    access.NotRecorded: grpc.StatusCode.UNAVAILABLE,
 }
 
 

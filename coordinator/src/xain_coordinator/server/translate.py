@@ -10,6 +10,7 @@ from xain_coordinator.core.history import History
 from xain_coordinator.core.points import STATE_NUMBERS
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import (
+    CentralModel,
     Division,
     Evaluation,
     Figure,
@@ -188,6 +189,16 @@ def tallies_message(tallies: Tallies) -> pb.Evaluation | None:
     if message is not None:
         message.tallies.CopyFrom(pb.Tallies(**tallies.wire_fields))
     return message
+
+
+def central_message(central: CentralModel | None) -> inspection.CentralModel | None:
+    """Message of the central model, with the figures that follow from its tallies."""
+    if central is None:
+        return None
+    evaluation = together([central.evaluation]) or central.evaluation
+    return inspection.CentralModel(
+        round=central.round, evaluation=evaluation_message(evaluation), file=central.file
+    )
 
 
 def threshold_message(

@@ -4,6 +4,8 @@ An event loop in a thread of its own accepts connections, reads heads and checks
 A few threads move the bodies; see updates/bodies.py. The coordinator's event loop hears twice of an
 upload: before its first byte and after its last one. A connection carries one request.
 
+With certificates a URL works for the participant that it was made for, and for nobody else.
+
 Whoever is refused here, or finds the port full, takes GetWeights and PutWeights.
 """
 
@@ -25,19 +27,26 @@ from typing import Any, TypeVar
 import h11
 import structlog
 
+from xain_coordinator.access.errors import Unauthenticated
 from xain_coordinator.core import errors
 from xain_coordinator.core.values import WeightsRef
 from xain_coordinator.ports import JournalError, KeyNotFound, StoreError
 from xain_coordinator.server.capabilities import Capabilities, Capability, Forbidden, Method
+from xain_coordinator.server.identity import peer_at
 from xain_coordinator.server.statuses import message_of
 from xain_coordinator.stores.files import FileReader
 from xain_coordinator.updates.bodies import Incoming, Outgoing, Stalled, StallTimer, Transfer
 from xain_coordinator.updates.inbox import Source
 from xain_coordinator.updates.measured_upload import Announced, Header, MeasuredUpload
+from xain_foundation.callers import Caller
 from xain_foundation.fields import join_host_port
+from xain_foundation.identity import Role
 from xain_foundation.rate_limited_log import RateLimitedLog
 from xain_foundation.sockets import leave_unpaced
-from xain_foundation.threads import wait_to_end
+from xain_foundation.threads import num_processors, wait_to_end
+from xain_foundation.tls import Certificates
+from xain_foundation.tls_socket import TlsSocket
+from xain_wire.refusal import Refusal
 from xain_wire.weights_port import DIGEST_HEADER, KEY_HEADER, OFFSET_HEADER, PATH
 
 T = TypeVar("T")
@@ -85,6 +94,21 @@ class _Answer(Exception):
         body = f"{self}\n".encode()
         headers = (("Content-Type", "text/plain; charset=utf-8"), *self.headers)
         return _head(self.status, len(body), headers) + (b"" if is_head else body)
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Certificates of a port that serves nobody without one.
+
+    identify: says whose certificate, in PEM, a connection shows; in the port's thread. Raises
+        Unauthenticated, also when the certificate is revoked.
+    note_refused: told, on the coordinator's event loop, the address of a caller that was refused,
+        and why.
+    """
+
+    certificates: Certificates
+    identify: Callable[[bytes], Caller]
+    note_refused: Callable[[str, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +165,22 @@ class WeightsPort:
     that case. advertised: "host:port" for participants; empty: they use the host under which they
     reach gRPC.
     capabilities: makes and checks URLs. open_model: opens a file of the session's store.
+    closed: None: nothing is encrypted, and whoever has a URL may use it.
     Raises PortTaken.
     """
 
     head_s = 10.0  # for a whole head
     stalled_s = StallTimer.stalled_s
-    num_threads = 4  # that move bodies; each has a buffer of 1 MiB
+    # Threads that move bodies, each with a buffer of 1 MiB. A TLS record gives the interpreter's
+    # lock back: with 4 threads on 2 processors a GB took 5 to 15 % more processor time than with 2.
+    num_threads = min(max(num_processors(), 2), 4)
     # When there are so many, a new one ends the idle one that has taken longest: its peer has shown
     # no capability yet, or has its answer and reads it still. If none is idle, it is refused.
     max_connections = 500
     max_per_participant = 4
+    # A closed port answers so late that a participant has too many connections: one that connects
+    # again at once would keep the port busy with handshakes.
+    full_s = 1.0
     linger_s = 1.0  # for a peer to read an answer that came before the end of its request
 
     def __init__(
@@ -161,12 +191,15 @@ class WeightsPort:
         *,
         preferred: int = 0,
         advertised: str = "",
+        closed: Closed | None = None,
     ) -> None:
         self._capabilities = capabilities
         self._open_model = open_model
         self._listener = _listen(address, preferred)
         self.port: int = self._listener.getsockname()[1]
-        self._base = f"http://{advertised or f':{self.port}'}"
+        self._closed = closed
+        scheme = "http" if closed is None else "https"
+        self._base = f"{scheme}://{advertised or f':{self.port}'}"
         self._receive: Receive
         self._find: Find
         self._core: asyncio.AbstractEventLoop
@@ -179,6 +212,7 @@ class WeightsPort:
         self._idle: dict[asyncio.Task[None], None] = {}
         self._connections: set[asyncio.Task[None]] = set()
         self._by_participant: Counter[str] = Counter()
+        self._callers: dict[asyncio.Task[None], Caller] = {}
         self._crashed = RateLimitedLog(log.error, "weights_port_crashed")
 
     # --- the coordinator's side ---
@@ -211,6 +245,12 @@ class WeightsPort:
             self._loop.call_soon_threadsafe(self._loop.stop)
             await asyncio.to_thread(self._thread.join)
         self._pool.shutdown()
+
+    def end(self, holds: Callable[[Caller], bool], refusal: Refusal) -> None:
+        """End the connections of callers that may call no more; see Guard.on_ended. From any
+        thread."""
+        with contextlib.suppress(RuntimeError):  # the port has stopped meanwhile
+            self._loop.call_soon_threadsafe(self._end, holds)
 
     def run(self, work: Coroutine[Any, Any, None]) -> Future[None]:
         """Run a coroutine on the port's event loop."""
@@ -253,9 +293,13 @@ class WeightsPort:
             leave_unpaced(sock)
             if not await self._make_room():
                 with contextlib.suppress(OSError):
-                    sock.send(_full().encode())
+                    if self._closed is None:  # an answer over TLS would take a handshake
+                        sock.send(_full().encode())
                 sock.close()
                 continue
+            if self._closed is not None:
+                # The handshake comes with the head, and within the same time.
+                sock = TlsSocket(sock, self._closed.certificates.accepts)
             task = self._loop.create_task(self._connection(sock))
             self._connections.add(task)
             self._idle[task] = None
@@ -277,6 +321,12 @@ class WeightsPort:
         sock.close()  # a task that is cancelled before it begins never does
         self._connections.discard(task)
         self._idle.pop(task, None)
+        self._callers.pop(task, None)
+
+    def _end(self, holds: Callable[[Caller], bool]) -> None:
+        for task, caller in self._callers.items():
+            if holds(caller):
+                task.cancel()
 
     async def _connection(self, sock: socket.socket) -> None:
         request: _Request | None = None
@@ -343,9 +393,14 @@ class WeightsPort:
             )
         except Forbidden as forbidden:
             raise _Answer(403, str(forbidden)) from None
+        if self._closed is not None:
+            self._admit(self._closed, sock, allowed, task)
         self._idle.pop(task, None)
         name = allowed.participant_id
         if self._by_participant[name] >= self.max_per_participant:
+            if self._closed is not None:
+                self._idle[task] = None
+                await asyncio.sleep(self.full_s)  # the rate of the refusals
             raise _full()
         self._by_participant[name] += 1
         try:
@@ -359,6 +414,24 @@ class WeightsPort:
             self._by_participant[name] -= 1
             if not self._by_participant[name]:
                 del self._by_participant[name]
+
+    def _admit(
+        self, closed: Closed, sock: socket.socket, allowed: Capability, task: asyncio.Task[None]
+    ) -> None:
+        """Raises _Answer."""
+        assert isinstance(sock, TlsSocket), "a closed port accepts no other"
+        try:
+            caller = closed.identify(sock.certificate())
+            who = caller.identity
+            if (who.role, who.name) != (Role.PARTICIPANT, allowed.participant_id):
+                raise Unauthenticated(f"the certificate is that of {who}, and the URL another's")
+        except Unauthenticated as refusal:
+            with contextlib.suppress(OSError):  # the peer may have gone
+                peer = peer_at(*sock.getpeername()[:2])
+                self._core.call_soon_threadsafe(closed.note_refused, peer, str(refusal))
+            raise _Answer(403, message_of(refusal)) from None
+        # No await since identify(): a certificate that is revoked meanwhile is found here.
+        self._callers[task] = caller
 
     # --- down ---
 

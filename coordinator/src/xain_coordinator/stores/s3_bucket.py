@@ -25,7 +25,7 @@ from s3transfer.exceptions import S3CopyFailedError
 from urllib3.exceptions import HTTPError
 
 from xain_coordinator.ports import KeyNotFound, StoreError, StoreUnavailable
-from xain_coordinator.stores.secret_files import Secret
+from xain_coordinator.stores.secret_files import Secret, authorities_in
 from xain_coordinator.stores.settings import StoreSettings
 from xain_foundation.hints import hint
 
@@ -369,7 +369,7 @@ class Bucket:
             case boto.SSLError():
                 return Refused(
                     f"{server} cannot be spoken to by TLS; is its certificate one that we trust "
-                    "(AWS_CA_BUNDLE names a file with others)?"
+                    "(storage.ca_file names a file with others)?"
                 )
             case boto.HTTPClientError() | boto.ConnectionError():
                 return StoreUnavailable(f"{server} cannot be reached ({type(error).__name__})")
@@ -443,9 +443,11 @@ def _harmless(code: str) -> str:
 def connect(settings: StoreSettings) -> Bucket:
     """The bucket of [storage]; no request is made yet.
 
-    Raises StoreError if a file of credentials cannot be read or a value makes no sense to boto3.
+    Raises StoreError if a file of credentials or of authorities cannot be read, or a value makes no
+    sense to boto3.
     """
     given = _Given(settings)
+    authorities = authorities_in("storage", settings.ca_file)
     core = botocore.session.get_session()
     if given.access_key:
         core.get_component("credential_provider").providers.insert(0, _Provider(given))
@@ -453,11 +455,15 @@ def connect(settings: StoreSettings) -> Bucket:
     try:
         session = boto3.session.Session(botocore_session=core, region_name=settings.region)
         client = session.client(
-            "s3", endpoint_url=settings.endpoint or None, config=_config(settings)
+            "s3",
+            endpoint_url=settings.endpoint or None,
+            verify=authorities,
+            config=_config(settings),
         )
         signer = session.client(
             "s3",
             endpoint_url=settings.public_endpoint or settings.endpoint or None,
+            verify=authorities,
             config=_config(settings),
         )
     except (boto.BotoCoreError, ValueError) as error:
@@ -466,7 +472,7 @@ def connect(settings: StoreSettings) -> Bucket:
     if trouble:
         raise StoreError(f"[storage] does not lead to an S3 server: {trouble}")
     http = URLLib3Session(
-        verify=core.get_config_variable("ca_bundle") or True,
+        verify=authorities or core.get_config_variable("ca_bundle") or True,
         proxies=get_environ_proxies(signer.meta.endpoint_url),
         timeout=(min(settings.timeout_s, MAX_CONNECT_S), settings.timeout_s),
     )

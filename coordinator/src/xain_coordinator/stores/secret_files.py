@@ -1,5 +1,7 @@
-"""Secrets of the configuration, given as they are or as the name of a file that holds them."""
+"""Secrets of the configuration, given as they are or as the name of a file that holds them; and
+files of authorities."""
 
+import ssl
 from pathlib import Path
 
 import structlog
@@ -53,6 +55,25 @@ def read_secret(section: str, settings: object, name: str) -> str:
         # Sent as it is, it would be a header that no server understands.
         raise StoreError(f"{source} has a line end or another control character in it; remove it")
     return value
+
+
+def authorities_in(section: str, path: Path | None) -> str | None:
+    """The file `ca_file`, which has certificates of authorities in PEM; None if none is named.
+
+    section: what messages call the settings. Raises StoreError.
+    """
+    if path is None:
+        return None
+    reason = "no certificate in PEM is in it"
+    try:
+        ssl.create_default_context(cafile=path)
+    except ssl.SSLError:
+        pass
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+    else:
+        return str(path)
+    raise StoreError(f"cannot use {section}.ca_file, {path}: {reason}")
 
 
 def _read(source: str, path: Path) -> str:

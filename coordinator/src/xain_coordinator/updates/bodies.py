@@ -18,6 +18,8 @@ from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.ports import Reader
 from xain_coordinator.updates.measured_upload import MeasuredUpload
 from xain_foundation.sockets import unacknowledged_bytes
+from xain_foundation.tls_socket import PIECE_BYTES as ENCRYPTED_BYTES
+from xain_foundation.tls_socket import TlsSocket
 from xain_wire.limits import LEAST_BYTES, STALLED_S
 
 PIECE_BYTES = 1 << 20  # received, measured and written at a time
@@ -184,7 +186,8 @@ class Outgoing:
     def look(self) -> None:
         """Count what the peer has acknowledged since the last look: this system takes megabytes at
         once, and on a slow line takes nothing more for minutes while they go out."""
-        acknowledged = max(self._acknowledged, self._handed - unacknowledged_bytes(self.sock))
+        handed = self._handed + (self.sock.num_passed if isinstance(self.sock, TlsSocket) else 0)
+        acknowledged = max(self._acknowledged, handed - unacknowledged_bytes(self.sock))
         self.stall_timer.moved(acknowledged - self._acknowledged)
         self._acknowledged = acknowledged
 
@@ -210,18 +213,28 @@ class Outgoing:
             count = self.sock.send(self._head)
             self._head = self._head[count:]
             return count
-        length = min(SENT_BYTES, self._end - self._at)
-        if sys.platform == "linux":
-            count = os.sendfile(self.sock.fileno(), self._fd, self._at, length)
+        left = self._end - self._at
+        if isinstance(self.sock, TlsSocket):
+            piece = _buffer()[: min(left, ENCRYPTED_BYTES)]
+            # Read, and not mapped: a disk that fails ends a thread that reads a map, and us.
+            if not self.sock.owed and self._reader.read_into(self._at, piece) < len(piece):
+                raise _shorter()
+            count = self.sock.send(piece)
+        elif sys.platform == "linux":
+            count = os.sendfile(self.sock.fileno(), self._fd, self._at, min(left, SENT_BYTES))
         else:  # sendfile of other systems differs, or is missing
-            count = self.sock.send(self._reader.read(self._at, min(length, PIECE_BYTES)))
+            count = self.sock.send(self._reader.read(self._at, min(left, PIECE_BYTES)))
         if not count:
-            raise ConnectionError("the object is shorter than it was")
+            raise _shorter()
         self._at += count
         return count
 
 
 Transfer = Incoming | Outgoing
+
+
+def _shorter() -> ConnectionError:
+    return ConnectionError("the object is shorter than it was")
 
 
 def _buffer() -> memoryview:

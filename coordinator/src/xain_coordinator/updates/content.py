@@ -12,6 +12,7 @@ from xain_wire.np import parse_npy_header
 from xain_wire.np.codec import MAX_HEADER_BYTES
 from xain_workloads import bagging_options, ensembles, held, histograms, newton, stacking, trees
 from xain_workloads.boosting_options import HISTOGRAM, options_of_model
+from xain_workloads.errors import InvalidEnsemble
 from xain_workloads.glm.options import NAME as GLM
 
 MIN_HEADER_BYTES = 64  # what an .npy header is padded to
@@ -90,7 +91,7 @@ class ContentCheck:
             else:
                 kind = trees.BoosterKind.from_metadata(model.metadata)
                 trees.parse_update(data, kind, max_iterations)
-        except (trees.InvalidTrees, ensembles.InvalidEnsemble, newton.InvalidSums) as error:
+        except (trees.InvalidTrees, InvalidEnsemble, newton.InvalidSums) as error:
             raise InvalidUpdate(str(error)) from None
 
     def _stacked(self, model: GlobalModel) -> stacking.Shape | None:

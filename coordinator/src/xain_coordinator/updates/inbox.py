@@ -176,6 +176,11 @@ class Inbox:
 
     # --- handing in ---
 
+    @property
+    def names_are_chosen(self) -> bool:
+        """Whether participants choose the names of their uploads, as those of XAIN do."""
+        return self._bucket is not None
+
     @contextmanager
     def handing_in(self, participant_id: str) -> Iterator[asyncio.Lock]:
         """The lock to hold, so that no other call stores or hands in an update of the participant

@@ -17,14 +17,14 @@ from xain_coordinator.cli.demo.training import (
     participant_settings,
     split,
 )
-from xain_coordinator.cli.launch.lifecycle import Launcher, Running, have_ended
 from xain_coordinator.cli.launch.plan import PARTICIPATE, Program, Worker
 from xain_coordinator.cli.launch.processes import LocalProcess
 from xain_coordinator.cli.launch.rounds import Request, RoundsLaunch, exit_status
+from xain_coordinator.cli.launch.supervisor import Launcher, Rank, Running
 from xain_coordinator.cli.live_view import shown
 from xain_coordinator.cli.report.files import report
 from xain_coordinator.cli.report.page import page
-from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.config.coordinator import CoordinatorConfig, WorkloadSettings
 from xain_coordinator.config.launch import COORDINATOR
 from xain_coordinator.server.inspection_client import NoStatus
 from xain_foundation.commands import CommandFailed
@@ -81,7 +81,16 @@ class DemoLaunch(RoundsLaunch):
         self._report = report
         self._console = console
         workers = [Worker(f"site-{index}", "") for index in range(settings.participants)]
-        request = Request(workers, folder, None, (0, 0), settings.of_coordinator, {}, "")
+        request = Request(
+            workers,
+            folder,
+            None,
+            (0, 0),
+            settings.of_coordinator,
+            {},
+            WorkloadSettings(),  # the participants of the demo have files of their own
+            worker_restarts=0,
+        )
         super().__init__(request, launcher)
 
     def follow(self) -> int:
@@ -95,17 +104,18 @@ class DemoLaunch(RoundsLaunch):
             raise CommandFailed(f"{error}{self._ends_of_logs()}") from None
 
     def _follow(self, data: Split) -> int:
-        settings, console = self._settings, self._console
-        pids = {name: _pid(one) for name, one in self._workers.items()}
+        settings, console, supervisor = self._settings, self._console, self._supervisor
+        supervisor.is_ready = True  # what has not joined is looked after all the same
+        pids = {name: _pid(one) for name, one in supervisor.running(Rank.WORKER).items()}
         console.print(view.sites(pids, data))
         command = [*_participant(), "--config", str(self._config_of("site-0"))]
-        pid = _pid(self._coordinator[COORDINATOR])
+        pid = _pid(supervisor.running(Rank.HEAD)[COORDINATOR])
         console.print(view.invitation(pid, self.address, command), soft_wrap=True)
         snapshot = None
         with shown(console) as show:
             while snapshot is None or snapshot.status.state != pb.FINISHED:
                 # Before looking: those that leave after the end must not be taken for lost.
-                are_gone = have_ended(self._workers)
+                are_gone = supervisor.have_ended(Rank.WORKER)
                 snapshot = self._look()
                 if snapshot is None:
                     continue
@@ -118,7 +128,7 @@ class DemoLaunch(RoundsLaunch):
         epochs = min(settings.rounds * settings.epochs, MAX_BASELINE_EPOCHS)
         with console.status("Training the same model on all rows in one place ..."):
             baseline = centralised_accuracy(data, epochs, settings.eta0, settings.seed)
-        self._pause(0.0)  # for a signal that came meanwhile
+        supervisor.pause(0.0)  # for a signal that came meanwhile
         console.print(view.comparison(snapshot, data.test.num_samples, baseline))
         try:
             html = report(CoordinatorConfig(), self.address).html
@@ -128,9 +138,9 @@ class DemoLaunch(RoundsLaunch):
         console.print(f"Report with curves and sites: {self._report}", soft_wrap=True)
         return exit_status(snapshot)
 
-    def _worker_program(self, worker: Worker, coordinator: str) -> Program:
+    def _worker_program(self, worker: Worker, is_restart: bool) -> Program:
         settings, index = self._settings, self._request.workers.index(worker)
-        host, _, port = coordinator.rpartition(":")
+        host, _, port = self.address.rpartition(":")
         sections = {
             **participant_settings(index, settings.participants, settings.alpha, settings.seed),
             "coordinator": {"host": host, "port": int(port)},
@@ -145,8 +155,8 @@ class DemoLaunch(RoundsLaunch):
     def _ends_of_logs(self) -> str:
         """Last lines of the logs of programs that have failed by themselves."""
         told = ""
-        for group in self._groups:
-            for name, one in group.items():
+        for rank in (Rank.HEAD, Rank.WORKER):
+            for name, one in self._supervisor.running(rank).items():
                 if 0 < (one.status() or 0) < KILLED_BY:
                     log = self._request.work / "logs" / f"{name}.log"
                     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -14,10 +14,10 @@ import typer
 
 from xain_coordinator.cli.launch import containers, plan
 from xain_coordinator.cli.launch.interrupts import Interrupted, Interrupts
-from xain_coordinator.cli.launch.lifecycle import Backend, Launch, Launcher
 from xain_coordinator.cli.launch.logs import LogView
 from xain_coordinator.cli.launch.processes import ProcessBackend
 from xain_coordinator.cli.launch.rounds import Request, RoundsLaunch
+from xain_coordinator.cli.launch.supervisor import Backend, Launch, Launcher
 from xain_coordinator.config.coordinator import ENV_PREFIX, CoordinatorConfig
 from xain_coordinator.config.launch import LaunchSettings
 from xain_foundation import streams
@@ -51,11 +51,11 @@ A worker is a participant, in a process or a container of its own. DATA is eithe
 folder for each worker, NAME/X_train.csv and NAME/y_train.csv, or one data set that the workers
 divide at random: a file, or one that scikit-learn brings along.
 
-The launch waits until all workers have joined, shows their logs, reports a worker that dies while
-the others go on, starts a killed coordinator again, and tells at the end what was measured of the
-last model. Models, journal and logs stay in xain-launch/NAME, or in the folder of --work. At the
-end, after Ctrl-C and after SIGTERM everything is stopped and removed. Processes end with a killed
-launcher; its containers are stopped by the next launch of the same name, or with --clean NAME.
+The launch waits until all workers have joined, shows their logs, starts killed workers and a killed
+coordinator again, and tells at the end what was measured of the last model. Models, journal and
+logs stay in xain-launch/NAME, or in the folder of --work. At the end, after Ctrl-C and after
+SIGTERM everything is stopped and removed. Processes end with a killed launcher; its containers are
+stopped by the next launch of the same name, or with --clean NAME.
 
 Settings come from --config, over it from the environment, over that from flags. The section
 [launch] has name, workers, host, ports, network, CPU shares; all other sections are those of any
@@ -208,9 +208,10 @@ def _launch(
                 (settings.launch.ports[0], settings.launch.ports[1] or settings.http.port or 0),
                 values,
                 {"data.target": target, **of_workers},
-                settings.workload.task,
+                settings.workload,
                 os.environ,
                 serve or settings.http.is_on,
+                settings.server.insecure,
             )
             status = run(
                 with_,
@@ -296,7 +297,10 @@ def _resolve(
         mode = first.config.workload.options.get("mode")
         workers = plan.find_workers(data, first.config.launch, divided=mode != "pipeline")
         given = {".".join(key) for key in first.given}
-        fleet = plan.fleet_defaults(len(workers), first.config.launch)
+        is_on = serve or first.config.http.is_on
+        is_asked = is_on and first.config.rounds.start != "participants"
+        names = [worker.name for worker in workers]
+        fleet = plan.fleet_defaults(names, first.config.launch, serve=is_asked)
         added = {key: value for key, value in fleet.items() if key not in given}
         last = resolve(CoordinatorConfig, config, ENV_PREFIX, {**added, **values}, weakest)
     except (ConfigError, CommandFailed) as error:
@@ -336,7 +340,8 @@ def run(
     else:
         backend = containers.DockerBackend(settings, workload)
         _stop_leftovers(settings.name)
-    launch = make(Launcher(backend, view, say, interrupts.pause))
+    restarts = settings.max_restarts
+    launch = make(Launcher(backend, view, say, interrupts.pause, max_restarts=restarts))
     with interrupts.installed():
         try:
             return launch.follow()

@@ -26,7 +26,7 @@ from xain_coordinator.cli.launch.plan import (
 from xain_coordinator.cli.launch.work_folder import is_held
 from xain_coordinator.config.launch import LaunchSettings
 from xain_foundation.commands import CommandFailed
-from xain_foundation.fields import is_loopback, join_host_port
+from xain_foundation.fields import join_host_port
 from xain_workloads.data import BUNDLED
 
 NAME_LABEL, WORK_LABEL = "org.xain.launch", "org.xain.launch.work"
@@ -127,11 +127,6 @@ class DockerBackend:
             self._ports[f"{HTTP_PORT}/tcp"] = (self._settings.host, wanted[1])
         return GRPC_PORT, HTTP_PORT
 
-    def http_values(self) -> dict[str, object]:
-        # Published on this machine alone, the port is not reached from beyond it.
-        is_local = is_loopback(self._settings.host)
-        return {"http.host": self.bind_host, **({"http.insecure": True} if is_local else {})}
-
     def start(self, program: Program) -> "Container":
         with self._explained(program.name):
             made = self._client.containers.create(
@@ -172,7 +167,9 @@ class DockerBackend:
 
     def _mounts(self, program: Program) -> list[Any]:
         """Folders of this machine that the program needs, and no others."""
-        mounts = [_mount(self._work, DATA_DIR)] if program.has_work else []
+        mounts = []
+        if (folder := program.folder) is not None:
+            mounts.append(_mount(self._work / folder, DATA_DIR / folder))
         if self._config is not None and program.command == COORDINATE:
             mounts.append(_mount(self._config, CONFIG_PATH, is_read_only=True))
         for number, source in enumerate(program.data):

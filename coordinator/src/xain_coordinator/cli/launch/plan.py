@@ -1,12 +1,15 @@
 """Plan of a launch: its workers, and the command lines of workers and coordinator."""
 
 import ast
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from xain_coordinator.config.coordinator import WorkloadSettings
 from xain_coordinator.config.launch import COORDINATOR, LaunchSettings
 from xain_foundation.commands import CommandFailed
+from xain_foundation.fields import is_loopback
 from xain_foundation.names import why_not
 from xain_workloads.data import BUNDLED, FOLDER_FILES, SUFFIXES, is_folder
 
@@ -40,12 +43,20 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
+class Tls:
+    """Certificates of a program. folder: on this machine. inside: the same where it runs."""
+
+    folder: str
+    inside: str
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """A command to start.
 
     arguments: without the command. environment: settings of the coordinator; others have none.
-    data: sources that it reads. has_work: it writes into the work folder. is_published: this
-        machine reaches its ports.
+    data: sources that it reads. folder: the part of the work folder that it writes into, "" for all
+        of it; None: it writes nothing. is_published: this machine reaches its ports.
     """
 
     name: str
@@ -54,7 +65,7 @@ class Program:
     command: str = COORDINATE
     data: Sequence[str] = ()
     cpu_shares: int | None = None
-    has_work: bool = False
+    folder: str | None = None
     is_published: bool = False
 
 
@@ -180,16 +191,21 @@ CHIMERA_VARIABLES = {
 }
 
 
-def fleet_defaults(num_workers: int, settings: LaunchSettings) -> dict[str, object]:
+def fleet_defaults(
+    names: Sequence[str], settings: LaunchSettings, *, serve: bool
+) -> dict[str, object]:
     """Settings of a coordinator that has all workers on one machine.
 
-    Training begins with all of them, goes on with one, and does not wait long for one that died.
+    Training begins with all of them, goes on with one, and does not wait long for one that died. A
+    training that is requested waits for START_WAIT_S alone.
+
+    names: of the workers.
     """
     return {
         "rounds.min_participants": 1,
-        "rounds.start_participants": num_workers,
-        "rounds.max_participants": num_workers,
-        "rounds.start_timeout_s": START_TIMEOUT_S,
+        "rounds.expected_participants": json.dumps(names),
+        "rounds.max_participants": len(names),
+        "rounds.start_timeout_s": START_WAIT_S if serve else START_TIMEOUT_S,
         "server.heartbeat_time_s": 2.0,
         "server.heartbeat_timeout_s": 4.0,
         "server.drain_s": 2.0,
@@ -199,6 +215,8 @@ def fleet_defaults(num_workers: int, settings: LaunchSettings) -> dict[str, obje
 
 
 START_TIMEOUT_S = 120.0  # for all workers to join
+# After the request of a training, for workers that are being started again: longer than most need.
+START_WAIT_S = 5.0
 
 
 def coordinator_program(
@@ -209,43 +227,73 @@ def coordinator_program(
     environ: Mapping[str, str],
     *,
     is_restart: bool = False,
+    tls: Tls | None = None,
 ) -> Program:
-    """The coordinator. data_dir, config: paths where it runs. values: settings by dotted key."""
+    """The coordinator. data_dir, config: paths where it runs. values: settings by dotted key. tls:
+    without it the coordinator is open."""
     host, port = address
     arguments = [f"--config={config}"] if config is not None else []
     arguments += [f"--data-dir={data_dir}", f"--host={host}", f"--port={port}"]
+    if tls is not None:
+        values = {**values, "tls.folder": tls.inside}
+    elif not is_loopback(host):
+        arguments.append("--insecure")
     arguments += assignments({**values, "logging.console": "false"})
     arguments.append("--resume" if is_restart else "--new-session")
     own = {name: v for name, v in environ.items() if name.upper().startswith(COORDINATOR_PREFIX)}
-    return Program(COORDINATOR, arguments, own, has_work=True, is_published=True)
+    data = [] if tls is None else [tls.folder]
+    return Program(COORDINATOR, arguments, own, data=data, folder="", is_published=True)
 
 
 def worker_program(
     worker: Worker,
     coordinator: str,
     source: str,
-    task: str,
+    workload: WorkloadSettings,
     values: Mapping[str, object],
+    state_dir: str,
     *,
     serve: bool = False,
+    tls: Tls | None = None,
 ) -> Program:
-    """A worker. coordinator: "HOST:PORT". source: its data where it runs. task: of the workload."""
+    """A worker. coordinator: "HOST:PORT". source: its data where it runs. workload: its name, task
+    and options, which the worker imports before it joins.
+    state_dir: where it runs. tls: that the coordinator asks for."""
     arguments = [f"--coordinator={coordinator}", f"--id={worker.name}", f"--data={source}"]
-    if task:
-        arguments.append(f"--task={task}")
+    if workload.task:
+        arguments.append(f"--task={workload.task}")
     if worker.part is not None:
         index, number = worker.part
         arguments += ["--partition=iid", f"--num-parts={number}", f"--index={index}"]
     if serve:
         arguments.append("--serve")
-    arguments += assignments({**values, "logging.console": "false"})
+    # Where others reach the coordinator of a launch, all of its programs are in one network.
+    is_open = not is_loopback(coordinator.rpartition(":")[0])
+    consent: dict[str, object] = {"training.process_group_insecure": True} if is_open else {}
+    if is_open and tls is None:
+        consent["coordinator.insecure"] = True
+    own = {} if tls is None else {"tls.folder": tls.inside}
+    # Builders import code, which a worker allows by itself.
+    options = {key: value for key, value in workload.whole_options.items() if key != "builder"}
+    state = {
+        "participant.state_dir": state_dir,
+        "training.workload": workload.name,
+        "training.options": json.dumps(options) if options else None,
+    }
+    arguments += assignments({**consent, **state, **values, **own, "logging.console": "false"})
     return Program(
         worker.name,
         arguments,
         command=PARTICIPATE,
-        data=(worker.source,),
+        data=[worker.source] if tls is None else [worker.source, tls.folder],
         cpu_shares=worker.cpu_shares,
+        folder=state_of(worker.name),
     )
+
+
+def state_of(worker: str) -> str:
+    """The state directory of a worker, below the work folder."""
+    return f"workers/{worker}"
 
 
 def assignments(values: Mapping[str, object]) -> list[str]:

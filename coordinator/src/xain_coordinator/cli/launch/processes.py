@@ -65,10 +65,6 @@ class ProcessBackend:
         )
         return grpc_port, http_port
 
-    def http_values(self) -> dict[str, object]:
-        """Settings of the HTTP face, but for its port."""
-        return {"http.host": self.bind_host}
-
     def start(self, program: Program) -> "LocalProcess":
         """Raises CommandFailed."""
         path = self._logs / f"{program.name}.log"

@@ -1,40 +1,42 @@
 """A launch of a coordinator and its workers."""
 
+import platform
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from xain_coordinator.cli import figures
 from xain_coordinator.cli import status as status_view
-from xain_coordinator.cli.launch.lifecycle import (
-    POLL_S,
-    Launch,
-    Launcher,
-    ended_early,
-    have_ended,
-    how_it_ended,
-)
 from xain_coordinator.cli.launch.plan import (
-    START_TIMEOUT_S,
     Program,
+    Tls,
     Worker,
     coordinator_program,
+    state_of,
     worker_program,
 )
+from xain_coordinator.cli.launch.supervisor import Launcher, Rank, Supervisor, ended_early
+from xain_coordinator.config.coordinator import WorkloadSettings
 from xain_coordinator.config.launch import COORDINATOR
 from xain_coordinator.server import inspection_client
 from xain_coordinator.server.inspection_client import NoStatus, Snapshot
+from xain_foundation import channels
 from xain_foundation.commands import CommandFailed
+from xain_foundation.durable import replace_file
 from xain_foundation.exit_statuses import EXIT_FAILED, EXIT_NO_BETTER, EXIT_OK
-from xain_foundation.fields import join_host_port
+from xain_foundation.fields import is_loopback, join_host_port
+from xain_foundation.identity import Role
+from xain_foundation.tls import AUTHORITY, Certificates
 from xain_wire.fl.inspection_pb2 import RoundStatus
 from xain_wire.metadata import COMPLETED
 
 ASK_EVERY_S = 0.5
 NUM_ROUNDS = 60  # of an answer: more than pass between two
 LEAVE_TIMEOUT_S = 10.0  # for workers to end by themselves after the session
+BEARER = "bearer"  # file with the header of requests over HTTP, which has the token
 JSON_BODY = "-H 'content-type: application/json' -d '{}'"
 
 
@@ -43,8 +45,10 @@ class Request:
     """Programs of a launch and their settings.
 
     ports: of gRPC and HTTP; 0 for a free one. values: settings of the coordinator by dotted key.
-    worker_values: of each worker. task: of the workload. serve: stay after the training, for
-        requests over HTTP.
+    worker_values: of each worker. workload: that they import before they join. serve: stay after
+        the training, for requests over HTTP. is_insecure: open also where others reach the
+        programs.
+    worker_restarts: how often a worker is started again; None: as other programs.
     """
 
     workers: Sequence[Worker]
@@ -53,9 +57,11 @@ class Request:
     ports: tuple[int, int]
     values: Mapping[str, object]
     worker_values: Mapping[str, object]
-    task: str
+    workload: WorkloadSettings
     environ: Mapping[str, str] = field(default_factory=dict)
     serve: bool = False
+    is_insecure: bool = False
+    worker_restarts: int | None = None
 
     @property
     def names(self) -> list[str]:
@@ -63,79 +69,113 @@ class Request:
         return [COORDINATOR, *(worker.name for worker in self.workers)]
 
 
-class RoundsLaunch(Launch):
-    """See Launch. The coordinator is started first, and stopped last."""
+class RoundsLaunch:
+    """A launch of a coordinator and participants. The coordinator is started first, and stopped
+    last.
+
+    Programs that others could reach show certificates, and requests over HTTP a bearer token.
+    """
 
     def __init__(self, request: Request, launcher: Launcher) -> None:
-        super().__init__(launcher)
         self._request = request
-        self._coordinator = self._new_group()
-        self._workers = self._new_group()
+        self._supervisor = Supervisor(launcher, request.work)
         self._listens = (0, 0)
         self._joined: set[str] = set()
         self._asked_at = 0.0
         self._is_finished = False
-        self.address = ""
+        self._operator: Certificates | None = None
 
     def follow(self) -> int:
         """See Launch."""
         number = len(self._request.workers)
-        self._say(
-            f"starting a coordinator and {number} {'worker' if number == 1 else 'workers'} ..."
-        )
+        say = self._supervisor.say
+        say(f"starting a coordinator and {number} {'worker' if number == 1 else 'workers'} ...")
         self.start()
-        self._until(self._missing_workers)
-        self._say(f"ready: all {number} have joined; the coordinator listens on {self.address}")
+        self._supervisor.until(self._missing_workers)
+        self._supervisor.is_ready = True
+        say(f"ready: all {number} have joined; the coordinator listens on {self.address}")
         if self._request.serve:
-            url = f"http://{self._backend.address(self._listens[1])}"
-            self._say(f"train with: curl -X POST {url}/v1/fit {JSON_BODY}    (Ctrl-C ends)")
+            say(f"train with: {self._curl()}    (Ctrl-C ends)")
+            self._serve()
         snapshot = self.watch()
         for line in result_lines(snapshot, self._request.work):
-            self._say(line)
+            say(line)
         return exit_status(snapshot)
+
+    @property
+    def address(self) -> str:
+        """The coordinator as this machine reaches it, once it is started."""
+        return self._supervisor.backend.address(self._listens[0])
 
     def start(self) -> None:
         """Start the coordinator, and when it answers the workers. Raises CommandFailed."""
-        request, backend = self._request, self._backend
-        self._prepare(request.work)
+        request, backend = self._request, self._supervisor.backend
+        self._supervisor.prepare()
         self._listens = backend.ports(request.ports, http=request.serve)
-        self._start_coordinator(is_restart=False)
-        address = join_host_port(backend.host(COORDINATOR), self._listens[0])
+        if not is_loopback(backend.bind_host) and not request.is_insecure:
+            self._operator = Certificates(self._supervisor.close_to_others())
+            inspection_client.TLS.set(self._operator)
+        self._supervisor.start(self._coordinator_program, Rank.HEAD)
+        self._supervisor.until(lambda: [COORDINATOR] if self._ask() is None else [])
+        if request.serve and self._operator is not None:
+            self._make_bearer(self._operator)
         for worker in request.workers:
-            self._start(self._workers, self._worker_program(worker, address))
+            make = partial(self._worker_program, worker)
+            self._supervisor.start(make, Rank.WORKER, max_restarts=request.worker_restarts)
 
-    def _worker_program(self, worker: Worker, coordinator: str) -> Program:
-        """coordinator: HOST:PORT as programs of the launch reach it."""
+    def _make_bearer(self, operator: Certificates) -> None:
+        """Make the token of requests over HTTP, which is beside the operator's certificate. That of
+        an earlier launch in the folder counts no more."""
+        from xain_coordinator.cli.access.names import NewToken
+        from xain_coordinator.cli.access.operator import Remote
+        from xain_coordinator.cli.launch.certificates import LIFETIME_S, NAME
+
+        with channels.open_channel(self.address, (), operator.of_channel()) as channel:
+            coordinator = Remote(channel, self.address, operator)
+            if any(entry.name == NAME for entry in coordinator.entries()):
+                coordinator.revoke(NAME)
+            wanted = NewToken(NAME, Role.OPERATOR, LIFETIME_S, bearer=True)
+            text, _, _ = coordinator.create_token(wanted)
+        replace_file(operator.folder / BEARER, [f"authorization: Bearer {text}\n".encode()], 0o600)
+
+    def _curl(self) -> str:
+        """The command that begins a training."""
+        address = self._supervisor.backend.address(self._listens[1])
+        if self._operator is None:
+            return f"curl -X POST http://{address}/v1/fit {JSON_BODY}"
+        folder = self._operator.folder
+        shown = f"--cacert {folder / AUTHORITY} -H @{folder / BEARER}"
+        return f"curl -X POST https://{address}/v1/fit {JSON_BODY} {shown}"
+
+    def _tls(self, name: str, role: Role, *hosts: str, number: int = 0) -> Tls | None:
+        """Certificates of a program, if it has some. hosts: that others reach it by. number: of
+        the folder among Program.data."""
+        folder = self._supervisor.certificate(name, role, *hosts)
+        if folder is None:
+            return None
+        return Tls(folder, self._supervisor.backend.source(folder, number))
+
+    def _worker_program(self, worker: Worker, is_restart: bool) -> Program:
+        backend = self._supervisor.backend
         return worker_program(
             worker,
-            coordinator,
-            self._backend.source(worker.source),
-            self._request.task,
+            join_host_port(backend.host(COORDINATOR), self._listens[0]),
+            backend.source(worker.source),
+            self._request.workload,
             self._request.worker_values,
+            f"{backend.data_dir(self._request.work)}/{state_of(worker.name)}",
             serve=self._request.serve,
+            tls=self._tls(worker.name, Role.PARTICIPANT, number=1),
         )
 
-    def _start_coordinator(self, *, is_restart: bool) -> None:
-        coordinator = self._start(self._coordinator, self._program(is_restart=is_restart))
-        self.address = ""
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while True:
-            self._show()
-            status = coordinator.status()
-            if status is not None:
-                raise CommandFailed(f"the coordinator ended with status {status}")
-            self.address = self._backend.address(self._listens[0])
-            if self._ask() is not None:
-                return
-            if time.monotonic() > deadline:
-                raise CommandFailed(f"the coordinator does not answer for {START_TIMEOUT_S:g} s")
-            self._pause(POLL_S)  # between two questions
-
-    def _program(self, *, is_restart: bool) -> Program:
-        request, backend = self._request, self._backend
+    def _coordinator_program(self, is_restart: bool) -> Program:
+        """is_restart: it goes on with its session, on the same port."""
+        request, backend = self._request, self._supervisor.backend
         values = dict(request.values)
         if request.serve:
-            values |= {"http.port": self._listens[1], **backend.http_values()}
+            values |= {"http.port": self._listens[1], "http.host": backend.bind_host}
+        here = self.address.rpartition(":")[0].strip("[]")
+        hosts = (backend.host(COORDINATOR), here, "localhost", platform.node() or "localhost")
         return coordinator_program(
             (backend.bind_host, self._listens[0]),
             backend.data_dir(request.work),
@@ -143,45 +183,61 @@ class RoundsLaunch(Launch):
             values,
             request.environ,
             is_restart=is_restart,
+            tls=self._tls(COORDINATOR, Role.COORDINATOR, *hosts),
         )
+
+    def stop(self) -> None:
+        """See Launch."""
+        self._supervisor.stop()
+        if self._operator is not None:
+            inspection_client.TLS.set(None)
 
     def _missing_workers(self) -> Collection[str]:
         """Workers that have not joined; none after the end of the session. Raises CommandFailed if
         one has ended before."""
-        ended = {name: one.status() for name, one in self._workers.items()}
-        if any(status is not None for status in ended.values()):
-            self._ask()  # asked after that: workers also end at the end of a short session
-        missing = set() if self._is_finished else self._workers.keys() - self._joined
+        ended = self._supervisor.ended(Rank.WORKER)
+        # Asked after that: workers also end at the end of a short session.
+        self._ask() if ended else self._ask_now_and_then()
+        missing = set() if self._is_finished else self._names - self._joined
         for name in sorted(missing):
-            status = ended[name]
-            if status is not None:
-                raise CommandFailed(ended_early(name, status, self._request.work))
+            if name in ended:
+                raise CommandFailed(ended_early(name, ended[name], self._request.work))
         return missing
+
+    def _serve(self) -> NoReturn:
+        """Look after the programs until a signal comes: a service has no end of its own. Raises
+        CommandFailed if the coordinator has ended."""
+        while not self._supervisor.have_ended(Rank.WORKER):
+            self._supervisor.look()
+        self._supervisor.say(
+            "no worker is left; the coordinator goes on: it predicts with models that it has, and "
+            "answers a training with NO_PARTICIPANTS until a worker joins    (Ctrl-C ends)"
+        )
+        while True:
+            self._supervisor.look()
 
     def watch(self) -> Snapshot:
         """Follow the session to its end. Raises CommandFailed if it cannot come to one."""
         while True:
             snapshot = self._look()
-            all_ended = have_ended(self._workers)
+            all_ended = self._supervisor.have_ended(Rank.WORKER)
             if all_ended:  # asked after that: workers end when they hear of the end of the session
                 snapshot = self._ask()
             if snapshot is None:
                 continue
             if snapshot.status.phase != "finished" and all_ended:
                 raise CommandFailed("all workers have ended, and the training is not over")
-            if snapshot.status.phase == "finished" and (all_ended or not self._request.serve):
+            if snapshot.status.phase == "finished":
                 self._let_workers_end()
                 return snapshot
 
     def _look(self) -> Snapshot | None:
-        """After POLL_S print new lines of the logs, report programs that died, and start the
-        coordinator again if it did. Returns its status every ASK_EVERY_S, and None else."""
-        self._pause(POLL_S)  # between two looks
-        self._show()
-        self._report_workers()
-        # On the same port, to go on with its session.
-        restart = partial(self._start_coordinator, is_restart=True)
-        self._keep_running(self._coordinator, COORDINATOR, restart)
+        """Look after the programs. Returns the status of the coordinator every ASK_EVERY_S, and
+        None else."""
+        self._supervisor.look()
+        return self._ask_now_and_then()
+
+    def _ask_now_and_then(self) -> Snapshot | None:
         if time.monotonic() - self._asked_at < ASK_EVERY_S:
             return None
         self._asked_at = time.monotonic()
@@ -199,24 +255,18 @@ class RoundsLaunch(Launch):
         return snapshot
 
     @property
-    def _is_ready(self) -> bool:
-        return self._workers.keys() <= self._joined
+    def _names(self) -> set[str]:
+        """Names of the workers."""
+        return {worker.name for worker in self._request.workers}
 
-    def _report_workers(self) -> None:
-        for name, worker in self._workers.items():
-            status = worker.status()
-            if status and name not in self._told:
-                self._told.add(name)
-                how = how_it_ended(status, "was killed")
-                self._say(f"{name} {how}" + ("; the others go on" if self._is_ready else ""))
+    @property
+    def _is_ready(self) -> bool:
+        return self._names <= self._joined
 
     def _let_workers_end(self) -> None:
         deadline = time.monotonic() + LEAVE_TIMEOUT_S
-        while time.monotonic() < deadline:
-            self._show()
-            if have_ended(self._workers):
-                return
-            self._pause(POLL_S)  # between two looks
+        while time.monotonic() < deadline and not self._supervisor.have_ended(Rank.WORKER):
+            self._supervisor.look()
 
 
 def exit_status(snapshot: Snapshot) -> int:

@@ -15,14 +15,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from xain_coordinator.cli.launch.lifecycle import (
-    POLL_S,
-    Launch,
-    Launcher,
-    Running,
-    ended_early,
-    how_it_ended,
-)
 from xain_coordinator.cli.launch.plan import (
     DEFAULT_WORKERS,
     PARAMETERS,
@@ -34,15 +26,18 @@ from xain_coordinator.cli.launch.plan import (
     assignments,
     with_shares,
 )
+from xain_coordinator.cli.launch.supervisor import Launcher, Rank, Supervisor, ended_early
 from xain_coordinator.config.launch import COORDINATOR, LaunchSettings
 from xain_foundation.commands import CommandFailed
 from xain_foundation.exit_statuses import EXIT_FAILED, EXIT_NOTHING_COUNTED
-from xain_foundation.fields import Section, join_host_port
+from xain_foundation.fields import Section, is_loopback, join_host_port
 from xain_foundation.hints import hint
+from xain_foundation.identity import Role
 from xain_foundation.logs import LoggingSettings
 from xain_foundation.settings import Resolved
-from xain_parameters.certificates import Certificates
-from xain_parameters.config import SchedulerSettings, ServerSettings, TlsSettings
+from xain_foundation.tls import Certificates, InvalidCertificates
+from xain_foundation.tls_settings import TlsSettings
+from xain_parameters.config import ENV_PREFIX, SchedulerSettings, ServerSettings
 from xain_parameters.errors import ParameterError
 from xain_parameters.scheduler.client import SchedulerCalls
 from xain_parameters.scheduler.reports import Status
@@ -60,14 +55,17 @@ GROUP = "xain-parameters"  # journal and logs, in the work folder; a launch begi
 WORKER_KEYS = (
     "batch",
     "bound",
+    "categories",
     "epochs",
     "factors",
+    "format",
     "l2",
     "learning_rate",
     "model",
     "seed",
     "staleness",
     "table",
+    "target",
 )
 _WILDCARDS = "*?["
 
@@ -90,7 +88,8 @@ class Request:
     test_name: as the user gave it.
     values: settings of scheduler and servers by dotted key.
     worker_values: flags of all workers.
-    tls: folder with the certificate that all programs show; "": nothing is encrypted.
+    tls: the certificate that all programs show. Without one each gets its own, unless only this
+        machine reaches the programs, or nothing is to be encrypted.
     """
 
     workers: Sequence[Worker]
@@ -101,7 +100,7 @@ class Request:
     test_name: str
     values: Mapping[str, object]
     worker_values: Mapping[str, str]
-    tls: str = ""
+    tls: TlsSettings
 
     @property
     def names(self) -> list[str]:
@@ -151,7 +150,7 @@ def plan(
         test,
         {key: value for key, value in given.items() if not key.startswith("launch.")},
         worker_values,
-        str(folder.absolute()) if (folder := resolved.config.tls.folder) else "",
+        resolved.config.tls,
     )
 
 
@@ -169,62 +168,57 @@ def _local(source: str, flag: str) -> str:
     return str(path)
 
 
-class SparseLaunch(Launch):
-    """See Launch. The workers are stopped first, then the scheduler, then the servers.
+class SparseLaunch:
+    """A launch of a parameter server and its workers. The workers are stopped first, then the
+    scheduler, then the servers.
 
-    A program that is killed is started again, and goes on where it was.
+    A program that is started again goes on where it was.
     """
 
     def __init__(self, request: Request, launcher: Launcher) -> None:
-        super().__init__(launcher)
         self._request = request
-        # Stopped before the servers, which it would report as dead.
-        self._servers = self._new_group()
-        self._scheduler = self._new_group()
-        self._workers = self._new_group()
-        self._tools = self._new_group()
+        self._supervisor = Supervisor(launcher, request.work)
+        self._supervisor.on_lines = self._note_progress
         self._calls: SchedulerCalls | None = None
         self._listens = 0
         self._begun: set[str] = set()  # workers that were in their loop over clocks
-        self._idle: set[str] = set()  # workers that have trained nothing
         self._progress: dict[str, Mapping[str, float]] = {}  # the last of each worker
         self._num_rollbacks = 0  # before all workers were started the last time
 
     def follow(self) -> int:
         """See Launch. A worker that failed makes the exit status 1, and 5 if none had a row."""
-        request = self._request
-        self._say(
+        request, supervisor = self._request, self._supervisor
+        supervisor.say(
             f"starting a scheduler, {_counted(len(request.servers), 'server')} and "
             f"{_counted(len(request.workers), 'worker')} ..."
         )
         self.start_servers()
-        for worker in request.workers:
-            self._start_worker(worker)
-        self._until(self._missing_workers)
-        self._say(
+        self._start_workers()
+        supervisor.until(self._missing_workers)
+        supervisor.is_ready = True
+        supervisor.say(
             f"ready: all {len(request.workers)} have joined; "
             f"the scheduler listens on {self.address}"
         )
         while True:
-            while not self._are_over():
-                self._look()
-            failed = sorted(self._told - self._idle)
+            while not supervisor.have_ended(Rank.WORKER):
+                supervisor.look()
+            ended = supervisor.ended(Rank.WORKER)
+            if all(status == EXIT_NOTHING_COUNTED for status in ended.values()):
+                return EXIT_NOTHING_COUNTED
+            failed = [n for n, status in ended.items() if status not in (0, EXIT_NOTHING_COUNTED)]
             if len(failed) == len(request.workers):
                 raise CommandFailed("no worker has trained to its end")
-            if len(self._idle) == len(request.workers):
-                return EXIT_NOTHING_COUNTED
             number, status = self._save()
             # Workers that are started again would wait for failed ones.
             if failed or status.num_rollbacks == self._num_rollbacks:
                 break
             self._num_rollbacks = status.num_rollbacks
-            self._say("the servers went back to an earlier model; workers repeat what was lost")
-            # A worker whose epochs are still complete ends at once.
-            for worker in request.workers:
-                self._workers[worker.name].remove(0)
-                self._show_lines(self._workers[worker.name])
-                self._start_worker(worker)
-        self._tell_result(failed, number, status)
+            supervisor.say(
+                "the servers went back to an earlier model; workers repeat what was lost"
+            )
+            self._start_workers()  # a worker whose epochs are still complete ends at once
+        self._tell_result(sorted(failed), number, status)
         return EXIT_FAILED if failed else 0
 
     # --- programs ---
@@ -232,34 +226,53 @@ class SparseLaunch(Launch):
     @property
     def address(self) -> str:
         """The scheduler as this machine reaches it, once it is started."""
-        return self._backend.address(self._listens)
+        return self._supervisor.backend.address(self._listens)
 
     def start_servers(self) -> None:
         """Start the scheduler and the servers. Returns when they serve. Raises CommandFailed."""
-        work, tls = self._request.work, self._request.tls
+        work, tls, supervisor = self._request.work, self._request.tls, self._supervisor
         try:
-            certificates = Certificates(tls) if tls else None
-        except ParameterError as error:
+            certificates = tls.certificates()
+        except InvalidCertificates as error:
             raise CommandFailed(f"tls.folder: {error}") from None
-        self._prepare(work)
+        supervisor.prepare()
+        is_open = is_loopback(supervisor.backend.bind_host) or self._is_insecure
+        if tls.folder is None and not is_open:
+            certificates = Certificates(supervisor.close_to_others())
         # Scheduler and servers would go on with the training of an earlier launch.
         shutil.rmtree(work / GROUP, ignore_errors=True)
         (work / CHECKPOINTS).mkdir(exist_ok=True)
-        self._listens = self._backend.ports((self._request.port, 0), http=False)[0]
-        self._start_scheduler()
-        self._calls = SchedulerCalls(self.address, certificates)
-        self._until(lambda: [] if self._status() else [SCHEDULER])
+        self._listens = supervisor.backend.ports((self._request.port, 0), http=False)[0]
+        supervisor.start(self._scheduler_program, Rank.HEAD)
+        self._calls = SchedulerCalls(self.address, certificates, insecure=is_open)
+        supervisor.until(lambda: [] if self._status() else [SCHEDULER])
         for name in self._request.servers:
-            self._start_server(name)
-        self._until(self._missing_servers)
+            supervisor.start(partial(self._server_program, name), Rank.SERVER)
+        supervisor.until(self._missing_servers)
+
+    def _start_workers(self) -> None:
+        for worker in self._request.workers:
+            self._supervisor.start(partial(self._worker_program, worker), Rank.WORKER)
+
+    @property
+    def _is_insecure(self) -> bool:
+        given = self._request.values
+        return any(given.get(f"{section}.insecure") for section in ("scheduler", "server"))
+
+    def _tls_of(self, name: str, role: Role, *hosts: str) -> list[str]:
+        """The folder of a program's certificate, if it has one. hosts: that others reach it by."""
+        if self._request.tls.folder is not None:
+            return [str(self._request.tls.folder.absolute())]
+        folder = self._supervisor.certificate(name, role, *hosts)
+        return [] if folder is None else [folder]
 
     @property
     def _folder(self) -> str:
-        return self._backend.data_dir(self._request.work)
+        return self._supervisor.backend.data_dir(self._request.work)
 
     @property
     def _scheduler_address(self) -> str:
-        return join_host_port(self._backend.host(SCHEDULER), self._listens)
+        return join_host_port(self._supervisor.backend.host(SCHEDULER), self._listens)
 
     @property
     def _checkpoints(self) -> str:
@@ -267,79 +280,82 @@ class SparseLaunch(Launch):
         given = self._request.values.get("scheduler.checkpoints")
         return str(given) if given else f"{self._folder}/{CHECKPOINTS}"
 
-    def _start_scheduler(self) -> None:
+    def _scheduler_program(self, is_restart: bool) -> Program:
         values = {
             "scheduler.worker_lease_s": WORKER_LEASE_S,
             **self._request.of("scheduler", "logging"),
-            "scheduler.listen": join_host_port(self._backend.bind_host, self._listens),
+            "scheduler.listen": join_host_port(self._supervisor.backend.bind_host, self._listens),
             "scheduler.data": f"{self._folder}/{GROUP}/scheduler",
             "scheduler.checkpoints": self._checkpoints,
         }
         program = self._parameter_program(SCHEDULER, "scheduler", values)
-        self._start(self._scheduler, replace(program, is_published=True))
+        return replace(program, is_published=True)
 
-    def _start_server(self, name: str) -> None:
+    def _server_program(self, name: str, is_restart: bool) -> Program:
         values = {
             # All are stopped at the end: ranges have nowhere to move.
             "server.leave_s": 0,
             **self._request.of("server", "logging"),
             "server.scheduler": self._scheduler_address,
-            "server.listen": join_host_port(self._backend.bind_host, 0),
-            "server.advertised": self._backend.host(name),
+            "server.listen": join_host_port(self._supervisor.backend.bind_host, 0),
+            "server.advertised": self._supervisor.backend.host(name),
             "server.name": name,
             "server.data": f"{self._folder}/{GROUP}",
         }
-        self._start(self._servers, self._parameter_program(name, "serve", values))
+        return self._parameter_program(name, "serve", values)
 
     def _parameter_program(self, name: str, command: str, values: Mapping[str, object]) -> Program:
         """A command of `xain-parameter-server` with the settings that scheduler and servers have in
         common."""
-        tls = self._request.tls
+        reached_by = self.address.rpartition(":")[0].strip("[]")
+        tls = self._tls_of(name, Role.NODE, self._supervisor.backend.host(name), reached_by)
         common = {
             "logging.console": "false",
-            "tls.folder": self._backend.source(tls) if tls else None,
+            **self._request.of("tls"),
+            "tls.folder": self._supervisor.backend.source(tls[0]) if tls else None,
         }
         return Program(
             name,
             [command, *assignments({**values, **common})],
             command=PARAMETERS,
-            data=[tls] if tls else [],
-            has_work=True,
+            data=tls,
+            folder="",
         )
 
-    def _start_worker(self, worker: Worker) -> None:
+    def _worker_program(self, worker: Worker, is_restart: bool) -> Program:
         assert worker.part is not None
         index, number = worker.part
         arguments = [
-            f"--data={self._backend.source(worker.source)}",
+            f"--data={self._supervisor.backend.source(worker.source)}",
             f"--index={index}",
             f"--workers={number}",
             *_flags(self._request.worker_values),
         ]
-        program = self._participant(worker.name, arguments, worker.source, worker.cpu_shares)
-        self._start(self._workers, program)
+        return self._participant(worker.name, arguments, worker.source, worker.cpu_shares)
 
     def _participant(
         self, name: str, arguments: Sequence[str], source: str, cpu_shares: int | None = None
     ) -> Program:
-        tls = self._request.tls
-        own = [f"--tls={self._backend.source(tls, 1)}"] if tls else []
+        tls = self._tls_of(name, Role.PARTICIPANT)
+        own = [f"--tls={self._supervisor.backend.source(tls[0], 1)}"] if tls else []
+        if not tls and not is_loopback(self._supervisor.backend.host(SCHEDULER)):
+            own.append("--insecure")
         return Program(
             name,
             ["sparse", f"--server={self._scheduler_address}", f"--worker={name}", *own, *arguments],
+            environment=_in_environment(self._request.tls),
             command=PARTICIPATE,
-            data=[source, tls] if tls else [source],
+            data=[source, *tls],
             cpu_shares=cpu_shares,
         )
 
-    def _show_lines(self, one: Running) -> None:
-        lines = one.new_lines()
-        self._view.show(one.name, lines)
-        if one.name in self._workers:
-            for line in lines:
-                if line.startswith("{") and '"progress"' in line:
-                    with suppress(ValueError):  # kill -9 may cut a line
-                        self._progress[one.name] = json.loads(line)
+    def _note_progress(self, name: str, lines: Sequence[str]) -> None:
+        if not any(worker.name == name for worker in self._request.workers):
+            return
+        for line in lines:
+            if line.startswith("{") and '"progress"' in line:
+                with suppress(ValueError):  # kill -9 may cut a line
+                    self._progress[name] = json.loads(line)
 
     # --- the training ---
 
@@ -356,44 +372,22 @@ class SparseLaunch(Launch):
         status = self._status()
         if status is None:
             return self._request.servers
-        absent = set(self._request.servers).difference(status.view.addresses)
+        absent = set(self._request.servers).difference(status.addresses)
+        absent.update(self._supervisor.awaiting_restart)
         return absent.union(filter(None, status.lost.values()))
 
     def _missing_workers(self) -> Collection[str]:
         """Workers that have not joined. Raises CommandFailed if one has ended before."""
-        ended = {name: one.status() for name, one in self._workers.items()}
+        ended = self._supervisor.ended(Rank.WORKER)
         # Asked after that: a short training may be over already.
         status = self._status()
         self._begun.update(() if status is None else status.clocks)
         over = (0, EXIT_NOTHING_COUNTED)
         self._begun.update(name for name, code in ended.items() if code in over)
         for name, code in ended.items():
-            if code is not None and name not in self._begun:
+            if name not in self._begun:
                 raise CommandFailed(ended_early(name, code, self._request.work))
-        return self._workers.keys() - self._begun
-
-    def _look(self) -> None:
-        """Show new lines of the logs, and start killed servers and a killed scheduler again."""
-        self._pause(POLL_S)  # between two looks
-        self._show()
-        self._keep_running(self._scheduler, SCHEDULER, self._start_scheduler)
-        for name in list(self._servers):
-            self._keep_running(self._servers, name, partial(self._start_server, name))
-
-    def _are_over(self) -> bool:
-        """Whether all workers have ended. Starts killed ones again, and reports failed ones."""
-        is_over = True
-        for worker in self._request.workers:
-            name = worker.name
-            status = self._revive(self._workers, name, partial(self._start_worker, worker))
-            is_over &= status is not None
-            if status and name not in self._told:
-                self._told.add(name)
-                how = how_it_ended(status, "was killed too often")
-                if status == EXIT_NOTHING_COUNTED:
-                    self._idle.add(name)
-                self._say(f"{name} {how}; the others go on")
-        return is_over
+        return {worker.name for worker in self._request.workers} - self._begun
 
     # --- its end ---
 
@@ -404,7 +398,7 @@ class SparseLaunch(Launch):
         """
         calls = self._calls
         assert calls is not None
-        num_restarts = self._num_restarts.total()
+        num_deaths = self._supervisor.deaths.total()
         # The scheduler may notice a death only when the program runs again, so that a second
         # checkpoint fails of the same death: every restart allows new ones for START_TIMEOUT_S.
         deadline = -math.inf
@@ -417,14 +411,14 @@ class SparseLaunch(Launch):
             )
             thread.shutdown(wait=False)
             while not saved.done():
-                self._look()
+                self._supervisor.look()
             try:
                 return saved.result()
             except ParameterError as error:
-                self._look()
-                self._until(self._missing_servers)
-                if self._num_restarts.total() != num_restarts:
-                    num_restarts = self._num_restarts.total()
+                self._supervisor.look()
+                self._supervisor.until(self._missing_servers)
+                if self._supervisor.deaths.total() != num_deaths:
+                    num_deaths = self._supervisor.deaths.total()
                     deadline = time.monotonic() + START_TIMEOUT_S
                 if time.monotonic() > deadline:
                     raise CommandFailed(f"the model was not saved: {error}") from None
@@ -432,11 +426,13 @@ class SparseLaunch(Launch):
     def _tell_result(self, failed: Sequence[str], number: int, status: Status) -> None:
         """Score and export the model of a checkpoint, and say where it is."""
         request = self._request
-        self._show()
-        folder = f"{self._checkpoints}/{cut_folder(status.view.generation, number)}"
+        self._supervisor.show()
+        (job,) = status.jobs.values()
+        cut = cut_folder(job.view.generation, number, job.view.job)
+        folder = f"{self._checkpoints}/{cut}"
         to = f"{self._folder}/{MODEL}"
         arguments = ["export", folder, f"--table={request.table}", f"--to={to}"]
-        self._run(Program(EXPORT, arguments, command=PARAMETERS, has_work=True))
+        self._supervisor.run(Program(EXPORT, arguments, command=PARAMETERS, folder=""))
         scores = self._score() if request.test else []
 
         lost = f"; {', '.join(failed)} did not train all of their rows" if failed else ""
@@ -444,49 +440,42 @@ class SparseLaunch(Launch):
             lost += (
                 "; the servers went back to an earlier model, and rows of others may be lost too"
             )
-        self._say(f"The training is over at clock {status.opened}{lost}.")
+        self._supervisor.say(f"The training is over at clock {job.opened}{lost}.")
         if self._progress:
             means = (
                 f"{key} {sum(p[key] for p in self._progress.values()) / len(self._progress):.4g}"
                 for key in ("accuracy", "loss")
             )
-            self._say(f"Last training, mean of the workers: {', '.join(means)}")
+            self._supervisor.say(f"Last training, mean of the workers: {', '.join(means)}")
         for line in scores:
-            self._say(f"On {line}")
+            self._supervisor.say(f"On {line}")
         here = folder.replace(self._folder, str(request.work), 1)
-        self._say(f"Model: {request.work / MODEL}")
-        self._say(f"Checkpoint: {here}")
+        self._supervisor.say(f"Model: {request.work / MODEL}")
+        self._supervisor.say(f"Checkpoint: {here}")
 
     def _score(self) -> list[str]:
         """Score the model at the servers. Returns a line with the metrics."""
         request = self._request
         values = {**request.worker_values, "epochs": "0"}
-        arguments = [f"--test={self._backend.source(request.test)}", *_flags(values)]
-        lines = self._run(self._participant(SCORE, arguments, request.test))
+        arguments = [f"--test={self._supervisor.backend.source(request.test)}", *_flags(values)]
+        lines = self._supervisor.run(self._participant(SCORE, arguments, request.test))
         rows = [line.partition(":") for line in lines if ": log loss " in line]
         return [f"{number} of {request.test_name}:{measured}" for number, _, measured in rows]
 
-    def _run(self, program: Program) -> list[str]:
-        """Run a program to its end. Returns its output. Raises CommandFailed if it fails."""
-        one = self._start(self._tools, program)
-        lines = []
-        while (status := one.status()) is None:
-            new = one.new_lines()
-            self._view.show(one.name, new)
-            lines += new
-            self._pause(POLL_S)  # between two looks
-        one.remove(0)
-        new = one.new_lines()
-        self._view.show(one.name, new)
-        if status:
-            raise CommandFailed(f"{program.name} ended with status {status}")
-        return lines + new
-
     def stop(self) -> None:
         """See Launch."""
-        super().stop()
+        self._supervisor.stop()
         if self._calls is not None:
             self._calls.close()
+
+
+def _in_environment(tls: TlsSettings) -> dict[str, str]:
+    """The rules for names in certificates, for programs without a file of settings."""
+    if not tls.roles:
+        return {}
+    roles = {f"ROLES__{role.upper()}": json.dumps(names) for role, names in tls.roles.items()}
+    given = {"IDENTITY": tls.identity, **roles}
+    return {f"{ENV_PREFIX}TLS__{key}": value for key, value in given.items()}
 
 
 def _flags(values: Mapping[str, str]) -> list[str]:

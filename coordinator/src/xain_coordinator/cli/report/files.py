@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
+from xain_coordinator.cli.gains import Gains, gains
 from xain_coordinator.cli.report.about import metadata_of
 from xain_coordinator.cli.report.page import page
 from xain_coordinator.cli.study import table_of
@@ -73,6 +74,22 @@ def _coefficients(config: CoordinatorConfig, address: str | None) -> Coefficient
         if trained.last == 0:
             return None
         return coefficients_of(trained.load(trained.entries[trained.last].model))
+
+
+def gains_of(config: CoordinatorConfig, address: str | None) -> Gains:
+    """Gains of the sites in the latest session. address: as report() takes it.
+
+    Raises NoModel, NoStatus and JournalError.
+    """
+    asked = None if address is None else inspection_client.fetch(address, everything=True)
+    snapshot = asked or snapshot_of_files(config)
+    found = gains(snapshot.status, snapshot.rounds.rounds)
+    if found is None:
+        raise NoModel(
+            "no local models are known: the sites train them at the end of a training by a"
+            " workload, unless evaluate.local is false, or it is a session of a study"
+        )
+    return found
 
 
 def importance_of(config: CoordinatorConfig, address: str | None) -> ColumnImportances:

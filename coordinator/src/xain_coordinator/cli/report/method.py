@@ -9,8 +9,10 @@ from xain_coordinator.cli.report.about import metadata_of, prepared_of
 from xain_coordinator.cli.report.charts import number, table
 from xain_coordinator.server.inspection_client import Snapshot
 from xain_wire.fl import coordinator_pb2 as pb
-from xain_wire.fl.inspection_pb2 import RoundStatus
+from xain_wire.fl.inspection_pb2 import GetStatusResponse, RoundStatus
+from xain_workloads.describe import TableOne
 from xain_workloads.glm.options import NAME as GLM
+from xain_workloads.model import GROUP
 from xain_workloads.preprocessing import CategoryColumn, NumberColumn, Preprocessing
 from xain_workloads.scales import Scale
 
@@ -51,14 +53,18 @@ _REMEDIES: Mapping[str, str] = {
 }
 
 
-def method(snapshot: Snapshot, rounds: Sequence[RoundStatus]) -> str:
+def method(
+    snapshot: Snapshot, rounds: Sequence[RoundStatus], described: TableOne | None = None
+) -> str:
     """The section; empty of a session without a workload, about whose training nothing is known."""
     metadata = metadata_of(snapshot)
     workload = metadata.get("workload", "")
     if not workload or workload == "describe":
         return ""
     prepared = prepared_of(metadata)
-    told = "".join(f"<li>{escape(one)}</li>" for one in _told(snapshot, rounds, metadata, prepared))
+    told = "".join(
+        f"<li>{escape(one)}</li>" for one in _told(snapshot, rounds, metadata, prepared, described)
+    )
     sites = {name for one in rounds if one.task == pb.TRAIN for name in one.contributors}
     # The table of a single site would tell more than table one does.
     columns = _columns(prepared) if prepared is not None and len(sites) > 1 else ""
@@ -70,6 +76,7 @@ def _told(
     rounds: Sequence[RoundStatus],
     metadata: Mapping[str, str],
     prepared: Preprocessing | None,
+    described: TableOne | None,
 ) -> Iterator[str]:
     status = snapshot.status
     settings = dict(status.settings)
@@ -91,6 +98,12 @@ def _told(
         yield f"Nothing was trained: model {status.began_with} was measured."
     if (held_out := _held_out(status.study, rounds)) and is_trained_here:
         yield held_out
+    if (central := _central(status, rounds)) and is_trained_here:
+        yield central
+    if described is not None and described.groups is not None:
+        yield _groups(described.groups.name, described.groups.together.known)
+    elif described is None and status.study and GROUP in metadata:
+        yield _groups(metadata[GROUP], 0)
     if prepared is not None:
         yield from _preparing(prepared, settings, workload)
         update = _update(workload, options)
@@ -112,6 +125,24 @@ def _told(
             )
             + ". No row. docs/data.md has each field."
         )
+
+
+def _central(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
+    """The sentence on the central model; empty where there is none."""
+    central = status.central
+    if not central.evaluation.local.figures:
+        return ""
+    held_out = central.evaluation.num_samples
+    known = (one.coordinator_evaluation.num_samples for one in rounds)
+    total = next((number for number in known if number), 0)
+    on = f"{total - held_out:,} of the {total:,}" if total else "four fifths of the"
+    return (
+        f"Central model: the coordinator trained the same on {on} rows of its own alone, for"
+        f" {central.evaluation.local.passes:,} passes, and measured it and model {central.round} on"
+        f" the other {held_out:,}. Both models were chosen by rows that include these: the global"
+        " one as the best of its rounds on all rows of the coordinator, the central one as the best"
+        " of up to ten points of its training; the interval does not count that."
+    )
 
 
 def _options(metadata: Mapping[str, str]) -> Mapping[str, Any]:
@@ -173,6 +204,16 @@ def _held_out(study: str, rounds: Sequence[RoundStatus]) -> str:
         f"Rows{of}: {trained + held_out:,}, of which {held_out:,} ({share:.1%}) were held out. Each"
         " site drew these by chance before the training, of each class (or tenth of a target of"
         " numbers) its share; the same rows measure every model."
+    )
+
+
+def _groups(name: str, number: int) -> str:
+    """The sentences on groups of rows. name: of their column. number: 0 if it is not known."""
+    told = f" Rows to train on are those of {number:,} of them." if number else ""
+    return (
+        f"Rows with the same {name} were kept together: all of them were trained on or all held"
+        f" out, and all are in one fold.{told} Intervals take rows for independent, and are too"
+        f" narrow as far as rows with the same {name} are alike."
     )
 
 

@@ -58,7 +58,7 @@ def page(
         _head(status, rounds),
         study.section(study_table),
         about.about(snapshot, described, now),
-        method(snapshot, rounds),
+        method(snapshot, rounds, described),
         about.findings(status),
         effects(coefficients, status.num_trained),
         measured(status, rounds, about.classes_of(metadata)),

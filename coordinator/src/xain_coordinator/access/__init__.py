@@ -1,0 +1,1 @@
+"""Certificates, enrolment, identities and the audit log; a pure decider of its own."""

@@ -1,0 +1,1 @@
+"""The operator's commands: certificates, tokens, the audit log, participants and the session."""

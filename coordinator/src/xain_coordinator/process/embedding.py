@@ -1,0 +1,206 @@
+"""A coordinator within a program of others: a notebook, a test, a service."""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import CancelledError
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.core.errors import Unavailable
+from xain_coordinator.core.history import History
+from xain_coordinator.core.session import Session
+from xain_coordinator.core.values import Phase
+from xain_coordinator.process.run import serve
+from xain_foundation.exit_statuses import EXIT_FAILED
+from xain_foundation.settings import ConfigError, load
+
+if TYPE_CHECKING:
+    from xain_coordinator.assembly.sessions import Sessions
+
+LOOK_S = 1.0  # between two looks of a wait whether the coordinator is still there
+
+
+class Coordinator:
+    """The coordinator of `xain-coordinator --config FILE`, with settings as values.
+
+    settings: the sections of a configuration file, {"rounds": {"rounds": 3}}, or dotted keys,
+        {"rounds.rounds": 3}. No environment variable is read.
+    resume, new_session, from_model: as the flags of the program.
+
+    Logging, signals, the allocator and the garbage collector stay as the program has set them; but
+    run() takes SIGTERM and SIGINT while it runs in the main thread.
+    Raises ConfigError that names the wrong key.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        resume: bool = False,
+        new_session: bool = False,
+        from_model: str = "",
+    ) -> None:
+        try:
+            self.config = load(CoordinatorConfig, overrides=_dotted(settings or {}))
+        except ConfigError as error:  # no flags are wrong
+            raise ConfigError(str(error).replace("command line: ", "")) from None
+        self.takes_signals = False
+        self._serve_sessions = partial(
+            serve, self.config, resume=resume, new_session=new_session, from_model=from_model
+        )
+        self._thread: threading.Thread | None = None
+        self._is_up, self._has_ended = threading.Event(), threading.Event()
+        self._is_stopping = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop = asyncio.Event()
+        self._sessions: Sessions | None = None
+        self._failure: BaseException | None = None
+        self._status = 0
+
+    def run(self) -> int:
+        """Serve in this thread until stop() is called in another one, or a signal comes. Returns
+        the exit status of the program; at once after stop(). Raises as start() does."""
+        self._require_new()
+        self._thread = threading.current_thread()
+        self.takes_signals = threading.current_thread() is threading.main_thread()
+        self._serve()
+        if self._failure is not None:
+            raise self._failure
+        return self._status
+
+    def start(self) -> Self:
+        """Serve in a thread, and return when participants can connect.
+
+        Raises what keeps the coordinator from starting: WrongSetting, PortTaken, JournalError and
+        StoreError among them; then it has ended. Raises Unavailable if stop() comes first.
+        """
+        self._require_new()
+        self._thread = threading.Thread(target=self._serve, name="coordinator", daemon=True)
+        self._thread.start()
+        self._is_up.wait()
+        if self._failure is not None:
+            self._thread.join()
+            raise self._failure
+        if self._sessions is None or self._is_stopping.is_set():
+            self.stop()
+            raise Unavailable("the coordinator has stopped")
+        return self
+
+    def stop(self) -> int:
+        """Stop serving, drain and persist, as SIGTERM has the program do. Returns its exit status.
+        May be repeated; in the thread of run() it does not wait for the end."""
+        self._is_stopping.set()  # before the look at the event loop, see began()
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
+                self._loop.call_soon_threadsafe(self._stop.set)
+        if self._thread not in (None, threading.current_thread()):
+            self._has_ended.wait()
+        return self._status
+
+    def wait(self, timeout_s: float | None = None) -> Session:
+        """Wait until the present session is finished. Returns it.
+
+        Raises TimeoutError, and Unavailable if the coordinator stops meanwhile.
+        """
+        assert self._loop is not None, "start() comes first"
+        give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
+        waiting = self._finished()
+        try:
+            finished = asyncio.run_coroutine_threadsafe(waiting, self._loop)
+        except RuntimeError:  # the event loop has ended
+            waiting.close()
+            raise Unavailable("the coordinator has stopped") from None
+        while True:
+            left = LOOK_S if give_up_at is None else give_up_at - time.monotonic()
+            try:
+                return finished.result(max(min(left, LOOK_S), 0.0))
+            except CancelledError:
+                raise Unavailable("the coordinator has stopped") from None
+            except TimeoutError:
+                if self._has_ended.is_set():
+                    raise Unavailable("the coordinator has stopped") from None
+                if left <= LOOK_S and give_up_at is not None:
+                    finished.cancel()
+                    raise
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    @property
+    def port(self) -> int:
+        """Port of the gRPC server, once started."""
+        return self._started.current.port
+
+    @property
+    def address(self) -> str:
+        """Host and port of the gRPC server, once started."""
+        return self.config.server.address_at(self.port)
+
+    @property
+    def session(self) -> Session:
+        """The present session."""
+        return self._started.session
+
+    @property
+    def history(self) -> History:
+        """The rounds of the present session."""
+        return self._started.current.driver.history
+
+    @property
+    def _started(self) -> "Sessions":
+        assert self._sessions is not None, "start() comes first"
+        return self._sessions
+
+    async def _finished(self) -> Session:
+        driver = self._started.current.driver
+        while driver.session.phase is not Phase.FINISHED:
+            if self._stop.is_set():
+                raise Unavailable("the coordinator is stopping")
+            await driver.changed()
+        return driver.session
+
+    def _require_new(self) -> None:
+        if self._thread is not None:
+            raise RuntimeError("the coordinator was started before; make another one")
+
+    def _serve(self) -> None:
+        try:
+            self._status = self._serve_sessions(host=self)
+        except BaseException as error:  # told in the thread of start()
+            self._failure, self._status = error, EXIT_FAILED
+        finally:
+            self._has_ended.set()
+            self._is_up.set()
+
+    # --- Host ---
+
+    def began(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+        self._loop, self._stop = loop, stop
+        if self._is_stopping.is_set():
+            stop.set()
+
+    def serving(self, sessions: "Sessions") -> None:
+        self._sessions = sessions
+        self._is_up.set()
+
+    def failed(self, error: BaseException) -> None:
+        self._failure = error
+
+
+def _dotted(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Turn sections into settings by dotted key."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        dotted = f"{above}.{key}" if above else key
+        if not above and isinstance(value, Mapping) and "." not in key:
+            found |= _dotted(value, key)
+        else:
+            found[dotted] = value
+    return found
