@@ -51,6 +51,7 @@ from xain_foundation.logger import get_logger
 from xain_foundation.settings import COMMAND_LINE, ConfigError, load
 from xain_participant.agent import Agent
 from xain_participant.config import ENV_PREFIX, ParticipantConfig
+from xain_participant.enrolment.enrolled import enrolled
 from xain_participant.participant import Assignment, BodyFailed, Participant
 from xain_participant.state import StateDirectory
 from xain_participant.variates import KeptVariates
@@ -188,7 +189,8 @@ class Loop:
     Safe to use from several threads. notify: called by the agent's threads after each question and
     at the end, None: the script waits for them by itself. initialises: whether the script declares
     a model, so that it has initial weights.
-    Raises ValueError if the name, the tags or the address cannot be used, and StateError.
+    Raises ValueError if the name, the tags, the address or the certificates cannot be used, and
+    StateError.
     """
 
     def __init__(
@@ -204,9 +206,12 @@ class Loop:
     ) -> None:
         settings = _settings(coordinator, participant_id, tags, state_dir)
         ours = settings.participant
+        there = enrolled(settings)
         self._state: StateDirectory | None = None
         if ours.state_dir is not None:
-            self._state = StateDirectory(ours.state_dir, ours.id or None)
+            self._state = StateDirectory(
+                ours.state_dir, there.participant_id or None, ours.instance_id or None
+            )
         self._notify = notify
         self._inbox: SimpleQueue[Asked | Ended] = SimpleQueue()
         self._answers: SimpleQueue[Initial | Submitted | Failed] = SimpleQueue()
@@ -222,21 +227,24 @@ class Loop:
         try:
             self._agent = Agent(
                 ScriptParticipant(self._ask, evaluates=evaluates, initialises=initialises),
-                settings.coordinator.address,
-                ours.id or None,
+                there.address,
+                there.participant_id or None,
                 tags=ours.tags,
                 direct=settings.coordinator.direct,
                 observer=self._observe,
                 state=self._state,
                 instance_id=ours.instance_id or None,
                 tells_messages=ours.report_failures == "full",
+                tls=there.tls,
+                insecure=settings.coordinator.insecure,
+                upkeep=there.upkeep(),
             )
         except BaseException:  # raised again
             if self._state is not None:
                 self._state.close()
             raise
         self.participant_id = self._agent.participant_id
-        self._target = settings.coordinator.address
+        self._target, self._tls = there.address, there.tls
         self._session_id = ""
         self._result: Result | None = None
         self._is_finished = False  # the script has come to the end of the session
@@ -407,7 +415,7 @@ class Loop:
             )
         if self._result is None:
             try:
-                last = fetch_last_model(self._target, self.participant_id)
+                last = fetch_last_model(self._target, self.participant_id, self._tls)
             except ResultMissing as missing:
                 raise SessionError(str(missing)) from None
             if self._session_id not in ("", last.session_id):

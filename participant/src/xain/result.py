@@ -2,19 +2,24 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from numpy.typing import NDArray
 
-from xain_foundation.channels import why_unreachable
+from xain_foundation.channels import find_cause
+from xain_participant.advice import advised
 from xain_participant.client import CoordinatorClient, Refused, open_channel, refused_by
+from xain_participant.identity import new_instance_id
 from xain_participant.work import layout_of
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_wire.fl.inspection_pb2_grpc import InspectionStub
 from xain_workloads.model import Layout, Model
 from xain_workloads.scaffold import without_control
+
+if TYPE_CHECKING:
+    from xain_foundation.tls import Certificates
 
 ASK_S = 30.0
 
@@ -50,10 +55,13 @@ class LastModel:
     metrics: Mapping[str, float]
 
 
-def fetch_last_model(target: str, participant_id: str) -> LastModel:
+def fetch_last_model(
+    target: str, participant_id: str, tls: "Certificates | None" = None
+) -> LastModel:
     """Ask the coordinator at a target for its last model. Raises ResultMissing."""
     try:
-        with open_channel(target) as channel:
+        credentials = None if tls is None else tls.of_channel()
+        with open_channel(target, credentials=credentials) as channel:
             stub = InspectionStub(channel)
             status = stub.GetStatus(inspection.GetStatusRequest(), timeout=ASK_S)
             models = stub.ListModels(inspection.ListModelsRequest(limit=1), timeout=ASK_S).models
@@ -62,10 +70,11 @@ def fetch_last_model(target: str, participant_id: str) -> LastModel:
         if not models:
             raise ResultMissing(f"the coordinator at {target} has no model")
         (model,) = models
-        with CoordinatorClient(target, participant_id) as client:
+        instance = new_instance_id()  # a name that has shown one is not served without
+        with CoordinatorClient(target, participant_id, instance_id=instance, tls=tls) as client:
             vector = client.get_weights(model.ref)
     except grpc.RpcError as error:
-        why = why_unreachable(target) or refused_by(error)
+        why = advised(find_cause(target, tls=tls)) or refused_by(error)
         raise ResultMissing(f"the coordinator at {target} cannot be asked: {why}") from None
     except Refused as refused:
         raise ResultMissing(f"the last model cannot be fetched from {target}: {refused}") from None

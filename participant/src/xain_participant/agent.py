@@ -21,12 +21,13 @@ from math import inf
 from queue import Empty, SimpleQueue
 from random import Random
 from threading import Thread
+from typing import TYPE_CHECKING
 
 import grpc
 
 from xain_foundation import tags as tag_rules
 from xain_foundation.backoff import Backoff
-from xain_foundation.channels import proxy_to
+from xain_foundation.channels import proxy_to, require_private_way
 from xain_foundation.exit_statuses import EXIT_FAILED, EXIT_NO_BETTER, EXIT_NOTHING_COUNTED
 from xain_foundation.logger import get_logger
 from xain_foundation.names import why_not
@@ -51,11 +52,17 @@ from xain_wire.fl.refusals_pb2 import RefusalReason
 from xain_workloads.division import Division
 from xain_workloads.profile import DataProfile
 
+if TYPE_CHECKING:
+    from xain_foundation.tls import Certificates
+    from xain_participant.enrolment.upkeep import Upkeep
+
 # A stop waits for the goodbye this long; a lost goodbye ends by the coordinator's lease.
 LEAVE_TIMEOUT_S = 2.0
 # Threads that are not in the participant's own code end by themselves once the channel is closed.
 JOIN_TIMEOUT_S = 2.0
 
+# Why a coordinator is away is looked at again after this.
+LOOK_AGAIN_S = 15.0
 NO_WATCH_PAUSE_S = 30.0  # where there is no stream
 # How long a participant waits to divide its rows while the last training of another session ends.
 DIVIDE_PAUSE_S = 0.5
@@ -84,6 +91,8 @@ def run(
     instance_id: str | None = None,
     tells_messages: bool = False,
     serve: bool = False,
+    tls: "Certificates | None" = None,
+    insecure: bool = False,
 ) -> int:
     """Take part until the session is finished. Returns the exit status for the process.
 
@@ -99,17 +108,20 @@ def run(
     need not train again. It stays open.
     instance_id: tells this process from others with the same participant id; by default a random
     one. A process that is started again with the one of a killed process takes over at once, so no
-    two that run at a time may have the same. With a state, the state's counts.
+    two that run at a time may have the same. By default the state's.
     tells_messages: whether the coordinator may know the text of an exception in the participant's
     code, which may quote the data; type, files, lines and functions always travel.
     serve: stay after the end of a session, and take part in the coordinator's next one; then only
     a signal, a failure or a refusal ends the run.
+    tls: certificates of this participant; without them all goes in the clear. insecure: also to a
+    coordinator on another machine.
     Signals are the program's own. KeyboardInterrupt and SystemExit, which its handlers may raise,
     leave the session on their way; another handler calls stop() of an Agent.
     Logs go to loggers of the standard library's `logging`, below "xain_participant". It stays
     as the caller has configured it: logging.basicConfig(level=logging.INFO) shows every step.
-    Raises ValueError if participant_id or instance_id cannot be a name, or the participant_id is
-    another than the state's, or the tags cannot be sent.
+    Raises ValueError if participant_id or instance_id cannot be a name or is another than the
+    state's, the tags cannot be sent, or the coordinator is on another machine and there is neither
+    `tls` nor `insecure`.
     """
     return Agent(
         participant,
@@ -123,6 +135,8 @@ def run(
         instance_id=instance_id,
         tells_messages=tells_messages,
         serve=serve,
+        tls=tls,
+        insecure=insecure,
     ).run()
 
 
@@ -141,10 +155,11 @@ class _Posted:
 class Agent:
     """One participant's run. Use it once.
 
+    insecure: whether a coordinator on another machine may be called without `tls`. upkeep: of the
+    certificates, for as long as it runs.
     runtime, channel, chance: where it runs, how it connects to `target`, and what its pauses are
     drawn from; the defaults are the real ones.
-    Raises ValueError if participant_id or instance_id cannot be a name, or the participant_id is
-    another than the state's, or the tags cannot be sent.
+    Raises ValueError as run() does.
     """
 
     min_watch_pause_s, max_watch_pause_s = 0.1, 2.0
@@ -163,6 +178,9 @@ class Agent:
         instance_id: str | None = None,
         tells_messages: bool = False,
         serve: bool = False,
+        tls: "Certificates | None" = None,
+        insecure: bool = False,
+        upkeep: "Upkeep | None" = None,
         runtime: Runtime | None = None,
         channel: OpenChannel = open_channel,
         chance: Random | None = None,
@@ -178,15 +196,18 @@ class Agent:
             )
         if (why := tag_rules.why_not(tags or {})) is not None:
             raise ValueError(why)
+        require_private_way(target, tls, insecure=insecure)
         self.participant_id = participant_id
         chance = chance or Random()
         self._watch_chance = Random(chance.getrandbits(64))  # of a thread of its own
-        if state is not None:
-            instance_id = state.instance_id
-        elif instance_id is None:
-            instance_id = new_instance_id(chance)
-        elif (why := why_not(instance_id)) is not None:
+        if instance_id is None:
+            instance_id = new_instance_id(chance) if state is None else state.instance_id
+        if (why := why_not(instance_id)) is not None:
             raise ValueError(f"instance_id is {instance_id!r}: {why}")
+        if state is not None and state.instance_id != instance_id:
+            raise ValueError(
+                f"instance_id is {instance_id!r}, but the state is that of {state.instance_id!r}"
+            )
         self._tags = dict(tags or {})
         self._participant = participant
         self._target = target
@@ -198,11 +219,13 @@ class Agent:
             target,
             self.participant_id,
             instance_id=instance_id,
-            direct=DirectTransfer() if direct else None,
+            direct=DirectTransfer(certificates=tls) if direct else None,
             on_offer_failed=self._note_failed_offer,
             channel=channel,
             clock=self._runtime.now,
+            tls=tls,
         )
+        self._upkeep = upkeep
         self._work = Work(
             participant,
             self._client,
@@ -240,6 +263,10 @@ class Agent:
         self._findings: set[str] = set()  # of its checks of the data, those that were logged
         self._known_findings = b""  # their digest
         self._refusals: dict[Call, tuple[str, str]] = {}  # the last ones since anything worked
+        self._cause = ""  # why the coordinator is away, as last told
+        self._kept_out = ""  # why it does not let us in, as last told
+        self._looked_at = 0.0  # for it
+        self.look_again_s = LOOK_AGAIN_S
         self._stopping = False
         self._closing = False
         self._hung_up: SimpleQueue[None] = runtime.queue()  # wakes the watch thread from its pause
@@ -271,6 +298,8 @@ class Agent:
             self._info("starting", coordinator=self._target, proxy=proxy_to(self._target))
             if (left := self._work.result) is not None:
                 self._info("result_found", round_=left.round, session=left.session_id)
+            if self._upkeep is not None:
+                self._spawn("upkeep", self._upkeep.run)
             self._spawn("work", self._run_jobs)
             return self._loop()
         finally:
@@ -399,7 +428,7 @@ class Agent:
             self._divide(response.division)
             response = self._ask_to_join()
         if response.reply == pb.LATER:
-            return e.AskedToWait(response.retry_after_ms / 1000)
+            return e.AskedToWait(response.retry_after_ms / 1000, response.why)
         return e.Joined(
             response.session_id,
             response.heartbeat_interval_ms / 1000,
@@ -538,6 +567,8 @@ class Agent:
         self._protocol_lock.put(None)
         if self._answering is not None:
             self._answering.close()
+        if self._upkeep is not None:
+            self._upkeep.close()
         self._hung_up.put(None)
         self._is_back.put(None)
         self._client.close()
@@ -555,6 +586,7 @@ class Agent:
         """Log and show what happens, before the protocol decides what follows."""
         if not isinstance(event, e.RefusedBy | e.TimerFired | e.ConnectionLost):
             self._refusals.clear()
+            self._cause = ""
         if isinstance(event, e.Advertised):
             self._note_findings(event)
         match event:
@@ -562,8 +594,12 @@ class Agent:
                 self._info("joined", session=session_id, heartbeat_interval_s=interval_s)
                 self._tell("joined")
                 self._begin_answering()
-            case e.AskedToWait(retry_after_s):
-                self._info("asked_to_wait", retry_after_s=retry_after_s)
+            case e.AskedToWait(retry_after_s, why):
+                if why and why != self._kept_out:
+                    self._log.warning("not_let_in_yet", reason=why, retry_after_s=retry_after_s)
+                elif not why:
+                    self._info("asked_to_wait", retry_after_s=retry_after_s)
+                self._kept_out = why
                 self._tell("waiting", "the coordinator asks us to come again later")
             case e.Trained(round_):
                 result = self._work.result
@@ -647,7 +683,9 @@ class Agent:
         if not refused.reason and refused.status in _AWAY:
 
             def note(cause: str) -> None:
-                log(
+                is_news = not again or cause not in ("", self._cause)
+                self._cause = cause or self._cause
+                (self._log.warning if is_news else self._log.debug)(
                     "coordinator_away",
                     **fields,
                     coordinator=self._target,
@@ -656,9 +694,11 @@ class Agent:
                     hint="tried again until a coordinator answers there",
                 )
 
-            if again:
+            # The cause may change: a coordinator that was away comes back with certificates.
+            if again and self._runtime.now() < self._looked_at + self.look_again_s:
                 note("")
             else:
+                self._looked_at = self._runtime.now()
                 # In a thread that nothing waits for, also not at the end: it may take seconds.
                 self._runtime.spawn(f"look-{self.participant_id}", lambda: self._note_cause(note))
         else:

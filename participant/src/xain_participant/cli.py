@@ -40,10 +40,12 @@ from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED
 from xain_foundation.hints import hint
 from xain_foundation.wheels import pip_install
 from xain_participant import sparse_cli
+from xain_participant.enrolment import commands as enrolment
 from xain_participant.signals import stop_on_signals
 
 if TYPE_CHECKING:
     from xain_participant.config import ParticipantConfig
+    from xain_participant.enrolment.enrolled import Enrolled
     from xain_participant.state import StateDirectory
     from xain_participant.workload_participant import WorkloadParticipant
     from xain_workloads.division import Division
@@ -65,13 +67,21 @@ CoordinatorFlag = Annotated[
         "[coordinator.host, coordinator.port]",
     ),
 ]
+InsecureFlag = Annotated[
+    bool,
+    typer.Option(
+        "--insecure",
+        help="Without certificates: connect to another machine all the same, unencrypted. "
+        "[coordinator.insecure]",
+    ),
+]
 StateDirectoryFlag = Annotated[
     str | None,
     typer.Option(
         "--state-dir",
         metavar="DIR",
-        help="Folder that keeps this participant's name, each result until it is handed in, "
-        "and estimators that do not travel. [participant.state_dir]",
+        help="Folder that keeps this participant's name, what `join` has brought, each result "
+        "until it is handed in, and estimators that do not travel. [participant.state_dir]",
     ),
 ]
 Assignments = Annotated[list[str] | None, set_option("data.scale=0.0625")]
@@ -96,6 +106,9 @@ there are no rows to train on; 143 if SIGTERM, 130 if SIGINT stopped it before t
 _EXAMPLES = """**Examples**
 
 - `xain-participant --data patients.csv --target outcome` : for a coordinator on this machine
+
+- `xain-participant join ward-7.token` : get a certificate, and then
+  `xain-participant --state-dir ward-7 --data patients.csv`
 
 - `xain-participant inspect --data patients.csv` : what would a coordinator be told?
 
@@ -299,9 +312,13 @@ def _data_values(
     return values
 
 
-def _coordinator_values(coordinator: str | None) -> dict[str, Any]:
+def _coordinator_values(coordinator: str | None, insecure: bool) -> dict[str, Any]:
     host, port = (None, None) if coordinator is None else split_host_port(coordinator)
-    return {"coordinator.host": host, "coordinator.port": port}
+    return {
+        "coordinator.host": host,
+        "coordinator.port": port,
+        "coordinator.insecure": True if insecure else None,
+    }
 
 
 def _with_data_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -319,6 +336,7 @@ def _run(
     context: typer.Context,
     config: Config = None,
     coordinator: CoordinatorFlag = None,
+    insecure: InsecureFlag = False,
     participant_id: Annotated[
         str | None,
         typer.Option(
@@ -351,7 +369,7 @@ def _run(
     **data: Any,
 ) -> None:
     values: dict[str, Any] = {
-        **_coordinator_values(coordinator),
+        **_coordinator_values(coordinator, insecure),
         "participant.id": participant_id,
         "participant.state_dir": state_dir,
         "participant.serve": True if serve else None,
@@ -371,13 +389,15 @@ def _run(
     from xain_participant.alive import Alive
     from xain_participant.state import StateDirectory, StateError
 
-    ours = settings.participant
+    ours, there = settings.participant, _enrolled(settings)
     alive = state = None
     try:
         if ours.alive_file is not None:
             alive = Alive(ours.alive_file)
         if ours.state_dir is not None:
-            state = StateDirectory(ours.state_dir, ours.id or None)
+            state = StateDirectory(
+                ours.state_dir, there.participant_id or None, ours.instance_id or None
+            )
     except OSError as error:
         why = f"participant.alive_file is {ours.alive_file}: it cannot be written: {error.strerror}"
         fail(PROGRAM, why, EXIT_BAD_CONFIG)
@@ -390,8 +410,8 @@ def _run(
 
         agent = Agent(
             participant,
-            settings.coordinator.address,
-            ours.id or None,
+            there.address,
+            there.participant_id or None,
             tags=ours.tags,
             direct=settings.coordinator.direct,
             alive=alive,
@@ -399,6 +419,9 @@ def _run(
             instance_id=ours.instance_id or None,
             tells_messages=ours.report_failures == "full",
             serve=ours.serve,
+            tls=there.tls,
+            insecure=settings.coordinator.insecure,
+            upkeep=there.upkeep(),
         )
         stop_on_signals(agent)
         status = agent.run()
@@ -531,33 +554,40 @@ def _fetch(
     ] = "last",
     config: Config = None,
     coordinator: CoordinatorFlag = None,
+    insecure: InsecureFlag = False,
     state_dir: StateDirectoryFlag = None,
     assignments: Assignments = None,
     **data: Any,
 ) -> None:
-    values = {**_coordinator_values(coordinator), "participant.state_dir": state_dir}
+    values = {**_coordinator_values(coordinator, insecure), "participant.state_dir": state_dir}
     values |= _data_values(**data) | parse_assignments(PROGRAM, assignments, "data.scale=0.0625")
     settings = _load_settings(config, values, needs_source=False)
     from xain_participant.fetch import fetch
     from xain_workloads.errors import WorkloadError
     from xain_workloads.reading.dialect import Dialect
 
-    ours = settings.participant
+    ours, there = settings.participant, _enrolled(settings)
     try:
         told = fetch(
-            settings.coordinator.address,
+            there.address,
             which,
             to,
-            participant_id=ours.id or "fetch",
+            participant_id=there.participant_id or "fetch",
             dialect=Dialect.of(settings.data).meaning(),
             rows=(lambda: _load_data(settings)[0]) if settings.data.source else None,
             state_dir=ours.state_dir,
+            tls=there.tls,
         )
     except (WorkloadError, OSError) as error:
         fail(f"{PROGRAM} fetch", why_failed(error), EXIT_FAILED)
     typer.echo(told)
 
 
+app.command("join", help=enrolment.JOIN_HELP, epilog=enrolment.JOIN_EXAMPLES)(enrolment.join)
+app.command("renew", help=enrolment.RENEW_HELP, epilog=enrolment.RENEW_EXAMPLES)(enrolment.renew)
+app.command("tunnel", help=enrolment.TUNNEL_HELP, epilog=enrolment.TUNNEL_EXAMPLES)(
+    enrolment.tunnel
+)
 app.command("sparse", help=sparse_cli.SPARSE_HELP, epilog=sparse_cli.SPARSE_EXAMPLES)(
     sparse_cli.sparse
 )
@@ -585,6 +615,16 @@ def _load_settings(
             EXIT_BAD_CONFIG,
         )
     return settings
+
+
+def _enrolled(settings: "ParticipantConfig") -> "Enrolled":
+    """Address, name and certificates. Ends the process if the certificates cannot be used."""
+    from xain_participant.enrolment.enrolled import NotEnrolled, enrolled
+
+    try:
+        return enrolled(settings)
+    except NotEnrolled as error:
+        fail(PROGRAM, str(error), EXIT_BAD_CONFIG)
 
 
 def _require_table_modules() -> None:
@@ -668,6 +708,22 @@ def _load_data(
     return divided(ours, division, fraction, seed, least=least)
 
 
+def _import_workload(settings: "ParticipantConfig") -> None:
+    """Import what the workload of [training] needs. What is missing, its first training tells."""
+    from xain_foundation.logger import get_logger
+    from xain_workloads.workload import import_needed
+
+    name, log = settings.training.workload, get_logger(__name__)
+    if not name:
+        return
+    try:
+        import_needed(name, settings.training.options)
+    except (ValueError, ImportError) as error:
+        log.warning("workload_not_imported", workload=name, reason=str(error))
+    else:
+        log.info("workload_imported", workload=name)
+
+
 def _load_participant(
     settings: "ParticipantConfig", state: "StateDirectory | None", config: Path | None
 ) -> "WorkloadParticipant":
@@ -687,6 +743,7 @@ def _load_participant(
     log = get_logger(__name__)
     allow_builders(settings.training.builders)
     use_threads(settings.training.threads)
+    _import_workload(settings)
     log.info("loading_data", source=settings.data.source)
     train, test = _load_data(settings)
     log.info(
@@ -719,7 +776,9 @@ def _load_participant(
         estimators=estimators,
         variates=variates,
         stages=StageTrainer(
-            settings.training.process_group_address, settings.training.process_group_timeout_s
+            settings.training.process_group_address,
+            settings.training.process_group_timeout_s,
+            insecure=settings.training.process_group_insecure,
         ),
         # The statistics of all rows were approved, and not those of a part.
         divide=None if settings.participant.require_approval else partial(_load_data, settings),

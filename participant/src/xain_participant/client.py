@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from queue import SimpleQueue
 from threading import Lock
-from typing import Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import grpc
 import grpc.experimental
@@ -21,8 +21,10 @@ from grpc_status import rpc_status
 from numpy.typing import NDArray
 
 from xain_foundation import channels
+from xain_foundation.current_channel import CurrentChannel
 from xain_foundation.grpc_calls import Cancellable, details_of
 from xain_messaging.spare import Spare
+from xain_participant.advice import advised
 from xain_participant.direct import DirectTransfer, OfferFailed, with_host
 from xain_participant.download import Damaged, Download
 from xain_participant.encoded import Encoded
@@ -41,6 +43,9 @@ from xain_wire.metadata import ERROR_DOMAIN, INSTANCE_ID_KEY, PARTICIPANT_ID_KEY
 from xain_workloads.division import Division
 from xain_workloads.model import Layout
 from xain_workloads.profile import DataProfile
+
+if TYPE_CHECKING:
+    from xain_foundation.tls import Certificates
 
 CALL_TIMEOUT_S = 5.0
 SLOWEST_STORE_BYTES_PER_S = 16 * 1024 * 1024
@@ -81,9 +86,16 @@ IDLE_S = 30.0
 
 
 def open_channel(
-    target: str, silence_s: tuple[float, float] = CALLS_SILENCE_S, *, idle_s: float = IDLE_S
+    target: str,
+    silence_s: tuple[float, float] = CALLS_SILENCE_S,
+    *,
+    credentials: grpc.ChannelCredentials | None = None,
+    idle_s: float = IDLE_S,
 ) -> grpc.Channel:
-    """Open a channel as a participant does. target: HOST:PORT, or any other gRPC target."""
+    """Open a channel as a participant does. target: HOST:PORT, or any other gRPC target.
+
+    credentials: without them all goes in the clear.
+    """
     ping_after_s, timeout_s = silence_s
     timeout_ms = round(1000 * timeout_s)
     options = (
@@ -93,10 +105,11 @@ def open_channel(
         ("grpc.http2.ping_timeout_ms", timeout_ms),
         ("grpc.client_idle_timeout_ms", round(1000 * idle_s)),
     )
-    return channels.open_channel(target, options)
+    return channels.open_channel(target, options, credentials)
 
 
-OpenChannel = Callable[[str, tuple[float, float]], grpc.Channel]
+# Called with target and silence, and with `credentials` if there are certificates.
+OpenChannel = Callable[..., grpc.Channel]
 
 
 class _Message(Protocol):
@@ -179,6 +192,7 @@ class CoordinatorClient:
     direct: how to use the store's URLs, closed with the client; None: they are not used.
     on_offer_failed: told when weights go through the coordinator because of it.
     clock: seconds, monotonic.
+    tls: certificates of this participant; None: all goes in the clear.
     """
 
     # Answered when the update is durable: measured, synchronised to disk, and committed. One that
@@ -205,11 +219,22 @@ class CoordinatorClient:
         on_offer_failed: Callable[[OfferFailed], None] = lambda failed: None,
         channel: OpenChannel = open_channel,
         clock: Callable[[], float] = time.monotonic,
+        tls: "Certificates | None" = None,
     ) -> None:
+        def connect(silence_s: tuple[float, float]) -> CurrentChannel[CoordinatorStub]:
+            def opens(
+                _: str, __: object, credentials: grpc.ChannelCredentials | None
+            ) -> grpc.Channel:
+                if credentials is None:
+                    return channel(target, silence_s)
+                return channel(target, silence_s, credentials=credentials)
+
+            return CurrentChannel(target, (), tls, CoordinatorStub, opens)
+
         # Two connections, so that no heartbeat waits behind an upload. The second is made when the
         # first weights travel through it.
-        self._channels = (channel(target, CALLS_SILENCE_S), channel(target, TRANSFERS_SILENCE_S))
-        self._calls, self._transfers = map(CoordinatorStub, self._channels)
+        self._calls, self._transfers = connect(CALLS_SILENCE_S), connect(TRANSFERS_SILENCE_S)
+        self._tls = tls
         self._is_closed = False
         self._target = target
         self._participant_id = participant_id
@@ -231,13 +256,13 @@ class CoordinatorClient:
 
     def why_away(self) -> str:
         """Look why no call reaches the coordinator; empty if a gRPC server answers there."""
-        return channels.why_unreachable(self._target)
+        return advised(channels.find_cause(self._target, tls=self._tls))
 
     def close(self) -> None:
         """Cancel what is under way and disconnect. Later calls are Refused."""
         self._is_closed = True
-        for channel in self._channels:
-            channel.close()
+        self._calls.close()
+        self._transfers.close()
         if self._direct is not None:
             self._direct.close()
 
@@ -311,8 +336,8 @@ class CoordinatorClient:
         """Every change of state, beginning with the present one. Raises Refused when the stream
         breaks."""
         request = pb.WatchRequest(keeps_metadata=True)
-        with self._guarded():
-            call = self._calls.Watch(request, metadata=self._metadata)
+        with self._guarded(self._calls) as stub:
+            call = stub.Watch(request, metadata=self._metadata)
             try:
                 yield from map(self._complete, call)
             finally:
@@ -325,10 +350,8 @@ class CoordinatorClient:
         when it breaks."""
         answers: SimpleQueue[pb.PredictionAnswer | None] = SimpleQueue()
         answers.put(pb.PredictionAnswer())  # opens the stream
-        with self._guarded():
-            stream = Cancellable(
-                self._calls.Predict(iter(answers.get, None), metadata=self._metadata)
-            )
+        with self._guarded(self._calls) as stub:
+            stream = Cancellable(stub.Predict(iter(answers.get, None), metadata=self._metadata))
             try:
                 for question in stream.call:
                     answers.put(answer(question))
@@ -384,10 +407,10 @@ class CoordinatorClient:
             request.evaluation.CopyFrom(evaluation_message(evaluation))
         size_bytes = update.size_bytes if update is not None else 0
         timeout_s = self.hand_in_timeout_s + size_bytes / SLOWEST_STORE_BYTES_PER_S
-        stub = self._calls
+        way = self._calls
         if request.ByteSize() > self.max_beside_heartbeats_bytes:
-            stub = self._transfers
-        answer = self._unary(lambda stub: stub.EndTrainingRound, request, timeout_s, stub=stub)
+            way = self._transfers
+        answer = self._unary(lambda stub: stub.EndTrainingRound, request, timeout_s, way=way)
         return self._complete(answer.next_round) if answer.HasField("next_round") else None
 
     def _complete(self, news: pb.WatchResponse) -> pb.WatchResponse:
@@ -532,10 +555,8 @@ class CoordinatorClient:
         timeout_s = self.part_timeout_s
         if is_last:  # the answer waits for the disk
             timeout_s += upload.size_bytes / SLOWEST_STORE_BYTES_PER_S
-        with self._guarded():
-            return self._transfers.PutWeights(
-                messages(), metadata=self._metadata, timeout=timeout_s
-            )
+        with self._guarded(self._transfers) as stub:
+            return stub.PutWeights(messages(), metadata=self._metadata, timeout=timeout_s)
 
     def on_offer_refused(self, offer: pb.WeightsRef) -> None:
         """Send the next upload through the coordinator, which refused what was put there."""
@@ -601,10 +622,8 @@ class CoordinatorClient:
 
     def _stream(self, ref: pb.WeightsRef, offset: int, num_bytes: int) -> Iterator[bytes]:
         request = pb.GetWeightsRequest(key=ref.key, offset=offset, num_bytes=num_bytes)
-        with self._guarded():
-            stream = self._transfers.GetWeights(
-                request, metadata=self._metadata, timeout=self.part_timeout_s
-            )
+        with self._guarded(self._transfers) as stub:
+            stream = stub.GetWeights(request, metadata=self._metadata, timeout=self.part_timeout_s)
             try:
                 for message in stream:
                     if message.HasField("ref") and message.ref.digest != ref.digest:
@@ -624,8 +643,8 @@ class CoordinatorClient:
         timeout_s = timeout_s if timeout_s is not None else self._call_timeout_s
         timeout_s += _on_a_slow_line_s(request)
         told = (TIMEOUT_KEY, str(round(1000 * timeout_s)))
-        with self._guarded():
-            return method(self._calls)(request, metadata=(*self._metadata, told), timeout=timeout_s)
+        with self._guarded(self._calls) as stub:
+            return method(stub)(request, metadata=(*self._metadata, told), timeout=timeout_s)
 
     def _unary(
         self,
@@ -633,19 +652,21 @@ class CoordinatorClient:
         request: _Request,
         timeout_s: float | None = None,
         *,
-        stub: CoordinatorStub | None = None,
+        way: CurrentChannel[CoordinatorStub] | None = None,
     ) -> _Answer:
-        """timeout_s: beside the time that a large request takes on the slowest line."""
+        """way: by default that of calls. timeout_s: beside the time that a large request takes on
+        the slowest line."""
         timeout_s = timeout_s if timeout_s is not None else self._call_timeout_s
         timeout_s += _on_a_slow_line_s(request)
-        with self._guarded():
-            return method(stub or self._calls)(request, metadata=self._metadata, timeout=timeout_s)
+        with self._guarded(way or self._calls) as stub:
+            return method(stub)(request, metadata=self._metadata, timeout=timeout_s)
 
     @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Failures of a call become Refused."""
+    def _guarded(self, way: CurrentChannel[CoordinatorStub]) -> Iterator[CoordinatorStub]:
+        """The stub for one call, whose failure becomes Refused."""
         try:
-            yield
+            with way.stub() as stub:
+                yield stub
         except grpc.RpcError as error:
             raise refused_by(error) from None
         except ValueError:

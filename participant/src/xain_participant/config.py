@@ -5,7 +5,7 @@ environment, then flags.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -23,6 +23,7 @@ from xain_foundation.fields import (
 )
 from xain_foundation.logs import LoggingSettings
 from xain_foundation.names import RULE, why_not
+from xain_foundation.tls_settings import TlsSettings
 from xain_workloads.partition import MAX_ALPHA, Partition
 from xain_workloads.statistics import MIN_CATEGORY_COUNT, MIN_KNOWN
 from xain_workloads.table import Table
@@ -66,6 +67,7 @@ class CoordinatorSettings(Section):
     host: Host = "localhost"
     port: int = Field(default=50051, ge=1, le=65535)
     direct: bool = True
+    insecure: bool = False
 
     @property
     def address(self) -> str:
@@ -138,10 +140,13 @@ class TrainingSettings(Section):
     """[training]"""
 
     seed: int = Field(default=0, ge=0)
+    workload: str = ""
+    options: dict[str, Any] = Field(default_factory=dict)
     builders: Texts = ()
     threads: int = Field(default=1, ge=1, le=1024)
     process_group_address: GroupAddress = ""
     process_group_timeout_s: float = Field(default=60.0, gt=0, le=24 * 3600.0)
+    process_group_insecure: bool = False
 
 
 class ParticipantConfig(Section):
@@ -153,6 +158,7 @@ class ParticipantConfig(Section):
     partition: PartitionSettings = PartitionSettings()
     training: TrainingSettings = TrainingSettings()
     logging: LoggingSettings = LoggingSettings()
+    tls: TlsSettings = TlsSettings()
 
     moved: ClassVar[Mapping[str, str]] = {
         "coordinator.grpc_options": "is gone: the SDK of XAIN never used it",

@@ -10,7 +10,8 @@ URL end here, too: an OfferFailed has neither cause nor context.
 
 - Redirects are not followed. A signed URL has no reason for one, and it would carry an update
   elsewhere.
-- Certificates are checked against the system's; SSL_CERT_FILE names others.
+- The weights port has a certificate of the coordinator's authority, and is shown ours. Stores'
+  certificates are checked against the system's, and that authority; SSL_CERT_FILE names others.
 - A proxy of the environment is used as for gRPC (xain_foundation.proxies): a network that has one
   often has no other way out. It is asked to CONNECT and sees no URL, which it might log.
 """
@@ -25,13 +26,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import HTTPS_PORT, HTTPConnection, HTTPException, HTTPResponse
 from typing import Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
 from xain_foundation.fields import join_host_port
 from xain_foundation.proxies import Proxy, proxy_for
 from xain_foundation.sockets import leave_unpaced, unacknowledged_bytes
+from xain_foundation.tls import Certificates
+from xain_foundation.tls_socket import TlsSocket
 from xain_participant.download import Damaged, Download
 from xain_wire.limits import LEAST_BYTES, SLOWEST_LINE_BYTES_PER_S, STALLED_S
 from xain_wire.weights_port import DIGEST_HEADER, KEY_HEADER, OFFSET_HEADER, PATH
@@ -86,18 +89,21 @@ class OfferFailed(Exception):
 class DirectTransfer:
     """GETs and PUTs for one participant, in one thread; close() from any.
 
+    certificates: for the weights port; None for a coordinator without.
     clock: seconds, monotonic.
     """
 
     def __init__(
         self,
         *,
+        certificates: Certificates | None = None,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         chunk_timeout_s: float = CHUNK_TIMEOUT_S,
         answer_timeout_s: float = ANSWER_TIMEOUT_S,
         continue_timeout_s: float = CONTINUE_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._certificates = certificates
         self._connect_timeout_s = connect_timeout_s
         self._chunk_timeout_s = chunk_timeout_s
         self._answer_timeout_s = answer_timeout_s
@@ -108,7 +114,8 @@ class DirectTransfer:
         # attempt. The latest comes last.
         self._failures: dict[tuple[Method, str], tuple[str, float]] = {}
         self._socket: socket.socket | None = None  # of the transfer under way
-        self._tls: ssl.SSLContext | None = None
+        # For stores, with the authority that is trusted beside the system's.
+        self._of_system: tuple[str, ssl.SSLContext] | None = None
         self.is_closed = False
 
     def close(self) -> None:
@@ -118,7 +125,7 @@ class DirectTransfer:
             self.is_closed = True
             if self._socket is not None:
                 with suppress(OSError):  # the other side may have been faster
-                    # Not SSLSocket's: it would drop the encryption under a thread that is sending.
+                    # TlsSocket's own shutdown would encrypt an alert beside another thread.
                     socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def fetch(self, url: str, download: Download) -> bool:
@@ -351,14 +358,43 @@ class DirectTransfer:
         if target.scheme == "http":
             connection = HTTPConnection(host, port, timeout=self._connect_timeout_s)
         else:
-            if self._tls is None:
-                self._tls = ssl.create_default_context()
-            connection = HTTPSConnection(
-                host, port, timeout=self._connect_timeout_s, context=self._tls
+            connection = _TlsConnection(
+                host, port, self._connect_timeout_s, self._context(target), target.name
             )
         if proxy is not None:
             connection.set_tunnel(target.name, target.port, proxy.headers)
         return connection
+
+    def _context(self, target: "_Target") -> ssl.SSLContext:
+        if target.is_port and self._certificates is not None:
+            return self._certificates.connects
+        authority = "" if self._certificates is None else self._certificates.authority.decode()
+        if self._of_system is None or self._of_system[0] != authority:
+            context = ssl.create_default_context()
+            if authority:
+                context.load_verify_locations(cadata=authority)
+            self._of_system = authority, context
+        return self._of_system[1]
+
+
+class _TlsConnection(HTTPConnection):
+    """Connection over HTTPS like http.client's, with a TlsSocket.
+
+    name: in the certificate of the server, where `host` is a proxy's.
+    """
+
+    default_port = HTTPS_PORT
+
+    def __init__(
+        self, host: str, port: int, timeout_s: float, context: ssl.SSLContext, name: str
+    ) -> None:
+        super().__init__(host, port, timeout=timeout_s)
+        self._context, self._name = context, name
+
+    def connect(self) -> None:
+        super().connect()
+        self.sock = TlsSocket(self.sock, self._context, self._name)
+        self.sock.handshake()
 
 
 class _Failed(Exception):
@@ -397,8 +433,6 @@ class _Progress:
 
     def __init__(self, sock: socket.socket, put: "_Put", offset: int, timeout_s: float) -> None:
         self._sock = sock
-        # Over TLS the system has taken nothing, as far as is told, until it has taken the whole.
-        self._most = LEAST_BYTES if isinstance(sock, ssl.SSLSocket) else CHUNK_BYTES
         self._on_sent = put.on_sent
         self._sent = self._acknowledged = offset
         self._stall_timer = _StallTimer(timeout_s)
@@ -407,7 +441,7 @@ class _Progress:
     def send(self, data: memoryview) -> int:
         """Send some of the data; returns how many bytes the system has taken, which may be 0."""
         try:
-            count = self._sock.send(data[: self._most])
+            count = self._sock.send(data[:CHUNK_BYTES])
         except TimeoutError:
             count = 0
         self._sent += count
@@ -420,7 +454,10 @@ class _Progress:
             self._look()
 
     def _look(self) -> None:
-        acknowledged = max(self._acknowledged, self._sent - unacknowledged_bytes(self._sock))
+        sent = self._sent
+        if isinstance(self._sock, TlsSocket):
+            sent += self._sock.num_passed
+        acknowledged = max(self._acknowledged, sent - unacknowledged_bytes(self._sock))
         self._stall_timer.moved(acknowledged - self._acknowledged)
         self._acknowledged = acknowledged
         self._on_sent(acknowledged)
@@ -536,6 +573,8 @@ def _why(error: Exception) -> str:
             return _TIMED_OUT
         case ConnectionRefusedError():
             return "connection refused"
+        case ssl.SSLError(reason=str() as reason):
+            return f"TLS failed ({reason})"
         case ssl.SSLError() | ConnectionError() | HTTPException():
             return f"the connection failed ({type(error).__name__})"
         case OSError(errno=int() as number):

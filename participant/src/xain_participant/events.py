@@ -32,9 +32,13 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class AskedToWait:
-    """Rendezvous: no slot is free. retry_after_s: 0 if the coordinator gives no time."""
+    """Rendezvous: no slot is free. retry_after_s: 0 if the coordinator gives no time.
+
+    why: what else keeps the participant out until an operator acts; "" for a slot.
+    """
 
     retry_after_s: float = 0.0
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

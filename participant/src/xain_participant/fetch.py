@@ -3,14 +3,16 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import grpc
 
 from xain_foundation import channels
 from xain_foundation.grpc_calls import details_of
 from xain_foundation.hints import hint
+from xain_participant.advice import advised
 from xain_participant.client import CoordinatorClient, Refused, open_channel
+from xain_participant.identity import new_instance_id
 from xain_participant.participant import Assignment
 from xain_participant.personal import PersonalTensors
 from xain_participant.work import layout_of
@@ -25,6 +27,9 @@ from xain_workloads.reading.dialect import Dialect
 from xain_workloads.table import Table
 from xain_workloads.thresholds import with_threshold
 
+if TYPE_CHECKING:
+    from xain_foundation.tls import Certificates
+
 CALL_S = 20.0
 _PAGE = 1000  # models or rounds; as many as a coordinator gives in one answer
 
@@ -38,23 +43,24 @@ def fetch(
     dialect: Dialect,
     rows: Callable[[], Table] | None = None,
     state_dir: Path | None = None,
+    tls: "Certificates | None" = None,
 ) -> str:
     """Write a global model of the coordinator at "host:port" to a file; see formats.
 
     which: "last", "best", or the number of a model. The session may have ended.
     dialect: of this site, which the file keeps, so that `predict` reads what training has read.
     rows: loads the site's rows of training, for a model that each site scales by its own.
-    state_dir: of this participant, for tensors of the model that stay here.
+    state_dir: of this participant, for tensors of the model that stay here. tls: its certificates.
     Returns a line for the user. Raises NoModel, DataError and OSError.
     """
-    channel = open_channel(address)
+    channel = open_channel(address, credentials=None if tls is None else tls.of_channel())
     try:
         stub = InspectionStub(channel)
         status = stub.GetStatus(inspection.GetStatusRequest(), timeout=CALL_S)
         pages = list(_pages(stub, "ListModels"))
         rounds = {r.round: r for page in _pages(stub, "ListRounds") for r in page.rounds}
     except grpc.RpcError as error:
-        why = channels.why_unreachable(address) or details_of(error)
+        why = advised(channels.find_cause(address, tls=tls)) or details_of(error)
         raise NoModel(
             f"no coordinator can be asked for models at {address}: {why}; is it elsewhere? Then "
             + hint("xain-participant", "--coordinator HOST:PORT")
@@ -68,7 +74,7 @@ def fetch(
     found = models[lineage.choose(which, models, best, pages[0].removed)]
     own = PersonalTensors(state_dir, participant_id)
     threshold = lineage.thresholds_of(status).get(found.round)
-    downloaded = _downloaded(address, found, status.session_id, own, participant_id)
+    downloaded = _downloaded(address, found, status.session_id, own, participant_id, tls)
     model = with_threshold(downloaded, threshold)
     stay = ", ".join(personal_patterns(model.metadata))
     if stay and state_dir is None:
@@ -141,12 +147,14 @@ def _downloaded(
     session_id: str,
     own: PersonalTensors,
     participant_id: str,
+    tls: "Certificates | None",
 ) -> Model:
     """The model with the participant's own tensors. Raises NoModel."""
     layout, metadata = layout_of(found.layout), dict(found.metadata)
     own.on_model(layout, metadata)
     own.on_round(Assignment(session_id, found.round))
-    with CoordinatorClient(address, participant_id) as client:
+    instance = new_instance_id()  # a name that has shown one is not served without
+    with CoordinatorClient(address, participant_id, instance_id=instance, tls=tls) as client:
         try:
             return Model(own.inserted(client.get_weights(found.ref)), layout, metadata)
         except Refused as refused:

@@ -67,6 +67,11 @@ def _findings(train: Table, profile: DataProfile) -> Iterator[str]:
 def _lines(train: Table, test: Table, profile: DataProfile, least: int) -> Iterator[str]:
     statistics = from_json(profile.statistics).columns if profile.statistics else {}
     yield f"{train.origin}: {train.num_samples} rows to train on, {test.num_samples} to test with"
+    if train.group:
+        yield (
+            f"rows with the same {train.group!r} are kept together: {train.num_groups} of them to"
+            f" train on, {test.num_groups} to test with"
+        )
     if read_as := _read_as(train.dialect):
         yield f"read as: {read_as}"
     if train.without_target:

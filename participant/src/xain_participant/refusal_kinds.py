@@ -42,6 +42,14 @@ _KINDS = {
     RefusalReason.INVALID_TAGS: RefusalKind.FATAL,
     RefusalReason.UPLOAD_NAME_TAKEN: RefusalKind.FATAL,
     RefusalReason.PROFILE_MISMATCH: RefusalKind.FATAL,
+    RefusalReason.UNAUTHENTICATED: RefusalKind.FATAL,
+    RefusalReason.NOT_PERMITTED: RefusalKind.FATAL,
+    RefusalReason.TOKEN_USED: RefusalKind.FATAL,
+    RefusalReason.INVALID_CERTIFICATE_REQUEST: RefusalKind.FATAL,
+    RefusalReason.UNKNOWN_CERTIFICATE: RefusalKind.FATAL,
+    RefusalReason.NO_AUTHORITY: RefusalKind.FATAL,
+    RefusalReason.NOT_RECORDED: RefusalKind.RETRY,
+    RefusalReason.REMOVED_BY_OPERATOR: RefusalKind.FATAL,
 }
 _BY_REASON = {RefusalReason.Name(reason): kind for reason, kind in _KINDS.items()}
 _DUPLICATE_INSTANCE = RefusalReason.Name(RefusalReason.DUPLICATE_INSTANCE)

@@ -6,6 +6,8 @@ Commands import what they need, so that --help does not wait for it.
 import os
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, NoReturn
@@ -21,6 +23,7 @@ from xain_foundation.wheels import pip_install
 if TYPE_CHECKING:
     from xain_parameters import Certificates
     from xain_participant.sparse_worker import Job, Progress, Score
+    from xain_workloads.sparse.rows import Source
 
 PROGRAM: Final = "xain-participant"
 DEFAULT_PORT: Final = 50052  # of the scheduler of a parameter server
@@ -38,9 +41,12 @@ _MODELS = ("logistic", "fm")
 SPARSE_HELP = """Train a sparse model on a parameter server, as one of its workers.
 
 The model is a table of one row for each column of the data: logistic regression, or a factorisation
-machine. It may be too large for any one machine. Each worker reads its own part of the libsvm
-files, and one batch of it in each clock: pulls the rows of the columns that occur in the batch,
-computes their gradient, and pushes it; the servers take the step, by Adagrad.
+machine. It may be too large for any one machine. Each worker reads its own share of the rows, and
+one batch of it in each clock: pulls the rows of the columns that occur in the batch, computes their
+gradient, and pushes it; the servers take the step, by Adagrad.
+
+The rows are in libsvm, CSV or Parquet files: on this machine, or at s3://, hdfs://, http:// or
+https:// URLs. Each line, or each row group of Parquet, is read by exactly one worker.
 
 A worker that is killed and started again under its name goes on with the batch that it was at. One
 whose part has no rows ends at once, and nobody waits for it. With --epochs 0 nothing is trained,
@@ -61,6 +67,9 @@ SPARSE_EXAMPLES = """**Examples**
 
 - `xain-participant sparse --server ps.example.org --data s3://bucket/clicks/*.svm --workers 3
   --index 0 --model fm --factors 16 --staleness 4`
+
+- `xain-participant sparse --data 'https://data.example.org/clicks/2026-*.parquet' --target clicked
+  --categories campaign,zip`
 
 - `xain-participant sparse --epochs 0 --test clicks/test` : how good is the model now?
 """
@@ -100,14 +109,45 @@ def sparse(
             "XAIN_PARAMETERS_TLS__FOLDER may name it too.",
         ),
     ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            help="Without certificates: connect to another machine all the same, unencrypted.",
+        ),
+    ] = False,
     data: Annotated[
         str | None,
         typer.Option(
             "--data",
             metavar="PATH-OR-URL",
-            help="Libsvm file, folder, or pattern with *; local, or at s3:// or hdfs://.",
+            help="File, folder, or pattern with *; local, or at s3://, hdfs://, http(s)://.",
         ),
     ] = None,
+    file_format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="libsvm, csv or parquet; by default as the names end, else libsvm.",
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            metavar="COLUMN",
+            help="0 and 1, or -1 and 1; by default the last. Not for libsvm.",
+        ),
+    ] = None,
+    categories: Annotated[
+        str,
+        typer.Option(
+            "--categories",
+            metavar="COLUMNS",
+            help="Columns of numbers that are categories too, as a,b. Not for libsvm.",
+        ),
+    ] = "",
     test: Annotated[
         str | None,
         typer.Option(
@@ -150,6 +190,14 @@ def sparse(
         str | None,
         typer.Option(metavar="NAME", help="Of the model at the servers; by default as --model."),
     ] = None,
+    training: Annotated[
+        str | None,
+        typer.Option(
+            "--job",
+            metavar="NAME",
+            help="Job at the servers; by default the job that has --table.",
+        ),
+    ] = None,
     staleness: Annotated[
         str,
         typer.Option(
@@ -177,7 +225,7 @@ def sparse(
     seed: Annotated[int, typer.Option(metavar="SEED", help="Of the first factors.", min=0)] = 0,
 ) -> None:
     """See SPARSE_HELP."""
-    target = _target(server)
+    address = _target(server)
     if index >= workers:
         _refuse(f"--index is {index}; with --workers {workers} it is at most {workers - 1}")
     if model not in _MODELS:
@@ -196,16 +244,31 @@ def sparse(
         _refuse("--epochs is 0, and --test is not set: there is nothing to do")
     _need_modules()
 
+    from xain_foundation.channels import require_private_way
     from xain_foundation.logs import LoggingSettings
-    from xain_parameters import Invalid
-    from xain_parameters.certificates import certificates_in
+    from xain_foundation.settings import ConfigError
+    from xain_foundation.tls import InvalidCertificates
+    from xain_parameters.config import certificates_of
+    from xain_parameters.errors import Invalid
+    from xain_parameters.specs import check_job_name
     from xain_participant.sparse_worker import Job
+    from xain_workloads.sources.parts import FORMATS
     from xain_workloads.sparse.models import FactorisationMachine, LogisticRegression
+    from xain_workloads.sparse.rows import Source
 
+    if file_format is not None and file_format not in FORMATS:
+        _refuse(f"--format is {file_format!r}; there are: {', '.join(FORMATS)}")
     try:
-        certificates = certificates_in(tls)
-    except Invalid as error:
+        if training is not None:
+            check_job_name(training)
+        certificates = certificates_of(tls)
+    except (ConfigError, Invalid, InvalidCertificates) as error:
         _refuse(str(error))
+    remedy = hint("xain-participant", "--tls FOLDER") + ", or --insecure"
+    try:
+        require_private_way(address, certificates, insecure=insecure, remedy=remedy)
+    except ValueError as error:
+        _refuse(f"--server: {error}")
     streams.unblock()
     LoggingSettings().configure()
     job = Job(
@@ -220,12 +283,21 @@ def sparse(
         bound,
         seed,
     )
+    open_source = partial(
+        Source,
+        file_format=file_format or "",
+        target=target or "",
+        categories=[each.strip() for each in categories.split(",") if each.strip()],
+        bound=bound,
+    )
     # SIGTERM ends the work as Ctrl-C does, and leaves the group on its way.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         # A scorer may come while worker-0 trains.
         name = worker or (f"worker-{index}" if epochs else f"scorer-{os.getpid()}")
-        has_trained, score = _work(target, certificates, name, job, data, test)
+        has_trained, score = _work(
+            address, certificates, name, training, job, open_source, data, test
+        )
     except KeyboardInterrupt:
         raise typer.Exit(128 + signal.SIGINT) from None
     if score is not None:
@@ -241,7 +313,9 @@ def _work(
     target: str,
     certificates: "Certificates | None",
     name: str,
+    training: str | None,
     job: "Job",
+    open_source: "Callable[[str], Source]",
     data: str | None,
     test: str | None,
 ) -> "tuple[bool, Score | None]":
@@ -253,7 +327,6 @@ def _work(
     from xain_parameters import ParameterError, connect_sync
     from xain_participant.sparse_worker import score, train
     from xain_workloads.errors import DataError
-    from xain_workloads.sparse.libsvm import LibsvmFiles
 
     log = get_logger(__name__)
     has_trained = True  # unless there was something to train
@@ -273,9 +346,17 @@ def _work(
         # Wrong paths are found before the others wait for this worker. A driver says nothing while
         # it tries to reach its servers.
         log.info("looking_for_data", worker=name, data=data, test=test)
-        rows: LibsvmFiles | None = LibsvmFiles(data) if data and job.num_epochs else None
-        held_out = LibsvmFiles(test) if test and job.index == 0 else None
-        with connect_sync(target, worker=name, timeout_s=CONNECT_S, tls=certificates) as server:
+        rows = open_source(data) if data and job.num_epochs else None
+        held_out = open_source(test) if test and job.index == 0 else None
+        # Another machine was refused by now, where that is not meant.
+        with connect_sync(
+            target,
+            worker=name,
+            job=training,
+            timeout_s=CONNECT_S,
+            tls=certificates,
+            insecure=True,
+        ) as server:
             log.info("connected", worker=name, server=target)
             if rows is not None:
                 has_trained = train(server, job, rows, show)

@@ -1,4 +1,4 @@
-"""A worker of the parameter server that trains a sparse model on its part of libsvm files.
+"""A worker of the parameter server that trains a sparse model on its share of the rows.
 
 Each clock is one batch. The servers keep the number of a worker's last batch beside the model, so a
 worker that was killed and comes back under its name goes on with the batch that it had not
@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xain_parameters.client.sync import Server, Table
+from xain_parameters.errors import Invalid
 from xain_parameters.tables.initialisers import Uniform, Zeros
 from xain_parameters.tables.rules import Adagrad, Assign
 from xain_workloads.errors import DataError, NoData
-from xain_workloads.sparse.libsvm import LibsvmFiles, Rows, batches_of
 from xain_workloads.sparse.models import (
     BIAS,
     FactorisationMachine,
@@ -29,6 +29,7 @@ from xain_workloads.sparse.models import (
     classes_of,
     log_losses,
 )
+from xain_workloads.sparse.rows import Rows, Source, batches_of
 
 NUM_AHEAD: Final = 2  # batches that are prepared while one is trained
 REPORT_S: Final = 5.0
@@ -115,7 +116,7 @@ def declare(server: Server, job: Job) -> Table:
 def train(
     server: Server,
     job: Job,
-    files: LibsvmFiles,
+    source: Source,
     report: Callable[[Progress], None] = lambda progress: None,
     report_s: float = REPORT_S,
 ) -> bool:
@@ -127,8 +128,8 @@ def train(
     done = _Done(server, job)
     if done.is_done():
         return True  # in an earlier process
-    declare_source(server, job, files)
-    with closing(Batches(job, files)) as batches:
+    declare_source(server, job, source)
+    with closing(Batches(job, source)) as batches:
         meter = _Meter(report, report_s)
         cursor = _Cursor(server, job)
         # A worker without rows begins too: the others wait until all workers are there.
@@ -150,23 +151,41 @@ def train(
     return not is_empty
 
 
-def declare_source(server: Server, job: Job, files: LibsvmFiles) -> None:
-    """Raise DataError unless all workers of a model divide the same files into as many parts.
+def declare_source(server: Server, job: Job, source: Source) -> None:
+    """Raise DataError unless all workers of a model divide the same files into as many shares, and
+    take the same columns.
 
-    Parts are byte ranges of the files: only then they have each row once. Each worker notes its own
+    Shares are ranges of bytes: only then they have each row once. Each worker notes its own
     source before it reads the notes of the others, so of two that differ one at least is refused.
     """
-    notes = server.table(f"{job.table}.source", dim=3, update=Assign(), dtype=np.float64)
-    own = np.array([job.num_workers, files.num_bytes, files.fingerprint], np.float64)
+    notes = server.table(f"{job.table}.source", dim=4, update=Assign(), dtype=np.float64)
+    about = (job.num_workers, source.num_bytes, source.fingerprint, source.encoding)
+    own = np.array(about, np.float64)
     notes.push([job.index], own[np.newaxis])
     for index, note in enumerate(notes.pull(np.arange(job.num_workers))):
         if note.any() and (note != own).any():
             raise DataError(
                 f"worker {index} divides {note[1]:,.0f} bytes among {note[0]:.0f} workers, and "
                 f"worker {job.index} {own[1]:,.0f} bytes among {own[0]:.0f}, or files with other "
-                "names or sizes: their parts do not have each row once; give all workers the same "
-                "--data and --workers, and other data another --table"
+                "names, sizes or columns: their shares do not have each row once; give all workers "
+                "the same --data, --target, --categories and --workers, and other data another "
+                "--table"
             )
+
+
+def _require_trained_on_like(server: Server, job: Job, source: Source) -> None:
+    """Raise DataError if worker 0 of a model has had rows with other keys than a source has."""
+    try:
+        notes = server.find(f"{job.table}.source")
+    except Invalid:  # another program has trained it
+        return
+    assert isinstance(notes, Table)
+    (note,) = notes.pull([0])
+    if note.any() and note[3] != source.encoding:
+        raise DataError(
+            f"{job.table!r} was trained on rows with other columns, another target or other "
+            "categories than those that it is to be scored with"
+        )
 
 
 class _Cursor:
@@ -232,16 +251,18 @@ class _Done:
         self._table.push([self._job.index], np.array([[float(self._job.num_epochs)]]))
 
 
-def score(server: Server, job: Job, files: LibsvmFiles) -> Score:
+def score(server: Server, job: Job, source: Source) -> Score:
     """Score the model as it is now on all rows of files, a batch at a time.
 
-    Raises DataError, and Invalid if there is no such model.
+    Raises DataError, also if the model was trained on other columns, and Invalid if there is no
+    such model.
     """
     table = server.find(job.table)
     if not isinstance(table, Table) or table.spec.dim != job.model.dim:
         raise DataError(f"{job.table!r} is no table of rows of {job.model.dim} values")
+    _require_trained_on_like(server, job, source)
     scores, classes = [], []
-    for rows in batches_of(files.read(files.part(0, 1)), job.batch_rows):
+    for rows in batches_of(source.read(source.shares(1)[0]), job.batch_rows):
         batch = _prepared(rows, job)
         values = table.pull(batch.keys).astype(np.float64)
         scores.append(job.model.scores(batch.features, values[:-1], values[-1, 0]))
@@ -260,10 +281,10 @@ def score(server: Server, job: Job, files: LibsvmFiles) -> Score:
 class Batches:
     """The batches of a part over all epochs, by number; the next ones are prepared in a thread."""
 
-    def __init__(self, job: Job, files: LibsvmFiles) -> None:
+    def __init__(self, job: Job, source: Source) -> None:
         self._job = job
-        self._files = files
-        self._pieces = files.part(job.index, job.num_workers)
+        self._source = source
+        self._share = source.shares(job.num_workers)[job.index]
         self._in_epoch: int | None = None  # batches of an epoch, once it is known
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self._ahead: deque[Future[Batch | None]] = deque()  # the first is that of _number
@@ -304,7 +325,7 @@ class Batches:
                 first -= self._in_epoch
                 continue
             count = 0
-            blocks = self._files.read(self._pieces)
+            blocks = self._source.read(self._share)
             for count, rows in enumerate(batches_of(blocks, self._job.batch_rows), 1):
                 if count > first:
                     yield _prepared(rows, self._job)

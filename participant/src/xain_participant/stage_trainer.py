@@ -17,6 +17,8 @@ from threading import Lock
 from typing import Any
 
 from xain_foundation import child
+from xain_foundation.fields import is_loopback
+from xain_foundation.hints import hint
 from xain_participant.participant import Assignment, GroupBroken
 from xain_participant.process_groups import ListeningAddress, Member
 from xain_workloads import neural_builders
@@ -30,6 +32,19 @@ from xain_workloads.workload import from_metadata
 
 DEFAULT_TIMEOUT_S = 60.0
 _END_TIMEOUT_S = 5.0
+
+
+def _require_loopback(address: str) -> None:
+    """Raises WorkloadError."""
+    host = address.rpartition(":")[0]
+    if not is_loopback(host):
+        raise WorkloadError(
+            f"the participants of this pipeline would meet at {address}, where other machines "
+            "reach them; torch.distributed encrypts nothing, and whoever reaches it can read and "
+            "change activations and gradients; in a network that you trust, "
+            + hint("xain-participant", "training.process_group_insecure = true")
+            + " at every participant"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +63,14 @@ class StageTrainer:
 
     address: HOST:PORT or HOST at which this participant listens as rank 0; see ListeningAddress.
     timeout_s: for the other members, when a group opens and in each of its operations.
+    insecure: also in groups that other machines reach. torch.distributed encrypts nothing, and who
+        reaches rank 0 can read and write what the members tell each other.
     """
 
-    def __init__(self, address: str = "", timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(
+        self, address: str = "", timeout_s: float = DEFAULT_TIMEOUT_S, *, insecure: bool = False
+    ) -> None:
+        self._insecure = insecure
         self._wanted = address
         self._timeout_s = timeout_s
         self._address: ListeningAddress | None = None
@@ -74,8 +94,9 @@ class StageTrainer:
     ) -> StageResult:
         """Train the stage of this participant.
 
-        Raises GroupBroken, also if end() is called meanwhile or the process dies; TypeError if the
-        model is no neural network; and what training raises.
+        Raises GroupBroken, also if end() is called meanwhile or the process dies; WorkloadError for
+        a group that other machines reach, if that is not asked for; TypeError if the model is no
+        neural network; and what training raises.
         """
         group = assignment.process_group
         assert group is not None, "a round without a process group"
@@ -84,6 +105,8 @@ class StageTrainer:
             raise TypeError(f"the workload {workload.name!r} cannot be trained in stages")
         if not group.address:
             raise GroupBroken("the attempt is over")
+        if group.world_size > 1 and not self._insecure:
+            _require_loopback(group.address)
         member = Member(
             f"{assignment.session_id}/{assignment.round}/{group.attempt}",
             group.rank,

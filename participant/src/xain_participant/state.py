@@ -52,13 +52,17 @@ class StateDirectory:
     """The folder, open in one process at a time. Safe to use from several threads.
 
     path: the folder, which is made if it does not exist.
-    participant_id: None takes the name that is kept there, or makes one and keeps it.
-    Raises StateError, and ValueError if participant_id cannot be a name.
+    participant_id, instance_id: None takes what is kept there, or makes one and keeps it.
+    Raises StateError, and ValueError if participant_id or instance_id cannot be a name.
     """
 
-    def __init__(self, path: Path, participant_id: str | None = None) -> None:
-        if participant_id is not None and (why := why_not(participant_id)) is not None:
-            raise ValueError(f"participant_id is {participant_id!r}: {why}")
+    def __init__(
+        self, path: Path, participant_id: str | None = None, instance_id: str | None = None
+    ) -> None:
+        given = {"participant_id": participant_id, "instance_id": instance_id}
+        for what, name in given.items():
+            if name is not None and (why := why_not(name)) is not None:
+                raise ValueError(f"{what} is {name!r}: {why}")
         self._path = path.absolute()
         self._log = get_logger(__name__)
         self._using = threading.Lock()
@@ -66,7 +70,7 @@ class StateDirectory:
             make_directory(self._path, mode=0o700)
             self._lock: _FolderLock | None = _FolderLock(self._path)
             try:
-                self.participant_id, self.instance_id = self._identity(participant_id)
+                self.participant_id, self.instance_id = self._identity(participant_id, instance_id)
             except BaseException:  # the lock must not outlive a failed start
                 self.close()
                 raise
@@ -163,10 +167,10 @@ class StateDirectory:
 
     # --- who it is ---
 
-    def _identity(self, wanted: str | None) -> tuple[str, str]:
+    def _identity(self, wanted: str | None, wanted_instance: str | None) -> tuple[str, str]:
         """Names of the participant and of its instance, kept or new.
 
-        Raises OSError, and StateError if another name is kept than is wanted."""
+        Raises OSError, and StateError if others are kept than are wanted."""
         path = self._path / _IDENTITY
         try:
             content = json.loads(path.read_bytes())["content"]
@@ -176,7 +180,8 @@ class StateDirectory:
         except (FileNotFoundError, ValueError, LookupError, TypeError) as error:
             if not isinstance(error, FileNotFoundError):
                 self._set_aside(_IDENTITY, f"not what a participant writes ({error})")
-            kept, instance_id = wanted or default_participant_id(), new_instance_id()
+            kept = wanted or default_participant_id()
+            instance_id = wanted_instance or new_instance_id()
             content = {"participant_id": kept, "instance_id": instance_id}
             text = json.dumps({"content": content}, indent=1)
             replace_file(path, [text.encode()], sealed.MODE)
@@ -186,6 +191,13 @@ class StateDirectory:
                 self._path,
                 f"it is that of participant {kept!r}, not of {wanted!r}; "
                 "give each participant its own, or remove it",
+            )
+        if wanted_instance not in (None, instance_id):
+            # Which of two processes is the participant must not depend on what somebody meant.
+            raise StateError(
+                self._path,
+                f"it is that of the instance {instance_id!r}, not of {wanted_instance!r}; leave "
+                "participant.instance_id out, which the folder keeps",
             )
         return kept, instance_id
 

@@ -21,7 +21,7 @@ from xain_workloads.errors import DataError, Diverged, NoWorkload
 from xain_workloads.figures import figures
 from xain_workloads.gains import LocalModel, gain_of
 from xain_workloads.importance import Importance
-from xain_workloads.local import fit_local
+from xain_workloads.local import train_local
 from xain_workloads.model import CONTROL_LOST, Layout, Model, control_size, personal_patterns
 from xain_workloads.permuting import importances_of, permuted_by
 from xain_workloads.preprocessing import KEY, at_site, prepare
@@ -207,7 +207,7 @@ class WorkloadParticipant(Participant):
         test: Dataset,
         of_all: Tallies | None,
     ) -> LocalModel | None:
-        """The local model of this site, if the coordinator wants one: see fit_local().
+        """The local model of this site, if the coordinator wants one: see train_local().
 
         models: global ones that it is compared with. of_all: tallies of the last one on the
         held-out rows, test; None if they are too large to be added.
@@ -219,7 +219,7 @@ class WorkloadParticipant(Participant):
         assert self._test is not None, "only one that can evaluate is asked"
         losses = {number: row_losses(workload, one, test) for number, one in models.items()}
         seed, began = self._seed_of_workload(), time.monotonic()
-        local = fit_local(
+        local, _ = train_local(
             self._metadata,
             self.profile(),
             self._data,

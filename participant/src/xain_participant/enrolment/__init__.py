@@ -1,0 +1,1 @@
+"""Enrolment: how a site gets its certificate, keeps it, and renews it."""

@@ -1,0 +1,102 @@
+"""The means by which a participant connects: address, certificates and name, from its settings and
+from its state directory, where `join` keeps them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from xain_foundation.channels import require_private_way
+from xain_foundation.hints import hint
+from xain_foundation.identity import NoIdentity, Role
+from xain_foundation.tls import Certificates, InvalidCertificates
+from xain_participant.advice import new_token
+from xain_participant.enrolment.kept import KeptCertificates
+
+if TYPE_CHECKING:
+    from xain_participant.config import CoordinatorSettings, ParticipantConfig
+    from xain_participant.enrolment.upkeep import Upkeep
+
+
+class NotEnrolled(ValueError):
+    """Certificates are there and cannot be used; the message names the setting, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolled:
+    """address: HOST:PORT of the coordinator. participant_id: "" if the settings and the certificate
+    say none. kept: certificates that this program renews; None if they are another's."""
+
+    address: str
+    participant_id: str
+    tls: Certificates | None = None
+    kept: KeptCertificates | None = None
+
+    def upkeep(self) -> "Upkeep | None":
+        """Upkeep of the certificates while the participant runs; None without any."""
+        if self.tls is None:
+            return None
+        from xain_participant.enrolment.upkeep import Upkeep
+
+        return Upkeep(self.tls, self.address, self.kept)
+
+
+def enrolled(config: "ParticipantConfig") -> Enrolled:
+    """Read the certificates that the settings name. Raises NotEnrolled."""
+    ours, where = config.participant, config.coordinator
+    kept = None if ours.state_dir is None else KeptCertificates(ours.state_dir)
+    folder = config.tls.folder
+    if folder is None and kept is not None and kept.is_begun:
+        raise NotEnrolled(
+            f"participant.state_dir is {ours.state_dir}: a join was begun there and has not come to"
+            " its end; repeat it, xain-participant join, with the same token"
+        )
+    if folder is None and kept is not None and kept.folder.is_symlink() and not kept.are_there:
+        # Without certificates everything would go in the clear.
+        raise NotEnrolled(
+            f"participant.state_dir is {ours.state_dir}: a join was made there, but its "
+            f"certificates are gone ({kept.folder} leads to nothing); put them back, or "
+            f"{new_token()}"
+        )
+    is_joined = folder is None and kept is not None and kept.are_there
+    if folder is None and not is_joined:
+        _require_private(where)
+        return Enrolled(where.address, ours.id)
+    assert kept is not None or folder is not None
+    try:
+        tls = Certificates(folder if folder is not None else _of(kept))
+    except InvalidCertificates as error:
+        setting = f"participant.state_dir is {ours.state_dir}"
+        if folder is not None:
+            setting = f"tls.folder is {folder}"
+        raise NotEnrolled(f"{setting}: {error}; if they cannot be mended, {new_token()}") from None
+    name = ""
+    try:
+        identity = config.tls.rules().identify(tls.own.names)
+        if identity.role is Role.PARTICIPANT:
+            name = identity.name
+    except NoIdentity:
+        pass  # of an authority whose names the coordinator alone can read
+    if name and ours.id not in ("", name):
+        raise NotEnrolled(
+            f'participant.id is "{ours.id}", and the certificate in {tls.folder} is that of '
+            f'participant "{name}"; leave the id out'
+        )
+    address = where.address
+    if is_joined and kept is not None and kept.address and "host" not in where.model_fields_set:
+        address = kept.address
+    is_ours = is_joined and kept is not None and kept.folder.is_symlink()
+    return Enrolled(address, ours.id or name, tls, kept if is_ours else None)
+
+
+def _require_private(where: "CoordinatorSettings") -> None:
+    """Raises NotEnrolled for a coordinator on another machine, unless that is meant."""
+    remedy = f"{new_token()}, or {hint('xain-participant', 'coordinator.insecure = true')}"
+    try:
+        require_private_way(where.address, None, insecure=where.insecure, remedy=remedy)
+    except ValueError as error:
+        raise NotEnrolled(f"coordinator.host: {error}") from None
+
+
+def _of(kept: KeptCertificates | None) -> Path:
+    assert kept is not None
+    return kept.folder
