@@ -19,10 +19,10 @@ INSTALL = uv pip install --quiet --python $(BIN)/python
 endif
 
 # From the raw limits to what takes longest.
-BENCHMARKS := baselines round_overhead gradient_steps pipeline messaging aggregation parameter_server recovery restart s3_store fleet large_model simulation learning
+BENCHMARKS := baselines round_overhead gradient_steps pipeline messaging aggregation parameter_server recovery restart s3_store fleet large_model tls closed_flood simulation launch_serve learning
 WITH_PEERS := round_overhead large_model
 
-.PHONY: help demo test kills simulate bench check format lint types protos protos-check dist lock setup setup-dev setup-torch clean
+.PHONY: help demo test kills enrolment-kills simulate bench check format lint types protos protos-check dist sbom audit lock setup setup-dev setup-torch clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -43,6 +43,9 @@ simulate: setup-dev  ## simulate the whole system with SEEDS=1000 plans of fault
 
 kills: setup-dev  ## kill real processes until KILLS=100 have died (SEED=0: where to begin)
 	KILLS=$(or $(KILLS),100) SEED=$(or $(SEED),0) $(BIN)/python -m pytest -q -k kills_change_nothing tests/e2e/test_kills.py
+
+enrolment-kills: setup-dev  ## the same for enrolment: join, renew, revoke, until KILLS=100 have died
+	KILLS=$(or $(KILLS),100) SEED=$(or $(SEED),0) $(BIN)/python -m pytest -q tests/e2e/test_enrolment_kills.py
 
 bench: setup-dev  ## every benchmark, some 30 minutes on two quiet cores (ANY_LOAD=1: on busy ones); PEERS=1 adds some 10
 	@status=0; for name in $(BENCHMARKS); do \
@@ -78,6 +81,16 @@ protos-check: setup-dev
 
 dist: setup  ## wheels in dist/: one file for a site, and those of all distributions
 	@$(BIN)/python deploy/dist.py dist
+
+sbom: setup  ## what an installation consists of, as CycloneDX, in dist/sbom.json
+	@mkdir -p dist && $(BIN)/python deploy/sbom.py > dist/sbom.json && echo dist/sbom.json
+
+audit:  ## known holes in the locked packages (asks an index over the network, by pip-audit)
+	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && $(PYTHON) -m venv "$$scratch/venv" && \
+	"$$scratch/venv/bin/pip" install --quiet pip-audit && \
+	for lock in requirements-coordinator.lock requirements-participant.lock requirements-s3.lock; do \
+		"$$scratch/venv/bin/pip-audit" --require-hashes --disable-pip -r $$lock || exit 1; \
+	done
 
 lock:  ## refresh the hash-only locks (needs uv)
 	uv lock --quiet

@@ -4,7 +4,8 @@
 
 Slice i belongs to the process that holds the lock on SLICES/i. The kernel releases it with the
 process, however that ends, so no claim outlives its replica: one that was killed finds a slice free
-when it comes back, and is the same participant again, since its name is that of the slice. Its
+when it comes back, and is the same participant again, since its name is that of the slice. Where
+there are tokens (enrol.py), it first gets a certificate with that of its slice. Its
 instance id is the container's host name, which stays over restarts of the container: the
 coordinator takes it for the same process, and need not wait for the lease of the killed one.
 
@@ -22,7 +23,11 @@ import sys
 from pathlib import Path
 
 SLICES = Path("/run/slices")
-NUM_PARTS = "XAIN_PARTICIPANT_PARTITION__NUM_PARTS"
+TOKENS = Path("/run/tokens")
+CERTIFICATES = Path("/run/secrets/xain")  # of workers of the parameter server
+STATE = Path("/tmp/xain-participant")  # of this container, and gone with it
+PREFIX = "XAIN_PARTICIPANT_"  # of settings
+NUM_PARTS = f"{PREFIX}PARTITION__NUM_PARTS"
 FINAL = (4, 5, 6)  # a test compares them; the image need not have the package
 SIGNALLED = 128  # plus the number of the signal, as a shell counts
 
@@ -32,14 +37,28 @@ def main() -> None:
     index = claim(num_parts)
     if index is None:
         sys.exit(f"claim_slice.py: all {num_parts} slices are taken; divide the data into more")
-    os.environ["XAIN_PARTICIPANT_PARTITION__INDEX"] = str(index)
-    os.environ["XAIN_PARTICIPANT_PARTICIPANT__ID"] = f"slice-{index}"
-    os.environ["XAIN_PARTICIPANT_PARTICIPANT__INSTANCE_ID"] = socket.gethostname()
-    sys.exit(run(sys.argv[1:]))
+    os.environ[f"{PREFIX}PARTITION__INDEX"] = str(index)
+    os.environ[f"{PREFIX}PARTICIPANT__ID"] = f"slice-{index}"
+    os.environ[f"{PREFIX}PARTICIPANT__INSTANCE_ID"] = socket.gethostname()
+    if CERTIFICATES.exists():
+        os.environ["XAIN_PARAMETERS_TLS__FOLDER"] = str(CERTIFICATES / f"worker-{index}")
+    program, *arguments = sys.argv[1:]
+    status = 0
+    if TOKENS.exists():
+        # The other settings are for taking part, and some are no good without its file.
+        others = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
+        token = str(TOKENS / f"slice-{index}.token")
+        status = run([program, "join", token, f"--state-dir={STATE}"], others)
+        # Not as its state directory: in a new one it would be another instance.
+        os.environ[f"{PREFIX}TLS__FOLDER"] = str(STATE / "tls")
+    sys.exit(status or run([program, *arguments]))
 
 
-def run(command: list[str]) -> int:
-    """Run a program, which gets the signals of this process. Returns the status to exit with."""
+def run(command: list[str], env: dict[str, str] | None = None) -> int:
+    """Run a program, which gets the signals of this process. Returns the status to exit with.
+
+    env: instead of that of this process.
+    """
     asked: list[int] = []
     program: subprocess.Popen[bytes] | None = None
 
@@ -50,7 +69,7 @@ def run(command: list[str]) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, hand_on)
-    program = subprocess.Popen(command, close_fds=False)
+    program = subprocess.Popen(command, close_fds=False, env=env)
     for number in asked:  # that came before the program was there
         program.send_signal(number)
     status = program.wait()

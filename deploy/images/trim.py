@@ -44,6 +44,9 @@ UNUSED_BY_ALL = (
     # SciPy looks at each name that NumPy has.
     "numpy/_core/_simd.*.so",
     "numpy/distutils",
+    # cryptography: what compiles its modules for C; the library that they need beside is one file.
+    "cffi",
+    "pycparser",
     # SciPy: the numbers of a method that needs megabytes of them.
     "scipy/stats/_sobol_direction_numbers.npz",
     # scikit-learn: pictures.
@@ -79,7 +82,7 @@ TEST_FOLDERS = ("test", "tests")
 FOR_COMPILERS = ("*.a", "*.c", "*.cpp", "*.h", "*.hpp", "*.pxd", "*.pxi", "*.pyi", "*.pyx", "*.tp")
 # Without the libraries in *.libs: their sections were moved when they were packed, and strip
 # breaks them.
-STRIPPED = ("numpy", "pyarrow", "scipy", "sklearn")
+STRIPPED = ("cryptography", "msgpack", "numpy", "pyarrow", "scipy", "sklearn", "xxhash")
 
 
 def main(site_packages: Path, unused: Sequence[str]) -> None:
