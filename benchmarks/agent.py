@@ -1,6 +1,6 @@
 """A participant of a benchmark: a real agent whose training takes no time.
 
-    python benchmarks/agent.py TARGET NAME SIZE
+    python benchmarks/agent.py TARGET NAME SIZE [CERTIFICATES]
 
 Prints a line when its update is there, and waits for one on standard input; prints the peak of its
 memory when the session is over.
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from processes import peak_memory_mb
 
 from xain_foundation.logs import configure
+from xain_foundation.tls import Certificates
 from xain_participant import Participant
 from xain_participant.agent import run
 
@@ -39,14 +40,15 @@ class Prepared(Participant):
 
 
 def main() -> int:
-    target, name, size = sys.argv[1:]
+    target, name, size, *tls = sys.argv[1:]
     configure("error", console=False, third_party=False)
     participant = Prepared(name, int(size))
+    certificates = Certificates(tls[0]) if tls else None
     prepared_mb = peak_memory_mb()
     print("ready", flush=True)
     if not sys.stdin.readline():
         return 0  # the benchmark has ended
-    code = run(participant, target, name)
+    code = run(participant, target, name, tls=certificates)
     print(json.dumps({"prepared_mb": prepared_mb, "peak_mb": peak_memory_mb()}), flush=True)
     return code
 

@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import multiprocessing
 import resource
-import socket
 import tempfile
 import threading
 import time
@@ -113,16 +112,16 @@ class Seen:
         for thread in self._threads:
             thread.join()
 
-    def _channel(self) -> grpc.Channel:
+    def _channel(self, target: str) -> grpc.Channel:
         options = [
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 2000),
         ]
-        return grpc.insecure_channel(self._target, options=options)
+        return grpc.insecure_channel(target, options=options)
 
     def _beat(self) -> None:
-        with self._channel() as channel:
+        with self._channel(self._target) as channel:
             stub = coordinator_pb2_grpc.CoordinatorStub(channel)
             metadata = ((PARTICIPANT_ID_KEY, "honest"),)
             stub.Rendezvous(pb.RendezvousRequest(), metadata=metadata, timeout=30)
@@ -140,7 +139,7 @@ class Seen:
         while not self._ended.wait(0.5):
             number += 1
             began = time.monotonic()
-            with self._channel() as channel:
+            with self._channel(self._target) as channel:
                 stub = coordinator_pb2_grpc.CoordinatorStub(channel)
                 metadata = ((PARTICIPANT_ID_KEY, f"new{number}"),)
                 while time.monotonic() - began < JOIN_S and not self._ended.is_set():
@@ -163,17 +162,14 @@ class Seen:
                 inspection_pb2.GetStatusRequest(), timeout=STATUS_S
             )
 
-        asked: dict[str, Callable[[grpc.Channel], None]] = {"check": check, "status": status}
+        asked: dict[str, tuple[str, Callable[[grpc.Channel], None]]] = {
+            "alive": (f"unix:{self._socket}", check),
+            "check": (self._target, check),
+            "status": (self._target, status),
+        }
         while not self._ended.wait(0.3):
-            with socket.socket(socket.AF_UNIX) as local:
-                local.settimeout(PROBE_S)
-                try:
-                    local.connect(str(self._socket))
-                    self.results[f"alive {local.recv(64).decode().strip()}"] += 1
-                except OSError as error:
-                    self.results[f"alive {error}"] += 1
-            for name, ask in asked.items():
-                with self._channel() as channel:
+            for name, (target, ask) in asked.items():
+                with self._channel(target) as channel:
                     try:
                         ask(channel)
                         self.results[f"{name} OK"] += 1

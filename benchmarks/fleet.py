@@ -58,6 +58,8 @@ import flags
 import numpy as np
 import results
 from bulk_round import bulk_round
+from certificates import Issuer, close_coordinator
+from fleet_agents import site
 from numpy.typing import NDArray
 
 from xain_foundation.logs import configure
@@ -150,14 +152,23 @@ class Server:
 class Crowd:
     """Processes of light participants."""
 
-    def __init__(self, port: int, number: int) -> None:
+    def __init__(self, port: int, number: int, certificates: Path | None = None) -> None:
+        """certificates: of each, in a folder by its name."""
         self.number = number
+        tls = [] if certificates is None else [str(certificates)]
         num_processes = NUM_PROCESSES if number > 10 else 1
         bounds = [number * i // num_processes for i in range(num_processes + 1)]
         self.started_at = time.monotonic()
         self._processes = [
             subprocess.Popen(
-                [sys.executable, str(AGENTS), f"127.0.0.1:{port}", str(first), str(end - first)],
+                [
+                    sys.executable,
+                    str(AGENTS),
+                    f"127.0.0.1:{port}",
+                    str(first),
+                    str(end - first),
+                    *tls,
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -318,21 +329,13 @@ def idle(crowd: Crowd, server: Server, scale: Scale) -> Figures:
 
 def measure(number: int, rounds: int, scale: Scale) -> Figures:
     """One coordinator and so many participants."""
-    settings: dict[str, object] = {
-        "rounds.rounds": 2 * rounds + 1,
-        "rounds.initial_weights": "average",
-        "rounds.min_participants": number,
-        "server.heartbeat_time_s": scale.interval_s,
-    }
+    settings = {**settings_of(number, scale), "rounds.rounds": 2 * rounds + 1}
     with results.scratch() as folder, coordinator(folder, settings) as (server, port):
         memory_kb = server.memory_kb
         crowd = Crowd(port, number)
         try:
-            joined_at = crowd.all_told(0, server)
             figures: Figures = {
-                "participants": number,
-                "join_s": round(joined_at - crowd.started_at, 2),
-                "memory_kb": round((server.memory_kb - memory_kb) / number, 1),
+                **joined(crowd, server, memory_kb),
                 **idle(crowd, server, scale),
                 **restart(crowd, server),
             }
@@ -358,6 +361,44 @@ def measure(number: int, rounds: int, scale: Scale) -> Figures:
             return figures
         finally:
             crowd.end()
+
+
+def settings_of(number: int, scale: Scale) -> dict[str, object]:
+    return {
+        "rounds.initial_weights": "average",
+        "rounds.min_participants": number,
+        "server.heartbeat_time_s": scale.interval_s,
+    }
+
+
+def joined(crowd: Crowd, server: Server, memory_kb: int) -> Figures:
+    """Wait until all have joined. memory_kb: of the server before."""
+    joined_at = crowd.all_told(0, server)
+    return {
+        "participants": crowd.number,
+        "join_s": round(joined_at - crowd.started_at, 2),
+        "memory_kb": round((server.memory_kb - memory_kb) / crowd.number, 1),
+    }
+
+
+def measure_join(number: int, scale: Scale, *, is_closed: bool) -> Figures:
+    """Figures of joining alone. is_closed: each participant has a certificate."""
+    with results.scratch() as folder:
+        certificates = None
+        if is_closed:
+            close_coordinator(folder / "data")
+            issuer = Issuer(folder / "data")
+            for i in range(number):
+                issuer.folder(site(i))
+            certificates = issuer.holders
+        with coordinator(folder, settings_of(number, scale)) as (server, port):
+            cpu_s, memory_kb = server.cpu_s, server.memory_kb
+            crowd = Crowd(port, number, certificates)
+            try:
+                figures = joined(crowd, server, memory_kb)
+                return {**figures, "join_cpu_s": round(server.cpu_s - cpu_s, 2)}
+            finally:
+                crowd.end()
 
 
 def restart(crowd: Crowd, server: Server) -> Figures:

@@ -1,6 +1,6 @@
 """Thousands of participants in one process, for fleet.py: a process of its own, told by its input.
 
-    python benchmarks/fleet_agents.py TARGET NAMES...
+    python benchmarks/fleet_agents.py TARGET FIRST NUMBER [CERTIFICATES]
 
 Each participant is the real Protocol on a channel of its own. What a thread does in the real agent
 a task does here: its calls, its timers and its stream. Training adds 1 to a model of a few floats,
@@ -17,8 +17,9 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -26,6 +27,7 @@ import grpc
 import numpy as np
 import xxhash
 
+from xain_foundation.tls import FILES
 from xain_participant import actions as a
 from xain_participant import events as e
 from xain_participant.agent import Agent
@@ -43,6 +45,10 @@ from xain_wire.metadata import PARTICIPANT_ID_KEY, TIMEOUT_KEY
 
 NEVER = -1  # no round: training goes on
 STATES = {pb.ROUND: State.ROUND, pb.FINISHED: State.FINISHED}
+
+
+def site(number: int) -> str:
+    return f"site-{number:05}"
 
 
 class Crowd:
@@ -93,13 +99,17 @@ class Crowd:
 class LightAgent:
     """One participant, from its first rendezvous to its end."""
 
-    def __init__(self, crowd: Crowd, target: str, name: str) -> None:
+    def __init__(self, crowd: Crowd, target: str, name: str, tls: Path | None) -> None:
         self._crowd = crowd
         self._name = name
         self._metadata = ((PARTICIPANT_ID_KEY, name),)
         timeout = (TIMEOUT_KEY, str(round(1000 * CALL_TIMEOUT_S)))
         self._metadata_of_heartbeats = (*self._metadata, timeout)
-        self._channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+        self._channel = (
+            grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+            if tls is None
+            else grpc.aio.secure_channel(target, _credentials(tls / name), CHANNEL_OPTIONS)
+        )
         self._stub: Any = CoordinatorStub(self._channel)  # its types are those of blocking calls
         self._chance = Random(name)
         self._protocol = Protocol(self._chance)
@@ -275,9 +285,15 @@ def advertised(message: pb.HeartbeatResponse | pb.WatchResponse) -> e.Advertised
     )
 
 
-async def run(target: str, first: int, number: int) -> None:
+def _credentials(folder: Path) -> grpc.ChannelCredentials:
+    """Credentials without the contexts of `ssl` of Certificates, which a program has once."""
+    authority, certificate, key = ((folder / name).read_bytes() for name in FILES)
+    return grpc.ssl_channel_credentials(authority, key, certificate)
+
+
+async def run(target: str, names: Sequence[str], tls: Path | None) -> None:
     crowd = Crowd()
-    agents = [LightAgent(crowd, target, f"site-{i:05}") for i in range(first, first + number)]
+    agents = [LightAgent(crowd, target, name, tls) for name in names]
     for agent in agents:
         agent.post(e.Started())
     commands = asyncio.StreamReader()
@@ -292,8 +308,10 @@ def main() -> None:
     parser.add_argument("target")
     parser.add_argument("first", type=int)
     parser.add_argument("number", type=int)
-    arguments = parser.parse_args()
-    asyncio.run(run(arguments.target, arguments.first, arguments.number))
+    parser.add_argument("certificates", type=Path, nargs="?", help="one folder for each, by name")
+    given = parser.parse_args()
+    names = [site(i) for i in range(given.first, given.first + given.number)]
+    asyncio.run(run(given.target, names, given.certificates))
 
 
 if __name__ == "__main__":

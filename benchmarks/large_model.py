@@ -19,6 +19,10 @@ the same work without protocol, journal and recovery (bulk_round.py).
 With --peers also Flower and NVFLARE, installed into .bench-peers/ when they are not there.
 Prints the tables; writes bench-results/large_model.json.
 
+    python benchmarks/large_model.py --tls
+
+The same rounds with certificates and without, in turn; writes bench-results/large_model_tls.json.
+
     python benchmarks/large_model.py --gpt2-large
 
 One round of 800 million float32, 3.2 GB as GPT-2 large, and 6 participants whose update is one file
@@ -64,9 +68,13 @@ def measure(
     size: int,
     rounds: int,
     settings: Mapping[str, object] | None = None,
+    *,
+    is_closed: bool = False,
 ) -> processes.Session:
     """The session without its warm-up."""
-    whole = processes.session(folder, participants, size, rounds + WARM_UP_ROUNDS, settings)
+    whole = processes.session(
+        folder, participants, size, rounds + WARM_UP_ROUNDS, settings, is_closed=is_closed
+    )
     return processes.Session(
         whole.seconds[WARM_UP_ROUNDS:],
         whole.coordinator_mb,
@@ -136,6 +144,17 @@ def by_durability(given: argparse.Namespace, num_bytes: int) -> list[dict[str, A
     return rows
 
 
+def by_encryption(given: argparse.Namespace, num_bytes: int) -> list[dict[str, Any]]:
+    """Rows with and without TLS, measured in turn, so that load of the machine is alike for
+    both."""
+    rows: list[dict[str, Any]] = []
+    for is_encrypted in (False, True) * (1 if given.quick else 2):
+        with results.scratch() as folder:
+            session = measure(folder, given.few, given.size, given.rounds, is_closed=is_encrypted)
+        rows.append({"tls": is_encrypted, **row(session, num_bytes)})
+    return rows
+
+
 def by_rule(given: argparse.Namespace, num_bytes: int) -> list[dict[str, Any]]:
     from rules import cases  # what the rules are, and how to choose them
 
@@ -197,6 +216,7 @@ def main() -> None:
     )
     parser.add_argument("--size", type=int, default=25_000_000, help="of the model, in float32")
     parser.add_argument("--rounds", type=int, default=5, help="after the warm-up")
+    parser.add_argument("--tls", action="store_true", help="with certificates and without, alone")
     parser.add_argument("--no-rules", action="store_true", help="without the table by rule")
     parser.add_argument("--peers", action="store_true", help="also Flower and NVFLARE")
     parser.add_argument("--gpt2-large", action="store_true", help="one round of 3.2 GB instead")
@@ -211,8 +231,13 @@ def main() -> None:
         given.participants, given.size, given.rounds = [2], 50_000, 1
         given.few, given.no_rules = 2, True
     num_bytes = 4 * given.size
+    figures: dict[str, Any]
+    if given.tls:
+        figures = {"model_mb": processes.mb(num_bytes), "rows": by_encryption(given, num_bytes)}
+        results.report("large_model_tls", figures)
+        return
     durability = by_durability(given, num_bytes)
-    figures: dict[str, Any] = {
+    figures = {
         "model_mb": processes.mb(num_bytes),
         "rounds": given.rounds,
         "by_participants": by_participants(given, num_bytes),

@@ -1,4 +1,4 @@
-"""Messages between two processes: round trips of 100 bytes, and arrays of 100 MB.
+"""Messages between two processes: round trips of 1 kB, and arrays of 100 MB.
 
     python benchmarks/messaging.py [--trips 2000] [--size 25000000] [--repeats 5] [--incast 500]
 
@@ -52,11 +52,10 @@ from xain_messaging import MembershipServer, Message, Proxy, SessionMessage
 from xain_messaging.drivers import open_driver
 from xain_messaging.ports import Member, Roster
 
-SMALL = b"x" * 100
+SMALL = b"x" * 1000
 AT_A_TIME = 4
 SLICES = 10  # of the round trips of a repeat
 PEERS = 8  # of each process that sends
-KB = b"x" * 1000
 CHUNK_BYTES = 2 << 20  # as the gRPC driver has; of 512 KiB to 4 MiB none is better for grpcio
 METHOD = "/bench.Bare/Exchange"
 PATIENCE_S = 120.0
@@ -357,7 +356,7 @@ def push_zmq(address: str, messages: int) -> Callable[[], None]:
     def go() -> None:
         for _ in range(messages):
             for one in sockets:
-                one.send(KB)
+                one.send(SMALL)
 
     return go
 
@@ -370,7 +369,7 @@ def push_grpc(address: str, messages: int) -> Callable[[], None]:
 
     def go() -> None:
         calls: list[Any] = [channel.stream_unary(METHOD) for channel in channels]
-        futures = [call.future(iter([KB] * messages)) for call in calls]
+        futures = [call.future(iter([SMALL] * messages)) for call in calls]
         for future in futures:
             future.result(PATIENCE_S)
 
@@ -384,7 +383,7 @@ def push_proxies(driver: str, address: str, messages: int) -> Callable[[], None]
     def go() -> None:
         for _ in range(messages):
             for proxy in proxies:
-                proxy.isend(Message("x", proxy.name, "sink", KB))
+                proxy.isend(Message("x", proxy.name, "sink", SMALL))
 
     return go
 

@@ -17,6 +17,13 @@ it spaces packets in time.
 Sparse: batches of sorted keys, pushed and pulled, of tables with a bound and with open keys. New:
 the first pushes, which make the rows.
 
+Small: 1,000 of 100,000 open keys, of one float each, one request after the other, with 1 server.
+Each request has the keys of the one before ("same"), or each pull has other keys and the push after
+it the same ("other"). In the same repeats, of a few requests each: a table, a `KVWorker`, and "raw"
+exchanges, in which this process sends as many bytes through a plain blocking socket to another
+process, and that answers with as many. Processor time is that of this process and of the group, of
+a push and a pull together.
+
 Latency: a second process pulls 4 KiB while the client pushes and pulls 4 MB and sparse batches.
 
 Beside it, the same of a TCP socket between two other processes.
@@ -60,6 +67,7 @@ from parameter_group import Group, connected, group_of
 from processes import PATIENCE_S
 
 from xain_parameters.client.connecting import connect_sync
+from xain_parameters.client.kv import KVWorker
 from xain_parameters.client.sync import Server
 from xain_parameters.tables.rules import Adagrad, Add
 
@@ -69,7 +77,7 @@ EXCHANGES = 3
 DIM = 16
 METHOD = "/bench.Bare/Exchange"
 ADD, GIVE = b"a", b"g"
-TABLES = ("dense", "sparse", "latency", "replication", "checkpoint", "recovery")
+TABLES = ("dense", "sparse", "small", "latency", "replication", "checkpoint", "recovery")
 
 Array = NDArray[Any]
 
@@ -385,6 +393,119 @@ def sparse(
     }
 
 
+# --- small requests ---
+
+NUM_KEYS = 1_000
+IN_A_ROW = 20  # requests of one kind in a row
+HEAD_BYTES = 128  # of a message, about
+
+
+def serve_exchange(pipe: Pipe, index: int, request_bytes: int, answer_bytes: int) -> None:
+    """Answer each request of so many bytes with so many."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        pipe.send(listener.getsockname()[1])
+        connection, _ = listener.accept()
+    _tune(connection, b"reno")
+    request, answer = np.empty(request_bytes, np.uint8), bytes(answer_bytes)
+    while _receive(connection, request):
+        connection.sendall(answer)
+
+
+class Exchange:
+    """Raw exchanges of as many bytes as a push or a pull has."""
+
+    def __init__(self, port: int, request_bytes: int, answer_bytes: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port))
+        _tune(self._socket, b"reno")
+        self._request = bytes(request_bytes)
+        self._answer = np.empty(answer_bytes, np.uint8)
+
+    def __call__(self) -> None:
+        self._socket.sendall(self._request)
+        _receive(self._socket, self._answer)
+
+
+class KeyLists:
+    """Lists of keys of a table of `rows` rows: one again and again, or another one each time."""
+
+    def __init__(self, rows: int, *, is_same: bool) -> None:
+        chance = np.random.default_rng(6)
+        every = keys_of(rows, is_open=True)
+        num_lists = 1 if is_same else 500
+        lists = [np.sort(chance.choice(every, NUM_KEYS, replace=False)) for _ in range(num_lists)]
+        self._lists = itertools.cycle(lists)
+        self.now = next(self._lists)
+
+    def go_on(self) -> Array:
+        self.now = next(self._lists)
+        return self.now
+
+
+def small(
+    group: Group, server: Server, rows: int, repeats: int, *, is_same: bool
+) -> dict[str, Any]:
+    """Medians of pushes and pulls in ms, and their ratios to raw exchanges between them."""
+    table = server.table(f"small {is_same}", 1)
+    keys, values = KeyLists(rows, is_same=is_same), np.ones((NUM_KEYS, 1), np.float32)
+    flat = values.reshape(-1)
+    every = keys_of(rows, is_open=True)
+    table.push(every, np.ones((rows, 1), np.float32))
+    up, down = HEAD_BYTES + 8 * NUM_KEYS, HEAD_BYTES // 4
+    taken: dict[str, list[float]] = {}
+    processor_s: dict[str, float] = {}
+    with KVWorker(server) as kv, ExitStack() as stack:
+        kv.wait(kv.push(every, np.ones(rows, np.float32)))
+        raw = {}
+        for name, sent, got in (("push", up + flat.nbytes, down), ("pull", up, down + flat.nbytes)):
+            [port] = stack.enter_context(served(serve_exchange, 1, sent, got))
+            raw[name] = Exchange(port, sent, got)
+        # A pull chooses the keys, and the push after it has the same.
+        pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+            "raw": (raw["pull"], raw["push"]),
+            "table": (lambda: table.pull(keys.go_on()), lambda: table.push(keys.now, values)),
+            "kv": (
+                lambda: kv.wait(kv.pull(keys.go_on())),
+                lambda: kv.wait(kv.push(keys.now, flat)),
+            ),
+        }
+        for repeat in range(repeats + 1):
+            for kind, (pull, push) in pairs.items():
+                began_s = processor_seconds(group)
+                for _ in range(IN_A_ROW):
+                    begin = time.perf_counter()
+                    pull()
+                    middle = time.perf_counter()
+                    push()
+                    end = time.perf_counter()
+                    if repeat:  # the first one warms up
+                        taken.setdefault(f"{kind} pull", []).append(middle - begin)
+                        taken.setdefault(f"{kind} push", []).append(end - middle)
+                if repeat:
+                    used_s = processor_seconds(group) - began_s
+                    processor_s[kind] = processor_s.get(kind, 0.0) + used_s
+    ms = {name: 1000 * statistics.median(seconds) for name, seconds in taken.items()}
+    return {
+        "lists": "same" if is_same else "other",
+        **{
+            f"{request}_{what}": round(value, digits)
+            for request in ("push", "pull")
+            for what, value, digits in (
+                ("raw_ms", ms[f"raw {request}"], 3),
+                ("ms", ms[f"table {request}"], 3),
+                ("ratio_to_raw", ms[f"table {request}"] / ms[f"raw {request}"], 2),
+                ("kv_ratio_to_table", ms[f"kv {request}"] / ms[f"table {request}"], 2),
+            )
+        },
+        "both_processor_ms": round(1000 * processor_s["table"] / (repeats * IN_A_ROW), 3),
+        "kv_both_processor_ms": round(1000 * processor_s["kv"] / (repeats * IN_A_ROW), 3),
+    }
+
+
+def processor_seconds(group: Group) -> float:
+    """Processor time of this process and of the group so far."""
+    return time.process_time() + group.processor_seconds()
+
+
 def pull_small(pipe: Pipe, index: int, target: str, seconds: float) -> None:
     with connect_sync(target, worker="small") as server:
         small = server.dense("small", (SMALL,))
@@ -567,7 +688,7 @@ def killed(group: Group, name: str, num_servers: int, size: int) -> dict[str, fl
     """The phases of a recovery. num_servers: of each range, when all is well."""
 
     def is_whole() -> bool:
-        return all(len(each.servers) == num_servers for each in group.status().view.ranges)
+        return all(len(each.servers) == num_servers for each in group.status().ranges)
 
     taken: list[float] = []
     has_ended = threading.Event()
@@ -586,12 +707,12 @@ def killed(group: Group, name: str, num_servers: int, size: int) -> dict[str, fl
     trainer.start()
     phases = {}
     group.wait(lambda: len(taken) > 5 and is_whole())
-    address = group.status().view.addresses[name]
+    address = group.status().addresses[name]
     num_before = len(taken)
     began = time.perf_counter()
     group.kill(name)
     group.start_servers(name)
-    group.wait(lambda: group.status().view.addresses.get(name) != address)
+    group.wait(lambda: group.status().addresses.get(name) != address)
     phases["detected_s"] = time.perf_counter() - began
     group.wait_serving(name)
     phases["restarted_s"] = time.perf_counter() - began
@@ -614,16 +735,18 @@ def main() -> None:
     results.begin(quick=given.quick, any_load=given.any_load)
     sizes, batch, kills = [1 << 20, 25_000_000], 1_000_000, 4
     rows = {1: 50_000_000, DIM: 10_000_000, 64: 1_000_000}
-    model_rows = 2_000_000
+    model_rows, small_rows, repeats = 2_000_000, 100_000, given.repeats
     counts: tuple[int, ...] = (1, 2)
     if given.quick:
         given.repeats, given.seconds, kills = 3, 0.3, 1
         sizes, batch, counts = [10_000], 1_000, (2,)
         rows = {1: 4_000, DIM: 2_000, 64: 1_000}
-        model_rows = 2_000
+        model_rows, small_rows, repeats = 2_000, 2_000, 3
     some, few = batch // 10, max(3, given.repeats // 3)
     figures: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES if name in given.only}
-    for num_servers in counts if {"dense", "sparse", "latency", "replication"} & {*figures} else ():
+    for num_servers in (
+        counts if {"dense", "sparse", "small", "latency", "replication"} & {*figures} else ()
+    ):
         with group_of(num_servers) as group, connected(group) as server:
             if "dense" in figures:
                 figures["dense"] += [
@@ -634,6 +757,11 @@ def main() -> None:
                     sparse(server, dim, rows[dim], batch, few, is_open=is_open)
                     for dim in rows
                     for is_open in (False, True)
+                ]
+            if "small" in figures and num_servers == counts[0]:
+                figures["small"] += [
+                    small(group, server, small_rows, repeats, is_same=is_same)
+                    for is_same in (True, False)
                 ]
             if "latency" in figures:
                 latencies = latency(group, server, sizes[0], some, given.seconds)

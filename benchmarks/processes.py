@@ -13,6 +13,7 @@ from pathlib import Path
 
 import grpc
 import results
+from certificates import Issuer, close_coordinator
 
 from xain_foundation.sockets import free_ports
 from xain_wire.fl import inspection_pb2 as inspection
@@ -25,14 +26,15 @@ AGENT = Path(__file__).with_name("agent.py")
 MAPPED_AGENT = Path(__file__).with_name("mapped_agent.py")
 
 
-def peak_memory_mb(pid: int | None = None) -> float | None:
+def peak_memory_mb(pid: int | None = None, *, field: str = "VmHWM") -> float | None:
     """VmHWM, the most that a process had in memory so far, in 10^6 bytes; by default of this one.
 
+    field: VmRSS for what it has now.
     None where the system does not tell, and for a process that is gone.
     """
     with suppress(OSError):
         for line in Path(f"/proc/{pid or 'self'}/status").read_text(encoding="utf-8").splitlines():
-            if line.startswith("VmHWM:"):
+            if line.startswith(f"{field}:"):
                 return int(line.split()[1]) * 1024 / 1e6
     return None
 
@@ -71,11 +73,18 @@ def _ticks_s(stat: Path) -> tuple[float, float]:
 class CoordinatorProcess:
     """A coordinator in a folder, which may be killed and started again on the same port.
 
-    settings: by dotted key.
+    settings: by dotted key. is_closed: nobody comes in without a certificate.
     """
 
-    def __init__(self, folder: Path, settings: Mapping[str, object]) -> None:
+    def __init__(
+        self, folder: Path, settings: Mapping[str, object], *, is_closed: bool = False
+    ) -> None:
         self.port = free_ports(1)[0]
+        self._folder = folder
+        self._issuer: Issuer | None = None
+        if is_closed:
+            close_coordinator(folder)
+            self._issuer = Issuer(folder)
         flags = [f"--set={key}={value}" for key, value in settings.items()]
         self._command = [
             *(sys.executable, "-m", "xain_coordinator", f"--data-dir={folder}"),
@@ -83,6 +92,10 @@ class CoordinatorProcess:
         ]
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
+
+    @property
+    def target(self) -> str:
+        return f"127.0.0.1:{self.port}"
 
     def start(self) -> float:
         """Wait until it serves; returns how long that took."""
@@ -100,10 +113,19 @@ class CoordinatorProcess:
                 return taken
         raise SystemExit(f"the coordinator ended with status {self._process.wait()}")
 
+    def certificates(self, name: str) -> Path | None:
+        """A folder with a new certificate of a participant; None for an open coordinator."""
+        return None if self._issuer is None else self._issuer.folder(name)
+
     @property
     def peak_memory_mb(self) -> float | None:
         assert self._process is not None
         return peak_memory_mb(self._process.pid)
+
+    @property
+    def memory_mb(self) -> float | None:
+        assert self._process is not None
+        return peak_memory_mb(self._process.pid, field="VmRSS")
 
     @property
     def processor_time(self) -> ProcessorTime | None:
@@ -129,7 +151,9 @@ class CoordinatorProcess:
 
     def rounds(self) -> list[inspection.RoundStatus]:
         """All rounds, oldest first."""
-        with grpc.insecure_channel(f"127.0.0.1:{self.port}") as channel:
+        # The socket is a link where its path would be too long.
+        door = (self._folder / "journal.sock").resolve()
+        with grpc.insecure_channel(f"unix:{door}") as channel:
             stub = inspection_pb2_grpc.InspectionStub(channel)
             request = inspection.ListRoundsRequest(limit=1000)
             answer = stub.ListRounds(request, timeout=30, wait_for_ready=True)
@@ -161,9 +185,18 @@ class Agents:
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[str]] = []
 
-    def start(self, target: str, name: str, given: object, script: Path = AGENT) -> None:
-        """One more. Does not wait. given: the script's third argument."""
+    def start(
+        self,
+        target: str,
+        name: str,
+        given: object,
+        script: Path = AGENT,
+        tls: Path | None = None,
+    ) -> None:
+        """Start one more process. given, tls: the third and fourth argument of the script."""
         command = [sys.executable, str(script), target, name, str(given)]
+        if tls is not None:
+            command.append(str(tls))
         pipe = subprocess.PIPE
         with results.uninterrupted():
             self._processes.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True))
@@ -202,13 +235,19 @@ class Agents:
 
 @contextmanager
 def agents(
-    target: str, num_participants: int, given: object, script: Path = AGENT
+    target: str,
+    num_participants: int,
+    given: object,
+    script: Path = AGENT,
+    certificates: Callable[[str], Path | None] = lambda name: None,
 ) -> Iterator[Agents]:
-    """Agents that are all ended with the block. given: the script's third argument."""
+    """Agents that are all ended with the block. given: the script's third argument. certificates:
+    gives each its own."""
     them = Agents()
     try:
         for i in range(num_participants):
-            them.start(target, f"p{i}", given, script)
+            name = f"p{i}"
+            them.start(target, name, given, script, certificates(name))
         yield them
     finally:
         them.end()
@@ -236,9 +275,10 @@ def session(
     settings: Mapping[str, object] | None = None,
     *,
     update: Path | None = None,
+    is_closed: bool = False,
 ) -> Session:
     """Run one to its end. size: of the model, in float32. update: file of the update that each
-    participant maps into memory; None: each makes its own."""
+    participant maps into memory; None: each makes its own. is_closed: see CoordinatorProcess."""
     rules: dict[str, object] = {
         "rounds.rounds": rounds,
         "rounds.initial_weights": "average",
@@ -246,13 +286,14 @@ def session(
         "logging.level": "info",
         **(settings or {}),
     }
-    coordinator = CoordinatorProcess(folder, rules)
+    coordinator = CoordinatorProcess(folder, rules, is_closed=is_closed)
     with ExitStack() as stack:
         stack.callback(coordinator.stop)
         coordinator.start()
-        target = f"127.0.0.1:{coordinator.port}"
         given, script = (size, AGENT) if update is None else (update, MAPPED_AGENT)
-        them = stack.enter_context(agents(target, num_participants, given, script))
+        them = stack.enter_context(
+            agents(coordinator.target, num_participants, given, script, coordinator.certificates)
+        )
         before = coordinator.processor_time
         them.go()
         memory = them.finish()
