@@ -56,6 +56,10 @@ DOCS = [
         "tutorials",
     ]
 ]
+# The others of separate processes, in two parts: one by one they take longest.
+PROCESSES = sorted(
+    {str(file.relative_to(ROOT)) for file in ROOT.glob(f"{E2E}/test_*.py")} - {*CONTAINERS, *DOCS}
+)
 COORDINATOR = [
     "tests/integration/coordinator",
     *sorted(str(file.relative_to(ROOT)) for file in ROOT.glob("tests/integration/test_*.py")),
@@ -69,7 +73,8 @@ def without(files: list[str]) -> list[str]:
 # What waits most comes first.
 PARTS = {
     "containers": CONTAINERS,
-    "e2e": [*without([*CONTAINERS, *DOCS]), "tests/e2e"],
+    "e2e-1": PROCESSES[::2],
+    "e2e-2": PROCESSES[1::2],
     "docs": DOCS,
     "integration-coordinator": COORDINATOR,
     "integration-others": [*without(COORDINATOR), "tests/integration"],
@@ -77,6 +82,7 @@ PARTS = {
     "others": [*without(["tests/unit", "tests/integration", "tests/e2e"]), "tests"],
 }
 GROUPS = {
+    "e2e": ["e2e-1", "e2e-2"],
     "integration": ["integration-coordinator", "integration-others"],
     "code": ["unit", "others"],
 }

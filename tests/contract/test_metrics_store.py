@@ -4,12 +4,16 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, cast
 
 import pytest
 
+from contract.test_weights_store import CONTRACT, in_folder
 from support.influx_servers import StrictInflux, VictoriaMetrics
+from xain_coordinator.assembly.coordinator import metrics_plugin
 from xain_coordinator.core.values import Point
 from xain_coordinator.metrics import queue
 from xain_coordinator.metrics.influx import LINGER_S, InfluxWriter
@@ -85,7 +89,24 @@ def victoria_metrics(_: Path) -> Iterator[Kept]:
         yield Kept(QueuedMetrics(writer, time.time_ns, linger_s=LINGER_S), read)
 
 
-ADAPTERS = {f.__name__: f for f in (null, file, strict_influx, victoria_metrics)}
+ADAPTERS: dict[str, Callable[[Path], Iterator[Kept]]] = {
+    f.__name__: f for f in (null, file, strict_influx, victoria_metrics)
+}
+# Plug-ins that are installed, see test_weights_store.py: {"metrics": {NAME: {OPTION: VALUE}},
+# "read": {NAME: "MODULE:FUNCTION"}}. The function is called with the options, and returns Numbers.
+
+
+def plugged_in(name: str) -> Callable[[Path], Iterator[Kept]]:
+    def adapter(folder: Path) -> Iterator[Kept]:
+        options = in_folder(CONTRACT["metrics"][name], folder)
+        read = CONTRACT.get("read", {}).get(name)
+        reader = None if read is None else partial(resolve_name(read), **options)
+        yield Kept(metrics_plugin(name, options), reader)
+
+    return adapter
+
+
+ADAPTERS |= {f"plugin-{name}": plugged_in(name) for name in CONTRACT.get("metrics", {})}
 
 
 @pytest.fixture(params=ADAPTERS)

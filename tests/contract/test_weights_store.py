@@ -1,10 +1,11 @@
 """The contract of every WeightsStore."""
 
 import errno
+import json
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,6 +24,7 @@ from xain_coordinator.ports import (
 )
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.memory import MemoryStore
+from xain_coordinator.stores.opening import open_plugin
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_coordinator.stores.s3 import S3Store, open_s3
 
@@ -82,6 +84,30 @@ FACTORIES: dict[str, Factory] = {
 
 # Names of fixtures.
 S3_SERVERS = ("seaweedfs", "minio_gateway")
+
+
+# Plug-ins that are installed, with options: {"stores": {NAME: {OPTION: VALUE}}}. "{folder}" in a
+# text is a folder of the test. For "metrics" and "read" see test_metrics_store.py.
+CONTRACT = json.loads(os.environ.get("XAIN_CONTRACT", "{}"))
+PLUGINS = CONTRACT.get("stores", {})
+
+
+def plugged_in(name: str) -> Factory:
+    def make(root: Path, _: pytest.MonkeyPatch) -> WeightsStore:
+        return open_plugin(name, in_folder(PLUGINS[name], root))
+
+    return make
+
+
+def in_folder(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Options with a folder in the place of "{folder}"."""
+    return {
+        key: value.replace("{folder}", str(folder)) if isinstance(value, str) else value
+        for key, value in options.items()
+    }
+
+
+FACTORIES |= {f"plugin-{name}": plugged_in(name) for name in PLUGINS}
 
 
 @pytest.fixture(params=[*FACTORIES, *S3_SERVERS])

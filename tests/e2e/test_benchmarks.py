@@ -48,6 +48,10 @@ EXPECTED: dict[str, dict[str, str]] = {
             "numpy_aggregating_p99_ms aggregating_p99_ms_ratio"
         ),
     },
+    "launch_serve": {
+        "fits": "workload ready_s first_fit_s later_fit_s_median first_to_later_ratio",
+        "after_kills": "workload killed missing fit_s",
+    },
     "learning": {"cases": "table workload sites split library federated difference within"},
     "messaging": {
         "transports": "transport round_trips_per_s gb_per_s",
@@ -59,6 +63,10 @@ EXPECTED: dict[str, dict[str, str]] = {
             "ratio_to_grpcio"
         ),
         "sparse": "servers dim keys push_mkeys_per_s pull_mkeys_per_s",
+        "small": (
+            "lists push_raw_ms push_ratio_to_raw push_kv_ratio_to_table pull_raw_ms "
+            "pull_ratio_to_raw pull_kv_ratio_to_table"
+        ),
         "latency": "servers pull_4_kib_p50_ms pull_4_kib_p99_ms tcp_p99_ms",
         "replication": "replicas push_ms pull_ms",
         "checkpoint": "checkpoint_s clock_ms clock_meanwhile_ms",
@@ -71,10 +79,11 @@ EXPECTED: dict[str, dict[str, str]] = {
         "trainings": "table workload best loss_best loss_last score_best score_last",
     },
     "restart": {"": "serving_s_median without_snapshot_s"},
+    "since": {"figures": "figure before now ratio"},
     "simulation": {"": "accuracy round_s_median centralised_epoch_s ratio_to_centralised_epoch"},
 }
 # One case stands for all: tests of their own train with the others.
-ONLY = {"parallelisms": ("--only=gradient",)}
+ONLY = {"parallelisms": ("--only=gradient",), "since": ("HEAD", "--only=a-call")}
 ABOUT = {"date", "cpu", "cores", "memory_gib", "python", "numpy", "grpcio"}
 
 

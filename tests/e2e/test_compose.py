@@ -5,16 +5,21 @@ import io
 import json
 import os
 import re
+import runpy
 import shlex
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
+import time
 import tomllib
 import urllib.parse
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import boto3
 import numpy as np
@@ -28,7 +33,9 @@ from support.containers.engine import docker, wait_until
 from support.containers.stack import Stack
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_foundation.exit_statuses import FINAL
+from xain_foundation.identity import Role
 from xain_foundation.settings import load as load_settings
+from xain_foundation.tls import Certificates
 from xain_participant.config import ParticipantConfig
 from xain_workloads import workload
 from xain_workloads.data import load
@@ -77,7 +84,9 @@ def test_secrets_come_from_files():
         mounted = [volume for volume in service.get("volumes", ()) if "-secrets:" in volume]
         if name != "setup":
             owner = "coordinator" if name in COORDINATORS else name
-            has_none = name in (*PARTICIPANTS, *SPARSE)
+            owner = {"sparse-worker": "worker"}.get(owner, owner)
+            owner = "parameter" if owner.startswith("parameter-") else owner
+            has_none = name in (*PARTICIPANTS, "sparse-data")
             expected = [] if has_none else [f"{owner}-secrets:/run/secrets/xain:ro"]
             assert mounted == expected
 
@@ -96,8 +105,9 @@ def test_settings_can_be_loaded(name):
     coordinator = load_settings(CoordinatorConfig, FILES / f"{name}.toml")
     participant = load_settings(ParticipantConfig, FILES / "participant.toml")
     assert participant.coordinator.host in SERVICES
-    assert coordinator.storage.endpoint == "http://s3:8333"
-    assert coordinator.metrics.url == "http://influxdb:8086"
+    assert coordinator.storage.endpoint == "https://s3:8333"
+    assert coordinator.metrics.url == "https://influxdb:8086"
+    assert coordinator.in_the_clear == ()
     influxdb = SERVICES["influxdb"]["environment"]
     assert coordinator.metrics.org == influxdb["DOCKER_INFLUXDB_INIT_ORG"]
     assert coordinator.metrics.bucket == influxdb["DOCKER_INFLUXDB_INIT_BUCKET"]
@@ -115,6 +125,137 @@ def test_settings_can_be_loaded(name):
     assert grace_s >= coordinator.server.drain_s + 8
 
 
+@pytest.mark.parametrize("name", COORDINATORS)
+def test_coordinators_are_closed(name):
+    """Each makes its certificate, for the name that its participants connect to, where it looks for
+    it, and a token for each of their slices, which they alone may read."""
+    settings = load_settings(CoordinatorConfig, FILES / f"{name}.toml")
+    assert not settings.server.insecure
+    enrol = runpy.run_path(str(FILES / "enrol.py"))
+    assert settings.access_folder == enrol["ACCESS"]
+    service, participant = SERVICES[name], SERVICES[name.replace("coordinator", "participant")]
+    assert service["entrypoint"] == ["python", "/etc/xain/enrol.py", name, "xain-coordinator"]
+    (tokens,) = (v for v in service["volumes"] if v.endswith(f":{enrol['TOKENS']}"))
+    assert f"{tokens}:ro" in participant["volumes"]
+    assert runpy.run_path(str(FILES / "claim_slice.py"))["TOKENS"] == enrol["TOKENS"]
+    parts = participant["environment"]["XAIN_PARTICIPANT_PARTITION__NUM_PARTS"]
+    assert service["environment"]["SLICES"] == parts == SERVICES["setup"]["environment"]["SLICES"]
+    for user in SERVICES.values():
+        if user not in (service, participant, SERVICES["setup"]):
+            assert not [
+                v for v in user.get("volumes", ()) if v.startswith(tokens.split(":")[0] + ":")
+            ]
+
+
+def test_setup_makes_certificates_for_the_names_of_services(tmp_path, monkeypatch):
+    """Also for this machine, which reaches the stores by published ports; those of the parameter
+    server are made anew with more workers. What is there stays."""
+    setup = runpy.run_path(str(FILES / "setup.py"))["main"]
+    monkeypatch.setitem(setup.__globals__, "ROOT", tmp_path)
+    for volume in SERVICES["setup"]["volumes"]:
+        (tmp_path / volume.rpartition("/")[2]).mkdir()
+    for slices in ("1", "2"):
+        monkeypatch.setenv("SLICES", slices)
+        setup()
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    setup()
+    assert before == {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+
+    settings = load_settings(CoordinatorConfig, FILES / "coordinator.toml")
+    assert settings.storage.ca_file == settings.metrics.ca_file == Path("/run/authority/ca.crt")
+    authority = ssl.create_default_context(cafile=tmp_path / "authority/ca.crt")
+    for url in (settings.storage.endpoint, settings.metrics.url):
+        host = urllib.parse.urlsplit(url).hostname
+        own = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        own.load_cert_chain(tmp_path / host / "tls/public.crt", tmp_path / host / "tls/private.key")
+        for name in (host, "localhost", "127.0.0.1"):
+            shake_hands(authority, own, name)
+    names = {
+        folder: Certificates(tmp_path / folder).identity
+        for folder in ("parameters", "workers/worker-0", "workers/worker-1")
+    }
+    assert [(one.role, one.name) for one in names.values()] == [
+        (Role.COORDINATOR, "parameters"),
+        (Role.PARTICIPANT, "worker-0"),
+        (Role.PARTICIPANT, "worker-1"),
+    ]
+
+
+def shake_hands(client, server, name):
+    """A handshake of TLS in memory. Raises ssl.SSLError."""
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    asking = client.wrap_bio(down, up, server_hostname=name)
+    answering = server.wrap_bio(up, down, server_side=True)
+    for side in (asking, answering, asking):
+        with suppress(ssl.SSLWantReadError):
+            side.do_handshake()
+    answering.do_handshake()
+
+
+def test_tokens_are_made_anew_before_their_time_is_over(tmp_path):
+    """At a start after half of it, where one is missing, or with a new authority; the certificate
+    is made once."""
+    access, tokens, told = tmp_path / "access", tmp_path / "tokens", tmp_path / "told"
+    code = (
+        f"import sys; sys.path.insert(0, {str(FILES)!r}); import enrol, pathlib; "
+        f"enrol.ACCESS = pathlib.Path({str(access)!r}); "
+        f"enrol.TOKENS = pathlib.Path({str(tokens)!r}); enrol.main()"
+    )
+    program = tmp_path / "program"
+    program.write_text(
+        f'#!/bin/sh\necho "$1 $2" >> {told}\n'
+        f'case "$1" in certs) mkdir -p {access}/tls; touch {access}/ca.crt;; '
+        f"tokens) mkdir -p {tokens}; touch {tokens}/slice-0.token {tokens}/slice-1.token;; esac\n"
+    )
+    program.chmod(0o755)
+
+    def start():
+        told.write_text("")
+        command = [sys.executable, "-c", code, "coordinator", str(program), "--resume"]
+        subprocess.run(command, check=True, env={**os.environ, "SLICES": "2"}, timeout=60)
+        return told.read_text().splitlines()
+
+    assert start() == ["certs init", "tokens create", "--resume "]
+    assert start() == ["--resume "]
+    (tokens / "slice-1.token").unlink()
+    assert start() == ["tokens create", "--resume "]
+    os.utime(tokens / "slice-0.token", (0, 0))
+    assert start() == ["tokens create", "--resume "]
+    os.utime(tokens / "slice-0.token", (time.time() - 60, time.time() - 60))
+    shutil.rmtree(access)
+    assert start() == ["certs init", "tokens create", "--resume "]
+
+
+@pytest.mark.parametrize(("joins", "status"), [(True, 7), (False, 1)])
+def test_replica_joins_with_the_token_of_its_slice(tmp_path, joins, status):
+    """And takes part with the certificate that it has got, or not at all."""
+    for name in ("slices", "tokens"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "slices/0").touch()
+    program = tmp_path / "program"
+    program.write_text(
+        f'#!/bin/sh\necho "$* $XAIN_PARTICIPANT_TLS__FOLDER"\n'
+        f'[ "$1" = join ] && exit {0 if joins else 1}\nexit 7\n'
+    )
+    program.chmod(0o755)
+    tokens, state = tmp_path / "tokens", tmp_path / "state"
+    code = claiming(tmp_path / "slices").replace(
+        "claim_slice.main()",
+        f"claim_slice.TOKENS = pathlib.Path({str(tokens)!r}); "
+        f"claim_slice.STATE = pathlib.Path({str(state)!r}); claim_slice.main()",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, program, "--config=x"],
+        env={**os.environ, "XAIN_PARTICIPANT_PARTITION__NUM_PARTS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    expected = [f"join {tokens}/slice-0.token --state-dir={state} ", f"--config=x {state}/tls"]
+    assert done.stdout.splitlines() == expected[: 2 if joins else 1]
+    assert done.returncode == status
+
+
 @pytest.mark.parametrize("kind", PROFILES)
 def test_profile_trains_with_its_own_parts(kind):
     """Nothing that a profile adds is started without it, and it shares no journal and no slices."""
@@ -122,9 +263,11 @@ def test_profile_trains_with_its_own_parts(kind):
     assert coordinator["profiles"] == participant["profiles"] == [kind]
     assert participant["image"].partition(":")[0].endswith(participant["build"]["target"])
     mounted = [v.partition(":")[0] for one in (coordinator, participant) for v in one["volumes"]]
-    assert set(mounted) == {f"coordinator-{kind}-data", "coordinator-secrets", f"slices-{kind}"}
-    assert f"slices-{kind}:/run/setup/slices-{kind}" in SERVICES["setup"]["volumes"]
-    (config,) = coordinator["configs"]
+    own = {f"coordinator-{kind}-data", f"slices-{kind}", f"tokens-{kind}"}
+    assert set(mounted) == {"authority", "coordinator-secrets", *own}
+    for what in ("slices", "tokens"):
+        assert f"{what}-{kind}:/run/setup/{what}-{kind}" in SERVICES["setup"]["volumes"]
+    config, _ = coordinator["configs"]
     assert COMPOSE["configs"][config["source"]]["file"] == f"deploy/compose/coordinator-{kind}.toml"
 
 
@@ -151,11 +294,8 @@ def test_sparse_profile_fits_together():
     assert (worker["data"], worker["test"]) == (f"{folder}/train", f"{folder}/test")
     num_parts = SERVICES["sparse-worker"]["environment"]["XAIN_PARTICIPANT_PARTITION__NUM_PARTS"]
     assert SERVICES["sparse-worker"]["deploy"]["replicas"] == num_parts
-    assert SERVICES["sparse-worker"]["depends_on"].keys() == {
-        "parameter-server",
-        "setup",
-        "sparse-data",
-    }
+    assert SERVICES["sparse-worker"]["depends_on"].keys() == {"parameter-server", "sparse-data"}
+    assert scheduler["insecure"] is server["insecure"] is False
 
 
 def test_dashboard_asks_for_written_fields_only():
@@ -401,9 +541,11 @@ def test_a_training_survives_its_parts(stack, tmp_path):
     trained = [line for line in map(json_of, engine.logs(killed).splitlines()) if line]
     assert [line["round"] for line in trained if line["event"] == "trained"] == list(range(ROUNDS))
 
-    check_model(stack, session)
-    check_take_home(stack, tmp_path)
-    check_metrics(stack, ids)
+    authority = str(tmp_path / "ca.crt")
+    stack.compose("cp", "coordinator:/run/authority/ca.crt", authority)
+    check_model(stack, session, authority)
+    check_take_home(stack, tmp_path / "home")
+    check_metrics(stack, ids, authority)
     check_secrecy(stack)
 
 
@@ -512,11 +654,12 @@ def send(container, number):
     assert status == 0 or number == signal.SIGKILL, errors or output
 
 
-def check_model(stack, session):
+def check_model(stack, session, authority):
     """The last model is in the bucket, is what the status says, and has learnt something."""
     client = boto3.client(
         "s3",
-        endpoint_url=f"http://127.0.0.1:{stack.ports['XAIN_S3_PORT']}",
+        endpoint_url=f"https://127.0.0.1:{stack.ports['XAIN_S3_PORT']}",
+        verify=authority,
         region_name="us-east-1",
         aws_access_key_id=stack.secret("s3-secrets", "access-key-id"),
         aws_secret_access_key=stack.secret("s3-secrets", "secret-access-key"),
@@ -548,6 +691,7 @@ def check_take_home(stack, folder):
     page = page.partition("Take the best model home")[2].partition("In Kubernetes")[0]
     lines = re.findall(r"^    docker compose (.+)$", page, re.MULTILINE)
     assert len(lines) == 9
+    folder.mkdir()
     for line in lines:
         words = [str(folder) if word == "." else word for word in shlex.split(line)]
         if words[0] == "exec":
@@ -565,37 +709,37 @@ def check_take_home(stack, folder):
     assert (folder / "p.csv").read_text().count("\n") == 1 + digits.num_samples, output
 
 
-def check_metrics(stack, ids):
+def check_metrics(stack, ids, authority):
     """Each round once, with its updates; and what every participant has reported."""
+    url = f"https://127.0.0.1:{stack.ports['XAIN_INFLUXDB_PORT']}"
+    token = stack.secret("influxdb-secrets", "token")
+
+    def series(measurement, field):
+        return time_series.read(url, token, measurement, field, authority)
 
     def updates():
-        return series(stack, "coordinator", "num_updates").get("", {})
+        return series("coordinator", "num_updates").get("", {})
 
     wait_until("the points of all rounds are there", lambda: len(updates()) >= ROUNDS)
     assert list(updates().values()) == [NUM_PARTICIPANTS] * ROUNDS
     for field in ("update_bytes", "round_seconds", "aggregation_seconds"):
-        assert all(value > 0 for value in series(stack, "coordinator", field)[""].values())
-    states = series(stack, "coordinator", "state")[""]
+        assert all(value > 0 for value in series("coordinator", field)[""].values())
+    states = series("coordinator", "state")[""]
     assert list(states.values())[-1] == 2  # FINISHED
     for field in ("accuracy", "loss", "test_accuracy"):
-        reported = series(stack, "participant", field)
+        reported = series("participant", field)
         assert sorted(reported) == ids
         # Points of the first round may have waited to be written when the coordinator was killed.
         assert min(map(len, reported.values())) >= ROUNDS - 1
-    accuracies = series(stack, "participant", "accuracy").values()
+    accuracies = series("participant", "accuracy").values()
     assert min(list(values.values())[-1] for values in accuracies) > 0.8
 
 
-def series(stack, measurement, field):
-    url = f"http://127.0.0.1:{stack.ports['XAIN_INFLUXDB_PORT']}"
-    token = stack.secret("influxdb-secrets", "token")
-    return time_series.read(url, token, measurement, field)
-
-
 SECRETS = {
+    "s3-secrets": ("tls/private.key",),
     "coordinator-secrets": ("s3-access-key-id", "s3-secret-access-key", "influxdb-token"),
     "grafana-secrets": ("password", "token"),
-    "influxdb-secrets": ("password", "token"),
+    "influxdb-secrets": ("password", "token", "tls/private.key"),
 }
 
 
@@ -603,7 +747,7 @@ def check_secrecy(stack):
     """No credential and no presigned URL in any log, in the status, or in what the engine tells of
     a container; and a second start makes no new ones."""
     values = {stack.secret(volume, file) for volume, files in SECRETS.items() for file in files}
-    assert len(values) == 5
+    assert len(values) == 7
     assert min(map(len, values)) >= 20
     told = [stack.logs(), str(stack.status())]
     told += [docker("inspect", name) for service in SERVICES for name in stack.containers(service)]

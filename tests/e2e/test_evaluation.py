@@ -15,6 +15,7 @@ from e2e.test_take_home import command
 from support.process import PATIENCE_S, CoordinatorProcess, ParticipantProcess, SiteProcess
 from support.trainee import predicted, predicted_numbers
 from support.training import close_gates
+from xain_coordinator.assembly.warm_start import load_model_file
 from xain_coordinator.server.inspection_client import fetch
 from xain_foundation.exit_statuses import EXIT_NO_BETTER
 from xain_workloads.tallies import records
@@ -318,6 +319,61 @@ async def test_local_models_are_the_same_though_site_and_coordinator_were_killed
     assert [sorted(one["sites"]) for one in columns[:20]] == [["site-0", "site-1"]] * 20
     killed = await local_models(tmp_path, "killed", kills=True)
     assert killed == (expected, together, importance)
+
+
+async def central_model(folder: Path, name: str, *, kills: bool) -> tuple[Any, dict[str, Any]]:
+    """The central model of a coordinator with own rows, as its status has it and as
+    `evaluate --model` is given it. kills: the coordinator while it trains it, twice."""
+    settings = {
+        "rounds.rounds": 1,  # so that no evaluation is passed over for the last one
+        "workload.name": "sgd",
+        "rounds.epochs": 1000,
+        "evaluate.data": "breast_cancer",
+        "server.heartbeat_time_s": 1.0,
+        "server.heartbeat_timeout_s": 10 * PATIENCE_S,
+    }
+    coordinator = CoordinatorProcess(folder / name, settings)
+    at_site = folder / f"{name}-site"
+    at_site.mkdir()
+    site = SiteProcess(at_site, "site")
+    phase = ""
+
+    def is_evaluating() -> bool:
+        nonlocal phase
+        phase = fetch(f"127.0.0.1:{coordinator.port}").status.phase
+        return phase in ("evaluating", "finished")
+
+    try:
+        await coordinator.start()
+        part = ["--partition=iid", "--num-parts=4", "--index=0"]
+        await site.start(coordinator.port, "--data=breast_cancer", *part)
+        for _ in range(2 if kills else 0):
+            await until(is_evaluating)
+            if phase == "evaluating":
+                await coordinator.kill()
+                await coordinator.start()
+        assert await site.died() == 0, site.log()
+        shown = await status_json(coordinator)
+        assert await coordinator.stop() == 0
+    finally:
+        for process in (site, coordinator):
+            await process.end()
+    central = shown["status"]["central"]
+    loaded, _ = load_model_file(Path(central.pop("file")))
+    assert loaded.metadata["workload"] == "sgd"
+    return central, {"vector": loaded.vector.tobytes(), "metadata": loaded.metadata}
+
+
+async def test_central_model_is_the_same_though_the_coordinator_was_killed_meanwhile(tmp_path):
+    """A restarted coordinator trains the central model once more, on the same rows, and compares it
+    with the global model on those that are held out."""
+    expected, model = await central_model(tmp_path, "undisturbed", kills=False)
+    evaluation = expected["evaluation"]
+    assert (expected["round"], evaluation["local"]["passes"]) == (1, 1000)
+    assert evaluation["num_samples"] == evaluation["local"]["num_samples"] == 114
+    assert evaluation["local"]["figures"]["log_loss"]["value"] < 0.5
+    assert [one["round"] for one in evaluation["local"]["differences"]] == [1]
+    assert await central_model(tmp_path, "killed", kills=True) == (expected, model)
 
 
 async def test_training_that_is_no_better_than_the_commonest_class_ends_with_status_4(

@@ -1,8 +1,9 @@
-"""The scripts in examples/, each against a real coordinator."""
+"""The scripts in examples/, each against a real coordinator or a real parameter server."""
 
 import asyncio
 import difflib
 import importlib
+import inspect
 import io
 import os
 import subprocess
@@ -15,11 +16,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
+from sklearn.cluster import KMeans
+from sklearn.datasets import load_breast_cancer, load_digits, load_wine
+from sklearn.linear_model import LogisticRegression
+from sklearn.svm import LinearSVC
 
 from integration.conftest import config_for
 from support.process import PATIENCE_S
-from xain_coordinator.assembly.coordinator import Coordinator
+from xain_coordinator.assembly.coordinator import SessionCoordinator
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -47,10 +51,10 @@ def parts(tmp_path: Path) -> list[Path]:
 
 async def train(
     module: ModuleType, files: list[Path], folder: Path, **sections: dict[str, Any]
-) -> Coordinator:
+) -> SessionCoordinator:
     """Run main() of an example in a thread for each file. Returns the coordinator, stopped."""
     sections.setdefault("rounds", {})["min_participants"] = len(files)
-    coordinator = Coordinator(config_for(folder, **sections))
+    coordinator = SessionCoordinator(config_for(folder, **sections))
     await coordinator.start()
     os.environ["XAIN_PARTICIPANT_COORDINATOR__PORT"] = str(coordinator.port)
     load, make_model, lock = module.load, module.make_model, threading.Lock()
@@ -80,7 +84,7 @@ async def train(
         await coordinator.stop()
 
 
-def last_model(coordinator: Coordinator) -> tuple[dict[str, Any], dict[str, str]]:
+def last_model(coordinator: SessionCoordinator) -> tuple[dict[str, Any], dict[str, str]]:
     """Tensors of the last model by name, and the kind of each."""
     model = coordinator.driver.session.model
     assert model is not None
@@ -204,3 +208,37 @@ def test_simulated_sites_learn_the_digits() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split()[1]) > 0.5, done.stdout  # by chance 0.1
+
+
+def test_jobs_side_by_side_reach_what_scikit_learn_reaches(example: Callable[[str], Any]) -> None:
+    """Logistic regression, linear SVM and k-means beside scikit-learn's, and matrix factorisation
+    beside alternating least squares in this process."""
+    module = example("parameter_jobs")
+    assert all(len(inspect.getsource(job).splitlines()) <= 20 for job in module.WORKERS)
+    found = module.main()
+    x, x_test, y, y_test = module.rows_of(load_breast_cancer)
+    theirs = LogisticRegression(max_iter=1000).fit(x, y).score(x_test, y_test)
+    assert found["logistic"] > theirs - 0.02
+    x, x_test, y, y_test = module.rows_of(load_digits)
+    assert found["svm"] > LinearSVC().fit(x, y).score(x_test, y_test) - 0.02
+    x, *_ = module.rows_of(load_wine)
+    means = KMeans(3, init=x[:3], n_init=1, max_iter=30, tol=0).fit(x)
+    assert found["kmeans"] == pytest.approx(means.inertia_)
+    x = load_digits().data / 16
+    is_hidden = np.random.default_rng(0).random(x.shape) < 0.2
+    assert found["factors"] < 1.05 * rmse_of_least_squares(x, is_hidden)
+
+
+def rmse_of_least_squares(x: Any, is_hidden: Any, rank: int = 8, ridge: float = 1.0) -> float:
+    """Root mean square error of hidden values, by matrix factorisation one row at a time."""
+    factors = [np.random.default_rng(1).uniform(-0.5, 0.5, (n, rank)) for n in x.shape]
+    for number in range(20):
+        side = number % 2
+        values, hidden = (x, is_hidden) if side == 0 else (x.T, is_hidden.T)
+        other = factors[1 - side]
+        for row, (value, is_out) in enumerate(zip(values, hidden, strict=True)):
+            seen = other[~is_out]
+            factors[side][row] = np.linalg.solve(
+                seen.T @ seen + ridge * np.eye(rank), seen.T @ value[~is_out]
+            )
+    return float(np.sqrt(np.mean((factors[0] @ factors[1].T - x)[is_hidden] ** 2)))

@@ -6,9 +6,11 @@ import os
 import re
 import select
 import signal
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
@@ -16,6 +18,8 @@ import pytest
 from support.launches import VARIABLE, pid_with, processes_of
 from support.shown import Shown
 from support.terminals import BIN, Terminals, commands_of, files_of
+from xain_coordinator.server import inspection_client
+from xain_coordinator.server.inspection_client import NoStatus
 from xain_workloads.data import load
 
 ROOT = Path(__file__).parents[2]
@@ -111,12 +115,7 @@ async def test_commands_of_the_page(tmp_path: Path, name: str) -> None:
     assert (tmp_path / "wards.skops").stat().st_size > 0
 
 
-# Rounds without end. A worker that was killed keeps its lease, so that from then on each round
-# lasts until its deadline, and takes little processor time.
-LONG = (
-    *("--workload", "sgd", "--data", "iris", "--rounds", "1000000"),
-    *("--set=rounds.deadline_s=1", "--set=server.heartbeat_timeout_s=600"),
-)
+LONG = ("--workload", "sgd", "--data", "iris", "--rounds", "1000000")  # without end
 # Its worker has joined and waits for another one, without a round that takes processor time.
 WAITING = (
     *("--workload", "sgd", "--data", "iris", "--workers", "1"),
@@ -128,8 +127,9 @@ WAITING = (
 async def test_deaths_are_reported_and_two_names_run_side_by_side(
     tmp_path: Path, name: str
 ) -> None:
-    """A killed worker does not end the rounds, a killed coordinator goes on with its session, and
-    signals end one launch without the other."""
+    """A killed worker does not end the rounds, and comes back; a killed coordinator goes on with
+    its session; a worker that is told to stop stays away; signals end one launch without the
+    other."""
     one, two = f"{name}1", f"{name}2"
     async with (
         launched(tmp_path, f"--name={one}", *LONG, "--workers=2") as first,
@@ -139,9 +139,11 @@ async def test_deaths_are_reported_and_two_names_run_side_by_side(
             await shown.until(lambda output: "launch: ready: all " in output)
         os.kill(pid_of(one, "worker-1"), signal.SIGKILL)
         await first.until(
-            lambda output: (
-                "launch: worker-1 was killed; the others go on" in output
-                and "model_published" in output.partition("worker-1 was killed")[2]
+            lambda output: re.search(
+                "launch: worker-1 was killed; it is started again(?s:.*)"
+                "^worker-1 .* joined (?s:.*)model_published",
+                output,
+                re.MULTILINE,
             )
         )
         async with launched(tmp_path, f"--name={one}", *LONG) as third:
@@ -157,6 +159,10 @@ async def test_deaths_are_reported_and_two_names_run_side_by_side(
         sessions = set(re.findall(r"serving +.* session=(\w+)", first.output))
         assert len(sessions) == 1
 
+        os.kill(pid_of(one, "worker-2"), signal.SIGTERM)
+        await first.until(
+            lambda output: "launch: worker-2 ended with status 143; the others go on" in output
+        )
         first.process.send_signal(signal.SIGINT)
         assert await first.end() == 130, first.output
         assert processes_of(one) == []
@@ -211,3 +217,42 @@ async def test_bagging_is_fitted_over_http_until_ctrl_c(tmp_path: Path, name: st
         shown.process.send_signal(signal.SIGINT)
         assert await shown.end() == 0, shown.output
     assert processes_of(name) == []
+
+
+def asked_with(folder: Path, output: str) -> tuple[str, ssl.SSLContext, str]:
+    """(URL, authority, bearer token) of the command that a closed launch shows."""
+    shown = r"POST (\S+)/v1/fit .* --cacert (\S+) -H @(\S+)"
+    url, authority, header = re.search(shown, output).groups()
+    assert (folder / header).stat().st_mode & 0o777 == 0o600
+    context = ssl.create_default_context(cafile=str(folder / authority))
+    return (
+        url,
+        context,
+        (folder / header).read_text().strip().removeprefix("authorization: Bearer "),
+    )
+
+
+async def test_launch_that_others_reach_is_closed_to_them(tmp_path: Path, name: str) -> None:
+    """The programs have certificates of an authority that ends with the launch, and requests over
+    HTTP need the token that the launch names."""
+    open_host = ("--set=launch.host=0.0.0.0", "--set=rounds.start_participants=3")
+    waiting = (*open_host, "--set=rounds.max_participants=3")
+    arguments = ("--workload=sgd", "--data=iris", "--workers=2", "--serve", *waiting)
+    async with launched(tmp_path, f"--name={name}", *arguments) as shown:
+        await shown.until(lambda output: "launch: train with: " in output)
+        address = re.search(r"the coordinator listens on (\S+)", shown.output)[1]
+        with pytest.raises(NoStatus, match="nobody in without a certificate"):
+            await asyncio.to_thread(inspection_client.fetch, address)
+        work = tmp_path / "xain-launch" / name
+        assert {file.stat().st_mode & 0o777 for file in work.rglob("tls.key")} == {0o600}
+        url, context, token = asked_with(tmp_path, shown.output)
+        request = Request(f"{url}/v1/status")
+        with pytest.raises(HTTPError, match="401"):
+            await asyncio.to_thread(urlopen, request, timeout=60, context=context)
+        request.add_header("authorization", f"Bearer {token}")
+        answer = await asyncio.to_thread(urlopen, request, timeout=60, context=context)
+        assert json.load(answer)["state"] == "waiting"
+        shown.process.send_signal(signal.SIGINT)
+        await shown.end()
+    assert not [*work.rglob("*.key"), *work.rglob("bearer")]
+    assert token not in shown.output

@@ -6,16 +6,19 @@ import os
 import re
 import signal
 import socket
+import ssl
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from e2e.test_launch import launched, write_wards
+from e2e.test_launch import asked_with, launched, write_wards
 from support.containers import engine
 from support.containers.engine import BAGGING, PARTICIPANT, SPARSE, docker
 from xain_coordinator.cli.launch import containers
+from xain_coordinator.server import inspection_client
+from xain_coordinator.server.inspection_client import NoStatus
 from xain_workloads.data import load
 from xain_workloads.sparse.generator import SHAPES, write
 
@@ -47,10 +50,10 @@ def assert_nothing_left(name: str) -> None:
     assert docker("network", "ls", "--quiet", "--filter", label) == ""
 
 
-def ask(url: str, method: str, content: Mapping[str, object] | None = None) -> dict:
-    body = json.dumps(content or {}).encode() if method == "POST" else None
-    request = urllib.request.Request(url, body, {"content-type": "application/json"}, method=method)
-    with urllib.request.urlopen(request, timeout=60) as answer:
+def ask(url: str, context: ssl.SSLContext, token: str, content: Mapping[str, object]) -> dict:
+    headers = {"content-type": "application/json", "authorization": f"Bearer {token}"}
+    request = urllib.request.Request(url, json.dumps(content).encode(), headers, method="POST")
+    with urllib.request.urlopen(request, timeout=60, context=context) as answer:
         return json.load(answer)
 
 
@@ -76,9 +79,12 @@ async def test_killed_launch_is_found_by_its_label_and_bagging_trains(
         told = labelled(name)
         assert told.keys() == {"coordinator", "north", "south"}
         for worker, shares in (("north", 512), ("south", 256)):
-            (mount,) = told[worker]["Mounts"]
-            assert (mount["Source"], mount["Destination"]) == (str(wards / worker), "/data")
-            assert mount["RW"] is False
+            mounts = {mount["Source"]: mount for mount in told[worker]["Mounts"]}
+            own = tmp_path / "xain-launch" / name / "certificates/participant" / worker
+            state = tmp_path / "xain-launch" / name / "workers" / worker
+            assert mounts.keys() == {str(wards / worker), str(own), str(state)}
+            assert mounts[str(wards / worker)]["Destination"] == "/data"
+            assert {at for at, mount in mounts.items() if mount["RW"]} == {str(state)}
             host = told[worker]["HostConfig"]
             assert (host["CpuShares"], host["CapDrop"]) == (shares, ["ALL"])
             assert host["ReadonlyRootfs"] is True
@@ -87,6 +93,9 @@ async def test_killed_launch_is_found_by_its_label_and_bagging_trains(
         assert network["IPAddress"].startswith("192.168.211.")
         (published,) = told["coordinator"]["NetworkSettings"]["Ports"]["50051/tcp"]
         assert published["HostIp"] == "127.0.0.1"
+        address = f"127.0.0.1:{published['HostPort']}"
+        with pytest.raises(NoStatus, match="nobody in without a certificate"):
+            await asyncio.to_thread(inspection_client.fetch, address)
         async with launched(tmp_path, *common, "--workload=sgd") as second:
             assert await second.end() == 1
         assert f"a launch called {name} is running" in second.output
@@ -121,17 +130,18 @@ async def test_taken_port_ends_the_launch_and_leaves_nothing(tmp_path: Path, nam
 async def test_bagging_predicts_with_the_estimators_of_its_workers(
     tmp_path: Path, name: str
 ) -> None:
-    """The coordinator's image has no scikit-learn: the workers are asked. Ctrl-C while containers
-    are started again ends the launch, too, and leaves nothing."""
+    """The coordinator's image has no scikit-learn: the workers are asked. Requests show the token
+    of the launch. Ctrl-C while containers are started again ends the launch, too, and leaves
+    nothing."""
     write_wards(tmp_path / "wards", "north", "south")
     arguments = ("--workload=bagging", "--data=wards", "--rounds=1", "--with=docker", "--serve")
     async with launched(tmp_path, f"--name={name}", *arguments) as shown:
         await shown.until(lambda output: "launch: train with: curl -X POST " in output)
-        url = re.search(r"POST (http://\S+)/v1/fit", shown.output)[1]
-        fitted = await asyncio.to_thread(ask, f"{url}/v1/fit", "POST", {"wait": True})
+        url, *access = asked_with(tmp_path, shown.output)
+        fitted = await asyncio.to_thread(ask, f"{url}/v1/fit", *access, {"wait": True})
         data = load("breast_cancer")
         body = {"columns": list(data.feature_names), "rows": data.features[:20].tolist()}
-        told = await asyncio.to_thread(ask, f"{url}/v1/predict", "POST", body)
+        told = await asyncio.to_thread(ask, f"{url}/v1/predict", *access, body)
         assert sorted(told["answered"]) == ["north", "south"], (fitted, told)
         right = sum(a == b for a, b in zip(told["predictions"], data.target[:20], strict=True))
         assert right > 16
@@ -171,8 +181,9 @@ async def test_parameter_server_trains_while_a_server_and_a_worker_die(
         await shown.until(lambda output: "launch: ready: all 2 have joined" in output)
         told = labelled(name)
         assert told.keys() == {"scheduler", "server-1", "server-2", "worker-1", "worker-2"}
-        (mount,) = told["worker-1"]["Mounts"]
-        assert (mount["Source"], mount["RW"]) == (str(tmp_path / "rows"), False)
+        mounts = {mount["Source"]: mount["RW"] for mount in told["worker-1"]["Mounts"]}
+        assert str(tmp_path / "rows") in mounts
+        assert not any(mounts.values())
         assert told["server-1"]["NetworkSettings"]["Ports"] in ({}, None)
         docker("kill", f"xain-{name}-server-1")
         await shown.until(lambda output: "launch: server-1 was killed; it is star" in output)

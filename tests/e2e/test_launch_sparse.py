@@ -17,8 +17,8 @@ from support.certificates import certified, needs_openssl
 from support.launches import VARIABLE, kill, pid_with, processes_of
 from xain_coordinator.cli.launch import processes, sparse
 from xain_coordinator.cli.launch.interrupts import Interrupted, Interrupts
-from xain_coordinator.cli.launch.lifecycle import Launcher
 from xain_coordinator.cli.launch.logs import LogView
+from xain_coordinator.cli.launch.supervisor import Launcher
 from xain_foundation.settings import resolve
 from xain_parameters import connect_sync
 from xain_workloads.sparse.generator import SHAPES, write
@@ -67,8 +67,8 @@ async def test_killed_server_and_worker_leave_the_same_model(
     # Hundreds of clocks: the kills come among the first of them.
     epochs = ("--worker-set=epochs=4", "--worker-set=batch=50", "--test=test.svm", "--quiet")
     arguments = (*SPARSE, *epochs, f"--name={name}", "--replicas=1")
-    tls = f"--set=tls.folder={certified(tmp_path / 'ours')}"
-    async with launched(folder, *arguments, tls) as shown:
+    tls = [f"--set=tls.folder={certified(tmp_path / 'ours')}", "--set=tls.identity=cn"]
+    async with launched(folder, *arguments, *tls, "--set=tls.roles.operator=peer") as shown:
         assert await shown.end() == 0, shown.output
     assert processes_of(name) == []
     undisturbed = model_of(folder, name)
@@ -140,7 +140,7 @@ def saving(
 
 def at_first_look(launch: sparse.SparseLaunch, do: Callable[[], None]) -> None:
     """Do something as soon as the launch looks after its programs."""
-    look, is_done = launch._look, False
+    look, is_done = launch._supervisor.look, False
 
     def looked() -> None:
         nonlocal is_done
@@ -149,7 +149,7 @@ def at_first_look(launch: sparse.SparseLaunch, do: Callable[[], None]) -> None:
             do()
         look()
 
-    launch._look = looked
+    launch._supervisor.look = looked
 
 
 def test_server_killed_while_the_model_is_saved_is_started_again(
@@ -159,8 +159,9 @@ def test_server_killed_while_the_model_is_saved_is_started_again(
     pid = pid_with(name, "--set=server.name=server-1")
     at_first_look(saving, lambda: os.kill(pid, signal.SIGKILL))
     number, status = saving._save()
-    assert number in status.cuts
-    assert saving._num_restarts == {"server-1": 1}
+    (job,) = status.jobs.values()
+    assert number in job.cuts
+    assert saving._supervisor.deaths == {"server-1": 1}
 
 
 def test_interrupt_while_the_model_is_saved_ends_the_launch(

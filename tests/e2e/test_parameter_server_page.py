@@ -73,6 +73,8 @@ def typed(folder: Path) -> Iterator[dict[str, str]]:
 def test_commands_of_the_page_train_a_model(tmp_path: Path) -> None:
     with typed(tmp_path) as outputs:
         (score,) = [text for line, text in outputs.items() if "--epochs 0" in line]
+        (visits,) = [text for line, text in outputs.items() if "--table visits" in line]
+        assert float(visits.split()[-1]) > 0.8
         (status,) = [text for line, text in outputs.items() if "status" in line]
         assert float(score.split()[-1]) > 0.8  # AUC
         assert status.startswith("parameters: 2 servers")
@@ -81,7 +83,16 @@ def test_commands_of_the_page_train_a_model(tmp_path: Path) -> None:
         assert measured, launch
         assert float(measured[2]) > 0.8
         assert outputs["python predict.py"].strip() == f"accuracy {measured[1]}"
+        said = outputs["python ask.py"]
+        assert said.count("w0 says hello") == 3
+        assert f"```\n{said}```" in PAGE
         assert outputs["python try.py"].strip() == "[0.9375 0.9375 0.9375]"
+
+
+def test_job_on_the_page_is_that_of_the_example() -> None:
+    """The example is run by test_examples.py."""
+    (job,) = re.findall(r"^```python\n(def .*?)```", PAGE, re.DOTALL | re.MULTILINE)
+    assert job in (ROOT / "examples" / "parameter_jobs.py").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -93,8 +104,8 @@ def test_stopped_worker_process_goes_on_with_its_batch(
     """The same command goes on behind the batches that it had completed."""
     text = "".join(f"{i % 2} {i % 50}:1 {50 + i % 7}:1\n" for i in range(6_000))
     (tmp_path / "x.svm").write_text(text)
-    with LocalGroup(2) as group, group.connect("observer") as observer:
-        line = "xain-participant sparse --data x.svm --batch 10"
+    with LocalGroup(2) as group, group.connect("observer", job="clicks") as observer:
+        line = "xain-participant sparse --data x.svm --batch 10 --job clicks"
         words = words_of(line, group.target)
         worker = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE)
         table = observer.table("logistic.batch", dim=2, update=Assign(), dtype="float64")

@@ -87,10 +87,21 @@ class ReadmeTerminals(Terminals):
         super().__init__(folder, scripts=("mean.py",))
         (folder / "configs").symlink_to(ROOT / "configs")
 
+    def words(self, line: str) -> list[str]:
+        return super().words(line.replace("coordinator.example.org", "localhost"))
+
     async def do(self, line: str) -> str:
         words = self.words(line)
         program, command = Path(words[0]).name, words[1]
-        if program == "seq":
+        if command == "tokens":
+            for site in ("ward-7", "ward-8"):
+                *create, _, file = (word.replace("ward-7", site) for word in words)
+                made, _ = await self.run(*create, f"--address=localhost:{self.port}")
+                (self.folder / file).write_text(made)
+        elif command == "join":
+            for site in ("ward-7", "ward-8"):
+                await self.run(*(word.replace("ward-7", site) for word in words))
+        elif program == "seq":
             await self.wait_for_participants()
             (self.folder / words[-1]).write_text((await self.run(*words[:-2]))[0])
         elif command == "extend":
@@ -99,7 +110,9 @@ class ReadmeTerminals(Terminals):
             assert "20 more passes after the 50" in await super().do(line)
         elif command == "status":
             await self.wait_for_participants()
-            shown, _ = await self.run(*words, *self.unless(words, "--address"))
+            if "--data-dir" not in words:
+                words = [*words, *self.unless(words, "--address")]
+            shown, _ = await self.run(*words)
             assert "finished" in shown
         else:
             return await super().do(line)

@@ -2,6 +2,7 @@
 streams: a pipe that nobody reads, a terminal after Ctrl-S, a reader that has gone, no streams."""
 
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,10 +13,12 @@ from typing import Any
 import pytest
 import typer
 
+from support.certificates import make_authority, write_folder
 from support.command_lines import APPS
 from support.streams import broken_streams
 from support.terminals import BIN
 from xain_coordinator.server import inspection_client
+from xain_foundation.identity import Role
 from xain_foundation.sockets import free_ports
 from xain_parameters.errors import ParameterError
 from xain_parameters.scheduler.client import SchedulerCalls
@@ -34,30 +37,40 @@ SERVICES = {
     "xain-parameter-server serve",
     "xain-participant",
     "xain-participant sparse",
+    "xain-participant tunnel",
 }
 # Commands that only print, for a reader that they may wait for: SIGTERM ends them at once.
 PRINTERS = {
     *(
+        "audit",
         "backup",
+        "certs",
         "check-config",
         "describe",
         "export",
         "extend",
         "fetch",
+        "gains",
         "importance",
+        "jobs",
+        "join",
         "models",
+        "participants",
         "predict",
     ),
-    *("repair", "report"),
+    *("renew", "repair", "report"),
     *(
         "restore",
+        "session",
         "status",
         "study",
         "timings",
+        "tokens",
         "checkpoint",
         "roll-back",
         "inspect",
         "new",
+        "renew",
         "sparse-data",
     ),
 }
@@ -148,7 +161,7 @@ def test_parameter_server_and_its_worker_train_and_end(start: Start, tmp_path: P
 
         def has_server() -> bool:
             try:
-                return "s" in calls.status(1.0).view.addresses
+                return "s" in calls.status(1.0).addresses
             except ParameterError:
                 return False
 
@@ -158,7 +171,8 @@ def test_parameter_server_and_its_worker_train_and_end(start: Start, tmp_path: P
             *(f"--data={tmp_path / 'rows.svm'}", f"--test={tmp_path / 'rows.svm'}"),
         )
         assert worker.wait(PATIENCE_S) == 0
-        assert calls.status(PATIENCE_S).opened > 1
+        (job,) = calls.status(PATIENCE_S).jobs.values()
+        assert job.opened > 1
     assert stopped(server) == 0
     assert stopped(scheduler) == 0
 
@@ -200,6 +214,24 @@ if __name__ == "__main__":
     with open(sys.argv[1], "w") as file:
         file.write(repr(done.weights["w"].tolist()))
 """
+
+
+def test_tunnel_listens_and_ends(start: Start, tmp_path: Path) -> None:
+    write_folder(tmp_path / "tls", make_authority(), Role.PARTICIPANT, "ward-7")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    tunnel = start(
+        program("xain-participant"),
+        *("tunnel", f"--state-dir={tmp_path}", f"--listen={port}", "--coordinator=localhost:1"),
+    )
+
+    def listens() -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", port)) == 0
+
+    until(listens, tunnel)
+    assert stopped(tunnel) == 0
 
 
 def test_simulation_trains_and_ends(start: Start, tmp_path: Path) -> None:

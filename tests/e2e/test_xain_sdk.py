@@ -13,10 +13,14 @@ import grpc
 import numpy as np
 import pytest
 
-from support.process import CoordinatorProcess
+from support.process import CoordinatorProcess, Process
 from support.s3_servers import SeaweedFS
 from support.wire import Member, reason
 from support.xain_sdk import environment
+from xain_coordinator.access.control import initialise
+from xain_foundation.sockets import free_ports
+from xain_participant.enrolment.joining import Token, join
+from xain_participant.enrolment.kept import KeptCertificates
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2
 
@@ -232,6 +236,80 @@ async def test_the_session_goes_on_after_the_coordinator_was_killed(
         assert await process.stop() == 0
     models = [bucket.unpickle(f"{number}/global").tolist() for number in range(4)]
     assert models == [[], [2.0, 4.0], [6.0, 8.0], [10.0, 12.0]]
+
+
+class TunnelProcess(Process):
+    """`xain-participant tunnel` for a site that has joined, on a port that stays the same."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        super().__init__(folder, f"{name}-tunnel")
+        self.port = free_ports(1)[0]
+        self.kept = KeptCertificates(folder / name)
+
+    async def start(self) -> None:
+        """Returns when clients may connect."""
+        flags = [f"--state-dir={self.kept.folder.parent}", f"--listen={self.port}"]
+        self._process = await self.run(["-m", "xain_participant", "tunnel", *flags])
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                try:
+                    _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                except OSError:
+                    assert self.status is None, self.log()
+                    await asyncio.sleep(0.02)  # a poll, not a race: it ends when the port is open
+                else:
+                    writer.close()
+                    return
+
+
+async def test_participants_of_xain_come_through_tunnels(tmp_path, sdk_python, server, bucket):
+    """Unchanged participants train with a coordinator that lets nobody in without a certificate.
+    They are known by the names in the certificates of their tunnels, also when they are started
+    again after a tunnel and the coordinator were killed, each in the middle of a session."""
+    initialise(tmp_path / "access", ["localhost"])
+    async with (
+        coordinator(
+            tmp_path, server, bucket, rounds=4, epochs=1, min_participants=2, max_participants=2
+        ) as process,
+        AsyncExitStack() as stack,
+    ):
+        tunnels = [TunnelProcess(tmp_path, name) for name in ("north", "south")]
+        for name, tunnel in zip(("north", "south"), tunnels, strict=True):
+            token = Token(await process.told("tokens", "create", "--name", name), name)
+            await asyncio.to_thread(join, tunnel.kept, token, f"127.0.0.1:{process.port}")
+            stack.push_async_callback(tunnel.end)
+            await tunnel.start()
+
+        async def start(run: str) -> list[SdkParticipant]:
+            started = []
+            for number, tunnel in enumerate(tunnels):
+                participant = SdkParticipant(tmp_path, f"{run}-{number}")
+                stack.push_async_callback(participant.end)
+                await participant.start(
+                    *(sdk_python, tunnel.port, server, bucket),
+                    num_samples=10,
+                    step=4.0,
+                    first=[2.0, 4.0],
+                )
+                started.append(participant)
+            return started
+
+        async with asyncio.timeout(PATIENCE_S):
+            running = await start("first")
+            for number, killed in ((1, tunnels[0]), (2, process)):
+                await bucket.holds(f"{number}/global")
+                await killed.kill()
+                await killed.start()
+                # XAIN's participants do not survive that.
+                for participant in running:
+                    await participant.end()
+                running = await start(f"after-{number}")
+            await all_finished(*running)
+        seen = json.loads(await process.told("status", "--json"))
+        assert await process.stop() == 0
+    assert {one["participant_id"] for one in seen["participants"]} == {"north", "south"}
+    models = [bucket.unpickle(f"{number}/global").tolist() for number in range(5)]
+    assert models == [[], [2.0, 4.0], [6.0, 8.0], [10.0, 12.0], [14.0, 16.0]]
 
 
 class Exploit:

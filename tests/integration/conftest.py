@@ -10,11 +10,12 @@ from support.fault_proxy import FaultProxy
 from support.process import CoordinatorProcess
 from support.s3_servers import SeaweedFS
 from support.wire import Member
-from xain_coordinator.assembly.coordinator import Coordinator
+from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.driver.log_files import LatencyFile
+from xain_coordinator.server.guard import Guard
 
-Start = Callable[..., Awaitable[Coordinator]]
+Start = Callable[..., Awaitable[SessionCoordinator]]
 Join = Callable[..., Member]
 
 
@@ -22,6 +23,7 @@ def config_for(folder: Path, **sections: dict[str, Any]) -> CoordinatorConfig:
     """Embedded stores below `folder`, a free port, and what the test wants otherwise.
 
     Without a workload, all participants make initial weights, unless the test wants another way.
+    Members are not missed on a slow machine: many of them send no heartbeats.
     """
     if "workload" not in sections:
         sections["rounds"] = {"initial_weights": "average", **sections.get("rounds", {})}
@@ -30,7 +32,12 @@ def config_for(folder: Path, **sections: dict[str, Any]) -> CoordinatorConfig:
             "storage": {"path": str(folder / "weights")},
             "journal": {"path": str(folder / "journal.sqlite")},
             "metrics": {"path": str(folder / "metrics.jsonl")},
-            "server": {"port": 0, "drain_s": 1.0, **sections.pop("server", {})},
+            "server": {
+                "port": 0,
+                "drain_s": 1.0,
+                "heartbeat_timeout_s": 600.0,
+                **sections.pop("server", {}),
+            },
             **sections,
         }
     )
@@ -39,7 +46,7 @@ def config_for(folder: Path, **sections: dict[str, Any]) -> CoordinatorConfig:
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Start]:
     """Start coordinators; all are stopped at the end."""
-    running: list[Coordinator] = []
+    running: list[SessionCoordinator] = []
 
     async def begin(
         *,
@@ -47,14 +54,16 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
         new_session: bool = False,
         from_model: str = "",
         latencies: LatencyFile | None = None,
+        guard: Guard | None = None,
         **sections: dict[str, Any],
-    ) -> Coordinator:
-        coordinator = Coordinator(
+    ) -> SessionCoordinator:
+        coordinator = SessionCoordinator(
             config_for(tmp_path, **sections),
             resume=resume,
             new_session=new_session,
             from_model=from_model,
             latencies=latencies,
+            guard=guard,
         )
         running.append(coordinator)
         await coordinator.start()
@@ -82,7 +91,7 @@ async def join() -> AsyncIterator[Join]:
     """Members of a coordinator; their channels are closed at the end."""
     members: list[Member] = []
 
-    def make(coordinator: Coordinator, participant_id: str | None) -> Member:
+    def make(coordinator: SessionCoordinator, participant_id: str | None) -> Member:
         member = Member(coordinator.port, participant_id)
         members.append(member)
         return member

@@ -8,7 +8,10 @@ from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from integration.conftest import config_for
 from support.process import PATIENCE_S, CoordinatorProcess
@@ -17,11 +20,12 @@ from xain_coordinator.cli.backup import back_up, restore
 from xain_coordinator.cli.repair import objects_of
 from xain_coordinator.journal.restore import open_stopped
 from xain_coordinator.journal.sqlite import SqliteJournal
-from xain_coordinator.server.health_socket import COPIED, COPY_JOURNAL
 from xain_coordinator.stores.integrity import why_damaged
 from xain_coordinator.stores.journalled import store_of_session
 from xain_coordinator.stores.opening import open_store
 from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl.access_pb2 import CopyJournalRequest
+from xain_wire.fl.access_pb2_grpc import ControlStub
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 LARGE = 10_000  # numbers of a model that lies in the store and not in the journal
@@ -117,12 +121,12 @@ async def test_objects_that_a_copy_of_the_journal_names_stay_while_it_is_asked_f
     await a.until(pb.ROUND, 0)
     await a.hand_in([1.0] * LARGE)
     path = coordinator.folder / "journal.sock"
-    reader, writer = await asyncio.open_unix_connection(str(path))
-    writer.write(COPY_JOURNAL)
-    assert await reader.readline() == b"SERVING\n"
-    answer = (await reader.readline()).decode().strip()
+    channel = grpc.aio.insecure_channel(f"unix:{path}")
+    call = ControlStub(channel).CopyJournal(CopyJournalRequest())
+    answer = await call.read()
     copy = tmp_path / "copy.sqlite"
-    copy.write_bytes((coordinator.folder / answer.removeprefix(COPIED)).read_bytes())
+    copy.write_bytes((coordinator.folder / "journal.copy").read_bytes())
+    assert answer.path == str(coordinator.folder / "journal.copy")
     with open_stopped(copy) as (_, last):
         refs = [ref for _, ref in objects_of(last).values()]
         session_id = last.session.session_id
@@ -138,20 +142,15 @@ async def test_objects_that_a_copy_of_the_journal_names_stay_while_it_is_asked_f
         for ref in refs:
             with opened.open(f"{session_id}/{ref.key}") as reader_:
                 assert reader_.size == ref.size_bytes
-        assert "SERVING" in await ask(path)
-        writer.close()
+        health = await HealthStub(channel).Check(HealthCheckRequest())
+        assert health.status == HealthCheckResponse.SERVING
+        call.cancel()
         async with asyncio.timeout(PATIENCE_S):
             # Nothing tells of a removal.
             while f"{session_id}/{updates[0]}" in set(opened.keys()):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)  # a poll, not a race: it ends when the object is gone
     await left(a, b)
-
-
-async def ask(path: Path) -> str:
-    reader, writer = await asyncio.open_unix_connection(str(path))
-    line = await reader.readline()
-    writer.close()
-    return line.decode()
+    await channel.close()
 
 
 async def test_objects_that_a_store_has_lost_are_restored(

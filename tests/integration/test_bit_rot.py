@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from integration.conftest import config_for
 from support.transfers import until
 from support.wire import Member, digest, npy, reason
-from xain_coordinator.assembly.coordinator import Coordinator
+from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.cli import main as cli
 from xain_coordinator.driver.effects import Stopped, StoreWorker
 from xain_coordinator.driver.rebuilding import DamagedModel
@@ -78,7 +78,7 @@ async def hand_in(member: Member, vector: np.ndarray) -> None:
     await member.end(pb.WeightsRef(key=key, size_bytes=len(data), digest=digest(data), data=data))
 
 
-def flip_in_journal(coordinator: Coordinator) -> None:
+def flip_in_journal(coordinator: SessionCoordinator) -> None:
     """Change one bit of the only small update, which the journal no longer has in memory."""
     journal = coordinator.journal
     assert isinstance(journal, SqliteJournal)
@@ -506,7 +506,7 @@ async def test_damaged_log_is_named_and_not_taken_for_another_copy(start, join, 
     damaged = log.read_bytes()
     config = config_for(copy)
     with pytest.raises(JournalDamaged) as caught:
-        Coordinator(config)
+        SessionCoordinator(config)
     message = str(caught.value)
     assert "another copy" not in message
     command = message.partition("run: ")[2].split()

@@ -22,7 +22,6 @@ from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.limits import MAX_INLINE_BYTES
 
 SIZE = MAX_INLINE_BYTES // 4 + 1  # float32, just too large to travel inside
-PATIENT = {"heartbeat_timeout_s": 2 * PATIENCE_S}  # not all members send any
 
 
 class Reachable(MemoryStore):
@@ -322,7 +321,7 @@ async def test_late_object_is_not_copied_or_does_not_stay(
 ):
     """The round closes without the object, and its sender does not come back for it."""
     quorum = {"quorum": "participant:update:50%", "start_participants": 2, "max_participants": 2}
-    coordinator = await start(rounds={"rounds": 2, **quorum}, server=PATIENT)
+    coordinator = await start(rounds={"rounds": 2, **quorum})
     a, b = join(coordinator, "a"), join(coordinator, "b")
     await asyncio.gather(a.rendezvous(), b.rendezvous())
     await a.until(pb.ROUND, 0)
@@ -359,7 +358,7 @@ async def test_late_object_is_not_copied_or_does_not_stay(
 
 async def test_a_coordinator_that_stops_ends_no_copy_half_way(store, start, join, monkeypatch):
     """The stop waits for the copy that is being made, and begins no other one."""
-    coordinator, a, b = await first_round(start, join, "a", "b", server=PATIENT)
+    coordinator, a, b = await first_round(start, join, "a", "b")
     inbox = coordinator._server.inbox
     inbox.readings = asyncio.Semaphore(1)
     data = npy(np.ones(SIZE, np.float32))

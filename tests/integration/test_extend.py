@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from integration.conftest import config_for
 from support.wire import Member
 from xain_coordinator.assembly.changed_rules import OtherRules, require_same_rules
-from xain_coordinator.assembly.coordinator import Coordinator
+from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.cli import main as cli
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_wire.fl import coordinator_pb2 as pb
@@ -30,7 +30,9 @@ def refusal(result: Result, code: int = 1) -> str:
     return line
 
 
-async def train(coordinator: Coordinator, member: Member, rounds: int, epochs: int = 1) -> None:
+async def train(
+    coordinator: SessionCoordinator, member: Member, rounds: int, epochs: int = 1
+) -> None:
     """A whole session of a model of two numbers."""
     await member.rendezvous()
     for round_ in range(rounds):

@@ -40,6 +40,8 @@ async def test_grpcurl_lists_the_services(start):
     assert (await grpcurl(coordinator.port, "list", "")).split() == [
         "grpc.health.v1.Health",
         "grpc.reflection.v1alpha.ServerReflection",
+        "xain_proto.fl.Access",
+        "xain_proto.fl.Control",
         "xain_proto.fl.Coordinator",
         "xain_proto.fl.Inspection",
         "xain_proto.messaging.Membership",

@@ -5,16 +5,17 @@ import signal
 import stat
 import subprocess
 import sys
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from integration.conftest import config_for
 from support.process import PATIENCE_S, CoordinatorProcess
 from xain_coordinator.cli.backup import back_up
 from xain_coordinator.server import inspection_client
-from xain_coordinator.server.health_socket import HealthSocket
+from xain_coordinator.server.operators_socket import OperatorsSocket
 
 pytestmark = pytest.mark.e2e
 SCRIPT = Path(__file__).parents[2] / "deploy/images/health.py"
@@ -63,14 +64,33 @@ async def test_check_whether_it_is_alive_takes_any_answer(
     """A coordinator that does not serve need not be started again. One without a socket is to be,
     once it has had the time for its start."""
     assert (await check(tmp_path, "--alive"))[0] == 1
-    async with HealthSocket(tmp_path / "journal.sqlite").open(lambda: is_serving, no_copy):
+    server, servicer = grpc.aio.server(), health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    response = health_pb2.HealthCheckResponse
+    await servicer.set("", response.SERVING if is_serving else response.NOT_SERVING)
+    operators_socket = OperatorsSocket(tmp_path / "journal.sqlite")
+    operators_socket.open(server.add_insecure_port)
+    await server.start()
+    try:
         answer = "SERVING\n" if is_serving else "NOT_SERVING\n"
         assert await check(tmp_path, "--alive") == (0, answer)
         assert await check(tmp_path) == (0 if is_serving else 1, answer)
+    finally:
+        operators_socket.close()
+        await server.stop(0)
 
 
-def no_copy() -> AbstractAsyncContextManager[Path]:
-    raise AssertionError("a health check asks for no copy")
+async def test_check_of_a_server_that_refuses_it_fails(tmp_path: Path) -> None:
+    server = grpc.aio.server()
+    operators_socket = OperatorsSocket(tmp_path / "journal.sqlite")
+    operators_socket.open(server.add_insecure_port)
+    await server.start()
+    try:
+        told = f"{tmp_path / 'journal.sock'}: the coordinator refuses the check\n"
+        assert await check(tmp_path, "--alive") == (1, told)
+    finally:
+        operators_socket.close()
+        await server.stop(0)
 
 
 async def test_socket_whose_path_is_too_long_is_elsewhere_and_status_says_where(

@@ -25,7 +25,6 @@ async def test_update_of_a_round_that_is_over_does_not_stay(
     quorum = {"quorum": "participant:update:50%", "start_participants": 2, "max_participants": 2}
     coordinator = await start(
         rounds={"rounds": num_rounds, **quorum},
-        server={"heartbeat_timeout_s": 2 * PATIENCE_S},  # they send none
         storage={"path": str(tmp_path / "weights"), "keep_updates": 0},
     )
     a, b = join(coordinator, "a"), join(coordinator, "b")

@@ -10,7 +10,7 @@ import pytest
 
 from integration.conftest import config_for
 from support.wire import digest, npy
-from xain_coordinator.assembly.coordinator import Coordinator
+from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.assembly.warm_start import CannotStartFrom, load_model_file
 from xain_coordinator.driver import model_copies
 from xain_coordinator.driver.model_copies import ModelCopies
@@ -23,7 +23,7 @@ PROFILE = pb.DataProfile(num_samples=5, num_features=2, classes=["a", "b"])
 SETTINGS = {"rounds": {"rounds": 2}, "workload": {"name": "sgd"}}
 
 
-async def trained(start, join) -> Coordinator:
+async def trained(start, join) -> SessionCoordinator:
     """A finished session of a linear model of three numbers, stopped at once."""
     coordinator = await start(**SETTINGS)
     member = join(coordinator, "a")
@@ -36,7 +36,7 @@ async def trained(start, join) -> Coordinator:
     return coordinator
 
 
-def folder_of(root: Path, coordinator: Coordinator) -> Path:
+def folder_of(root: Path, coordinator: SessionCoordinator) -> Path:
     return root / "weights" / coordinator.driver.session.session_id / "models"
 
 
@@ -60,7 +60,7 @@ async def test_model_folder_has_a_file_for_each_round(start, join, tmp_path):
         await again.stop()
 
 
-async def killed_before_its_models_are_copied(start, join, monkeypatch) -> Coordinator:
+async def killed_before_its_models_are_copied(start, join, monkeypatch) -> SessionCoordinator:
     """A finished session whose two small models lie in its journal alone."""
     coordinator = await start(**SETTINGS)
     member = join(coordinator, "a")
@@ -103,13 +103,13 @@ async def test_new_session_is_not_opened_while_earlier_models_cannot_be_copied(
     def away(*_: object) -> None:
         raise StoreUnavailable("no route")
 
-    refused = Coordinator(config, new_session=True)
+    refused = SessionCoordinator(config, new_session=True)
     with monkeypatch.context() as broken:
         broken.setattr(model_copies, "publish", away)
         with pytest.raises(StoreUnavailable):
             await refused.start()
     await refused.stop()
-    again = Coordinator(config)
+    again = SessionCoordinator(config)
     await again.start()
     assert again.driver.session.session_id == session_id
     await again.stop()
@@ -152,7 +152,7 @@ async def test_a_session_starts_from_a_file_of_the_folder(start, join, tmp_path)
     data folder too."""
     coordinator = await trained(start, join)
     last = folder_of(tmp_path, coordinator) / "last.npy"
-    other = Coordinator(config_for(tmp_path / "other", **SETTINGS), from_model=str(last))
+    other = SessionCoordinator(config_for(tmp_path / "other", **SETTINGS), from_model=str(last))
     await other.start()
     await other.stop()
     model, old = other.driver.session.model, coordinator.driver.session.model
@@ -176,7 +176,7 @@ async def test_a_session_starts_from_an_exported_file(start, join, tmp_path, suf
         address = f"127.0.0.1:{old.port}"
         await asyncio.to_thread(export, config_for(tmp_path, **SETTINGS), address, "last", path)
         await old.stop()
-    other = Coordinator(config_for(tmp_path / "other", **SETTINGS), from_model=str(path))
+    other = SessionCoordinator(config_for(tmp_path / "other", **SETTINGS), from_model=str(path))
     await other.start()
     await other.stop()
     model, before = other.driver.session.model, old.driver.session.model

@@ -14,7 +14,7 @@ import xain
 from support.agents import ends_of
 from support.transfers import until
 from support.wire import Member
-from xain_coordinator.assembly.coordinator import Coordinator
+from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_participant import Agent, StateDirectory, WorkloadParticipant
 from xain_participant.participant import Assignment, call_train_round
 from xain_participant.personal import PersonalTensors
@@ -51,7 +51,9 @@ def train(
     return unflatten(vector, model.layout)
 
 
-async def models(coordinator: Coordinator, join: Any, rounds: int) -> list[np.ndarray[Any, Any]]:
+async def models(
+    coordinator: SessionCoordinator, join: Any, rounds: int
+) -> list[np.ndarray[Any, Any]]:
     reader: Member = join(coordinator, "reader")
     downloads = [await reader.download(f"{number}/global") for number in range(rounds + 1)]
     return [np.load(io.BytesIO(data), allow_pickle=False) for data in downloads]

@@ -13,15 +13,13 @@ import pytest
 
 from support.transfers import DATA, MIB, PATIENCE_S, VECTOR, found, parts, put, until
 from support.wire import refused
-from xain_coordinator.assembly.coordinator import Coordinator
+from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.core.values import Phase
 from xain_coordinator.stores.files import FileReader
 from xain_coordinator.updates import sources
 from xain_coordinator.updates.inbox import NUM_READINGS
 from xain_coordinator.updates.measured_upload import MeasuredUpload
 from xain_wire.fl import coordinator_pb2 as pb
-
-PATIENT = {"heartbeat_timeout_s": 2 * PATIENCE_S}  # members send none here
 
 
 class Held:
@@ -73,7 +71,6 @@ async def test_few_are_read_back_at_a_time(start, join, tmp_path, held):
     names = [*named, *uploaded, *broken, "other"]
     settings: dict[str, dict[str, Any]] = {
         "rounds": {"rounds": 1, "min_participants": len(names)},
-        "server": PATIENT,
     }
     coordinator = await start(**settings)
     members = {name: join(coordinator, name) for name in names}
@@ -111,14 +108,14 @@ QUORUM = {"quorum": "participant:update:50%", "start_participants": 2, "max_part
 
 
 @asynccontextmanager
-async def no_free_slot(coordinator: Coordinator) -> AsyncIterator[None]:
+async def no_free_slot(coordinator: SessionCoordinator) -> AsyncIterator[None]:
     async with AsyncExitStack() as held_slots:
         for _ in range(NUM_READINGS):
             await held_slots.enter_async_context(coordinator._server.inbox.readings)
         yield
 
 
-def is_reading(coordinator: Coordinator, participant_id: str) -> bool:
+def is_reading(coordinator: SessionCoordinator, participant_id: str) -> bool:
     """Whether something is read back for the participant, or waits for a slot."""
     slot = coordinator._server.inbox._slots.get(participant_id)
     return slot is not None and slot.reading is not None
@@ -126,7 +123,7 @@ def is_reading(coordinator: Coordinator, participant_id: str) -> bool:
 
 async def test_update_of_a_closed_round_is_not_read(start, join, held):
     """The round of an update is over when a slot is free."""
-    coordinator = await start(rounds={"rounds": 2, **QUORUM}, server=PATIENT)
+    coordinator = await start(rounds={"rounds": 2, **QUORUM})
     a, b = join(coordinator, "a"), join(coordinator, "b")
     await asyncio.gather(a.rendezvous(), b.rendezvous())
     await a.until(pb.ROUND, 0)
@@ -148,7 +145,6 @@ async def test_more_of_them_take_no_more_memory(start, join, monkeypatch):
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2 * num_members))
     coordinator = await start(
         rounds={"rounds": 1, "min_participants": num_members + 1},  # one more: nothing is made
-        server=PATIENT,
     )
     members = [join(coordinator, f"p{i}") for i in range(num_members + 1)]
     await asyncio.gather(*(member.rendezvous() for member in members))

@@ -132,10 +132,18 @@ async def test_a_second_coordinator_is_refused(process, tmp_path):
 
 
 @pytest.mark.e2e
+async def test_coordinator_that_others_reach_needs_certificates_or_consent(tmp_path):
+    process = CoordinatorProcess(tmp_path, {"server.host": "0.0.0.0"})
+    assert await process.fails() == 2
+    log = process.log()
+    assert "xain-coordinator certs init --host HOST" in log
+    assert "--insecure" in log
+
+
 @pytest.mark.e2e
 @pytest.mark.parametrize(("host", "is_warned"), [("0.0.0.0", True), ("127.0.0.1", False)])
 async def test_coordinator_that_others_reach_warns_of_it(tmp_path, host, is_warned):
-    process = CoordinatorProcess(tmp_path, {"server.host": host})
+    process = CoordinatorProcess(tmp_path, {"server.host": host, "server.insecure": True})
     await process.start()
     await process.until_logged("standby")
     assert await process.stop() == 0

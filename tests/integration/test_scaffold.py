@@ -13,7 +13,7 @@ from support.agents import ends_of
 from support.logs import capture_logs
 from support.unlike import optimum, unlike_sites
 from xain.result import fetch_last_model
-from xain_coordinator.assembly.coordinator import Coordinator
+from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.assembly.warm_start import CannotStartFrom
 from xain_participant import Agent, WorkloadParticipant
 from xain_participant.participant import Assignment, call_train_round, take_metrics
@@ -57,7 +57,7 @@ def settings(rounds: int, fraction: float = 1.0, **workload: Any) -> dict[str, A
     }
 
 
-def last_model(coordinator: Coordinator) -> Model:
+def last_model(coordinator: SessionCoordinator) -> Model:
     model = coordinator.driver.session.model
     assert model is not None
     with coordinator.store.open(model.ref.key) as reader:

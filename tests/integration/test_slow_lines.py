@@ -82,7 +82,7 @@ async def begun(
     start: Any, join: Any, port_proxy: FaultProxy, vector: np.ndarray[Any, Any], **server: Any
 ) -> Any:
     """A coordinator in round 1, with this model, which waits for the participant "a"."""
-    settings = {"heartbeat_timeout_s": 600.0, **server}
+    settings = dict(server)
     if settings.get("weights_port") != "off":
         address = f"127.0.0.1:{port_proxy.port}"
         settings |= {"weights_port": port_proxy.upstream, "weights_address": address}

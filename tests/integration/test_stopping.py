@@ -36,18 +36,18 @@ async def test_signals_drain_and_persist(process, number):
 SPOILT = """
 import asyncio, os, signal, sys, time
 from pathlib import Path
-from xain_coordinator.assembly.coordinator import Coordinator
+from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.process import run
 from xain_coordinator.cli import main as cli
 
-started = Coordinator.start
+started = SessionCoordinator.start
 
 async def start(self):
     await started(self)
     {spoil}
     os.kill(os.getpid(), signal.SIGTERM)
 
-Coordinator.start = start
+SessionCoordinator.start = start
 run.LAST_STEPS_S = 0.5
 cli.app(["--data-dir", sys.argv[1], "--port=0", "--set=server.drain_s=0"])
 """

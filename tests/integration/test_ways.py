@@ -12,16 +12,18 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from support.certificates import certified, needs_openssl
+from support.certificates import make_authority, write_folder
 from support.connect_proxy import ConnectProxy
 from xain_foundation.channels import open_channel, proxy_to, why_unreachable
+from xain_foundation.identity import Role
 from xain_foundation.proxies import PROXIES, WITHOUT
+from xain_foundation.tls import Certificates
 from xain_participant.direct import DirectTransfer, OfferFailed
 from xain_participant.download import Download
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.weights_port import PATH
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -197,15 +199,21 @@ def test_server_that_hangs_up_is_said_to() -> None:
         assert "closes the connection" in why_unreachable(f"127.0.0.1:{port}")
 
 
-@needs_openssl
 def test_tls_and_none_do_not_meet(tmp_path: Path) -> None:
-    folder = certified(tmp_path / "tls")
-    pair = ((folder / "tls.key").read_bytes(), (folder / "tls.crt").read_bytes())
-    with serving(credentials=grpc.ssl_server_credentials([pair])) as port:
+    authority = make_authority()
+    own = Certificates(write_folder(tmp_path / "own", authority, Role.NODE, "n"))
+    other = Certificates(write_folder(tmp_path / "other", make_authority(), Role.NODE, "n"))
+    with serving(credentials=own.of_server()) as port:
         assert "TLS" in why_unreachable(f"127.0.0.1:{port}")
-        assert "certificate" in why_unreachable(f"127.0.0.1:{port}", is_encrypted=True)
+        assert why_unreachable(f"127.0.0.1:{port}", tls=own) == ""
+        assert "another key" in why_unreachable(f"127.0.0.1:{port}", tls=other)
+    hosts = ["c.example.org"]
+    elsewhere = write_folder(tmp_path / "c", authority, Role.COORDINATOR, "c", hosts=hosts)
+    with serving(credentials=Certificates(elsewhere).of_server()) as port:
+        why = why_unreachable(f"127.0.0.1:{port}", tls=own)
+        assert "is for c.example.org, and not for 127.0.0.1" in why
     with serving() as port:
-        assert "TLS" in why_unreachable(f"127.0.0.1:{port}", is_encrypted=True)
+        assert "TLS" in why_unreachable(f"127.0.0.1:{port}", tls=own)
 
 
 def test_dead_proxy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from support.transfers import (
     PATIENCE_S,
     VECTOR,
     in_round,
+    puts_of_ports,
     until,
     with_model,
     written,
@@ -537,14 +538,7 @@ async def test_participant_falls_back_to_grpc_at_once(start, join, fault):
 async def test_training_by_the_port_makes_the_models_of_training_by_grpc(start, monkeypatch):
     """Bit for bit, and all large weights of the first go by the port."""
     names, size = ("a", "b", "c"), 200_000
-    puts: list[str] = []
-    take = ports.WeightsPort._take_update
-
-    async def counted(self: Any, sock: Any, request: Any, allowed: Any) -> None:
-        puts.append(allowed.participant_id)
-        await take(self, sock, request, allowed)
-
-    monkeypatch.setattr(ports.WeightsPort, "_take_update", counted)
+    puts = puts_of_ports(monkeypatch)
     made: list[list[bytes]] = []
     for weights_port in (0, "off"):
         coordinator = await start(

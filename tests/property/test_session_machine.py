@@ -293,12 +293,13 @@ class SessionMachine(RuleBasedStateMachine):
 
     # --- participants ---
 
-    @rule(i=INDEX, profile=PROFILES)
-    def rendezvous(self, i: int, profile: DataProfile | None) -> None:
+    @rule(i=INDEX, profile=PROFILES, enrolled=st.booleans())
+    def rendezvous(self, i: int, profile: DataProfile | None, enrolled: bool) -> None:
         name = NAMES[i]
         here, full = name in self.session.members, self._is_full(name)
         before = self.session
-        decision = self.maybe(self._rendezvous(name, self._profile(profile)))
+        command = self._rendezvous(name, self._profile(profile))
+        decision = self.maybe(replace(command, is_enrolled=enrolled))
         if here or self.session.phase is Phase.FINISHED:
             assert decision is not None
             assert isinstance(decision.reply, r.Accepted)
@@ -311,8 +312,22 @@ class SessionMachine(RuleBasedStateMachine):
             assert durable(decision.events) == []
             assert self.session == before
             assert name in self.session.members.not_admitted
+        elif decision is not None and isinstance(decision.reply, r.Later):
+            assert enrolled
+            assert decision.reply.why
+            assert self.session == before
+            assert name in self.session.members.unlike
         elif decision is not None:
             assert name in self.session.members
+
+    @precondition(lambda self: self.session.requested is None)
+    @rule(widths=st.permutations([4, 7]))
+    def outvote(self, widths: list[int]) -> None:
+        """All who are absent come, the first one with other data than the rest."""
+        absent = [name for name in (*NAMES, *SPARE) if name not in self.session.members]
+        for i, name in enumerate(absent):
+            command = self._rendezvous(name, DataProfile(10, widths[i > 0]))
+            self.maybe(replace(command, is_enrolled=True))
 
     def _is_full(self, name: str) -> bool:
         """There is no place for one like this."""

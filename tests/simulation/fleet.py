@@ -192,6 +192,7 @@ class ParticipantMachine:
                 direct=self._scenario.is_direct,
                 observer=training.observe,
                 state=keeper if self._scenario.keeps_results else None,
+                insecure=True,  # a network that is simulated
                 runtime=runtime,
                 channel=lambda _, silence_s: Channel(self._network, process, self.link, silence_s),
                 chance=chance,

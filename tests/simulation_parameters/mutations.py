@@ -20,7 +20,7 @@ from xain_parameters.node.ports import Source
 from xain_parameters.node.primary import Primary
 from xain_parameters.node.protocol import ServerNode
 from xain_parameters.replica import Replica
-from xain_parameters.scheduler.state import State
+from xain_parameters.scheduler.state import Job
 from xain_parameters.specs import View
 
 Mutation = Callable[[], AbstractContextManager[Any]]
@@ -134,7 +134,7 @@ def _hold_nothing(self: Replica, entry: Entry, part: Any, keys: Any, values: Any
     part.push(keys, entry.start, entry.stop, values)
 
 
-def _always(self: State, worker: str, num_workers: int = 1) -> bool:
+def _always(self: Job, worker: str, num_workers: int = 1) -> bool:
     return self.gathered >= num_workers
 
 
@@ -189,7 +189,7 @@ MUTATIONS: dict[str, Mutation] = {
     "pushes of ended workers count": _patch(protocol_module, "openings", _count_the_ended),
     "clock is opened late": _patch(protocol_module, "openings", _open_late),
     "pushes are not held": _patch(Replica, "_hold_or_apply", _hold_nothing),
-    "any clock may begin": _patch(State, "may_begin", _always),
+    "any clock may begin": _patch(Job, "may_begin", _always),
     "lost range's log is dropped": _patch(ServerNode, "_leave", _drop_parked),
     "recorded pushes are not loaded": _patch(Replica, "_load_recorded", _load_without_recorded),
     "lost ranges are told once": _patch(ServerNode, "_report_returned", _tell_once),

@@ -16,7 +16,7 @@ from xain_parameters.messages import Done, Message, Pull, Push
 from xain_parameters.node.ports import Source
 from xain_parameters.replica import Replica
 from xain_parameters.scheduler import state as e
-from xain_parameters.specs import Plugin, RangeView, TableSpec, View
+from xain_parameters.specs import Plugin, RangeView, TableSpec, View, job_of
 from xain_parameters.tables.part import Piece
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Oracle:
 
     # --- what happens ---
 
-    def decided(self, state: e.State, event: e.AnyEvent) -> None:
+    def decided(self, state: e.Job, event: e.AnyEvent) -> None:
         """An event of the scheduler, and the state before it."""
         match event:
             case e.Ticked(name, clocks):
@@ -88,7 +88,7 @@ class Oracle:
             case e.RolledBack():
                 self._roll_back(state)
 
-    def _roll_back(self, state: e.State) -> None:
+    def _roll_back(self, state: e.Job) -> None:
         if self._scenario.has_log and self._acknowledged:
             self.fail("rolled back though the servers have logs")
         self._clock.note("oracle", f"rolled back to {state.cuts[-1] if state.cuts else 'nothing'}")
@@ -96,7 +96,7 @@ class Oracle:
         if clock < self._scenario.least_cut:
             self.fail(f"rolled back to clock {clock}: there must be a later checkpoint")
         clocks = state.cuts[-1].clocks if state.cuts else {}
-        in_cut = {w: clocks.get(f"w{w}", 0) for w in range(MAX_WORKERS)}
+        in_cut = {w: clocks.get(worker_name(self._scenario, w), 0) for w in range(MAX_WORKERS)}
         self._ticked = {(w, c) for w, c in self._ticked if c < in_cut[w]}
         self._acknowledged = {(w, c) for w, c in self._acknowledged if c < in_cut[w]}
         self._generation = state.generation + 1
@@ -115,7 +115,7 @@ class Oracle:
         if view is None:
             self.fail(f"{server.process.name} acknowledges for range {asked}, which it has left")
             return
-        generation, epoch = server.node.version[0], view.epoch
+        generation, epoch = server.node.version(job_of(asked))[0], view.epoch
         if epoch < self._epochs.get((generation, asked), 0):
             self.fail(f"range {asked} is answered in epoch {epoch} after a later one")
         self._epochs[generation, asked] = epoch
@@ -191,7 +191,7 @@ class Oracle:
             for worker in sorted(w for w, c in pushes if c == clock):
                 push = Push(0, (0, 0), 1, DENSE.number, 0, clock, 0, False, start=0, stop=ROWS)
                 values = gradient(worker, clock, rows)
-                entry = replica.prepare(f"w{worker}", push, None, values)
+                entry = replica.prepare(worker_name(self._scenario, worker), push, None, values)
                 assert entry is not None
                 replica.apply(entry, None, values)
         return _rows(replica)
@@ -205,6 +205,11 @@ def _rows(replica: Replica) -> NDArray[np.float64]:
     pull = Pull(0, (0, 0), 1, DENSE.number, 0, 0, ROWS)
     rows: NDArray[np.float64] = replica.pull(pull, None).copy()
     return rows
+
+
+def worker_name(scenario: Scenario, index: int) -> str:
+    """Names of workers are unique in the group."""
+    return f"{scenario.job[:1] or 'w'}{index}"
 
 
 def _index(worker: str) -> int:

@@ -1,6 +1,7 @@
 """The scheduler's process: the decider with its journal, leases, and calls from other processes."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from simulation_parameters.clock import Clock, Process
@@ -10,7 +11,7 @@ from simulation_parameters.scenario import Scenario
 from xain_parameters.errors import ParameterError
 from xain_parameters.scheduler import commands as c
 from xain_parameters.scheduler.decider import decide, is_saved
-from xain_parameters.scheduler.state import Settings, State, evolve, view_of
+from xain_parameters.scheduler.state import JobEvent, Settings, State, evolve, view_of
 from xain_parameters.specs import View
 
 NAME = "scheduler"
@@ -21,12 +22,17 @@ VIEW_S = (0.0005, 0.05)  # until a server hears of a view; now and then far long
 
 
 class SchedulerMachine:
-    """journal: events that are on disk. A process folds them when it starts."""
+    """journal: events that are on disk. A process folds them when it starts.
 
-    def __init__(self, clock: Clock, network: Network, scenario: Scenario, oracle: Oracle) -> None:
+    names: of all jobs that there ever were, by number.
+    """
+
+    def __init__(
+        self, clock: Clock, network: Network, scenario: Scenario, oracles: dict[str, Oracle]
+    ) -> None:
         self._clock = clock
         self._network = network
-        self._oracle = oracle
+        self._oracles = oracles  # by job
         self._settings = Settings(
             num_replicas=scenario.num_replicas,
             has_log=scenario.has_log,
@@ -39,17 +45,18 @@ class SchedulerMachine:
         self._incarnation = 0
         self.on_view: Callable[[View], None] = lambda view: None
         self.process: Process | None = None
+        self.names: dict[int, str] = {}
         self.state: State
 
     def boot(self) -> None:
         self._incarnation += 1
         self.process = Process(self._clock, NAME, self._incarnation)
-        state = State(settings=self._settings, generation=1)
+        state = State.first(1, self._settings)
         for event in self._journal:
             state = evolve(state, event)
         self.state = state
         now = self._clock.now
-        names = [*state.servers, *state.workers]
+        names = [*state.servers, *(name for job in state.jobs.values() for name in job.workers)]
         self._heard = dict.fromkeys(names, now)
         self.decide(c.Start(self._settings))
         self._look()
@@ -63,25 +70,31 @@ class SchedulerMachine:
     def decide(self, command: c.Command) -> None:
         """Raises what the decider raises."""
         decision = decide(self.state, command)
-        before = view_of(self.state)
+        before = {name: view.version for name, view in self.views().items()}
         for event in decision.events:
             self._journal.append(event)
-            self._oracle.decided(self.state, event)
+            if isinstance(event, JobEvent) and event.job in self.state.jobs:
+                self._oracles[event.job].decided(self.state.jobs[event.job], event)
             self.state = evolve(self.state, event)
             if not isinstance(command, c.Tick):
                 self._clock.note(NAME, f"{event}")
         assert self.state == decision.state
-        if self.state.cut is not None and is_saved(self.state):
-            number = self.state.cut.number
-            assert self.process is not None
-            self.process.after(0.01, lambda: self.decide(c.CutWritten(number)))
+        self.names |= self.state.names
+        for name, job in self.state.jobs.items():
+            if job.cut is not None and is_saved(job):
+                assert self.process is not None
+                written = c.CutWritten(job.cut.number, job=name)
+                self.process.after(0.01, partial(self.decide, written))
         if decision.events:
-            view = view_of(self.state)
-            if view.version != before.version:
-                self.on_view(view)
+            for name, view in self.views().items():
+                if view.version != before.get(name):
+                    self.on_view(view)
 
-    def view(self) -> View:
-        return view_of(self.state)
+    def view(self, job: str) -> View:
+        return view_of(self.state, job)
+
+    def views(self) -> dict[str, View]:
+        return {name: view_of(self.state, name) for name in self.state.jobs}
 
     def heard(self, name: str) -> None:
         self._heard[name] = self._clock.now
@@ -92,9 +105,10 @@ class SchedulerMachine:
         for name, server in list(self.state.servers.items()):
             if name in late and server.is_live:
                 self.decide(c.ServerDied(name))
-        for name, worker in list(self.state.workers.items()):
-            if name in late and worker.is_live:
-                self.decide(c.WorkerDied(name))
+        for job_name, job in list(self.state.jobs.items()):
+            for name, worker in job.workers.items():
+                if name in late and worker.is_live:
+                    self.decide(c.WorkerDied(name, job=job_name))
         self.process.after(LOOKS_S, self._look)
 
     def ask(

@@ -16,12 +16,14 @@ from xain_parameters.node.ports import Source
 from xain_parameters.node.protocol import ServerNode
 from xain_parameters.replica import Replica
 from xain_parameters.scheduler import commands as c
-from xain_parameters.specs import RangeView, View
+from xain_parameters.specs import RangeView, View, job_of
 from xain_parameters.tables.part import Piece
 
 BEATS_S = 0.25
 TICKS_S = 0.05
 SEGMENT_ENTRIES = 12  # after which the log begins a new segment
+
+Views = tuple[int, list[View]]  # of all jobs, and the number of the state that they are of
 
 
 class Disk:
@@ -112,7 +114,8 @@ class Server:
         self._steps: list[tuple[int, Callable[[], None], Callable[[], tuple[int, int]]]] = []
         self._is_member = False
         self._is_leaving = False
-        self._returned: c.ServerReturned | None = None  # to be told with the next beat
+        self._returned: dict[int, c.ServerReturned] = {}  # to be told with the next beat
+        self._listed = (0, frozenset[int]())  # the last list of jobs: when it was made, its numbers
         self.node = ServerNode(process.name, self)
         for recovered in machine.replay():
             self.node.recovered(*recovered)
@@ -125,70 +128,86 @@ class Server:
         name, incarnation = self.process.name, self.process.incarnation
         scheduler = self._scheduler
 
-        def question() -> View:
+        def question() -> Views:
             scheduler.heard(name)
             scheduler.decide(c.ServerJoined(name, name, incarnation))
-            return scheduler.view()
+            return self._all_views()
 
         scheduler.ask(self.process, question, self._joined)
 
-    def _joined(self, answer: View | Exception) -> None:
+    def _all_views(self) -> Views:
+        return self._scheduler.state.number, [*self._scheduler.views().values()]
+
+    def _joined(self, answer: Views | Exception) -> None:
         if isinstance(answer, Evicted):
             self._clock.note(self.process.name, "an older process ends")
             self.process.is_alive = False
             return
-        assert isinstance(answer, View)
+        assert isinstance(answer, tuple)
         # No view from before it joined: it would name an earlier process.
         self._is_member = True
-        self.take_view(answer)
+        self._take_views(answer)
         self._beat()
 
     def report_returned(self, generation: int, has: dict[int, int], lacks: dict[int, int]) -> None:
-        self._returned = c.ServerReturned(self.process.name, generation, has, lacks)
+        job = job_of(min(has | lacks))
+        self._returned[job] = c.ServerReturned(self.process.name, generation, has, lacks)
 
     def _beat(self) -> None:
         sent_at = self._clock.now
-        returned, self._returned = self._returned, None
+        returned, self._returned = self._returned, {}
         name, incarnation = self.process.name, self.process.incarnation
         scheduler = self._scheduler
 
-        def question() -> View | None:
+        def question() -> Views | None:
             known = scheduler.state.servers.get(name)
             if known is None or not known.is_live or known.incarnation != incarnation:
                 return None
             scheduler.heard(name)
-            if returned is not None:
-                scheduler.decide(returned)
-            return scheduler.view()
+            for each in returned.values():
+                scheduler.decide(each)
+            return self._all_views()
 
-        def answered(view: View | Exception | None) -> None:
-            if view is None:
+        def answered(views: Views | Exception | None) -> None:
+            if views is None:
                 self.process.note("was taken for dead")
-                self._returned = self._returned or returned  # it has not come
+                self._returned = {**returned, **self._returned}  # they have not come
                 self.join()
                 return
-            assert isinstance(view, View)
-            self.take_view(view)
+            assert isinstance(views, tuple)
+            self._take_views(views)
             self.node.renew(sent_at + LEASE_S)
             self.process.after(BEATS_S, self._beat)
 
         scheduler.ask(self.process, question, answered)
 
     def take_view(self, view: View) -> None:
-        if not self._is_member:
+        # The list of jobs and their views come in one stream: none of a removed job after the list.
+        _, jobs = self._listed
+        if not self._is_member or (view.job not in jobs and view.job <= max(jobs, default=-1)):
             return
         self.node.take_view(view, self._clock.now)
-        is_newest = view.version >= self.node.version
+        is_newest = view.version >= self.node.version(view.job)
         if self._is_leaving and is_newest and self._scheduler.state.may_go(self.process.name):
             self._machine.left()
+
+    def _take_views(self, answer: Views) -> None:
+        number, views = answer
+        if number < self._listed[0]:
+            return
+        for view in views:
+            self.take_view(view)
+        jobs = frozenset(view.job for view in views)
+        self._listed = (number, jobs)
+        self.node.keep_jobs(jobs)
 
     def leave(self) -> None:
         self._is_leaving = True
         command = c.ServerLeft(self.process.name)
         self._scheduler.ask(
             self.process,
-            lambda: (self._scheduler.decide(command), self._scheduler.view())[1],
-            lambda view: self.take_view(view) if isinstance(view, View) else None,
+            lambda: (self._scheduler.decide(command), self._all_views())[1],
+            lambda views: self._take_views(views) if isinstance(views, tuple) else None,
         )
 
     def report_whole(self, range_: int, epoch: int, server: str) -> None:
@@ -201,7 +220,9 @@ class Server:
         # As a sender thread does: later, and outside of the locks.
         if isinstance(destination, Source):
             if isinstance(message.head, Done | Rows):
-                self._machine.oracle.answered(self, destination, message)
+                self._machine.oracle(self.asked(destination, message)).answered(
+                    self, destination, message
+                )
             connection = self._accepted.get(int(str(destination.connection)))
         else:
             connection = self._connections.get(destination)
@@ -235,9 +256,6 @@ class Server:
         """The range of a worker's request that is answered."""
         return self._machine.asked(destination.name, message)
 
-    def command(self, source: Source, head: int, text: str) -> str:
-        return ""
-
     def _tick(self) -> None:
         self.node.tick(self._clock.now)
         self.process.after(TICKS_S, self._tick)
@@ -247,7 +265,7 @@ class Server:
     def load(self, range_: RangeView, view: View) -> None:
         def read() -> None:
             replica = Replica(range_, view.tables, view.generation)
-            replica.load(self._machine.oracle.parts(view, range_))
+            replica.load(self._machine.oracle(range_.number).parts(view, range_))
             self.node.loaded(range_.number, view.generation, replica, self._clock.now)
 
         self.process.after(self._clock.between(0.001, 0.2), read)
@@ -264,7 +282,7 @@ class Server:
             if isinstance(found, dict):
                 # Names of another process of the same range differ, so no file is overwritten.
                 path = f"{range_}-{self.process.name}"
-                self._machine.oracle.saved(view, path, pieces)
+                self._machine.oracle(range_).saved(view, path, pieces)
                 command = c.RangeSaved(view.generation, cut, range_, path, found)
                 self._scheduler.ask(
                     self.process, lambda: self._scheduler.decide(command), lambda _: None
@@ -310,7 +328,7 @@ class ServerMachine:
         clock: Clock,
         network: Network,
         scheduler: SchedulerMachine,
-        oracle: Oracle,
+        oracles: dict[str, Oracle],
         name: str,
         *,
         has_log: bool,
@@ -319,7 +337,7 @@ class ServerMachine:
         self.clock = clock
         self.network = network
         self.scheduler = scheduler
-        self.oracle = oracle
+        self._oracles = oracles  # by job
         self.name = name
         self.has_log = has_log
         self.sync_s = sync_s
@@ -327,6 +345,11 @@ class ServerMachine:
         self._disks: dict[int, Disk] = {}
         self._incarnation = 0
         self.is_gone = False
+
+    def oracle(self, range_: int | None) -> Oracle:
+        """The oracle of the job of a range. None: the range of an answer that nobody waits for,
+        which the oracle ignores."""
+        return self._oracles["" if range_ is None else self.scheduler.names[job_of(range_)]]
 
     def boot(self) -> None:
         if self.is_gone or (self.server is not None and self.server.process.is_alive):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from simulation_parameters.scenario import from_seed
+from simulation_parameters.scenario import OF_JOBS, Event, Fault, from_seed, with_job
 from simulation_parameters.world import simulate
 
 NUM_SEEDS = 30
@@ -38,6 +38,42 @@ def test_tenth_of_all_messages_is_lost(
         quiet_at=1000.0,
     )
     assert simulate(scenario).trained_s < scenario.quiet_at
+
+
+@pytest.mark.parametrize("fault", OF_JOBS)
+@pytest.mark.parametrize("seed", range(12))
+def test_job_that_stalls_or_is_removed_changes_nothing_in_another(seed: int, fault: Fault) -> None:
+    """The first job ends meanwhile with the model of an undisturbed run, bit for bit. A stalled job
+    ends later with its own, and servers drop the ranges of a removed one."""
+    seed = 7 * seed + 1  # of one job
+    first = replace(from_seed(seed), staleness=0, marks_staleness="loop")
+    simulate(with_job(first, from_seed(seed + 1), fault))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_rollback_of_one_job_changes_nothing_in_another(seed: int) -> None:
+    """Each job has one range, without a backup, at a server of its own; either server dies."""
+    job = replace(
+        from_seed(7 * seed),
+        staleness=0,
+        num_servers=2,
+        num_workers=2,
+        num_replicas=0,
+        has_log=False,
+        num_ranges=1,
+        num_clocks=10,
+        checkpoint_interval=2,
+        compute_s=0.4,
+        loss=0.0,
+        marks_staleness="loop",
+        quiet_at=8.0,
+    )
+    rollbacks = []
+    for index in range(2):
+        death = Event(1.0 + 0.2 * seed, Fault.KILL_SERVER, index, 0, 0.2)
+        rollbacks.append(simulate(with_job(replace(job, events=(death,)), job)).num_rollbacks)
+    assert {"": 1, "other": 0} in rollbacks
+    assert {"": 0, "other": 1} in rollbacks
 
 
 def test_same_seed_gives_the_same_history() -> None:

@@ -10,7 +10,15 @@ from numpy.typing import NDArray
 
 from simulation_parameters.clock import Clock, Process
 from simulation_parameters.network import Connection, Network
-from simulation_parameters.oracle import DENSE, MARKS, Oracle, PushOf, gradient, mark_key
+from simulation_parameters.oracle import (
+    DENSE,
+    MARKS,
+    Oracle,
+    PushOf,
+    gradient,
+    mark_key,
+    worker_name,
+)
 from simulation_parameters.scenario import Scenario
 from simulation_parameters.scheduler import SchedulerMachine
 from xain_parameters.errors import Evicted, ParameterError, RolledBack
@@ -22,6 +30,7 @@ from xain_parameters.specs import RangeView, View
 
 BEATS_S = 0.25
 AGAIN_S = 0.03
+STALLED_S = 0.2  # between two looks of a stalled worker
 
 Request = Pull | Push | Mark
 
@@ -41,6 +50,7 @@ class Worker:
         self._machine = machine
         self._scheduler = machine.scheduler
         self._oracle = machine.oracle
+        self._job = machine.scenario.job
         self._clock = process.clock
         self._connections: dict[str, Connection] = {}
         self._asked: dict[int, _Asked] = {}
@@ -61,7 +71,8 @@ class Worker:
         self._asked.clear()
         self._is_joined = False
         name, incarnation = self.process.name, self.process.incarnation
-        command = c.WorkerJoined(name, incarnation, self._machine.scenario.staleness)
+        staleness = self._machine.scenario.staleness
+        command = c.WorkerJoined(name, incarnation, staleness, job=self._job)
 
         def question() -> tuple[View, int, int]:
             self._scheduler.heard(name)
@@ -71,8 +82,12 @@ class Worker:
         self._ask(question, self._joined)
 
     def _status(self) -> tuple[View, int, int]:
-        state = self._scheduler.state
-        return self._scheduler.view(), state.opened, state.workers[self.process.name].ticked
+        state = self._scheduler.state.jobs[self._job]
+        return (
+            self._scheduler.view(self._job),
+            state.opened,
+            state.workers[self.process.name].ticked,
+        )
 
     def _joined(self, answer: tuple[View, int, int] | ParameterError) -> None:
         if isinstance(answer, ParameterError):
@@ -92,7 +107,7 @@ class Worker:
         name = self.process.name
 
         def question() -> tuple[bool, tuple[View, int, int]]:
-            state = self._scheduler.state
+            state = self._scheduler.state.jobs[self._job]
             known = state.workers.get(name)
             if known is None or not known.is_live:
                 raise Evicted("gone")
@@ -140,7 +155,7 @@ class Worker:
                 assert set(marks[:, 0].tolist()) <= {0.0, 1.0}, marks
                 self._oracle.pulled(me, self._at, required, found)
                 seconds = self._clock.chance.random() * scenario.compute_s
-                self._later(seconds, partial(self._mark, rows))
+                self._later(seconds, partial(self._computed, rows))
 
         def pull_marks() -> None:
             nonlocal required
@@ -179,6 +194,12 @@ class Worker:
             self._later(AGAIN_S, partial(self._when_opened, clock, step))
 
         self._ask(self._status, answered)
+
+    def _computed(self, rows: NDArray[np.float64]) -> None:
+        if self._machine.is_stalled:
+            self._later(STALLED_S, partial(self._computed, rows))
+        else:
+            self._mark(rows)
 
     def _mark(self, rows: NDArray[np.float64]) -> None:
         cut = self._view.cut
@@ -246,7 +267,7 @@ class Worker:
         name, incarnation = self.process.name, self.process.incarnation
         generation, clock = self._view.generation, self._at
         self._oracle.acknowledged(self._machine.index, clock, generation)
-        command = c.Tick(name, incarnation, generation, clock)
+        command = c.Tick(name, incarnation, generation, clock, job=self._job)
 
         def question() -> tuple[View, int, int]:
             self._scheduler.decide(command)
@@ -267,11 +288,11 @@ class Worker:
 
     def _leave(self) -> None:
         name, incarnation = self.process.name, self.process.incarnation
-        command = c.WorkerLeft(name, incarnation)
+        command = c.WorkerLeft(name, incarnation, job=self._job)
 
         def question() -> int:
             self._scheduler.decide(command)
-            return self._scheduler.state.workers[name].ticked
+            return self._scheduler.state.jobs[self._job].workers[name].ticked
 
         def answered(ticked: int) -> None:
             if ticked < self._machine.scenario.num_clocks:
@@ -286,7 +307,8 @@ class Worker:
         """End in the middle, as a worker without data does."""
         self._round += 1
         self._asked.clear()
-        command = c.WorkerLeft(self.process.name, self.process.incarnation)
+        name, incarnation = self.process.name, self.process.incarnation
+        command = c.WorkerLeft(name, incarnation, job=self._job)
         self._scheduler.ask(
             self.process,
             lambda: self._scheduler.decide(command),
@@ -297,7 +319,7 @@ class Worker:
         name, incarnation = self.process.name, self.process.incarnation
 
         def question() -> None:
-            known = self._scheduler.state.workers.get(name)
+            known = self._scheduler.state.jobs[self._job].workers.get(name)
             if known is not None and known.incarnation == incarnation:
                 self._scheduler.heard(name)
 
@@ -355,7 +377,7 @@ class Worker:
             self._view = max(view, self._view, key=lambda each: each.version)
             self._send(asked)
 
-        self._later(AGAIN_S, lambda: self._ask(self._scheduler.view, take))
+        self._later(AGAIN_S, lambda: self._ask(lambda: self._scheduler.view(self._job), take))
 
     def _restart(self) -> None:
         """All is rolled back: go on with the clock that the scheduler says."""
@@ -399,7 +421,10 @@ class Worker:
 
 
 class WorkerMachine:
-    """A worker by name: its processes, one after the other."""
+    """A worker by name: its processes, one after the other.
+
+    is_stalled: its processes live, and compute without an end.
+    """
 
     def __init__(
         self,
@@ -415,10 +440,11 @@ class WorkerMachine:
         self.scheduler = scheduler
         self.oracle = oracle
         self.index = index
-        self.name = f"w{index}"
+        self.name = worker_name(scenario, index)
         self.scenario = scenario
         self.worker: Worker | None = None
         self.is_done = False
+        self.is_stalled = False
         self._incarnation = 0
 
     def boot(self) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -13,9 +14,10 @@ from simulation_parameters.clock import Clock, Violation
 from simulation_parameters.network import Network
 from simulation_parameters.oracle import DENSE, MARKS, Oracle
 from simulation_parameters.scenario import MAX_SERVERS, MAX_WORKERS, Event, Fault, Scenario
-from simulation_parameters.scheduler import NAME, VIEW_S, SchedulerMachine
+from simulation_parameters.scheduler import LEASE_S, NAME, RETRY_S, VIEW_S, SchedulerMachine
 from simulation_parameters.servers import ServerMachine
 from simulation_parameters.workers import WorkerMachine
+from xain_parameters.errors import Invalid
 from xain_parameters.keys import owners
 from xain_parameters.messages import Pull
 from xain_parameters.replica import Replica
@@ -28,11 +30,11 @@ BOUND_S = 60.0  # of the time to the end after the last fault
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """trained_s: when the last worker was done."""
+    """num_rollbacks: by job. trained_s: when the last worker was done."""
 
     num_steps: int
     took_s: float
-    num_rollbacks: int
+    num_rollbacks: dict[str, int]
     num_pulls: int
     trained_s: float
 
@@ -64,9 +66,9 @@ class _World:
     def __init__(self, clock: Clock, scenario: Scenario) -> None:
         self._clock = clock
         self._scenario = scenario
-        self._oracle = Oracle(clock, scenario)
+        self._oracles = {each.job: Oracle(clock, each) for each in scenario.jobs}
         self._network = Network(clock, scenario.loss)
-        self._scheduler = SchedulerMachine(clock, self._network, scenario, self._oracle)
+        self._scheduler = SchedulerMachine(clock, self._network, scenario, self._oracles)
         self._scheduler.on_view = self._tell
         self._servers: list[ServerMachine] = []
         self._workers: list[WorkerMachine] = []
@@ -79,40 +81,52 @@ class _World:
             Fault.BREAK: lambda event: self._network.break_all(self._server(event).name),
             Fault.ADD_SERVER: lambda event: self._add_server(),
             Fault.LEAVE_SERVER: self._leave_server,
-            Fault.ADD_WORKER: lambda event: self._add_worker(),
+            Fault.ADD_WORKER: lambda event: self._add_worker(self._job(event)),
             Fault.LEAVE_WORKER: self._leave_worker,
             Fault.CHECKPOINT: self._checkpoint,
+            Fault.STALL_JOB: self._stall_job,
+            Fault.REMOVE_JOB: self._remove_job,
         }
+        self._removing: set[str] = set()  # jobs that are, or will be, removed
+        self._removed: list[int] = []  # ranges of jobs that were removed
 
     def run(self) -> Outcome:
         clock, scenario = self._clock, self._scenario
         self._scheduler.boot()
         for _ in range(scenario.num_servers):
             self._add_server()
-        for _ in range(scenario.num_workers):
-            self._add_worker()
-        for table in (DENSE, MARKS):
-            self._scheduler.decide(c.DeclareTable(table))
+        for job in scenario.jobs:
+            for _ in range(job.num_workers):
+                self._add_worker(job)
+            for table in (DENSE, MARKS):
+                self._scheduler.decide(c.DeclareTable(table, job=job.job))
         for event in scenario.events:
             clock.after(event.at, None, partial(self._befall, event))
         clock.after(scenario.quiet_at, None, self._quieten)
         if not clock.run(scenario.quiet_at + BOUND_S, self._is_over):
             left = [worker.name for worker in self._workers if not worker.is_done]
-            self._oracle.fail(f"no end {BOUND_S} s after the last fault: {left} still work")
-        self._check()
-        oracle = self._oracle
-        return Outcome(
-            clock.num_steps, clock.now, oracle.num_rollbacks, oracle.num_pulls, self._trained_s
-        )
+            self._oracles[""].fail(f"no end {BOUND_S} s after the last fault: {left} still work")
+        for name, oracle in self._oracles.items():
+            if name not in self._removing:
+                self._check(name, oracle)
+        num_rollbacks = {name: each.num_rollbacks for name, each in self._oracles.items()}
+        num_pulls = sum(each.num_pulls for each in self._oracles.values())
+        return Outcome(clock.num_steps, clock.now, num_rollbacks, num_pulls, self._trained_s)
 
     def _is_over(self) -> bool:
-        if any(not worker.is_done for worker in self._workers):
+        left = [worker for worker in self._workers if not worker.is_done]
+        if left:
+            if all(worker.scenario.job for worker in left):  # the first job is over
+                for worker in left:
+                    worker.is_stalled = False
             return False
         self._trained_s = self._trained_s or self._clock.now
         if self._clock.now < self._scenario.quiet_at:
             return False
         state = self._scheduler.state
         if not all(each.servers and not each.learners for each in state.ranges):
+            return False
+        if self._removing & {*state.jobs} or not self._are_removed():
             return False
         # Every server has taken the last view.
         # Every server has everything.
@@ -122,6 +136,12 @@ class _World:
             if len(sequences) != 1 or None in sequences:
                 return False
         return True
+
+    def _are_removed(self) -> bool:
+        """Tell whether no server has a range of a removed job any more."""
+        servers = [each.server for each in self._servers if each.server is not None]
+        nodes = [each.node for each in servers if each.process.is_alive]
+        return all(node.view_of(number) is None for node in nodes for number in self._removed)
 
     def _replica(self, name: str, range_: RangeView) -> Replica | None:
         """The server's replica of a range; None: the server does not know its last epoch yet."""
@@ -133,36 +153,38 @@ class _World:
             return None
         return server.node.replica_of(range_.number)
 
-    def _check(self) -> None:
-        """The final model, and that all servers of a range have the same bits."""
+    def _check(self, job: str, oracle: Oracle) -> None:
+        """The final model of a job, and that all servers of a range have the same bits."""
         rows = np.zeros(DENSE.shape)
         marks: set[int] = set()
-        view = self._scheduler.view()
+        view = self._scheduler.view(job)
         for index, each in enumerate(view.ranges):
             digests = []
             for name in each.servers:
                 replica = self._replica(name, each)
                 assert replica is not None
-                for clock, ended in openings(view, replica.opened, self._scheduler.state.opened):
+                for clock, ended in openings(
+                    view, replica.opened, self._scheduler.state.jobs[job].opened
+                ):
                     entry = replica.open(clock, ended)
                     assert entry is not None
                     replica.apply(entry)
                 digests.append(digest(replica))
             if len(set(digests)) != 1:
-                self._oracle.fail(f"the servers {each.servers} of range {each.number} differ")
+                oracle.fail(f"the servers {each.servers} of range {each.number} differ")
             assert replica is not None
             low, high = each.range.indices(DENSE.bound or 0)
             if low < high:
                 pull = Pull(0, (0, 0), each.number, DENSE.number, 0, low, high)
                 rows[low:high] = replica.pull(pull, None)
-            keys = self._oracle.mark_keys()
+            keys = oracle.mark_keys()
             keys = keys[owners(keys, [r.range for r in view.ranges]) == index]
             pull = Pull(0, (0, 0), each.number, MARKS.number, 0)
             found = replica.pull(pull, keys)[:, 0]
             if not set(found.tolist()) <= {0.0, 1.0}:
-                self._oracle.fail(f"a push was applied twice: {found}")
+                oracle.fail(f"a push was applied twice: {found}")
             marks |= {int(key) for key in keys[found == 1]}
-        self._oracle.ended(rows, marks)
+        oracle.ended(rows, marks)
 
     # --- faults ---
 
@@ -188,7 +210,7 @@ class _World:
                 self._clock,
                 self._network,
                 self._scheduler,
-                self._oracle,
+                self._oracles,
                 f"s{len(self._servers)}",
                 has_log=self._scenario.has_log,
                 sync_s=self._scenario.sync_s,
@@ -203,15 +225,18 @@ class _World:
             if machine.server is not None and machine.server.process.is_alive:
                 machine.server.leave()
 
-    def _add_worker(self) -> None:
-        if len(self._workers) < MAX_WORKERS:
+    def _add_worker(self, job: Scenario) -> None:
+        if job.job in self._removing:
+            return
+        number = sum(each.scenario.job == job.job for each in self._workers)
+        if number < MAX_WORKERS:
             machine = WorkerMachine(
                 self._clock,
                 self._network,
                 self._scheduler,
-                self._oracle,
-                len(self._workers),
-                self._scenario,
+                self._oracles[job.job],
+                number,
+                job,
             )
             self._workers.append(machine)
             machine.boot()
@@ -223,9 +248,34 @@ class _World:
 
     def _checkpoint(self, event: Event) -> None:
         process = self._scheduler.process
-        state = self._scheduler.state
-        if process is not None and process.is_alive and can_cut(state):
-            self._scheduler.decide(c.CheckpointDue())
+        name = self._job(event).job
+        state = self._scheduler.state.jobs.get(name)
+        if process is not None and process.is_alive and state is not None and can_cut(state):
+            self._scheduler.decide(c.CheckpointDue(job=name))
+
+    def _stall_job(self, event: Event) -> None:
+        """A worker of the second job computes until the first job is over."""
+        workers = [each for each in self._workers if each.scenario.job]
+        workers[event.index % len(workers)].is_stalled = True
+
+    def _remove_job(self, event: Event) -> None:
+        """All workers of the second job end, and when their leases are over it is removed."""
+        name = self._scenario.jobs[1].job
+        self._removing.add(name)
+        for worker in self._workers:
+            if worker.scenario.job == name:
+                worker.gone()
+        self._clock.after(LEASE_S, None, partial(self._try_to_remove, name))
+
+    def _try_to_remove(self, name: str) -> None:
+        process = self._scheduler.process
+        ranges = [each.number for each in self._scheduler.state.jobs[name].ranges]
+        if process is not None and process.is_alive:
+            with suppress(Invalid):  # workers are in its loop still
+                self._scheduler.decide(c.RemoveJob(job=name))
+                self._removed += ranges
+                return
+        self._clock.after(RETRY_S, None, partial(self._try_to_remove, name))
 
     def _quieten(self) -> None:
         self._clock.note("fault", "no more")
@@ -233,6 +283,10 @@ class _World:
 
     def _server(self, event: Event) -> ServerMachine:
         return self._servers[event.index % len(self._servers)]
+
+    def _job(self, event: Event) -> Scenario:
+        jobs = self._scenario.jobs
+        return jobs[event.other % len(jobs)]
 
     def _worker(self, event: Event) -> WorkerMachine:
         return self._workers[event.index % len(self._workers)]

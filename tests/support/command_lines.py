@@ -26,7 +26,10 @@ def parsed(program: str, arguments: Sequence[str]) -> dict[str, Any]:
         program, arguments = whole, arguments[1:]
     command: Any = typer.main.get_command(APPS[program])
     context = command.make_context(program, list(arguments))
-    if rest := [*context._protected_args, *context.args]:
+    while hasattr(command, "resolve_command"):
+        rest = [*context._protected_args, *context.args]
+        if not rest:
+            break
         name, command, rest = command.resolve_command(context, rest)
         context = command.make_context(name, rest, parent=context)
     values: dict[str, Any] = context.params

@@ -15,9 +15,10 @@ from xain_messaging.ports import Driver
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrived:
-    """A packet that a peer has sent."""
+    """A packet that a peer has sent, under the name in its certificate if there is one."""
 
     frames: Frames
+    sender: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,8 @@ class Receiving:
         self._events: deque[Event] = deque()
         driver.serve(self._on_packet, lambda peer: self._events.append(Lost(peer)))
 
-    def _on_packet(self, frames: Frames) -> None:
-        self._events.append(Arrived(frames))
+    def _on_packet(self, frames: Frames, sender: str | None = None, /) -> None:
+        self._events.append(Arrived(frames, sender))
         self.driver.wake()
 
     def receive(self, timeout_s: float | None) -> Event | None:

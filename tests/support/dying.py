@@ -3,8 +3,9 @@
     python dying.py KIND N ARGUMENTS...
 
 KIND is "sync": just before bytes of a file become durable. Those of SQLite are its own and not seen
-here; the other two kinds are around them: "before-commit", when something has been decided and is
-not in the journal yet, and "after-commit", when it is there and nobody has heard of it.
+here; two kinds are around them: "before-commit", when something has been decided and is not in the
+journal yet, and "after-commit", when it is there and nobody has heard of it. The steps of the audit
+log are "audit-before", "audit-torn", "audit-unsynced" and "audit-after"; see access_loop.
 """
 
 import itertools
@@ -12,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from xain_coordinator.cli.main import main
@@ -41,6 +43,12 @@ def dying_commit(journal: SqliteJournal, written: Any) -> None:
     step("after-commit")
 
 
-os.fsync = dying_fsync
+if kind.startswith("audit-"):
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from support.access_loop import die_at
+
+    die_at(kind.removeprefix("audit-"), number)
+else:
+    os.fsync = dying_fsync
 SqliteJournal._commit = dying_commit  # of small groups, too, which are prepared before
 main()

@@ -3,8 +3,10 @@
 import contextlib
 import os
 import signal
+import time
 from pathlib import Path
 
+PATIENCE_S = 120.0
 VARIABLE = "LAUNCH_OF_TEST"
 
 
@@ -22,13 +24,19 @@ def processes_of(name: str) -> list[int]:
 
 
 def pid_with(name: str, argument: str) -> int:
-    """Number of the process of a launch that has this argument."""
-    (pid,) = [
-        pid
-        for pid in processes_of(name)
-        if argument in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    ]
-    return pid
+    """Number of the process of a launch that has this argument, once it is there: one that was
+    killed may be about to be started again."""
+    give_up_at = time.monotonic() + PATIENCE_S
+    while True:
+        found = []
+        for pid in processes_of(name):
+            with contextlib.suppress(OSError):  # it has just ended
+                if argument in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
+                    found.append(pid)
+        if found or time.monotonic() > give_up_at:
+            (pid,) = found
+            return pid
+        time.sleep(0.05)  # a poll, not a race: it ends when the process is there
 
 
 def kill(name: str) -> None:

@@ -20,7 +20,7 @@ from xain_messaging.drivers.in_process import InProcessDriver, Switchboard
 from xain_messaging.drivers.zeromq import ZmqDriver
 from xain_messaging.ports import Discovery, Driver
 
-PATIENCE_S = 30.0  # for what takes milliseconds, on a machine that has other things to do
+PATIENCE_S = 60.0  # for what takes milliseconds, on a machine that has other things to do
 LEASE_S = 4.0  # in a Redis, which has no other way to notice that a process has died
 
 DRIVERS = ["in-process", "grpc", "zmq"]

@@ -14,6 +14,7 @@ from xain_foundation.clock_table import ClockTable
 from xain_parameters.client.core import Core
 from xain_parameters.client.sync import Server
 from xain_parameters.errors import Closed, Invalid, TableConflict
+from xain_parameters.handlers import Reply
 from xain_parameters.keys import even
 from xain_parameters.messages import (
     Command,
@@ -25,6 +26,8 @@ from xain_parameters.messages import (
     Refused,
     Rows,
     Said,
+    Several,
+    parts_of,
 )
 from xain_parameters.replica import Replica
 from xain_parameters.scheduler.worker_client import Progress
@@ -32,6 +35,7 @@ from xain_parameters.specs import RangeView, TableSpec, View
 from xain_parameters.tables.part import plugins_of
 from xain_parameters.transport.channel import Channel
 from xain_parameters.transport.listener import Listener
+from xain_parameters.transport.sections import Sections
 
 PATIENCE_S = 60.0
 
@@ -123,6 +127,11 @@ class Group:
 
     def _hear_at(self, server: str) -> Callable[[Channel, Message], None]:
         def hear(channel: Channel, message: Message) -> None:
+            if isinstance(message.head, Several):
+                together = Sections(channel.send, message.head)
+                for part in parts_of(message):
+                    together.send(self._answer(server, channel.peer.name, part))
+                return
             answer = self._answer(server, channel.peer.name, message)
             channel.answered_by(message).send(answer)
 
@@ -196,6 +205,16 @@ class GroupScheduler:
         self.worker = worker
         self.incarnation = incarnation
         self.opened = (group.view.generation, group.opened)
+        self.job = ""
+
+    def enter(self) -> None:
+        pass
+
+    def find(self, name: str, timeout_s: float) -> TableSpec:
+        found = next((each for each in self.view.tables if each.name == name), None)
+        if found is None:
+            raise Invalid(f"there is no table {name!r}")
+        return found
 
     @property
     def view(self) -> View:
@@ -242,6 +261,8 @@ class GroupScheduler:
         num_workers: int,
         is_over: Callable[[], bool],
         stop: int | None = None,
+        *,
+        all_here: bool = False,
     ) -> Progress:
         group = self.group
         with group.lock:
@@ -280,6 +301,11 @@ class GroupScheduler:
         with self.group.lock:
             self.group.workers[self.worker].is_live = False
             self.group.lock.notify_all()
+
+    def send(
+        self, number: int, to: str, head: int, body: str, timeout_s: float
+    ) -> dict[str, Reply]:
+        raise Invalid(f"there is no worker {to!r}")
 
     def checkpoint(self, timeout_s: float) -> int:
         with self.group.lock:

@@ -10,13 +10,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from support import parameter_worker
+from support import parameter_worker, request_worker
 from xain_foundation.sockets import free_ports
 from xain_parameters.scheduler.client import SchedulerCalls
 from xain_parameters.scheduler.reports import Status
 
 PROGRAM = ["-c", "import sys; from xain_parameters.cli import main; sys.exit(main())"]
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0  # for what takes seconds, on a machine that has other things to do
 LOOK_S = 0.02
 # A killed worker is back within its lease on a slow machine too.
 WORKER_LEASE_S = 60
@@ -52,7 +52,7 @@ class Fleet:
         # SIGABRT makes faulthandler print where each thread is.
         with self.log_path(name).open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", *command], stderr=log
+                [sys.executable, "-X", "faulthandler", *command], stderr=log, cwd=self.folder
             )
 
     def log_path(self, name: str) -> Path:
@@ -75,7 +75,7 @@ class Fleet:
             *self._flags,
         )
 
-    def start_servers(self, *names: str) -> None:
+    def start_servers(self, *names: str, flags: tuple[str, ...] = ()) -> None:
         """Returns when they are members of the group."""
         for name in names:
             data = str(self.folder / name)
@@ -84,7 +84,7 @@ class Fleet:
                 name,
                 *PROGRAM,
                 "serve",
-                *("--scheduler", self.target, "--name", name, "--data", data),
+                *("--scheduler", self.target, "--name", name, "--data", data, *flags),
             )
         self._wait(
             lambda: all(
@@ -92,14 +92,27 @@ class Fleet:
             )
         )
 
-    def start_workers(self, *names: str, staleness: int | None, num_workers: int = 2) -> None:
+    def start_workers(
+        self, *names: str, staleness: int | None, num_workers: int = 2, task: str = ""
+    ) -> None:
+        """task: see parameter_worker.TASKS."""
         limit = "none" if staleness is None else str(staleness)
         for name in names:
             self._start(
                 name,
                 *(parameter_worker.__file__, self.target, name, limit, str(num_workers)),
-                str(self.folder),
+                *(str(self.folder), *([task] if task else [])),
             )
+
+    def start_answering_workers(self, *names: str, job: str) -> None:
+        """Workers that do nothing but answer requests, by answer() of handlers.py in the folder.
+        Returns when they are members of the group."""
+        for name in names:
+            self._start(name, request_worker.__file__, self.target, name, job)
+        self.until_there(*(f"ready-{name}" for name in names))
+
+    def until_there(self, *files: str) -> None:
+        self._wait(lambda: all((self.folder / file).exists() for file in files))
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         process = self._processes[name]
@@ -127,7 +140,7 @@ class Fleet:
 
     def until_replicated(self) -> None:
         """Wait until each range has its backup."""
-        self.until(lambda status: all(len(each.servers) == 2 for each in status.view.ranges))
+        self.until(lambda status: all(len(each.servers) == 2 for each in status.ranges))
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE_S

@@ -179,9 +179,11 @@ OPERATIONS = [
     "all_reduce",
     "all_to_all",
     "barrier",
+    "broadcast",
     "gather",
     "reduce",
     "reduce_scatter",
+    "scatter",
 ]
 
 
@@ -199,6 +201,13 @@ def given_to(
             return ([arrays[rank] + to for to in range(len(arrays))],)
         case "barrier":
             return ()
+        case "broadcast":
+            return (arrays[rank] if rank == root else None, root)
+        case "scatter":
+            return (
+                [arrays[root] + to for to in range(len(arrays))] if rank == root else None,
+                root,
+            )
         case "gather":
             return (arrays[rank], root)
         case "reduce":
@@ -224,6 +233,10 @@ def results_of(operation: str, arrays: list[Any], op: str = "sum", root: int = 0
             return [[array + rank for array in arrays] for rank in range(number)]
         case "barrier":
             return [None] * number
+        case "broadcast":
+            return [arrays[root]] * number
+        case "scatter":
+            return [arrays[root] + rank for rank in range(number)]
         case "reduce" | "gather":
             return [whole if rank == root else None for rank in range(number)]
         case "reduce_scatter":

@@ -14,6 +14,15 @@ from xain_foundation.sockets import free_ports
 DYING = Path(__file__).with_name("dying.py")
 TRAINEE = Path(__file__).with_name("trainee.py")
 PATIENCE_S = 240.0  # for what takes seconds, on a machine that has other things to do
+DeathStep = Literal[
+    "sync",
+    "before-commit",
+    "after-commit",
+    "audit-before",
+    "audit-torn",
+    "audit-unsynced",
+    "audit-after",
+]
 
 
 class Lines:
@@ -116,7 +125,7 @@ class CoordinatorProcess(Process):
     """
 
     dies_at: int | None = None
-    dies_of: Literal["sync", "before-commit", "after-commit"] = "sync"
+    dies_of: DeathStep = "sync"
 
     def __init__(self, folder: Path, settings: dict[str, object], port: int = 0) -> None:
         super().__init__(folder, "coordinator")
@@ -141,6 +150,17 @@ class CoordinatorProcess(Process):
         program = ["-m", "xain_coordinator", name, f"--data-dir={self.folder}"]
         process = await self.run([*program, *flags, *extra])
         return await asyncio.wait_for(process.wait(), PATIENCE_S)
+
+    async def told(self, *words: str) -> str:
+        """Run a command about this coordinator, which may be running. Returns what it prints."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "xain_coordinator", *words, f"--data-dir={self.folder}"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        output, errors = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+        assert process.returncode == 0, errors.decode()
+        return output.decode()
 
     async def begin(self, *extra: str) -> None:
         """Start it. Does not wait for anything."""

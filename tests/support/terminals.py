@@ -6,6 +6,7 @@ import re
 import shlex
 import signal
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 from xain_foundation.sockets import free_ports
@@ -121,7 +122,7 @@ class Terminals:
 
     async def participate(self, words: list[str]) -> None:
         """Start a participant. A script gets the port from the environment."""
-        if Path(words[0]).name == "xain-participant":
+        if Path(words[0]).name == "xain-participant" and not self.has_joined(words):
             words = [*words, *self.unless(words, "--coordinator")]
         process = await asyncio.create_subprocess_exec(
             *(word for word in words if word != "&"),
@@ -133,6 +134,11 @@ class Terminals:
             },
         )
         (self.serving if "--serve" in words else self.participants).append(process)
+
+    def has_joined(self, words: list[str]) -> bool:
+        """Whether the state directory of a participant has the coordinator's address."""
+        *_, folder = [b for a, b in pairwise(words) if a == "--state-dir"] or [""]
+        return bool(folder) and (self.folder / folder / "tls").exists()
 
     async def wait_for_participants(self) -> None:
         """Wait until all participants have ended by themselves, with status 0."""

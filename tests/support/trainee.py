@@ -3,6 +3,8 @@
     python trainee.py TARGET ID BOOK --size N [--training-s S] [--state-dir DIR] [--gates DIR]
                       [--scores A,B,...] [--predicts classes|numbers]
 
+In a state directory that has joined it connects under the certificate there.
+
 BOOK gets a line for each step that the agent tells of: what, and the round. A line outlives the
 process, however that ends.
 """
@@ -20,7 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xain_foundation.tls import Certificates
 from xain_participant import Agent, Participant, StateDirectory, agent
+from xain_participant.enrolment.kept import KeptCertificates
 from xain_participant.participant import Assignment
 from xain_participant.signals import stop_on_signals
 from xain_workloads.tallies import Tallies, tally_classes, tally_numbers
@@ -174,11 +178,18 @@ def main() -> int:
     # lease of the one that was killed.
     agent.new_instance_id = lambda chance=None: flags.participant_id
     with ExitStack() as stack:
-        state = None
+        state = tls = None
         if flags.state_dir is not None:
             state = stack.enter_context(StateDirectory(flags.state_dir, flags.participant_id))
+            kept = KeptCertificates(flags.state_dir)
+            tls = Certificates(kept.folder) if kept.are_there else None
         running = Agent(
-            trainee, flags.target, flags.participant_id, observer=trainee.note, state=state
+            trainee,
+            flags.target,
+            flags.participant_id,
+            observer=trainee.note,
+            state=state,
+            tls=tls,
         )
         stop_on_signals(running)
         return running.run()

@@ -23,8 +23,7 @@ from support.logs import capture_logs
 from support.process import CoordinatorProcess, ParticipantProcess
 from support.trainee import Trainee
 from support.wire import Member
-from xain_coordinator.assembly.coordinator import Coordinator
-from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator import Coordinator
 from xain_participant import Agent
 
 Flags = Callable[[str], Sequence[str]]
@@ -75,26 +74,18 @@ async def undisturbed(scenario: Scenario, folder: Path) -> list[str]:
         "metrics.kind": "none",
         **scenario.rules(),
     }
-    sections: dict[str, dict[str, Any]] = {}
-    for dotted, value in settings.items():
-        section, _, key = dotted.partition(".")
-        sections.setdefault(section, {})[key] = value
-    with capture_logs():  # nobody looks for them
-        coordinator = Coordinator(CoordinatorConfig.model_validate(sections))
-        await coordinator.start()
-        target = f"127.0.0.1:{coordinator.port}"
-        agents = [Agent(Trainee(p, scenario.size), target, p) for p in scenario.participants]
-        try:
-            assert set(await ends_of(agents)) == {0}
-            return await models(coordinator.port, scenario)
-        finally:
-            await coordinator.stop()
+    with capture_logs(), Coordinator(settings) as coordinator:  # nobody looks for its logs
+        agents = [
+            Agent(Trainee(p, scenario.size), coordinator.address, p) for p in scenario.participants
+        ]
+        assert set(await ends_of(agents)) == {0}
+        return await models(coordinator.port, scenario)
 
 
-async def models(port: int, scenario: Scenario) -> list[str]:
+async def models(port: int, scenario: Scenario, reader: Member | None = None) -> list[str]:
     """Every global model, as a participant gets it; only a hash of each, so that two lists of them
-    can be shown."""
-    reader = Member(port, "reader")
+    can be shown. reader: who asks; by default one without certificate."""
+    reader = reader or Member(port, "reader")
     try:
         return [
             hashlib.sha256(await reader.download(f"{number}/global")).hexdigest()

@@ -25,13 +25,24 @@ def digest(data: bytes) -> bytes:
 
 
 class Member:
-    """One participant. participant_id None: known by its peer address, like a XAIN client."""
+    """One participant. participant_id None: known by its peer address, like a XAIN client, or by
+    its certificate."""
 
-    def __init__(self, port: int, participant_id: str | None) -> None:
+    def __init__(
+        self,
+        port: int,
+        participant_id: str | None,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
         self.participant_id = participant_id
         # A channel of its own: channels with equal arguments would share one connection.
         options = [("grpc.use_local_subchannel_pool", 1)]
-        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
+        address = f"127.0.0.1:{port}"
+        self.channel = (
+            grpc.aio.insecure_channel(address, options=options)
+            if credentials is None
+            else grpc.aio.secure_channel(address, credentials, options=options)
+        )
         self.stub = coordinator_pb2_grpc.CoordinatorStub(self.channel)
         self.inspection = inspection_pb2_grpc.InspectionStub(self.channel)
         self.metadata = (("xain-participant-id", participant_id),) if participant_id else ()

@@ -27,17 +27,16 @@ direction = "max"  # evaluate.direction
 every = 0
 target = "y"  # evaluate.target
 scale = 2.0  # evaluate.scale
-[http]
-host = "10.0.0.1"  # http.host
 [parameters]
 port = 0
-host = "::"  # parameters.host parameters.advertised
+host = "::"  # parameters.advertised
 [rounds]
 rounds = 2
 epochs = 2147483647  # rounds.epochs
 min_participants = 3
 max_participants = 2  # rounds.max_participants
 start_participants = 2  # rounds.start_participants
+expected_participants = ["a", "a"]  # rounds.expected_participants
 controller = "best"  # rounds.controller
 tags = {"a:b" = "x", "c:d" = "x"}  # rounds.tags."a:b" rounds.tags."c:d"
 staleness = 2  # rounds.staleness

@@ -42,6 +42,7 @@ CORE_MAY_KNOW = {
     "xain_foundation.names",
     "xain_foundation.tags",
     "xain_wire.fl.refusals_pb2",
+    "xain_wire.refusal",
     "xain_wire.metadata",
     "xain_workloads.calibration",
     "xain_workloads.checks.findings",
@@ -71,8 +72,8 @@ INSTALLED_AS = {
     "xgboost": "xgboost-cpu",
     "zmq": "pyzmq",
 }
-# Found by fsspec through their entry points, and imported by no other module.
-PLUGINS = {"hdfs-native", "s3fs"}
+# Imported by fsspec for the schemes of URLs, and by no other module.
+PLUGINS = {"aiohttp", "hdfs-native", "s3fs"}
 
 
 def imports(folder: Path) -> Iterator[tuple[Path, str]]:
@@ -345,3 +346,25 @@ def test_tests_patch_no_constants():
     for file in (ROOT / "tests").rglob("*.py"):
         for found in PATCHED_CONSTANT.finditer(file.read_text(encoding="utf-8")):
             assert found[found.lastindex or 0] in MAY_BE_PATCHED, f"{file}: {found[0]}"
+
+
+# The simulation's points lie an hour back: no test of it compares them with now.
+MAY_READ_A_CLOCK = {"test_metrics_store.py"}
+READS_A_CLOCK = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "now", "utcnow"}
+
+
+def _run_at_import(body: list[ast.stmt]) -> Iterator[ast.Call]:
+    for statement in body:
+        if isinstance(statement, ast.ClassDef):
+            yield from _run_at_import(statement.body)
+        elif not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from (each for each in ast.walk(statement) if isinstance(each, ast.Call))
+
+
+def test_no_test_reads_a_clock_when_it_is_imported():
+    """A module's tests may run many minutes after pytest has imported it."""
+    for file in (ROOT / "tests").rglob("*.py"):
+        for call in _run_at_import(ast.parse(file.read_text(encoding="utf-8")).body):
+            name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+            if file.name not in MAY_READ_A_CLOCK:
+                assert name not in READS_A_CLOCK, f"{file}:{call.lineno}"

@@ -1,5 +1,6 @@
 """The manifests under deploy/kubernetes: valid, and fitting together. No cluster is needed."""
 
+import itertools
 import json
 import re
 import runpy
@@ -18,8 +19,9 @@ import yaml
 from support.command_lines import parsed
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.process.run import LAST_STEPS_S, PATIENCE_S
-from xain_coordinator.server.health_socket import socket_beside
+from xain_coordinator.server.operators_socket import socket_beside
 from xain_foundation.exit_statuses import EXIT_FAILED, FINAL
+from xain_foundation.identity import SCHEDULER
 from xain_foundation.settings import load
 from xain_parameters.config import ENV_PREFIX, ServerSettings
 from xain_participant.config import ParticipantConfig
@@ -191,6 +193,8 @@ def test_references_exist(name):
     """Config maps, secrets, claims, service accounts and headless services that pods name."""
     there = {(d["kind"], d["metadata"]["name"]) for d in resources(name)}
     (example,) = documents(KUBERNETES / "secret.example.yaml")
+    page = (KUBERNETES.parents[1] / "docs/kubernetes.md").read_text(encoding="utf-8")
+    secrets = {example["metadata"]["name"], *re.findall(r"create secret generic (\S+)", page)}
     for title, pod in pod_templates(name).items():
         spec = pod["spec"]
         assert ("ServiceAccount", spec["serviceAccountName"]) in there, title
@@ -199,7 +203,7 @@ def test_references_exist(name):
             if "configMap" in volume:
                 assert volume["configMap"]["name"] in config_maps(name), title
             elif "secret" in volume:
-                assert volume["secret"]["secretName"] == example["metadata"]["name"], title
+                assert volume["secret"]["secretName"] in secrets, title
             elif "persistentVolumeClaim" in volume:
                 claim = volume["persistentVolumeClaim"]["claimName"]
                 assert ("PersistentVolumeClaim", claim) in there, title
@@ -207,11 +211,8 @@ def test_references_exist(name):
                 assert "sizeLimit" in volume["emptyDir"], title
         (owner,) = [d for d in resources(name) if f"{d['kind']}/{d['metadata']['name']}" == title]
         claims = [c["metadata"]["name"] for c in owner["spec"].get("volumeClaimTemplates", ())]
-        (container,) = spec["containers"]
-        mounts = [m["name"] for m in container["volumeMounts"]]
-        assert sorted(mounts) == sorted([*volumes, *claims]), title
-        for before in spec.get("initContainers", ()):
-            assert {m["name"] for m in before["volumeMounts"]} <= volumes.keys(), title
+        mounts = {m["name"] for container in of_pod(pod) for m in container["volumeMounts"]}
+        assert mounts == {*volumes, *claims}, title
         if owner["kind"] == "StatefulSet":
             assert ("Service", owner["spec"]["serviceName"]) in there
 
@@ -303,13 +304,10 @@ def test_the_job_suits_the_rounds(monkeypatch):
     """Slices, pods that run at once, and what a round waits for are one number."""
     (job,) = [d for d in resources("base") if d["kind"] == "Job"]
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    values = {env["name"]: env.get("value", "2") for env in container["env"]}
-    index = "XAIN_PARTICIPANT_PARTITION__INDEX"
-    for name, value in values.items():
-        monkeypatch.setenv(name, value.replace(f"$({index})", values[index]))
+    for env in container["env"]:
+        monkeypatch.setenv(env["name"], env.get("value", "2"))
     maps = config_maps("base")
     participant = load(ParticipantConfig, maps["participant-config"][0], "XAIN_PARTICIPANT_")
-    assert participant.participant.id == "slice-2"
     assert participant.partition.index == 2
 
     rounds = load(CoordinatorConfig, maps["coordinator-config"][0]).rounds
@@ -352,7 +350,7 @@ def test_copies_of_a_ward_do_not_meet():
         | {g["name"] for d in documents_ for g in d.get("configMapGenerator", ())}
         for documents_ in found.values()
     ]
-    assert len(names[0]) == 3
+    assert len(names[0]) == 4
     assert not names[0] & names[1]
     (mine,), (other,) = (
         [d["spec"] for d in documents_ if d["kind"] == "Deployment"]
@@ -360,8 +358,73 @@ def test_copies_of_a_ward_do_not_meet():
     )
     labels = other["template"]["metadata"]["labels"]
     assert not mine["selector"]["matchLabels"].items() <= labels.items()
-    participant = load(ParticipantConfig, WARD / "participant.toml").participant
-    assert participant.id == WARD.name, "two participants with one name would be one"
+
+
+@pytest.mark.parametrize("name", KUSTOMIZATIONS)
+def test_coordinators_are_closed(name):
+    """The certificate is made where the coordinator looks for it, for the name that participants
+    connect to."""
+    (file,) = config_maps(name)["coordinator-config"]
+    settings = load(CoordinatorConfig, file)
+    assert not settings.server.insecure
+    pod = pod_templates(name)["StatefulSet/coordinator"]
+    (before,) = pod["spec"]["initContainers"]
+    *_, script = before["command"]
+    made, command = script.split(" || exec ")
+    assert made == f"[ -e {settings.access_folder}/tls ]"
+    words = command.split()
+    assert words[:3] == ["xain-coordinator", "certs", "init"]
+    hosts = [host for flag, host in itertools.pairwise(words[3:]) if flag == "--host"]
+    services = {d["metadata"]["name"] for d in resources(name) if d["kind"] == "Service"}
+    for title, files in config_maps(name).items():
+        if title != "coordinator-config":
+            host = load(ParticipantConfig, files[0]).coordinator.host
+            assert host == hosts[0]
+            assert host in services
+    claimed = {"name": "data", "mountPath": str(settings.journal.path.parent)}
+    assert claimed in before["volumeMounts"]
+
+
+def joining(name):
+    """(init container that joins, the participant beside it, its settings)"""
+    ((_, pod),) = ((t, p) for t, p in pod_templates(name).items() if "/participant" in t)
+    spec = pod["spec"]
+    ((_, files),) = ((t, f) for t, f in config_maps(name).items() if t in str(spec["volumes"]))
+    return spec["initContainers"][-1], spec["containers"][0], files[0]
+
+
+@pytest.mark.parametrize("name", ["base", "own-data"])
+def test_participants_join_before_they_take_part(name, tmp_path, monkeypatch):
+    """Each with a token of its own, into the folder that it is started with; while that fails it is
+    tried again, until the pod is stopped."""
+    before, container, file = joining(name)
+    for env in before.get("env", ()):
+        monkeypatch.setenv(env["name"], env.get("value", "2"))
+    folder = load(ParticipantConfig, file, "XAIN_PARTICIPANT_").participant.state_dir
+    for one in (before, container):
+        assert {"name": "state", "mountPath": str(folder)} in one["volumeMounts"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in before["volumeMounts"]}
+    script = before["command"][-1].replace("$(XAIN_PARTICIPANT_PARTITION__INDEX)", "2")
+    assert f"--config {mounts['config']}/participant.toml" in script
+    token = {"base": "slice-2", "own-data": WARD.name}[name]
+    assert f'"{mounts["token"]}/{token}.token"' in script
+    # A container with this volume would have the tokens of all.
+    assert "token" not in {mount["name"] for mount in container["volumeMounts"]}
+
+    stub = tmp_path / "xain-participant"
+    stub.write_text(f"#!/bin/sh\necho tried\n[ -e {tmp_path}/works ]\n")
+    stub.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    command = [*before["command"][:-1], script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "tried\n"
+            process.terminate()
+            assert process.wait(60) == 143
+        finally:
+            process.kill()
+    (tmp_path / "works").touch()
+    assert subprocess.run(command, check=False, timeout=60).returncode == 0
 
 
 def wait_until_it_handles(number, pid):
@@ -382,7 +445,7 @@ def test_a_ward_waits_for_its_data(tmp_path):
     and at once when it is stopped."""
     (deployment,) = [d for d in resources("own-data") if d["kind"] == "Deployment"]
     spec = deployment["spec"]["template"]["spec"]
-    (before,), (container,) = spec["initContainers"], spec["containers"]
+    (before, _), (container,) = spec["initContainers"], spec["containers"]
     source = load(ParticipantConfig, WARD / "participant.toml").data.source
     paths = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
     (mount,) = before["volumeMounts"]
@@ -425,7 +488,7 @@ def test_probes_restart_hanging_containers_only(name):
             assert {"name": "data", "mountPath": folder} in container["volumeMounts"]
             for probe in (liveness, startup):
                 assert probe["timeoutSeconds"] > health["TIMEOUT_S"]
-            assert container["readinessProbe"]["grpc"] == {"port": settings.server.port}
+            assert container["readinessProbe"]["exec"]["command"] == command[:-1]
             # A start that waits for its store ends by itself.
             assert startup["periodSeconds"] * startup["failureThreshold"] >= 2 * PATIENCE_S
             # From the beginning of a drain there is no socket.
@@ -488,6 +551,50 @@ def sparse_pods() -> dict[str, Document]:
     """The container of each controller, by its name."""
     pods = pod_templates(SPARSE).items()
     return {title.partition("/")[2]: pod["spec"]["containers"][0] for title, pod in pods}
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("StatefulSet/parameter-scheduler", [SCHEDULER]),
+        ("StatefulSet/parameter-server", ["parameter-server-0", "parameter-server-1"]),
+        ("Job/sparse-worker", ["worker-0", "worker-1", "worker-2", "worker-3"]),
+    ],
+)
+def test_programs_have_certificates_of_their_own(
+    kind: str, names: list[str], tmp_path: Path
+) -> None:
+    """The page makes one for each, and a pod copies its own, again where it starts again; the
+    program sees no other."""
+    (owner,) = [d for d in resources(SPARSE) if f"{d['kind']}/{d['metadata']['name']}" == kind]
+    spec = owner["spec"]["template"]["spec"]
+    before, container = spec["initContainers"][-1], spec["containers"][0]
+    page = (KUBERNETES.parents[1] / "docs/kubernetes.md").read_text(encoding="utf-8")
+    made = re.findall(r"^    for name in (.*); do certificate", page, re.MULTILINE)
+    assert set(names) <= set(" ".join(made).split())
+    given = {env["name"]: env.get("value", "") for env in container["env"]}
+    mounts = {mount["name"]: mount["mountPath"] for mount in before["volumeMounts"]}
+    assert given[f"{ENV_PREFIX}TLS__FOLDER"] == mounts["tls"]
+    own = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert own["tls"] == mounts["tls"]
+    assert "certificates" not in own
+    script = before["command"][-1]
+    for volume, path in mounts.items():
+        (tmp_path / volume).mkdir()
+        script = script.replace(path, str(tmp_path / volume))
+    for index, name in enumerate(names):
+        for suffix in ("crt", "key"):
+            (tmp_path / f"certificates/{name}.{suffix}").write_text(f"{name}.{suffix}")
+            (tmp_path / f"certificates/{name}.{suffix}").chmod(0o440)
+        (tmp_path / "certificates/ca.crt").write_text("ca")
+        environ: dict[str, str] = {}
+        for env in before["env"]:
+            field = env.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
+            of_pod = f"{owner['metadata']['name']}-{index}" if "name" in field else str(index)
+            environ[env["name"]] = env.get("value", of_pod).replace("$(INDEX)", str(index))
+        subprocess.run(["sh", "-c", script], env=environ, check=True, timeout=60)
+        copied = {file.name: file.read_text() for file in (tmp_path / "tls").iterdir()}
+        assert copied == {"ca.crt": "ca", "tls.crt": f"{name}.crt", "tls.key": f"{name}.key"}
 
 
 def port_of(service: str) -> int:
@@ -583,5 +690,5 @@ def test_sparse_job_has_as_many_workers_as_parts(monkeypatch: pytest.MonkeyPatch
     assert job["spec"]["completionMode"] == "Indexed"
     (mount,) = [m for m in container["volumeMounts"] if m["name"] == "rows"]
     assert Path(worker["data"]).parent == Path(mount["mountPath"])
-    (before,) = job["spec"]["template"]["spec"]["initContainers"]
+    before, _ = job["spec"]["template"]["spec"]["initContainers"]
     assert worker["data"] in before["command"][-1]

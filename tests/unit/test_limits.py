@@ -22,6 +22,21 @@ DRIVEN: Mapping[tuple[str, str], str] = {
     ("gRPC port", "calls of one participant"): (
         "integration/test_admission_control.py::test_member_with_too_many_calls_is_asked_to_come_again"
     ),
+    ("gRPC port", "calls on one connection of a certificate's holder"): (
+        "integration/test_closed_coordinator.py::test_refused_calls_of_a_holder_are_held_back"
+    ),
+    ("gRPC port", "calls of a certificate's holder in a second"): (
+        "integration/test_closed_coordinator.py::test_holder_of_a_certificate_has_a_rate_limit"
+    ),
+    ("gRPC port", "refusals to a certificate's holder in a second"): (
+        "integration/test_closed_coordinator.py::test_refused_calls_of_a_holder_are_held_back"
+    ),
+    ("gRPC port", "refusals that are held back"): (
+        "integration/test_closed_coordinator.py::test_refused_calls_of_a_holder_are_held_back"
+    ),
+    ("gRPC port", "rows to be predicted, as JSON"): (
+        "integration/coordinator/test_predictions.py::test_requests_that_take_long_to_parse_are_refused"
+    ),
     ("gRPC port", "calls of unregistered clients"): (
         "integration/test_admission_control.py"
         "::test_silent_calls_of_unregistered_clients_make_room_for_newer_calls"
@@ -37,6 +52,15 @@ DRIVEN: Mapping[tuple[str, str], str] = {
     ("gRPC port", "predictions asked of participants"): (
         "integration/coordinator/test_predictions.py::test_questions_are_bounded"
     ),
+    ("gRPC port", "a certificate request"): (
+        "unit/coordinator/access/test_control.py::test_broken_requests_are_refused_in_words"
+    ),
+    ("gRPC port", "valid certificates and tokens of a name"): (
+        "unit/coordinator/access/test_decider.py::test_no_name_fills_the_audit_log"
+    ),
+    ("audit log", "refused identities in a minute"): (
+        "unit/coordinator/access/test_refusals.py::test_many_hosts_share_some_lines"
+    ),
     ("weights port", "connections"): (
         "integration/test_weights_port.py::test_burst_of_connections_stays_within_the_limit"
     ),
@@ -48,6 +72,9 @@ DRIVEN: Mapping[tuple[str, str], str] = {
     ),
     ("HTTP face", "connections"): (
         "integration/coordinator/test_http_bounds.py::test_half_requests_keep_no_client_out"
+    ),
+    ("HTTP face", "handshakes of TLS under way"): (
+        "integration/coordinator/test_http_access.py::test_silent_handshakes_have_a_bound"
     ),
     ("HTTP face", "a head until it is whole"): (
         "integration/coordinator/test_http_bounds.py"
@@ -81,6 +108,10 @@ DRIVEN: Mapping[tuple[str, str], str] = {
     ),
     ("Membership", "members of all groups"): (
         "contract/discovery/test_membership_service.py::test_members_are_bounded"
+    ),
+    ("Membership", "groups of a certificate's holder"): (
+        "integration/test_closed_coordinator.py"
+        "::test_member_of_messaging_takes_no_slot_of_another_and_joins_few_groups"
     ),
     ("Membership", "barriers at which a member waits"): (
         "contract/discovery/test_barriers.py::test_barriers_of_a_member_are_bounded"
@@ -116,6 +147,22 @@ DRIVEN: Mapping[tuple[str, str], str] = {
         "integration/parameters/test_transport.py"
         "::test_malformed_frames_end_their_connection_and_nothing_else"
     ),
+    ("parameter server", "the body of a request to a handler, and an answer"): (
+        "integration/parameters/test_requests.py::test_requests_are_checked_before_they_are_sent"
+    ),
+    ("parameter server", "requests that wait for a member's handler"): (
+        "unit/parameters/test_handlers.py"
+        "::test_requests_beyond_the_bound_are_refused_at_once_and_the_others_done"
+    ),
+    **{
+        ("scheduler", what): (
+            "unit/parameters/test_relay.py::test_requests_of_a_sender_and_of_all_are_bounded"
+        )
+        for what in ("requests to handlers that wait for answers", "the same, of one worker")
+    },
+    ("scheduler", "answers that their senders have not taken yet"): (
+        "unit/parameters/test_relay.py::test_replies_that_their_sender_does_not_take_are_bounded"
+    ),
     **{
         ("scheduler", what): (
             "integration/parameters/test_table_flood.py"
@@ -131,6 +178,15 @@ DRIVEN: Mapping[tuple[str, str], str] = {
     ("scheduler", "tables"): (
         "unit/parameters/test_table_bounds.py::test_as_many_tables_as_there_may_be_fit_into_a_view"
     ),
+    ("scheduler", "jobs of a group"): (
+        "unit/parameters/test_scheduler_decider.py::test_number_of_jobs_is_bounded"
+    ),
+    **{
+        ("scheduler", what): (
+            "unit/parameters/test_parts.py::test_number_of_workers_and_of_data_of_a_job_is_bounded"
+        )
+        for what in ("workers of a job", "data of a job, by name")
+    },
     **{
         ("model file", what): (
             "unit/coordinator/test_model_files.py"

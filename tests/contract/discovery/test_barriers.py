@@ -130,7 +130,7 @@ def lose_the_first_answer(membership: Any) -> list[str]:
 
         membership._decide = note  # type: ignore[method-assign]  # of this one alone
     else:
-        pass_on = membership._stub.Barrier
+        pass_on = membership._channel._now.stub.Barrier
 
         def barrier(request: pb.BarrierRequest, **options: Any) -> pb.BarrierResponse:
             response: pb.BarrierResponse = pass_on(request, **options)
@@ -139,7 +139,7 @@ def lose_the_first_answer(membership: Any) -> list[str]:
                 raise Broken
             return response
 
-        membership._stub.Barrier = barrier
+        membership._channel._now.stub.Barrier = barrier
     return lost
 
 

@@ -80,8 +80,8 @@ def test_stream_without_a_reader_is_ended(monkeypatch: pytest.MonkeyPatch) -> No
     services: list[MembershipService] = []
 
     class Service(MembershipService):
-        def __init__(self, *rest: Any) -> None:
-            super().__init__(*rest)
+        def __init__(self, *rest: Any, **more: Any) -> None:
+            super().__init__(*rest, **more)
             services.append(self)
 
     monkeypatch.setattr("xain_messaging.discovery.server.MembershipService", Service)

@@ -19,7 +19,7 @@ def test_unreachable_host_is_not_told(host: str) -> None:
             make_one()
     if host == "0.0.0.0":  # every machine has it
         here = GrpcDriver()
-        there = Receiving(GrpcDriver(f"{host}:0", advertise="127.0.0.1"))
+        there = Receiving(GrpcDriver(f"{host}:0", advertise="127.0.0.1", insecure=True))
         with closing_all(here, there):
             here.connect("there", there.address)
             here.send("there", [b"x"])

@@ -22,7 +22,7 @@ from integration.coordinator.test_trees import (
 )
 from support.agents import ends_of
 from unit.workloads.test_bagging import edit_schema, rewritten
-from xain_coordinator.assembly.coordinator import Coordinator
+from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.driver.log_files import LatencyFile
 from xain_participant import Agent, WorkloadParticipant
 from xain_wire.fl import coordinator_pb2 as pb
@@ -31,6 +31,7 @@ from xain_workloads.data import load
 from xain_workloads.dataset import Dataset
 from xain_workloads.ensembles import Frame, pack, unpack
 from xain_workloads.errors import NoModel
+from xain_workloads.estimators import files, skops_files
 from xain_workloads.exported import formats
 from xain_workloads.held import unpack_holdings
 from xain_workloads.model import Model
@@ -54,7 +55,7 @@ def halves(data: Dataset) -> tuple[Dataset, Dataset]:
     return data.subset(rows[::2]), data.subset(rows[1::2])
 
 
-async def run_agents(coordinator: Coordinator, data: Sequence[Dataset | Table]) -> None:
+async def run_agents(coordinator: SessionCoordinator, data: Sequence[Dataset | Table]) -> None:
     target = f"127.0.0.1:{coordinator.port}"
     agents = [Agent(WorkloadParticipant(part), target, f"p{i}") for i, part in enumerate(data)]
     assert set(await ends_of(agents)) == {0}
@@ -162,7 +163,7 @@ async def test_stacked_votes_are_trained_and_gone_on_with(start, join, tmp_path:
     rules["rounds"]["rounds"] = 6
 
     async def session(name: str, source: str = "") -> Model:
-        coordinator = Coordinator(config_for(tmp_path / name, **rules), from_model=source)
+        coordinator = SessionCoordinator(config_for(tmp_path / name, **rules), from_model=source)
         await coordinator.start()
         try:
             await run_agents(coordinator, parts)
@@ -240,11 +241,13 @@ async def test_hostile_estimators_are_refused_and_the_round_goes_on(start, join)
     good = trained(work, model, parts[0])
     frames = unpack(good.tobytes())
     other = skops.io.dumps(DecisionTreeRegressor().fit(parts[0].features, np.arange(89.0)))
-    system = rewritten(frames[0].file, edit_schema('"sklearn.tree._tree"', '"os"'))
+    system = rewritten(
+        skops_files.dump(files.load(frames[0].file)), edit_schema('"sklearn.tree._tree"', '"os"')
+    )
     for update, why in (
         (b"{}", "no ensemble"),
         (pack(frames[:1]), "a round adds 2"),
-        (pack([frames[0], Frame(1, other)]), "the model is made of DecisionTreeClassifier"),
+        (pack([frames[0], Frame(1, other)]), "not a DecisionTreeClassifier"),
         (
             pack([frames[0], Frame(1, system)]),
             "estimator 1: the file has types that are not trusted",

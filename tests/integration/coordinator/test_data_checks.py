@@ -175,7 +175,9 @@ async def test_site_is_told_a_finding_once(start: Start) -> None:
     and comes again hears it again; so does one that has no stream, or knows another finding."""
     tables = {"north": patients(120, 0), "south": patients(130, 1, age_in=365.25)}
     rounds = {"rounds": 3, "min_participants": 2, "start_participants": 2}
-    coordinator = await start(workload=WORKLOAD, rounds=rounds)
+    # The answer to an update brings the next round; the stream tells more when a site was missed.
+    server = {"heartbeat_timeout_s": 5.0}
+    coordinator = await start(workload=WORKLOAD, rounds=rounds, server=server)
     address = f"127.0.0.1:{coordinator.port}"
 
     def heard() -> tuple[list[int], list[int]]:
@@ -368,7 +370,8 @@ async def test_all_that_leaves_a_site_is_listed_in_the_docs(
             chance = np.random.RandomState(len(name))
             price = table.values["age"] + chance.normal(0, 3, table.num_samples)
             tables[name] = Table(table.columns, table.values, price, "price")
-    tables["south"] = replace(tables["south"], without_target=9)
+    visits = np.arange(130, dtype=np.uint64) // 2
+    tables["south"] = replace(tables["south"], without_target=9, groups=visits, group="patient")
     coordinator = await start(
         workload={"name": workload, "options": {} if workload == "xgboost" else {"task": task}},
         rounds={"rounds": 2, "min_participants": 2},

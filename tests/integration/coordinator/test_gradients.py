@@ -11,7 +11,7 @@ import pytest
 from integration.coordinator.test_trees import array
 from support.agents import ends_of
 from support.wire import reason
-from xain_coordinator.assembly.coordinator import Coordinator
+from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.assembly.warm_start import CannotStartFrom
 from xain_participant import Agent, WorkloadParticipant
 from xain_wire.fl import coordinator_pb2 as pb
@@ -53,7 +53,7 @@ def parts(data: Dataset, num: int, *, by_label: bool) -> list[Dataset]:
     return [data.subset(part) for part in np.split(rows, cuts)]
 
 
-async def run_agents(coordinator: Coordinator, data: list[Dataset]) -> None:
+async def run_agents(coordinator: SessionCoordinator, data: list[Dataset]) -> None:
     target = f"127.0.0.1:{coordinator.port}"
     agents = [Agent(WorkloadParticipant(part), target, f"p{i}") for i, part in enumerate(data)]
     assert set(await ends_of(agents)) == {0}

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from integration.conftest import config_for
-from xain_coordinator.assembly.coordinator import Coordinator
+from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.assembly.sessions import Sessions
 from xain_coordinator.http_face import admission, app
 from xain_coordinator.http_face.connections import MAX_HEAD_BYTES
@@ -31,10 +31,10 @@ async def face(folder: Path, from_model: str = "", **bounds: Any) -> AsyncIterat
     """The port of an HTTP face with these bounds, of a coordinator with this model, if any."""
     workload = {} if from_model else {"name": "sgd"}
     config = config_for(folder, http={"port": 0}, workload=workload)
-    coordinator = Coordinator(config, resume=True, from_model=from_model)
+    coordinator = SessionCoordinator(config, resume=True, from_model=from_model)
     await coordinator.start()
 
-    async def no_next(_: object) -> Coordinator | None:
+    async def no_next(_: object) -> SessionCoordinator | None:
         return None
 
     sessions = Sessions(config, coordinator, no_next)

@@ -21,7 +21,7 @@ from support.journals import copy_journal
 from support.process import PATIENCE_S, CoordinatorProcess
 from support.s3_servers import S3Server
 from support.wire import Member, digest, npy
-from xain_coordinator.assembly.coordinator import Coordinator
+from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.values import GlobalModel
 from xain_coordinator.driver.fence import Fence, TakenOver
@@ -331,7 +331,7 @@ async def test_neither_part_of_a_bucket_gets_an_older_ones_model(
             await asyncio.wait_for(between.wait(), 60)
             await a.close()
             copy_journal(tmp_path / "older", tmp_path / "newer")
-            newer = Coordinator(config("newer"))
+            newer = SessionCoordinator(config("newer"))
             try:
                 # What its start does before it serves; the rest would publish the same model.
                 assert newer._fence is not None
@@ -377,7 +377,7 @@ async def test_a_copy_that_falls_behind_while_it_starts_ends_nobody(tmp_path: Pa
         await a.until(pb.ROUND, 0)
         await a.hand_in([1.0])
         copy_journal(tmp_path / "original", tmp_path / "copy")
-        copy = Coordinator(config("copy"))
+        copy = SessionCoordinator(config("copy"))
         try:
             await b.hand_in([3.0])
             await a.until(pb.ROUND, 1)
@@ -421,7 +421,7 @@ async def test_new_session_does_not_publish_small_models_of_an_overtaken_one(
             await b.close()
     async with running(config("newer")):
         pass
-    new = Coordinator(config("older"), new_session=True)
+    new = SessionCoordinator(config("older"), new_session=True)
     try:
         await new.start()
         session_id = older.driver.session.session_id
@@ -435,8 +435,8 @@ async def test_new_session_does_not_publish_small_models_of_an_overtaken_one(
 
 
 @contextlib.asynccontextmanager
-async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
-    coordinator = Coordinator(config)
+async def running(config: CoordinatorConfig) -> AsyncIterator[SessionCoordinator]:
+    coordinator = SessionCoordinator(config)
     try:
         await coordinator.start()
         yield coordinator

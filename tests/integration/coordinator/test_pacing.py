@@ -15,7 +15,7 @@ from oracle.staleness import shares
 from support.clock import HeldClock
 from support.wire import Member, npy, reason
 from xain_coordinator.aggregation.engine import aggregate
-from xain_coordinator.assembly.coordinator import Coordinator
+from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.core.commands import Tick
 from xain_coordinator.core.values import Phase
 from xain_coordinator.driver import effects as work
@@ -31,13 +31,13 @@ TIMED = {"deadline_s": DEADLINE_S, "idle_timeout_s": IDLE_S}
 ASP = {**TIMED, "consistency": "asp", "start_participants": 3, "rounds": 6}
 
 
-def hold(coordinator: Coordinator) -> HeldClock:
+def hold(coordinator: SessionCoordinator) -> HeldClock:
     """Stop the session clock. Call it before the first round, which begins then."""
     clock = coordinator.driver.clock = HeldClock(coordinator.driver.clock.now())
     return clock
 
 
-async def let_pass(coordinator: Coordinator, seconds: float, *members: Member) -> None:
+async def let_pass(coordinator: SessionCoordinator, seconds: float, *members: Member) -> None:
     """Let session time pass, with heartbeats of these members."""
     clock = coordinator.driver.clock
     assert isinstance(clock, HeldClock)
@@ -72,7 +72,7 @@ def mixed(update: float, base: float, staleness: int) -> float:
     return float(share) * update + float(rest) * base
 
 
-async def put(coordinator: Coordinator, key: str, value: float) -> None:
+async def put(coordinator: SessionCoordinator, key: str, value: float) -> None:
     """Upload an object as XAIN's client does, with credentials of its own."""
     upload = coordinator.store.upload(key)
     upload.write(npy([value]))
@@ -154,7 +154,9 @@ async def test_a_session_that_cannot_go_on_says_why(start, join):
     assert again.driver.session.phase is Phase.FINISHED
 
 
-async def in_asp(start, join, names: str = "abc", **rounds: Any) -> tuple[Coordinator, Member, ...]:
+async def in_asp(
+    start, join, names: str = "abc", **rounds: Any
+) -> tuple[SessionCoordinator, Member, ...]:
     """Members in round 1, from a model [0]."""
     coordinator = await start(rounds={**ASP, **rounds})
     hold(coordinator)

@@ -15,12 +15,13 @@ import pytest
 from integration.conftest import config_for
 from integration.coordinator.test_bagging import halves, model_of, settings
 from integration.coordinator.test_trees import array, gather
-from support.wire import Member, reason
+from support.wire import Member, reason, refused
 from unit.workloads.test_bagging import by_class, flowers
-from xain_coordinator.assembly.coordinator import Coordinator
+from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.cli.extend import extend
 from xain_coordinator.core.errors import NobodyAnswered, NotFitted, TooManyCalls
 from xain_coordinator.core.values import Phase
+from xain_coordinator.server.predictions import MAX_ROWS_BYTES
 from xain_participant import Agent, WorkloadParticipant
 from xain_participant.estimators import FOLDER, KeptEstimators
 from xain_wire.fl import coordinator_pb2 as pb
@@ -31,6 +32,7 @@ from xain_workloads.ensembles import MAGIC, Frame, pack, unpack
 from xain_workloads.errors import DataError
 from xain_workloads.held import Holding, pack_holdings, unpack_holdings
 from xain_workloads.preprocessing import prepare
+from xain_workloads.schema import MAX_NAMES_BYTES
 from xain_workloads.stacking import Stack, halfway
 from xain_workloads.table import Table
 from xain_workloads.workload import create
@@ -52,7 +54,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @asynccontextmanager
 async def serving(
-    coordinator: Coordinator, participants: Sequence[WorkloadParticipant], *, first: int = 0
+    coordinator: SessionCoordinator, participants: Sequence[WorkloadParticipant], *, first: int = 0
 ) -> AsyncIterator[list[Agent]]:
     """Agents that stay after the end; inside, the session is finished. first: in their names."""
     target = f"127.0.0.1:{coordinator.port}"
@@ -217,7 +219,7 @@ def thirds() -> list[Dataset]:
 
 
 @pytest.fixture
-async def three(start, join) -> tuple[Coordinator, list[Site]]:
+async def three(start, join) -> tuple[SessionCoordinator, list[Site]]:
     """A coordinator after the round of three sites with 10, 20 and 30 rows."""
     found = settings(3, publish=False, estimators=2)
     found["rounds"]["rounds"] = 1
@@ -234,7 +236,7 @@ async def three(start, join) -> tuple[Coordinator, list[Site]]:
 ROWS = rows_of(load("wine").subset([0, 100]))
 
 
-async def opened(coordinator: Coordinator, num: int) -> None:
+async def opened(coordinator: SessionCoordinator, num: int) -> None:
     """Wait until so many streams are open."""
     await until(lambda: len(coordinator.server.predictions._streams) == num)
 
@@ -411,6 +413,19 @@ async def test_questions_are_bounded(three):
         second = await a.answer(call, votes=shares(0, 1, 0, num_rows=1))
         assert (await asking).values.tolist() == ["class_0", "class_1"]
     assert (first.num_rows, second.num_rows) == (1, 1)
+
+
+async def test_requests_that_take_long_to_parse_are_refused(start, join):
+    """Else many empty rows in a message keep the event loop from all other calls."""
+    coordinator = await start()
+    coordinator.server.predictions.max_rows = 10
+    reader = join(coordinator, "reader")
+    for rows, code in (
+        ("[" + "[]," * 10 + "[]]", "INVALID_REQUEST"),
+        ("[" + "9" * (MAX_ROWS_BYTES + MAX_NAMES_BYTES + (64 << 10)), "TOO_LARGE"),
+    ):
+        request = inspection.AskPredictionsRequest(columns=["a"], rows=rows)
+        assert (await refused(reader.inspection.AskPredictions(request)))[1] == code
 
 
 async def test_unregistered_clients_cannot_answer_and_a_stop_ends_the_streams(three, join):

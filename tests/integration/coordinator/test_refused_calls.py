@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from support.hostile import METHODS, Metadata, ask, channel, path
 from support.wire import Member, digest, reason
-from xain_coordinator.assembly.coordinator import Coordinator
+from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.core.errors import Refusal
 from xain_coordinator.driver.log_files import LatencyFile
 from xain_coordinator.server import requests
@@ -30,7 +30,9 @@ HEADER = pb.PutWeightsRequest.Header(round=0, size_bytes=len(DATA), digest=diges
 WRONG_ROUND = pb.PutWeightsRequest.Header(round=7, size_bytes=len(DATA), digest=digest(DATA))
 
 
-async def begin(start, join, latencies: LatencyFile | None = None) -> tuple[Coordinator, Member]:
+async def begin(
+    start, join, latencies: LatencyFile | None = None
+) -> tuple[SessionCoordinator, Member]:
     """A coordinator, and its only member in a round."""
     coordinator = await start(rounds={"min_participants": 1, "rounds": 3}, latencies=latencies)
     member = join(coordinator, "a")
@@ -119,7 +121,9 @@ async def test_refused_calls_leave_nothing_to_the_garbage_collector(start, join,
     latencies.close()
 
 
-async def answers(coordinator: Coordinator, name: str, messages: list[bytes]) -> tuple[Code, str]:
+async def answers(
+    coordinator: SessionCoordinator, name: str, messages: list[bytes]
+) -> tuple[Code, str]:
     def call() -> tuple[Code, str]:
         with channel(coordinator.port) as opened:
             answer = ask(opened, BY_NAME[name], messages, MEMBER)

@@ -276,7 +276,7 @@ def test_server_that_is_away(connect: Open) -> None:
         connect(settings)
 
 
-@pytest.mark.parametrize("wrong", [{"region": "not a region"}, {"endpoint": "http://a_b..c"}])
+@pytest.mark.parametrize("wrong", [{"region": "not a region"}, {"endpoint": "https://a_b..c"}])
 def test_values_that_make_no_sense(connect: Open, wrong: dict[str, str]) -> None:
     settings = {"kind": "s3", "endpoint": "http://127.0.0.1:1", "bucket": "b"}
     with pytest.raises(StoreError) as caught:

@@ -267,7 +267,7 @@ def test_a_proxy_is_not_asked_for_this_machine(
 
 def test_a_proxy_is_asked_for_other_machines(proxy: "Future[None]") -> None:
     """The proxy may be the only way to another machine."""
-    assert run("status", "--address", "fleet.invalid:50051").exit_code == 1
+    assert run("status", "--address", "fleet.invalid:50051", "--insecure").exit_code == 1
     assert proxy.result(timeout=60) is None
 
 
@@ -306,9 +306,34 @@ def test_status_asks_at_the_port_that_participants_ask_at(
         raise inspection_client.NoStatus(f"asked {address}")
 
     monkeypatch.setattr(inspection_client, "fetch", refuse)
-    assert run("status", "--address", given).stderr == f"xain-coordinator: asked {asked}\n"
-    told = run("report", "--address", given, "--html", "no.html").stderr
+    told = run("status", "--address", given, "--insecure").stderr
+    assert told == f"xain-coordinator status: asked {asked}\n"
+    told = run("report", "--address", given, "--insecure", "--html", "no.html").stderr
     assert told == f"xain-coordinator report: asked {asked}\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status",),
+        ("status", "--watch"),
+        ("describe",),
+        ("importance",),
+        ("gains",),
+        ("models",),
+        ("export", "--to=a.npz"),
+        ("predict", "--data=a.csv"),
+        ("report", "--html=a.html"),
+        ("study",),
+    ],
+)
+def test_another_machine_is_not_asked_in_the_clear(words: tuple[str, ...]) -> None:
+    """Unless that is meant: the answers have figures of the sites, and the rows of `predict`."""
+    result = run(*words, "--address", "ward.invalid")
+    assert result.exit_code == 2
+    said = f"xain-coordinator {words[0]}: --address: 'ward.invalid' is another machine"
+    assert result.stderr.startswith(said)
+    assert "add --tls FOLDER, or --insecure" in result.stderr
 
 
 INTERRUPTED = """

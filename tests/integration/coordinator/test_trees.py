@@ -16,7 +16,7 @@ from integration.test_bit_rot import flip, stored
 from integration.test_direct_uploads import Reachable, put, store  # noqa: F401  # a fixture
 from support.agents import ends_of
 from support.wire import Member, digest, npy, refused
-from xain_coordinator.assembly.coordinator import Coordinator
+from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.assembly.warm_start import CannotStartFrom
 from xain_participant import Agent, WorkloadParticipant
 from xain_wire.fl import coordinator_pb2 as pb
@@ -75,7 +75,7 @@ def trained(work: pb.StartTrainingRoundResponse, vector: np.ndarray, data: Datas
     return result.vector
 
 
-async def gather(coordinator: Coordinator, join: Any, data: list[Dataset]) -> list[Member]:
+async def gather(coordinator: SessionCoordinator, join: Any, data: list[Dataset]) -> list[Member]:
     members = [join(coordinator, f"p{i}") for i in range(len(data))]
     for member, part in zip(members, data, strict=True):
         await member.rendezvous(profile(part))
@@ -91,7 +91,7 @@ async def train_first_round(members: list[Member], data: list[Dataset]) -> None:
     await members[0].until(pb.ROUND, 1)
 
 
-async def run_agents(coordinator: Coordinator, data: list[Dataset]) -> None:
+async def run_agents(coordinator: SessionCoordinator, data: list[Dataset]) -> None:
     target = f"127.0.0.1:{coordinator.port}"
     agents = [Agent(WorkloadParticipant(part), target, f"p{i}") for i, part in enumerate(data)]
     assert set(await ends_of(agents)) == {0}
@@ -286,7 +286,9 @@ async def test_growing_goes_on_in_another_session_from_the_model_alone(start, jo
     cut_off = tmp_path / "weights" / one.driver.session.session_id / "models" / "round-0002.npy"
 
     async def last_of(name: str, rules: dict[str, Any], source: Path) -> bytes:
-        coordinator = Coordinator(config_for(tmp_path / name, **rules), from_model=str(source))
+        coordinator = SessionCoordinator(
+            config_for(tmp_path / name, **rules), from_model=str(source)
+        )
         await coordinator.start()
         try:
             await run_agents(coordinator, data)

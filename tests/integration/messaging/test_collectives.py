@@ -387,6 +387,10 @@ def test_parts_of_dead_members_are_not_kept(group: Proxies) -> None:
 
 WRONG_CALLS: list[tuple[str, tuple[Any, ...]]] = [
     ("all_to_all", ([np.ones(1)],)),
+    ("broadcast", (np.ones(3), 3)),
+    ("broadcast", (None,)),
+    ("scatter", ([np.ones(1)],)),
+    ("scatter", (None,)),
     ("gather", (np.ones(3), 3)),
     ("reduce", (np.ones(3), "sum", -1)),
     ("reduce", (np.ones(100_000), "sum", -1)),

@@ -479,7 +479,7 @@ def test_awaited_answer_is_for_the_thread_that_asked(group: Group) -> None:
         thread.join(PATIENCE_S)
 
 
-def test_what_is_awaited_no_longer_is_for_the_others(group: Group) -> None:
+def test_cancelled_receive_leaves_messages_for_other_receivers(group: Group) -> None:
     """A thread that waits already gets what somebody has given up on."""
     a, b = group("peer", name="a"), group("peer", name="b")
     until(lambda: "peer" in a.peers and "peer" in b.peers, "each other")

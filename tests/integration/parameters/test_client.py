@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.certificates import certified, needs_openssl
+from support.certificates import make_authority, write_folder
 from support.fault_proxy import FaultProxy
 from support.parameter_group import PATIENCE_S, Group
-from xain_parameters.certificates import Certificates
+from xain_foundation.identity import Role
+from xain_foundation.tls import Certificates
 from xain_parameters.client import asynchronous, requests
 from xain_parameters.client.core import PIECE_BYTES, PIECES, Core
 from xain_parameters.client.sync import Server
-from xain_parameters.errors import Closed, Invalid, TableConflict, Unavailable
+from xain_parameters.errors import Closed, Invalid, RequestFailed, TableConflict, Unavailable
 from xain_parameters.messages import VERSION, Mark, Push, Refused
+from xain_parameters.scheduler.worker_client import Progress
 from xain_parameters.tables.initialisers import Constant, Uniform
 from xain_parameters.tables.rules import SGD, Adagrad, Assign
 from xain_parameters.transport import channel
@@ -245,23 +247,23 @@ def test_worker_of_another_version_is_told_so(group, monkeypatch):
             w.pull()
 
 
-@needs_openssl
 def test_unavailable_tells_why_a_server_was_not_reached(group, tmp_path):
     """The certificate of the servers is of another authority."""
-    ours, theirs = (Certificates(certified(tmp_path / name)) for name in ("ours", "theirs"))
-    listener = Listener(
-        "127.0.0.1:0", lambda *_: None, lambda channel, why: None, tls=theirs.accepts
+    ours, theirs = (
+        Certificates(write_folder(tmp_path / str(i), make_authority(), role, name))
+        for i, (role, name) in enumerate([(Role.PARTICIPANT, "w0"), (Role.NODE, "s0")])
     )
+    listener = Listener("127.0.0.1:0", lambda *_: None, lambda channel, why: None, tls=theirs)
     address = f"127.0.0.1:{listener.port}"
     group.change(addresses=dict.fromkeys(group.view.addresses, address))
     with group.worker(timeout_s=2.0) as server:
-        server._core._requests._tls = ours.connects
+        server._core._requests._tls = ours
         w = server.dense("w", (10,))
         why = f"{address} does not answer: .*CERTIFICATE_VERIFY_FAILED.*given up after 2 s"
         with pytest.raises(Unavailable, match=f"'w': {why}"):
             w.push(np.ones(10, np.float32))
-        with pytest.raises(Unavailable, match=f"server 's0': {why}"):
-            server._core._requests.command("s0", 1, "x")
+        with pytest.raises(RequestFailed, match=f"'s0': {why}"):
+            server.send("s0", 1, "x")
     listener.close()
 
 
@@ -500,7 +502,7 @@ def test_server_that_accepts_nothing_is_tried_once_for_each_round_of_requests(gr
 
 
 def connected(group: Group, name: str = "w0") -> asynchronous.Server:
-    return asynchronous.Server(lambda is_over: Server(Core(group.scheduler(name), 60.0)))
+    return asynchronous.Server(lambda is_over, _: Server(Core(group.scheduler(name), 60.0)))
 
 
 async def test_asynchronous_face_trains_as_the_synchronous_one(group):
@@ -586,3 +588,19 @@ async def test_cancelled_calls_end_with_the_client(group):
         await pushing
     with pytest.raises(asyncio.CancelledError):
         await waiting
+
+
+def test_mark_that_all_ranges_refuse_is_sent_to_each_once_more(group):
+    with group.worker() as server:
+        refused = []
+
+        def refuse(where: str, head: object) -> Refused | None:
+            if isinstance(head, Mark) and len(refused) < len(group.replicas):
+                refused.append(head)
+                return Refused(0, "busy", "")
+            return None
+
+        group.refuse = refuse
+        server._core._mark(Progress(0, 0, 1, group.view.generation))
+    marks = [head.range for _, _, head in group.heard if isinstance(head, Mark)]
+    assert sorted(marks) == sorted(group.replicas)

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
 from xain_foundation.sockets import free_ports
+from xain_parameters import KVWorker, LocalGroup, connect_sync
 from xain_parameters.cli import app
 from xain_parameters.config import SchedulerSettings
 
@@ -19,7 +21,7 @@ PROGRAM = [
     "-c",
     "import sys; from xain_parameters.cli import main; sys.exit(main())",
 ]
-LONG_S = 30.0
+LONG_S = 240.0  # for what takes seconds, on a machine that has other things to do
 
 
 def run(*arguments: str) -> Result:
@@ -50,7 +52,9 @@ def test_scheduler_tells_its_status_and_stops_cleanly(tmp_path: Path, stop: sign
     with scheduler_in(tmp_path) as (process, target):
         status = run("status", "--scheduler", target)
         assert (status.exit_code, status.stderr) == (0, "")
-        assert status.stdout.startswith("parameters: 0 servers, 0 ranges, 0 tables, 0 workers;")
+        assert status.stdout.startswith(
+            "parameters: 0 servers, 0 jobs, 0 ranges, 0 tables, 0 workers;"
+        )
         second = run("scheduler", "--listen", "127.0.0.1:0", "--data", str(tmp_path))
         assert second.exit_code == 1
         assert "another scheduler has" in second.stderr
@@ -59,6 +63,18 @@ def test_scheduler_tells_its_status_and_stops_cleanly(tmp_path: Path, stop: sign
         assert "without --checkpoints" in refused.stderr
         process.send_signal(stop)
         assert process.wait(LONG_S) == 0
+
+
+def test_job_without_a_name_is_listed_and_removed_as_it_is_shown() -> None:
+    with LocalGroup(1) as group, group.connect("a") as server:
+        kv = KVWorker(server)
+        kv.wait(kv.push([1], np.ones(1, np.float32)))
+        kv.close()
+        server.close()
+        assert run("jobs", "list", "--scheduler", group.target).stdout == "(no name)\n"
+        removed = run("jobs", "remove", "(no name)", "--scheduler", group.target)
+        assert (removed.exit_code, removed.stderr) == (0, "")
+        assert run("jobs", "list", "--scheduler", group.target).stdout == ""
 
 
 def test_server_joins_and_leaves_with_sigterm(tmp_path: Path) -> None:
@@ -97,7 +113,7 @@ def test_checkpoints_in_a_relative_folder_are_found_from_other_working_directori
 def test_wrong_settings_are_refused_in_one_line(tmp_path: Path) -> None:
     for arguments, text in (
         (["--replicas", "many"], "scheduler.replicas is"),
-        (["--listen", "nowhere:x"], "is no address"),
+        (["--listen", "localhost:x"], "is no address"),
         (["--checkpoint-interval", "5"], "scheduler.checkpoints must be given too"),
     ):
         refused = run("scheduler", "--data", str(tmp_path), *arguments)
@@ -107,7 +123,7 @@ def test_wrong_settings_are_refused_in_one_line(tmp_path: Path) -> None:
 
 
 def test_server_that_others_cannot_connect_to_is_refused() -> None:
-    refused = run("serve", "--listen", "0.0.0.0:50060")
+    refused = run("serve", "--listen", "0.0.0.0:50060", "--insecure")
     assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
     assert "server.advertised" in refused.stderr
 
@@ -125,15 +141,32 @@ def test_status_of_an_absent_scheduler_is_one_line() -> None:
     assert asked.stderr.startswith("xain-parameter-server: the scheduler at 127.0.0.1:1 does not")
 
 
-@pytest.mark.parametrize(("host", "is_warned"), [("0.0.0.0", True), ("127.0.0.1", False)])
-def test_scheduler_that_others_reach_without_certificates_says_so(
-    tmp_path: Path, host: str, is_warned: bool
+@pytest.mark.parametrize("command", ["scheduler", "serve"])
+def test_program_that_others_reach_needs_certificates_or_consent(
+    tmp_path: Path, command: str
 ) -> None:
-    with running("scheduler", "--listen", f"{host}:0", "--data", str(tmp_path)) as process:
-        assert process.stderr is not None
-        assert f" serving on {host}:" in process.stderr.readline()
-        process.terminate()
-        assert ("without --tls every program" in process.stderr.read()) == is_warned
+    refused = run(command, "--listen", "0.0.0.0:0", "--set", f"{command_section(command)}.data=x")
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+    for text in ("certs init", "tokens create", "tls.folder", "--insecure"):
+        assert text in refused.stderr
+    flags = ("--listen", "0.0.0.0:0", "--data", str(tmp_path), "--insecure")
+    if command == "scheduler":
+        with running(command, *flags) as process:
+            assert process.stderr is not None
+            assert " serving on 0.0.0.0:" in process.stderr.readline()
+    else:
+        with (
+            scheduler_in(tmp_path / "scheduler") as (_, target),
+            running(
+                command, *flags, "--scheduler", target, "--set=server.advertised=127.0.0.1"
+            ) as process,
+        ):
+            assert process.stderr is not None
+            assert " serving on 127.0.0.1:" in process.stderr.readline()
+
+
+def command_section(command: str) -> str:
+    return "server" if command == "serve" else command
 
 
 def test_port_alone_is_no_address() -> None:
@@ -141,3 +174,14 @@ def test_port_alone_is_no_address() -> None:
     refused = run("scheduler", "--listen", "50052")
     assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
     assert "'50052' is no address; write HOST:PORT" in refused.stderr
+
+
+@pytest.mark.parametrize("command", ["serve", "status", "checkpoint", "roll-back"])
+def test_scheduler_on_another_machine_is_not_called_in_the_clear(command: str) -> None:
+    """The tables would go to whoever answers there."""
+    refused = run(command, "--scheduler", "fleet.example.org")
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+    for text in ("fleet.example.org", "--insecure"):
+        assert text in refused.stderr
+    with pytest.raises(ValueError, match=r"another machine.*insecure=True"):
+        connect_sync("fleet.example.org:50052", worker="w")

@@ -2,16 +2,25 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from support.parameter_group import Group
-from xain_parameters.client.kv import KVWorker
+from xain_parameters.client.kv import SHORT_KEYS, KVWorker
 from xain_parameters.errors import Closed, Invalid, Unavailable
 from xain_parameters.messages import Push, Refused
+
+PATIENCE_S = 120.0
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)  # a poll: it ends when the condition holds
 
 
 @pytest.fixture
@@ -138,7 +147,7 @@ def test_higher_priorities_go_first_and_equals_in_their_order(group, kv):
     group.refuse = lambda where, head: None if free.is_set() else Refused(0, "busy", "")
     one = np.ones(1, np.float32)
     blocked = kv.push([1], one)
-    while not kv._queue._waiting.empty():  # the thread has it before more come
+    while kv._queue._waiting:  # the thread has it before more come
         time.sleep(0.001)  # a poll: it ends when the queue is empty
     order: list[str] = []
     later = [
@@ -176,7 +185,7 @@ def test_several_clients_of_one_process_share_their_app_only(group):
 def test_commands_go_to_a_group_or_to_one_server(kv):
     assert kv.wait(kv.request(7, "hello")) == {"s0": "s0 7 hello", "s1": "s1 7 hello"}
     assert kv.wait(kv.request(8, "", "s1")) == {"s1": "s1 8 "}
-    with pytest.raises(Unavailable, match="no server 's9'"):
+    with pytest.raises(Invalid, match="no worker 's9'"):
         kv.wait(kv.request(8, "", "s9"))
 
 
@@ -230,3 +239,40 @@ def test_worker_is_closed_by_with(group):
             assert kv.wait(kv.pull([1])) == 0
         with pytest.raises(Closed):
             kv.wait(kv.pull([1]))
+
+
+def test_small_request_runs_in_the_thread_that_waits_for_it(group, kv, monkeypatch):
+    """No other thread has to be woken. One that nobody waits for is begun by the worker, and so are
+    a large one, one behind another, and one whose callback must not run in the waiting thread."""
+    core = kv._server._core
+    real, ran = core.pull_keys, []
+
+    def pull_keys(*arguments):
+        ran.append(threading.get_ident())
+        return real(*arguments)
+
+    kv.wait(kv.pull([1]))
+    monkeypatch.setattr(core, "pull_keys", pull_keys)
+    here = threading.get_ident()
+    kv._queue.hold_s = 1e-9
+    unasked = kv.pull([1])
+    wait_until(lambda: kv._requests[unasked].is_done)
+    assert kv.wait(unasked) == 0
+    kv._queue.hold_s = 1e9
+    kv.wait(kv.pull(np.arange(SHORT_KEYS + 1)))
+    kv.wait(kv.pull([1], callback=lambda: None))
+    assert here not in ran
+    kv.wait(kv.pull([1]))
+    assert ran.pop() == here
+    for timestamp in [kv.pull([1]), kv.pull([1])]:
+        wait_until(lambda: kv._requests[timestamp].is_done)  # noqa: B023  # called at once
+    assert here not in ran
+
+
+def test_threads_of_the_worker_sleep_when_nothing_is_asked(kv):
+    """Threads look for requests that nobody waits for only for a while after the last one."""
+    kv._queue.awake_s = 0.0
+    kv.wait(kv.pull([1]))
+    wait_until(lambda: kv._queue._num_asleep == len(kv._queue._threads))
+    assert not kv._queue._is_looking
+    assert kv.wait(kv.pull([1])) == 0

@@ -23,7 +23,7 @@ from xain_parameters.scheduler.journal import Journal, JournalError
 from xain_parameters.scheduler.manifests import read_manifest
 from xain_parameters.scheduler.server_client import ServerScheduler
 from xain_parameters.scheduler.service import SchedulerServer, SchedulerService
-from xain_parameters.scheduler.state import Settings, State
+from xain_parameters.scheduler.state import Job, Settings
 from xain_parameters.scheduler.worker_client import WorkerScheduler
 from xain_parameters.specs import Plugin, TableSpec, View
 from xain_wire.parameters import scheduler_pb2 as pb
@@ -243,19 +243,19 @@ async def test_workers_that_wait_look_again_only_when_a_clock_opens(
     """Otherwise each of many workers would look again at the tick of each."""
     num_workers, num_clocks = 100, 3
     looked: list[str] = []
-    may_begin = State.may_begin
+    may_begin = Job.may_begin
 
-    def counted(state: State, worker: str, num: int = 1) -> bool:
+    def counted(state: Job, worker: str, num: int = 1, *, all_here: bool = False) -> bool:
         looked.append(worker)
-        return may_begin(state, worker, num)
+        return may_begin(state, worker, num, all_here=all_here)
 
     journal = Journal(tmp_path / "scheduler.db")
     service = SchedulerService(journal, Settings())
     names = [f"w{i}" for i in range(num_workers)]
     for name in names:
         service._run(c.WorkerJoined(name, 1, 0))
-    generation = service._state.generation
-    monkeypatch.setattr(State, "may_begin", counted)
+    generation = service._state.jobs[""].generation
+    monkeypatch.setattr(Job, "may_begin", counted)
     for clock in range(num_clocks):
         requests = [
             pb.TickRequest(name=name, incarnation=1, generation=generation, clock=clock)
@@ -457,7 +457,7 @@ import sys, time
 from pathlib import Path
 from xain_parameters.scheduler.journal import Journal
 from xain_parameters.scheduler.service import SchedulerServer, SchedulerService
-from xain_parameters.scheduler.state import Settings, State
+from xain_parameters.scheduler.state import Job, Settings
 journal = Journal(Path(sys.argv[1]) / "scheduler.db")
 with SchedulerServer(journal, Settings(), sys.argv[2]):
     print("serving", flush=True)

@@ -15,8 +15,8 @@ from xain_parameters import Invalid, LocalGroup
 from xain_participant.sparse_worker import Job, Progress, Score, declare_source, score, train
 from xain_workloads.errors import DataError
 from xain_workloads.sparse.generator import SHAPES, write
-from xain_workloads.sparse.libsvm import LibsvmFiles
 from xain_workloads.sparse.models import FactorisationMachine, LogisticRegression
+from xain_workloads.sparse.rows import Source
 
 SCALE = 4e-5
 MODELS = {"logistic": LogisticRegression(1e-5), "fm": FactorisationMachine(4, 1e-5)}
@@ -40,9 +40,9 @@ def group() -> Iterator[LocalGroup]:
 
 def work(group: LocalGroup, folder: Path, job: Job) -> list[Progress]:
     reports: list[Progress] = []
-    files = LibsvmFiles(str(folder / "train.svm"))
+    source = Source(str(folder / "train.svm"))
     with group.connect(f"w{job.index}") as server:
-        train(server, job, files, reports.append, 0)
+        train(server, job, source, reports.append, 0)
     return reports
 
 
@@ -54,7 +54,7 @@ def together(group: LocalGroup, folder: Path, job: Job) -> list[list[Progress]]:
 
 def scored(group: LocalGroup, folder: Path, job: Job) -> Score:
     with group.connect("scorer") as server:
-        return score(server, job, LibsvmFiles(str(folder / "test.svm")))
+        return score(server, job, Source(str(folder / "test.svm")))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -74,21 +74,28 @@ def test_three_workers_reach_the_loss_of_one(group, folder, name, staleness):
         assert worker[-1].loss < worker[0].loss
 
 
-def alone(group: LocalGroup, folder: Path, job: Job) -> tuple[list[Progress], Score]:
+def alone(
+    group: LocalGroup, folder: Path, job: Job, name: str | None = None
+) -> tuple[list[Progress], Score]:
     """Train with one worker, which sees all of its pushes when it scores at its end."""
     reports: list[Progress] = []
-    with group.connect("w0") as server:
-        train(server, job, LibsvmFiles(str(folder / "train.svm")), reports.append, 0)
-        return reports, score(server, job, LibsvmFiles(str(folder / "test.svm")))
+    with group.connect("w0", job=name) as server:
+        train(server, job, Source(str(folder / "train.svm")), reports.append, 0)
+        return reports, score(server, job, Source(str(folder / "test.svm")))
 
 
 def test_bounded_table_gives_the_same_model(group, folder):
-    """The second model begins with its first batch, although the clocks of the group go on."""
+    """In a job of its own, and after other clocks of one: it begins with its first batch there."""
     job = Job("open", MODELS["logistic"], batch_rows=100)
     bounded = replace(job, table="bounded", bound=SHAPES["kdd12"].scaled(SCALE).num_columns)
     first, second = alone(group, folder, job), alone(group, folder, bounded)
-    assert second[0][0].clock > first[0][-1].clock
+    assert [each.clock for each in second[0]] == [each.clock for each in first[0]]
     assert first[1] == second[1]
+    third, fourth = (
+        alone(group, folder, each, "both") for each in (job, replace(bounded, table="later"))
+    )
+    assert fourth[0][0].clock > third[0][-1].clock
+    assert third[1] == fourth[1] == first[1]
 
 
 def test_worker_without_rows_holds_no_other_back(group, tmp_path):
@@ -141,9 +148,9 @@ def test_killed_worker_goes_on_with_its_batch(group, folder):
     whole, expected = alone(group, folder, job)
     assert len(whole) == 60
     job = replace(job, table="killed")
-    files = LibsvmFiles(str(folder / "train.svm"))
+    source = Source(str(folder / "train.svm"))
     with pytest.raises(Killed), group.connect("w0") as server:
-        train(server, job, files, kill, 0)
+        train(server, job, source, kill, 0)
     after, found = alone(group, folder, job)
     assert after[0].clock == before[-1].clock
     assert [each.loss for each in (*before[:-1], *after)] == [each.loss for each in whole]
@@ -158,7 +165,7 @@ def test_stopped_worker_trains_its_rest_after_the_others_have_ended(group, tmp_p
     ]
     (tmp_path / "train.svm").write_text("".join(reversed(lines)))
     job = Job("t", MODELS["logistic"], num_workers=3, batch_rows=1, staleness=staleness)
-    files = LibsvmFiles(str(tmp_path / "train.svm"))
+    source = Source(str(tmp_path / "train.svm"))
 
     class Stopped(Exception):
         pass
@@ -168,7 +175,7 @@ def test_stopped_worker_trains_its_rest_after_the_others_have_ended(group, tmp_p
 
     def stopped() -> None:
         with pytest.raises(Stopped), group.connect("w2") as server:
-            train(server, replace(job, index=2), files, stop, 0)
+            train(server, replace(job, index=2), source, stop, 0)
 
     with ThreadPoolExecutor(3) as threads:
         others = [threads.submit(work, group, tmp_path, replace(job, index=i)) for i in range(2)]
@@ -216,7 +223,7 @@ def test_batches_come_again_after_a_rollback(folder):
     """All tables are empty again, also that of the first clocks."""
     job = Job("t", MODELS["logistic"], batch_rows=100)
     group = Group(2)
-    files = LibsvmFiles(str(folder / "train.svm"))
+    source = Source(str(folder / "train.svm"))
     reports: list[Progress] = []
 
     def roll_back(progress: Progress) -> None:
@@ -225,7 +232,7 @@ def test_batches_come_again_after_a_rollback(folder):
             group.roll_back(0)
 
     with group.worker("w0") as server:
-        train(server, job, files, roll_back, 0)
+        train(server, job, source, roll_back, 0)
     assert [each.clock for each in reports] == [*range(7), *range(30)]
     assert [each.loss for each in reports[:6]] == [each.loss for each in reports[7:13]]
     group.close()
@@ -238,11 +245,36 @@ def test_workers_with_different_sources_are_refused(group, tmp_path):
     job = Job("t", MODELS["logistic"], num_workers=2)
     first, second = replace(job, index=0), replace(job, index=1)
     with group.connect("w0") as one, group.connect("w1") as other:
-        declare_source(one, first, LibsvmFiles(str(path)))
+        declare_source(one, first, Source(str(path)))
         with pytest.raises(DataError, match="worker 0 divides 12 bytes among 2 workers, and worke"):
-            declare_source(other, replace(second, num_workers=3), LibsvmFiles(str(path)))
+            declare_source(other, replace(second, num_workers=3), Source(str(path)))
         path.write_text("1 3:1\n0 4:1\n0 5:1\n")
-        with pytest.raises(DataError, match=r"worker 1 18 bytes among 2, .* --data and --workers"):
-            train(other, second, LibsvmFiles(str(path)))
+        with pytest.raises(DataError, match=r"worker 1 18 bytes among 2, .* same --data, --target"):
+            train(other, second, Source(str(path)))
     path.write_text("1 3:1\n0 4:1\n")
     assert [len(each) for each in together(group, tmp_path, replace(job, table="u"))] == [1, 1]
+
+
+def test_workers_of_a_csv_file_train_each_row_once(group, tmp_path):
+    """A category and a number tell the class. Rows with other columns are not scored."""
+    rows = [f"{i % 2},{'x' if i % 2 else 'y'},{i % 2 - 0.5},{i}\n" for i in range(300)]
+    (tmp_path / "train.csv").write_text("target,page,number,id\n" + "".join(rows))
+    (tmp_path / "other.csv").write_text("target,number,page,id\n1,1,x,1\n")
+    job = Job("t", MODELS["logistic"], num_workers=3, batch_rows=10, learning_rate=0.5)
+
+    def run(index: int) -> int:
+        reports: list[Progress] = []
+        source = Source(str(tmp_path / "train.csv"), target="target", categories=["id"])
+        with group.connect(f"w{index}") as server:
+            train(server, replace(job, index=index), source, reports.append, 0)
+        return sum(each.num_rows for each in reports)
+
+    with ThreadPoolExecutor(3) as threads:
+        assert sum(threads.map(run, range(3))) == 300
+    with group.connect("scorer") as server:
+        source = Source(str(tmp_path / "train.csv"), target="target", categories=["id"])
+        assert score(server, job, source).auc == 1.0
+        for name, columns in (("other.csv", ["id"]), ("train.csv", [])):
+            other = Source(str(tmp_path / name), target="target", categories=columns)
+            with pytest.raises(DataError, match="was trained on rows with other columns"):
+                score(server, job, other)

@@ -24,7 +24,9 @@ def declare(target: str, *tables: TableSpec) -> Counter[str]:
         stub = SchedulerStub(channel)
         for table in tables:
             try:
-                stub.Declare(pb.DeclareRequest(table=encoded(table)), timeout=PATIENCE_S)
+                stub.Declare(
+                    pb.DeclareRequest(table=encoded(table), job="flood"), timeout=PATIENCE_S
+                )
                 codes["OK"] += 1
             except grpc.RpcError as error:
                 codes[error.code().name] += 1
@@ -33,7 +35,7 @@ def declare(target: str, *tables: TableSpec) -> Counter[str]:
 
 def test_declarations_over_the_bounds_harm_no_push_and_no_replica():
     """Pushes go on while servers die and others take their ranges, with the longest names there."""
-    with LocalGroup(3, replicas=1) as group, group.connect() as server:
+    with LocalGroup(3, replicas=1) as group, group.connect(job="flood") as server:
         w = server.dense("w", (2,))
         w.push(np.ones(2, np.float32))
         wrong = [

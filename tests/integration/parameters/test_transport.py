@@ -15,10 +15,12 @@ from random import Random
 import numpy as np
 import pytest
 
-from support.certificates import certified, needs_openssl
+from support.certificates import make_authority, write_folder
 from support.fault_proxy import FaultProxy
 from support.logs import capture_logs
-from xain_parameters.certificates import Certificates
+from xain_foundation.identity import Role
+from xain_foundation.tls import Certificates
+from xain_foundation.x509 import Authority
 from xain_parameters.errors import Invalid, Unavailable
 from xain_parameters.messages import (
     Command,
@@ -34,6 +36,7 @@ from xain_parameters.messages import (
     Section,
     Several,
     encode_head,
+    parts_of,
 )
 from xain_parameters.transport.channel import Channel, connect, hello
 from xain_parameters.transport.connection import Broken, Connection
@@ -42,14 +45,22 @@ from xain_parameters.transport.listener import Listener
 from xain_parameters.transport.poller import Answer, Poller
 from xain_parameters.transport.sections import Sections
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 N = 300_000
+OURS, THEIRS = make_authority(), make_authority()
+
+
+def certificates_of(
+    folder: Path, role: Role, name: str, authority: Authority = OURS, lifetime_s: float = 3600.0
+) -> Certificates:
+    made = folder / f"{role}-{name}-{len(list(folder.iterdir()))}"
+    return Certificates(write_folder(made, authority, role, name, hosts=(), lifetime_s=lifetime_s))
 
 
 class Store:
     """A table of N float32 behind a listener; a Command is echoed."""
 
-    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, tls: Certificates | None = None) -> None:
         self.rows = np.zeros(N, np.float32)
         self.lock = threading.Lock()
         self.ended: list[Exception | None] = []
@@ -65,7 +76,15 @@ class Store:
         if self.held is not None:
             self.held.append(message)
             return
-        reply = channel.answered_by(message)
+        if isinstance(head, Several):
+            together = Sections(channel.send, head)
+            for part in parts_of(message):
+                self.answer(together, part)
+        else:
+            self.answer(channel.answered_by(message), message)
+
+    def answer(self, reply: Channel | Sections, message: Message) -> None:
+        head = message.head
         match head:
             case Push():
                 with self.lock:
@@ -80,7 +99,7 @@ class Store:
             case Pull():
                 reply.send(Message(Rows(head.request), values=self.rows[head.start : head.stop]))
             case Command():
-                channel.send(Message(Said(head.request, head.text)))
+                reply.send(Message(Said(head.request, head.text)))
             case _:
                 raise AssertionError(head)
 
@@ -94,7 +113,7 @@ def store() -> Iterator[Store]:
 
 @contextlib.contextmanager
 def connected(
-    address: str, name: str = "w", tls: ssl.SSLContext | None = None
+    address: str, name: str = "w", tls: Certificates | None = None
 ) -> Iterator[Connection]:
     connection = Connection(address, hello(name, "worker", 1), tls=tls)
     try:
@@ -396,13 +415,10 @@ def test_small_answers_to_requests_that_came_together_go_together(store, monkeyp
     assert len(num_sent) <= 4
 
 
-@needs_openssl
 def test_connections_with_tls_carry_the_same_in_both_directions(tmp_path):
-    """A client with a certificate of another authority, without one, or without TLS is not
-    connected."""
-    ours, theirs = (Certificates(certified(tmp_path / name)) for name in ("ours", "theirs"))
-    here = ours.connects
-    store = Store(ours.accepts)
+    """A client with a certificate of another authority, or without TLS, is not connected."""
+    here = certificates_of(tmp_path, Role.PARTICIPANT, "w")
+    store = Store(certificates_of(tmp_path, Role.NODE, "s0"))
     values = np.arange(N, dtype=np.float32)
     keys = np.arange(0, N, 7, dtype=np.uint64)
     with connected(store.address, tls=here) as server:
@@ -417,18 +433,17 @@ def test_connections_with_tls_carry_the_same_in_both_directions(tmp_path):
         np.testing.assert_array_equal(out, np.stack([5 * values] * 3))
         rows = few.result(PATIENCE_S).values
         np.testing.assert_array_equal(rows.view(np.float32), 5 * values[keys])
-    nameless = ssl.create_default_context(cafile=str(tmp_path / "ours" / "ca.crt"))
-    for other in (theirs.connects, nameless, None):
+    theirs = certificates_of(tmp_path, Role.PARTICIPANT, "w", THEIRS)
+    for other in (theirs, None):
         with pytest.raises(Unavailable):
             Connection(store.address, hello("w", "worker", 1), tls=other)
     store.listener.close()
 
 
-@needs_openssl
 def test_close_ends_a_tls_handshake(tmp_path):
     """The client has said its Hello of TLS, and sends nothing more."""
-    certificates = Certificates(certified(tmp_path / "ours"))
-    store = Store(certificates.accepts)
+    store = Store(certificates_of(tmp_path, Role.NODE, "s0"))
+    certificates = certificates_of(tmp_path, Role.PARTICIPANT, "w")
     received, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = certificates.connects.wrap_bio(received, sent, server_hostname="127.0.0.1")
     with pytest.raises(ssl.SSLWantReadError):
@@ -442,20 +457,29 @@ def test_close_ends_a_tls_handshake(tmp_path):
     assert store.listener.num_connections == 0
 
 
-@needs_openssl
 def test_failed_tls_handshake_is_logged_once_in_a_while(tmp_path):
-    ours, theirs = (Certificates(certified(tmp_path / name)) for name in ("ours", "theirs"))
-    store = Store(ours.accepts)
+    theirs = certificates_of(tmp_path, Role.PARTICIPANT, "w", THEIRS)
+    store = Store(certificates_of(tmp_path, Role.NODE, "s0"))
     with capture_logs() as logs:
         for _ in range(5):
             with pytest.raises(Unavailable):
-                Connection(store.address, hello("w", "worker", 1), tls=theirs.connects)
+                Connection(store.address, hello("w", "worker", 1), tls=theirs)
         store.listener.close()
     failed = [each for each in logs if each["event"] == "tls_handshake_failed"]
     assert [(each["log_level"], each["num"], each["host"]) for each in failed] == [
         ("warning", 1, "127.0.0.1")
     ]
     assert "unknown ca" in failed[0]["error"].lower().replace("_", " ")
+
+
+def test_probe_of_the_port_is_no_failed_handshake(tmp_path):
+    store = Store(certificates_of(tmp_path, Role.NODE, "s0"))
+    with capture_logs() as logs:
+        socket.create_connection(("127.0.0.1", store.listener.port)).close()
+        while not logs:
+            time.sleep(0.01)  # a poll: it ends when the listener has seen the connection
+    assert [each["event"] for each in logs] == ["connection_gone"]
+    store.listener.close()
 
 
 def test_two_nodes_that_flood_each_other_do_not_block():
@@ -532,25 +556,27 @@ def test_connections_beyond_the_limit_are_closed():
     listener.close()
 
 
-@needs_openssl
 @pytest.mark.parametrize("is_secure", [False, True])
 def test_connections_that_say_nothing_keep_no_worker_out(tmp_path, is_secure):
     """The oldest one is closed for the next that comes; those that have said Hello stay."""
-    tls = Certificates(certified(tmp_path / "ours")) if is_secure else None
+    tls = certificates_of(tmp_path, Role.NODE, "s0") if is_secure else None
     listener = Listener(
         "127.0.0.1:0",
         lambda channel, message: None,
         lambda channel, why: None,
-        tls=None if tls is None else tls.accepts,
+        tls=tls,
         max_connections=3,
     )
     address = ("127.0.0.1", listener.port)
-    here = None if tls is None else tls.connects
+    own = {
+        name: certificates_of(tmp_path, Role.PARTICIPANT, name) if is_secure else None
+        for name in ("v", "w")
+    }
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(socket.create_connection(address)) for _ in range(3)]
         wait_until(lambda: listener.num_connections == 3)
         for name in ("v", "w"):
-            stack.enter_context(connected(f"127.0.0.1:{listener.port}", name, here))
+            stack.enter_context(connected(f"127.0.0.1:{listener.port}", name, own[name]))
         wait_until(lambda: {channel.peer.name for channel in listener._channels} == {"v", "w"})
         silent.append(stack.enter_context(socket.create_connection(address)))
         for each in silent[:3]:

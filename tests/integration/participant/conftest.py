@@ -8,14 +8,14 @@ import pytest
 from integration.participant.agents import Adder, Running
 from integration.participant.scripted import Ledger, ScriptedCoordinator
 from integration.participant.store import ScriptedStore
-from xain_coordinator.assembly.coordinator import Coordinator
+from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_foundation.proxies import PROXIES, WITHOUT
 from xain_participant import Agent, Participant
 from xain_participant.alive import Alive
 
 Serve = Callable[..., ScriptedCoordinator]
 Launch = Callable[..., Running]
-TakePart = Callable[[Coordinator, dict[str, Participant]], Awaitable[dict[str, int]]]
+TakePart = Callable[[SessionCoordinator, dict[str, Participant]], Awaitable[dict[str, int]]]
 
 
 @pytest.fixture
@@ -70,7 +70,9 @@ async def take_part() -> AsyncIterator[TakePart]:
     """Run participants by name until all have ended; returns the exit status of each."""
     agents: dict[str, Agent] = {}
 
-    async def run(coordinator: Coordinator, participants: dict[str, Participant]) -> dict[str, int]:
+    async def run(
+        coordinator: SessionCoordinator, participants: dict[str, Participant]
+    ) -> dict[str, int]:
         target = f"127.0.0.1:{coordinator.port}"
         agents.update((name, Agent(one, target, name)) for name, one in participants.items())
         ends = await asyncio.gather(*(asyncio.to_thread(a.run) for a in agents.values()))

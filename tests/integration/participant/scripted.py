@@ -93,13 +93,15 @@ class Ledger:
 
 class ScriptedCoordinator(CoordinatorServicer):
     """before, after: per method, what to do at its next calls, before it does anything or when all
-    is done but the answer. calls: how often each method was called."""
+    is done but the answer. calls: how often each method was called. kept_out: why the next
+    rendezvous are not let in yet."""
 
     def __init__(self, ledger: Ledger | None = None, port: int = 0) -> None:
         self.ledger = ledger or Ledger()
         self.before: dict[str, deque[Fault]] = defaultdict(deque)
         self.after: dict[str, deque[Fault]] = defaultdict(deque)
         self.calls: dict[str, int] = defaultdict(int)
+        self.kept_out: deque[str] = deque()
         self.heartbeats: list[tuple[int, int]] = []  # state, round
         self.transfers: list[tuple[int, int]] = []  # direction, percent; of heartbeats with one
         self.profiles: list[pb.DataProfile | None] = []
@@ -157,6 +159,8 @@ class ScriptedCoordinator(CoordinatorServicer):
 
     def Rendezvous(self, request: pb.RendezvousRequest, context: Context) -> pb.RendezvousResponse:
         name = self._enter("Rendezvous", context)
+        if self.kept_out:
+            return pb.RendezvousResponse(reply=pb.LATER, why=self.kept_out.popleft())
         with self._changed:
             self.profiles.append(request.profile if request.HasField("profile") else None)
             self.ledger.members.add(name)

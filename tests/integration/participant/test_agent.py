@@ -194,6 +194,26 @@ def test_a_coordinator_that_is_away_is_worth_one_warning(adder: Adder, launch: L
     assert levels().count("warning") == 1
 
 
+def test_another_cause_why_a_coordinator_is_away_is_another_warning(
+    adder: Adder, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator that was away comes back with certificates."""
+    causes = iter(["refused", "refused", "it speaks TLS"])
+    monkeypatch.setattr(CoordinatorClient, "why_away", lambda _: next(causes, "it speaks TLS"))
+    with capture_logs() as logs:
+
+        def told(level: str) -> list[str]:
+            away = [entry for entry in logs if entry["event"] == "coordinator_away"]
+            return [entry["cause"] for entry in away if entry["log_level"] == level]
+
+        agent = launch(adder, closed_target())
+        agent.agent.look_again_s = 0.0
+        until(lambda: "it speaks TLS" in told("debug"), "a look that finds nothing new")
+        agent.agent.stop()
+        assert agent.code() == 0
+    assert told("warning") == ["refused", "it speaks TLS"]
+
+
 def test_proxy_is_told_at_the_start_and_with_the_cause(
     adder: Adder, launch: Launch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -217,7 +237,7 @@ def test_proxy_is_told_at_the_start_and_with_the_cause(
     )
 
 
-def test_nothing_waits_for_the_look_why_no_coordinator_answers(
+def test_retries_do_not_wait_for_the_cause_of_a_failed_connection(
     adder: Adder, launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Calls are tried again, and a stop ends the run, while a name service does not answer."""

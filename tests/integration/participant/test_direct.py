@@ -22,7 +22,10 @@ from integration.participant.store import (
     send,
     status,
 )
-from support.certificates import certified, needs_openssl
+from support.certificates import certified, make_authority, needs_openssl, write_folder
+from xain_foundation.identity import Role
+from xain_foundation.tls import Certificates
+from xain_foundation.tls_socket import PIECE_BYTES
 from xain_participant.direct import (
     LEAST_BYTES,
     PAUSE_S,
@@ -476,6 +479,21 @@ def test_a_certificate_without_a_known_authority_is_not_accepted(
     assert tls_store.calls == []
 
 
+def test_store_by_the_authority_of_the_coordinator_is_trusted(tmp_path: Path) -> None:
+    """A store whose certificate the session's authority has signed needs no setting."""
+    authority = make_authority()
+    own = Certificates(write_folder(tmp_path / "own", authority, Role.PARTICIPANT, "a"))
+    folder = write_folder(tmp_path / "store", authority, Role.NODE, "store")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    store, direct = ScriptedStore(context), _direct(certificates=own)
+    try:
+        fetch(direct, store)
+    finally:
+        direct.close()
+        store.stop()
+
+
 @needs_openssl
 def test_transfers_are_encrypted(
     direct: DirectTransfer,
@@ -487,7 +505,7 @@ def test_transfers_are_encrypted(
     tls_store.faults.append(break_off(PART))
     fetch(direct, tls_store)
     told: list[int] = []
-    assert direct.put(tls_store.url("/u"), parts(), told.append) is not None
-    assert tls_store.objects["/u"] == MODEL
-    # TLS tells of no progress within what it is given at a time.
-    assert len(told) >= len(MODEL) / LEAST_BYTES > 1
+    update = npy(np.arange(PIECE_BYTES, dtype=np.float32))
+    assert direct.put(tls_store.url("/u"), parts(update), told.append) is not None
+    assert tls_store.objects["/u"] == update
+    assert len(told) > len(update) / PIECE_BYTES > 1

@@ -12,13 +12,13 @@ import pytest
 import xain
 from integration.participant.scripted import PATIENCE_S, Ledger, ScriptedCoordinator, refusal
 from support.logs import capture_logs
-from xain_coordinator.assembly.coordinator import Coordinator
+from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_workloads.data import load
 from xain_workloads.errors import DataError
 
 Serve = Callable[..., ScriptedCoordinator]
-Start = Callable[..., Awaitable[Coordinator]]
+Start = Callable[..., Awaitable[SessionCoordinator]]
 
 
 def add_one(coordinator: ScriptedCoordinator, **settings: Any) -> list[int]:
@@ -260,6 +260,15 @@ def test_session_that_ends_without_a_result_is_an_error(serve: Serve) -> None:
     coordinator = serve(Ledger(rounds=0, cause="nobody came"))
     with pytest.raises(xain.SessionError, match="nobody came"):
         add_one(coordinator)
+
+
+def test_participant_that_waits_tells_each_reason_once(serve: Serve) -> None:
+    coordinator = serve(Ledger(rounds=1))
+    coordinator.kept_out.extend(("no column", "no column", "another target"))
+    with capture_logs() as logs:
+        assert add_one(coordinator) == [0]
+    told = [entry["reason"] for entry in logs if entry["event"] == "not_let_in_yet"]
+    assert told == ["no column", "another target"]
 
 
 def test_participant_that_is_refused_is_told_why(serve: Serve) -> None:

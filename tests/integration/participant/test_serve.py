@@ -8,7 +8,7 @@ from integration.conftest import config_for
 from integration.participant.agents import Adder
 from integration.participant.scripted import PATIENCE_S
 from support.process import CoordinatorProcess, Process
-from xain_coordinator.assembly.coordinator import Coordinator
+from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.core.commands import RequestFit
 from xain_coordinator.core.values import Phase
 from xain_participant import Agent
@@ -24,7 +24,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)  # a poll, not a race
 
 
-async def fit(coordinator: Coordinator) -> None:
+async def fit(coordinator: SessionCoordinator) -> None:
     """Wait for both participants, request the fit, and wait for its end."""
     driver = coordinator.driver
 
@@ -41,7 +41,7 @@ async def test_participants_that_serve_take_part_in_the_next_session(tmp_path: P
     """The second coordinator opens a new session on the same port and journal."""
     sections = {"rounds": ROUNDS, "server": {"heartbeat_time_s": 0.5}, "http": {"port": 0}}
     config = config_for(tmp_path, **sections)
-    coordinator = Coordinator(config)
+    coordinator = SessionCoordinator(config)
     await coordinator.start()
     port = coordinator.port
     adders = {name: Adder() for name in ("a", "b")}
@@ -51,7 +51,9 @@ async def test_participants_that_serve_take_part_in_the_next_session(tmp_path: P
         await fit(coordinator)
         await coordinator.stop()
         server = config.server.model_copy(update={"port": port})
-        coordinator = Coordinator(config.model_copy(update={"server": server}), new_session=True)
+        coordinator = SessionCoordinator(
+            config.model_copy(update={"server": server}), new_session=True
+        )
         await coordinator.start()
         await fit(coordinator)
         assert [len(adder.trained) for adder in adders.values()] == [2, 2], "one trains per session"

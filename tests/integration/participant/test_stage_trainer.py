@@ -9,7 +9,7 @@ import pytest
 from xain_participant.participant import Assignment, GroupBroken, ProcessGroup
 from xain_participant.stage_trainer import StageTrainer
 from xain_workloads.data import load
-from xain_workloads.errors import DataError
+from xain_workloads.errors import DataError, WorkloadError
 from xain_workloads.neural import NeuralWorkload
 from xain_workloads.pipeline import StageResult
 
@@ -72,6 +72,20 @@ def test_ended_attempt_breaks_the_group_and_the_next_attempt_goes_on(pair: Pair)
         assert isinstance(one.exception(100), GroupBroken)
     again = np.concatenate([one.result(100).vector for one in pair.begin(4, epochs=2)])
     np.testing.assert_array_equal(again, together)
+
+
+def test_group_that_other_machines_reach_needs_consent() -> None:
+    """Everything in it travels in the clear."""
+    trainer = StageTrainer()
+    group = ProcessGroup(1, 1, 2, "192.0.2.7:4000")
+    with pytest.raises(WorkloadError, match="process_group_insecure = true") as refused:
+        trainer.train(Assignment("s1", 0, process_group=group), MODEL, DATA, epochs=1, epoch_base=0)
+    assert "192.0.2.7:4000" in str(refused.value)
+    trainer.end(0, 2)
+    willing = StageTrainer(insecure=True)
+    willing.end(0, 2)
+    with pytest.raises(GroupBroken, match="the attempt is over"):
+        willing.train(Assignment("s1", 0, process_group=group), MODEL, DATA, epochs=1, epoch_base=0)
 
 
 def test_waiting_for_a_member_that_does_not_come_has_a_time_limit(

@@ -2,10 +2,14 @@
 
 import uuid
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from support.containers.engine import BASE, PATIENCE_S, docker, run
 from xain_coordinator.server import inspection_client
 from xain_foundation.sockets import free_ports
+from xain_foundation.tls import Certificates
+from xain_participant.enrolment import joining
+from xain_participant.enrolment.kept import KeptCertificates
 
 OVERRIDE = Path(__file__).with_name("compose.test.yml")
 
@@ -20,6 +24,8 @@ class Stack:
         self._env = {name: str(port) for name, port in self.ports.items()}
         self._env["XAIN_ROUNDS"] = str(rounds)
         self._env["COMPOSE_PROFILES"] = profile
+        self._folder = TemporaryDirectory()
+        self._observer: Certificates | None = None
 
     def compose(self, *arguments: object, timeout: float = PATIENCE_S) -> str:
         """The output of a compose command. Raises AssertionError with its errors if it fails."""
@@ -44,11 +50,26 @@ class Stack:
         return only
 
     def status(self) -> inspection_client.Snapshot | None:
-        """The coordinator's status; None if it does not answer."""
+        """The coordinator's status, by its published port; None if it does not answer."""
+        address = f"127.0.0.1:{self.ports['XAIN_PORT']}"
         try:
-            return inspection_client.fetch(f"127.0.0.1:{self.ports['XAIN_PORT']}", everything=True)
-        except inspection_client.NoStatus:
+            if self._observer is None:
+                self._observer = self._joined(address)
+            before = inspection_client.TLS.set(self._observer)
+            try:
+                return inspection_client.fetch(address, everything=True)
+            finally:
+                inspection_client.TLS.reset(before)
+        except (AssertionError, joining.CannotJoin, inspection_client.NoStatus):
             return None
+
+    def _joined(self, address: str) -> Certificates:
+        """Raises AssertionError and CannotJoin."""
+        create = ("tokens", "create", "--name=tests", "--role=observer", f"--address={address}")
+        made = self.compose("exec", "--no-TTY", "coordinator", "xain-coordinator", *create)
+        kept = KeptCertificates(Path(self._folder.name) / "observer")
+        joining.join(kept, joining.Token(made.splitlines()[0], "the token of the tests"))
+        return Certificates(kept.folder)
 
     def secret(self, volume: str, file: str) -> str:
         """Out of the volume, which only containers can read."""
@@ -57,4 +78,5 @@ class Stack:
 
     def end(self) -> None:
         """Everything is gone afterwards, whatever state it was in."""
+        self._folder.cleanup()
         self.compose("down", "--volumes", "--remove-orphans", "--timeout=5")

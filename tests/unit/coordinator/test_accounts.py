@@ -156,6 +156,23 @@ def test_session_warns_of_lost_samples_beyond_the_stated_share() -> None:
     assert history.lost_share() > 0.2 >= history.lost_share(before_last=True)
 
 
+def test_session_warns_of_a_site_that_brings_most_samples() -> None:
+    """The warning is for three sites or more: of two, one brings half or more."""
+    history = session(rules=make_rules(max_share=0.5))
+    two = ("a", "b")
+    run_round(history, 0, two, (), accepted(0, "a", 2 * 10**9), accepted(0, "b", 5))
+    assert history.warnings(is_over=False) == []
+    three = ("a", "b", "c")
+    brought = [
+        accepted(1, name, samples) for name, samples in zip(three, (60, 20, 20), strict=True)
+    ]
+    run_round(history, 1, three, (), *brought)
+    (warning,) = history.warnings(is_over=False)
+    assert warning == "a has brought 60% of the samples of round 1; rounds.max_share is 50%."
+    run_round(history, 2, three, three)
+    assert history.warnings(is_over=False) == []
+
+
 def test_finished_session_names_sites_that_never_counted() -> None:
     history = session(("a", 10), ("b", 10))
     run_round(history, 0, ("a", "b"), ("a",), e.TrainingFailed("b", 0, "ValueError"))

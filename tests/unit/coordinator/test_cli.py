@@ -42,8 +42,9 @@ def test_flags_before_a_command_with_its_own_flags_are_refused(
         (
             ["--set", "storage.secret_access_key=", "hunter2"],
             "one argument is neither a flag nor the value of one; there are the commands: "
-            "backup, check-config, demo, describe, evaluate, export, extend, importance, "
-            "launch, models, predict, repair, report, restore, status, study, timings "
+            "audit, backup, certs, check-config, demo, describe, evaluate, export, extend, gains, "
+            "importance, launch, models, participants, predict, repair, report, restore, session, "
+            "status, study, timings, tokens "
             '(write KEY=VALUE without blanks, or in quotes: "KEY=VALUE"',
         ),
         (

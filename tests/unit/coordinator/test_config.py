@@ -23,6 +23,7 @@ from xain_coordinator.stores.s3 import S3Store
 from xain_coordinator.stores.s3_bucket import connect
 from xain_coordinator.stores.secret_files import read_secret
 from xain_foundation import names
+from xain_foundation.fields import WrongSetting
 from xain_foundation.settings import ConfigError, load
 from xain_workloads.schema import Column
 
@@ -195,9 +196,22 @@ def test_initial_weights_come_from_one_participant_unless_another_way_is_chosen(
             "storage.prefix | XAIN's participants look in the root of the bucket",
         ),
         (
-            "metrics.kind=influxdb metrics.url=http://h:8086 metrics.org=o",
+            "metrics.kind=influxdb metrics.url=https://h:8086 metrics.org=o",
             'metrics.bucket | it must be given with metrics.kind = "influxdb"',
         ),
+        (
+            "metrics.kind=influxdb metrics.url=http://h:1 metrics.org=o metrics.bucket=b",
+            "metrics.url | others could read metrics and token on their way; take https://, with",
+        ),
+        (
+            "storage.kind=s3 storage.bucket=b storage.endpoint=http://10.0.0.1:8333",
+            "storage.endpoint | others could read the weights on their way; take https://, with",
+        ),
+        (
+            "storage.kind=s3 storage.bucket=b storage.public_endpoint=http://h",
+            "storage.public_endpoint | others could read the weights on their way; take https://",
+        ),
+        ("metrics.ca_file=/ca.crt", "metrics.ca_file | nothing would read it without metrics.kind"),
         ("metrics.url=http://h:8086", "metrics.url | nothing would read it without metrics.kind ="),
         ('journal.path=""', 'journal.path | it must be a path, not empty and no URL; "~NAME"'),
         ("metrics.kind=none metrics.path=3", "metrics.path | it must be a path, not empty and no"),
@@ -438,6 +452,7 @@ def test_every_configuration_leads_to_the_last_model(rules: Rules, slow: str) ->
 @pytest.mark.parametrize(
     "written",
     [
+        *("ca_file=/ca.crt", "insecure=true"),
         *("endpoint=http://s3:9000", "public_endpoint=http://s3:9000", "region=eu-central-1"),
         *("bucket=b", "prefix=trials/7", "create_bucket=true", "presigned=false"),
         *("access_key_id=hunter2", "access_key_id_file=/run/secrets/hunter2"),
@@ -991,6 +1006,7 @@ def test_ipv6_hosts_are_bound_with_brackets(host: str, address: str) -> None:
             "[storage]\nendpoint = 'http://x'",
             'storage.endpoint is "http://x"; nothing would read it',
         ),
+        ("[http]\ninsecure = true", "http.insecure is called server.insecure now, which is for"),
         ("[metrics]\nenable = true", "metrics.enable is called metrics.kind now: "),
         ("[metrics]\npassword = 'hunter2'", 'metrics.password is gone: metrics.kind = "influxdb"'),
     ],
@@ -1103,7 +1119,6 @@ def test_defaults_that_the_example_tells_are_true() -> None:
         "http.port",
         "parameters.port",
         "parameters.advertised",
-        "parameters.tls",
         "launch.workers",
         "logging.console",
     ):
@@ -1186,14 +1201,31 @@ def test_http_face_listens_on_this_machine(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.3", "coordinator.example.org"])
 def test_http_face_beyond_this_machine_needs_consent(host: str) -> None:
-    assert "http.insecure = true" in error_of(http__port=8080, http__host=host)
-    assert config(http__port=8080, http__host=host, http__insecure=True).http.is_on
+    with pytest.raises(WrongSetting, match=r"^http\.host: .*--insecure"):
+        config(http__port=8080, http__host=host).require_certificates()
+    config(http__port=8080, http__host=host, server__insecure=True).require_certificates()
 
 
 def test_example_for_http_is_usable() -> None:
     loaded = load(CoordinatorConfig, CONFIGS / "coordinator-http.toml")
     assert loaded.http.is_on
     assert loaded.rules().start == "request"
+
+
+# --- certificates ---
+
+
+def test_own_certificates_are_found_beside_the_journal(tmp_path: Path) -> None:
+    settings = config(server__host="::", journal__path=str(tmp_path / "journal.sqlite"))
+    with pytest.raises(WrongSetting, match="certs init"):
+        settings.require_certificates()
+    (tmp_path / "access" / "tls").mkdir(parents=True)
+    settings.require_certificates()
+    assert settings.certificates == tmp_path / "access" / "tls"
+
+
+def test_port_of_health_checks_is_one_of_its_own() -> None:
+    assert "server.port" in error_of(server__health_port=50051)
 
 
 # --- the parameter server ---
@@ -1207,16 +1239,24 @@ def test_parameter_server_is_off_without_a_port() -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.3", "coordinator.example.org"])
 def test_parameter_server_beyond_this_machine_needs_consent(host: str) -> None:
     given = {"parameters__port": 50052, "parameters__host": host, "parameters__advertised": "n7"}
-    assert "parameters.insecure = true" in error_of(**given)
-    assert config(**given, parameters__insecure=True).parameters.is_on
-    assert config(**given, parameters__tls="certificates").parameters.is_on
+    with pytest.raises(WrongSetting, match="certs init") as refused:
+        config(**given).require_certificates()
+    assert refused.value.key == "parameters.host"
+    assert "--insecure" in str(refused.value)
+    config(**given, server__insecure=True).require_certificates()
+    config(**given, tls__folder="certificates").require_certificates()
+
+
+@pytest.mark.parametrize(("key", "now"), [("tls", "tls.folder"), ("insecure", "server.insecure")])
+def test_former_key_of_the_parameter_server_names_the_new_one(key: str, now: str) -> None:
+    told = error_of(**{f"parameters__{key}": "x"})
+    assert f"parameters.{key} is called {now} now" in told
 
 
 def test_parameter_server_on_all_addresses_needs_a_name_for_workers() -> None:
     given = {
         "parameters__port": 50052,
         "parameters__host": "0.0.0.0",
-        "parameters__insecure": True,
     }
     assert error_of(**given).startswith("parameters.advertised: it must be given with")
     assert config(**given, parameters__server=False).parameters.is_on
@@ -1227,3 +1267,13 @@ def test_checkpoints_of_the_parameter_server_are_below_its_path() -> None:
     assert given.checkpoints_url == "/data/tables/checkpoints"
     given = config(parameters__checkpoints="s3://models/parameters").parameters
     assert given.checkpoints_url == "s3://models/parameters"
+
+
+def test_closed_coordinator_does_not_open_itself(tmp_path: Path) -> None:
+    """A coordinator with an authority and no certificate does not start, even if `insecure`."""
+    settings = config(journal__path=str(tmp_path / "journal.sqlite"), server__insecure=True)
+    settings.require_certificates()
+    (tmp_path / "access").mkdir()
+    (tmp_path / "access" / "ca.crt").write_text("an authority")
+    with pytest.raises(WrongSetting, match="certs renew"):
+        settings.require_certificates()

@@ -12,8 +12,8 @@ from xain_coordinator.cli.demo import cli, view
 from xain_coordinator.cli.demo.sites import DemoLaunch, Settings
 from xain_coordinator.cli.launch import processes
 from xain_coordinator.cli.launch.interrupts import Interrupted, Interrupts
-from xain_coordinator.cli.launch.lifecycle import Launcher
 from xain_coordinator.cli.launch.logs import LogView
+from xain_coordinator.cli.launch.supervisor import Launcher
 from xain_coordinator.server.inspection_client import Snapshot
 from xain_foundation.commands import CommandFailed
 from xain_foundation.wheels import pip_install

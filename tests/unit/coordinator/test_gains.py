@@ -1,18 +1,20 @@
 """Gain of each site, in status and report: global models beside local ones."""
 
+import csv
 import io
+from html import unescape
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from xain_coordinator.cli.gains import BETTER, EQUAL, WORSE, gains, sentence
+from xain_coordinator.cli.gains import BETTER, EQUAL, WORSE, gains, sentence, to_csv
 from xain_coordinator.cli.report.page import page
 from xain_coordinator.cli.status import render
 from xain_coordinator.core.evaluation import together
-from xain_coordinator.core.values import Evaluation, LocalModel
+from xain_coordinator.core.values import CentralModel, Evaluation, LocalModel
 from xain_coordinator.server.inspection_client import Snapshot
-from xain_coordinator.server.translate import evaluation_message, threshold_message
+from xain_coordinator.server.translate import central_message, evaluation_message, threshold_message
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_workloads.gains import Difference
@@ -80,6 +82,70 @@ def snapshot(*, has_best_round: bool = True, lacking: str = "") -> Snapshot:
     )
 
 
+def with_central(whole: Snapshot, central: CentralModel) -> Snapshot:
+    message = central_message(central)
+    assert message is not None
+    whole.status.central.CopyFrom(message)
+    return whole
+
+
+@pytest.mark.parametrize("has_sites", [True, False])
+def test_central_model_is_the_row_of_the_coordinator(has_sites: bool) -> None:
+    """The central model is listed beside those of the sites, or alone without held-out rows."""
+    whole = snapshot()
+    if not has_sites:
+        del whole.rounds.rounds[:]
+    whole = with_central(whole, CentralModel(3, at_site("north"), "my models/central.npz"))
+    lines = shown(whole)
+    assert lines["central"].split("central", 1)[1].strip() == (
+        "log loss 0.2 (0.102 to 0.298) less with model 3 than with the central model on 100 "
+        "held-out rows of the coordinator; my models/central.npz"
+    )
+    assert ("gain" in lines) == has_sites
+    part = page(whole).split("<h2>What does each site gain?</h2>")[1].split("<h2>")[0]
+    (row,) = (line for line in part.split("<tr>")[1:] if "rows of the coordinator" in line)
+    assert "0.3567" in row, "the log loss of the global model on the rows that are held out"
+    assert "0.5108" in row, "and that of the central one"
+    assert BETTER in row
+    number = len(SITES) + 1 if has_sites else 1
+    assert f"evaluate --model 'my models/central.npz' --min-participants {number}" in unescape(part)
+    assert "the central one as the best of up to ten points of its training" in part
+
+
+def test_csv_has_all_figures_of_sites_and_coordinator() -> None:
+    whole = with_central(snapshot(), CentralModel(3, at_site("north")))
+    found = gains(whole.status, whole.rounds.rounds)
+    assert found is not None
+    rows = list(csv.DictReader(io.StringIO(to_csv(found))))
+    compared = {(one["rows of"], one["site"]): one for one in rows if one["reading"]}
+    assert [*compared] == [
+        ("all sites", ""),
+        *(("site", name) for name in sorted((*SITES, "east"))),
+        ("coordinator", ""),
+    ]
+    south = compared["site", "south"]
+    assert (south["metric"], south["model"], south["rows"]) == ("log_loss", "3", str(ROWS))
+    assert float(south["global"]) == pytest.approx(-np.log(0.8))
+    assert float(south["own"]) == pytest.approx(-np.log(0.6))
+    assert float(south["difference"]) == pytest.approx(-0.3)
+    assert float(south["difference low"]) < float(south["difference high"]) < 0
+    assert compared["site", "east"]["reading"] == "all of one class"
+    assert float(compared["coordinator", ""]["difference"]) == pytest.approx(0.2)
+    of_south = {one["metric"]: one for one in rows if one["site"] == "south"}
+    assert of_south["accuracy"]["global"] == of_south["accuracy"]["own"] == "1.0"
+    assert of_south["accuracy"]["difference"] == ""
+
+
+def test_reason_without_a_central_model_is_told() -> None:
+    without = Evaluation(0, {}, local=LocalModel(why_not="own.csv is gone"))
+    whole = with_central(snapshot(), CentralModel(3, without))
+    assert "not compared with model 3: own.csv is gone" in shown(whole)["central"]
+    part = page(whole).split("<h2>What does each site gain?</h2>")[1].split("<h2>")[0]
+    (row,) = (line for line in part.split("<tr>")[1:] if "rows of the coordinator" in line)
+    assert "own.csv is gone" in row
+    assert "evaluate --model" not in part
+
+
 @pytest.mark.parametrize("has_best_round", [True, False])
 def test_each_site_is_told_by_its_paired_difference_to_the_best_model(has_best_round: bool) -> None:
     """Also where the round of the best model is not among those that are listed."""
@@ -105,10 +171,15 @@ def test_each_site_is_told_by_its_paired_difference_to_the_best_model(has_best_r
     assert "its own model is better at south; east: all of one class" in told
 
 
-def test_status_has_a_line_of_gain_trend_and_threshold() -> None:
+def shown(whole: Snapshot) -> dict[str, str]:
+    """Lines of the status by their first word."""
     text = io.StringIO()
-    render(snapshot(), Console(file=text, width=200))
-    lines = {line.split("  ")[0]: line for line in text.getvalue().splitlines()}
+    render(whole, Console(file=text, width=200))
+    return {line.split("  ")[0]: line for line in text.getvalue().splitlines()}
+
+
+def test_status_has_a_line_of_gain_trend_and_threshold() -> None:
+    lines = shown(snapshot())
     assert "with model 3 than with local models" in lines["gain"]
     assert lines["more passes"].rstrip().endswith("The log loss still fell.")
     assert "0.799 of ill, by youden: sensitivity 1 (0.9" in lines["threshold"]

@@ -16,9 +16,11 @@ from xain_coordinator.http_face.errors import HttpError
 from xain_coordinator.http_face.server import open_listener
 
 
-async def post(settings: HttpSettings, **headers: str) -> tuple[int, str]:
+async def post(
+    settings: HttpSettings, *, any_host: bool = False, **headers: str
+) -> tuple[int, str]:
     """Status and code of a request that knows no session: 404 tells that it was let in."""
-    app = make_app(None, settings)  # type: ignore[arg-type]  # no path that asks it
+    app = make_app(None, settings, any_host=any_host)  # type: ignore[arg-type]  # no path that asks it
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:80") as client:
         answer = await client.post("/v1/nothing", headers=headers)
@@ -54,16 +56,17 @@ async def test_requests_for_this_machine_are_let_in(headers: dict[str, str]) -> 
 
 
 async def test_insecure_face_takes_every_host_and_refuses_foreign_pages() -> None:
-    settings = HttpSettings(port=8080, host="0.0.0.0", insecure=True)
-    assert await post(settings, host="ward-7:8080") == (404, "NO_SUCH_PATH")
+    settings = HttpSettings(port=8080, host="0.0.0.0")
+    told = await post(settings, any_host=True, host="ward-7:8080")
+    assert told == (404, "NO_SUCH_PATH")
     foreign = {"host": "ward-7:8080", "origin": "http://attacker.example"}
-    assert await post(settings, **foreign) == (403, "FOREIGN_SITE")
+    assert await post(settings, any_host=True, **foreign) == (403, "FOREIGN_SITE")
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="IPv4 and IPv6 are apart here")
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_face_on_all_addresses_is_reached_by_either_protocol(address: str) -> None:
-    settings = HttpSettings(port=0, host="::", insecure=True)
+    settings = HttpSettings(port=0, host="::")
     with open_listener(settings) as listener:
         socket.create_connection((address, listener.getsockname()[1])).close()
 

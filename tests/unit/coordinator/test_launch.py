@@ -119,7 +119,7 @@ def test_chimeras_variables_are_read() -> None:
     assert (launch.network_name, launch.subnet) == ("chimera-network", "10.1.2.0/24")
     assert (launch.names, launch.cpu_shares, launch.host) == (("a", "b"), (2, 4), "0.0.0.0")
     assert (launch.max_retries, launch.timeout_s) == (2, 7.5)
-    assert plan.fleet_defaults(2, launch)["predict.timeout_s"] == 7.5
+    assert plan.fleet_defaults(["a"], launch, serve=False)["predict.timeout_s"] == 7.5
     assert plan.chimera_defaults({}) == {}
     with pytest.raises(CommandFailed, match="CHIMERA_WORKERS_NODES_NAMES is no list"):
         plan.chimera_defaults({"CHIMERA_WORKERS_NODES_NAMES": "[a"})

@@ -1,7 +1,9 @@
 """The coordinator evaluates models on data of its own, and a failure costs it nothing else."""
 
 import sys
+from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -9,20 +11,32 @@ import pytest
 from tests.unit.coordinator.test_work import Disk, fleet, make_rules
 
 from support.logs import capture_logs
+from xain_coordinator.assembly.warm_start import load_model_file
 from xain_coordinator.config.evaluate import EvaluateSettings
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
 from xain_coordinator.core.values import GlobalModel, Phase, WeightsRef
 from xain_coordinator.driver.effects import store_model
-from xain_coordinator.driver.own_evaluation import evaluate_stored, load_own_data
+from xain_coordinator.driver.model_folder import write_central
+from xain_coordinator.driver.own_evaluation import (
+    SEED,
+    TEST_FRACTION,
+    evaluate_stored,
+    fit_central,
+    load_own_data,
+)
 from xain_coordinator.ports import StoreError
 from xain_coordinator.stores.memory import MemoryStore
 from xain_workloads.data import load_table
 from xain_workloads.errors import DataError
+from xain_workloads.gains import Budget, LocalModel
 from xain_workloads.model import Model
+from xain_workloads.partition import split_train_test
+from xain_workloads.preprocessing import prepare
+from xain_workloads.row_losses import single_losses
 from xain_workloads.table import Table
 from xain_workloads.table_settings import TableSettings
-from xain_workloads.workload import create, initial_model
+from xain_workloads.workload import create, fit_centralised, initial_model, measure
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +62,58 @@ def test_stored_model_is_measured_as_the_workload_measures_it(
     assert found.num_samples == 150
     assert sorted(found.metrics) == ["accuracy", "loss"]
     assert found.metrics["accuracy"] == pytest.approx(1 / 3)
+
+
+def test_central_model_is_trained_on_four_fifths_and_compared_on_the_others(
+    iris: Table, store: MemoryStore, tmp_path: Path
+) -> None:
+    """On the same rows as the global model, and the same each time. Its file is that of a model."""
+    workload = create("sgd")
+    whole = fit_centralised(workload, iris, epochs=3, seed=1)
+    stored = store_model(store, 4, whole)
+    found, exported = fit_central(store, stored, lambda _: iris, Budget(1, 1e9))
+    assert fit_central(store, stored, lambda _: iris, Budget(1, 1e9))[0] == found
+    train, test = split_train_test(iris, TEST_FRACTION, SEED)
+    assert found.tallies == measure(whole, test).tallies
+    local = found.local
+    assert local is not None
+    alone = fit_centralised(workload, train, epochs=1, seed=SEED)
+    assert local.passes == 1
+    assert local.tallies is not None
+    assert local.tallies.num_rows == test.num_samples == 30
+    (difference,) = local.differences
+    assert difference.round == 4
+    losses = [single_losses(workload, one, prepare(one.metadata, test)) for one in (whole, alone)]
+    assert exported is not None
+    assert exported.model is not None
+    kept = write_central(tmp_path, exported)
+    loaded, profile = load_model_file(Path(kept))
+    np.testing.assert_array_equal(loaded.vector, exported.model.vector)
+    assert measure(loaded, test).tallies == local.tallies
+    assert measure(alone, test).tallies == local.tallies
+    assert difference.total == pytest.approx((losses[1] - losses[0]).sum())
+    assert profile is not None
+    assert [column.name for column in profile.columns] == [one.name for one in iris.columns]
+
+
+def test_central_model_is_cut_short_by_a_clock_that_goes_ahead(
+    iris: Table, store: MemoryStore
+) -> None:
+    """A coordinator that is stopped does not wait for the end of the training."""
+    stored = store_model(store, 1, fit_centralised(create("sgd"), iris, epochs=1, seed=1))
+    found, exported = fit_central(store, stored, lambda _: iris, Budget(1000, 1e9), lambda: inf)
+    assert found.local is not None
+    assert found.local.why_not == "there was no time for the first part of its training"
+    assert exported is None
+
+
+def test_central_model_needs_rows_of_two_classes(iris: Table, store: MemoryStore) -> None:
+    stored = store_model(store, 1, fit_centralised(create("sgd"), iris, epochs=1, seed=1))
+    of_one = iris.subset(range(40))
+    found, exported = fit_central(store, stored, lambda _: of_one, Budget(3, 1e9))
+    assert found.num_samples == 8, "the global model is measured all the same"
+    assert found.local == LocalModel(why_not="all rows to train on are of one class")
+    assert exported is None
 
 
 def test_model_without_a_workload_cannot_be_measured(iris: Table, store: MemoryStore) -> None:
@@ -120,6 +186,29 @@ async def test_evaluation_that_fails_is_a_warning(store: MemoryStore) -> None:
     assert event.reason.startswith("[evaluate] data is not set")
     (line,) = [one for one in logs if one["event"] == "evaluation_failed"]
     assert line["log_level"] == "warning"
+
+
+async def test_central_model_that_cannot_be_trained_is_a_warning(store: MemoryStore) -> None:
+    """The data are no longer configured here either; the reason is kept for the status."""
+    journal = Disk()
+    rules = replace(make_rules(evaluate_data=True), evaluate_local=True, rounds=2)
+    with capture_logs() as logs:
+        async with fleet(journal, store, rules) as f:
+            await f.join("p0")
+            await f.until(Phase.COLLECTING)
+            await f.hand_in("p0")  # the initial weights
+            await f.driver.brings(c.AggregationDone)
+            await f.hand_in("p0", round_=1)
+            await f.driver.brings(c.CentralDone)
+            await f.until(Phase.FINISHED)
+            assert f.driver.session.cause == "completed"
+            central = f.driver.session.evaluation.central
+    assert central is not None
+    assert central.evaluation.local is not None
+    reason = central.evaluation.local.why_not
+    assert reason.startswith("[evaluate] data is not set")
+    (line,) = [one for one in logs if one["event"] == "no_central_model"]
+    assert (line["log_level"], line["reason"]) == ("warning", reason)
 
 
 def test_evaluating_a_model_twice_gives_the_same(

@@ -18,15 +18,15 @@ from xain_coordinator.aggregation.aggregator import RuleFailed
 from xain_coordinator.aggregation.engine import aggregate
 from xain_coordinator.aggregation.rules import BUILT_IN, known_rules, make_rule
 from xain_coordinator.aggregation.sources import UpdateChanged
-from xain_coordinator.assembly.coordinator import Coordinator
+from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.extensions import plugins
 from xain_coordinator.extensions.options import WrongOption, options_of
 from xain_coordinator.extensions.plugins import AGGREGATORS, PluginFailed
-from xain_coordinator.process import run
+from xain_coordinator.process import embedding, run
 from xain_coordinator.stores.memory import MemoryStore
 from xain_foundation import settings
-from xain_foundation.exit_statuses import EXIT_FAILED
+from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED
 from xain_foundation.settings import ConfigError
 
 DOCS = Path(__file__).parents[3] / "docs" / "aggregation.md"
@@ -120,6 +120,25 @@ def test_a_plug_in_replaces_nothing(site: Path) -> None:
     make_rule("sum", {})
     with pytest.raises(PluginFailed, match=r"'mean' is built in, .*acme-mean 1\.2"):
         make_rule("mean", {})
+
+
+@pytest.mark.parametrize(("section", "group"), [("storage", "stores"), ("metrics", "metrics")])
+def test_wrong_option_of_a_store_is_a_wrong_setting(site: Path, section: str, group: str) -> None:
+    """The coordinator names its key, and ends with the status of a wrong configuration."""
+    source = "class Store:\n    def __init__(self, depth: int = 1) -> None: ...\n"
+    install(site, "acme_store", source, f"[xain.{group}]\nacme = acme_store:Store\n")
+    chosen = {
+        "server.port": 0,
+        "journal.path": site / "journal.sqlite",
+        "storage.path": site / "weights",
+        "metrics.kind": "none",
+        f"{section}.kind": "acme",
+        f"{section}.options.width": 3,
+    }
+    coordinator = embedding.Coordinator(chosen)
+    with pytest.raises(PluginFailed, match=rf"^{section}\.options\.width: .*no such option"):
+        coordinator.start()
+    assert coordinator.stop() == EXIT_BAD_CONFIG
 
 
 def test_two_plug_ins_of_one_name(site: Path) -> None:
@@ -300,7 +319,7 @@ def test_options_that_no_journal_keeps() -> None:
 
 def open_session(config: CoordinatorConfig) -> None:
     async def start_and_stop() -> None:
-        coordinator = Coordinator(config)
+        coordinator = SessionCoordinator(config)
         await coordinator.start()
         await coordinator.stop()
 
@@ -310,7 +329,7 @@ def open_session(config: CoordinatorConfig) -> None:
 async def _status_of(config: CoordinatorConfig) -> object:
     """The exit status of a start that fails."""
     with contextlib.ExitStack() as at_end:
-        start = partial(Coordinator, config, resume=True)
+        start = partial(SessionCoordinator, config, resume=True)
         with pytest.raises(run.STARTING_ERRORS) as raised:
             await run.started(config, start, asyncio.Event(), at_end)
         return run._status_after(raised.value)
@@ -332,5 +351,5 @@ def test_a_session_whose_plug_in_is_gone(site: Path, tmp_path: Path) -> None:
     plugins._search.cache_clear()
     other = settings.load(CoordinatorConfig, overrides=overrides)
     with pytest.raises(PluginFailed, match=r"'odd', .*not installed"):
-        Coordinator(other, resume=True)
+        SessionCoordinator(other, resume=True)
     assert asyncio.run(_status_of(other)) == EXIT_FAILED

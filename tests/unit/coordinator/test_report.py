@@ -17,6 +17,7 @@ from xain_coordinator.server.translate import tallies_message
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_workloads.describe import TableOne
+from xain_workloads.model import GROUP
 from xain_workloads.preprocessing import CategoryColumn, NumberColumn, Preprocessing
 from xain_workloads.scales import Scale
 from xain_workloads.schema import Column
@@ -356,6 +357,23 @@ def test_columns_are_used_or_left_out_with_a_reason_and_the_data_are_described()
         "warnalllaball values are 7set data.drop",
     ):
         assert part in text, part
+
+
+def test_method_says_that_rows_of_a_group_were_kept_together() -> None:
+    ages, names = np.linspace(30, 80, 40), np.array(["a", "b"] * 20)
+    groups = np.arange(40, dtype=np.uint64) // 4
+    data = Table((Column("age"),), {"age": ages}, names, groups=groups, group="patient")
+    described = TableOne.of([("north", data.profile())])
+    told = of_model(tallied(), list("ab"))
+    text = read(told, described).text
+    assert "Rows with the same patient were kept together" in text
+    assert "Rows to train on are those of 10 of them." in text
+    assert "narrow as far as rows with the same patient are alike" in text
+    # A session that measures models of a study has no description; the model knows the column.
+    told.models.models[-1].metadata[GROUP] = "patient"
+    assert "Rows with the same patient" not in read(told).text
+    told.status.study = "folds"
+    assert "Rows with the same patient were kept together" in read(told).text
 
 
 def test_figures_of_the_coordinators_own_rows_are_called_so() -> None:

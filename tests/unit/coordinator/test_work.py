@@ -138,11 +138,11 @@ class Fleet:
             if seen.phase is phase:
                 return
 
-    async def hand_in(self, name: str, vector: ArrayLike = VECTOR) -> None:
-        key = f"0/{name}"
+    async def hand_in(self, name: str, vector: ArrayLike = VECTOR, round_: int = 0) -> None:
+        key = f"{round_}/{name}"
         put(self.store, key, vector)
         weights = measure(self.store, key)
-        await self.driver.submit(c.EndTrainingRound(name, 0, 1, weights))
+        await self.driver.submit(c.EndTrainingRound(name, round_, 1, weights))
 
     async def send(self, name: str, vector: ArrayLike = VECTOR) -> None:
         """Hand in a small update, which travels inside its call."""

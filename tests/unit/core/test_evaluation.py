@@ -14,7 +14,7 @@ from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.decider import next_deadline
-from xain_coordinator.core.effects import EvaluateModel
+from xain_coordinator.core.effects import EvaluateModel, FitCentral
 from xain_coordinator.core.evaluation import (
     MAX_BACKLOG,
     MAX_METRICS,
@@ -29,6 +29,7 @@ from xain_coordinator.core.keys import update_key
 from xain_coordinator.core.questions import AssignmentFor, MayUpload
 from xain_coordinator.core.replacing import replace as replace_session
 from xain_coordinator.core.values import (
+    CentralModel,
     Evaluation,
     Importance,
     LocalModel,
@@ -36,7 +37,7 @@ from xain_coordinator.core.values import (
     Stride,
     Task,
 )
-from xain_coordinator.core.view import evaluation_warnings, trend
+from xain_coordinator.core.view import evaluation_warnings, trend, waiting_for
 from xain_workloads.gains import Budget, Difference
 from xain_workloads.importance import SHOWN
 from xain_workloads.tallies import Tallies, add, tally_classes, tally_numbers
@@ -626,6 +627,65 @@ def test_threshold_that_no_sums_give_is_warned_of() -> None:
     ]
 
 
+# --- the central model ---
+
+
+def central_of(number: int) -> CentralModel:
+    return CentralModel(number, with_local("own", 0.8, 0.7, number), "central.npz")
+
+
+def central_owed(bench: Bench) -> list[FitCentral]:
+    return [one for one in bench.effects if isinstance(one, FitCentral)]
+
+
+def test_central_model_is_compared_with_the_best_one_when_all_evaluations_are_done() -> None:
+    """The best model is not known until then. The session waits for it, also after a restart."""
+    bench = bench_of(
+        without=("a",),
+        rounds=2,
+        epochs=3,
+        evaluate_data=True,
+        evaluate_local=True,
+        evaluate_metric="accuracy",
+        evaluate_deadline_s=60.0,
+    )
+    own(bench, 0, 0.1)
+    train(bench, 0.1)
+    own(bench, 1, 0.5)
+    train(bench, 0.1)
+    assert not central_owed(bench)
+    own(bench, 2, 0.3)
+    expected = [FitCentral(1, Budget(6, 30.0))]
+    assert central_owed(bench) == expected
+    assert bench.session.opened.task is Task.EVALUATE
+    assert waiting_for(bench.session, "").startswith("The central model")
+    assert [one for one in bench.restart() if isinstance(one, FitCentral)] == expected
+    bench.send(c.CentralDone(central_of(1)))
+    assert (bench.phase, bench.session.cause) == (Phase.FINISHED, "completed")
+    assert bench.session.evaluation.central == central_of(1)
+    bench.refuses(c.CentralDone(central_of(1)), errors.StaleModel)
+
+
+def test_central_model_is_waited_for_no_longer_than_the_evaluation_of_the_last_model() -> None:
+    settings = {"evaluate_data": True, "evaluate_local": True, "evaluate_deadline_s": 30.0}
+    bench = bench_of(without=("a",), rounds=1, **settings)
+    train(bench, 0.1)
+    for number in (0, 1):
+        own(bench, number, None)
+    assert [one.round for one in central_owed(bench)] == [1], "no model is the best"
+    bench.pass_time(30.0)
+    assert (bench.phase, bench.session.cause) == (Phase.FINISHED, "completed")
+    assert bench.session.evaluation.central is None
+
+
+def test_there_is_no_central_model_without_local_ones() -> None:
+    bench = bench_of(without=("a",), rounds=1, evaluate_data=True)
+    train(bench, 0.1)
+    for number in (0, 1):
+        own(bench, number, 0.5)
+    assert bench.phase is Phase.FINISHED
+
+
 # --- local models ---
 
 
@@ -725,6 +785,7 @@ def test_importances_add_up_over_sites_and_are_kept_by_site() -> None:
     many = [0.1 * at for at in range(2 * SHOWN)]
     for name, totals in (("a", [3.0, *many]), ("b", [5.0])):
         evaluation = with_importance(name, 1, *totals)
+        assert history_of(bench).importance(1) is None, "the round is open"
         bench.send(c.EndTrainingRound(name, 1, 0, None, evaluation=evaluation))
     assert bench.phase is Phase.FINISHED
     history = history_of(bench)

@@ -1,14 +1,16 @@
 """Sessions that wait for a request: serve mode of the coordinator."""
 
 import pytest
-from tests.unit.core.bench import IDLE_S, TIMED, Bench, make_rules, replay
+from tests.unit.core.bench import IDLE_S, START_TIMEOUT_S, TIMED, Bench, make_rules, replay
 
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core.answers import MAX_NEWCOMERS
 from xain_coordinator.core.decider import next_wait
+from xain_coordinator.core.history import History
 from xain_coordinator.core.values import Phase
+from xain_coordinator.core.view import waiting_for, warnings
 
 RULES = make_rules(rounds=1, min_participants=2, start="request", **TIMED)
 
@@ -120,3 +122,63 @@ def test_participant_that_stays_after_the_end_is_connected() -> None:
     assert connected() == ["a"]
     bench.now += RULES.lease_s
     assert connected() == []
+
+
+EXPECTED = make_rules(
+    rounds=1,
+    min_participants=1,
+    start_participants=3,
+    expected_participants=("a", "b", "c"),
+    start="request",
+    **TIMED,
+)
+
+
+def test_requested_fit_waits_for_the_expected_from_the_request_on() -> None:
+    """However long ago those that are there have joined. The wait is the declared one, and the fit
+    then begins with them."""
+    bench = Bench(EXPECTED)
+    bench.join("a", "b")
+    bench.pass_time(10 * START_TIMEOUT_S)
+    bench.send(c.RequestFit())
+    due = bench.now + START_TIMEOUT_S
+    assert bench.session.starts_at == due
+    assert waiting_for(bench.session) == (
+        "1 more participant, or 60 s after the request. Missing: c."
+    )
+    bench.pass_time(START_TIMEOUT_S - 1)
+    assert not bench.session.gathered
+    bench.tick(at=due)
+    assert bench.selected == ("a", "b")
+
+
+def test_requested_fit_begins_at_once_with_all_that_are_expected() -> None:
+    bench = Bench(EXPECTED)
+    bench.join("a", "b", "c")
+    bench.send(c.RequestFit())
+    assert bench.selected == ("a", "b", "c")
+    assert bench.session.missing == ()
+
+
+def test_status_names_the_missing_until_they_have_joined() -> None:
+    """A participant that dies in the fit is missing, too, and one that comes later is not; after
+    the end the warning says who was missing then."""
+    bench = Bench(EXPECTED)
+    bench.join("a", "b")
+    bench.send(c.RequestFit())
+    bench.pass_time(START_TIMEOUT_S)
+    assert told(bench) == ["1 of 3 expected participants are missing: c."]
+    bench.join("c")
+    assert told(bench) == []
+    bench.expire("b")
+    assert told(bench) == ["1 of 3 expected participants are missing: b."]
+    bench.end_all()
+    assert bench.session.phase is Phase.FINISHED
+    assert bench.session.missing == ("b",)
+    assert told(bench) == ["1 of 3 expected participants are missing: b."]
+    assert replay(bench.journal) == bench.session
+
+
+def told(bench: Bench) -> list[str]:
+    """Warnings of missing participants."""
+    return [text for text in warnings(bench.session, History()) if "expected" in text]

@@ -6,11 +6,13 @@ import pytest
 from tests.unit.core.bench import Bench, make_rules
 
 from xain_coordinator.core import commands as c
+from xain_coordinator.core import events as e
+from xain_coordinator.core import replies as r
 from xain_coordinator.core.effects import InitialiseModel
 from xain_coordinator.core.errors import ProfileMismatch
 from xain_coordinator.core.values import DataProfile, Schema
 from xain_workloads.profile import MAX_CLASSES, MAX_FEATURES, sort_classes
-from xain_workloads.schema import MAX_COLUMNS, MAX_NAME, Column
+from xain_workloads.schema import MAX_COLUMNS, MAX_NAME, OPEN_SCHEMA, Column
 from xain_workloads.statistics import MAX_STATISTICS_BYTES
 
 AGE, SEX, WEIGHT = Column("age", unit="years"), Column("sex", "category"), Column("weight")
@@ -247,3 +249,133 @@ def test_equal_columns_of_members_are_kept_once() -> None:
     assert first is not None
     assert second is not None
     assert first.columns is second.columns
+
+
+# --- enrolled participants ---
+
+
+class Enrolled:
+    """Enrolled participants that come to a session. num_needed: before its model is made."""
+
+    def __init__(self, schema: Schema = OPEN_SCHEMA, num_needed: int = 3) -> None:
+        rules = make_rules(min_participants=num_needed, schema=schema)
+        self.bench = Bench(rules, answers=False)
+
+    def come(self, name: str, profile: DataProfile, at: float | None = None) -> r.Reply:
+        command = c.Rendezvous(name, profile, is_enrolled=True)
+        return self.bench.send(command, at=at).reply
+
+
+NONSENSE = replace(profile_of(Column("price"), Column("rooms")), target="sold")
+
+
+def test_nonsense_that_comes_first_leaves_alone() -> None:
+    """Two others who agree take its place; it is told what differs, and its way back is closed."""
+    site = Enrolled()
+    site.come("first", NONSENSE)
+    waits = site.come("a", PROFILE)
+    assert isinstance(waits, r.Later)
+    assert "'price', 'rooms'" in waits.why
+    assert "'first'" in waits.why
+    assert site.bench.connected == ("first",)
+    assert isinstance(site.come("b", PROFILE), r.Accepted)
+    assert site.bench.connected == ("b",)
+    assert site.bench.happened(e.ParticipantLeft) == [e.ParticipantLeft("first", "outvoted")]
+    told = site.bench.session.members.not_admitted["first"]
+    assert told.startswith("2 participants have other data than this one: columns 'age', 'sex', 'w")
+    assert isinstance(site.come("a", PROFILE), r.Accepted)
+    assert isinstance(site.come("first", NONSENSE), r.Later)
+    site.come("c", PROFILE)
+    assert site.bench.session.requested_of == ("a", "b", "c")
+    assert [one.profiles[0].columns for one in site.bench.owed] == [PROFILE.columns]
+    site.bench.answer()
+    site.bench.refuses(c.Rendezvous("first", NONSENSE, is_enrolled=True), ProfileMismatch)
+
+
+def test_nonsense_without_names_of_columns_leaves_too() -> None:
+    """Arrays are compared by their width alone."""
+    site = Enrolled()
+    site.come("first", DataProfile(10, 99, ("alive", "dead")))
+    assert isinstance(site.come("a", PROFILE), r.Later)
+    assert isinstance(site.come("b", PROFILE), r.Accepted)
+    assert site.bench.connected == ("b",)
+
+
+def test_one_against_one_waits_for_an_operator() -> None:
+    """Asking again gives no second vote, and a participant that asks no more has none."""
+    site = Enrolled()
+    site.come("first", NONSENSE)
+    lease_s = site.bench.session.rules.lease_s
+    for at in (0.0, 1.0, 2.0):
+        assert isinstance(site.come("a", PROFILE, at=at), r.Later)
+    site.bench.heartbeat("first", at=2.0 + lease_s)
+    late = site.come("b", PROFILE, at=2.0 + lease_s)
+    assert isinstance(late, r.Later)
+    assert "participants remove NAME" in late.why
+    site.bench.send(c.RemoveParticipant("first"))
+    assert isinstance(site.come("a", PROFILE), r.Accepted)
+
+
+def test_removed_participant_has_no_vote() -> None:
+    site = Enrolled()
+    site.come("first", PROFILE)
+    site.come("nonsense", NONSENSE)
+    site.bench.send(c.RemoveParticipant("nonsense"))
+    assert isinstance(site.come("more nonsense", NONSENSE), r.Later)
+    assert site.bench.connected == ("first",)
+
+
+def test_members_outvote_those_that_come_later() -> None:
+    site = Enrolled()
+    for name in ("a", "b"):
+        assert isinstance(site.come(name, PROFILE), r.Accepted)
+    for name in ("x", "y"):
+        assert isinstance(site.come(name, NONSENSE), r.Later)
+    assert site.bench.connected == ("a", "b")
+
+
+def test_members_that_fit_stay_when_others_are_more() -> None:
+    """A site without rows of a class is no stranger to those that have some."""
+    site = Enrolled()
+    few = replace(PROFILE, classes=("alive", "dead"))
+    all_of_them = replace(PROFILE, classes=("alive", "dead", "lost"))
+    site.come("first", few)
+    assert isinstance(site.come("a", all_of_them), r.Later)
+    assert isinstance(site.come("b", all_of_them), r.Accepted)
+    assert site.bench.connected == ("first", "b")
+
+
+def test_configured_schema_is_not_voted_on() -> None:
+    """Data that are unlike [schema] are refused, however many have them."""
+    site = Enrolled(Schema(target="status"))
+    site.come("a", PROFILE)
+    for name in ("x", "y", "z"):
+        site.bench.refuses(c.Rendezvous(name, NONSENSE, is_enrolled=True), ProfileMismatch)
+    assert site.bench.connected == ("a",)
+
+
+def test_vote_is_over_once_a_model_is_asked_for() -> None:
+    """While it is made, others wait: if it cannot be made, they may be right."""
+    site = Enrolled()
+    for name in ("a", "b", "c"):
+        site.come(name, PROFILE)
+    assert site.bench.session.requested_of
+    for name in ("w", "x", "y", "z"):
+        assert isinstance(site.come(name, NONSENSE), r.Later)
+    assert site.bench.connected == ("a", "b", "c")
+    site.bench.send(c.InitialisationFailed("the target is constant"))
+    assert isinstance(site.come("z", NONSENSE), r.Accepted)
+    assert site.bench.connected == ("z",)
+
+
+def test_model_of_nonsense_alone_ends_no_other_participant() -> None:
+    """Where one participant is enough to begin, those that are unlike it wait for an operator."""
+    site = Enrolled(num_needed=1)
+    site.come("first", NONSENSE)
+    site.bench.answer()
+    assert site.bench.session.model is not None
+    for name in ("a", "b", "c"):
+        waits = site.come(name, PROFILE)
+        assert isinstance(waits, r.Later)
+        assert "xain-coordinator session finish" in waits.why
+    assert site.bench.connected == ("first",)

@@ -146,6 +146,8 @@ def test_no_secrets(capsys: pytest.CaptureFixture[str], console: bool) -> None:
         "{'Authorization': 'Token hunter2'}",
         "x-amz-security-token%3Dhunter2",
         "{'X-Amz-Security-Token': b'hunter2'}",
+        "GET https://store/clicks.csv?sv=2026&sig=hunter2%3D failed",
+        "GET https://store/clicks.csv?access_token=hunter2&part=1 failed",
         "x-amz-date:20261120\nx-amz-security-token:hunter2\n",
     ],
 )

@@ -27,7 +27,7 @@ def names_of_the_guide() -> set[str]:
 def test_names_of_the_guide_can_be_imported_from_the_package() -> None:
     """Every class that docs/messaging.md names."""
     names = names_of_the_guide()
-    assert {"Proxy", "GrpcDriver", "TlsFiles", "EventTableFull"} <= names
+    assert {"Proxy", "GrpcDriver", "Certificates", "EventTableFull"} <= names
     assert [name for name in sorted(names) if not hasattr(xain_messaging, name)] == []
 
 

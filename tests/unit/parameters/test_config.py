@@ -20,7 +20,7 @@ EXAMPLES = [
 def test_examples_load_and_tell_every_key(model: type[Section], file: str) -> None:
     load(model, CONFIGS / file)
     told = {key for key in keys_in([CONFIGS / file]) if "." in key}
-    assert told == keys_of(model)
+    assert {key for key in told if not key.startswith("tls.roles.")} == keys_of(model)
 
 
 def test_checkpoint_interval_without_a_folder_is_refused() -> None:

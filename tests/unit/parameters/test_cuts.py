@@ -26,7 +26,9 @@ def test_each_key_is_cut_to_the_range_that_owns_it(is_bounded, inner, numbers):
     else:
         lows = [each.indices(bound)[0] for each in ranges]
         expected = np.array([sum(low <= key for low in lows) - 1 for key in array.tolist()])
-    found = {index: array[chosen] for index, chosen in cut_keys(array, ranges, bound)}
+    order, cuts = cut_keys(array, ranges, bound)
+    ordered = array if order is None else array[order]
+    found = {index: ordered[start:stop] for index, start, stop in cuts}
     assert sorted(found) == sorted(set(expected.tolist()))
     for index, part in found.items():
         np.testing.assert_array_equal(part, array[expected == index])

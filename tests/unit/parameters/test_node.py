@@ -5,13 +5,26 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from xain_parameters.keys import END
-from xain_parameters.messages import Done, Message, Probe, Pull, Push, Refused, Rows, Tile
+from xain_parameters.messages import (
+    Done,
+    Message,
+    Probe,
+    Pull,
+    Push,
+    Refused,
+    Rows,
+    Section,
+    Several,
+    Tile,
+)
 from xain_parameters.node.ports import Source
 from xain_parameters.node.protocol import ServerNode
 from xain_parameters.replica import Replica
 from xain_parameters.specs import CutView, Plugin, RangeView, TableSpec, View
+from xain_parameters.transport.sections import Sections
 
 LONG_S = 20.0
 TABLE = TableSpec(1, "t", 8, 1, True, "float32", Plugin("add"), Plugin("zeros"), (8, 1))
@@ -29,7 +42,10 @@ class Host:
         self.on_open_log: Callable[[], None] = lambda: None
 
     def emit(self, destination: Source | str, message: Message) -> None:
-        self.sent.append(message)
+        if isinstance(destination, Source) and isinstance(destination.connection, Sections):
+            destination.connection.send(message)
+        else:
+            self.sent.append(message)
 
     def open_log(self, range_: int) -> None:
         self.on_open_log()
@@ -300,3 +316,62 @@ def test_range_without_a_server_is_told_with_each_view(node: Node) -> None:
     node.see(4, RangeView(1, 0, (1 << 63) - 1, 3, ("b",)), other)
     assert node.host.returned[2] == (1, {}, {2: 5})
     assert node.node.replica_of(1) is not None
+
+
+HALVES = (RangeView(1, 0, END // 2 - 1, 1, ("b",)), RangeView(2, END // 2, END - 1, 1, ("b",)))
+
+
+def several(each: Pull | Push, *rows: tuple[int, int, int]) -> Several:
+    """rows: (range, start, stop)."""
+    num_bytes = 4 if isinstance(each, Push) else 0
+    return Several(
+        each.request,
+        each,
+        tuple(
+            Section(number, start, stop, 0, num_bytes * (stop - start))
+            for number, start, stop in rows
+        ),
+    )
+
+
+def test_request_for_several_ranges_has_one_answer(node: Node) -> None:
+    """Rows of all in their order; and a push that comes again changes nothing at any of them."""
+    node.see(1, *HALVES)
+    values = np.arange(6, dtype=np.float32)
+    rows = (2, 6, 8), (1, 0, 4)
+    pushed = replace(push(1, 0), start=0, stop=0)
+    for request in (1, 2):
+        head = several(replace(pushed, request=request), *rows)
+        node.node.handle(Source("w", 1), Message(head, None, values.view(np.uint8)), 0.0)
+        assert node.host.sent[-1].head == Done(request)
+    opened = replace(pull(3, opened=1), start=0, stop=0)
+    node.node.handle(Source("w", 1), Message(several(opened, *rows)), 0.0)
+    answer = node.host.sent[-1]
+    assert answer.head == Rows(3)
+    assert [body[1].reshape(-1).tolist() for body in answer.bodies] == [[0, 1], [2, 3, 4, 5]]
+    assert len(node.host.sent) == 3
+
+
+def test_range_that_refuses_refuses_the_request_for_several(node: Node) -> None:
+    """Other ranges may have taken their part of a push, which is known when it comes again."""
+    node.see(1, HALVES[0])
+    values = np.ones(8, np.float32)
+    rows = (1, 0, 4), (2, 4, 8)
+    pushed = replace(push(1, 0), start=0, stop=0)
+    node.node.handle(
+        Source("w", 1), Message(several(pushed, *rows), None, values.view(np.uint8)), 0.0
+    )
+    refused = node.host.sent[-1].head
+    assert isinstance(refused, Refused)
+    assert (refused.request, refused.why) == (1, "moved")
+    node.node.handle(Source("w", 1), Message(several(replace(pull(2), stop=0), *rows)), 0.0)
+    refused = node.host.sent[-1].head
+    assert isinstance(refused, Refused)
+    assert (refused.request, refused.why) == (2, "moved")
+    node.see(2, *HALVES)
+    again = several(replace(pushed, request=3), *rows)
+    node.node.handle(Source("w", 1), Message(again, None, values.view(np.uint8)), 0.0)
+    assert node.host.sent[-1].head == Done(3)
+    opened = several(replace(pull(4, 2, opened=1), stop=0), *rows)
+    node.node.handle(Source("w", 1), Message(opened), 0.0)
+    assert all((body[1] == 1).all() for body in node.host.sent[-1].bodies)

@@ -360,3 +360,45 @@ def test_first_values_of_a_dense_array_are_not_computed_where_tiles_bring_them(m
     for tile, keys, body in whole.tiles():
         learner.take(tile, keys, body)
     assert everything(learner) == everything(whole)
+
+
+@pytest.mark.parametrize("bound", [None, 5_000], ids=["open", "bounded"])
+def test_key_lists_that_come_again_find_the_same_rows(bound):
+    """After other lists, while the table grows, and in a checkpoint: short lists, whose rows are
+    kept, and longer ones."""
+    spec = table(1, bound=bound, init=Constant(7.0))
+    replica = Replica(range_view(1), [spec], generation=1)
+    chance = np.random.default_rng(4)
+    every = np.arange(5_000, dtype=np.uint64)
+    lists = [np.sort(chance.choice(every, size, replace=False)) for size in (1, 900, 2_000) * 9]
+    expected = np.full(len(every), 7.0, np.float32)
+    part = 0
+    for _ in range(3):
+        for keys in lists:
+            assert (replica.pull(pull(spec), keys)[:, 0] == expected[keys]).all()
+            for _ in range(2):
+                send(replica, "w", push(spec, part=part), keys.copy(), ones(len(keys), spec))
+                expected[keys] += 1
+                part += 1
+            backwards = keys[::-1]
+            assert (replica.pull(pull(spec), backwards)[:, 0] == expected[backwards]).all()
+    replica.keeps_cuts = True
+    replica.apply(replica.cut(1))
+    for keys in lists:
+        send(replica, "w", push(spec, part=part), keys, ones(len(keys), spec))
+        part += 1
+    restored = Replica(range_view(1), [spec], generation=2)
+    restored.load([replica.cuts[1].pieces()])
+    assert (restored.pull(pull(spec), every)[:, 0] == expected).all()
+
+
+@pytest.mark.parametrize("bound", [None, 5_000], ids=["open", "bounded"])
+def test_pull_in_any_order_makes_no_push_in_that_order_right(bound):
+    spec = table(1, bound=bound)
+    replica = Replica(range_view(1), [spec], generation=1)
+    keys = keys_of([5, 6, 900])
+    send(replica, "w", push(spec), keys, ones(3, spec))
+    for wrong in (keys[::-1].copy(), keys_of([5, 5])):
+        replica.pull(pull(spec), wrong)
+        with pytest.raises(Invalid, match="ascending"):
+            replica.prepare("w", push(spec, part=1), wrong, ones(len(wrong), spec))

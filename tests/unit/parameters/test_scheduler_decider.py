@@ -6,9 +6,9 @@ from msgspec.structs import replace
 from xain_parameters.errors import Evicted, Invalid, RolledBack, TableConflict
 from xain_parameters.scheduler import commands as c
 from xain_parameters.scheduler import state as e
-from xain_parameters.scheduler.decider import decide, is_saved
-from xain_parameters.scheduler.state import Settings, State, fold, view_of
-from xain_parameters.specs import Gap, Plugin, RangeView, TableSpec, View, openings
+from xain_parameters.scheduler.decider import MAX_JOBS, decide, is_saved
+from xain_parameters.scheduler.state import Job, Settings, State, fold, view_of
+from xain_parameters.specs import Gap, Plugin, RangeView, TableSpec, View, cut_folder, openings
 
 TABLE = TableSpec(0, "w", 100, 4, True, "float32", Plugin("add"), Plugin("zeros"), (100, 4))
 
@@ -17,11 +17,15 @@ class Group:
     """A scheduler's state, and the events that led to it."""
 
     def __init__(self, **settings: object) -> None:
-        self.first = State(Settings(), generation=7)
+        self.first = State.first(7)
         self.state = self.first
         self.events: list[e.AnyEvent] = []
         self.incarnation = 0
         self(c.Start(Settings(**settings)))  # type: ignore[arg-type]  # fields by name
+
+    @property
+    def job(self) -> Job:
+        return self.state.jobs[""]
 
     def __call__(self, command: c.Command) -> tuple[e.AnyEvent, ...]:
         events, state = decide(self.state, command)
@@ -38,7 +42,7 @@ class Group:
 
     def fill(self) -> None:
         """All learners become whole."""
-        while learning := [each for each in self.state.ranges if each.learners]:
+        while learning := [each for each in self.job.ranges if each.learners]:
             each = learning[0]
             self(c.LearnerWhole(each.number, each.epoch, each.learners[0]))
 
@@ -46,21 +50,21 @@ class Group:
         self(c.WorkerJoined(name, incarnation, staleness))
 
     def tick(self, name: str, clock: int, incarnation: int = 1) -> None:
-        self(c.Tick(name, incarnation, self.state.generation, clock))
+        self(c.Tick(name, incarnation, self.job.generation, clock))
 
     def save(self, clocks: dict[str, int] | None = None) -> None:
         """All ranges save their part of the open checkpoint, and the manifest is written."""
-        assert self.state.cut is not None
-        cut = self.state.cut.number
-        for each in self.state.ranges:
+        assert self.job.cut is not None
+        cut = self.job.cut.number
+        for each in self.job.ranges:
             path = f"{each.number}.part"
-            saved = c.RangeSaved(self.state.generation, cut, each.number, path, clocks or {})
+            saved = c.RangeSaved(self.job.generation, cut, each.number, path, clocks or {})
             self(saved)
-        assert is_saved(self.state)
+        assert is_saved(self.job)
         self(c.CutWritten(cut))
 
     def primaries(self) -> list[str]:
-        return sorted(each.servers[0] for each in self.state.ranges if each.servers)
+        return sorted(each.servers[0] for each in self.job.ranges if each.servers)
 
 
 def make_group(*servers: str, **settings: object) -> Group:
@@ -93,11 +97,11 @@ def test_number_of_servers_can_double_and_each_has_a_range(num_servers: int) -> 
 def test_joining_server_takes_ranges_over_one_step_each() -> None:
     group = make_group("a")
     group.join("b")
-    learning = [each for each in group.state.ranges if each.learners]
+    learning = [each for each in group.job.ranges if each.learners]
     assert [each.servers for each in learning] == [("a",), ("a",)]
     each = learning[0]
     group(c.LearnerWhole(each.number, each.epoch, "b"))
-    moved = group.state.range(each.number)
+    moved = group.job.range(each.number)
     assert moved is not None
     assert moved.servers == ("b",)
     assert moved.epoch == each.epoch + 1
@@ -108,7 +112,7 @@ def test_joining_server_takes_ranges_over_one_step_each() -> None:
 def test_no_more_ranges_than_allowed_are_copied_at_a_time() -> None:
     group = make_group("a", num_ranges=20, max_learners=3)
     group.join("b")
-    assert sum(bool(each.learners) for each in group.state.ranges) == 3
+    assert sum(bool(each.learners) for each in group.job.ranges) == 3
     group.fill()
     assert group.primaries() == ["a"] * 10 + ["b"] * 10
 
@@ -116,21 +120,21 @@ def test_no_more_ranges_than_allowed_are_copied_at_a_time() -> None:
 def test_stale_report_of_a_learner_changes_nothing() -> None:
     group = make_group("a")
     group.join("b")
-    each = next(each for each in group.state.ranges if each.learners)
+    each = next(each for each in group.job.ranges if each.learners)
     assert group(c.LearnerWhole(each.number, each.epoch - 1, "b")) == ()
     assert group(c.LearnerWhole(each.number, each.epoch, "z")) == ()
 
 
 def test_backup_becomes_primary_when_the_primary_dies() -> None:
     group = make_group("a", "b", num_replicas=1)
-    assert all(len(each.servers) == 2 for each in group.state.ranges)
-    generation = group.state.generation
+    assert all(len(each.servers) == 2 for each in group.job.ranges)
+    generation = group.job.generation
     group(c.ServerDied("a"))
-    assert all(each.servers == ("b",) for each in group.state.ranges)
-    assert group.state.generation == generation
+    assert all(each.servers == ("b",) for each in group.job.ranges)
+    assert group.job.generation == generation
     group.join("a")
     group.fill()
-    assert all(set(each.servers) == {"a", "b"} for each in group.state.ranges)
+    assert all(set(each.servers) == {"a", "b"} for each in group.job.ranges)
     assert group.primaries() == ["a", "a", "b", "b"]
 
 
@@ -139,12 +143,12 @@ def test_servers_may_die_again_and_again() -> None:
     for _ in range(10):
         for name in "abc":
             group(c.ServerDied(name))
-            assert all(each.servers for each in group.state.ranges)
+            assert all(each.servers for each in group.job.ranges)
             group.fill()
             group.join(name)
             group.fill()
-            assert all(len(each.servers) == 2 for each in group.state.ranges)
-    assert group.state.num_rollbacks == 0
+            assert all(len(each.servers) == 2 for each in group.job.ranges)
+    assert group.job.num_rollbacks == 0
     assert group.primaries() == ["a", "a", "b", "b", "c", "c"]
 
 
@@ -157,7 +161,7 @@ def test_leaving_server_keeps_its_ranges_until_they_have_moved() -> None:
     assert group.state.may_go("a")
     assert group.primaries() == ["b"] * 4
     group(c.ServerDied("a"))
-    assert group.state.num_rollbacks == 0
+    assert group.job.num_rollbacks == 0
 
 
 def test_leaving_server_with_a_backup_and_nowhere_to_move_goes_at_once() -> None:
@@ -180,7 +184,7 @@ def test_only_server_that_leaves_stays_until_another_joins() -> None:
 def test_new_process_under_a_live_name_does_not_inherit_ranges() -> None:
     group = make_group("a", "b", num_replicas=1)
     group.join("a")  # its death was not noticed
-    assert all(each.servers == ("b",) for each in group.state.ranges)
+    assert all(each.servers == ("b",) for each in group.job.ranges)
     with pytest.raises(Evicted):
         group(c.ServerJoined("a", "a:1", 1))
 
@@ -190,51 +194,51 @@ def test_new_process_under_a_live_name_does_not_inherit_ranges() -> None:
 
 def test_lost_range_without_log_rolls_all_back_once_a_server_is_there() -> None:
     group = make_group("a", "b")
-    generation = group.state.generation
+    generation = group.job.generation
     group(c.ServerDied("a"))
-    assert group.state.generation == generation + 1
+    assert group.job.generation == generation + 1
     assert group.primaries() == ["b"] * 4
-    assert group.state.rolled_back_to is None
+    assert group.job.rolled_back_to is None
     group(c.ServerDied("b"))
-    assert group.state.generation == generation + 1
+    assert group.job.generation == generation + 1
     assert group.primaries() == []
     group.join("c")
-    assert group.state.generation == generation + 2
+    assert group.job.generation == generation + 2
     assert group.primaries() == ["c"] * 4
 
 
 def test_lost_range_with_log_waits_for_its_server() -> None:
     group = make_group("a", "b", has_log=True)
-    lost = [each.number for each in group.state.ranges if each.servers == ("a",)]
-    generation = group.state.generation
+    lost = [each.number for each in group.job.ranges if each.servers == ("a",)]
+    generation = group.job.generation
     group(c.ServerDied("a"))
     group.join("a")
     assert group.primaries() == ["b", "b"]
-    before = {each.number: each.epoch for each in group.state.ranges}
+    before = {each.number: each.epoch for each in group.job.ranges}
     early = {number: before[number] - 1 for number in lost}
     assert group(c.ServerReturned("a", generation, {}, early)) == ()
     assert group(c.ServerReturned("a", generation - 1, {}, before)) == ()
     group(c.ServerReturned("a", generation, {number: before[number] for number in lost}))
     assert group.primaries() == ["a", "a", "b", "b"]
-    assert group.state.generation == generation
+    assert group.job.generation == generation
 
 
 def test_server_that_returns_without_its_log_rolls_back() -> None:
     group = make_group("a", "b", has_log=True)
-    generation = group.state.generation
+    generation = group.job.generation
     group(c.ServerDied("a"))
     group.join("a")
-    epochs = {each.number: each.epoch for each in group.state.ranges if not each.servers}
+    epochs = {each.number: each.epoch for each in group.job.ranges if not each.servers}
     group(c.ServerReturned("a", generation, {}, epochs))
-    assert group.state.generation == generation + 1
-    assert not group.state.lost
+    assert group.job.generation == generation + 1
+    assert not group.job.lost
 
 
 def test_operator_gives_up_a_server_with_a_log() -> None:
     group = make_group("a", "b", has_log=True)
     group(c.ServerDied("a"))
     group(c.GiveUpLost())
-    assert group.state.num_rollbacks == 1
+    assert group.job.num_rollbacks == 1
     assert group.primaries() == ["b"] * 4
 
 
@@ -244,7 +248,7 @@ def test_operator_gives_up_a_server_with_a_log() -> None:
 def test_table_is_declared_once_by_name() -> None:
     group = make_group("a")
     assert group(c.DeclareTable(TABLE)) == ()
-    assert [table.number for table in group.state.tables] == [1]
+    assert [table.number for table in group.job.tables] == [1]
     with pytest.raises(TableConflict, match=r"'w' already, which is shape \(100, 4\)"):
         # The fields by name are of several types.
         group(c.DeclareTable(TableSpec(**{**fields(TABLE), "shape": (50, 8)})))  # type: ignore[arg-type]
@@ -262,27 +266,27 @@ def test_slowest_live_worker_opens_clocks() -> None:
     group.begin("w1")
     group.begin("w2")
     group.tick("w1", 0)
-    assert group.state.opened == 0
-    assert not group.state.may_begin("w1")
+    assert group.job.opened == 0
+    assert not group.job.may_begin("w1")
     group.tick("w2", 0)
-    assert group.state.opened == 1
-    assert group.state.may_begin("w1")
-    assert group.state.may_begin("w2")
+    assert group.job.opened == 1
+    assert group.job.may_begin("w1")
+    assert group.job.may_begin("w2")
 
 
 def test_tick_that_comes_twice_counts_once() -> None:
     group = make_group("a")
     group.begin("w1")
     group.tick("w1", 0)
-    assert group(c.Tick("w1", 1, group.state.generation, 0)) == ()
-    assert group.state.workers["w1"].ticked == 1
+    assert group(c.Tick("w1", 1, group.job.generation, 0)) == ()
+    assert group.job.workers["w1"].ticked == 1
 
 
 def test_tick_after_ticks_that_a_power_cut_took_counts() -> None:
     group = make_group("a")
     group.begin("w1")
     group.tick("w1", 4)
-    assert group.state.workers["w1"].ticked == 5
+    assert group.job.workers["w1"].ticked == 5
 
 
 def test_each_worker_has_the_staleness_of_its_loop() -> None:
@@ -295,12 +299,12 @@ def test_each_worker_has_the_staleness_of_its_loop() -> None:
         group.tick("asp", clock)
         group.tick("ssp", clock)
     group.tick("bsp", 0)
-    assert group.state.may_begin("asp")
-    assert not group.state.may_begin("ssp")  # at 3, the slowest at 0
-    assert not group.state.may_begin("bsp")
+    assert group.job.may_begin("asp")
+    assert not group.job.may_begin("ssp")  # at 3, the slowest at 0
+    assert not group.job.may_begin("bsp")
     group.tick("slow", 0)
-    assert group.state.may_begin("ssp")
-    assert group.state.may_begin("bsp")
+    assert group.job.may_begin("ssp")
+    assert group.job.may_begin("bsp")
 
 
 def test_dead_worker_holds_back_no_other() -> None:
@@ -309,8 +313,8 @@ def test_dead_worker_holds_back_no_other() -> None:
     group.begin("w2")
     group.tick("w1", 0)
     group(c.WorkerDied("w2"))
-    assert group.state.opened == 1
-    assert group.state.may_begin("w1")
+    assert group.job.opened == 1
+    assert group.job.may_begin("w1")
     assert view_of(group.state).ended == {"w2": 0}
 
 
@@ -320,8 +324,8 @@ def test_worker_that_comes_back_goes_on_at_its_clock() -> None:
     group.tick("w1", 0)
     group(c.WorkerDied("w1"))
     group.begin("w1", incarnation=2)
-    assert group.state.workers["w1"].ticked == 1
-    assert group.state.gaps == ()
+    assert group.job.workers["w1"].ticked == 1
+    assert group.job.gaps == ()
     with pytest.raises(Evicted):
         group.tick("w1", 1, incarnation=1)
     group.tick("w1", 1, incarnation=2)
@@ -335,8 +339,8 @@ def test_worker_that_comes_back_too_late_leaves_a_gap() -> None:
     group.tick("w1", 0)
     group.tick("w1", 1)
     group.begin("w2", incarnation=2)
-    assert group.state.workers["w2"].ticked == 2
-    assert group.state.gaps == (Gap("w2", 0, 2),)
+    assert group.job.workers["w2"].ticked == 2
+    assert group.job.gaps == (Gap("w2", 0, 2),)
 
 
 def test_worker_that_joins_in_the_middle_begins_at_the_slowest_clock() -> None:
@@ -348,7 +352,7 @@ def test_worker_that_joins_in_the_middle_begins_at_the_slowest_clock() -> None:
     for clock in range(3):
         group.tick("w2", clock)
     group.begin("w3", None)
-    assert group.state.workers["w3"].ticked == 3
+    assert group.job.workers["w3"].ticked == 3
 
 
 def test_process_within_the_lease_goes_on_as_though_nothing_was() -> None:
@@ -357,7 +361,7 @@ def test_process_within_the_lease_goes_on_as_though_nothing_was() -> None:
     group.tick("w1", 0)
     before = view_of(group.state).ended
     group.begin("w1", incarnation=2)
-    assert group.state.workers["w1"].ticked == 1
+    assert group.job.workers["w1"].ticked == 1
     assert view_of(group.state).ended == before
 
 
@@ -365,11 +369,11 @@ def test_loop_waits_for_workers_and_counts_those_that_have_left() -> None:
     group = make_group("a")
     group.begin("w1")
     group.begin("w2")
-    assert not group.state.may_begin("w1", num_workers=3)
+    assert not group.job.may_begin("w1", num_workers=3)
     group(c.WorkerLeft("w2", 1))  # without data
-    assert not group.state.may_begin("w1", num_workers=3)
+    assert not group.job.may_begin("w1", num_workers=3)
     group.begin("w3")
-    assert group.state.may_begin("w1", num_workers=3)
+    assert group.job.may_begin("w1", num_workers=3)
 
 
 def test_start_barrier_does_not_count_a_dead_worker() -> None:
@@ -377,7 +381,7 @@ def test_start_barrier_does_not_count_a_dead_worker() -> None:
     group.begin("w1")
     group(c.WorkerDied("w1"))
     group.begin("w2")
-    assert not group.state.may_begin("w2", num_workers=2)
+    assert not group.job.may_begin("w2", num_workers=2)
 
 
 def test_start_barrier_counts_anew_when_all_have_left() -> None:
@@ -387,7 +391,7 @@ def test_start_barrier_counts_anew_when_all_have_left() -> None:
     group(c.WorkerLeft("w1", 1))
     group(c.WorkerLeft("w2", 1))
     group.begin("w1")
-    assert not group.state.may_begin("w1", num_workers=2)
+    assert not group.job.may_begin("w1", num_workers=2)
 
 
 def test_all_pushes_count_when_all_workers_have_left() -> None:
@@ -399,7 +403,7 @@ def test_all_pushes_count_when_all_workers_have_left() -> None:
     group(c.WorkerLeft("w1", 1))
     group.tick("w2", 0)
     group(c.WorkerLeft("w2", 1))
-    assert group.state.opened == 2
+    assert group.job.opened == 2
 
 
 # --- checkpoints ---
@@ -409,16 +413,16 @@ def test_checkpoint_begins_with_every_interval() -> None:
     group = make_group("a", checkpoint_interval=2, checkpoints="cuts")
     group.begin("w1")
     group.tick("w1", 0)
-    assert group.state.cut is None
+    assert group.job.cut is None
     group.tick("w1", 1)
-    assert group.state.cut is not None
-    assert group.state.cut.workers == ("w1",)
+    assert group.job.cut is not None
+    assert group.job.cut.workers == ("w1",)
     for clock in range(2, 7):  # the next one waits for this one
         group.tick("w1", clock)
-    assert group.state.last_cut == 1
+    assert group.job.last_cut == 1
     group.save({"w1": 2})
-    assert group.state.last_cut == 2
-    assert [cut.number for cut in group.state.cuts] == [1]
+    assert group.job.last_cut == 2
+    assert [cut.number for cut in group.job.cuts] == [1]
 
 
 def test_next_checkpoint_comes_when_it_is_due_after_one_that_failed() -> None:
@@ -429,16 +433,16 @@ def test_next_checkpoint_comes_when_it_is_due_after_one_that_failed() -> None:
     group.save({"w1": 2})
     group.tick("w1", 2)
     group.tick("w1", 3)
-    failed = c.SaveFailed(group.state.generation, 2, 3, "full")
+    failed = c.SaveFailed(group.job.generation, 2, 3, "full")
     group(failed)
-    assert group.state.cut is None
-    assert [cut.number for cut in group.state.cuts] == [1]
+    assert group.job.cut is None
+    assert [cut.number for cut in group.job.cuts] == [1]
     group.tick("w1", 4)
-    assert group.state.cut is None
+    assert group.job.cut is None
     group.tick("w1", 5)
     assert group(failed) == ()  # reported twice
     group.save({"w1": 6})
-    assert [cut.number for cut in group.state.cuts] == [1, 3]
+    assert [cut.number for cut in group.job.cuts] == [1, 3]
 
 
 def test_rollback_goes_to_the_last_whole_checkpoint() -> None:
@@ -452,13 +456,13 @@ def test_rollback_goes_to_the_last_whole_checkpoint() -> None:
     group.save({"w1": 4, "w2": 2})
     group.tick("w2", 1)
     group(c.CheckpointDue())  # in the middle of this one the server is lost
-    old = group.state.generation
+    old = group.job.generation
     group.join("b")
     group(c.ServerDied("a"))
-    assert group.state.rolled_back_to == 1
-    assert group.state.cut is None
-    assert group.state.clocks == {"w1": 4, "w2": 2}
-    assert group.state.opened == 2
+    assert group.job.rolled_back_to == 1
+    assert group.job.cut is None
+    assert group.job.clocks == {"w1": 4, "w2": 2}
+    assert group.job.opened == 2
     with pytest.raises(RolledBack):
         group(c.Tick("w2", 1, old, 2))
     group.tick("w2", 2)
@@ -472,7 +476,7 @@ def test_worker_that_died_before_its_mark_is_in_the_checkpoint_with_its_clocks()
     group(c.CheckpointDue())
     group(c.WorkerDied("w2"))
     group.save({"w1": 1})
-    (cut,) = group.state.cuts
+    (cut,) = group.job.cuts
     assert cut.clocks == {"w1": 1, "w2": 1}
     assert cut.clock == 1
 
@@ -541,9 +545,127 @@ def test_worker_that_came_back_during_a_checkpoint_goes_on_where_its_pushes_end(
     for name in ("v", "x"):
         group.tick(name, 7)
     group.begin("w", incarnation=2)
-    assert group.state.clocks == {"v": 8, "w": 8, "x": 8}
+    assert group.job.clocks == {"v": 8, "w": 8, "x": 8}
     group.save({"v": 8, "w": 8, "x": 7})
-    assert group.state.cuts[-1].clocks == {"v": 8, "w": 7, "x": 7}
+    assert group.job.cuts[-1].clocks == {"v": 8, "w": 7, "x": 7}
     group(c.ServerDied("a"))
     group.join("b")
     assert dict(openings(view_of(group.state), 7, 8))[8]["w"] == 7
+
+
+# --- jobs ---
+
+
+def with_two_jobs(**settings: object) -> Group:
+    """A worker in the loop of each, one clock on."""
+    group = make_group("a", "b", **settings)
+    group(c.DeclareTable(TABLE, job="two"))
+    for job, name in (("", "w1"), ("two", "w2")):
+        group(c.WorkerJoined(name, 1, 0, job=job))
+        group(c.Tick(name, 1, 7, 0, job=job))
+    return group
+
+
+def untouched(job: e.Job) -> tuple[object, ...]:
+    """Everything but where its ranges are."""
+    return (
+        job.generation,
+        job.tables,
+        job.workers,
+        job.opened,
+        job.gathered,
+        job.gaps,
+        job.cut,
+        job.cuts,
+        job.num_rollbacks,
+    )
+
+
+def test_clocks_checkpoints_and_deaths_of_workers_are_of_one_job() -> None:
+    group = with_two_jobs(checkpoints="cuts")
+    other = untouched(group.state.jobs["two"])
+    group.tick("w1", 1)
+    group.begin("w3")
+    group(c.CheckpointDue())
+    group(c.WorkerDied("w1"))
+    group.save()
+    group(c.WorkerLeft("w3", 1))
+    assert untouched(group.state.jobs["two"]) == other
+    assert group.job.opened == 2
+    with pytest.raises(Evicted, match="no job 'three'"):
+        group(c.Tick("w1", 1, 7, 0, job="three"))
+
+
+def test_ranges_have_numbers_of_the_group_and_servers_are_balanced_over_all_jobs() -> None:
+    group = with_two_jobs(num_ranges=3)
+    ranges = group.state.ranges
+    assert [each.number for each in ranges] == [1, 2, 3, 10_001, 10_002, 10_003]
+    assert sorted(each.servers[0] for each in ranges) == [*"aaabbb"]
+    group(c.DeclareTable(TABLE, job="three"))
+    assert sorted(each.servers[0] for each in group.state.ranges) == [*"aaaaabbbb"]
+
+
+def test_job_without_a_range_on_a_lost_server_is_not_rolled_back() -> None:
+    group = make_group("a", num_ranges=1)
+    group(c.WorkerJoined("w1", 1, 0))
+    group.join("b")
+    group(c.DeclareTable(TABLE, job="two"))
+    (range_,) = group.state.jobs["two"].ranges
+    assert range_.servers == ("b",)
+    before = untouched(group.job)
+    group(c.ServerDied("b"))
+    assert group.state.jobs["two"].num_rollbacks == 1
+    assert untouched(group.job) == before
+    group(c.ServerDied("a"))
+    group.join("b")
+    assert group.job.num_rollbacks == 1
+
+
+def test_each_job_goes_back_to_its_own_checkpoint() -> None:
+    group = with_two_jobs(checkpoints="cuts", num_ranges=2)
+    group(c.CheckpointDue())
+    group.save({"w1": 1})
+    group.tick("w1", 1)
+    group(c.ServerDied("a"))
+    assert group.job.clocks == {"w1": 1}
+    assert group.state.jobs["two"].clocks == {"w2": 0}
+    assert group.job.cuts[-1].folder == "cut-7-1"
+    assert cut_folder(7, 1, group.state.jobs["two"].job) == "cut-7-1-1"
+
+
+def test_job_that_is_removed_begins_anew_under_other_numbers() -> None:
+    group = with_two_jobs()
+    with pytest.raises(Invalid, match="'two' has workers in its loop: w2"):
+        group(c.RemoveJob(job="two"))
+    group(c.WorkerLeft("w2", 1, job="two"))
+    group(c.RemoveJob(job="two"))
+    assert group.state.ranges == group.job.ranges
+    group(c.DeclareTable(TABLE, job="two"))
+    again = group.state.jobs["two"]
+    assert (again.job, again.opened, again.workers) == (2, 0, {})
+    assert again.ranges[0].number == 20_001
+
+
+def test_number_of_jobs_is_bounded() -> None:
+    state = State.first(7)
+    for number in range(MAX_JOBS):
+        state = decide(state, c.DeclareTable(TABLE, job=f"job-{number}")).state
+    with pytest.raises(Invalid, match=f"'more': the group has {MAX_JOBS} jobs"):
+        decide(state, c.DeclareTable(TABLE, job="more"))
+    assert decide(state, c.DeclareTable(TABLE, job="job-0")).events == ()
+    with pytest.raises(Invalid, match="not 'a/b'"):
+        decide(State.first(7), c.WorkerJoined("w", 1, 0, job="a/b"))
+
+
+def test_job_without_tables_or_workers_makes_room_for_another() -> None:
+    group = Group()
+    for number in range(MAX_JOBS):
+        group(c.WorkerJoined("w", 1, 0, job=f"job-{number}"))
+    with pytest.raises(Invalid, match=f"'more': the group has {MAX_JOBS} jobs"):
+        group(c.WorkerJoined("w", 1, 0, job="more"))
+    group(c.WorkerDied("w", job="job-3"))
+    group(c.WorkerLeft("w", 1, job="job-5"))
+    group(c.DeclareTable(TABLE, job="more"))
+    assert "job-3" not in group.state.jobs
+    assert {"job-5", "more"} < group.state.jobs.keys()
+    assert len(group.state.jobs) == MAX_JOBS + 1

@@ -7,7 +7,7 @@ from xain_parameters import messages as m
 from xain_parameters.errors import Invalid
 from xain_parameters.scheduler import commands as c
 from xain_parameters.scheduler.decider import decide
-from xain_parameters.scheduler.state import MAX_FORMER, Settings, State, view_of
+from xain_parameters.scheduler.state import MAX_FORMER, State, view_of
 from xain_parameters.specs import (
     MAX_NAME_BYTES,
     MAX_SPEC_BYTES,
@@ -42,14 +42,14 @@ MAX_MESSAGE_BYTES = 4 << 20  # gRPC's
 def test_table_over_a_bound_is_refused_by_scheduler_and_servers(change, says):
     table = replace(TABLE, **change)
     with pytest.raises(Invalid, match=says):
-        decide(State(Settings(), generation=7), c.DeclareTable(table))
+        decide(State.first(7), c.DeclareTable(table))
     with pytest.raises(Invalid, match=says) as caught:
         plugins_of(table)
     assert len(str(caught.value)) < 1000
 
 
 def test_as_many_tables_as_there_may_be_fit_into_a_view():
-    state = State(Settings(), generation=7)
+    state = State.first(7)
     name = "n" * (MAX_NAME_BYTES - 4)
     options = {"x" * 3000: 1}
     largest = encoded(replace(TABLE, name=name, update=Plugin("add", options)))

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from support.logs import capture_logs
+from support.trainee import Trainee
+from xain_participant.agent import Agent
 from xain_participant.result import NotKept, Result
 from xain_participant.state import StateDirectory, StateError
 
@@ -287,6 +289,18 @@ def test_a_folder_of_another_participant_is_refused(state: StateDirectory, folde
     with StateDirectory(folder) as state:
         assert state.participant_id == "ward-7"
         assert_is(state.load(), RESULT)
+
+
+def test_explicit_instance_id_is_kept_and_another_one_is_refused(folder: Path) -> None:
+    """The id of the folder does not replace one that was given, in silence."""
+    with StateDirectory(folder, "ward-7", "pod-3") as state:
+        assert state.instance_id == "pod-3"
+        with pytest.raises(ValueError, match="instance_id is 'pod-4', but the state is that of"):
+            Agent(Trainee("ward-7", 3), "localhost:1", state=state, instance_id="pod-4")
+    with StateDirectory(folder) as state:
+        assert state.instance_id == "pod-3"
+    with pytest.raises(StateError, match="instance 'pod-3', not of 'pod-4'; leave participant"):
+        StateDirectory(folder, "ward-7", "pod-4")
 
 
 def test_a_name_that_is_damaged_is_made_anew(state: StateDirectory, folder: Path) -> None:

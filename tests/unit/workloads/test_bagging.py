@@ -16,13 +16,16 @@ from sklearn.ensemble import BaggingClassifier, BaggingRegressor
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-from xain_workloads import ensembles
+from support.logs import capture_logs
+from xain_workloads import bagging, ensembles
 from xain_workloads.bagging import BaggingWorkload, LoadedEstimators, oob_score, seed_of
-from xain_workloads.bagging_options import CLASSIFIERS, REGRESSORS, BaggingOptions
+from xain_workloads.bagging_options import BaggingOptions
 from xain_workloads.data import load
 from xain_workloads.dataset import Dataset
-from xain_workloads.ensembles import Frame, InvalidEnsemble, check_update, pack, unpack
-from xain_workloads.errors import DataError
+from xain_workloads.ensembles import Frame, check_update, pack, unpack
+from xain_workloads.errors import DataError, InvalidEnsemble
+from xain_workloads.estimators import files, skops_files
+from xain_workloads.estimators.files import dump
 from xain_workloads.held import (
     Holding,
     check_holding,
@@ -69,11 +72,8 @@ def ensemble(whole: Dataset, parts: list[Dataset], **given: Any) -> Model:
 
 
 def members(model: Model) -> list[tuple[float, Any]]:
-    """Weight and plain estimator of each frame, loaded by skops alone."""
-    return [
-        (frame.weight, skops.io.loads(frame.file, trusted=["sklearn.tree._tree.Tree"]))
-        for frame in unpack(model.vector.tobytes())
-    ]
+    """Weight and estimator of each frame."""
+    return [(frame.weight, files.load(frame.file)) for frame in unpack(model.vector.tobytes())]
 
 
 def by_class(data: Dataset) -> list[Dataset]:
@@ -109,7 +109,7 @@ def test_an_array_is_read_again_when_another_thread_parses(monkeypatch) -> None:
         return parse(text)
 
     monkeypatch.setattr(ast, "literal_eval", parse)
-    assert (ensembles._array("0.npy", file.getvalue()) == np.arange(3.0)).all()
+    assert (skops_files._array("0.npy", file.getvalue()) == np.arange(3.0)).all()
     assert not errors
 
 
@@ -162,6 +162,56 @@ def test_training_reports_the_oob_score() -> None:
     assert 0.85 < result.metrics["oob_score"] <= 1
     one_row = data.subset([0])
     assert workload.train(model, one_row, epochs=1, epoch_base=0, seed=0).metrics == {}
+
+
+def test_rows_out_of_a_bootstrap_are_of_other_groups() -> None:
+    """Visits of a patient are alike and their label is by chance: a model that knows other visits
+    predicts it, and one that is measured on other patients cannot."""
+    chance = np.random.RandomState(0)
+    patients = np.repeat(np.arange(100), 6)
+    features = chance.normal(size=(100, 4))[patients] + 1e-3 * chance.normal(size=(600, 4))
+    data = Dataset(features, chance.choice(["a", "b"], 100)[patients])
+    scores = {}
+    for kind, groups in (("rows", None), ("groups", patients.astype(np.uint64))):
+        one = replace(data, groups=groups)
+        workload = create("bagging", {"estimator": "DecisionTreeClassifier", "estimators": 20})
+        model = workload.initial_model([one.profile()])
+        result = workload.train(model, one, epochs=1, epoch_base=0, seed=0)
+        scores[kind] = result.metrics["oob_score"]
+    assert scores["rows"] > 0.9
+    assert scores["groups"] < 0.65
+    for number in range(20):  # of the data and the workload with groups
+        _, sample = workload._bootstrap(0, number, one)
+        out = np.setdiff1d(np.arange(len(patients)), sample)
+        assert len(out)
+        assert not set(patients[sample]) & set(patients[out])
+
+
+@pytest.mark.parametrize(
+    ("grouped", "given", "expected"),
+    [(True, {}, False), (False, {}, "auto"), (True, {"early_stopping": True}, True)],
+)
+def test_estimators_of_rows_with_groups_stop_early_only_where_it_is_set(
+    grouped: bool, given: dict[str, Any], expected: Any, monkeypatch
+) -> None:
+    """Early stopping would divide the rows of a patient."""
+    rows = flowers()
+    groups = np.arange(rows.num_samples, dtype=np.uint64) // 3 if grouped else None
+    kept = []
+
+    def kept_and_dumped(estimator: Any) -> bytes:
+        kept.append(estimator)
+        return dump(estimator)
+
+    monkeypatch.setattr(bagging, "dump", kept_and_dumped)
+    update(
+        replace(rows, groups=groups),
+        estimator="HistGradientBoostingClassifier",
+        parameters={"max_iter": 2, **given},
+        estimators=1,
+    )
+    (estimator,) = kept
+    assert estimator.early_stopping == expected
 
 
 # --- votes ---
@@ -243,11 +293,6 @@ def test_wrong_options_are_named(options: dict[str, object], message: str) -> No
         BaggingWorkload.from_options(options)
 
 
-def test_all_estimators_of_the_tables_exist() -> None:
-    for name in (*CLASSIFIERS, *REGRESSORS):
-        assert BaggingOptions(name, publish=True).estimator_class().__name__ == name
-
-
 def test_rows_that_an_estimator_cannot_be_fitted_on_are_an_error_of_the_data() -> None:
     data = load("iris")
     negative = Dataset(data.features - 10, data.target)
@@ -307,7 +352,7 @@ def test_hostile_files_are_refused_before_they_are_loaded() -> None:
     data = flowers()
     options = BaggingOptions(parameters={"max_depth": 4}, publish=True)
     _, sent = update(data)
-    good = unpack(sent)[0].file
+    good = skops_files.dump(files.load(unpack(sent)[0].file))  # as of earlier versions
     ensembles.check_file(good, options, 4)
     other = skops.io.dumps(DecisionTreeRegressor().fit(data.features, np.arange(150.0)))
     function = skops.io.dumps(FunctionTransformer(np.log1p))
@@ -321,8 +366,8 @@ def test_hostile_files_are_refused_before_they_are_loaded() -> None:
         (rewritten(good, lambda c: c.update({"x.py": b"1"})), "neither a schema nor an array"),
         (rewritten(good, lambda c: c.update({"schema.json": b"["})), "not JSON"),
         (rewritten(good, lambda c: c.update({"schema.json": b"[" * 10**6})), "not JSON"),
-        (other, "is a sklearn.tree._classes.DecisionTreeRegressor, the model is made of Dec"),
-        (function, "the model is made of DecisionTreeClassifier"),
+        (other, "is a sklearn.tree._classes.DecisionTreeRegressor, not a Dec"),
+        (function, "not a DecisionTreeClassifier"),
         (rewritten(good, edit_schema('"Tree"', '"system"')), "not trusted"),
         (rewritten(good, edit_schema('"sklearn.tree._tree"', '"os"')), "not trusted"),
         (rewritten(good, edit_schema('"TreeNode"', '"FunctionNode"')), "has a FunctionNode"),
@@ -336,11 +381,24 @@ def test_hostile_files_are_refused_before_they_are_loaded() -> None:
             ensembles.load(file, options, 4)
 
 
+def test_site_is_warned_before_its_rows_are_published() -> None:
+    nested = {"pipeline": ["PCA", "KNeighborsClassifier"]}
+    for estimator, publish, expected in (
+        (nested, True, [["KNeighborsClassifier"]]),
+        (nested, False, []),
+        ("GaussianNB", True, []),
+    ):
+        with capture_logs() as entries:
+            update(flowers(), estimator=estimator, parameters={}, publish=publish)
+        told = [one["estimators"] for one in entries if one["event"] == "rows_are_published"]
+        assert told == expected
+
+
 def test_estimators_with_classes_that_the_model_lacks_are_refused() -> None:
     data = flowers()
     model = ensemble(data, [data])
     for target in (np.arange(150) % 5, np.char.add("kind ", (np.arange(150) % 3).astype(str))):
-        file = ensembles.dump(DecisionTreeClassifier().fit(data.features, target))
+        file = files.dump(DecisionTreeClassifier().fit(data.features, target))
         broken = replace(model, vector=np.frombuffer(pack([Frame(1, file)]), np.uint8))
         workload = create("bagging", json.loads(model.metadata["options"]))
         with pytest.raises(ValueError, match=r"estimator .*has the classes"):

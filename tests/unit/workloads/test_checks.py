@@ -296,6 +296,53 @@ def test_site_of_few_rows_makes_no_identifier_of_a_column_of_others() -> None:
     assert [one for one in found(given) if one.check == "identifier"] == []
 
 
+def visits(num_patients: int, seed: int, id_name: str, number: int = 3) -> tuple[Values, Any]:
+    """Patients who come several times, in no order; weight and outcome are of the visit."""
+    values, _ = patients(num_patients, seed)
+    chance = np.random.RandomState(seed)
+    order = chance.permutation(np.repeat(np.arange(num_patients), number))
+    again = {name: of[order] for name, of in values.items()}
+    again["weight"] = again["weight"] + chance.normal(0, 2, len(order)).round(1)
+    outcome = np.where(chance.rand(len(order)) < 0.4, "dead", "alive")
+    return {id_name: chance.permutation(9999)[:num_patients][order], **again}, outcome
+
+
+@pytest.mark.parametrize("name", ["patient_id", "Subject", "PatNr", "badge"])
+def test_id_that_repeats_is_told_with_the_line_to_set(name: str) -> None:
+    """The name tells it, or age, sex and ward, in which the rows of a patient agree."""
+    (one,) = [one for one in found({"north": visits(60, 0, name)}) if one.check == "groups"]
+    assert (one.level, one.site, one.column) == ("warn", "north", name)
+    assert str(one).endswith(f'Is it such an id? If so, set data.group = "{name}"')
+    both = {"north": visits(60, 0, name), "south": visits(50, 1, name)}
+    assert [one.site for one in found(both) if one.check == "groups"] == [""]
+
+
+def test_measurements_and_codes_that_repeat_are_no_ids() -> None:
+    """Ages, their groups, wards and their districts, and codes with few values in many rows."""
+    values, outcome = patients(600, 0)
+    values["age_group"] = values["age"] // 10
+    values["street"] = np.random.RandomState(1).randint(0, 40, 600)
+    values["district"] = values["street"] // 10
+    values["admission_source_id"] = np.arange(600) % 5
+    values["weight"] = values["weight"].round()
+    assert [str(one) for one in found({"north": (values, outcome)}) if one.check == "groups"] == []
+
+
+def test_site_without_groups_beside_others_is_told_once() -> None:
+    profiles = {}
+    for name, one in sites().items():
+        table = table_of(*one)
+        groups = np.arange(table.num_samples, dtype=np.uint64) // 4
+        grouped = replace(table, groups=groups, group="patient")
+        profiles[name] = (table if name == "south" else grouped).profile()
+    (one,) = [one for one in check(profiles.items()) if one.check == "groups"]
+    assert one.site == "south"
+    assert "those of other sites are kept together by 'patient'" in one.text
+    table = replace(table_of(*visits(60, 0, "id")), groups=np.arange(180, dtype=np.uint64))
+    declared = replace(table, group="visit").profile()
+    assert [one for one in check([("north", declared)]) if one.check == "groups"] == []
+
+
 @pytest.mark.parametrize("number", [2, 4])
 def test_instrument_that_is_off_is_named_where_a_column_has_two_peaks(number: int) -> None:
     """The middle half of such a column is wider than that of a bell curve."""
@@ -487,6 +534,7 @@ def test_every_check_of_the_list_is_made() -> None:
     """No finding has a name that is not in the list."""
     made = {name for name, _, _ in (*AT_ONE, *AT_ALL)}
     made |= {
+        "groups",
         "unlike_classes",
         "untold",
         "many_classes",
@@ -494,7 +542,7 @@ def test_every_check_of_the_list_is_made() -> None:
         "no_statistics",
         "small_site",
     }
-    assert made | {"untold_column"} == set(CHECKS)
+    assert made | {"untold_column", "withheld"} == set(CHECKS)
 
 
 @pytest.mark.parametrize(("num_classes", "words"), [(6, ()), (7, ("opposite",)), (21, ("alone",))])

@@ -13,6 +13,7 @@ from xain_workloads.errors import DataError
 from xain_workloads.profile import DataProfile
 from xain_workloads.schema import Column
 from xain_workloads.table import Table
+from xain_workloads.workload import create, initial_model
 
 
 def site(num_rows: int, seed: int) -> Table:
@@ -136,7 +137,7 @@ def test_sites_see_no_figure_of_fewer_than_min_sites() -> None:
     hidden = table_one(TABLES).for_sites(3)
     assert hidden.rows[0].together.mean is None
     assert hidden.target.together.counts == {}
-    assert "not told" in hidden.to_text()
+    assert re.search(r"age \(years\) +withheld +2 of 3 sites$", hidden.to_text(), re.MULTILINE)
 
 
 def test_sites_see_no_category_of_fewer_than_min_sites() -> None:
@@ -152,6 +153,47 @@ def test_sites_see_no_category_of_fewer_than_min_sites() -> None:
     assert shown.together.other == 230 - females
 
 
+def test_rows_of_one_site_do_not_follow_from_those_of_all() -> None:
+    """Known rows less those that are told would be the one site's, so one more is not told."""
+    sites = {name: site(90, seed) for seed, name in enumerate(("north", "south", "west"))}
+    sites["west"].values["sex"][:20] = "other"
+    table = table_one(sites)
+    (_, sex) = table.rows
+    fewest = min(("male", "female"), key=lambda name: sex.together.counts[name])
+    (_, shown) = table.for_sites(2).rows
+    assert fewest not in shown.together.counts
+    assert shown.together.other == 20 + sex.together.counts[fewest]
+    assert table.for_sites(2).target.together.counts == table.target.together.counts
+
+
+@pytest.mark.parametrize("kind", ["category", "number"])
+def test_missing_values_of_one_site_are_withheld(kind: str) -> None:
+    """Withheld counts do not follow from others: known values are withheld, and one category."""
+    sites = {name: site(90, seed) for seed, name in enumerate(("north", "south", "west"))}
+    for one in sites.values():
+        one.values["age"][:] = np.nan_to_num(one.values["age"], nan=50.0)
+    column = {"category": "sex", "number": "age"}[kind]
+    sites["west"].values[column][:7] = None if kind == "category" else np.nan
+    table = table_one(sites)
+    shown = table.for_sites(2)
+    row = next(row for row in shown.rows if row.name == column)
+    assert (row.together.known, row.together.missing, row.together.other) == (0, 0, 0)
+    assert len(row.together.counts) == (kind == "category")
+    assert (row.together.mean is None) is (kind == "category")
+    assert re.search(r"missing +withheld$", shown.to_text(), re.MULTILINE)
+    assert not re.search(r"missing +7$", shown.to_text(), re.MULTILINE)
+    told = [line for line in csv.reader(io.StringIO(shown.to_csv())) if line[0] == column]
+    assert not {"known", "missing"} & {line[2] for line in told}
+    assert TableOne.from_json(shown.to_json()) == shown
+
+
+def test_column_of_one_site_alone_is_withheld_with_the_reason() -> None:
+    north, south = site(90, 0), site(90, 1)
+    north.values["age"][:] = np.nan
+    text = table_one({"north": north, "south": south}).for_sites(2).to_text()
+    assert re.search(r"age \(years\) +withheld +1 of 2 sites$", text, re.MULTILINE)
+
+
 def test_figures_of_single_sites_are_kept_for_a_bounded_number() -> None:
     profile = site(40, 0).profile()
     many = TableOne.of((f"s{i}", profile) for i in range(MAX_SITES + 5))
@@ -163,3 +205,22 @@ def test_sites_without_rows_or_statistics_are_passed_over() -> None:
     empty = TableOne.of([("none", DataProfile(0, 2)), ("plain", DataProfile(9, 2))])
     assert (empty.num_sites, empty.num_samples, empty.rows) == (1, {"plain": 9}, ())
     assert empty.to_text()
+
+
+def test_groups_of_rows_are_counted_where_they_are_enough() -> None:
+    """Table one tells the number of patients beside that of their visits, sites that of all."""
+
+    def grouped(table: Table, num_groups: int) -> Table:
+        groups = np.arange(table.num_samples, dtype=np.uint64) % num_groups
+        return replace(table, groups=groups, group="patient")
+
+    sites = {"north": grouped(TABLES["north"], 30), "south": grouped(TABLES["south"], 35)}
+    table = TableOne.from_json(table_one(sites).to_json())
+    assert table.cells()[2] == ["patient", "groups of rows", "30", "35", "65"]
+    assert ["patient", "north", "groups", "30"] in list(csv.reader(io.StringIO(table.to_csv())))
+    assert table.for_sites(2).cells()[2] == ["patient", "groups of rows", "65"]
+    assert "patient" not in table.for_sites(3).to_text()
+    profiles = [TABLES["south"].profile(), sites["north"].profile()]
+    assert initial_model(create("sgd", {}), profiles).metadata["group"] == "patient"
+    few = table_one({**sites, "tiny": grouped(TABLES["tiny"], 2)})
+    assert few.cells()[2] == ["patient", "groups of rows", "30", "35", "", "65 of 2 sites"]

@@ -21,7 +21,7 @@ from xain_workloads.gains import (
     difference_of,
     gain_of,
 )
-from xain_workloads.local import MIN_ROWS, NUM_PARTS, fit_local
+from xain_workloads.local import MIN_ROWS, NUM_PARTS, train_local
 from xain_workloads.model import Model
 from xain_workloads.preprocessing import prepare
 from xain_workloads.row_losses import row_losses
@@ -60,7 +60,8 @@ def local_of(
     whole, own, test = tables(task)
     model = initial_model(create(name, options), [whole.profile()])
     budget = Budget(passes, given.pop("limit_s", 1e9))
-    return fit_local(model.metadata, own.profile(), own, test, budget, 1, **given), model, test
+    local, _ = train_local(model.metadata, own.profile(), own, test, budget, 1, **given)
+    return local, model, test
 
 
 @pytest.mark.parametrize(("name", "options"), WORKLOADS)
@@ -110,7 +111,7 @@ def test_difference_is_that_of_each_row(task: str) -> None:
         assert of_all.mean() == pytest.approx(mean_squared_error(test.target, predict(model, test)))
     else:
         assert of_all.mean() == pytest.approx(log_loss(test.target, probabilities(model, test)))
-    local = fit_local(
+    local, _ = train_local(
         model.metadata, own.profile(), own, test, Budget(2, 1e9), 1, losses={7: of_all}
     )
     (difference,) = local.differences
@@ -151,7 +152,7 @@ def test_models_with_class_weights_are_compared_by_auc_or_balanced_accuracy(
         name = "balanced_accuracy"
         truth = balanced_accuracy_score(test.target, predict(model, test))
     assert 1 - losses.mean() == pytest.approx(truth)
-    local = fit_local(
+    local, _ = train_local(
         *(model.metadata, own.profile(), own, test, Budget(1, 1e9), 1),
         losses={1: losses, 2: np.ones(90)},
     )
@@ -186,18 +187,18 @@ def test_site_with_too_few_rows_or_one_class_says_so() -> None:
     metadata = initial_model(create("sgd", {}), [whole.profile()]).metadata
 
     def why_not(rows: Table) -> str:
-        return fit_local(metadata, rows.profile(), rows, test, Budget(3, 1e9), 1).why_not
+        return train_local(metadata, rows.profile(), rows, test, Budget(3, 1e9), 1)[0].why_not
 
-    assert why_not(own.subset(range(MIN_ROWS - 1))) == "the site has fewer than 10 rows to train on"
+    assert why_not(own.subset(range(MIN_ROWS - 1))) == "there are fewer than 10 rows to train on"
     one_class = np.flatnonzero(own.target == own.target[0])
-    assert why_not(own.subset(one_class)) == "all rows of the site are of one class"
+    assert why_not(own.subset(one_class)) == "all rows to train on are of one class"
 
 
 def test_held_out_rows_of_a_class_that_the_site_does_not_train_on_count() -> None:
     whole, own, test = tables()
     metadata = initial_model(create("sgd", {}), [whole.profile()]).metadata
     without = own.subset(np.flatnonzero(own.target != own.target[0]))
-    local = fit_local(metadata, without.profile(), without, test, Budget(3, 1e9), 1)
+    local, _ = train_local(metadata, without.profile(), without, test, Budget(3, 1e9), 1)
     assert local.tallies is not None
     assert local.tallies.num_classes == 3
     assert local.tallies.num_rows == test.num_samples
@@ -212,7 +213,7 @@ def test_reason_without_a_model_quotes_no_data() -> None:
     whole, own, test = tables()
     metadata = dict(initial_model(create("sgd", {}), [whole.profile()]).metadata)
     metadata["classes"] = '["a", "b", "c"]'
-    local = fit_local(metadata, own.profile(), own, test, Budget(3, 1e9), 1)
+    local, _ = train_local(metadata, own.profile(), own, test, Budget(3, 1e9), 1)
     assert local.why_not == "no model can be trained on its rows (DataError)"
 
 
@@ -313,7 +314,7 @@ def test_global_and_local_model_of_the_same_rows_differ_by_preprocessing_alone()
     _, own, test = tables()
     model = fit_centralised(create("sgd", {}), own, epochs=1, seed=1)
     of_all = row_losses(from_metadata(model.metadata), model, prepare(model.metadata, test))
-    local = fit_local(
+    local, _ = train_local(
         model.metadata, own.profile(), own, test, Budget(1, 1e9), 1, losses={1: of_all}
     )
     assert local.differences == (Difference(1, 0.0, 0.0),)

@@ -8,7 +8,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from xain_workloads.data import load
-from xain_workloads.ensembles import InvalidEnsemble
+from xain_workloads.errors import InvalidEnsemble
 from xain_workloads.glm.families import sums
 from xain_workloads.stacking import PENALTY, Linear, Shape, packed, parsed
 

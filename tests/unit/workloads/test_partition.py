@@ -231,3 +231,103 @@ def test_a_division_keeps_a_fold_out_of_training_and_measures_on_it() -> None:
     assert [rows(part) for part in everything] == [rows(data)] * 2
     few = divided(data, Division(20, measures=True), 0.25, 0, least=5)
     assert few[1].num_samples == 0
+
+
+# Groups of rows
+
+
+@given(
+    st.one_of(labels, numbers),
+    st.lists(st.integers(0, 12), min_size=60, max_size=60),
+    st.floats(0, 1, exclude_max=True),
+    seeds,
+    part_counts,
+)
+def test_no_group_is_divided(
+    values: list[Any], groups: list[int], fraction: float, seed: int, num_parts: int
+) -> None:
+    """Held-out rows, folds and parts of a data set have all rows of a group or none, and no label
+    is only tested."""
+    target = _target(values)
+    of_rows = np.array(groups[: len(target)], np.uint64)
+    data = Dataset(np.arange(float(len(target)))[:, np.newaxis], target, groups=of_rows)
+    found = folds(target, num_parts, seed=seed, groups=of_rows)
+    divisions = [
+        [data.subset(np.flatnonzero(found == fold)) for fold in range(num_parts)],
+        [*split_train_test(data, fraction, seed)],
+        *(
+            [Partition(kind, num_parts, i, seed=seed).apply(data) for i in range(num_parts)]
+            for kind in ("iid", "dirichlet")
+        ),
+    ]
+    for parts in divisions:
+        _covers([part.features[:, 0] for part in parts], len(target))
+        assert sum(len(np.unique(part.groups)) for part in parts) == len(np.unique(of_rows))
+    train, test = divisions[1]
+    if data.task == "classification":
+        assert set(test.target) <= set(train.target)
+    assert train.num_samples or not data.num_samples
+
+
+def _visits(num_patients: int) -> Dataset:
+    """Four visits of each patient, in no order; a third of the patients have the outcome."""
+    groups = np.random.RandomState(0).permutation(np.repeat(np.arange(num_patients), 4))
+    target = np.where(groups % 3 == 0, "ill", "well")
+    rows = np.arange(float(len(groups)))[:, np.newaxis]
+    return Dataset(rows, target, groups=groups.astype(np.uint64))
+
+
+def test_groups_meet_the_share_of_rows_of_each_label() -> None:
+    data = _visits(150)
+    test = split_train_test(data, 0.2, seed=1)[1]
+    assert Counter(test.target.tolist()) == {"ill": 40, "well": 80}
+    found = folds(data.target, 5, seed=1, groups=data.groups)
+    each = [Counter(data.target[found == fold].tolist()) for fold in range(5)]
+    assert each == [Counter(ill=40, well=80)] * 5
+
+
+def test_held_out_groups_of_a_session_are_of_several_folds() -> None:
+    """Folds and test rows are independent of each other, although both seeds are 0 by default."""
+    data = _visits(150)
+    found = folds(data.target, 5, seed=0, groups=data.groups)
+    fold_of = dict(zip(data.groups.tolist(), found.tolist(), strict=True))
+    for fold in range(5):
+        test = divided(data, Division(5, fold, 0), 0.2, 0)[1]
+        assert len({fold_of[group] for group in test.groups.tolist()}) >= 3  # two others
+
+
+def test_a_group_stays_on_its_side_where_others_are_added_or_rows_are_sorted() -> None:
+    """The side follows from the value of the group, as far as the share of rows allows it."""
+    data = _visits(150)
+    known = set(range(120))
+    tested = set(split_train_test(data, 0.2, seed=1)[1].groups.tolist()) & known
+    fewer = data.subset(np.flatnonzero(data.groups < 120)[::-1])
+    assert len(tested ^ set(split_train_test(fewer, 0.2, seed=1)[1].groups.tolist())) <= 3
+
+
+def test_side_of_a_group_is_pinned() -> None:
+    """The groups that are held out were computed once. If they change, rows that a model was
+    trained on in an earlier release are held out in a later one."""
+    test = split_train_test(_visits(30), 0.2, seed=7)[1]
+    assert sorted(set(test.groups.tolist())) == [2, 6, 19, 21, 23, 29]
+
+
+def test_rows_of_too_few_groups_are_not_held_out() -> None:
+    """Figures over many visits of a few patients tell of each patient."""
+    data = _visits(20)
+    for measured in (
+        lambda least: split_train_test(data, 0.2, seed=0, least=least),
+        lambda least: divided(data, Division(5, 0, 0, measures=True), 0.2, 0, least=least),
+    ):
+        groups = measured(1)[1].groups
+        units = len(set(groups.tolist()))
+        assert 1 < units < len(groups)
+        assert measured(units)[1].num_samples == len(groups)
+        assert measured(units + 1)[1].num_samples == 0
+
+
+@pytest.mark.parametrize(("num_groups", "num_test"), [(1, 0), (2, 0), (3, 20), (5, 20)])
+def test_few_groups_are_held_out_where_the_share_is_nearest(num_groups: int, num_test: int) -> None:
+    groups = np.arange(num_groups * 20, dtype=np.uint64) % num_groups
+    data = Dataset(np.ones((len(groups), 1)), np.arange(float(len(groups))), groups=groups)
+    assert split_train_test(data, 0.2, seed=0)[1].num_samples == num_test

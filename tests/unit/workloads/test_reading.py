@@ -902,3 +902,30 @@ def test_code_in_a_target_of_numbers_is_told_with_both_ways_out(tmp_path: Path) 
     assert load_table(file, task="regression", dialect=kept).target[-1] == -999
     left_out = Dialect(missing_in={"y": ("-999",)}, missing_target="drop")
     assert load_table(file, task="regression", dialect=left_out).num_samples == 9
+
+
+def test_column_of_groups_is_no_feature_and_equal_in_all_formats(tmp_path: Path) -> None:
+    """The digest follows from the value however it is written, and was computed once: a patient
+    stays on the same side of every split. Rows without a value are one group."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    (file := tmp_path / "a.csv").write_text("x,No,y\n1,7,a\n2,08,b\n3,7.0,a\n4,,b\n5,NA,a\n6,7,\n")
+    dialect = Dialect(missing_target="drop", rename={"No": "patient"})
+    table = load_table(file, target="y", group="No", dialect=dialect)
+    assert [column.name for column in table.columns] == ["x"]
+    assert table.group == "patient"
+    assert table.groups is not None
+    seven, missing = 16667848380713045890, 16476032584258269876
+    assert table.groups[[0, 2, 3, 4]].tolist() == [seven, seven, missing, missing]
+    assert table.num_groups == 3
+    parquet.write_table(pa.table({"x": [1, 2], "No": [7, None], "y": "ab"}), tmp_path / "a.parquet")
+    typed = load_table(tmp_path / "a.parquet", target="y", group="No").groups
+    assert typed is not None
+    assert typed.tolist() == table.groups[[0, 3]].tolist()
+    with pytest.raises(DataError, match="group names 'id', which is no column"):
+        load_table(file, target="y", group="id", dialect=dialect)
+    with pytest.raises(DataError, match="group names 'y', which is the target"):
+        load_table(file, target="y", group="y", dialect=dialect)
+    with pytest.raises(DataError, match="a column of groups can be chosen in"):
+        load_table("iris", group="id")

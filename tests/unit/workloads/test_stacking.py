@@ -10,7 +10,8 @@ import pytest
 from xain_workloads.bagging import LoadedEstimators, seed_of
 from xain_workloads.data import load
 from xain_workloads.dataset import Dataset
-from xain_workloads.ensembles import InvalidEnsemble, pack
+from xain_workloads.ensembles import pack
+from xain_workloads.errors import InvalidEnsemble
 from xain_workloads.model import Model
 from xain_workloads.preprocessing import prepare
 from xain_workloads.stacking import MAX_NUMBERS, Shape, Stack, halfway, next_model, shape_of

@@ -278,6 +278,7 @@ GOOD = json.loads(
         (["columns", 0, "buckets"], [[]], "'buckets' is"),
         (["columns", 1, "counts"], [], "'counts' is not"),
         (["columns", 1, "counts", "a"], -5, "'a' is -5"),
+        (["columns", 0, "repeated"], "false", "'repeated' is neither true nor false"),
         (["target"], 3, "moments are not"),
     ],
 )

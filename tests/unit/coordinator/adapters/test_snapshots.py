@@ -246,4 +246,4 @@ def test_the_same_events_lead_to_the_same() -> None:
     _, data = encode_snapshot(fold(recorded()))
     (body,) = json.loads(zlib.decompress(data))
     digest = hashlib.sha256(json.dumps(body).encode()).hexdigest()[:16]
-    assert (FOLD, digest) == (45, "845ea1f8650e5fe6")
+    assert (FOLD, digest) == (49, "37a99258725e1405")

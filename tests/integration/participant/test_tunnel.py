@@ -1,0 +1,133 @@
+"""Clients without TLS reach a coordinator with certificates through a tunnel."""
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+
+from support.certificates import write_folder
+from support.enrolling import Enroller, serving
+from xain_foundation.identity import Role
+from xain_foundation.tls import Certificates
+from xain_participant.enrolment import joining
+from xain_participant.enrolment.joining import Token
+from xain_participant.enrolment.kept import KeptCertificates
+from xain_participant.enrolment.tunnel import Tunnel
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl.coordinator_pb2_grpc import CoordinatorStub
+
+
+@pytest.fixture
+def enroller() -> Enroller:
+    return Enroller()
+
+
+@pytest.fixture
+def tls(enroller, tmp_path) -> Certificates:
+    folder = write_folder(tmp_path / "site", enroller.authority, Role.PARTICIPANT, "ward-7")
+    return Certificates(folder)
+
+
+@contextlib.asynccontextmanager
+async def running(tunnel: Tunnel) -> AsyncIterator[int]:
+    ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    tunnel._on_ready = ready.set_result
+    task = asyncio.create_task(tunnel.run())
+    try:
+        yield await ready
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert not tunnel._open
+
+
+def stub_at(port: int) -> tuple[grpc.aio.Channel, CoordinatorStub]:
+    options = [("grpc.max_reconnect_backoff_ms", 200), ("grpc.initial_reconnect_backoff_ms", 50)]
+    channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options)
+    return channel, CoordinatorStub(channel)
+
+
+async def test_calls_and_streams_in_the_clear_arrive_under_the_certificate_of_the_site(
+    enroller, tls, tmp_path
+) -> None:
+    with serving(enroller, tmp_path / "server") as address:
+        async with running(Tunnel(tls, address)) as port:
+            channel, stub = stub_at(port)
+            async with channel:
+                await stub.Heartbeat(pb.HeartbeatRequest())
+                news = stub.Watch(pb.WatchRequest())
+                assert [(await news.read()).round for _ in range(3)] == [0, 1, 2]
+                news.cancel()
+    assert enroller.serials == [tls.own.serial]
+
+
+async def test_client_connects_again_after_the_coordinator_was_away(
+    enroller, tls, tmp_path
+) -> None:
+    with serving(enroller, tmp_path / "server") as address:
+        tunnel = Tunnel(tls, address)
+        async with running(tunnel) as port:
+            channel, stub = stub_at(port)
+            async with channel:
+                tunnel._address = "127.0.0.1:1"
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await stub.Heartbeat(pb.HeartbeatRequest())
+                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+                tunnel._address = address
+                await stub.Heartbeat(pb.HeartbeatRequest(), wait_for_ready=True, timeout=60.0)
+
+
+async def test_connections_above_the_limit_are_closed(enroller, tls, tmp_path) -> None:
+    with serving(enroller, tmp_path / "server") as address:
+        tunnel = Tunnel(tls, address)
+        tunnel.max_connections = 1
+        async with running(tunnel) as port:
+            first = await asyncio.open_connection("127.0.0.1", port)
+            first[1].write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+            assert await first[0].read(1)
+            second = await asyncio.open_connection("127.0.0.1", port)
+            assert await second[0].read() == b""
+            for _, writer in (first, second):
+                writer.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_command_ends_with_a_signal_in_the_middle_of_a_stream(enroller, tmp_path, number) -> None:
+    with serving(enroller, tmp_path / "server") as address:
+        kept = KeptCertificates(tmp_path / "ward-7")
+        joining.join(kept, Token(enroller.token("ward-7", address), "token"))
+        folder = str(kept.folder.parent)
+        command = [sys.executable, "-m", "xain_participant", "tunnel", "--listen", "0"]
+        with subprocess.Popen(
+            [*command, "--state-dir", folder],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            told = process.stdout.readline()
+            assert told.endswith(f"leads to the coordinator at {address}, as ward-7\n")
+            with grpc.insecure_channel(told.split()[0]) as channel:
+                news = CoordinatorStub(channel).Watch(pb.WatchRequest())
+                next(news)
+                process.send_signal(number)
+                assert process.wait(60.0) == 0
+            assert process.stderr is not None
+            assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:7", "x", "70000"])
+def test_tunnel_listens_on_this_machine_alone(listen) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "xain_participant", "tunnel", "--listen", listen],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert f"--listen is {listen!r}" in ended.stderr

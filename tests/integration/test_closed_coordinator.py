@@ -1,0 +1,426 @@
+"""A coordinator with certificates: who calls, and what is refused before it has any effect."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+
+from integration.conftest import Start
+from support.certificates import issued, make_authority
+from support.process import PATIENCE_S
+from support.wire import Member, refused
+from xain_coordinator.access.control import initialise
+from xain_coordinator.assembly.coordinator import SessionCoordinator
+from xain_coordinator.server.admission_control import BURST_S, CALLS_PER_MEMBER
+from xain_coordinator.server.guard import Guard
+from xain_coordinator.server.serve import STREAMS_OF_HOLDER
+from xain_foundation.identity import Role
+from xain_foundation.join_token import JoinToken
+from xain_foundation.tls_settings import TlsSettings
+from xain_foundation.x509 import Authority, key_to_pem, make_request, new_key
+from xain_messaging.discovery.service import MAX_GROUPS
+from xain_wire.fl import access_pb2, access_pb2_grpc, inspection_pb2
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl.coordinator_pb2_grpc import CoordinatorStub
+from xain_wire.fl.inspection_pb2_grpc import InspectionStub
+from xain_wire.messaging.membership_pb2 import JoinRequest, LeaveRequest, RenewRequest
+from xain_wire.messaging.membership_pb2_grpc import MembershipStub
+
+Call = Callable[..., Member]
+
+
+@pytest.fixture
+def guard(tmp_path: Path) -> Iterator[Guard]:
+    folder = tmp_path / "access"
+    initialise(folder, ["127.0.0.1"])
+    made = Guard.open(TlsSettings(), folder / "tls", folder)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def authority(guard: Guard, tmp_path: Path) -> Authority:
+    folder = tmp_path / "access"
+    return Authority.of_pem((folder / "ca.crt").read_bytes(), (folder / "ca.key").read_bytes())
+
+
+@pytest.fixture
+async def closed(start: Start, guard: Guard) -> AsyncIterator[SessionCoordinator]:
+    watching = asyncio.create_task(guard.watch())
+    yield await start(
+        guard=guard, server={"health_port": 0}, rounds={"min_participants": 2, "rounds": 2}
+    )
+    watching.cancel()
+
+
+@pytest.fixture
+async def call(
+    closed: SessionCoordinator, authority: Authority, tmp_path: Path
+) -> AsyncIterator[Call]:
+    """Callers of the closed coordinator, each with a certificate."""
+    members: list[Member] = []
+
+    def make(
+        role: Role,
+        name: str,
+        says: str | None = None,
+        by: Authority | None = None,
+        **more: Any,
+    ) -> Member:
+        certificate, key = issued(by or authority, role, name, **more)
+        credentials = grpc.ssl_channel_credentials(authority.certificate, key, certificate)
+        members.append(Member(closed.port, says, credentials))
+        return members[-1]
+
+    yield make
+    for member in members:
+        await member.close()
+
+
+async def test_caller_has_the_name_in_its_certificate(
+    closed: SessionCoordinator, call: Call
+) -> None:
+    """A site joins under that name with and without an id in the metadata of its calls."""
+    for name, said in (("ward-7", None), ("ward-8", "ward-8")):
+        assert (await call(Role.PARTICIPANT, name, said).rendezvous()).reply == pb.ACCEPT
+    assert set(closed.driver.session.members) == {"ward-7", "ward-8"}
+
+
+async def test_call_under_the_name_of_another_is_refused(
+    closed: SessionCoordinator, call: Call, tmp_path: Path
+) -> None:
+    status, reason, _ = await refused(call(Role.PARTICIPANT, "ward-7", "ward-8").rendezvous())
+    assert (status, reason) == (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED")
+    assert not closed.driver.session.members
+    await until(lambda: lines("identity_refused", tmp_path))
+    assert "'ward-8'" in str(lines("identity_refused", tmp_path))
+
+
+@pytest.mark.parametrize("how", ["other authority", "expired", "plaintext"])
+async def test_connection_without_a_certificate_of_the_authority_is_refused(
+    closed: SessionCoordinator, call: Call, how: str
+) -> None:
+    if how == "plaintext":
+        member = Member(closed.port, "ward-7")
+    elif how == "expired":
+        member = call(Role.PARTICIPANT, "ward-7", lifetime_s=-1.0)
+    else:
+        member = call(Role.PARTICIPANT, "ward-7", by=make_authority())
+    with pytest.raises(grpc.RpcError) as broken:
+        await member.rendezvous()
+    await member.close()
+    assert broken.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert not closed.driver.session.members
+
+
+async def test_site_joins_with_a_token_renews_and_is_revoked(
+    closed: SessionCoordinator, tmp_path: Path
+) -> None:
+    """A site's life over the one port, from its token to the end of its streams. A used token
+    serves no other key."""
+    async with grpc.aio.insecure_channel(f"unix:{tmp_path / 'journal.sock'}") as local:
+        control = access_pb2_grpc.ControlStub(local)
+        made = await control.CreateToken(
+            access_pb2.CreateTokenRequest(name="ward-7", role="participant", ttl_s=600)
+        )
+        token = JoinToken.decode(made.token)
+        assert token.address == f"127.0.0.1:{closed.port}"
+        request, key = request_of("ward-7")
+        joining = Member(closed.port, None, credentials_of(token.authority, token))
+        join = access_pb2_grpc.AccessStub(joining.channel).Join
+        first = await join(access_pb2.JoinRequest(request=request))
+        assert await join(access_pb2.JoinRequest(request=request)) == first
+        other, _ = request_of("ward-7")
+        assert (await refused(join(access_pb2.JoinRequest(request=other))))[1] == "TOKEN_USED"
+        credentials = grpc.ssl_channel_credentials(first.authority, key, first.certificate)
+        site = Member(closed.port, None, credentials)
+        await site.rendezvous()
+        renewed, _ = request_of("ward-7")
+        await access_pb2_grpc.AccessStub(site.channel).Renew(
+            access_pb2.RenewRequest(request=renewed)
+        )
+        watch = site.watch()
+        await watch.read()
+        revoked = await control.Revoke(access_pb2.RevokeRequest(which="ward-7"))
+        assert len(revoked.serials) == 3
+        assert (await refused(watch.read()))[:2] == (
+            grpc.StatusCode.UNAUTHENTICATED,
+            "UNAUTHENTICATED",
+        )
+        assert (await refused(site.heartbeat()))[1] == "UNAUTHENTICATED"
+        await until(lambda: "ward-7" not in closed.driver.session.members)
+        await until(lambda: lines("identity_refused", tmp_path))
+        listed = await control.ListCertificates(access_pb2.ListCertificatesRequest())
+        status = await InspectionStub(local).GetStatus(inspection_pb2.GetStatusRequest())
+        assert (status.audit_lines, status.audit_hash) == (listed.num_lines, listed.last_hash)
+    await joining.close()
+    await site.close()
+
+
+async def test_connection_whose_certificate_expires_is_ended(
+    closed: SessionCoordinator, guard: Guard, call: Call
+) -> None:
+    member = call(Role.PARTICIPANT, "ward-7")
+    await member.rendezvous()
+    watch = member.watch()
+    await watch.read()
+    guard._end_expired(time.time() + 7200)
+    assert (await refused(watch.read()))[1] == "UNAUTHENTICATED"
+
+
+async def test_operator_removes_a_participant_and_finishes_the_session(
+    closed: SessionCoordinator, call: Call, tmp_path: Path
+) -> None:
+    site, operator = call(Role.PARTICIPANT, "ward-7"), call(Role.OPERATOR, "alice")
+    await site.rendezvous()
+    control = access_pb2_grpc.ControlStub(operator.channel)
+    await control.RemoveParticipant(access_pb2.RemoveParticipantRequest(name="ward-7"))
+    assert (await refused(site.rendezvous()))[1] == "REMOVED_BY_OPERATOR"
+    await control.FinishSession(access_pb2.FinishSessionRequest(reason="enough"))
+    assert closed.driver.session.cause.startswith("finished by an operator: enough")
+    await until(lambda: lines("session_finished", tmp_path))
+    found = [line["event"] for line in lines("", tmp_path)][-4:]
+    expected = ["session_opened", "participant_removed", "session_finish_requested"]
+    assert sorted(found) == sorted([*expected, "session_finished"])
+
+
+async def test_model_of_one_sites_statistics_is_not_made(
+    start: Start, guard: Guard, authority: Authority
+) -> None:
+    """A site that joins later would read them out of the metadata of the model."""
+    coordinator = await start(guard=guard, workload={"name": "sgd"})
+    profile = pb.DataProfile(
+        num_samples=10,
+        num_features=1,
+        classes=["no", "yes"],
+        columns=[pb.Column(name="age", type="number")],
+        target="ill",
+        task="classification",
+    )
+    sites = []
+    for name in ("ward-7", "ward-8"):
+        certificate, key = issued(authority, Role.PARTICIPANT, name)
+        credentials = grpc.ssl_channel_credentials(authority.certificate, key, certificate)
+        sites.append(Member(coordinator.port, None, credentials))
+    await sites[0].rendezvous(profile)
+    await until(lambda: coordinator.driver.session.trouble)
+    assert "schema.min_sites is 2" in coordinator.driver.session.trouble
+    await sites[1].rendezvous(profile)
+    await until(lambda: coordinator.driver.session.model)
+    for site in sites:
+        await site.close()
+
+
+async def test_files_that_do_not_belong_together_are_told(
+    closed: SessionCoordinator, guard: Guard, call: Call, tmp_path: Path
+) -> None:
+    """Status and metrics tell of them; calls go on under the old ones."""
+    assert guard.certificates is not None
+    guard.certificates.settles_s = guard.look_s = 0.0
+    (tmp_path / "access" / "tls" / "tls.crt").write_text("half a file")
+    operator = call(Role.OPERATOR, "alice")
+    await until(lambda: guard.warnings)
+    status = await operator.inspection.GetStatus(inspection_pb2.GetStatusRequest())
+    assert "tls.crt" in status.warnings[-1]
+    assert guard.fields_of_metrics["not_used"] == 1
+
+
+async def test_members_of_messaging_speak_for_themselves(call: Call) -> None:
+    """A member cannot join or leave in the name of another; an operator may."""
+    join = JoinRequest(group="g", role="server", name="server-1", address="127.0.0.1:1")
+    leave = LeaveRequest(group="g", name="server-1", incarnation=1)
+    other = MembershipStub(call(Role.NODE, "server-2").channel)
+    for refused_call in (other.Join(join), other.Leave(leave)):
+        with pytest.raises(grpc.RpcError) as denied:
+            await refused_call
+        assert denied.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    for theirs in (call(Role.NODE, "server-1"), call(Role.OPERATOR, "alice")):
+        await MembershipStub(theirs.channel).Leave(leave)
+
+
+async def test_member_of_messaging_takes_no_slot_of_another_and_joins_few_groups(
+    closed: SessionCoordinator, call: Call
+) -> None:
+    closed._server._membership._registry._open_at = 0.0  # for newcomers
+    own, other = (MembershipStub(call(Role.NODE, name).channel) for name in ("a", "b"))
+
+    def join(name: str, group: str) -> JoinRequest:
+        return JoinRequest(group=group, role="server", name=name, address="127.0.0.1:1")
+
+    member = (await own.Join(join("a", "0"))).member
+    for group in range(1, MAX_GROUPS):
+        await own.Join(join("a", str(group)))
+    with pytest.raises(grpc.RpcError) as full:
+        await own.Join(join("a", "one more"))
+    assert full.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    await other.Join(join("b", "one more"))
+    closed._server.admission.capacities["0", "a"] = 0
+    renew = RenewRequest(group="0", name="a", incarnation=member.incarnation)
+    for stub, code in (
+        (own, grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (other, grpc.StatusCode.UNAUTHENTICATED),
+    ):
+        with pytest.raises(grpc.RpcError) as denied:
+            await stub.Renew(renew)
+        assert denied.value.code() is code
+
+
+async def test_participant_is_told_of_itself_alone(closed: SessionCoordinator, call: Call) -> None:
+    """Lists, rounds and status show a participant its own rows; an observer sees all."""
+    own, other = (call(Role.PARTICIPANT, name, name) for name in ("ward-7", "ward-8"))
+    for site in (own, other):
+        await site.rendezvous()
+    for site in (own, other):
+        await site.until(pb.ROUND, 0)
+        await site.hand_in([1.0, 2.0])
+    await own.until(pb.ROUND, 1)
+
+    async def told(asking: Member) -> list[str]:
+        answers = (
+            await asking.inspection.ListParticipants(inspection_pb2.ListParticipantsRequest()),
+            await asking.inspection.ListRounds(inspection_pb2.ListRoundsRequest()),
+            await asking.inspection.GetStatus(inspection_pb2.GetStatusRequest(whole=True)),
+        )
+        assert answers[1].rounds[0].num_contributors == 2
+        return [name for name in ("ward-7", "ward-8") if name in str(answers)]
+
+    assert await told(own) == ["ward-7"]
+    assert await told(call(Role.OBSERVER, "ethics")) == ["ward-7", "ward-8"]
+
+
+async def test_roles_are_asked_at_each_method(closed: SessionCoordinator, call: Call) -> None:
+    site, observer, joining = (
+        call(role, "alice") for role in (Role.PARTICIPANT, Role.OBSERVER, Role.JOINING)
+    )
+    calls = (
+        observer.rendezvous(),
+        joining.heartbeat(),
+        access_pb2_grpc.ControlStub(site.channel).FinishSession(access_pb2.FinishSessionRequest()),
+        access_pb2_grpc.AccessStub(site.channel).Join(access_pb2.JoinRequest()),
+    )
+    for one in calls:
+        status, reason, _ = await refused(one)
+        assert (status, reason) == (grpc.StatusCode.PERMISSION_DENIED, "NOT_PERMITTED")
+    await observer.inspection.GetStatus(inspection_pb2.GetStatusRequest())
+    assert not closed.driver.session.members
+
+
+async def test_name_that_has_shown_an_instance_id_is_not_served_without_one(call: Call) -> None:
+    """On an open coordinator it is taken for the owner, since XAIN's participants have none."""
+    member = call(Role.PARTICIPANT, "ward-7")
+    member.metadata = (("xain-instance-id", "first"),)
+    await member.rendezvous()
+    await member.heartbeat()
+    member.metadata = ()
+    for again in (member.rendezvous, member.heartbeat, member.watch().read):
+        assert (await refused(again()))[1] == "UNAUTHENTICATED"
+
+
+async def test_holder_of_a_certificate_has_a_rate_limit(
+    start: Start, guard: Guard, authority: Authority
+) -> None:
+    """Ten seconds' worth of calls come at once, and one more is refused; the connection of a
+    refused call is not kept for it. Other holders are served."""
+    coordinator = await start(
+        guard=guard, server={"max_calls_per_s": 1}, rounds={"min_participants": 3}
+    )
+    admission, kept = coordinator._server.admission, list[str]()
+    admission._now = lambda: 0.0
+    admission.on_accepted = lambda peer, member: kept.append(peer)
+    sites = []
+    for name in ("ward-7", "ward-8"):
+        certificate, key = issued(authority, Role.PARTICIPANT, name)
+        credentials = grpc.ssl_channel_credentials(authority.certificate, key, certificate)
+        sites.append(Member(coordinator.port, None, credentials))
+    greedy, other = sites
+    await greedy.rendezvous()
+    for _ in range(BURST_S - 1):
+        await greedy.heartbeat()
+    status, reason, _ = await refused(greedy.heartbeat())
+    assert (status, reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_CALLS")
+    assert len(kept) == BURST_S
+    await other.rendezvous()
+    for site in sites:
+        await site.close()
+
+
+async def test_refused_calls_of_a_holder_are_held_back(
+    closed: SessionCoordinator, call: Call
+) -> None:
+    """Refused calls keep their streams, which are few, so that a client that calls again at
+    once has few calls a second. Other holders are answered meanwhile."""
+    admission = closed._server.admission
+    admission.refusals_per_s = 1e-6
+    greedy, modest = call(Role.PARTICIPANT, "ward-7"), call(Role.PARTICIPANT, "ward-8")
+    await greedy.rendezvous()
+    calls = [greedy.watch() for _ in range(2 * STREAMS_OF_HOLDER)]
+    await until(lambda: admission.num_calls + admission.num_held_back == STREAMS_OF_HOLDER)
+    await modest.rendezvous()
+    await modest.heartbeat()
+    await until(lambda: admission.num_calls == CALLS_PER_MEMBER)  # none of the others
+    assert admission.num_held_back == STREAMS_OF_HOLDER - CALLS_PER_MEMBER
+    assert not any(one.done() for one in calls)
+    admission.max_held_back = admission.num_held_back
+    again = call(Role.PARTICIPANT, "ward-7")  # on a connection with streams
+    assert (await refused(again.heartbeat()))[1] == "TOO_MANY_CALLS"
+    for one in calls:
+        one.cancel()
+    await until(lambda: not admission.num_held_back)
+
+
+async def test_unix_socket_is_the_operators(closed: SessionCoordinator, tmp_path: Path) -> None:
+    async with grpc.aio.insecure_channel(f"unix:{tmp_path / 'journal.sock'}") as channel:
+        health = await HealthStub(channel).Check(HealthCheckRequest())
+        assert health.status == HealthCheckResponse.SERVING
+        heartbeat = CoordinatorStub(channel).Heartbeat(pb.HeartbeatRequest())
+        assert (await refused(heartbeat))[1] == "NOT_PERMITTED"
+
+
+async def test_port_of_health_checks_tells_of_health_alone(closed: SessionCoordinator) -> None:
+    port = closed.server.health_port
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        health = await HealthStub(channel).Check(HealthCheckRequest())
+        assert health.status == HealthCheckResponse.SERVING
+        with pytest.raises(grpc.RpcError) as unknown:
+            await CoordinatorStub(channel).Heartbeat(pb.HeartbeatRequest())
+    assert unknown.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_open_coordinator_has_the_operators_commands_on_its_socket_alone(
+    start: Start, tmp_path: Path
+) -> None:
+    coordinator = await start()
+    request = access_pb2.FinishSessionRequest()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{coordinator.port}") as channel:
+        call = access_pb2_grpc.ControlStub(channel).FinishSession(request)
+        assert (await refused(call))[1] == "NOT_PERMITTED"
+    assert not coordinator.driver.session.cause
+
+
+async def until(holds: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():  # noqa: ASYNC110  # nothing tells of it
+            await asyncio.sleep(0.01)  # a poll, not a race: it ends when that holds
+
+
+def lines(event: str, folder: Path) -> list[dict[str, Any]]:
+    """Lines of the audit log with this event; "": all."""
+    log = (folder / "access" / "audit.log").read_text().splitlines()
+    return [line for line in map(json.loads, log) if event in ("", line["event"])]
+
+
+def request_of(name: str) -> tuple[bytes, bytes]:
+    """A request for a certificate, and its key."""
+    key = new_key()
+    return make_request(key, name), key_to_pem(key)
+
+
+def credentials_of(authority: bytes, token: JoinToken) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(authority, token.key, token.certificate)

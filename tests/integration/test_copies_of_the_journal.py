@@ -1,0 +1,58 @@
+"""CopyJournal through the Unix socket, for a backup that does not end."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from support.logs import capture_logs
+from support.process import PATIENCE_S
+from xain_coordinator.server.control_service import ControlService
+from xain_coordinator.server.guard import Guard
+from xain_coordinator.server.operators_socket import OperatorsSocket
+from xain_wire.fl.access_pb2 import CopyJournalRequest
+from xain_wire.fl.access_pb2_grpc import ControlStub, add_ControlServicer_to_server
+
+
+async def test_backup_that_does_not_end_is_warned_of(tmp_path: Path) -> None:
+    """A backup holds up the removal of objects. The log tells, again and again, until the backup
+    hangs up."""
+    held = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def journal_copied() -> AsyncIterator[Path]:
+        held.set()
+        try:
+            yield tmp_path / "copy"
+        finally:
+            held.clear()
+
+    no_driver: Any = None
+    service = ControlService(Guard(), no_driver, str, journal_copied)
+    service.long_backup_s = 0.05
+    server = grpc.aio.server()
+    add_ControlServicer_to_server(service, server)
+    operators_socket = OperatorsSocket(tmp_path / "journal.sqlite")
+    operators_socket.open(server.add_insecure_port)
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"unix:{tmp_path / 'journal.sock'}") as channel:
+            with capture_logs() as logs:
+                call = ControlStub(channel).CopyJournal(CopyJournalRequest())
+                assert (await call.read()).path == str(tmp_path / "copy")
+                async with asyncio.timeout(PATIENCE_S):
+                    while len(logs) < 2:  # noqa: ASYNC110  # a log has no event
+                        await asyncio.sleep(0.01)  # a poll, not a race: it ends with the lines
+            assert held.is_set()
+            assert {line["event"] for line in logs} == {"backup_holds_up_removal"}
+            assert logs[0]["copy"] == str(tmp_path / "copy")
+            call.cancel()
+            async with asyncio.timeout(PATIENCE_S):
+                while held.is_set():  # noqa: ASYNC110  # no event tells of clear()
+                    await asyncio.sleep(0.01)  # a poll, not a race: it ends with the backup
+    finally:
+        operators_socket.close()
+        await server.stop(0)

@@ -1,0 +1,390 @@
+"""Commands to access control in, events out."""
+
+from dataclasses import replace
+
+import pytest
+
+from xain_coordinator.access import commands as c
+from xain_coordinator.access import events as e
+from xain_coordinator.access.decider import (
+    MAX_VALID,
+    REFUSED_AGAIN_S,
+    SERIALS_A_LINE,
+    decide,
+    made_by,
+)
+from xain_coordinator.access.errors import (
+    InvalidCertificateRequest,
+    NotPermitted,
+    TokenUsed,
+    Unauthenticated,
+    UnknownCertificate,
+)
+from xain_coordinator.access.evolve import evolve, fold
+from xain_coordinator.access.values import Access, entries_of
+from xain_foundation.identity import Role
+
+NOW = 1_800_000_000.25
+DAY = 86_400.0
+TOKEN, FIRST, SECOND = "70", "c1", "c2"
+
+
+class Bench:
+    """State of access control at a time that tests set."""
+
+    def __init__(self) -> None:
+        self.access, self.now = Access(), NOW
+        self.events: list[e.Event] = []
+
+    def do(self, command: c.Command) -> tuple[e.Event, ...]:
+        events = decide(self.access, command, self.now)
+        for event in events:
+            self.access = evolve(self.access, event)
+        self.events += events
+        return events
+
+    def token(self, serial: str = TOKEN, name: str = "ward-7", **options: bool) -> None:
+        self.do(c.CreateToken(serial, name, "participant", DAY, "alice", **options))
+
+    def join(self, serial: str, key: str, token: str = TOKEN, peer: str = "10.0.0.1"):
+        return self.do(c.Join(serial, token, key, peer, 90 * DAY, "joining"))
+
+    def renew(self, serial: str, certificate: str, key: str):
+        return self.do(c.Renew(serial, certificate, key, 90 * DAY, "ward-7"))
+
+    def revoke(self, which: str):
+        return self.do(c.Revoke(which, "alice"))
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_token_gives_its_own_name_and_role(bench):
+    """Name and role of a certificate are those of the token, not of the request."""
+    bench.token()
+    (issued,) = bench.join(FIRST, "key")
+    assert issued == e.CertificateIssued(
+        at=NOW,
+        by="joining",
+        serial=FIRST,
+        name="ward-7",
+        role=Role.PARTICIPANT,
+        expires_at=1_800_000_001.0 + 90 * DAY,
+        key_digest="key",
+        basis=TOKEN,
+        peer="10.0.0.1",
+    )
+
+
+def test_same_key_gets_its_certificate_again(bench):
+    """The answer may have been lost, so a repeated request decides nothing new."""
+    bench.token()
+    bench.join(FIRST, "key")
+    bench.now += 100
+    assert bench.join(SECOND, "key", peer="10.0.0.2") == ()
+    found = bench.access.certificate_for(TOKEN, "key")
+    assert found is not None
+    assert found.serial == FIRST
+
+
+def test_token_counts_for_one_key(bench):
+    """Another key is refused, the audit log has both times and peers, and the first key stays."""
+    bench.token()
+    bench.join(FIRST, "key")
+    bench.now += 100
+    (refused,) = bench.join(SECOND, "other", peer="10.9.9.9")
+    assert refused == e.TokenRefused(
+        NOW + 100, "joining", TOKEN, "ward-7", "other", "10.9.9.9", NOW, "10.0.0.1"
+    )
+    assert bench.access.certificate_for(TOKEN, "other") is None
+    assert bench.join(SECOND, "key") == ()
+
+
+def test_audit_log_tells_of_a_refused_token_once_a_minute(bench):
+    """A thief with a used token cannot fill the disk; each of its calls is refused all the
+    same."""
+    bench.token()
+    bench.join(FIRST, "key")
+    assert bench.join(SECOND, "other")
+    bench.now += REFUSED_AGAIN_S - 1
+    with pytest.raises(TokenUsed, match=r"(?s)10\.0\.0\.1.*10\.9\.9\.9"):
+        bench.join(SECOND, "third", peer="10.9.9.9")
+    bench.now += 1
+    assert bench.join(SECOND, "other")
+
+
+def test_reusable_token_counts_for_several_keys(bench):
+    bench.token(reusable=True)
+    bench.join(FIRST, "one")
+    bench.join(SECOND, "two")
+    assert bench.join("c3", "one") == bench.join("c4", "two") == ()
+    assert [bench.access.certificate_for(TOKEN, key).serial for key in ("one", "two")] == [
+        FIRST,
+        SECOND,
+    ]
+
+
+def test_token_expires_also_when_its_connection_stands(bench):
+    """A handshake before the end of its life does not make a token last longer."""
+    bench.token()
+    bench.now += DAY + 2
+    with pytest.raises(Unauthenticated, match="has expired at"):
+        bench.join(FIRST, "key")
+
+
+def test_unknown_token_is_refused(bench):
+    with pytest.raises(Unauthenticated, match="no token with the serial number 70"):
+        bench.join(FIRST, "key")
+
+
+def test_certificate_is_no_token_and_a_token_is_not_renewed(bench):
+    bench.token()
+    bench.join(FIRST, "key")
+    with pytest.raises(Unauthenticated, match="no token"):
+        bench.join(SECOND, "key", token=FIRST)
+    with pytest.raises(NotPermitted, match="exchange it"):
+        bench.renew(SECOND, TOKEN, "key")
+
+
+def test_renewal_keeps_name_and_role(bench):
+    bench.token()
+    bench.join(FIRST, "key")
+    bench.now += 60 * DAY
+    (issued,) = bench.renew(SECOND, FIRST, "new")
+    assert (issued.name, issued.role, issued.basis) == ("ward-7", Role.PARTICIPANT, FIRST)
+    assert issued.expires_at == 1_800_000_001.0 + 150 * DAY
+
+
+def test_renewal_with_the_same_key_gets_its_certificate_again(bench):
+    """A renewal whose answer was lost is repeated; and one with another key is allowed, for
+    a site that has lost the key."""
+    bench.token()
+    bench.join(FIRST, "key")
+    bench.renew(SECOND, FIRST, "new")
+    assert bench.renew("c3", FIRST, "new") == ()
+    assert bench.renew("c4", FIRST, "newer")
+    assert bench.renew("c5", FIRST, "new") == ()
+    assert bench.renew("c6", SECOND, "new")  # a longer life for the same key
+
+
+@pytest.mark.parametrize("which", ["ward-7", FIRST])
+def test_revoked_certificate_is_not_renewed(bench, which):
+    bench.token()
+    bench.join(FIRST, "key")
+    bench.revoke(which)
+    with pytest.raises(Unauthenticated, match="was revoked"):
+        bench.renew(SECOND, FIRST, "new")
+
+
+def test_expired_and_foreign_certificates_are_not_renewed(bench):
+    bench.token()
+    bench.join(FIRST, "key")
+    bench.now += 91 * DAY
+    with pytest.raises(Unauthenticated, match="tokens create"):
+        bench.renew(SECOND, FIRST, "new")
+    with pytest.raises(Unauthenticated, match="not issued here"):
+        bench.renew(SECOND, "ffff", "new")
+
+
+def test_coordinator_renews_its_own_certificate_itself(bench):
+    bench.do(c.IssueOwn(FIRST, "key", ("localhost",), DAY, "coordinator"))
+    with pytest.raises(NotPermitted):
+        bench.renew(SECOND, FIRST, "new")
+
+
+def test_revocation_of_a_name_takes_all_that_it_has(bench):
+    """Certificates, tokens and bearer tokens; those of other names stay."""
+    bench.token()
+    bench.token("71", "ward-8")
+    bench.join(FIRST, "key")
+    bench.renew(SECOND, FIRST, "new")
+    bench.do(c.CreateBearer("b1", "ward-7", "observer", DAY, "alice", "digest"))
+    (revoked,) = bench.revoke("ward-7")
+    assert revoked == e.Revoked(NOW, "alice", "ward-7", (TOKEN, FIRST, SECOND, "b1"))
+    assert {each.serial for each in entries_of(bench.access) if not each.revoked} == {"71"}
+    with pytest.raises(Unauthenticated, match="was revoked"):
+        bench.join("c3", "key")
+
+
+@pytest.mark.parametrize("which", ["0A:BC", "abc", SECOND, "c3"])
+def test_revocation_of_a_serial_takes_all_of_its_renewals(bench, which):
+    """Certificates before and after it go, since the one before could be renewed again. The token
+    stays, which others may hold too, and so does another certificate of the name. A serial number
+    counts as openssl writes it, too."""
+    bench.token()
+    bench.join("abc", "key")
+    bench.renew(SECOND, "abc", "new")
+    bench.renew("c3", SECOND, "newer")
+    bench.renew("c4", "abc", "beside it")
+    bench.do(c.Sign("d0", "ward-7", "participant", "key", DAY, "alice"))
+    (revoked,) = bench.revoke(which)
+    assert revoked.serials == ("abc", SECOND, "c3", "c4")
+    with pytest.raises(Unauthenticated):  # the same certificate is not given out again
+        bench.join("c5", "key")
+
+
+def test_revocation_of_a_used_token_takes_its_certificates(bench):
+    bench.token(reusable=True)
+    bench.join(FIRST, "key")
+    bench.join(SECOND, "other key")
+    bench.do(c.Sign("71", "ward-7", "participant", "key", DAY, "alice"))
+    (revoked,) = bench.revoke("0x" + TOKEN)
+    assert revoked.serials == (TOKEN, FIRST, SECOND)
+
+
+@pytest.mark.parametrize(
+    ("which", "serial"),
+    [
+        ("7A:9B:00:11:22:33:44:55:66", "7a9b00112233445566"),
+        ("00ff00ff00ff00ff", "ff00ff00ff00ff"),
+        ("0x1000", "1000"),
+    ],
+)
+def test_certificate_of_another_authority_is_revoked_by_its_serial_number(bench, which, serial):
+    (revoked,) = bench.revoke(which)
+    assert revoked.serials == (serial,)
+    assert bench.revoke(which) == (), "it can be repeated"
+    (listed,) = entries_of(bench.access)
+    assert (listed.serial, listed.kind, listed.revoked) == (serial, "foreign", True)
+
+
+@pytest.mark.parametrize("which", ["1000", "ada", "0x", "0000000000000000", "f" * 41, "ward-7"])
+def test_short_or_invalid_serial_number_is_not_taken_for_a_foreign_one(bench, which):
+    with pytest.raises(UnknownCertificate):
+        bench.revoke(which)
+
+
+def test_names_that_a_revoked_operator_has_made_are_known(bench):
+    """Also when their tokens were exchanged; not what has expired, is revoked, or is another's."""
+    bench.do(c.Sign(FIRST, "alice", "operator", "key", DAY, "operator 'root'"))
+    alice = "operator 'alice'"
+    for number, name in enumerate(("mallory", "eve", "gone", "old")):
+        bench.do(c.CreateToken(f"7{number}", name, "participant", DAY, alice))
+    bench.join("d0", "key", token="70")
+    bench.do(c.CreateBearer("b1", "page", "observer", 3 * DAY, alice, "digest"))
+    bench.do(c.Sign("d1", "bobs", "participant", "key", 3 * DAY, "operator 'bob'"))
+    for name in ("gone", "alice"):
+        bench.revoke(name)
+    assert made_by(bench.access, [FIRST], bench.now) == ["eve", "mallory", "old", "page"]
+    bench.now += 2 * DAY
+    assert made_by(bench.access, [FIRST], bench.now) == ["mallory", "page"]
+    assert made_by(bench.access, ["d0", "d1"], bench.now) == []
+
+
+def test_revocation_takes_the_beginning_of_a_serial(bench):
+    """Lists show the beginning alone; one that two have is refused, and so is a short one."""
+    first, second = "aaaabbbbccc1", "aaaabbbbccc2"
+    bench.token(first)
+    bench.token(second, "ward-8")
+    with pytest.raises(UnknownCertificate, match=f"2 serial numbers begin .*{first}, {second}"):
+        bench.revoke("AAAABBBB")
+    with pytest.raises(UnknownCertificate, match="nothing was issued"):
+        bench.revoke("aaaabbb")
+    bench.token("aaaaddddeee3")
+    (revoked,) = bench.revoke("aaaadddd")
+    assert revoked.serials == ("aaaaddddeee3",)
+
+
+def test_revocation_can_be_repeated(bench):
+    bench.token()
+    bench.revoke("ward-7")
+    assert bench.revoke("ward-7") == ()
+
+
+def test_name_can_have_a_new_token_after_its_revocation(bench):
+    bench.token()
+    bench.revoke("ward-7")
+    bench.token("71")
+    assert bench.join(FIRST, "key", token="71")
+
+
+def test_revocation_of_an_unknown_name_or_serial_is_refused(bench):
+    bench.token()
+    with pytest.raises(UnknownCertificate, match="nothing was issued for 'ward-8'"):
+        bench.revoke("ward-8")
+
+
+def test_revocation_of_many_serials_is_many_lines(bench):
+    """No line of the audit log gets longer than a reader takes."""
+    for number in range(SERIALS_A_LINE + 1):
+        bench.now += 2 * DAY  # the one before has expired
+        bench.token(f"{number:x}")
+    events = bench.revoke("ward-7")
+    assert [len(event.serials) for event in events] == [SERIALS_A_LINE, 1]
+
+
+def test_no_name_fills_the_audit_log(bench):
+    """A site that renews without end is refused; its certificates that have expired count no
+    more."""
+    bench.token()
+    bench.join("c0", "k0")
+    for number in range(1, MAX_VALID - 1):
+        bench.renew(f"c{number}", f"c{number - 1}", f"k{number}")
+    with pytest.raises(NotPermitted, match=f"{MAX_VALID} valid certificates"):
+        bench.renew("last", "c0", "last")
+    bench.now += DAY + 2  # of the token
+    assert bench.renew("last", "c0", "last")
+
+
+@pytest.mark.parametrize("role", ["joining", "coordinator", "king", ""])
+def test_token_of_a_reserved_or_unknown_role_is_refused(bench, role):
+    for command in (
+        c.CreateToken("1", "x", role, DAY, "alice"),
+        c.CreateBearer("1", "x", role, DAY, "alice", "digest"),
+        c.Sign("1", "x", role, "key", DAY, "alice"),
+    ):
+        with pytest.raises(InvalidCertificateRequest, match="the roles are participant, observer"):
+            bench.do(command)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "global", "ä", "x" * 129])
+def test_impossible_names_are_refused(bench, name):
+    for command in (
+        c.CreateToken("1", name, "node", DAY, "alice"),
+        c.CreateBearer("1", name, "node", DAY, "alice", "digest"),
+        c.Sign("1", name, "node", "key", DAY, "alice"),
+    ):
+        with pytest.raises(InvalidCertificateRequest, match="cannot be a name"):
+            bench.do(command)
+
+
+@pytest.mark.parametrize("lifetime_s", [0.0, -1.0, float("nan"), float("inf"), 11 * 365 * DAY])
+def test_impossible_lifetimes_are_refused(bench, lifetime_s):
+    with pytest.raises(InvalidCertificateRequest, match="10 years"):
+        bench.do(c.CreateToken("1", "x", "node", lifetime_s, "alice"))
+
+
+def test_refused_command_changes_nothing(bench):
+    bench.token()
+    before = bench.access
+    with pytest.raises(UnknownCertificate):
+        bench.revoke("nobody")
+    assert bench.access is before
+    assert fold(Access(), bench.events) == replace(before)
+
+
+def test_earlier_states_stay_as_they_were(bench):
+    """Other threads read the state while it is changed."""
+    bench.token()
+    before, copy = bench.access, fold(Access(), bench.events)
+    bench.join(FIRST, "key")
+    bench.revoke("ward-7")
+    assert before == copy
+
+
+def test_list_has_the_kind_of_each_entry(bench):
+    bench.token()
+    bench.token("71", "pods", reusable=True)
+    bench.join(FIRST, "key")
+    bench.do(c.CreateBearer("b1", "page", "observer", DAY, "alice", "digest"))
+    bench.do(c.Sign("c9", "bob", "operator", "key", DAY, "alice"))
+    shown = [(x.serial, x.kind, x.role, x.used, x.reusable) for x in entries_of(bench.access)]
+    assert shown == [
+        (TOKEN, "token", "participant", True, False),
+        ("71", "token", "participant", False, True),
+        (FIRST, "certificate", "participant", False, False),
+        ("b1", "bearer", "observer", False, False),
+        ("c9", "certificate", "operator", False, False),
+    ]
