@@ -70,7 +70,8 @@ class NeuralWorkload:
     name: ClassVar[str] = "neural"
     scaling: ClassVar[str] = "standard"
     missing: ClassVar[str] = "median"
-    needed: ClassVar[tuple[str, ...]] = ("torch",)
+    # The second is what PyTorch's optimisers import at their first step.
+    needed: ClassVar[tuple[str, ...]] = ("torch", "torch._dynamo")
 
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> Self:
