@@ -33,6 +33,9 @@ STAND_INS = SUPPORT / "containers/stand_ins.sh"
 DAEMON_JAR = Path("/usr/share/java/commons-daemon.jar")
 SKIP_NOTHING = "XAIN_SKIP_NOTHING"
 TELL_S = 60.0  # between two lines about the progress
+# A part that says nothing for as long hangs: its threads are printed and it ends, so that a run has
+# an end before somebody else ends it. Longer than the limit of one test, which is pytest's timeout.
+SILENT_S = 1200.0
 
 E2E = Path("tests/e2e")
 CONTAINERS = [
@@ -89,7 +92,8 @@ GROUPS = {
 
 # A closing line of pytest, such as "== 2 failed, 7 passed, 1 skipped in 3.21s ==".
 CLOSING = re.compile(r"^=+ (.*) in [0-9.]+s.*=+$", re.MULTILINE)
-PERCENT = re.compile(r"\[ *([0-9]+)%\]$")
+PERCENT = re.compile(r"\[ *([0-9]+)%\]$", re.MULTILINE)
+KEPT = 1000  # characters of the output that are searched for it
 COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 
 
@@ -185,13 +189,14 @@ class Part:
     prepare: called first, in that thread.
     counts: tests by outcome. A run that ends without a closing line counts as one failure.
     percent: of the tests that are done.
+    spoke_at: when it last printed something, in seconds of time.monotonic().
     """
 
     def __init__(self, name: str, prepare: Callable[[], None] = lambda: None) -> None:
-        self.name, self.percent = name, 0
+        self.name, self.percent, self.spoke_at = name, 0, time.monotonic()
         self.counts: Counter[str] = Counter()
         self._prepare = prepare
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._is_stopped = False
 
     def stop(self) -> None:
@@ -199,28 +204,34 @@ class Part:
         if self._process is not None:
             self._process.send_signal(signal.SIGINT)
 
+    def end_if_silent(self) -> None:
+        """Abort a run that has said nothing for SILENT_S: pytest then prints its threads."""
+        if self._process is not None and time.monotonic() > self.spoke_at + SILENT_S:
+            self.spoke_at = time.monotonic()
+            self._process.send_signal(signal.SIGABRT)
+
     def run(self, began: float, printing: threading.Lock) -> None:
         """Run the tests, then print the output and the time that the part took."""
         self._prepare()
+        self.spoke_at = time.monotonic()
         command = [sys.executable, "-m", "pytest", *PARTS[self.name]]
         self._process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
             process_group=0,  # Ctrl-C reaches it once, by stop()
         )
         if self._is_stopped:
             self.stop()
-        lines = []
+        output = ""
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            lines.append(line)
-            if done := PERCENT.search(line):
-                self.percent = int(done[1])
+        # Not by lines: the dot of each test counts.
+        while piece := os.read(self._process.stdout.fileno(), 1 << 16):
+            self.spoke_at = time.monotonic()
+            output += piece.decode(errors="replace")
+            if done := PERCENT.findall(output[-KEPT:]):
+                self.percent = int(done[-1])
         status = self._process.wait()
-        output = "".join(lines)
         if closing := CLOSING.findall(output):
             self.counts.update({what: int(n) for n, what in COUNT.findall(closing[-1])})
         failed = self.counts["failed"] + self.counts.pop("error", 0) + self.counts.pop("errors", 0)
@@ -246,6 +257,8 @@ def run(parts: list[Part]) -> Counter[str]:
         told = began
         while running := [part for part, thread in threads.items() if thread.is_alive()]:
             threads[running[0]].join(1.0)
+            for part in running:
+                part.end_if_silent()
             if time.monotonic() >= told + TELL_S:
                 told = time.monotonic()
                 how_far = ", ".join(f"{part.name} {part.percent} %" for part in running)

@@ -564,7 +564,7 @@ def test_sparse_profile_trains_while_a_server_dies(sparse_stack):
 
     wait_until("three workers are there", lambda: waiting() == 3)
     docker("kill", first)
-    stack.compose("up", "--detach", "--no-recreate", "sparse-worker")
+    stack.compose("up", "--detach", "--no-deps", "--no-recreate", "sparse-worker")
     workers = stack.containers("sparse-worker")
     assert len(workers) == 4
     for worker in workers:

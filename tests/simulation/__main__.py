@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from simulation.scenario import from_seed
 from simulation.world import Failed, simulate
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.seed is not None:
         return _show(given.seed)
     seeds = range(given.first, given.first + given.seeds)
-    return in_chunks(seeds, max(1, given.jobs), _chunk, _progress)
+    return in_chunks(seeds, max(1, given.jobs), simulate, from_seed, _progress)
 
 
 def _show(seed: int) -> int:
@@ -60,18 +60,6 @@ def _show(seed: int) -> int:
         return 1
     _say(f"\nseed {seed}: {outcome}")
     return 0
-
-
-def _chunk(seeds: range) -> list[str]:
-    return list(_failures(seeds))
-
-
-def _failures(seeds: range) -> Iterator[str]:
-    for seed in seeds:
-        try:
-            simulate(from_seed(seed))
-        except Failed as failed:
-            yield f"seed {seed}: {failed}"
 
 
 def _progress(num_done: int, num_all: int, took_s: float) -> None:

@@ -10,7 +10,7 @@ from itertools import repeat
 from simulation_parameters.mutations import FOUND_BY, MUTATIONS
 from simulation_parameters.scenario import Scenario, from_seed
 from simulation_parameters.world import Failed, simulate
-from support.seeds import in_chunks
+from support.seeds import failures_of, in_chunks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.mutants is not None:
         return _find_mutants(range(given.first, given.first + given.mutants), max(1, given.jobs))
     seeds = range(given.first, given.first + given.seeds)
-    return in_chunks(seeds, max(1, given.jobs), failures_of)
+    return in_chunks(seeds, max(1, given.jobs), simulate, from_seed)
 
 
 def _find_mutants(seeds: range, num_jobs: int) -> int:
@@ -65,19 +65,9 @@ def finding_seed(name: str, seeds: range) -> int | None:
             with MUTATIONS[name]():
                 simulate(from_seed(seed))
         except Failed:
-            if not failures_of([seed]):
+            if not failures_of(simulate, from_seed, [seed]):
                 return seed
     return None
-
-
-def failures_of(seeds: Sequence[int]) -> list[str]:
-    found = []
-    for seed in seeds:
-        try:
-            simulate(from_seed(seed))
-        except Failed as failed:
-            found.append(f"seed {seed}: {failed}")
-    return found
 
 
 def _say(text: str) -> None:

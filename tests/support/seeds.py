@@ -2,29 +2,48 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from typing import Any
 
 CHUNK = 25  # seeds that a process takes at a time
 NUM_FAILURES_SHOWN = 3
 
 
+def failures_of(
+    simulate: Callable[[Any], object], from_seed: Callable[[int], Any], seeds: Sequence[int]
+) -> list[str]:
+    found = []
+    for seed in seeds:
+        try:
+            simulate(from_seed(seed))
+        except AssertionError as failed:
+            found.append(f"seed {seed}: {failed}")
+    return found
+
+
 def in_chunks(
     seeds: range,
     num_jobs: int,
-    failures_of: Callable[[range], list[str]],
+    simulate: Callable[[Any], object],
+    from_seed: Callable[[int], Any],
     progress: Callable[[int, int, float], None] = lambda *_: None,
 ) -> int:
     """Run seeds on several processors; returns the exit status. It ends after a few failures.
 
+    simulate: a function of a module that processes can import. Raises AssertionError.
     progress: told how many seeds are done, of how many, after how many seconds.
     """
     began_at = time.monotonic()
     num_done = 0
     failures: list[str] = []
     chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
-    with ProcessPoolExecutor(num_jobs) as pool:
-        for chunk, found in zip(chunks, pool.map(failures_of, chunks), strict=True):
+    # A fork of a process with threads, such as that of the tests, may wait for a lock for ever.
+    with ProcessPoolExecutor(num_jobs, get_context("spawn")) as pool:
+        run = partial(failures_of, simulate, from_seed)
+        for chunk, found in zip(chunks, pool.map(run, chunks), strict=True):
             num_done += len(chunk)
             failures += found
             progress(num_done, len(seeds), time.monotonic() - began_at)
