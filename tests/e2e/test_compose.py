@@ -502,7 +502,7 @@ def ended(mine):
             assert docker(*kind.split(), "--quiet", "--filter", project) == ""
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(2700)
 def test_a_training_survives_its_parts(stack, tmp_path):
     """From nothing to FINISHED, while in the middle of a round the coordinator, a participant and
     the store are killed: it is one session, nobody trains twice what was acknowledged, the model is
@@ -549,7 +549,7 @@ def test_a_training_survives_its_parts(stack, tmp_path):
     check_secrecy(stack)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2700)
 def test_sparse_profile_trains_while_a_server_dies(sparse_stack):
     """The profile needs no coordinator and no stores. The model is written from a checkpoint."""
     stack = sparse_stack

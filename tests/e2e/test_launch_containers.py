@@ -22,7 +22,7 @@ from xain_coordinator.server.inspection_client import NoStatus
 from xain_workloads.data import load
 from xain_workloads.sparse.generator import SHAPES, write
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2700)]
 
 ACCURACY = re.compile("on rows that workers set aside: accuracy ([0-9.]+)")
 

@@ -30,7 +30,7 @@ REQUIRED = "XAIN_REQUIRE_DOCKER"
 TORCH_OPTIONS = "XAIN_TORCH_OPTIONS"
 
 PATIENCE_S = 180.0
-BUILD_S = 900.0
+BUILD_S = 2400.0
 
 
 def docker(*arguments: object, timeout: float = PATIENCE_S) -> str:
