@@ -28,6 +28,10 @@ Latency: a second process pulls 4 KiB while the client pushes and pulls 4 MB and
 
 Beside it, the same of a TCP socket between two other processes.
 
+Jobs: 24 workers of one job, in a second process, push 4 MB each without pause, to an array that
+Adam updates. The client is the only worker of another job, and pushes 4 MB likewise, and 1,000 rows
+of one float. With 1 server.
+
 And with 2 servers:
 
 Replication: pushes and pulls with a backup of each range, and without.
@@ -69,7 +73,7 @@ from processes import PATIENCE_S
 from xain_parameters.client.connecting import connect_sync
 from xain_parameters.client.kv import KVWorker
 from xain_parameters.client.sync import Server
-from xain_parameters.tables.rules import Adagrad, Add
+from xain_parameters.tables.rules import Adagrad, Adam, Add
 
 SMALL = 1024  # values in 4 KiB
 CHUNK_BYTES = 2 << 20
@@ -77,7 +81,7 @@ EXCHANGES = 3
 DIM = 16
 METHOD = "/bench.Bare/Exchange"
 ADD, GIVE = b"a", b"g"
-TABLES = ("dense", "sparse", "small", "latency", "replication", "checkpoint", "recovery")
+TABLES = ("dense", "sparse", "small", "latency", "jobs", "replication", "checkpoint", "recovery")
 
 Array = NDArray[Any]
 
@@ -601,6 +605,63 @@ def latency(group: Group, server: Server, size: int, batch: int, seconds: float)
     }
 
 
+NUM_FLOODING = 24  # workers
+
+
+def push_without_pause(pipe: Pipe, index: int, target: str, size: int) -> None:
+    values = np.ones(size, np.float32)
+
+    def push(number: int) -> None:
+        with connect_sync(target, worker=f"flooding {number}", job="flooding") as server:
+            array = server.dense("w", (size,), update=Adam())
+            while True:
+                array.push(values)
+
+    for number in range(NUM_FLOODING):
+        threading.Thread(target=push, args=(number,), daemon=True).start()
+    pipe.send(0)
+    threading.Event().wait()
+
+
+def jobs(group: Group, size: int, seconds: float) -> list[dict[str, Any]]:
+    """Pushes of a job's only worker, alone and beside another job."""
+    ms: dict[str, dict[str, list[float]]] = {"small": {}, "large": {}}
+    with connect_sync(group.target, worker="only", job="only", timeout_s=PATIENCE_S) as server:
+        pushes = {
+            "small": partial(
+                server.dense("small", (NUM_KEYS,)).push, np.ones(NUM_KEYS, np.float32)
+            ),
+            "large": partial(
+                server.dense("large", (size,), update=Adam()).push, np.ones(size, np.float32)
+            ),
+        }
+
+        def measure(beside: str) -> None:
+            for name, push in pushes.items():
+                taken = []
+                deadline = time.perf_counter() + seconds
+                while (begin := time.perf_counter()) < deadline:
+                    push()
+                    taken.append(1000 * (time.perf_counter() - begin))
+                ms[name][beside] = np.percentile(taken, [50, 99]).round(2).tolist()
+
+        measure("alone")
+        with served(push_without_pause, 1, group.target, size):
+            group.wait(lambda: "flooding" in group.status().jobs)
+            measure("beside")
+    return [
+        {
+            "push": name,
+            "alone_p50_ms": each["alone"][0],
+            "alone_p99_ms": each["alone"][1],
+            "beside_p50_ms": each["beside"][0],
+            "beside_p99_ms": each["beside"][1],
+            "p50_ratio_to_alone": round(each["beside"][0] / each["alone"][0], 2),
+        }
+        for name, each in ms.items()
+    ]
+
+
 def replication(
     server: Server, num_replicas: int, size: int, batch: int, repeats: int
 ) -> dict[str, Any]:
@@ -745,7 +806,9 @@ def main() -> None:
     some, few = batch // 10, max(3, given.repeats // 3)
     figures: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES if name in given.only}
     for num_servers in (
-        counts if {"dense", "sparse", "small", "latency", "replication"} & {*figures} else ()
+        counts
+        if {"dense", "sparse", "small", "latency", "jobs", "replication"} & {*figures}
+        else ()
     ):
         with group_of(num_servers) as group, connected(group) as server:
             if "dense" in figures:
@@ -763,6 +826,8 @@ def main() -> None:
                     small(group, server, small_rows, repeats, is_same=is_same)
                     for is_same in (True, False)
                 ]
+            if "jobs" in figures and num_servers == counts[0]:
+                figures["jobs"] += jobs(group, sizes[0], given.seconds)
             if "latency" in figures:
                 latencies = latency(group, server, sizes[0], some, given.seconds)
                 figures["latency"].append(latencies)

@@ -68,6 +68,7 @@ EXPECTED: dict[str, dict[str, str]] = {
             "pull_ratio_to_raw pull_kv_ratio_to_table"
         ),
         "latency": "servers pull_4_kib_p50_ms pull_4_kib_p99_ms tcp_p99_ms",
+        "jobs": "push alone_p50_ms beside_p50_ms p50_ratio_to_alone",
         "replication": "replicas push_ms pull_ms",
         "checkpoint": "checkpoint_s clock_ms clock_meanwhile_ms",
         "recovery": "kept_by detected_s restarted_s reloaded_s paused_s",

@@ -171,6 +171,11 @@ class Replica:
     def tables(self) -> list[TableSpec]:
         return [part.spec for part in self._parts.values()]
 
+    def row_bytes(self, table: int) -> int:
+        """Bytes of the values of a row; 0: there is no such table. Safe for any thread."""
+        part = self._parts.get(table)
+        return 0 if part is None else part.row_bytes
+
     @property
     def num_bytes(self) -> int:
         """Memory of the rows: values and the state of update rules. Safe for any thread."""

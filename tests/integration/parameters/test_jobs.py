@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
@@ -16,6 +17,8 @@ from xain_parameters import Invalid, KVWorker, connect, connect_sync
 from xain_parameters.client.local import LocalGroup
 from xain_parameters.client.sync import Server
 from xain_parameters.errors import Evicted, Unavailable
+from xain_parameters.messages import Message
+from xain_parameters.node.fair_slots import FairSlots
 from xain_parameters.scheduler.client import SchedulerCalls
 from xain_parameters.scheduler.journal import Journal
 from xain_parameters.scheduler.reports import JobStatus, Status, job_line, lines_of
@@ -29,6 +32,7 @@ from xain_parameters.scheduler.state import Settings
 from xain_parameters.scheduler.worker_client import WorkerScheduler
 from xain_parameters.specs import View, encoded
 from xain_parameters.tables.rules import SGD
+from xain_parameters.transport.channel import Channel
 from xain_wire.parameters import scheduler_pb2 as pb
 from xain_wire.parameters.scheduler_pb2_grpc import SchedulerStub
 
@@ -231,6 +235,76 @@ def test_checkpoint_and_status_are_of_one_job() -> None:
         assert {name: job.opened for name, job in status.jobs.items()} == {"one": 10, "two": 4}
         assert [job.cuts for job in status.jobs.values()] == [(1, 2), (1,)]
         assert len(status.ranges) == 2 * len(status.jobs["one"].view.ranges)
+
+
+def test_keys_and_bytes_are_counted_for_the_job_that_has_them() -> None:
+    """Whole small requests, the sections of large ones, rows by number, and rows by key."""
+    with (
+        LocalGroup(2) as group,
+        group.connect("a", job="a") as a,
+        group.connect("b", job="b") as b,
+        SchedulerCalls(group.target) as calls,
+    ):
+        large, table = a.dense("w", (1 << 20,)), b.table("t", 2)
+        for _ in range(2):
+            large.push(np.ones(1 << 20, np.float32))
+        large.pull()
+        table.push(range(100), np.ones((100, 2), np.float32))
+        table.pull(range(50))
+        table.pull(range(50))
+        jobs = {name: job.view.job for name, job in calls.status(LONG_S).jobs.items()}
+        pushed = sum((server._pushed for server in group.servers), Counter())
+        pulled = sum((server._pulled for server in group.servers), Counter())
+        assert pushed == {jobs["a"]: 2 << 20, jobs["b"]: 100}
+        assert pulled == {jobs["a"]: 1 << 20, jobs["b"]: 100}
+
+        def has_reported() -> bool:
+            status = calls.status(LONG_S)
+            num_bytes = {name: job.load.bytes for name, job in status.jobs.items()}
+            in_all = sum(load.bytes for load in status.loads.values())
+            return (
+                num_bytes["a"] == 4 << 20
+                and num_bytes["b"] >= 100 * 2 * 4
+                and in_all == sum(num_bytes.values())
+            )
+
+        until(has_reported)
+
+
+@pytest.mark.parametrize("size", [1_000, 1 << 20], ids=["small", "large"])
+def test_request_is_not_served_behind_all_those_of_another_job(size: int) -> None:
+    """Six workers of job a wait when that of b comes; b is served second at the latest."""
+    with LocalGroup(1) as group, ExitStack() as stack:
+        [server] = group.servers
+        order: list[str] = []
+        hear_from = server._hear_from
+
+        def hear(name: str, channel: Channel, message: Message) -> None:
+            order.append(name)
+            hear_from(name, channel, message)
+
+        workers = [*(f"a{index}" for index in range(6)), "b"]
+        arrays = [
+            stack.enter_context(group.connect(name, job=name[0])).dense("w", (size,))
+            for name in workers
+        ]
+        pool = stack.enter_context(ThreadPoolExecutor(len(workers)))
+        ones = np.ones(size, np.float32)
+        for array in arrays:
+            array.push(ones)
+        slots = server._small_slots = server._large_slots = FairSlots(1)
+        slots.alone_s = LONG_S  # the jobs share the slot for as long
+        slots.enter(-1, time.monotonic())
+        server._hear_from = hear  # type: ignore[method-assign]
+        pushes = []
+        for array in arrays:
+            pushes.append(pool.submit(array.push, ones))
+            until(lambda: slots.num_waiting == len(pushes))
+        slots.leave(-1, 0.0, time.monotonic())
+        for push in pushes:
+            push.result()
+        assert set(order) == set(workers)
+        assert "b" in order[:2]
 
 
 def until(is_so: Callable[[], bool]) -> None:

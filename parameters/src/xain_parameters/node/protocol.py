@@ -146,6 +146,11 @@ class ServerNode:
         copy = None if hosted is None else self._copy(hosted)
         return None if copy is None else copy.replica
 
+    def row_bytes(self, number: int, table: int) -> int:
+        """Bytes of a row of a table; 0: the table has no rows here. Safe for any thread."""
+        replica = self.replica_of(number)
+        return 0 if replica is None else replica.row_bytes(table)
+
     @property
     def num_bytes(self) -> Counter[int]:
         """Memory of the rows of all replicas here, by job. Safe for any thread."""

@@ -12,6 +12,7 @@ from typing import Final, Self
 
 from xain_foundation.fields import require_private
 from xain_foundation.logger import get_logger
+from xain_foundation.threads import num_processors
 from xain_foundation.tls import Certificates
 from xain_parameters.cut import Abandoned
 from xain_parameters.cutfile import encoded
@@ -19,6 +20,7 @@ from xain_parameters.errors import Evicted, Invalid, ParameterError, Unavailable
 from xain_parameters.handlers import Handler, HandlerThread, Reply, Request, answer_nothing
 from xain_parameters.messages import Command, Message, Pull, Push, Refused, Said, Several
 from xain_parameters.node.cuts import load
+from xain_parameters.node.fair_slots import FairSlots
 from xain_parameters.node.log import DiskLog
 from xain_parameters.node.ports import RangeLog, Source
 from xain_parameters.node.protocol import ServerNode
@@ -30,7 +32,7 @@ from xain_parameters.scheduler.reports import Load
 from xain_parameters.scheduler.server_client import ServerScheduler
 from xain_parameters.specs import RangeView, View, job_of
 from xain_parameters.tables.part import Piece
-from xain_parameters.transport.channel import Channel, connect, hello
+from xain_parameters.transport.channel import SMALL_BYTES, Channel, connect, hello
 from xain_parameters.transport.listener import Listener
 from xain_parameters.transport.sections import Sections
 
@@ -117,6 +119,9 @@ class ParameterServer:
         )  # at the last report
         self._counted_at = time.monotonic()
         self._served_at = -math.inf  # time of the last request of a worker
+        # Slots of the threads that serve requests. A small one is Python nearly all of its time,
+        # which one thread at a time can run, and does not wait for the arrays of large ones.
+        self._small_slots, self._large_slots = FairSlots(1), FairSlots(num_processors())
         self._num_saving = 0  # threads that write parts of a checkpoint
         self._pool = ThreadPoolExecutor(4, f"server {name}")
         self._tls = tls
@@ -349,15 +354,29 @@ class ParameterServer:
             self._hear_command(channel, head)
             return
         if isinstance(head, _COUNTED):
-            self._served_at = time.monotonic()
-            each, parts = (
-                (head.each, head.sections) if isinstance(head, Several) else (head, (head,))
-            )
-            counts = self._pulled if isinstance(each, Pull) else self._pushed
-            keys = message.keys
-            num_rows = sum(part.stop - part.start for part in parts) if keys is None else len(keys)
-            counts[job_of(parts[0].range)] += num_rows
-        self._hear_from(channel.peer.name, channel, message)
+            self._serve(channel, message, head)
+        else:
+            self._hear_from(channel.peer.name, channel, message)
+
+    def _serve(self, channel: Channel, message: Message, head: Pull | Push | Several) -> None:
+        """Serve a pull or push of a worker, in a slot that jobs have fair shares of."""
+        each, parts = (head.each, head.sections) if isinstance(head, Several) else (head, (head,))
+        counts = self._pulled if isinstance(each, Pull) else self._pushed
+        keys = message.keys
+        num_rows = sum(part.stop - part.start for part in parts) if keys is None else len(keys)
+        range_ = parts[0].range
+        job = job_of(range_)
+        counts[job] += num_rows
+        row_bytes = 0 if self._node is None else self._node.row_bytes(range_, each.table)
+        is_small = num_rows * row_bytes <= SMALL_BYTES
+        slots = self._small_slots if is_small else self._large_slots
+        slots.enter(job, time.monotonic())
+        began = self._served_at = time.monotonic()
+        try:
+            self._hear_from(channel.peer.name, channel, message)
+        finally:
+            now = time.monotonic()
+            slots.leave(job, now - began, now)
 
     def _hear_from(self, name: str, channel: Channel, message: Message) -> None:
         # Primaries that hear of this server first probe it once for each connection.
