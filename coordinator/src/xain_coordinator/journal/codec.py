@@ -22,7 +22,9 @@ _FORMER = ("UploadNameBound",)
 
 Row = tuple[float, str, str]  # session time, type, body
 
-_CONFIG = ConfigDict(strict=True, extra="forbid", ser_json_inf_nan="constants")
+# Deferred: to build the adapters of all events takes a start longer than to write the few events
+# of a new session.
+_CONFIG = ConfigDict(strict=True, extra="forbid", ser_json_inf_nan="constants", defer_build=True)
 
 
 def make_adapter(kind: type) -> TypeAdapter[Any]:
