@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from xain_foundation.hints import hint
+from xain_workloads.bundled import BUNDLED, read_bundled
 from xain_workloads.corrections import corrected, corrected_target
 from xain_workloads.dataset import Dataset, Features, Target, Task, canonical_target
 from xain_workloads.errors import DataError
@@ -57,7 +58,6 @@ __all__ = [
     "load_table",
 ]
 
-BUNDLED = ("breast_cancer", "diabetes", "digits", "iris", "wine")
 SUFFIXES = (*WITH_COLUMN_NAMES, ".libsvm", ".npz", ".svm", ".svmlight")
 FOLDER_FILES = ("X_train.csv", "y_train.csv")  # of a folder: the features, and the target alone
 
@@ -449,16 +449,14 @@ class _Arrays:
 
 
 def _open_bundled(name: str, task: Task, dialect: Dialect) -> _Arrays:
-    from sklearn import datasets  # here, because it takes a second and files do not need it
-
-    if name == "diabetes" and task == "classification":
-        raise DataError("diabetes: the target is a measurement, not a class; set task='regression'")
-    bunch = getattr(datasets, f"load_{name}")()
-    target = bunch.target
+    features, target, names, class_names = read_bundled(name)
     if task == "classification":
-        target = np.asarray(bunch.target_names)[target]  # "setosa" instead of "0"
-    names = [str(feature) for feature in bunch.feature_names]
-    return _Arrays(bunch.data, target, names, name, dialect)
+        if class_names is None:
+            raise DataError(
+                f"{name}: the target is a measurement, not a class; set task='regression'"
+            )
+        target = class_names[target]  # "setosa" instead of "0"
+    return _Arrays(features, target, names, name, dialect)
 
 
 def _open_npz(path: Path, dialect: Dialect) -> _Arrays:
