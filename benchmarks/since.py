@@ -234,9 +234,11 @@ def measured(tree: Path, what: str) -> Figures:
     """Figures of one piece of work, by a process that has only the modules of this tree."""
     sources = [tree / name / "src" for name in (*SOURCES, "participant")]
     path = os.pathsep.join(map(str, (*sources, tree / "benchmarks")))
+    # With compiled modules, as they are started: else a start would be measured by its lines.
+    kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     made = subprocess.run(
         [sys.executable, "-P", __file__, "--inside", what],
-        env={**os.environ, "PYTHONPATH": path},
+        env={**kept, "PYTHONPATH": path},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
