@@ -48,6 +48,7 @@ from xain_wire.fl import coordinator_pb2 as pb
 HERE = Path(__file__).resolve().parent.parent
 SOURCES = ("protos", "foundation", "messaging", "workloads", "parameters", "coordinator")
 CORES = 2
+QUICK = "--quick"
 WARM_UP_CALLS, CALLS = 500, 4000
 SMALL_WARM_UP, SMALL_ROUNDS = 5, 150
 # The first round brings the first weights, and the second is the first with a download.
@@ -59,6 +60,7 @@ Figures = dict[str, float]
 
 
 def a_call() -> Figures:
+    warm_up, calls = (10, 50) if QUICK in sys.argv else (WARM_UP_CALLS, CALLS)
     with results.scratch() as folder, ExitStack() as stack:
         coordinator = processes.CoordinatorProcess(folder, {})
         stack.callback(coordinator.stop)
@@ -67,14 +69,14 @@ def a_call() -> Figures:
         client.rendezvous()
         seconds = []
         before = None
-        for i in range(WARM_UP_CALLS + CALLS):
-            if i == WARM_UP_CALLS:
+        for i in range(warm_up + calls):
+            if i == warm_up:
                 before = coordinator.processor_time
             begin = time.perf_counter()
             client.heartbeat(pb.READY, -1)
             seconds.append(time.perf_counter() - begin)
-        spent_s = _spent_s(before, coordinator.processor_time, CALLS)
-        median_s = statistics.median(seconds[WARM_UP_CALLS:])
+        spent_s = _spent_s(before, coordinator.processor_time, calls)
+        median_s = statistics.median(seconds[warm_up:])
     return {"a call (us)": 1e6 * median_s, "a call, its processor time (us)": 1e6 * spent_s}
 
 
@@ -230,14 +232,14 @@ WORK: dict[str, Callable[[], Figures]] = {
 }
 
 
-def measured(tree: Path, what: str) -> Figures:
+def measured(tree: Path, what: str, *flags_of: str) -> Figures:
     """Figures of one piece of work, by a process that has only the modules of this tree."""
     sources = [tree / name / "src" for name in (*SOURCES, "participant")]
     path = os.pathsep.join(map(str, (*sources, tree / "benchmarks")))
     # With compiled modules, as they are started: else a start would be measured by its lines.
     kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     made = subprocess.run(
-        [sys.executable, "-P", __file__, "--inside", what],
+        [sys.executable, "-P", __file__, "--inside", what, *flags_of],
         env={**kept, "PYTHONPATH": path},
         stdout=subprocess.PIPE,
         text=True,
@@ -273,7 +275,7 @@ def main() -> None:
             for number, what in itertools.product(range(repeats), only):
                 for is_before in (number % 2 == 0, number % 2 == 1):
                     tree = before if is_before else HERE
-                    made = measured(tree, what)
+                    made = measured(tree, what, *([QUICK] if given.quick else []))
                     print(
                         f"{number}: {what} {'before' if is_before else 'now'}: {made}",
                         file=sys.stderr,

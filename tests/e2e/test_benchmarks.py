@@ -84,7 +84,11 @@ EXPECTED: dict[str, dict[str, str]] = {
     "simulation": {"": "accuracy round_s_median centralised_epoch_s ratio_to_centralised_epoch"},
 }
 # One case stands for all: tests of their own train with the others.
-ONLY = {"parallelisms": ("--only=gradient",), "since": ("HEAD", "--only=a-call")}
+ONLY = {
+    "learning": ("--workloads=sgd", "--splits=random"),
+    "parallelisms": ("--only=gradient",),
+    "since": ("HEAD", "--only=a-call"),
+}
 ABOUT = {"date", "cpu", "cores", "memory_gib", "python", "numpy", "grpcio"}
 
 

@@ -203,22 +203,6 @@ async def test_worker_that_cannot_start_ends_the_launch(tmp_path: Path, name: st
     assert processes_of(name) == []
 
 
-async def test_bagging_is_fitted_over_http_until_ctrl_c(tmp_path: Path, name: str) -> None:
-    """Workers wait for a fit, and stay for the next one; Ctrl-C is the usual end."""
-    write_wards(tmp_path / "wards", "north")
-    arguments = ("--workload=bagging", "--data=wards", "--rounds=1", "--serve", "--quiet")
-    async with launched(tmp_path, f"--name={name}", *arguments) as shown:
-        await shown.until(lambda output: "launch: train with: curl -X POST " in output)
-        url = re.search(r"POST (http://\S+)/v1/fit", shown.output)[1]
-        for _ in range(2):
-            request = Request(f"{url}/v1/chimera/aggregation/fit", method="POST")
-            answer = await asyncio.to_thread(urlopen, request, timeout=120)
-            assert json.load(answer) == {"fit": "ok"}
-        shown.process.send_signal(signal.SIGINT)
-        assert await shown.end() == 0, shown.output
-    assert processes_of(name) == []
-
-
 def asked_with(folder: Path, output: str) -> tuple[str, ssl.SSLContext, str]:
     """(URL, authority, bearer token) of the command that a closed launch shows."""
     shown = r"POST (\S+)/v1/fit .* --cacert (\S+) -H @(\S+)"

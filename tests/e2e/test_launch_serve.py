@@ -158,25 +158,20 @@ async def test_fits_and_predictions_go_on_with_the_workers_that_are_left(
         await service.end()
 
 
-@pytest.mark.parametrize("workload", ["sgd", "bagging"])
-async def test_killed_workers_come_back_as_themselves(
-    tmp_path: Path, name: str, workload: str
-) -> None:
+async def test_killed_workers_come_back_as_themselves(tmp_path: Path, name: str) -> None:
     """Killed in a prediction and in a fit, one, two and all three. The prediction is answered by
     the others; the fit ends, and the workers know the estimators of the time before their death."""
-    async with serving(tmp_path, name, workload) as shown:
+    async with serving(tmp_path, name, "bagging") as shown:
         service = await service_of(shown, tmp_path, name)
         assert await service.fit() == []
 
         pid = pid_of(name, "worker-1")
         os.kill(pid, signal.SIGSTOP)  # it answers nothing until it is dead
         asked = asyncio.create_task(service.predict())
-        if workload == "bagging":
-            await asyncio.sleep(0.5)  # most often the question is under way
+        await asyncio.sleep(0.5)  # most often the question is under way
         os.kill(pid, signal.SIGKILL)
         told = await asked
-        if workload == "bagging":
-            assert told["answered"][-2:] == ["worker-2", "worker-3"]
+        assert told["answered"][-2:] == ["worker-2", "worker-3"]
         await service.until_restarts(1)
 
         for number in (2, 3):
@@ -186,10 +181,7 @@ async def test_killed_workers_come_back_as_themselves(
             ended = await service.until_status(lambda status: status["state"] != "fitting")
             assert ended["state"] == "finished", ended
             await service.until_restarts(3 if number == 2 else 6)
-        if workload == "bagging":
-            await service.until_answered_by(*WORKERS)
-        else:
-            await service.predict()
+        await service.until_answered_by(*WORKERS)
         for one in WORKERS:
             assert one in (service.work / "workers" / one / "participant.json").read_text()
         await service.end()

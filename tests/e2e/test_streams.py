@@ -78,7 +78,13 @@ PRINTERS = {
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
-@pytest.fixture(params=["full", "stopped", "broken", "closed"])
+def with_streams(*kinds: str) -> pytest.MarkDecorator:
+    """Parametrize a test by kinds of streams. All programs call one function, streams.unblock():
+    two programs meet all kinds, and the others those that differ for processes that they start."""
+    return pytest.mark.parametrize("start", kinds, indirect=True)
+
+
+@pytest.fixture
 def start(request: pytest.FixtureRequest) -> Iterator[Start]:
     """Starts a program with such streams; whatever still runs is killed at the end."""
     with broken_streams(request.param) as function:
@@ -116,6 +122,7 @@ def test_each_command_is_tested_or_only_prints() -> None:
     assert commands - printers == SERVICES
 
 
+@with_streams("full", "stopped", "broken", "closed")
 def test_coordinator_and_participant_train_and_end(start: Start, tmp_path: Path) -> None:
     """The log at level debug is longer than what a pipe holds."""
     port_file = tmp_path / "address"
@@ -146,6 +153,7 @@ def is_handling(pid: int, number: signal.Signals) -> bool:
     return bool(int(caught, 16) >> (number - 1) & 1)
 
 
+@with_streams("full")
 def test_parameter_server_and_its_worker_train_and_end(start: Start, tmp_path: Path) -> None:
     write(tmp_path / "rows.svm", SHAPES["kdd12"].scaled(4e-5), 1, 0, 1)
     target = f"127.0.0.1:{free_ports(1)[0]}"
@@ -177,6 +185,7 @@ def test_parameter_server_and_its_worker_train_and_end(start: Start, tmp_path: P
     assert stopped(scheduler) == 0
 
 
+@with_streams("full", "closed")
 def test_launch_trains_to_its_end(start: Start, tmp_path: Path) -> None:
     launch = start(
         *(program("xain-coordinator"), "launch", "--workload=sgd", "--data=iris", "--workers=2"),
@@ -187,6 +196,7 @@ def test_launch_trains_to_its_end(start: Start, tmp_path: Path) -> None:
     assert "session_finished" in (tmp_path / "work/logs/coordinator.log").read_text()
 
 
+@with_streams("stopped")
 def test_demo_ends_when_it_is_told_to(start: Start, tmp_path: Path) -> None:
     """A demo is a launch, too."""
     demo = start(
@@ -216,6 +226,7 @@ if __name__ == "__main__":
 """
 
 
+@with_streams("full")
 def test_tunnel_listens_and_ends(start: Start, tmp_path: Path) -> None:
     write_folder(tmp_path / "tls", make_authority(), Role.PARTICIPANT, "ward-7")
     with socket.socket() as free:
@@ -234,6 +245,7 @@ def test_tunnel_listens_and_ends(start: Start, tmp_path: Path) -> None:
     assert stopped(tunnel) == 0
 
 
+@with_streams("full", "closed")
 def test_simulation_trains_and_ends(start: Start, tmp_path: Path) -> None:
     """The script itself prints nothing; what its sites and the simulation print holds up nobody."""
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -242,6 +254,7 @@ def test_simulation_trains_and_ends(start: Start, tmp_path: Path) -> None:
     assert (tmp_path / "result").read_text() == "[2.0, 2.0, 2.0]"
 
 
+@with_streams("full", "broken")
 def test_watched_status_ends(start: Start, tmp_path: Path) -> None:
     """The command may wait for its reader; SIGTERM or the end of the reader ends the command."""
     port_file = tmp_path / "address"

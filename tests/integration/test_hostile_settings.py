@@ -25,7 +25,7 @@ from xain_wire.fl import inspection_pb2 as inspection
 
 SECRET = "hunter2hunter2"
 SEED = 8
-VALUES_PER_KEY = 10  # of each source
+VALUES_PER_KEY = 4  # of each source; hundreds of keys have them all several times
 MAX_LINE = 1000  # characters
 MAX_SECONDS = 20.0  # a value that hangs takes minutes
 
@@ -122,13 +122,14 @@ WORDS = re.compile(
     "model", [CoordinatorConfig, ParticipantConfig, SchedulerConfig, ServerConfig, SparseConfig]
 )
 def test_value_of_another_type_is_refused_by_the_name_of_its_key(model, tmp_path):
-    """Each key of each program gets a value of each type in a file: it is taken, or every line of
-    the refusal names a key in our words."""
+    """Each key of each program gets values of half of the types in a file: they are taken, or every
+    line of the refusal names a key in our words."""
+    chance = random.Random(SEED)
     file = tmp_path / "settings.toml"
     names = [dotted(key) for key in keys(model)]
     wrong = []
     for key in keys(model):
-        for value in TYPES:
+        for value in chance.sample(TYPES, len(TYPES) // 2):
             section = f"[{dotted(key[:-1])}]\n" if len(key) > 1 else ""
             file.write_text(f"{section}{dotted(key[-1:])} = {value}\n")
             for line in (refusal(model, file=file) or "").splitlines():

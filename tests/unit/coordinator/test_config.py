@@ -386,7 +386,7 @@ def valid_rules(draw: st.DrawFn) -> Rules:
 
 
 any_rules = settings(
-    max_examples=200,
+    max_examples=100,
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],

@@ -25,7 +25,7 @@ def test_sets_are_those_of_scikit_learn(name: str) -> None:
 
 
 def test_table_of_a_set_is_made_without_scikit_learn() -> None:
-    """Whose import takes longer than all else that a participant does before its first round."""
+    """The import takes longer than all else that a participant does before its first round."""
     script = "import sys; from xain_workloads.data import load; load('iris'); print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True

@@ -73,13 +73,13 @@ def test_scaffold_ends_in_the_optimum_of_all_rows(name: str, per_round: int) -> 
         options = {**NEURAL, "learning_rate": 0.01, "momentum": 0.5, "batch_size": 100}
     wanted = optimum(unlike_sites())
 
-    def distance(*, scaffold: bool) -> float:
-        rounds = 300 * 4 // per_round
+    def distance(rounds: int, *, scaffold: bool) -> float:
         model = trained(name, options, rounds=rounds, scaffold=scaffold, per_round=per_round)
         return float(np.linalg.norm(coefficients(model) - wanted))
 
-    assert distance(scaffold=True) < 8e-6
-    assert distance(scaffold=False) > 0.01
+    assert distance(300 * 4 // per_round, scaffold=True) < 8e-6
+    # Averaging is at its end long before.
+    assert distance(100, scaffold=False) > 0.01
 
 
 @pytest.mark.parametrize("is_nesterov", [True, False])
