@@ -200,14 +200,14 @@ def test_scaffold_finds_the_optimum_that_averaging_misses(
 def test_simulated_sites_learn_the_digits() -> None:
     """A hundred sites of a script, in a process of its own as one starts it."""
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "simulate.py"), "5"],
+        [sys.executable, str(EXAMPLES / "simulate.py"), "2"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=4 * PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout.split()[1]) > 0.5, done.stdout  # by chance 0.1
+    assert float(done.stdout.split()[1]) > 0.3, done.stdout  # by chance 0.1
 
 
 def test_jobs_side_by_side_reach_what_scikit_learn_reaches(example: Callable[[str], Any]) -> None:

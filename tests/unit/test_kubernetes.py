@@ -41,7 +41,8 @@ Document = dict[str, Any]
 
 
 def documents(file: Path) -> list[Document]:
-    return list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
+    # The loader in C, ten times as fast.
+    return list(yaml.load_all(file.read_text(encoding="utf-8"), yaml.CSafeLoader))
 
 
 def kustomization(name: str) -> Document:

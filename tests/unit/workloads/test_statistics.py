@@ -164,7 +164,7 @@ def test_quantiles_of_merged_sketches_have_the_stated_rank_error(
 def test_quantiles_of_very_many_sites_have_the_stated_rank_error() -> None:
     """Buckets are joined while the sites are merged, which adds 1/100 of the rows at most."""
     chance = np.random.RandomState(1)
-    parts = [chance.normal(i % 7, 1 + i % 3, 320) for i in range(600)]
+    parts = [chance.normal(i % 7, 1 + i % 3, 320) for i in range(300)]
     pooled = np.sort(np.concatenate(parts))
     others = {f"column {i}": np.arange(320.0) for i in range(249)}  # a wide table has less room
     wide = describe(others, one_class(320)).columns
@@ -175,9 +175,9 @@ def test_quantiles_of_very_many_sites_have_the_stated_rank_error() -> None:
         assert rank == pytest.approx(share, abs=1 / 64 + 1 / 100)
     # Equal values stay as they are, however often they are joined.
     assert number(merged, "column 7").quantile(0.5) == pytest.approx(159.5, abs=320 / 64)
-    constant = number(merge([of_numbers(np.full(320, 0.1))] * 600))
+    constant = number(merge([of_numbers(np.full(320, 0.1))] * 300))
     assert {value for value, _ in constant.buckets} == {0.1}
-    assert sum(size for _, size in constant.buckets) == 320 * 600
+    assert sum(size for _, size in constant.buckets) == 320 * 300
 
 
 def test_no_single_row_is_in_the_sketch() -> None:
