@@ -92,10 +92,12 @@ async def test_killed_server_and_worker_leave_the_same_model(
         np.testing.assert_array_equal(disturbed[what], array)
 
 
-async def test_worker_that_had_ended_repeats_rolled_back_clocks(folder: Path, name: str) -> None:
-    """Without a replica the death of a server takes all tables back to the beginning."""
+async def test_rows_that_a_rollback_took_back_are_read_again(folder: Path, name: str) -> None:
+    """Without a replica the death of a server takes all tables back to the beginning, also when a
+    worker has read all rows in place of one that was silent for its lease, and has ended."""
     epochs = ("--worker-set=epochs=4", "--worker-set=batch=50", "--worker-set=staleness=none")
-    async with launched(folder, *SPARSE, *epochs, f"--name={name}", "--quiet") as shown:
+    lease = "--set=scheduler.worker_lease_s=5"
+    async with launched(folder, *SPARSE, *epochs, lease, f"--name={name}", "--quiet") as shown:
         await shown.until(lambda output: READY in output)
         os.kill(pid_with(name, "--worker=worker-2"), signal.SIGSTOP)
         await asyncio.to_thread(wait_for_end, name, "--worker=worker-1")

@@ -14,6 +14,7 @@ import pytest
 from support.terminals import files_of
 from xain_foundation.sockets import free_ports
 from xain_parameters import Assign, LocalGroup
+from xain_parameters.client.batches import NOTE_DIM
 
 pytestmark = pytest.mark.e2e
 
@@ -108,7 +109,7 @@ def test_stopped_worker_process_goes_on_with_its_batch(
         line = "xain-participant sparse --data x.svm --batch 10 --job clicks"
         words = words_of(line, group.target)
         worker = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE)
-        table = observer.table("logistic.batch", dim=2, update=Assign(), dtype="float64")
+        table = observer.table("logistic.parts", NOTE_DIM, update=Assign(), dtype="float64")
         while table.pull([0])[0, 0] == 0:  # a poll, not a race: it ends with the first clock
             assert worker.poll() is None
         worker.send_signal(number)

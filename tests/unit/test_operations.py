@@ -17,6 +17,7 @@ from xain_foundation.exit_statuses import (
     EXIT_FENCED,
     EXIT_NOTHING_COUNTED,
     EXIT_OK,
+    EXIT_ROWS_MISSED,
     EXIT_SIGNAL,
     FINAL,
     MEANINGS,
@@ -44,9 +45,9 @@ STATUSES = {
         repair.EXIT_DAMAGED,
         repair.EXIT_NOT_CHECKED,
     },
-    "xain-coordinator launch": USUAL | LAUNCH_SIGNALS | {EXIT_NOTHING_COUNTED},
+    "xain-coordinator launch": USUAL | LAUNCH_SIGNALS | {EXIT_NOTHING_COUNTED, EXIT_ROWS_MISSED},
     "xain-coordinator demo": USUAL | LAUNCH_SIGNALS,
-    "xain-participant sparse": USUAL | SIGNALS | {EXIT_NOTHING_COUNTED},
+    "xain-participant sparse": USUAL | SIGNALS | {EXIT_NOTHING_COUNTED, EXIT_ROWS_MISSED},
 }
 
 

@@ -13,6 +13,7 @@ EXIT_FENCED: Final = 3
 EXIT_NO_BETTER: Final = 4
 EXIT_NOTHING_COUNTED: Final = 5
 EXIT_UNKNOWN_INPUT: Final = 6
+EXIT_ROWS_MISSED: Final = 7
 EXIT_SIGNAL: Final = 128  # plus the number of the signal, as a shell counts
 
 MEANINGS: Final[Mapping[int, str]] = {
@@ -23,7 +24,8 @@ MEANINGS: Final[Mapping[int, str]] = {
     EXIT_NO_BETTER: "completed, but the model is no better than the baseline",
     EXIT_NOTHING_COUNTED: "this process trained nothing, or nothing of it ever counted",
     EXIT_UNKNOWN_INPUT: "answered, but too much of the input was unknown",
+    EXIT_ROWS_MISSED: "completed, but rows were read twice or not at all",
 }
 
 # The work has come to its end, and the same start again would end alike.
-FINAL: Final = (EXIT_NO_BETTER, EXIT_NOTHING_COUNTED, EXIT_UNKNOWN_INPUT)
+FINAL: Final = (EXIT_NO_BETTER, EXIT_NOTHING_COUNTED, EXIT_UNKNOWN_INPUT, EXIT_ROWS_MISSED)

@@ -5,6 +5,7 @@ Commands import what they need, so that --help does not wait for it.
 
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -16,13 +17,18 @@ import typer
 
 from xain_foundation import streams
 from xain_foundation.commands import fail, split_host_port
-from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_NOTHING_COUNTED
+from xain_foundation.exit_statuses import (
+    EXIT_BAD_CONFIG,
+    EXIT_FAILED,
+    EXIT_NOTHING_COUNTED,
+    EXIT_ROWS_MISSED,
+)
 from xain_foundation.hints import hint
 from xain_foundation.wheels import pip_install
 
 if TYPE_CHECKING:
     from xain_parameters import Certificates
-    from xain_participant.sparse_worker import Job, Progress, Score
+    from xain_participant.sparse_worker import Job, Outcome, Progress, Score
     from xain_workloads.sparse.rows import Source
 
 PROGRAM: Final = "xain-participant"
@@ -41,20 +47,22 @@ _MODELS = ("logistic", "fm")
 SPARSE_HELP = """Train a sparse model on a parameter server, as one of its workers.
 
 The model is a table of one row for each column of the data: logistic regression, or a factorisation
-machine. It may be too large for any one machine. Each worker reads its own share of the rows, and
-one batch of it in each clock: pulls the rows of the columns that occur in the batch, computes their
-gradient, and pushes it; the servers take the step, by Adagrad.
+machine. It may be too large for any one machine. The workers divide the rows, anew in each epoch.
+Each reads one batch of its part in each clock: pulls the rows of the columns that occur in the
+batch, computes their gradient, and pushes it; the servers take the step, by Adagrad.
 
-The rows are in libsvm, CSV or Parquet files: on this machine, or at s3://, hdfs://, http:// or
-https:// URLs. Each line, or each row group of Parquet, is read by exactly one worker.
+The rows are in libsvm, CSV or Parquet files, the same for all workers: on this machine, or at
+s3://, hdfs://, http:// or https:// URLs. In each epoch each line, or each row group of Parquet, is
+read by exactly one worker, whoever comes and goes.
 
-A worker that is killed and started again under its name goes on with the batch that it was at. One
-whose part has no rows ends at once, and nobody waits for it. With --epochs 0 nothing is trained,
-and --test scores the model as it is.
+A worker that is killed and started again under its name goes on with the batch that it was at; the
+others read what one leaves that is not back within its lease. The end comes for all at once, when
+all epochs are read. With --epochs 0 nothing is trained, and --test scores the model as it is.
 
-Exit status: 0 when its epochs are over; 1 if the data cannot be read, or servers or scheduler do
-not answer, or another worker has the name; 2 if a flag is wrong; 5 if its part has no rows, so that
-it trained nothing; 130 if Ctrl-C, 143 if SIGTERM stopped it before the end.
+Exit status: 0 when all epochs are read; 1 if the data cannot be read, or servers or scheduler do
+not answer, or another worker has the name; 2 if a flag is wrong; 5 if no row was left for this
+worker, so that it trained nothing; 7 if rows were read twice or not at all, as where files change
+meanwhile; 130 if Ctrl-C, 143 if SIGTERM stopped it before the end.
 """
 
 SPARSE_EXAMPLES = """**Examples**
@@ -62,11 +70,11 @@ SPARSE_EXAMPLES = """**Examples**
 - `xain-participant sparse --data clicks/train --test clicks/test --epochs 2` : one worker, with a
   scheduler on this machine
 
-- `xain-participant sparse --data clicks/train --workers 3 --index 0` : the first third of the data;
-  start two more with --index 1 and 2
+- `xain-participant sparse --data clicks/train --workers 3` : one of three workers; start two more
+  with the same command
 
 - `xain-participant sparse --server ps.example.org --data s3://bucket/clicks/*.svm --workers 3
-  --index 0 --model fm --factors 16 --staleness 4`
+  --worker w0 --model fm --factors 16 --staleness 4`
 
 - `xain-participant sparse --data 'https://data.example.org/clicks/2026-*.parquet' --target clicked
   --categories campaign,zip`
@@ -151,30 +159,31 @@ def sparse(
     test: Annotated[
         str | None,
         typer.Option(
-            metavar="PATH-OR-URL", help="Rows to score the model with; worker 0 does, at its end."
+            metavar="PATH-OR-URL", help="Rows to score the model with; rank 0 does, at the end."
         ),
     ] = None,
     worker: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="By default worker-I, with --epochs 0 scorer-PID. No other living worker has it.",
+            help="No other living worker has it. By default worker-I, without --index HOST-PID, "
+            "and with --epochs 0 scorer-PID.",
         ),
     ] = None,
     index: Annotated[
-        int,
+        int | None,
         typer.Option(
             metavar="I",
-            help="Part of the data, from 0.",
+            help="Rank to ask for, from 0; by default any, and with one worker 0.",
             min=0,
             envvar="XAIN_PARTICIPANT_PARTITION__INDEX",
         ),
-    ] = 0,
+    ] = None,
     workers: Annotated[
         int,
         typer.Option(
             metavar="N",
-            help="Parts; the first clock waits for as many, without end.",
+            help="That divide the data; the first clock waits for as many, without end.",
             min=1,
             envvar="XAIN_PARTICIPANT_PARTITION__NUM_PARTS",
         ),
@@ -207,7 +216,7 @@ def sparse(
     ] = "0",
     batch: Annotated[int, typer.Option(metavar="ROWS", help="Rows of a clock.", min=1)] = 1_000,
     epochs: Annotated[
-        int, typer.Option(metavar="E", help="Passes over the part; 0: only --test.", min=0)
+        int, typer.Option(metavar="E", help="Passes over the data; 0: only --test.", min=0)
     ] = 1,
     learning_rate: Annotated[float, typer.Option(metavar="RATE", help="Of Adagrad.")] = 0.1,
     l2: Annotated[
@@ -226,7 +235,9 @@ def sparse(
 ) -> None:
     """See SPARSE_HELP."""
     address = _target(server)
-    if index >= workers:
+    if index is None and workers == 1:
+        index = 0
+    if index is not None and index >= workers:
         _refuse(f"--index is {index}; with --workers {workers} it is at most {workers - 1}")
     if model not in _MODELS:
         _refuse(f"--model is {model!r}; there are: {', '.join(_MODELS)}")
@@ -274,8 +285,6 @@ def sparse(
     job = Job(
         table or model,
         LogisticRegression(l2) if model == "logistic" else FactorisationMachine(factors, l2),
-        index,
-        workers,
         None if staleness == "none" else int(staleness),
         batch,
         epochs,
@@ -293,10 +302,10 @@ def sparse(
     # SIGTERM ends the work as Ctrl-C does, and leaves the group on its way.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        # A scorer may come while worker-0 trains.
-        name = worker or (f"worker-{index}" if epochs else f"scorer-{os.getpid()}")
-        has_trained, score = _work(
-            address, certificates, name, training, job, open_source, data, test
+        group = (workers, index) if epochs else (None, None)
+        name = worker or _name(index, is_scorer=not epochs)
+        outcome, score = _work(
+            address, certificates, name, training, group, job, open_source, data, test
         )
     except KeyboardInterrupt:
         raise typer.Exit(128 + signal.SIGINT) from None
@@ -305,7 +314,9 @@ def sparse(
             f"{score.num_rows:,} rows: log loss {score.loss:.4f}, accuracy {score.accuracy:.4f}, "
             f"AUC {score.auc:.4f}"
         )
-    if not has_trained:
+    if outcome is not None and not outcome.is_whole:
+        raise typer.Exit(EXIT_ROWS_MISSED)
+    if outcome is not None and not outcome.num_batches and not outcome.was_over:
         raise typer.Exit(EXIT_NOTHING_COUNTED)
 
 
@@ -314,14 +325,15 @@ def _work(
     certificates: "Certificates | None",
     name: str,
     training: str | None,
+    group: tuple[int | None, int | None],
     job: "Job",
     open_source: "Callable[[str], Source]",
     data: str | None,
     test: str | None,
-) -> "tuple[bool, Score | None]":
+) -> "tuple[Outcome | None, Score | None]":
     """Train and score. Ends the process with one line if that is impossible.
 
-    Returns whether the part had rows, and the score.
+    group: the number of workers, and the rank to ask for.
     """
     from xain_foundation.logger import get_logger
     from xain_parameters import ParameterError, connect_sync
@@ -329,7 +341,7 @@ def _work(
     from xain_workloads.errors import DataError
 
     log = get_logger(__name__)
-    has_trained = True  # unless there was something to train
+    workers, rank = group
 
     def show(progress: "Progress") -> None:
         log.info(
@@ -347,25 +359,25 @@ def _work(
         # it tries to reach its servers.
         log.info("looking_for_data", worker=name, data=data, test=test)
         rows = open_source(data) if data and job.num_epochs else None
-        held_out = open_source(test) if test and job.index == 0 else None
+        held_out = open_source(test) if test else None
         # Another machine was refused by now, where that is not meant.
         with connect_sync(
             target,
             worker=name,
             job=training,
+            workers=workers,
+            rank=rank,
             timeout_s=CONNECT_S,
             tls=certificates,
             insecure=True,
         ) as server:
             log.info("connected", worker=name, server=target)
+            outcome = None
             if rows is not None:
-                has_trained = train(server, job, rows, show)
-                if has_trained:
-                    log.info("epochs_are_over", worker=name)
-                else:
-                    why = f"part {job.index} of {job.num_workers} has no rows"
-                    log.warning("nothing_to_train_on", worker=name, reason=why)
-            return has_trained, None if held_out is None else score(server, job, held_out)
+                outcome = train(server, job, rows, show)
+                log.info("epochs_are_over", worker=name, batches=outcome.num_batches)
+            is_scorer = rows is None or server.rank == 0
+            return outcome, score(server, job, held_out) if held_out and is_scorer else None
     except DataError as error:
         fail(PROGRAM, str(error), EXIT_FAILED)
     except ParameterError as error:
@@ -404,6 +416,13 @@ def sparse_data(
     except OSError as error:
         fail(PROGRAM, f"{folder} cannot be written: {error.strerror}", EXIT_FAILED)
     typer.echo(f"{scaled.num_rows:,} rows in {scaled.num_columns:,} columns")
+
+
+def _name(index: int | None, *, is_scorer: bool) -> str:
+    """The name of a worker that was given none. A scorer may come while all others train."""
+    if is_scorer:
+        return f"scorer-{os.getpid()}"
+    return f"{socket.gethostname()}-{os.getpid()}" if index is None else f"worker-{index}"
 
 
 def _target(server: str) -> str:

@@ -1,26 +1,29 @@
-"""A worker of the parameter server that trains a sparse model on its share of the rows.
+"""A worker of the parameter server that trains a sparse model on the rows that it is handed.
 
-Each clock is one batch. The servers keep the number of a worker's last batch beside the model, so a
-worker that was killed and comes back under its name goes on with the batch that it had not
-completed, and after a rollback of the servers it repeats the batches that were lost.
+The workers of a model divide the rows by rank, anew in each epoch; each clock is one batch. The
+servers keep how far each part is read beside the model: a worker that was killed goes on with the
+batch that it had not completed, others read the rest of one that does not come back, and after a
+rollback of the servers the batches that were lost come again.
 """
 
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xain_parameters.client.batches import Piece
 from xain_parameters.client.sync import Server, Table
 from xain_parameters.errors import Invalid
 from xain_parameters.tables.initialisers import Uniform, Zeros
 from xain_parameters.tables.rules import Adagrad, Assign
 from xain_workloads.errors import DataError, NoData
+from xain_workloads.sources.shares import Share
 from xain_workloads.sparse.models import (
     BIAS,
     FactorisationMachine,
@@ -31,7 +34,7 @@ from xain_workloads.sparse.models import (
 )
 from xain_workloads.sparse.rows import Rows, Source, batches_of
 
-NUM_AHEAD: Final = 2  # batches that are prepared while one is trained
+NUM_AHEAD: Final = 3  # batches that are prepared while one is trained
 REPORT_S: Final = 5.0
 CLASSES: Final = (-1.0, 0.0, 1.0)
 FACTOR_SCALE: Final = 0.05  # of the first values of a factorisation machine
@@ -39,19 +42,16 @@ FACTOR_SCALE: Final = 0.05  # of the first values of a factorisation machine
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A model, and how it is trained. All workers of a model have the same, up to index.
+    """A model, and how it is trained. All workers of a model have the same.
 
     table: name of the model at the servers.
-    index: the part of the data, of num_workers.
     staleness: clocks that a worker may be ahead of the slowest; 0: BSP, None: ASP.
-    batch_rows: rows of a batch, the last one of an epoch may have fewer.
+    batch_rows: rows of a batch, the last one of a part may have fewer.
     bound: columns are 0 to bound - 1, and rows are found faster; None: any column.
     """
 
     table: str
     model: LogisticRegression | FactorisationMachine
-    index: int = 0
-    num_workers: int = 1
     staleness: int | None = 0
     batch_rows: int = 1_000
     num_epochs: int = 1
@@ -63,6 +63,16 @@ class Job:
     def bias_key(self) -> np.uint64:
         """The key of the intercept, beyond those of the columns."""
         return BIAS if self.bound is None else np.uint64(self.bound)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """num_batches: that this worker has trained. was_over: no rows were left when it came.
+    is_whole: the workers together have read each row once in each epoch."""
+
+    num_batches: int
+    was_over: bool
+    is_whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,136 +129,49 @@ def train(
     source: Source,
     report: Callable[[Progress], None] = lambda progress: None,
     report_s: float = REPORT_S,
-) -> bool:
-    """Train until the epochs of this worker are over. Returns whether its part had rows.
-
-    Raises DataError and ParameterError.
-    """
+) -> Outcome:
+    """Train until all workers of the job have read all epochs. Raises DataError, ParameterError."""
     table = declare(server, job)
-    done = _Done(server, job)
-    if done.is_done():
-        return True  # in an earlier process
-    declare_source(server, job, source)
-    with closing(Batches(job, source)) as batches:
-        meter = _Meter(report, report_s)
-        cursor = _Cursor(server, job)
-        # A worker without rows begins too: the others wait until all workers are there.
-        is_empty = batches.is_empty
-        for clock in server.clocks(job.staleness, workers=done.num_awaited()):
-            batch = None if is_empty else batches.batch(cursor.batch(clock))
-            if batch is None:
-                break
+    _note_rows(server, job, source)
+    meter = _Meter(report, report_s)
+    data = Shares(source, job)
+    with server.batches(data, job.num_epochs, job.staleness, name=job.table) as batches:
+        for each in batches:
+            batch: Batch = each.data
             rows = table.pull(batch.keys).astype(np.float64)
             step = job.model.step(batch.features, batch.classes, rows[:-1], rows[-1, 0])
             gradient = np.zeros_like(rows, np.float32)
             gradient[:-1] = step.gradient
             gradient[-1, 0] = step.bias
             table.push(batch.keys, gradient)
-            cursor.keep()
-            meter.count(clock, batch, step.loss, step.num_right)
+            meter.count(each.clock, batch, step.loss, step.num_right)
         meter.flush()
-    done.tell()
-    return not is_empty
+        return Outcome(batches.num_batches, batches.was_over, batches.reading().is_whole)
 
 
-def declare_source(server: Server, job: Job, source: Source) -> None:
-    """Raise DataError unless all workers of a model divide the same files into as many shares, and
-    take the same columns.
-
-    Shares are ranges of bytes: only then they have each row once. Each worker notes its own
-    source before it reads the notes of the others, so of two that differ one at least is refused.
-    """
-    notes = server.table(f"{job.table}.source", dim=4, update=Assign(), dtype=np.float64)
-    about = (job.num_workers, source.num_bytes, source.fingerprint, source.encoding)
-    own = np.array(about, np.float64)
-    notes.push([job.index], own[np.newaxis])
-    for index, note in enumerate(notes.pull(np.arange(job.num_workers))):
-        if note.any() and (note != own).any():
-            raise DataError(
-                f"worker {index} divides {note[1]:,.0f} bytes among {note[0]:.0f} workers, and "
-                f"worker {job.index} {own[1]:,.0f} bytes among {own[0]:.0f}, or files with other "
-                "names, sizes or columns: their shares do not have each row once; give all workers "
-                "the same --data, --target, --categories and --workers, and other data another "
-                "--table"
-            )
-
-
-def _require_trained_on_like(server: Server, job: Job, source: Source) -> None:
-    """Raise DataError if worker 0 of a model has had rows with other keys than a source has."""
-    try:
-        notes = server.find(f"{job.table}.source")
-    except Invalid:  # another program has trained it
-        return
-    assert isinstance(notes, Table)
+def _note_rows(server: Server, job: Job, source: Source) -> None:
+    """Note the columns and the batches of a model's rows beside the model. Raises DataError if it
+    has been trained with others."""
+    notes = server.table(f"{job.table}.rows", dim=2, update=Assign(), dtype=np.float64)
     (note,) = notes.pull([0])
-    if note.any() and note[3] != source.encoding:
+    if not note.any():
+        notes.push([0], np.array([[1.0 + source.encoding, job.batch_rows]]))
+        return
+    _require_columns(note, job, source)
+    if note[1] != job.batch_rows:
         raise DataError(
-            f"{job.table!r} was trained on rows with other columns, another target or other "
-            "categories than those that it is to be scored with"
+            f"--batch is {job.batch_rows}, and {note[1]:.0f} for the workers that train "
+            f"{job.table!r}: a part that one leaves could not be read on by another; give all "
+            "workers the same, and another training another --table"
         )
 
 
-class _Cursor:
-    """The number of this worker's next batch, counted over all epochs.
-
-    The number and the clock of the last batch are kept in a table beside the model, where a restart
-    and a rollback find them. Clocks alone do not tell: a group of servers may have trained other
-    models in between, and a worker may join late.
-    """
-
-    def __init__(self, server: Server, job: Job) -> None:
-        self._table = server.table(f"{job.table}.batch", dim=2, update=Assign(), dtype=np.float64)
-        self._index = [job.index]
-        self._clock = self._number = -1
-
-    def batch(self, clock: int) -> int:
-        """The number of the batch of a clock. Called once in each clock."""
-        if self._clock >= 0 and clock == self._clock + 1:
-            self._number += 1
-        else:  # the first clock, or one after a rollback
-            self._number = self._after(clock)
-        self._clock = clock
-        return self._number
-
-    def keep(self) -> None:
-        """Note that the gradient of the batch was pushed."""
-        self._table.push(self._index, np.array([[self._clock + 1.0, self._number]]))
-
-    def _after(self, clock: int) -> int:
-        kept, number = (int(value) for value in self._table.pull(self._index)[0])
-        if not kept:
-            return 0
-        # With staleness the servers may have batches of this clock and later ones: they come again.
-        return max(0, number - max(-1, kept - 1 - clock))
-
-
-class _Done:
-    """The epochs that each worker of a model has completed, in a table beside the model.
-
-    A worker whose epochs are over does not come back, and is not waited for: one that was stopped
-    and is started again after that would wait for ever.
-    """
-
-    def __init__(self, server: Server, job: Job) -> None:
-        self._table = server.table(f"{job.table}.done", dim=1, update=Assign(), dtype=np.float64)
-        self._job = job
-
-    def num_awaited(self) -> int:
-        """Number of workers that must have joined before the first clock, this one included."""
-        is_done = self._are_done()
-        is_done[self._job.index] = False
-        return int((~is_done).sum())
-
-    def is_done(self) -> bool:
-        """Whether the epochs of this worker were over in an earlier process."""
-        return bool(self._are_done()[self._job.index])
-
-    def _are_done(self) -> NDArray[np.bool_]:
-        return self._table.pull(np.arange(self._job.num_workers))[:, 0] >= self._job.num_epochs
-
-    def tell(self) -> None:
-        """Note that the epochs of this worker are over."""
-        self._table.push([self._job.index], np.array([[float(self._job.num_epochs)]]))
+def _require_columns(note: NDArray[np.float64], job: Job, source: Source) -> None:
+    if note[0] != 1.0 + source.encoding:
+        raise DataError(
+            f"{job.table!r} was trained on rows with other columns, another target or other "
+            "categories"
+        )
 
 
 def score(server: Server, job: Job, source: Source) -> Score:
@@ -260,7 +183,13 @@ def score(server: Server, job: Job, source: Source) -> Score:
     table = server.find(job.table)
     if not isinstance(table, Table) or table.spec.dim != job.model.dim:
         raise DataError(f"{job.table!r} is no table of rows of {job.model.dim} values")
-    _require_trained_on_like(server, job, source)
+    try:
+        notes = server.find(f"{job.table}.rows")
+    except Invalid:  # another program has trained it
+        pass
+    else:
+        assert isinstance(notes, Table)
+        _require_columns(notes.pull([0])[0], job, source)
     scores, classes = [], []
     for rows in batches_of(source.read(source.shares(1)[0]), job.batch_rows):
         batch = _prepared(rows, job)
@@ -278,62 +207,44 @@ def score(server: Server, job: Job, source: Source) -> Score:
     )
 
 
-class Batches:
-    """The batches of a part over all epochs, by number; the next ones are prepared in a thread."""
+class Shares:
+    """The rows of a source as workers divide them, into ranges of bytes, in batches. A thread
+    prepares the next ones.
 
-    def __init__(self, job: Job, source: Source) -> None:
-        self._job = job
+    size: in bytes.
+    """
+
+    def __init__(self, source: Source, job: Job) -> None:
         self._source = source
-        self._share = source.shares(job.num_workers)[job.index]
-        self._in_epoch: int | None = None  # batches of an epoch, once it is known
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
-        self._ahead: deque[Future[Batch | None]] = deque()  # the first is that of _number
-        self._number = 0
-        self._stream: Iterator[Batch] = iter(())
-        self._seek(0)
+        self._job = job
+        self.size = source.num_bytes
+        about = (source.fingerprint, source.encoding, job.batch_rows)
+        self.fingerprint = zlib.crc32(repr(about).encode())
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether the part has no rows."""
-        return self.batch(0) is None
+    def read(self, part: int, num_parts: int, start: int) -> Iterator[Piece]:
+        """The batches of a part, from batch `start` on, and the bytes of the part with the last."""
+        share = self._source.shares(num_parts)[part]
+        num_bytes = sum(each.stop - each.start for each in share)
+        stream = self._batches(share, start)
+        thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        try:
+            ahead = deque(thread.submit(next, stream, None) for _ in range(1 + NUM_AHEAD))
+            batch = ahead.popleft().result()
+            if batch is None:
+                yield Piece(None, 0, num_bytes)
+            while batch is not None:
+                ahead.append(thread.submit(next, stream, None))
+                following = ahead.popleft().result()
+                yield Piece(batch, len(batch.classes), 0 if following else num_bytes)
+                batch = following
+        finally:
+            thread.shutdown(cancel_futures=True)
 
-    def batch(self, number: int) -> Batch | None:
-        """The batch of this number, from 0, or None after the last epoch. The same number again and
-        the next one are read ahead; any other one reads the part from its beginning."""
-        if number == self._number + 1 and self._ahead[0].result() is not None:
-            self._ahead.popleft()
-            self._number = number
-            self._ahead.append(self._thread.submit(next, self._stream, None))
-        elif number != self._number:
-            self._seek(number)
-        return self._ahead[0].result()
-
-    def _seek(self, number: int) -> None:
-        for each in self._ahead:
-            each.cancel()
-        self._number = number
-        self._stream = self._from(number)
-        self._ahead.clear()
-        self._ahead.extend(
-            self._thread.submit(next, self._stream, None) for _ in range(1 + NUM_AHEAD)
-        )
-
-    def _from(self, number: int) -> Iterator[Batch]:
-        first = number
-        for _ in range(self._job.num_epochs):
-            if self._in_epoch is not None and first >= self._in_epoch:
-                first -= self._in_epoch
-                continue
-            count = 0
-            blocks = self._source.read(self._share)
-            for count, rows in enumerate(batches_of(blocks, self._job.batch_rows), 1):
-                if count > first:
-                    yield _prepared(rows, self._job)
-            self._in_epoch = count
-            first = max(0, first - count)
-
-    def close(self) -> None:
-        self._thread.shutdown(cancel_futures=True)
+    def _batches(self, share: Share, start: int) -> Iterator["Batch | None"]:
+        blocks = self._source.read(share)
+        for number, rows in enumerate(batches_of(blocks, self._job.batch_rows)):
+            if number >= start:
+                yield _prepared(rows, self._job)
 
 
 def _prepared(rows: Rows, job: Job) -> Batch:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from support.parameter_group import Group
 from xain_parameters import Invalid, LocalGroup
-from xain_participant.sparse_worker import Job, Progress, Score, declare_source, score, train
+from xain_parameters.client.batches import MAX_PARTS
+from xain_participant.sparse_worker import Job, Outcome, Progress, Score, score, train
 from xain_workloads.errors import DataError
 from xain_workloads.sparse.generator import SHAPES, write
 from xain_workloads.sparse.models import FactorisationMachine, LogisticRegression
@@ -38,18 +38,23 @@ def group() -> Iterator[LocalGroup]:
         yield made
 
 
-def work(group: LocalGroup, folder: Path, job: Job) -> list[Progress]:
+def work(
+    group: LocalGroup, folder: Path, job: Job, rank: int = 0, workers: int = 1
+) -> list[Progress]:
     reports: list[Progress] = []
     source = Source(str(folder / "train.svm"))
-    with group.connect(f"w{job.index}") as server:
-        train(server, job, source, reports.append, 0)
+    with group.connect(f"w{rank}", workers=workers, rank=rank) as server:
+        outcome = train(server, job, source, reports.append, 0)
+    assert outcome.is_whole
+    assert outcome.num_batches == len(reports)
     return reports
 
 
-def together(group: LocalGroup, folder: Path, job: Job) -> list[list[Progress]]:
-    jobs = [replace(job, index=index) for index in range(job.num_workers)]
-    with ThreadPoolExecutor(len(jobs)) as threads:
-        return list(threads.map(lambda each: work(group, folder, each), jobs))
+def together(group: LocalGroup, folder: Path, job: Job, workers: int) -> list[list[Progress]]:
+    with ThreadPoolExecutor(workers) as threads:
+        return list(
+            threads.map(lambda rank: work(group, folder, job, rank, workers), range(workers))
+        )
 
 
 def scored(group: LocalGroup, folder: Path, job: Job) -> Score:
@@ -62,8 +67,8 @@ def scored(group: LocalGroup, folder: Path, job: Job) -> Score:
 def test_three_workers_reach_the_loss_of_one(group, folder, name, staleness):
     """On rows that none of them has seen, clearly better than chance."""
     job = Job(name, MODELS[name], staleness=staleness, batch_rows=100, num_epochs=4)
-    (single,) = together(group, folder, replace(job, table="alone"))
-    reports = together(group, folder, replace(job, num_workers=3))
+    single = work(group, folder, replace(job, table="alone"))
+    reports = together(group, folder, job, 3)
     assert sum(each.num_rows for each in chain(*reports)) == sum(each.num_rows for each in single)
     one = scored(group, folder, replace(job, table="alone"))
     three = scored(group, folder, job)
@@ -101,34 +106,63 @@ def test_bounded_table_gives_the_same_model(group, folder):
 def test_worker_without_rows_holds_no_other_back(group, tmp_path):
     """The others wait for three workers, of which one has a part without a line."""
     (tmp_path / "train.svm").write_text("1 1:1" + 60 * " " + "\n0 2:1\n")
-    job = Job("t", MODELS["logistic"], num_workers=3, batch_rows=1, num_epochs=2)
-    reports = together(group, tmp_path, job)
+    job = Job("t", MODELS["logistic"], batch_rows=1, num_epochs=2)
+    reports = together(group, tmp_path, job, 3)
     assert sorted(len(each) for each in reports) == [0, 2, 2]
 
 
-def test_worker_process_without_rows_warns_and_has_a_status_of_its_own(group, tmp_path):
-    """Two workers divide one row."""
-    (tmp_path / "train.svm").write_text("1 1:1\n")
-    words = [
-        "sparse",
-        f"--server={group.target}",
-        f"--data={tmp_path / 'train.svm'}",
-        "--workers=2",
-    ]
+def run(group: LocalGroup, *words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "xain_participant", "sparse", f"--server={group.target}", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
-    def run(index: int) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, "-m", "xain_participant", *words, f"--index={index}"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+
+def test_worker_process_without_rows_warns_and_has_a_status_of_its_own(group, tmp_path):
+    """Two workers divide one row. Started again, when all is read, they end well."""
+    (tmp_path / "train.svm").write_text("1 1:1\n")
+    words = [f"--data={tmp_path / 'train.svm'}", "--workers=2", "--epochs=2"]
+
+    def start(worker: str) -> "subprocess.CompletedProcess[str]":
+        return run(group, f"--worker={worker}", *words)
 
     with ThreadPoolExecutor(2) as threads:
-        idle, busy = sorted(threads.map(run, range(2)), key=lambda each: -each.returncode)
+        idle, busy = sorted(threads.map(start, "ab"), key=lambda each: -each.returncode)
+        again = list(threads.map(start, "ab"))
     assert (busy.returncode, idle.returncode) == (0, 5), idle.stderr
-    assert '"nothing_to_train_on"' in idle.stderr
-    assert "of 2 has no rows" in idle.stderr
+    assert '"no_batches"' in idle.stderr
+    assert "no_batches" not in busy.stderr
+    assert [each.returncode for each in again] == [0, 0]
+
+
+def test_rows_that_change_while_they_are_read_have_a_status_of_their_own(group, tmp_path):
+    """A row becomes a comment of as many bytes before the second epoch."""
+    path = tmp_path / "train.svm"
+    path.write_text("1 1:1\n0 2:1\n")
+    words = [f"--data={path}", f"--test={path}"]
+    assert run(group, *words, "--epochs=1").returncode == 0
+    path.write_text("1 1:1\n#0 2:\n")
+    done = run(group, *words, "--epochs=2")
+    assert done.returncode == 7, done.stderr
+    assert '"rows_missed"' in done.stderr
+    assert "log loss" in done.stdout
+
+
+def test_workers_without_an_index_divide_the_rows(group, folder):
+    """Three processes by one command; the one of rank 0 scores the model at the end."""
+    data, test = folder / "train.svm", folder / "test.svm"
+    words = [f"--data={data}", f"--test={test}", "--workers=3", "--batch=100", "--epochs=2"]
+    with ThreadPoolExecutor(3) as threads:
+        ended = list(threads.map(lambda _: run(group, *words), range(3)))
+    assert [each.returncode for each in ended] == [0, 0, 0], [each.stderr for each in ended]
+    assert sum("log loss" in each.stdout for each in ended) == 1
+    num_rows = len(data.read_text().splitlines())
+    with group.connect("reader") as reader:
+        notes = reader.find("logistic.parts")
+        keys = [[epoch * MAX_PARTS + part for part in range(3)] for epoch in range(2)]
+        assert notes.pull(keys)[..., 6].sum(axis=1).tolist() == [num_rows] * 2
 
 
 def test_killed_worker_goes_on_with_its_batch(group, folder):
@@ -158,13 +192,10 @@ def test_killed_worker_goes_on_with_its_batch(group, folder):
 
 
 @pytest.mark.parametrize("staleness", [0, None])
-def test_stopped_worker_trains_its_rest_after_the_others_have_ended(group, tmp_path, staleness):
-    """The stopped worker's part has more batches than the others'. No worker waits for another."""
-    lines = [f"{i % 2} {i % 7}:1\n" for i in range(30)] + [
-        f"1 {30 * '0'}{i}:1\n" for i in range(20)
-    ]
-    (tmp_path / "train.svm").write_text("".join(reversed(lines)))
-    job = Job("t", MODELS["logistic"], num_workers=3, batch_rows=1, staleness=staleness)
+def test_others_read_what_a_stopped_worker_has_left(group, tmp_path, staleness):
+    """Of three workers one stops at its first batch, and does not come back."""
+    (tmp_path / "train.svm").write_text("".join(f"{i % 2} {i % 7}:1\n" for i in range(50)))
+    job = Job("t", MODELS["logistic"], batch_rows=1, staleness=staleness, num_epochs=2)
     source = Source(str(tmp_path / "train.svm"))
 
     class Stopped(Exception):
@@ -174,15 +205,20 @@ def test_stopped_worker_trains_its_rest_after_the_others_have_ended(group, tmp_p
         raise Stopped
 
     def stopped() -> None:
-        with pytest.raises(Stopped), group.connect("w2") as server:
-            train(server, replace(job, index=2), source, stop, 0)
+        with pytest.raises(Stopped), group.connect("w2", workers=3, rank=2) as server:
+            train(server, job, source, stop, 0)
+
+    def other(rank: int) -> Outcome:
+        with group.connect(f"w{rank}", workers=3, rank=rank) as server:
+            return train(server, job, source)
 
     with ThreadPoolExecutor(3) as threads:
-        others = [threads.submit(work, group, tmp_path, replace(job, index=i)) for i in range(2)]
+        others = [threads.submit(other, rank) for rank in range(2)]
         threads.submit(stopped).result()
-        num_clocks = max(len(other.result()) for other in others)
-    after = work(group, tmp_path, replace(job, index=2))
-    assert after[-1].clock >= num_clocks
+        outcomes = [each.result() for each in others]
+    assert all(each.is_whole for each in outcomes)
+    # The batch at which the worker stopped comes again: it has not noted it.
+    assert sum(each.num_batches for each in outcomes) == 100
 
 
 def test_training_goes_on_with_its_batches_after_another_model_was_trained(group, folder):
@@ -209,50 +245,27 @@ def test_model_that_is_not_there_cannot_be_scored(group, folder):
         scored(group, folder, Job("t", MODELS["fm"]))
 
 
-def test_longer_training_waits_for_all_workers_again(group, tmp_path):
+def test_longer_training_reads_the_further_epochs(group, tmp_path):
     """Workers of the first training were done with one epoch."""
     (tmp_path / "train.svm").write_text("".join(f"{i % 2} {i % 7}:1\n" for i in range(30)))
-    job = Job("t", MODELS["logistic"], num_workers=2, batch_rows=1)
-    assert [len(each) for each in together(group, tmp_path, job)] == [15, 15]
-    reports = together(group, tmp_path, replace(job, num_epochs=2))
-    assert [len(each) for each in reports] == [15, 15]
-    assert [len(each) for each in together(group, tmp_path, replace(job, num_epochs=2))] == [0, 0]
-
-
-def test_batches_come_again_after_a_rollback(folder):
-    """All tables are empty again, also that of the first clocks."""
-    job = Job("t", MODELS["logistic"], batch_rows=100)
-    group = Group(2)
-    source = Source(str(folder / "train.svm"))
-    reports: list[Progress] = []
-
-    def roll_back(progress: Progress) -> None:
-        reports.append(progress)
-        if len(reports) == 7:
-            group.roll_back(0)
-
-    with group.worker("w0") as server:
-        train(server, job, source, roll_back, 0)
-    assert [each.clock for each in reports] == [*range(7), *range(30)]
-    assert [each.loss for each in reports[:6]] == [each.loss for each in reports[7:13]]
-    group.close()
+    job = Job("t", MODELS["logistic"], batch_rows=1)
+    for num_epochs, num_batches in ((1, 30), (2, 30), (2, 0)):
+        reports = together(group, tmp_path, replace(job, num_epochs=num_epochs), 2)
+        assert sum(map(len, reports)) == num_batches
 
 
 def test_workers_with_different_sources_are_refused(group, tmp_path):
-    """Their parts would not have each row once: a file with a row more, or other --workers."""
+    """Their parts would not have each row once: a file with a row more, or other batches."""
     path = tmp_path / "train.svm"
     path.write_text("1 3:1\n0 4:1\n")
-    job = Job("t", MODELS["logistic"], num_workers=2)
-    first, second = replace(job, index=0), replace(job, index=1)
-    with group.connect("w0") as one, group.connect("w1") as other:
-        declare_source(one, first, Source(str(path)))
-        with pytest.raises(DataError, match="worker 0 divides 12 bytes among 2 workers, and worke"):
-            declare_source(other, replace(second, num_workers=3), Source(str(path)))
-        path.write_text("1 3:1\n0 4:1\n0 5:1\n")
-        with pytest.raises(DataError, match=r"worker 1 18 bytes among 2, .* same --data, --target"):
-            train(other, second, Source(str(path)))
-    path.write_text("1 3:1\n0 4:1\n")
-    assert [len(each) for each in together(group, tmp_path, replace(job, table="u"))] == [1, 1]
+    job = Job("t", MODELS["logistic"])
+    work(group, tmp_path, job)
+    with pytest.raises(DataError, match="--batch is 7, and 1000 for the workers that train 't'"):
+        work(group, tmp_path, replace(job, batch_rows=7))
+    path.write_text("1 3:1\n0 4:1\n0 5:1\n")
+    with pytest.raises(Invalid, match=r"data of size 18, and the workers before it .* size 12"):
+        work(group, tmp_path, job)
+    work(group, tmp_path, replace(job, table="u"))
 
 
 def test_workers_of_a_csv_file_train_each_row_once(group, tmp_path):
@@ -260,17 +273,17 @@ def test_workers_of_a_csv_file_train_each_row_once(group, tmp_path):
     rows = [f"{i % 2},{'x' if i % 2 else 'y'},{i % 2 - 0.5},{i}\n" for i in range(300)]
     (tmp_path / "train.csv").write_text("target,page,number,id\n" + "".join(rows))
     (tmp_path / "other.csv").write_text("target,number,page,id\n1,1,x,1\n")
-    job = Job("t", MODELS["logistic"], num_workers=3, batch_rows=10, learning_rate=0.5)
+    job = Job("t", MODELS["logistic"], batch_rows=10, learning_rate=0.5)
 
-    def run(index: int) -> int:
+    def train_one(index: int) -> int:
         reports: list[Progress] = []
         source = Source(str(tmp_path / "train.csv"), target="target", categories=["id"])
-        with group.connect(f"w{index}") as server:
-            train(server, replace(job, index=index), source, reports.append, 0)
+        with group.connect(f"w{index}", workers=3) as server:
+            assert train(server, job, source, reports.append, 0).is_whole
         return sum(each.num_rows for each in reports)
 
     with ThreadPoolExecutor(3) as threads:
-        assert sum(threads.map(run, range(3))) == 300
+        assert sum(threads.map(train_one, range(3))) == 300
     with group.connect("scorer") as server:
         source = Source(str(tmp_path / "train.csv"), target="target", categories=["id"])
         assert score(server, job, source).auc == 1.0

@@ -145,7 +145,7 @@ class _Position:
 class Batches:
     """The batches that this worker reads, in clocks of their own loop. For one thread at a time.
 
-    num_batches: batches so far. was_over: all were read before this worker came.
+    num_batches: batches so far. was_over: no part was left when this worker came.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class Batches:
             self._divisions = waited.divisions
             if waited.is_over:
                 self._has_ended = True
-                self.was_over = not self.num_batches
+                self.was_over = self._clock < 0
                 self._report()
                 return None
             self._loop = core.enter_clocks(self._staleness)

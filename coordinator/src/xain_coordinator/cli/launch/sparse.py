@@ -29,7 +29,12 @@ from xain_coordinator.cli.launch.plan import (
 from xain_coordinator.cli.launch.supervisor import Launcher, Rank, Supervisor, ended_early
 from xain_coordinator.config.launch import COORDINATOR, LaunchSettings
 from xain_foundation.commands import CommandFailed
-from xain_foundation.exit_statuses import EXIT_FAILED, EXIT_NOTHING_COUNTED
+from xain_foundation.exit_statuses import (
+    EXIT_FAILED,
+    EXIT_NOTHING_COUNTED,
+    EXIT_OK,
+    EXIT_ROWS_MISSED,
+)
 from xain_foundation.fields import Section, is_loopback, join_host_port
 from xain_foundation.hints import hint
 from xain_foundation.identity import Role
@@ -50,6 +55,8 @@ CHECKPOINT_S = 3600.0
 WORKER_LEASE_S = 60
 SCORE, EXPORT = "score", "export"  # names of programs
 CHECKPOINTS, MODEL = "checkpoints", "model.npz"  # in the work folder
+# Of a worker that has come to its end.
+OVER = (EXIT_OK, EXIT_NOTHING_COUNTED, EXIT_ROWS_MISSED)
 GROUP = "xain-parameters"  # journal and logs, in the work folder; a launch begins without them
 # Flags of `xain-participant sparse` that all workers have.
 WORKER_KEYS = (
@@ -181,12 +188,13 @@ class SparseLaunch:
         self._supervisor.on_lines = self._note_progress
         self._calls: SchedulerCalls | None = None
         self._listens = 0
-        self._begun: set[str] = set()  # workers that were in their loop over clocks
+        self._begun: set[str] = set()  # workers that have had a rank
         self._progress: dict[str, Mapping[str, float]] = {}  # the last of each worker
         self._num_rollbacks = 0  # before all workers were started the last time
 
     def follow(self) -> int:
-        """See Launch. A worker that failed makes the exit status 1, and 5 if none had a row."""
+        """See Launch. A worker that failed makes the exit status 1; otherwise it is 5 if none had a
+        row, and 7 if rows were not read once."""
         request, supervisor = self._request, self._supervisor
         supervisor.say(
             f"starting a scheduler, {_counted(len(request.servers), 'server')} and "
@@ -206,7 +214,7 @@ class SparseLaunch:
             ended = supervisor.ended(Rank.WORKER)
             if all(status == EXIT_NOTHING_COUNTED for status in ended.values()):
                 return EXIT_NOTHING_COUNTED
-            failed = [n for n, status in ended.items() if status not in (0, EXIT_NOTHING_COUNTED)]
+            failed = [n for n, status in ended.items() if status not in OVER]
             if len(failed) == len(request.workers):
                 raise CommandFailed("no worker has trained to its end")
             number, status = self._save()
@@ -219,7 +227,9 @@ class SparseLaunch:
             )
             self._start_workers()  # a worker whose epochs are still complete ends at once
         self._tell_result(sorted(failed), number, status)
-        return EXIT_FAILED if failed else 0
+        if failed:
+            return EXIT_FAILED
+        return EXIT_ROWS_MISSED if EXIT_ROWS_MISSED in ended.values() else EXIT_OK
 
     # --- programs ---
 
@@ -381,9 +391,9 @@ class SparseLaunch:
         ended = self._supervisor.ended(Rank.WORKER)
         # Asked after that: a short training may be over already.
         status = self._status()
-        self._begun.update(() if status is None else status.clocks)
-        over = (0, EXIT_NOTHING_COUNTED)
-        self._begun.update(name for name, code in ended.items() if code in over)
+        jobs = () if status is None else status.jobs.values()
+        self._begun.update(*(job.view.ranks for job in jobs))
+        self._begun.update(name for name, code in ended.items() if code in OVER)
         for name, code in ended.items():
             if name not in self._begun:
                 raise CommandFailed(ended_early(name, code, self._request.work))

@@ -25,7 +25,7 @@ from xain_coordinator.cli.launch.work_folder import hold
 from xain_coordinator.config.launch import COORDINATOR
 from xain_foundation.backoff import Backoff
 from xain_foundation.commands import CommandFailed
-from xain_foundation.exit_statuses import EXIT_NO_BETTER, EXIT_NOTHING_COUNTED
+from xain_foundation.exit_statuses import EXIT_NO_BETTER, EXIT_NOTHING_COUNTED, EXIT_ROWS_MISSED
 from xain_foundation.identity import Role
 
 if TYPE_CHECKING:
@@ -339,6 +339,8 @@ def how_it_ended(status: int, num_deaths: int = 1) -> str:
         return f"has trained a model that is no better than the baseline (status {status})"
     if status == EXIT_NOTHING_COUNTED:
         return f"has trained nothing that counted (status {status})"
+    if status == EXIT_ROWS_MISSED:
+        return f"says that rows were read twice or not at all (status {status})"
     times = f" {num_deaths} times" if num_deaths > 1 and _is_death(status) else ""
     return f"was killed{times}" if status == KILLED else f"ended with status {status}{times}"
 
