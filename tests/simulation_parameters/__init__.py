@@ -9,6 +9,7 @@ the last step.
     scheduler.py   the decider with its journal, leases and calls
     servers.py     server processes around ServerNode, with a disk each
     workers.py     workers that pull, push and tick
+    readers.py     workers that divide rows among them, too
     scenario.py    what is simulated: group, consistency, faults
     oracle.py      what must always be true
     world.py       one run from beginning to end

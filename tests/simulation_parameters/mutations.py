@@ -11,6 +11,7 @@ from unittest import mock
 from msgspec.structs import replace as with_
 
 from simulation_parameters.scenario import Event, Fault, Scenario, from_seed
+from xain_parameters.jobs.parts import Data
 from xain_parameters.messages import Begin, Entry, Message, Push
 from xain_parameters.node import protocol as protocol_module
 from xain_parameters.node.backup import Backup
@@ -138,6 +139,21 @@ def _always(self: Job, worker: str, num_workers: int = 1) -> bool:
     return self.gathered >= num_workers
 
 
+def _lose_parts(self: Data, is_gone: Callable[[str], bool]) -> tuple[int, int] | None:
+    """What a worker that is gone has left is read by no other."""
+    return None
+
+
+def _left_by_all(self: Job, worker: str, clock: int) -> bool:
+    """The part of any worker is handed to another one."""
+    return True
+
+
+def _done_for_good(self: Data, epoch: int) -> Data:
+    """A rollback takes rows back, and their parts stay read."""
+    return self
+
+
 def _drop_parked(self: ServerNode, number: int, view: View) -> None:
     """A server throws away what its range waits for."""
     leave(self, number, view)
@@ -195,6 +211,9 @@ MUTATIONS: dict[str, Mutation] = {
     "lost ranges are told once": _patch(ServerNode, "_report_returned", _tell_once),
     "acknowledged before it is on disk": _patch(Copy, "advance", _synced_at_once),
     "gaps are forgotten": _patch(protocol_module, "openings", _without_gaps),
+    "part of a gone worker is lost": _patch(Data, "part_left", _lose_parts),
+    "part is handed out twice": _patch(Job, "is_left", _left_by_all),
+    "parts stay read after a rollback": _patch(Data, "reopened", _done_for_good),
     "marks are not taken": _patch(Replica, "_pass", _pass_nothing),
 }
 
@@ -266,4 +285,7 @@ FOUND_BY: dict[str, int | Scenario] = {
     "lost range's log is dropped": 1146,
     "recorded pushes are not loaded": 518,
     "lost ranges are told once": 1146,
+    "part of a gone worker is lost": 114,
+    "part is handed out twice": 16,
+    "parts stay read after a rollback": 254,
 }

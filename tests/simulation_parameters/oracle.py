@@ -1,7 +1,8 @@
 """Invariants of every run, judged from outside of the code under test.
 
 Each worker pushes for each of its clocks a gradient to a dense table and a mark to a sparse one: a
-row of its own, so that whoever pulls knows which pushes are there.
+row of its own, so that whoever pulls knows which pushes are there. Workers that divide rows push a
+one for each row that they have read, and note how far the part is.
 """
 
 from typing import TYPE_CHECKING
@@ -10,38 +11,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulation_parameters.clock import Clock, Violation
-from simulation_parameters.scenario import MAX_WORKERS, Scenario
+from simulation_parameters.scenario import DENSE, MARKS, MAX_WORKERS, ROWS, Scenario
+from xain_parameters.client.batches import MAX_PARTS
+from xain_parameters.jobs.parts import Data
 from xain_parameters.keys import END
 from xain_parameters.messages import Done, Message, Pull, Push
 from xain_parameters.node.ports import Source
 from xain_parameters.replica import Replica
 from xain_parameters.scheduler import state as e
-from xain_parameters.specs import Plugin, RangeView, TableSpec, View, job_of
+from xain_parameters.specs import RangeView, View, job_of
 from xain_parameters.tables.part import Piece
 
 if TYPE_CHECKING:
     from simulation_parameters.servers import Server
 
-ROWS = 24
-DENSE = TableSpec(
-    1,
-    "dense",
-    ROWS,
-    2,
-    True,
-    "float64",
-    Plugin("adagrad", {"learning_rate": 0.1}),
-    Plugin("zeros"),
-    (ROWS, 2),
-)
-MARKS = TableSpec(2, "marks", None, 1, False, "float64", Plugin("add"), Plugin("zeros"))
 CLOCKS_PER_WORKER = 1000
+
+ROWS_PER_EPOCH = 1000
 
 PushOf = tuple[int, int]  # index of the worker, clock
 
 
 def mark_key(worker: int, clock: int) -> int:
     return worker * CLOCKS_PER_WORKER + clock
+
+
+def row_keys(epoch: int, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
+    return (epoch * ROWS_PER_EPOCH + rows).astype(np.uint64)
 
 
 def gradient(worker: int, clock: int, rows: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -182,6 +178,32 @@ class Oracle:
                 self.fail(f"the final marks differ: {sorted(found ^ self._ticked)}")
         elif missing := self._acknowledged - found:
             self.fail(f"acknowledged pushes are lost: {sorted(missing)}")
+
+    def seen_keys(self) -> NDArray[np.uint64]:
+        """A key for each row of each epoch."""
+        return np.concatenate(
+            [
+                row_keys(epoch, np.arange(self._scenario.num_rows))
+                for epoch in range(self._scenario.num_epochs)
+            ]
+        )
+
+    def read(
+        self, data: Data, counts: NDArray[np.float64], notes: dict[int, NDArray[np.float64]]
+    ) -> None:
+        """What the workers have read: each row once in each epoch, by their notes, and under BSP
+        by the model. counts: by seen_keys(). notes: by the key of a part."""
+        scenario = self._scenario
+        for epoch in range(scenario.num_epochs):
+            keys = [epoch * MAX_PARTS + index for index in range(data.parts_in(epoch))]
+            num_rows = sum(notes[key][6] for key in keys)
+            if num_rows != scenario.num_rows or not all(notes[key][8] for key in keys):
+                noted = {key - keys[0]: notes[key].tolist() for key in keys}
+                self.fail(f"epoch {epoch} has {num_rows:g} of {scenario.num_rows} rows: {noted}")
+        # Without barriers a batch of a worker that died counts again when another one repeats it.
+        is_wrong = counts != 1 if scenario.staleness == 0 else counts < 1
+        if is_wrong.any():
+            self.fail(f"rows were not read once: {counts.reshape(scenario.num_epochs, -1)}")
 
     def _undisturbed(self, pushes: set[PushOf]) -> NDArray[np.float64]:
         """The dense table after these pushes in one process, without faults."""

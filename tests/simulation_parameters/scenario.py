@@ -5,7 +5,25 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
 
-from xain_parameters.specs import Staleness
+from xain_parameters.client.batches import NOTE_DIM
+from xain_parameters.specs import Plugin, Staleness, TableSpec
+
+ROWS = 24  # of the dense table
+DENSE = TableSpec(
+    1,
+    "dense",
+    ROWS,
+    2,
+    True,
+    "float64",
+    Plugin("adagrad", {"learning_rate": 0.1}),
+    Plugin("zeros"),
+    (ROWS, 2),
+)
+MARKS = TableSpec(2, "marks", None, 1, False, "float64", Plugin("add"), Plugin("zeros"))
+# How often each row was read, and how far each part is.
+SEEN = TableSpec(3, "seen", None, 1, False, "float64", Plugin("add"), Plugin("zeros"))
+PARTS = TableSpec(4, "parts", None, NOTE_DIM, False, "float64", Plugin("assign"), Plugin("zeros"))
 
 
 class Fault(StrEnum):
@@ -45,6 +63,8 @@ class Scenario:
     quiet_at: no faults from then on.
     sync_s: the least and the most that an fdatasync takes.
     least_cut: every rollback goes to a checkpoint of this clock or a later one.
+    num_epochs: passes over rows that the workers divide, num_rows of them in batches of batch_rows;
+    0: workers train num_clocks clocks each, and divide no rows. Otherwise num_clocks is a bound.
     job: its name. other: a second job on the same servers; its workers, clocks and consistency
     count, and the rest is as here."""
 
@@ -64,12 +84,19 @@ class Scenario:
     sync_s: tuple[float, float] = (0.0005, 0.01)
     least_cut: int = 0
     marks_staleness: Staleness = "loop"
+    num_epochs: int = 0
+    num_rows: int = 0
+    batch_rows: int = 1
     job: str = ""
     other: "Scenario | None" = None
 
     @property
     def jobs(self) -> "list[Scenario]":
         return [self] if self.other is None else [self, self.other]
+
+    @property
+    def tables(self) -> tuple[TableSpec, ...]:
+        return (DENSE, MARKS, SEEN, PARTS) if self.num_epochs else (DENSE, MARKS)
 
     @property
     def marks_bound(self) -> float:
@@ -85,11 +112,16 @@ class Scenario:
 
 MAX_SERVERS = 5
 MAX_WORKERS = 8
+MAX_CLOCKS = 400  # of workers that divide rows
 
 
 def from_seed(seed: int) -> Scenario:
-    """Two of seven seeds have two jobs; none of them is in mutations.FOUND_BY."""
+    """Two of seven seeds have two jobs, and one has rows that workers divide, beside another job
+    or not; none of them is in mutations.FOUND_BY, but for defects of such jobs."""
     drawn = _drawn(seed)
+    if seed % 7 == 2:
+        rows = with_rows(drawn)
+        return with_job(rows, _drawn(seed + 1)) if seed % 2 else rows
     if seed % 7 not in (3, 6):
         return drawn
     return with_job(drawn, _drawn(seed + 1), Random(seed).choice((None, *OF_JOBS)))
@@ -114,7 +146,38 @@ def with_job(scenario: Scenario, other: Scenario, fault: Fault | None = None) ->
             num_clocks=other.num_clocks,
             compute_s=other.compute_s,
             marks_staleness=other.marks_staleness,
+            num_epochs=0,
         ),
+    )
+
+
+def with_rows(scenario: Scenario) -> Scenario:
+    """The same with workers that divide rows, and that come and go more often."""
+    chance = Random(-1 - scenario.seed)
+    horizon_s = chance.choice((1.0, 2.0, 5.0))
+    faults = (*[Fault.KILL_WORKER] * 4, Fault.LEAVE_WORKER, Fault.ADD_WORKER, Fault.KILL_SCHEDULER)
+    events = [
+        Event(
+            at=chance.random() * horizon_s,
+            fault=chance.choice(faults),
+            index=chance.randrange(64),
+            other=0,
+            seconds=chance.choice((0.05, 0.3, 1.0, 3.0)) * (0.5 + chance.random()),
+        )
+        for _ in range(chance.randrange(8))
+    ]
+    num_rows, batch_rows = chance.choice((1, 7, 20, 40)), chance.choice((1, 2, 3))
+    num_epochs = chance.randint(1, 4)
+    num_batches = num_epochs * (num_rows // batch_rows + 1)
+    return replace(
+        scenario,
+        num_workers=chance.randint(1, 4),
+        events=tuple(sorted((*scenario.events, *events), key=lambda event: event.at)),
+        compute_s=min(0.3, 4 * horizon_s / num_batches),
+        num_clocks=MAX_CLOCKS,
+        num_epochs=num_epochs,
+        num_rows=num_rows,
+        batch_rows=batch_rows,
     )
 
 

@@ -41,7 +41,7 @@ class SchedulerMachine:
             checkpoints="simulated",
         )
         self._journal: list[Any] = []
-        self._heard: dict[str, float] = {}
+        self._heard: dict[tuple[str, int], float] = {}  # by name and incarnation of a worker
         self._incarnation = 0
         self.on_view: Callable[[View], None] = lambda view: None
         self.process: Process | None = None
@@ -56,8 +56,10 @@ class SchedulerMachine:
             state = evolve(state, event)
         self.state = state
         now = self._clock.now
-        names = [*state.servers, *(name for job in state.jobs.values() for name in job.workers)]
-        self._heard = dict.fromkeys(names, now)
+        self._heard = dict.fromkeys(((name, 0) for name in state.servers), now)
+        for job in state.jobs.values():
+            for name, each in (*job.workers.items(), *job.slots.items()):
+                self._heard[name, each.incarnation] = now
         self.decide(c.Start(self._settings))
         self._look()
 
@@ -96,19 +98,22 @@ class SchedulerMachine:
     def views(self) -> dict[str, View]:
         return {name: view_of(self.state, name) for name in self.state.jobs}
 
-    def heard(self, name: str) -> None:
-        self._heard[name] = self._clock.now
+    def heard(self, name: str, incarnation: int = 0) -> None:
+        self._heard[name, incarnation] = self._clock.now
 
     def _look(self) -> None:
         assert self.process is not None
-        late = {n for n, at in self._heard.items() if self._clock.now - at > LEASE_S}
+        late = {who for who, at in self._heard.items() if self._clock.now - at > LEASE_S}
         for name, server in list(self.state.servers.items()):
-            if name in late and server.is_live:
+            if (name, 0) in late and server.is_live:
                 self.decide(c.ServerDied(name))
         for job_name, job in list(self.state.jobs.items()):
             for name, worker in job.workers.items():
-                if name in late and worker.is_live:
+                if (name, worker.incarnation) in late and worker.is_live:
                     self.decide(c.WorkerDied(name, job=job_name))
+            for name, slot in job.slots.items():
+                if (name, slot.incarnation) in late and not slot.is_gone:
+                    self.decide(c.WorkerGone(name, job=job_name))
         self.process.after(LOOKS_S, self._look)
 
     def ask(

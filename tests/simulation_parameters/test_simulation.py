@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from simulation_parameters.scenario import OF_JOBS, Event, Fault, from_seed, with_job
+from simulation_parameters.scenario import OF_JOBS, Event, Fault, from_seed, with_job, with_rows
 from simulation_parameters.world import simulate
 
 NUM_SEEDS = 30
@@ -15,6 +15,14 @@ def test_faults_lose_nothing_that_was_acknowledged(seed: int) -> None:
     """Each pull sees what its consistency promises, and the final model is that of an undisturbed
     run; see oracle.py."""
     simulate(from_seed(seed))
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_each_row_is_read_once_in_an_epoch(seed: int) -> None:
+    """Workers of a job divide rows by rank and epoch, while workers, servers and the scheduler are
+    killed and workers come and leave for good; see oracle.py. Under BSP the model counts each row
+    once, and else the notes do."""
+    simulate(with_rows(from_seed(7 * seed + 1)))
 
 
 @pytest.mark.parametrize("num_servers", [1, 2, 3, 4])
@@ -36,6 +44,7 @@ def test_tenth_of_all_messages_is_lost(
         loss=0.1,
         events=(),
         quiet_at=1000.0,
+        num_epochs=0,
     )
     assert simulate(scenario).trained_s < scenario.quiet_at
 
@@ -45,7 +54,7 @@ def test_tenth_of_all_messages_is_lost(
 def test_job_that_stalls_or_is_removed_changes_nothing_in_another(seed: int, fault: Fault) -> None:
     """The first job ends meanwhile with the model of an undisturbed run, bit for bit. A stalled job
     ends later with its own, and servers drop the ranges of a removed one."""
-    seed = 7 * seed + 1  # of one job
+    seed *= 7  # of one job without rows, as the next one
     first = replace(from_seed(seed), staleness=0, marks_staleness="loop")
     simulate(with_job(first, from_seed(seed + 1), fault))
 

@@ -10,23 +10,16 @@ from numpy.typing import NDArray
 
 from simulation_parameters.clock import Clock, Process
 from simulation_parameters.network import Connection, Network
-from simulation_parameters.oracle import (
-    DENSE,
-    MARKS,
-    Oracle,
-    PushOf,
-    gradient,
-    mark_key,
-    worker_name,
-)
-from simulation_parameters.scenario import Scenario
+from simulation_parameters.oracle import Oracle, PushOf, gradient, mark_key, worker_name
+from simulation_parameters.scenario import DENSE, MARKS, Scenario
 from simulation_parameters.scheduler import SchedulerMachine
 from xain_parameters.errors import Evicted, ParameterError, RolledBack
 from xain_parameters.keys import owners
 from xain_parameters.messages import Done, Mark, Message, Pull, Push, Refused, Rows
 from xain_parameters.node.ports import Source
 from xain_parameters.scheduler import commands as c
-from xain_parameters.specs import RangeView, View
+from xain_parameters.scheduler.state import Job
+from xain_parameters.specs import RangeView, TableSpec, View
 
 BEATS_S = 0.25
 AGAIN_S = 0.03
@@ -61,8 +54,11 @@ class Worker:
         self._cut = 0  # the last that it has marked
         self._is_joined = False
         self._round = 0  # steps of an earlier one are void
-        self._join()
+        self._start()
         self._beat()
+
+    def _start(self) -> None:
+        self._join()
 
     # --- clocks ---
 
@@ -75,7 +71,7 @@ class Worker:
         command = c.WorkerJoined(name, incarnation, staleness, job=self._job)
 
         def question() -> tuple[View, int, int]:
-            self._scheduler.heard(name)
+            self._scheduler.heard(name, incarnation)
             self._scheduler.decide(command)
             return self._status()
 
@@ -113,13 +109,16 @@ class Worker:
                 raise Evicted("gone")
             if known.incarnation != self.process.incarnation:
                 raise Evicted("another process has the name")
-            return state.may_begin(name), self._status()
+            return self._may(state), self._status()
 
         self._ask(question, self._may_begin)
 
+    def _may(self, job: Job) -> bool:
+        return job.may_begin(self.process.name)
+
     def _may_begin(self, answer: tuple[bool, tuple[View, int, int]] | ParameterError) -> None:
         if isinstance(answer, ParameterError):
-            self._join()
+            self._evicted()
             return
         may, (view, opened, ticked) = answer
         if view.generation != self._view.generation:
@@ -127,10 +126,17 @@ class Worker:
             return
         self._view, self._opened = max(view, self._view, key=lambda v: v.version), opened
         assert ticked == self._at, (ticked, self._at)
-        if not may or not view.ranges or len(view.tables) < 2:
+        if not may or not view.ranges or len(view.tables) < len(self._machine.scenario.tables):
             self._later(AGAIN_S, self._wait)
         else:
-            self._pull()
+            self._begin_clock()
+
+    def _begin_clock(self) -> None:
+        self._pull()
+
+    def _evicted(self) -> None:
+        """The scheduler takes this process for dead."""
+        self._join()
 
     def _pull(self) -> None:
         me, scenario = self._machine.index, self._machine.scenario
@@ -221,15 +227,7 @@ class Worker:
             self._request(Message(mark), done)
 
     def _push(self, rows: NDArray[np.float64]) -> None:
-        left = 0
         machine = self._machine
-
-        def done(message: Message) -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                self._tick()
-
         values = gradient(machine.index, self._at, rows)
         key = np.array([mark_key(machine.index, self._at)], np.uint64)
         ranges = self._view.ranges
@@ -244,9 +242,39 @@ class Worker:
             if index == owner:
                 one = np.ones((1, 1))
                 requests.append(Message(self._push_head(range_, MARKS.number), key, one))
-        left = len(requests)
-        for message in requests:
+        self._push_all([*requests, *self._more_pushes()], self._pushed)
+
+    def _more_pushes(self) -> list[Message]:
+        return []
+
+    def _pushed(self) -> None:
+        """All pushes of the clock are acknowledged."""
+        self._tick()
+
+    def _push_all(self, messages: list[Message], then: Callable[[], None]) -> None:
+        left = len(messages)
+
+        def done(message: Message) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                then()
+
+        for message in messages:
             self._request(message, done)
+
+    def _by_key(
+        self, table: TableSpec, keys: NDArray[np.uint64], values: NDArray[np.float64]
+    ) -> list[Message]:
+        """Pushes of rows, one for each range that has some of the keys."""
+        ranges = self._view.ranges
+        mine = owners(keys, [each.range for each in ranges])
+        pushes = []
+        for index, range_ in enumerate(ranges):
+            if (at := mine == index).any():
+                head = self._push_head(range_, table.number)
+                pushes.append(Message(head, keys[at], values[at]))
+        return pushes
 
     def _push_head(self, range_: RangeView, table: int) -> Push:
         scenario = self._machine.scenario
@@ -274,7 +302,10 @@ class Worker:
             return self._status()
 
         def answered(answer: tuple[View, int, int] | ParameterError) -> None:
-            if isinstance(answer, RolledBack | Evicted):
+            if isinstance(answer, Evicted):
+                self._evicted()
+                return
+            if isinstance(answer, RolledBack):
                 self._join()
                 return
             assert isinstance(answer, tuple), answer
@@ -319,13 +350,16 @@ class Worker:
         name, incarnation = self.process.name, self.process.incarnation
 
         def question() -> None:
-            known = self._scheduler.state.jobs[self._job].workers.get(name)
-            if known is not None and known.incarnation == incarnation:
-                self._scheduler.heard(name)
+            if self._is_known(self._scheduler.state.jobs[self._job]):
+                self._scheduler.heard(name, incarnation)
 
         self._scheduler.ask(
             self.process, question, lambda _: self.process.after(BEATS_S, self._beat)
         )
+
+    def _is_known(self, job: Job) -> bool:
+        known = job.workers.get(self.process.name)
+        return known is not None and known.incarnation == self.process.incarnation
 
     def _ask(self, question: Callable[[], object], answered: Callable[..., None]) -> None:
         round_ = self._round
@@ -397,7 +431,7 @@ class Worker:
             if head.why == "rolled back":
                 self._restart()
             elif head.why == "evicted":
-                self._join()
+                self._evicted()
             else:
                 self._look_again(asked)
         else:
@@ -421,7 +455,7 @@ class Worker:
 
 
 class WorkerMachine:
-    """A worker by name: its processes, one after the other.
+    """A worker by name: its processes, one after the other, of the class `made`.
 
     is_stalled: its processes live, and compute without an end.
     """
@@ -434,6 +468,7 @@ class WorkerMachine:
         oracle: Oracle,
         index: int,
         scenario: Scenario,
+        made: "type[Worker]",
     ) -> None:
         self.clock = clock
         self.network = network
@@ -446,6 +481,7 @@ class WorkerMachine:
         self.is_done = False
         self.is_stalled = False
         self._incarnation = 0
+        self._made = made
 
     def boot(self) -> None:
         if self.is_done or (self.worker is not None and self.worker.process.is_alive):
@@ -453,7 +489,7 @@ class WorkerMachine:
         self._incarnation += 1
         process = Process(self.clock, self.name, self._incarnation)
         process.note("starts")
-        self.worker = Worker(self, process)
+        self.worker = self._made(self, process)
         self.network.nodes[self.name] = self.worker
 
     def kill(self, down_s: float | None) -> None:

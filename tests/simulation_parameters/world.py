@@ -9,21 +9,33 @@ from random import Random
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from simulation_parameters.clock import Clock, Violation
 from simulation_parameters.network import Network
-from simulation_parameters.oracle import DENSE, MARKS, Oracle
-from simulation_parameters.scenario import MAX_SERVERS, MAX_WORKERS, Event, Fault, Scenario
+from simulation_parameters.oracle import Oracle
+from simulation_parameters.readers import DATA, Reader, part_keys
+from simulation_parameters.scenario import (
+    DENSE,
+    MARKS,
+    MAX_SERVERS,
+    MAX_WORKERS,
+    PARTS,
+    SEEN,
+    Event,
+    Fault,
+    Scenario,
+)
 from simulation_parameters.scheduler import LEASE_S, NAME, RETRY_S, VIEW_S, SchedulerMachine
 from simulation_parameters.servers import ServerMachine
-from simulation_parameters.workers import WorkerMachine
+from simulation_parameters.workers import Worker, WorkerMachine
 from xain_parameters.errors import Invalid
 from xain_parameters.keys import owners
 from xain_parameters.messages import Pull
 from xain_parameters.replica import Replica
 from xain_parameters.scheduler import commands as c
 from xain_parameters.scheduler.decider import can_cut
-from xain_parameters.specs import RangeView, View, openings
+from xain_parameters.specs import RangeView, TableSpec, View, openings
 
 BOUND_S = 60.0  # of the time to the end after the last fault
 
@@ -98,7 +110,7 @@ class _World:
         for job in scenario.jobs:
             for _ in range(job.num_workers):
                 self._add_worker(job)
-            for table in (DENSE, MARKS):
+            for table in job.tables:
                 self._scheduler.decide(c.DeclareTable(table, job=job.job))
         for event in scenario.events:
             clock.after(event.at, None, partial(self._befall, event))
@@ -120,6 +132,8 @@ class _World:
                 for worker in left:
                     worker.is_stalled = False
             return False
+        if self._start_reading():
+            return False
         self._trained_s = self._trained_s or self._clock.now
         if self._clock.now < self._scenario.quiet_at:
             return False
@@ -136,6 +150,19 @@ class _World:
             if len(sequences) != 1 or None in sequences:
                 return False
         return True
+
+    def _start_reading(self) -> bool:
+        """Start workers again that have left rows, or that a rollback took rows back from after
+        their end. Returns whether there is such a job."""
+        for job in self._scenario.jobs:
+            data = self._scheduler.state.jobs[job.job].data.get(DATA) if job.num_epochs else None
+            if data is not None and data.num_done < job.num_epochs:
+                # A first clock waits for as many.
+                for machine in [w for w in self._workers if w.scenario is job][: job.num_workers]:
+                    machine.is_done = False
+                    machine.boot()
+                return True
+        return False
 
     def _are_removed(self) -> bool:
         """Tell whether no server has a range of a removed job any more."""
@@ -185,6 +212,26 @@ class _World:
                 oracle.fail(f"a push was applied twice: {found}")
             marks |= {int(key) for key in keys[found == 1]}
         oracle.ended(rows, marks)
+        data = self._scheduler.state.jobs[job].data.get(DATA)
+        if data is not None:
+            counts = self._pulled(view, SEEN, oracle.seen_keys())[:, 0]
+            keys = part_keys(data)
+            notes = self._pulled(view, PARTS, keys)
+            oracle.read(data, counts, dict(zip(keys.tolist(), notes, strict=True)))
+
+    def _pulled(
+        self, view: View, table: TableSpec, keys: NDArray[np.uint64]
+    ) -> NDArray[np.float64]:
+        """Rows of a table by key, from the first server of each range."""
+        rows = np.zeros((len(keys), table.dim))
+        mine = owners(keys, [each.range for each in view.ranges])
+        for index, each in enumerate(view.ranges):
+            if (mine == index).any():
+                replica = self._replica(each.servers[0], each)
+                assert replica is not None
+                pull = Pull(0, (0, 0), each.number, table.number, 0)
+                rows[mine == index] = replica.pull(pull, keys[mine == index])
+        return rows
 
     # --- faults ---
 
@@ -237,13 +284,18 @@ class _World:
                 self._oracles[job.job],
                 number,
                 job,
+                Reader if job.num_epochs else Worker,
             )
             self._workers.append(machine)
             machine.boot()
 
     def _leave_worker(self, event: Event) -> None:
-        worker = self._worker(event).worker
-        if worker is not None and worker.process.is_alive and len(self._workers) > 1:
+        machine = self._worker(event)
+        worker = machine.worker
+        if worker is None or not worker.process.is_alive or len(self._workers) == 1:
+            return
+        job = self._scheduler.state.jobs[machine.scenario.job]
+        if job.opened or not machine.scenario.num_epochs:  # a first clock waits for all
             worker.leave_early()
 
     def _checkpoint(self, event: Event) -> None:
@@ -280,6 +332,7 @@ class _World:
     def _quieten(self) -> None:
         self._clock.note("fault", "no more")
         self._network.loss = 0.0
+        self._start_reading()
 
     def _server(self, event: Event) -> ServerMachine:
         return self._servers[event.index % len(self._servers)]
