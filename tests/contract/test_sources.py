@@ -14,11 +14,12 @@ from pyarrow import parquet
 
 from support.hdfs import BLOCK_BYTES, Hdfs, missing
 from support.http_files import HttpFiles
+from support.logs import capture_logs
 from support.process import PATIENCE_S
 from support.s3_servers import S3Server
 from xain_foundation.sockets import free_ports
 from xain_workloads.errors import DataError, NoData
-from xain_workloads.sources.parts import Part, find
+from xain_workloads.sources.parts import Part, find, read_bytes
 from xain_workloads.sources.reading import read, schema
 from xain_workloads.sources.shares import shares
 
@@ -191,6 +192,38 @@ def test_http_server_that_does_not_answer_is_told() -> None:
     url = f"http://127.0.0.1:{port}/x.csv"
     with pytest.raises(DataError, match=f"{url} cannot be read.*Connect call failed"):
         find(url)
+
+
+@pytest.mark.parametrize("kind", ["libsvm", "csv", "parquet"])
+def test_reads_over_http_that_fail_or_are_cut_are_done_again(tmp_path: Path, kind: str) -> None:
+    """Whichever read it is, each row comes once."""
+    (tmp_path / f"x.{kind}").write_bytes(content(kind, 0, 100))
+    faults = ["503", "none", "cut", "none", "none", "429", "cut"]
+    with HttpFiles(tmp_path, faults=faults) as server, capture_logs() as log:
+        assert targets(find(f"{server.url}/x.{kind}"), 5) == list(range(100))
+    assert [each["event"] for each in log] == ["reading_again"] * 4
+
+
+@pytest.mark.parametrize(
+    ("faults", "words", "num_again"),
+    [
+        (["cut"] * 6, "cannot be read", 5),
+        (["503"] * 6, "cannot be read.*503", 5),
+        (["403"], "cannot be read.*403", 0),
+        (["404"], "there is no file", 0),
+    ],
+)
+def test_read_over_http_is_given_up(
+    tmp_path: Path, faults: list[str], words: str, num_again: int
+) -> None:
+    """After a few times, and at once where the server says that it will send nothing."""
+    (tmp_path / "x.svm").write_bytes(content("libsvm", 0, 100))
+    with HttpFiles(tmp_path, faults=faults) as server, capture_logs() as log:
+        (part,) = find(f"{server.url}/x.svm")
+        with pytest.raises(DataError, match=words):
+            read_bytes(part, 10, 90, first_wait_s=0.0)
+        assert len(read_bytes(part, 10, 90)) == 80
+    assert [each["event"] for each in log] == ["reading_again"] * num_again
 
 
 def test_query_of_a_url_is_no_part_of_the_name(http_files: HttpFiles, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Files of rows at a path or URL, with their sizes, and ranges of their bytes, by fsspec."""
 
 import posixpath
+import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,12 +10,20 @@ from typing import Any, Final
 
 import fsspec
 
+from xain_foundation.backoff import Backoff
+from xain_foundation.logger import get_logger
 from xain_workloads.errors import DataError, NoData
 
 FORMATS: Final = ("libsvm", "csv", "parquet")
 _BY_SUFFIX: Final = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".pq": "parquet"}
 _COMPRESSED: Final = (".gz", ".bz2", ".xz", ".zst", ".zip")
 _HTTP: Final = ("http", "https")
+# A web server is down for seconds when it is started again; these are 15 s in all.
+NUM_HTTP_READS: Final = 6
+FIRST_WAIT_S: Final = 0.5
+LONGEST_WAIT_S: Final = 8.0
+# Statuses of a server that is too busy, or starts, or waits for another one.
+_PASSING: Final = (408, 425, 429, 500, 502, 503, 504)
 _EXTRAS: Final = {"s3": "s3", "s3a": "s3", "hdfs": "hdfs", "http": "http", "https": "http"}
 
 # Ranges are of the bytes that are stored, and not of those that a server packs for the way.
@@ -26,6 +35,9 @@ _OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = dict.fromkeys(_HTTP, _PLAIN_B
 # hdfs-native tries a name node fifteen times, for minutes and without a word. A first look with
 # these settings shows within seconds whether one answers; reading is as patient as configured.
 _FIRST_LOOK: Final = {"hdfs": {"dfs.client.failover.max.attempts": "3"}}
+
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +114,54 @@ def fingerprint(parts: Sequence[Part]) -> int:
     return zlib.crc32(repr([(part.name, part.size, part.format) for part in parts]).encode())
 
 
-def read_bytes(part: Part, start: int, stop: int) -> bytes:
-    """Bytes [start, stop) of a file, or as far as it goes. Raises DataError."""
+def read_bytes(part: Part, start: int, stop: int, first_wait_s: float = FIRST_WAIT_S) -> bytes:
+    """Bytes [start, stop) of a file, or as far as it goes.
+
+    A read over HTTP that fails in a way that may pass, or is cut, is done again up to
+    NUM_HTTP_READS times in all; the drivers for S3 and HDFS do so themselves. Raises DataError.
+
+    first_wait_s: before the second read; each other wait is twice as long.
+    """
     stop = min(stop, part.size)
     if start >= stop:
         return b""
-    with _driver_errors(part.path):
-        files, _ = fsspec.core.url_to_fs(part.source, **_OPTIONS.get(_scheme(part.source), {}))
-        # By name: the second parameter of s3fs is the version of an object.
-        found = bytes(files.cat_file(part.path, start=start, end=stop))
+    scheme = _scheme(part.source)
+    waits = Backoff(first_wait_s, LONGEST_WAIT_S)
+    for left in reversed(range(NUM_HTTP_READS if scheme in _HTTP else 1)):
+        try:
+            with _driver_errors(part.path):
+                files, _ = fsspec.core.url_to_fs(part.source, **_OPTIONS.get(scheme, {}))
+                # By name: the second parameter of s3fs is the version of an object.
+                found = bytes(files.cat_file(part.path, start=start, end=stop))
+        except DataError as error:
+            cause = error.__cause__
+            if not left or not _may_pass(cause):
+                raise
+            # Not the text of a status, which has the URL, and a URL may be signed.
+            status = getattr(cause, "status", None)
+            why = f"{type(cause).__name__}: {cause}" if status is None else f"status {status}"
+        else:
+            if not left or len(found) >= stop - start:
+                break
+            why = f"{len(found)} of {stop - start} bytes came"
+        wait_s = waits.next_s()
+        log.warning("reading_again", file=part.name, start=start, reason=why, wait_s=wait_s)
+        time.sleep(wait_s)
     if len(found) != stop - start:
         raise DataError(
             f"{part.path}: bytes {start} to {stop} were asked for, and {len(found)} came; the file "
             "has changed while it was read, or its file system reads no ranges"
         )
     return found
+
+
+def _may_pass(error: BaseException | None) -> bool:
+    """Whether a server that answered so, or did not answer, may send the bytes a moment later.
+    None: there is no such file."""
+    if error is None or isinstance(error, PermissionError):
+        return False
+    status = getattr(error, "status", None)
+    return status is None or status in _PASSING
 
 
 def _scheme(source: str) -> str:
