@@ -188,7 +188,7 @@ class SparseLaunch:
         self._supervisor.on_lines = self._note_progress
         self._calls: SchedulerCalls | None = None
         self._listens = 0
-        self._begun: set[str] = set()  # workers that have had a rank
+        self._begun: set[str] = set()  # workers that have begun their loop over clocks
         self._progress: dict[str, Mapping[str, float]] = {}  # the last of each worker
         self._num_rollbacks = 0  # before all workers were started the last time
 
@@ -392,7 +392,9 @@ class SparseLaunch:
         # Asked after that: a short training may be over already.
         status = self._status()
         jobs = () if status is None else status.jobs.values()
-        self._begun.update(*(job.view.ranks for job in jobs))
+        for job in jobs:
+            # After the first clock, which waits for all, one with nothing to read is in no loop.
+            self._begun.update(job.view.ranks if job.opened else job.clocks)
         self._begun.update(name for name, code in ended.items() if code in OVER)
         for name, code in ended.items():
             if name not in self._begun:
