@@ -53,6 +53,7 @@ def _small_sizes():
         patch.setattr(BoundedPart, "scan_rows", 5)
         patch.setattr(OpenPart, "first_rows", 2)
         patch.setattr(_Live, "chunk_keys", 4)
+        patch.setattr(_Live, "few_keys", 3)
         yield
 
 

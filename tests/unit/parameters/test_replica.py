@@ -302,6 +302,8 @@ def test_open_rows_are_found_wherever_their_keys_collide(dim):
         send(replica, "w", push(spec, part=part), keys[some], values)
     order = chance.permutation(len(keys))
     assert (replica.pull(pull(spec), keys[order]) == expected[order, None]).all()
+    for some in np.array_split(order, 200):  # few keys are searched for in another way
+        assert (replica.pull(pull(spec), keys[some]) == expected[some, None]).all()
     assert not replica.pull(pull(spec), keys + np.uint64(1 << 63)).any()
 
 

@@ -65,7 +65,8 @@ class BoundedPart(Part):
         )
 
     def _pull(self, keys: Keys | None, start: int, stop: int) -> Array:
-        """Read rows. A block of a dense array comes as a read-only view, not a copy."""
+        """A block of a dense array comes as a read-only view, not a copy."""
+        self.check(keys, start, stop)
         values = self._fields["values"]
         if keys is None:
             block = values[start - self.low : stop - self.low]

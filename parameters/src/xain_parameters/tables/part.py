@@ -149,12 +149,11 @@ class Part(ABC):
         rows = None if keys is None else self.listed(keys)
         if rows is not None:
             return taken(self.fields["values"], rows)
-        self.check(keys, start, stop)
         return self._pull(keys, start, stop)
 
     @abstractmethod
     def _pull(self, keys: Keys | None, start: int, stop: int) -> Array:
-        """The values of rows that `check` has passed."""
+        """As `pull`, of a key list that is not known."""
 
     def listed(self, keys: Keys) -> Rows | None:
         """The rows of a key list, which then needs no check; None: the list is not known."""

@@ -8,7 +8,7 @@ merging. Collisions are probed linearly, all keys of a batch at once.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,8 @@ class _Live:
 
     # Keys looked up at once, so that temporary arrays stay in the processor's cache.
     chunk_keys: ClassVar = 1 << 14
-    few_keys: ClassVar = 1 << 10
+    few_keys: ClassVar = 1 << 8  # in a range, of a small request
+    left_keys: ClassVar = 1 << 10  # that have not been found
     window: ClassVar = 8  # slots
 
     slots: NDArray[np.uint32]
@@ -49,20 +50,21 @@ class _Live:
     keys: Keys
     fields: Mapping[str, Array]
 
-    def homes(self, keys: Keys) -> Numbers:
-        """The slot that the search for each key begins at."""
-        positions = mixed(keys)
+    def homes(self, positions: Keys) -> Numbers:
+        """The slot that the search for each key begins at. positions: of keys; overwritten."""
         positions -= self.start
         positions >>= self.shift
         return positions.view(np.intp)
 
-    def find(self, keys: Keys) -> Numbers:
-        """Row numbers; 0 where there is no row."""
+    def find(self, keys: Keys, positions: Keys | None = None) -> Numbers:
+        """Row numbers; 0 where there is no row. positions: mixed(keys); overwritten."""
+        if len(keys) <= self.few_keys:
+            return self._find_few(keys, self.homes(mixed(keys) if positions is None else positions))
         rows = np.empty(len(keys), np.intp)
         unfinished = []
         for begin in range(0, len(keys), self.chunk_keys):
             some = keys[begin : begin + self.chunk_keys]
-            slots = self.homes(some)
+            slots = self.homes(mixed(some))
             found = self.slots.take(slots, mode="clip").astype(np.intp)
             rows[begin : begin + self.chunk_keys] = found
             (left,) = (self.keys.take(found, mode="clip") != some).nonzero()
@@ -71,33 +73,41 @@ class _Live:
                 unfinished.append((left + begin, some[left], slots[left]))
         if unfinished:
             left, some, slots = (np.concatenate(each) for each in zip(*unfinished, strict=True))
-            while len(left) > self.few_keys:
+            while len(left) > self.left_keys:
                 slots = self._next(slots)
                 found = self.slots.take(slots, mode="clip").astype(np.intp)
                 rows[left] = found
                 (go,) = ((self.keys.take(found, mode="clip") != some) & (found != 0)).nonzero()
                 left, some, slots = left[go], some[go], slots[go]
-            self._find_few(rows, left, some, slots)
+            rows[left] = self._find_few(some, slots)
         return rows
 
-    def _find_few(self, rows: Numbers, left: Numbers, some: Keys, slots: Numbers) -> None:
-        """Set rows[left], whose keys are not at these slots. For few keys the calls of numpy take
-        the time, so several slots of each are looked at with one."""
+    def _find_few(self, keys: Keys, slots: Numbers) -> Numbers:
+        """The rows of keys, whose search goes on at these slots. For few keys the calls of numpy
+        take the time, so several slots of each are looked at with one."""
+        rows, left = self._look_at(keys, slots)
+        at = left
         while len(left):
-            window = slots[:, None] + np.arange(1, self.window + 1)
-            window[window >= len(self.slots)] -= len(self.slots)
-            found = self.slots.take(window, mode="clip")
-            is_end = self.keys.take(found, mode="clip") == some[:, None]
-            is_end |= found == 0
-            end = is_end.argmax(axis=1)
-            each = np.arange(len(left))
-            rows[left] = found[each, end]
-            (go,) = (~is_end[each, end]).nonzero()
-            left, some, slots = left[go], some[go], window[go, -1]
+            keys, slots = keys[left], slots[left] + self.window
+            rows[at], left = self._look_at(keys, slots)
+            at = at[left]
+        return rows
+
+    def _look_at(self, keys: Keys, slots: Numbers) -> tuple[Numbers, Numbers]:
+        """Look for each key in the slots from its own on; the rows, and the indices of the keys
+        whose search goes on."""
+        found = self.slots.take(slots[:, None] + _WINDOW, mode="wrap")
+        is_end = self.keys.take(found, mode="clip") == keys[:, None]
+        is_end |= found == 0
+        ends = is_end.argmax(axis=1)
+        ends += np.arange(0, found.size, self.window)
+        rows = found.reshape(-1).take(ends).astype(np.intp)
+        (left,) = (~is_end.reshape(-1).take(ends)).nonzero()
+        return rows, left
 
     def insert(self, rows: Numbers) -> None:
         """Make rows, whose keys and values are there, known. Their keys have not been known."""
-        slots = self.homes(self.keys.take(rows, mode="clip"))
+        slots = self.homes(mixed(self.keys.take(rows, mode="clip")))
         numbers = rows.astype(np.uint32)
         while len(numbers):
             (free,) = (self.slots.take(slots, mode="clip") == 0).nonzero()
@@ -110,6 +120,9 @@ class _Live:
         slots = slots + 1
         slots[slots == len(self.slots)] = 0
         return slots
+
+
+_WINDOW: Final = np.arange(_Live.window)
 
 
 class OpenPart(Part):
@@ -129,12 +142,16 @@ class OpenPart(Part):
     def check(self, keys: Keys | None, start: int, stop: int) -> int:
         if keys is None:
             raise Invalid(f"{self.where}: a table without a bound has no rows by number")
-        if len(keys) and self.span != (0, END):
-            positions = mixed(keys)
-            if positions.min() < self.span.start or positions.max() > self.span.stop - 1:
-                key = keys[~self._is_here(keys)][0]
-                raise Invalid(f"{self.where}: key {key} is not in this range")
+        self._check_positions(keys, mixed(keys))
         return len(keys)
+
+    def _check_positions(self, keys: Keys, positions: Keys) -> None:
+        start, stop = self.span
+        if not len(keys) or self.span == (0, END):
+            return
+        if np.minimum.reduce(positions) < start or np.maximum.reduce(positions) > stop - 1:
+            key = keys[~self._is_here(keys)][0]
+            raise Invalid(f"{self.where}: key {key} is not in this range")
 
     def check_ascending(self, keys: Keys) -> None:
         """Accept keys that ascend by value or, which is faster, by position."""
@@ -147,9 +164,12 @@ class OpenPart(Part):
             )
 
     def _pull(self, keys: Keys | None, start: int, stop: int) -> Array:
-        assert keys is not None
+        if keys is None:
+            raise Invalid(f"{self.where}: a table without a bound has no rows by number")
+        positions = mixed(keys)
+        self._check_positions(keys, positions)
         live = self._live
-        rows = live.find(keys)
+        rows = live.find(keys, positions)
         out = live.fields["values"].take(rows, axis=0, mode="clip")
         if self._may_list(keys) and rows.all():
             self._list(keys, rows)
