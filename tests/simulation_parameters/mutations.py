@@ -140,7 +140,7 @@ def _always(self: Job, worker: str, num_workers: int = 1) -> bool:
 
 
 def _lose_parts(self: Data, is_gone: Callable[[str], bool]) -> tuple[int, int] | None:
-    """What a worker that is gone has left is read by no other."""
+    """No other worker reads the rest of a part whose worker is gone."""
     return None
 
 

@@ -191,8 +191,8 @@ class Oracle:
     def read(
         self, data: Data, counts: NDArray[np.float64], notes: dict[int, NDArray[np.float64]]
     ) -> None:
-        """What the workers have read: each row once in each epoch, by their notes, and under BSP
-        by the model. counts: by seen_keys(). notes: by the key of a part."""
+        """Each row was read once in each epoch, by the notes of the workers, and under BSP by the
+        model. counts: by seen_keys(). notes: by the key of a part."""
         scenario = self._scenario
         for epoch in range(scenario.num_epochs):
             keys = [epoch * MAX_PARTS + index for index in range(data.parts_in(epoch))]

@@ -193,7 +193,7 @@ def test_killed_worker_goes_on_with_its_batch(group, folder):
 
 @pytest.mark.parametrize("staleness", [0, None])
 def test_others_read_what_a_stopped_worker_has_left(group, tmp_path, staleness):
-    """Of three workers one stops at its first batch, and does not come back."""
+    """One of three workers stops at its first batch, and does not come back."""
     (tmp_path / "train.svm").write_text("".join(f"{i % 2} {i % 7}:1\n" for i in range(50)))
     job = Job("t", MODELS["logistic"], batch_rows=1, staleness=staleness, num_epochs=2)
     source = Source(str(tmp_path / "train.svm"))
