@@ -10,14 +10,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 import results
-from certificates import Issuer, close_coordinator
 
 from xain_foundation.sockets import free_ports
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_wire.fl import inspection_pb2_grpc
+
+if TYPE_CHECKING:
+    from certificates import Issuer
 
 PATIENCE_S = 300.0  # for what takes seconds; a benchmark that hangs must end
 SESSION_LIMIT_S = 1800.0  # for what takes minutes
@@ -70,6 +73,15 @@ def _ticks_s(stat: Path) -> tuple[float, float]:
     return int(fields[11]) / ticks_per_s, int(fields[12]) / ticks_per_s
 
 
+def _closed(folder: Path) -> "Issuer":
+    """Take nobody without a certificate into this folder's session; returns who signs them."""
+    # Here: the agents import this module, and what they measure needs no cryptography.
+    from certificates import Issuer, close_coordinator
+
+    close_coordinator(folder)
+    return Issuer(folder)
+
+
 class CoordinatorProcess:
     """A coordinator in a folder, which may be killed and started again on the same port.
 
@@ -81,10 +93,7 @@ class CoordinatorProcess:
     ) -> None:
         self.port = free_ports(1)[0]
         self._folder = folder
-        self._issuer: Issuer | None = None
-        if is_closed:
-            close_coordinator(folder)
-            self._issuer = Issuer(folder)
+        self._issuer = _closed(folder) if is_closed else None
         flags = [f"--set={key}={value}" for key, value in settings.items()]
         self._command = [
             *(sys.executable, "-m", "xain_coordinator", f"--data-dir={folder}"),

@@ -10,8 +10,8 @@ a call: a heartbeat after another one, and the coordinator's processor time for 
 a small round: 8 participants, 10 float32, and the coordinator's processor time.
 a large round: 4 participants, 25 million float32, and the coordinator's processor time.
 joins: from the start of 2,000 participants to the last that is told of round 0.
-starts: processor time of `import xain`; time until a coordinator serves; processor time of a
-    participant that joins and trains two rounds.
+starts: processor time of `import xain`; time until a coordinator serves, and its processor time;
+    processor time of a participant that joins and trains two rounds.
 demo: processor time of `xain-coordinator demo`, all its programs together.
 trips: a message of 1 kB to a proxy in another process and its answer, over ZeroMQ and over gRPC,
     and the processor time of both processes for it; and the same bytes by pyzmq's REQ and REP.
@@ -137,11 +137,14 @@ def starts() -> Figures:
         coordinator = processes.CoordinatorProcess(folder, rules)
         stack.callback(coordinator.stop)
         served_s = coordinator.start()
+        spent = coordinator.processor_time
+        assert spent is not None, "processor time is told by Linux alone"
         target = f"127.0.0.1:{coordinator.port}"
         trained_s = _children_s([sys.executable, str(processes.AGENT), target, "p", "10"])
     return {
         "import xain, processor time (s)": imported_s,
         "a coordinator serves (s)": served_s,
+        "a coordinator serves, its processor time (s)": spent.user_s + spent.system_s,
         "a participant and two rounds, its processor time (s)": trained_s,
     }
 
