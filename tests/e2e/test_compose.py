@@ -226,7 +226,7 @@ def test_tokens_are_made_anew_before_their_time_is_over(tmp_path):
     assert start() == ["certs init", "tokens create", "--resume "]
 
 
-@pytest.mark.parametrize(("joins", "status"), [(True, 7), (False, 1)])
+@pytest.mark.parametrize(("joins", "status"), [(True, 9), (False, 1)])
 def test_replica_joins_with_the_token_of_its_slice(tmp_path, joins, status):
     """And takes part with the certificate that it has got, or not at all."""
     for name in ("slices", "tokens"):
@@ -235,7 +235,7 @@ def test_replica_joins_with_the_token_of_its_slice(tmp_path, joins, status):
     program = tmp_path / "program"
     program.write_text(
         f'#!/bin/sh\necho "$* $XAIN_PARTICIPANT_TLS__FOLDER"\n'
-        f'[ "$1" = join ] && exit {0 if joins else 1}\nexit 7\n'
+        f'[ "$1" = join ] && exit {0 if joins else 1}\nexit 9\n'
     )
     program.chmod(0o755)
     tokens, state = tmp_path / "tokens", tmp_path / "state"
