@@ -100,8 +100,7 @@ def decide(
         points = (*points, after)
     if points:
         due.append(RecordMetrics(points))
-    is_script_due = session.waits_for_script and not before.waits_for_script
-    if is_script_due or any(isinstance(event, _NOTIFYING) for event in happened):
+    if any(isinstance(event, _NOTIFYING) for event in happened):
         due.append(Notify())
     return Decision(tuple(happened), reply, tuple(due), session)
 
