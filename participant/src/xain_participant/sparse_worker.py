@@ -189,7 +189,9 @@ def score(server: Server, job: Job, source: Source) -> Score:
         pass
     else:
         assert isinstance(notes, Table)
-        _require_columns(notes.pull([0])[0], job, source)
+        (note,) = notes.pull([0])
+        if note.any():  # empty after a rollback to the beginning, from where all was read again
+            _require_columns(note, job, source)
     scores, classes = [], []
     for rows in batches_of(source.read(source.shares(1)[0]), job.batch_rows):
         batch = _prepared(rows, job)

@@ -245,6 +245,14 @@ def test_model_that_is_not_there_cannot_be_scored(group, folder):
         scored(group, folder, Job("t", MODELS["fm"]))
 
 
+def test_model_is_scored_after_its_columns_were_forgotten(group, folder):
+    """A rollback to the beginning empties the note of them, and the workers read on."""
+    work(group, folder, Job("t", MODELS["logistic"]))
+    with group.connect("eraser") as server:
+        server.find("t.rows").push([0], [[0.0, 0.0]])
+    assert scored(group, folder, Job("t", MODELS["logistic"])).num_rows > 0
+
+
 def test_longer_training_reads_the_further_epochs(group, tmp_path):
     """Workers of the first training were done with one epoch."""
     (tmp_path / "train.svm").write_text("".join(f"{i % 2} {i % 7}:1\n" for i in range(30)))

@@ -1,9 +1,10 @@
 """The batches of a job's data, one in each clock of a worker.
 
 How far each part of an epoch is read is kept in a table beside the model, and pushed in the clock
-of the batch that it counts: where the gradients of a batch count, the batch is read, and nowhere
-else. So a worker that was killed, another one that takes its part over, and all of them after a
-rollback go on with the first batch that does not count.
+of the batch that it counts: under BSP the batch is read where its gradients count, and nowhere
+else; with staleness those of the batch at which a worker died may count twice. So a worker that was
+killed, another one that takes its part over, and all of them after a rollback go on with the first
+batch that does not count.
 """
 
 from collections.abc import Iterator, Sequence
