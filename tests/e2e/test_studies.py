@@ -15,9 +15,10 @@ from support.tables import write_rows
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 SITES = ("east", "north", "south", "west")
-ALPHAS = [round(0.00001 * 2**n, 6) for n in range(6)]
+ALPHAS = [round(0.00001 * 2**n, 6) for n in range(12)]
 STUDIES: dict[str, dict[str, object]] = {
     "folds": {"study.folds": 5, "study.final": "true"},
+    "leave_out": {"study.leave_out": "site"},
     "search": {"search.options": json.dumps({"workload.options.alpha": ALPHAS}), "search.first": 1},
 }
 # Lines of the log after which the coordinator is killed: within a round, and at the end of a
