@@ -165,7 +165,7 @@ def test_four_jobs_go_back_to_their_own_checkpoints(
     tmp_path: Path, alone: dict[str, Model]
 ) -> None:
     """A server dies that has the only copy of its ranges, when there are checkpoints."""
-    # In each clock: one is given up where ranges move, and the second kill waits in clock 6 for one.
+    # In each clock: one is given up where ranges move, and the second kill waits for one.
     cuts = ("--checkpoints", str(tmp_path / "cuts"), "--checkpoint-interval", "1")
     with Fleet(tmp_path, *cuts) as fleet:
 

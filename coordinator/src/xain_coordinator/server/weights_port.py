@@ -171,9 +171,11 @@ class WeightsPort:
 
     head_s = 10.0  # for a whole head
     stalled_s = StallTimer.stalled_s
-    # Threads that move bodies, each with a buffer of 1 MiB. A TLS record gives the interpreter's
-    # lock back: with 4 threads on 2 processors a GB took 5 to 15 % more processor time than with 2.
-    num_threads = min(max(num_processors(), 2), 4)
+    # Threads that move bodies, each with a buffer of 1 MiB.
+    num_threads = 4
+    # A TLS record gives the interpreter's lock back: with 4 threads on 2 processors a GB took 5 to
+    # 15 % more processor time than with 2. In the clear a round takes a tenth longer with 2.
+    num_tls_threads = min(max(num_processors(), 2), num_threads)
     # When there are so many, a new one ends the idle one that has taken longest: its peer has shown
     # no capability yet, or has its answer and reads it still. If none is idle, it is refused.
     max_connections = 500
@@ -204,6 +206,8 @@ class WeightsPort:
         self._find: Find
         self._core: asyncio.AbstractEventLoop
         self._loop = asyncio.new_event_loop()
+        if closed is not None:
+            self.num_threads = self.num_tls_threads
         self._pool = ThreadPoolExecutor(self.num_threads, "weights", _yield_to_calls)
         self._thread = threading.Thread(target=self._serve, name="weights-port", daemon=True)
         self._is_stopped = False
