@@ -26,7 +26,7 @@ class Job(NamedTuple):
     workers: tuple[str, ...]
 
 
-# By task. "tall" joins late, a1 is killed, and c0 stalls until all other jobs are over.
+# The jobs by task. "tall" joins late, a1 is killed, and c0 stalls until all other jobs are over.
 JOBS = {
     "wide": Job(0, ("a0", "a1", "a2")),
     "tall": Job(0, ("b0", "b1")),

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 END = 1 << 64  # one beyond the last position
 Keys = NDArray[np.uint64]
 
-# Of SplitMix64. To make a number of numpy takes as long as a step over a hundred keys.
+# Constants of SplitMix64. Making a number of numpy takes as long as a step over a hundred keys.
 _SHIFTS = tuple(map(np.uint64, (30, 27, 31)))
 _FACTORS = tuple(map(np.uint64, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)))
 

@@ -79,7 +79,7 @@ class BaggingWorkload:
     name: ClassVar[str] = "bagging"
     scaling: ClassVar[str] = "standard"
     missing: ClassVar[str] = "median"
-    # Of the vote, and of a bootstrap with one class; making the options imports the estimator.
+    # Modules of the vote, and of a bootstrap with one class; the options import the estimator.
     needed: ClassVar[tuple[str, ...]] = (
         "sklearn.compose",
         "sklearn.dummy",

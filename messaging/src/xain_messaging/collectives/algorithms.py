@@ -13,8 +13,8 @@ import numpy as np
 
 from xain_messaging.collectives.operation import Array, Operation, native
 
-# Of a large broadcast: small beside the array, so that all members are at work for nearly all of
-# the time, and large beside what a message costs.
+# Bytes of a piece of a large broadcast: small beside the array, so that all members are at work
+# for nearly all of the time, and large beside what a message costs.
 PIECE_BYTES: Final = 1 << 20
 
 

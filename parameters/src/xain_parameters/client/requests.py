@@ -448,7 +448,7 @@ class Requests:
             view = self.scheduler.view
             if generation is not None and view.generation != generation:
                 raise RolledBack("the group was rolled back")
-            # By identity: a piece that several ranges need is asked once.
+            # Pieces by identity: one that several ranges need is asked once.
             again: dict[int, Piece] = {}
             asked: list[_Asked] = []
             reach = functools.partial(self.connection, since=now, deadline=deadline)

@@ -65,7 +65,8 @@ ERRORS = {
 }
 
 
-# Who waits at a barrier: the workers of a job that have a rank, the servers of the group, or both.
+# Members that wait at a barrier: the workers of a job that have a rank, the servers of the group,
+# or both.
 Among: TypeAlias = Literal["workers", "servers", "all"]
 
 

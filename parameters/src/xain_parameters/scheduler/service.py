@@ -82,7 +82,7 @@ GRACE_S = 0.7
 # The lease of a worker: others wait this long for a worker that is gone.
 WORKER_LEASE_S = 10.0
 
-# What is awaited of a worker: that it ticks, and that it comes back to its rank.
+# Waits for a worker: that it ticks, and that it comes back to its rank.
 _LOOP, _SLOT = "loop", "slot"
 
 RETRY_S = 2.0

@@ -131,7 +131,7 @@ def read_bytes(part: Part, start: int, stop: int, first_wait_s: float = FIRST_WA
         try:
             with _driver_errors(part.path):
                 files, _ = fsspec.core.url_to_fs(part.source, **_OPTIONS.get(scheme, {}))
-                # By name: the second parameter of s3fs is the version of an object.
+                # Arguments by name: the second parameter of s3fs is the version of an object.
                 found = bytes(files.cat_file(part.path, start=start, end=stop))
         except DataError as error:
             cause = error.__cause__

@@ -55,7 +55,7 @@ CHECKPOINT_S = 3600.0
 WORKER_LEASE_S = 60
 SCORE, EXPORT = "score", "export"  # names of programs
 CHECKPOINTS, MODEL = "checkpoints", "model.npz"  # in the work folder
-# Of a worker that has come to its end.
+# Exit statuses of a worker that has come to its end.
 OVER = (EXIT_OK, EXIT_NOTHING_COUNTED, EXIT_ROWS_MISSED)
 GROUP = "xain-parameters"  # journal and logs, in the work folder; a launch begins without them
 # Flags of `xain-participant sparse` that all workers have.
