@@ -159,3 +159,22 @@ def test_four_jobs_with_a_log_end_with_the_models_of_groups_of_their_own(
         trained = train_four(fleet, ("s0", "s1"), lambda: kill("s0"), lambda: kill(*all_of_them))
         assert_same(trained, alone)
         assert fleet.status().num_rollbacks == 0
+
+
+def test_four_jobs_go_back_to_their_own_checkpoints(
+    tmp_path: Path, alone: dict[str, Model]
+) -> None:
+    """A server dies that has the only copy of its ranges, when there are checkpoints."""
+    # In each clock: one is given up where ranges move, and the second kill waits for one.
+    cuts = ("--checkpoints", str(tmp_path / "cuts"), "--checkpoint-interval", "1")
+    with Fleet(tmp_path, *cuts) as fleet:
+
+        def kill() -> tuple[str, ...]:
+            fleet.until(lambda status: bool(status.jobs["wide"].cuts))
+            fleet.kill("s0")
+            return ("s0",)
+
+        trained = train_four(fleet, ("s0", "s1"), lambda: (), kill)
+        assert_same(trained, alone)
+        jobs = fleet.status().jobs
+        assert {name: job.num_rollbacks for name, job in jobs.items()} == dict.fromkeys(JOBS, 1)

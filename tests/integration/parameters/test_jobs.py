@@ -237,6 +237,32 @@ def test_checkpoint_and_status_are_of_one_job() -> None:
         assert len(status.ranges) == 2 * len(status.jobs["one"].view.ranges)
 
 
+def test_checkpoint_of_a_job_that_stalls_holds_up_no_checkpoint_of_another(tmp_path: Path) -> None:
+    with (
+        LocalGroup(1, folder=tmp_path) as group,
+        group.connect("a1", job="stalls") as quick,
+        group.connect("a2", job="stalls") as slow,
+        group.connect("b", job="other") as other,
+        SchedulerCalls(group.target) as calls,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        w = quick.dense("w", (64,))
+        clocks, of_slow = (iter(each.clocks(staleness=None)) for each in (quick, slow))
+        next(clocks)
+        next(of_slow)
+        stalled = pool.submit(calls.checkpoint, LONG_S, "stalls")
+        # The files of its parts are begun, and wait for the mark of the slow worker.
+        deadline = time.monotonic() + LONG_S
+        while len([*tmp_path.glob("checkpoints/cut-*/*")]) < 4 and time.monotonic() < deadline:
+            w.push(np.ones(64, np.float32))
+            next(clocks)
+        descend(other, "w", 1.0)
+        assert other.checkpoint() == 1
+        assert not stalled.done()
+        next(of_slow)
+        assert stalled.result() == 1
+
+
 def test_keys_and_bytes_are_counted_for_the_job_that_has_them() -> None:
     """Whole small requests, the sections of large ones, rows by number, and rows by key."""
     with (

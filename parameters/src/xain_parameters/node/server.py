@@ -4,11 +4,11 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from xain_foundation.fields import require_private
 from xain_foundation.logger import get_logger
@@ -40,6 +40,7 @@ TICK_S: Final = 0.05
 CONNECT_S: Final = 1.0
 RETRY_S: Final = 0.5
 JOIN_S: Final = 30.0
+FILES_AT_ONCE: Final = 4  # of a job
 
 _CONNECTIONS: Final = (Channel, Sections)
 _COUNTED: Final = (Pull, Push, Several)
@@ -123,7 +124,8 @@ class ParameterServer:
         # which one thread at a time can run, and does not wait for the arrays of large ones.
         self._small_slots, self._large_slots = FairSlots(1), FairSlots(num_processors())
         self._num_saving = 0  # threads that write parts of a checkpoint
-        self._pool = ThreadPoolExecutor(4, f"server {name}")
+        # Threads for files, by job: they wait for marks of its workers, or for a file system.
+        self._pools: dict[int, ThreadPoolExecutor] = {}
         self._tls = tls
         self._listener = Listener(address, self._hear, tls=tls)
         self.address = f"{advertised or host}:{self._listener.port}"
@@ -218,7 +220,10 @@ class ParameterServer:
         for _, channel in channels:
             channel.close()
             channel.join()
-        self._pool.shutdown(cancel_futures=True)
+        with self._lock:
+            pools = list(self._pools.values())
+        for pool in pools:
+            pool.shutdown(cancel_futures=True)
         if self._log is not None:
             self._log.close()
 
@@ -245,6 +250,10 @@ class ParameterServer:
         if self._node is not None and not self._ended.is_set():
             with self._or_fail:
                 self._node.keep_jobs(jobs)
+            with self._lock:
+                removed = [self._pools.pop(job) for job in [*self._pools] if job not in jobs]
+            for pool in removed:
+                pool.shutdown(wait=False, cancel_futures=True)
 
     def _renew(self, until: float) -> None:
         if self._node is not None:
@@ -291,7 +300,7 @@ class ParameterServer:
             if known is None:
                 if destination not in self._connecting and not self._ended.is_set():
                     self._connecting.add(destination)
-                    # Not in the pool, whose threads may wait for marks that wait for this.
+                    # Not in a thread for files: these may wait for marks that wait for this.
                     name = f"connect {destination}"
                     threading.Thread(
                         target=self._connect, args=(destination,), name=name, daemon=True
@@ -412,8 +421,18 @@ class ParameterServer:
             with self._or_fail:
                 self._node.synced(range_, segment, sequence, time.monotonic())
 
+    def _start(self, work: Callable[..., None], job: int, *args: Any) -> None:
+        """Begin to read or to write files of a job. The files of one that stalls, or whose file
+        system does not answer, hold up those of no other."""
+        with self._lock:
+            if self._ended.is_set():
+                return
+            if job not in self._pools:
+                self._pools[job] = ThreadPoolExecutor(FILES_AT_ONCE, f"job {job} of {self.name}")
+            self._pools[job].submit(work, *args)
+
     def load(self, range_: RangeView, view: View) -> None:
-        self._pool.submit(self._load, range_, view)
+        self._start(self._load, view.job, range_, view)
 
     def _load(self, range_: RangeView, view: View) -> None:
         assert self._node is not None
@@ -430,7 +449,7 @@ class ParameterServer:
             return
 
     def save(self, range_: int, view: View) -> None:
-        self._pool.submit(self._save, range_, view)
+        self._start(self._save, view.job, range_, view)
 
     def _save(self, range_: int, view: View) -> None:
         assert self._node is not None
