@@ -2,6 +2,7 @@
 
     FOLDER/xain_participant-*.whl    the participant with the five libraries inside
     FOLDER/xain_coordinator-*.whl    the coordinator, which needs the participant's wheel
+    FOLDER/xain_session-*.whl        xain.session() and xain.simulate(), which need both
     FOLDER/libraries/                protos, foundation, messaging, parameters, workloads
 
 docs/decisions/0026-wheels.md gives the reasons. Needs hatchling.
@@ -26,6 +27,7 @@ LIBRARIES = {
     "xain-parameters": "parameters",
     "xain-workloads": "workloads",
 }
+PROGRAMS = {"xain-participant", "xain-coordinator"}
 
 
 def configuration(source: str) -> dict[str, Any]:
@@ -57,11 +59,11 @@ def main(folder: Path) -> None:
         old.unlink()
     for source in LIBRARIES.values():
         build(source, configuration(source), folder / "libraries")
-    for source in ("participant", "coordinator"):
+    for source in ("participant", "coordinator", "session"):
         config = configuration(source)
         project = config["project"]
         project["dependencies"] = sorted({*without_libraries(project["dependencies"])})
-        extras = project["optional-dependencies"]
+        extras = project.get("optional-dependencies", {})
         for extra, requirements in extras.items():
             extras[extra] = sorted({*without_libraries(requirements)})
         if source == "participant":
@@ -69,8 +71,13 @@ def main(folder: Path) -> None:
                 f"../{library}/src/{name.replace('-', '_')}": name.replace("-", "_")
                 for name, library in LIBRARIES.items()
             }
-        else:
-            project["dependencies"].append(f"xain-participant=={project['version']}")
+        elif source == "coordinator":
+            project["dependencies"].append("xain-participant")
+        # Those of one version belong together.
+        project["dependencies"] = [
+            f"{text}=={project['version']}" if text in PROGRAMS else text
+            for text in project["dependencies"]
+        ]
         build(source, config, folder)
 
 

@@ -116,6 +116,22 @@ def test_coordinator_shares_no_file_with_the_participant(dist: Path, tmp_path: P
     }
 
 
+def test_script_that_lacks_the_wheel_of_the_session_is_told_of_it(
+    dist: Path, tmp_path: Path
+) -> None:
+    site = Machine(tmp_path / "site")
+    site.install(wheel(dist, "xain_participant"))
+    look = "import xain\ntry:\n    xain.simulate\nexcept ImportError as error:\n    print(error)"
+    session = wheel(dist, "xain_session")
+    assert site.run("python", "-c", look) == (
+        f"xain.simulate needs xain-session: pip install {session.name}\n"
+    )
+    version = metadata(session)["Version"]
+    assert f"xain-participant=={version}" in requirements(session)
+    site.install(wheel(dist, "xain_coordinator"), session)
+    assert "function simulate" in site.run("python", "-c", "import xain; print(xain.simulate)")
+
+
 def test_xain_of_the_index_changes_nothing_of_ours(dist: Path, tmp_path: Path) -> None:
     """XAIN's packages, installed over ours, have other names, so that `import xain` and each of our
     programs work as before, and XAIN's package can be imported too."""

@@ -34,6 +34,7 @@ _OURS = (
     "xain_messaging",
     "xain_parameters",
     "xain_participant",
+    "xain_session",
     "xain_workloads",
 )
 _FIRST = ("timestamp", "level", "logger", "event")

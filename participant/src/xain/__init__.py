@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from xain.loop import Rounds, SessionError, rounds
     from xain.result import Result
     from xain.round import Config, Round
-    from xain.simulation import Simulation, SimulationError, Site, simulate
     from xain.weights import LayoutMismatch, trainable
+    from xain_session.simulation import Simulation, SimulationError, Site, simulate
 
 __all__ = [
     "Config",
@@ -47,7 +47,7 @@ __getattr__, __dir__ = loaded_on_use(
         "loop": "Rounds SessionError rounds",
         "result": "Result",
         "round": "Config Round",
-        "simulation": "Simulation SimulationError Site simulate",
         "weights": "LayoutMismatch trainable",
+        "xain_session.simulation": "Simulation SimulationError Site simulate",
     },
 )
