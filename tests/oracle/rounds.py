@@ -58,6 +58,9 @@ class Rounds:
         self._damaged: set[str] = set()  # whose update of this round was found damaged
         self._reopened_at: float | None = None  # for the first damaged update of this round
         self._first_update_at: float | None = None
+        # The round that a script has configured last, and the participants that it wants in it.
+        self._configured = -1
+        self._chosen: set[str] = set()
         # Faults since the last good update; and who is left out until which round for them.
         self._in_a_row: dict[str, int] = {}
         self._left_out_until: dict[str, int] = {}
@@ -81,6 +84,10 @@ class Rounds:
                     self._clocks.pop(name, None)
             case e.TrainingPlanned(plan):
                 self._rules = replace(self._rules, rounds=plan.rounds, epochs=plan.epochs)
+            case e.RoundConfigured(number, config):
+                assert self.stage is Stage.BETWEEN, f"it is {self.stage}"
+                assert number == self._number + 1, f"it follows on {self._number}"
+                self._configured, self._chosen = number, set(config.selected)
             case e.FitRequested() | e.ParticipantsGathered():
                 self._since = at
             case e.ModelInitialised(model):
@@ -183,7 +190,8 @@ class Rounds:
         num_able = 1 if stage is not Stage.BETWEEN or self._makes_initial_weights else num_required
         has_required = len(self._members) >= num_required and len(self._able) >= num_able
         if stage is Stage.BETWEEN:
-            assert self._model is None or not has_required, "no round is opened"
+            is_awaited = self._model is None or not has_required or self._awaits_script
+            assert is_awaited, "no round is opened"
             return
         assert not self._to_be_selected[1], f"nobody is selected: {self._state}"
         assert not self._gives_way, f"{self._drafted} are not needed any more: {self._state}"
@@ -257,6 +265,7 @@ class Rounds:
         number, selected, rules = opened.round, opened.selected, self._rules
         num_here = len(self._members)
         assert number == self._number + 1, f"it follows on {self._number}"
+        assert not self._awaits_script, "its script has not configured it"
         assert num_here >= self._num_required, f"{num_here} are too few"
         carried = dict(self._clocks)
         assert set(selected[: len(carried)]) == set(carried), f"{carried} go on"
@@ -265,6 +274,8 @@ class Rounds:
         assert self._members.issuperset(selected), "somebody is not here"
         # As if left-out participants had gone, but the least number is always there.
         num_counted = max(num_here - len(self._left_out), self._num_required)
+        if self._wants_chosen:
+            num_counted = len(self._chosen)
         wanted = ceil(rules.fraction_participants * num_counted)
         asked = min(num_counted, ceil(wanted * (1 + rules.over_selection)))
         deadlines = [self._opened_at[n] + self._deadline_s for n in carried.values()]
@@ -411,8 +422,22 @@ class Rounds:
     @property
     def _able(self) -> set[str]:
         """Members that can do what the round asks for."""
+        able = self._members & self._chosen if self._wants_chosen else self._members
         is_empty = self._model is not None and self._model.is_empty
-        return self._members - self._without_weights if is_empty else self._members
+        return able - self._without_weights if is_empty else able
+
+    @property
+    def _awaits_script(self) -> bool:
+        """Between two rounds: whether nothing happens until a script has decided."""
+        if not self._rules.scripted or self._makes_initial_weights:
+            return False
+        return self._configured != self._number + 1
+
+    @property
+    def _wants_chosen(self) -> bool:
+        """Whether the participants of the present round, or of the next one, are chosen by name."""
+        present = self._number + (self.stage is Stage.BETWEEN)
+        return bool(self._chosen) and self._configured == present
 
     @property
     def _pool(self) -> set[str]:

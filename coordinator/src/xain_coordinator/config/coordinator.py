@@ -930,6 +930,7 @@ class CoordinatorConfig(Section):
             refused_rounds=rounds.refused_rounds,
             max_lost_share=rounds.max_lost_share,
             max_share=rounds.max_share,
+            scripted=rounds.scripted,
             evaluate_every=(
                 0 if self.keeps_estimators or describes else rule_fits.evaluated_every(self)
             ),

@@ -69,6 +69,7 @@ class RoundsSettings(Section):
     consistency: Consistency = "bsp"
     staleness: int | None = Field(default=None, ge=1, le=MAX_INT32)
     buffer_size: int | None = Field(default=None, ge=1, le=MAX_INT32)
+    scripted: bool = False
 
     @property
     def num_required(self) -> int:

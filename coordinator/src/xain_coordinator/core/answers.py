@@ -20,6 +20,11 @@ from xain_coordinator.core.pacing import Pacing, num_needed
 from xain_coordinator.core.points import departure_point, participant_point
 from xain_coordinator.core.profiles import check_profile, outvoted
 from xain_coordinator.core.questions import require_member, require_selected
+from xain_coordinator.core.scripted import (
+    require_configurable,
+    require_measurable,
+    require_scripted,
+)
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.updates import check_update, require_uncounted
 from xain_coordinator.core.values import (
@@ -39,6 +44,7 @@ from xain_wire.metadata import COMPLETED
 MAX_NEWCOMERS = 1000
 CANCELLED = "cancelled by a request"  # cause of the end
 FINISHED_BY_OPERATOR = "finished by an operator"
+SCRIPT_FAILED = "the script failed: "  # how the cause begins
 MAX_REASON = 500  # characters of a refusal that are written down
 # The settings that let a participant in stand at the end of the reason.
 MAX_WHY_NOT_ADMITTED = 2000
@@ -90,6 +96,15 @@ def answer(session: Session, command: c.Command, now: float, pacing: Pacing) -> 
             return (left,), r.Done(), (departure_point(participant_id),)
         case c.FinishSession(reason):
             return (_finished_by_operator(session, reason, now),), r.Done(), ()
+        case c.ConfigureRound(round_, config):
+            is_new = require_configurable(session, round_, config)
+            return ((e.RoundConfigured(round_, config),) if is_new else ()), r.Done(), ()
+        case c.RecordEvaluation(model, num_samples, metrics):
+            is_new = require_measurable(session, model, metrics)
+            measured = e.ScriptEvaluated(model, Evaluation(num_samples, metrics), now)
+            return ((measured,) if is_new else ()), r.Done(), ()
+        case c.EndScript(failure):
+            return _end_of_script(session, failure, now), r.Done(), ()
         case c.Tick(late_s):
             expired = tuple(_expired(session, now - late_s))
             points = tuple(departure_point(left.participant_id) for left in expired)
@@ -145,6 +160,15 @@ def _finished_by_operator(session: Session, reason: str, now: float) -> e.Sessio
     if session.num_trained:
         return e.SessionFinished(COMPLETED, now, because)
     return e.SessionFinished(f"{because}, before a model was trained", now)
+
+
+def _end_of_script(session: Session, failure: str, now: float) -> tuple[e.Event, ...]:
+    require_scripted(session)
+    if session.phase is Phase.FINISHED:
+        return ()
+    if failure:
+        return (e.SessionFinished(f"{SCRIPT_FAILED}{failure[:MAX_TRACEBACK]}", now),)
+    return () if session.script.is_over else (e.ScriptEnded(),)
 
 
 def _require_unfinished(session: Session) -> None:

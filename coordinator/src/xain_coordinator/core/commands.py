@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from xain_coordinator.core.script import RoundConfig
 from xain_coordinator.core.values import (
     CentralModel,
     DataProfile,
@@ -167,6 +168,33 @@ class FinishSession:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfigureRound:
+    """A script decides how a round is made, for which the session waits."""
+
+    round: int
+    config: RoundConfig
+
+
+@dataclass(frozen=True, slots=True)
+class RecordEvaluation:
+    """A script has measured the present model, whose number is `model`.
+
+    num_samples: rows that it was measured on; 0 if that is not known.
+    """
+
+    model: int
+    num_samples: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class EndScript:
+    """A script has come to the end of its loop. failure: what went wrong in it; "": nothing."""
+
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """A deadline may have passed; see next_deadline.
 
@@ -257,6 +285,9 @@ Command = (
     | RemoveParticipant
     | NoteRevoked
     | FinishSession
+    | ConfigureRound
+    | RecordEvaluation
+    | EndScript
     | Tick
     | InitialisationDone
     | InitialisationFailed

@@ -100,7 +100,8 @@ def decide(
         points = (*points, after)
     if points:
         due.append(RecordMetrics(points))
-    if any(isinstance(event, _NOTIFYING) for event in happened):
+    is_script_due = session.waits_for_script and not before.waits_for_script
+    if is_script_due or any(isinstance(event, _NOTIFYING) for event in happened):
         due.append(Notify())
     return Decision(tuple(happened), reply, tuple(due), session)
 

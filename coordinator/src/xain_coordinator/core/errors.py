@@ -172,6 +172,10 @@ class NobodyAnswered(Refusal, reason=RefusalReason.NOBODY_ANSWERED):
         self.missing = missing
 
 
+class DecidedOtherwise(Refusal, reason=RefusalReason.DECIDED_OTHERWISE):
+    """A script has decided this before, in another way."""
+
+
 class NotFitting(Refusal, reason=RefusalReason.NOT_FITTING):
     """No fit is under way that could be cancelled."""
 

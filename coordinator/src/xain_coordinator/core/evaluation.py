@@ -475,9 +475,16 @@ class EvaluationProgress:
         untrained: int | None = None,
     ) -> "EvaluationProgress":
         """Note the coordinator's evaluation of the first model that it owes, or that it failed."""
-        measured = () if evaluation is None else (evaluation,)
-        progress = self._measured(number, measured, rules, untrained)
+        progress = (
+            self if evaluation is None else self.measured(number, evaluation, rules, untrained)
+        )
         return replace(progress, owed=self.owed[1:])
+
+    def measured(
+        self, number: int, evaluation: Evaluation, rules: Rules, untrained: int | None = None
+    ) -> "EvaluationProgress":
+        """Compare a model with the best one by an evaluation that the coordinator does not owe."""
+        return self._measured(number, (evaluation,), rules, untrained)
 
     def _measured(
         self,

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
+from xain_coordinator.core.script import RoundConfig
 from xain_coordinator.core.values import (
     CentralModel,
     DataProfile,
@@ -364,6 +365,28 @@ class ModelEvaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundConfigured:
+    """A script has decided how a round is made, before it opens."""
+
+    round: int
+    config: RoundConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptEvaluated:
+    """A script has measured model `round`. evaluation: its rows and metrics."""
+
+    round: int
+    evaluation: Evaluation
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptEnded:
+    """A script has come to the end of its loop."""
+
+
+@dataclass(frozen=True, slots=True)
 class CentralMeasured:
     """The coordinator has trained and measured the central model."""
 
@@ -431,6 +454,9 @@ DurableEvent = (
     | RoundClosed
     | ModelPublished
     | ModelEvaluated
+    | RoundConfigured
+    | ScriptEvaluated
+    | ScriptEnded
     | CentralMeasured
     | ModelsRemoved
     | SessionFinished

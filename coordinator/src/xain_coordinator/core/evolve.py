@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from xain_coordinator.core import attempts, control, descent
 from xain_coordinator.core import events as e
+from xain_coordinator.core.evaluation import EvaluationProgress
 from xain_coordinator.core.layered import including
 from xain_coordinator.core.membership import Member, Members, without_statistics
 from xain_coordinator.core.replacing import replace
@@ -138,6 +139,16 @@ def evolve(session: Session, event: e.Event) -> Session:
                 number, evaluation, session.rules, session.untrained
             )
             return replace(session, evaluation=progress)
+        case e.RoundConfigured(number, config):
+            return replace(session, script=session.script.configured(number, config))
+        case e.ScriptEvaluated(number, evaluation):
+            script = session.script.evaluated(number, evaluation.metrics)
+            progress = session.evaluation.measured(
+                number, evaluation, session.rules, session.untrained
+            )
+            return replace(session, script=script, evaluation=progress)
+        case e.ScriptEnded():
+            return replace(session, script=session.script.ended())
         case e.CentralMeasured(central):
             return replace(session, evaluation=replace(session.evaluation, central=central))
         case e.ModelsRemoved():
@@ -421,18 +432,23 @@ def _after_publication(session: Session, model: GlobalModel) -> Session:
         buffered=buffered,
         counted=counted,
         selection=session.selection.after_round(number, unselected),
-        evaluation=session.evaluation.compared(round_, rules, session.untrained).descended(
-            round_, rules
-        ),
+        evaluation=_compared(session, round_).descended(round_, rules),
     )
     return replace(session, evaluation=session.evaluation_due)
+
+
+def _compared(session: Session, round_: Round) -> EvaluationProgress:
+    """The progress after the evaluations of sites, unless a script has measured models itself."""
+    if session.script.model >= 0:
+        return session.evaluation
+    return session.evaluation.compared(round_, session.rules, session.untrained)
 
 
 def _finished(session: Session, event: e.SessionFinished) -> Session:
     # open_round moves to last_round so that updates that are sent again are still recognised.
     ended, progress = session.open_round, session.evaluation
     if ended is not None and ended.is_evaluation:
-        progress = progress.compared(ended, session.rules, session.untrained)
+        progress = _compared(session, ended)
         progress = replace(progress, last_round=ended)
         ended = None
     return replace(

@@ -400,6 +400,8 @@ class History:
                     self.accounts.select(number, selected)
             case e.ModelEvaluated(number, evaluation) if evaluation is not None:
                 self._add_own(number, evaluation)
+            case e.ScriptEvaluated(number, evaluation):
+                self._add_own(number, evaluation)
             case e.ModelInitialised(model):
                 self._keep(model)
             case e.ModelPublished(at=at):

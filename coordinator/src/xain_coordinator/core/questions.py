@@ -91,6 +91,7 @@ def _assignment(session: Session, participant_id: str) -> r.Assignment:
         model=base.model,
         update_accepted=participant_id in round_.answers,
         train_config=session.rules.train_config,
+        script_config=session.script.config_of(number).of(participant_id),
         task=Task.INITIALISE if base.model.is_empty else round_.task,
         evaluate=round_.is_evaluation or (is_evaluated and not base.model.is_empty),
         process_group=_process_group(session, round_, participant_id) if round_.attempt else None,

@@ -82,6 +82,7 @@ class Assignment:
     """Work of a participant: the task, the round, the model to start from, and the epochs.
 
     train_config: as in Rules.
+    script_config: JSON objects of a script that prevail over it; a later one over those before it.
     evaluate: whether the model is to be measured on held-out data first.
     process_group: with the rule "assemble", the part in the attempt at the round.
     local: of the local model that is wanted beside the evaluation; None: none is.
@@ -97,6 +98,7 @@ class Assignment:
     model: GlobalModel
     update_accepted: bool
     train_config: str = ""
+    script_config: tuple[str, ...] = ()
     task: Task = Task.TRAIN
     evaluate: bool = False
     process_group: ProcessGroup | None = None

@@ -21,6 +21,7 @@ from xain_coordinator.core.membership import Members
 from xain_coordinator.core.pacing import Pacing, noted_every_s
 from xain_coordinator.core.profiles import fitted
 from xain_coordinator.core.round import Round
+from xain_coordinator.core.script import ScriptState
 from xain_coordinator.core.selection_state import SelectionState
 from xain_coordinator.core.values import (
     Base,
@@ -53,6 +54,7 @@ class Session:
     plan: rounds of the training, decided when the first round opens; None before that, and for
         scripts whose rounds are set.
     refused, trouble: the profiles that no model could be made from, and why; "" if all is well.
+    script: what the script of a session with `rules.scripted` has decided last.
     removed: participants that an operator has removed, for good.
     declared: samples of the first update of each participant that has no profile, as a script.
     open_round, last_round: the last one is kept to recognise updates that are sent again.
@@ -89,6 +91,7 @@ class Session:
     cause: str = ""
     evaluation: EvaluationProgress = field(default_factory=EvaluationProgress)
     opened_unix_s: int = 0
+    script: ScriptState = field(default_factory=ScriptState)
 
     def samples_of(self, participant_id: str) -> int | None:
         """Samples that a member has said to have, in its profile or with its first update; None if
@@ -110,6 +113,8 @@ class Session:
         available = tuple(p for p in self.selection.unselected if p not in failed)
         if self.is_untrained:
             available = tuple(p for p in available if self.members[p].can_initialise)
+        if chosen := self.script.config_of(self.round).selected:
+            available = tuple(p for p in available if p in chosen)
         return available
 
     @property
@@ -206,6 +211,17 @@ class Session:
         return is_open and self.rules.start == "request" and not self.fit_requested
 
     @property
+    def waits_for_script(self) -> bool:
+        """Whether the session waits for its script to configure the next round, or to come to its
+        end."""
+        is_between = self.phase is Phase.STANDBY and self.open_round is None and self.gathered
+        if not self.rules.scripted or not is_between or self.model is None:
+            return False
+        if self.is_trained:
+            return not self.script.is_over
+        return not self.model.is_empty and self.script.round != self.round
+
+    @property
     def gives_up_at(self) -> float | None:
         """Session time at which the session ends if nothing changes; None if another deadline comes
         before."""
@@ -221,7 +237,7 @@ class Session:
             began = self.since
         if idle_s is None or began is None or self.phase is Phase.FINISHED:
             return None
-        if self.waits_for_request:
+        if self.waits_for_request or self.waits_for_script:
             return None
         return began + idle_s
 

@@ -54,6 +54,8 @@ def _next_step_at_the_end(session: Session, now: float) -> e.Event | None:
     round_ = session.open_round
     if round_ is None:
         assert session.model is not None, "nothing was trained"
+        if session.waits_for_script:
+            return None
         evaluators = session.evaluators
         is_owed = session.evaluation_due.owed or session.central_due is not None
         if evaluators or is_owed or _absent_sites(session):
@@ -258,7 +260,7 @@ def _next_step_between_rounds(
     session: Session, now: float, controller: Controller
 ) -> e.Event | None:
     rules = session.rules
-    if session.waits_for_request:
+    if session.waits_for_request or session.waits_for_script:
         return None
     if not session.gathered:
         connected = session.members.num_eligible
@@ -283,6 +285,8 @@ def _next_step_between_rounds(
     # Participants that are left out count as gone, but N are always there.
     num_good = session.members.num_eligible - len(session.selection.left_out)
     num_connected = max(num_good, rules.num_required)
+    if chosen := session.script.config_of(session.round).selected:
+        num_connected = len(chosen)
     fraction = rules.fraction_participants
     k = num_selected(num_connected, fraction, rules.over_selection)
     # A participant that trains for longer than a round may take occupies no slot.

@@ -347,6 +347,7 @@ class Rules:
     study: JSON object of the settings of the study that the session is a part of, by dotted key;
         "": it is of none.
     step: the part.
+    scripted: a script configures each round before it opens, and says when the session ends.
 
     What has come later has a default, with which a session of an earlier version goes on as it did.
     """
@@ -407,6 +408,7 @@ class Rules:
     stride: Stride = ONE_PASS
     evaluate_patience_rows: int = 0
     evaluate_importance: bool = False
+    scripted: bool = False
 
     def evaluates(self, number: int, steps: int = 1) -> bool:
         """Whether the global model of this number is evaluated, even if it is not the last.

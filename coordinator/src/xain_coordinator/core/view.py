@@ -266,6 +266,13 @@ def waiting_for(
                 f"A request to fit, POST /v1/fit: {connected} of {rules.num_required} participants "
                 f"connected.{_not_eligible(session)}"
             )
+        case _ if session.waits_for_script and session.is_trained:
+            return "The script that drives the session, to come to the end of its loop."
+        case _ if session.waits_for_script:
+            return (
+                f"The script that drives the session, to configure round {session.round}: "
+                f"{connected} of {rules.num_required} participants connected."
+            )
         case _ if not session.gathered and connected >= rules.num_required:
             more = _more_participants(rules.start_participants - connected, rules)
             since = "the request" if session.fit_requested else "the first arrival"

@@ -10,12 +10,19 @@ from typing import Any
 import grpc
 import structlog
 
-from xain_coordinator.core.commands import FinishSession, RemoveParticipant
+from xain_coordinator.core.commands import (
+    ConfigureRound,
+    EndScript,
+    FinishSession,
+    RecordEvaluation,
+    RemoveParticipant,
+)
 from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import JournalError
 from xain_coordinator.server.guard import Guard
 from xain_coordinator.server.identity import caller_said
+from xain_coordinator.server.script_messages import metrics_of, round_config, script_status
 from xain_foundation.threads import run_to_end
 from xain_wire.fl import access_pb2 as pb
 from xain_wire.fl import access_pb2_grpc as pb_grpc
@@ -123,6 +130,36 @@ class ControlService(pb_grpc.ControlServicer):
         await self._driver.submit(FinishSession(request.reason))
         await self._noted("session_finish_requested", reason=request.reason)
         return pb.FinishSessionResponse()
+
+    async def FollowScript(
+        self, request: pb.FollowScriptRequest, context: Context
+    ) -> AsyncIterator[pb.ScriptStatus]:
+        last = None
+        while last is None or not last.is_finished:
+            status = script_status(self._driver.session)
+            if status != last:
+                yield (last := status)
+            else:
+                await self._driver.changed()
+
+    async def ConfigureRound(
+        self, request: pb.ConfigureRoundRequest, context: Context
+    ) -> pb.ConfigureRoundResponse:
+        await self._driver.submit(ConfigureRound(request.round, round_config(request)))
+        return pb.ConfigureRoundResponse()
+
+    async def RecordEvaluation(
+        self, request: pb.RecordEvaluationRequest, context: Context
+    ) -> pb.RecordEvaluationResponse:
+        metrics = metrics_of(request)
+        await self._driver.submit(RecordEvaluation(request.model, request.num_samples, metrics))
+        return pb.RecordEvaluationResponse()
+
+    async def EndScript(
+        self, request: pb.EndScriptRequest, context: Context
+    ) -> pb.EndScriptResponse:
+        await self._driver.submit(EndScript(request.failure))
+        return pb.EndScriptResponse()
 
     async def _noted(self, event: str, **fields: object) -> None:
         session_id = self._driver.session.session_id

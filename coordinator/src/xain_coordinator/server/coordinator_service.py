@@ -55,6 +55,7 @@ from xain_coordinator.server.identity import (
 )
 from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.server.rate_limit import RateLimit
+from xain_coordinator.server.script_messages import epochs_of, merged
 from xain_coordinator.server.statuses import message_of
 from xain_coordinator.server.translate import (
     division_message,
@@ -414,7 +415,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             else await self._downloads.offer(participant_id, reply.round, reply.model)
         )
         work = pb.StartTrainingRoundResponse(
-            epochs=reply.epochs,
+            epochs=epochs_of(reply.script_config, reply.epochs),
             epoch_base=reply.epoch_base,
             round=reply.round,
             model=ref_message(ref, data, offer.download_url if offer and not data else ""),
@@ -428,7 +429,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             encoding=encoding,
             task=wire_task(reply.task),
             evaluate=reply.evaluate,
-            train_config=reply.train_config,
+            train_config=merged(reply.train_config, *reply.script_config),
             process_group=process_group_message(reply.process_group),
             min_evaluation_rows=self._driver.session.rules.evaluate_min_rows
             if reply.evaluate

@@ -43,6 +43,7 @@ STATUSES: Mapping[type[errors.Refusal], grpc.StatusCode] = {
     errors.NotFitted: grpc.StatusCode.FAILED_PRECONDITION,
     # The update counts already.
     errors.DuplicateUpdate: grpc.StatusCode.ALREADY_EXISTS,
+    errors.DecidedOtherwise: grpc.StatusCode.ALREADY_EXISTS,
     # Send less.
     errors.TooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.UnknownModel: grpc.StatusCode.NOT_FOUND,

@@ -419,6 +419,247 @@ class FinishSessionResponse(_message.Message):
 Global___FinishSessionResponse: _TypeAlias = FinishSessionResponse  # noqa: Y015
 
 @_typing.final
+class FollowScriptRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FollowScriptRequest: _TypeAlias = FollowScriptRequest  # noqa: Y015
+
+@_typing.final
+class ScriptStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    WAITS_FIELD_NUMBER: _builtins.int
+    IS_TRAINED_FIELD_NUMBER: _builtins.int
+    IS_FINISHED_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    WAITING_FOR_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    CONFIGURED_FIELD_NUMBER: _builtins.int
+    EVALUATED_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    round: _builtins.int
+    """that is open, or is to be configured; after the last one, the last one"""
+    waits: _builtins.bool
+    """for the script: to configure `round`, or to come to its end where `is_trained`"""
+    is_trained: _builtins.bool
+    """there is the last model"""
+    is_finished: _builtins.bool
+    cause: _builtins.str
+    """why the session is finished"""
+    waiting_for: _builtins.str
+    """one sentence"""
+    model: _builtins.int
+    """number of the present one; -1 before the first"""
+    @_builtins.property
+    def configured(self) -> Global___ConfigureRoundRequest:
+        """What was decided last.
+        absent before the first round
+        """
+
+    @_builtins.property
+    def evaluated(self) -> Global___RecordEvaluationRequest:
+        """absent before the first evaluation"""
+
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+        round: _builtins.int = ...,
+        waits: _builtins.bool = ...,
+        is_trained: _builtins.bool = ...,
+        is_finished: _builtins.bool = ...,
+        cause: _builtins.str = ...,
+        waiting_for: _builtins.str = ...,
+        model: _builtins.int = ...,
+        configured: Global___ConfigureRoundRequest | None = ...,
+        evaluated: Global___RecordEvaluationRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["configured", b"configured", "evaluated", b"evaluated"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "configured", b"configured", "evaluated", b"evaluated", "is_finished", b"is_finished", "is_trained", b"is_trained", "model", b"model", "round", b"round", "session_id", b"session_id", "waiting_for", b"waiting_for", "waits", b"waits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScriptStatus: _TypeAlias = ScriptStatus  # noqa: Y015
+
+@_typing.final
+class ConfigureRoundRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class BySiteEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    CONFIG_FIELD_NUMBER: _builtins.int
+    BY_SITE_FIELD_NUMBER: _builtins.int
+    SELECTED_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    config: _builtins.str
+    """JSON objects, which come before the section [train]; those of a participant come before all others."""
+    @_builtins.property
+    def by_site(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def selected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """participants of this round alone; empty: all may be"""
+
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        config: _builtins.str = ...,
+        by_site: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        selected: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_site", b"by_site", "config", b"config", "round", b"round", "selected", b"selected"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConfigureRoundRequest: _TypeAlias = ConfigureRoundRequest  # noqa: Y015
+
+@_typing.final
+class ConfigureRoundResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConfigureRoundResponse: _TypeAlias = ConfigureRoundResponse  # noqa: Y015
+
+@_typing.final
+class RecordEvaluationRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    NUM_SAMPLES_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
+    model: _builtins.int
+    """its number, which is that of the round that starts from it"""
+    num_samples: _builtins.int
+    """0: not known"""
+    @_builtins.property
+    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.int = ...,
+        num_samples: _builtins.int = ...,
+        metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics", "model", b"model", "num_samples", b"num_samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordEvaluationRequest: _TypeAlias = RecordEvaluationRequest  # noqa: Y015
+
+@_typing.final
+class RecordEvaluationResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordEvaluationResponse: _TypeAlias = RecordEvaluationResponse  # noqa: Y015
+
+@_typing.final
+class EndScriptRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FAILURE_FIELD_NUMBER: _builtins.int
+    failure: _builtins.str
+    """what went wrong in the loop of the script; empty: nothing"""
+    def __init__(
+        self,
+        *,
+        failure: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndScriptRequest: _TypeAlias = EndScriptRequest  # noqa: Y015
+
+@_typing.final
+class EndScriptResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndScriptResponse: _TypeAlias = EndScriptResponse  # noqa: Y015
+
+@_typing.final
 class CopyJournalRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -186,6 +186,26 @@ class ControlStub:
                 request_serializer=xain__wire_dot_fl_dot_access__pb2.FinishSessionRequest.SerializeToString,
                 response_deserializer=xain__wire_dot_fl_dot_access__pb2.FinishSessionResponse.FromString,
                 _registered_method=True)
+        self.FollowScript = channel.unary_stream(
+                '/xain_proto.fl.Control/FollowScript',
+                request_serializer=xain__wire_dot_fl_dot_access__pb2.FollowScriptRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_fl_dot_access__pb2.ScriptStatus.FromString,
+                _registered_method=True)
+        self.ConfigureRound = channel.unary_unary(
+                '/xain_proto.fl.Control/ConfigureRound',
+                request_serializer=xain__wire_dot_fl_dot_access__pb2.ConfigureRoundRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_fl_dot_access__pb2.ConfigureRoundResponse.FromString,
+                _registered_method=True)
+        self.RecordEvaluation = channel.unary_unary(
+                '/xain_proto.fl.Control/RecordEvaluation',
+                request_serializer=xain__wire_dot_fl_dot_access__pb2.RecordEvaluationRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_fl_dot_access__pb2.RecordEvaluationResponse.FromString,
+                _registered_method=True)
+        self.EndScript = channel.unary_unary(
+                '/xain_proto.fl.Control/EndScript',
+                request_serializer=xain__wire_dot_fl_dot_access__pb2.EndScriptRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_fl_dot_access__pb2.EndScriptResponse.FromString,
+                _registered_method=True)
         self.CopyJournal = channel.unary_stream(
                 '/xain_proto.fl.Control/CopyJournal',
                 request_serializer=xain__wire_dot_fl_dot_access__pb2.CopyJournalRequest.SerializeToString,
@@ -235,6 +255,34 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FollowScript(self, request, context):
+        """Tell the script of a session with rounds.scripted what it is to decide next: now and after each change.
+        Ends with the session.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ConfigureRound(self, request, context):
+        """Decisions of that script. The same decision again changes nothing; another one is refused with
+        ALREADY_EXISTS.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RecordEvaluation(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndScript(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CopyJournal(self, request, context):
         """A copy of the journal beside it, on the coordinator's machine. It is there, and no object that it
         names is removed, until the call ends.
@@ -275,6 +323,26 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.FinishSession,
                     request_deserializer=xain__wire_dot_fl_dot_access__pb2.FinishSessionRequest.FromString,
                     response_serializer=xain__wire_dot_fl_dot_access__pb2.FinishSessionResponse.SerializeToString,
+            ),
+            'FollowScript': grpc.unary_stream_rpc_method_handler(
+                    servicer.FollowScript,
+                    request_deserializer=xain__wire_dot_fl_dot_access__pb2.FollowScriptRequest.FromString,
+                    response_serializer=xain__wire_dot_fl_dot_access__pb2.ScriptStatus.SerializeToString,
+            ),
+            'ConfigureRound': grpc.unary_unary_rpc_method_handler(
+                    servicer.ConfigureRound,
+                    request_deserializer=xain__wire_dot_fl_dot_access__pb2.ConfigureRoundRequest.FromString,
+                    response_serializer=xain__wire_dot_fl_dot_access__pb2.ConfigureRoundResponse.SerializeToString,
+            ),
+            'RecordEvaluation': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecordEvaluation,
+                    request_deserializer=xain__wire_dot_fl_dot_access__pb2.RecordEvaluationRequest.FromString,
+                    response_serializer=xain__wire_dot_fl_dot_access__pb2.RecordEvaluationResponse.SerializeToString,
+            ),
+            'EndScript': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndScript,
+                    request_deserializer=xain__wire_dot_fl_dot_access__pb2.EndScriptRequest.FromString,
+                    response_serializer=xain__wire_dot_fl_dot_access__pb2.EndScriptResponse.SerializeToString,
             ),
             'CopyJournal': grpc.unary_stream_rpc_method_handler(
                     servicer.CopyJournal,
@@ -445,6 +513,114 @@ class Control:
             '/xain_proto.fl.Control/FinishSession',
             xain__wire_dot_fl_dot_access__pb2.FinishSessionRequest.SerializeToString,
             xain__wire_dot_fl_dot_access__pb2.FinishSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FollowScript(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/xain_proto.fl.Control/FollowScript',
+            xain__wire_dot_fl_dot_access__pb2.FollowScriptRequest.SerializeToString,
+            xain__wire_dot_fl_dot_access__pb2.ScriptStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ConfigureRound(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/xain_proto.fl.Control/ConfigureRound',
+            xain__wire_dot_fl_dot_access__pb2.ConfigureRoundRequest.SerializeToString,
+            xain__wire_dot_fl_dot_access__pb2.ConfigureRoundResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecordEvaluation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/xain_proto.fl.Control/RecordEvaluation',
+            xain__wire_dot_fl_dot_access__pb2.RecordEvaluationRequest.SerializeToString,
+            xain__wire_dot_fl_dot_access__pb2.RecordEvaluationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndScript(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/xain_proto.fl.Control/EndScript',
+            xain__wire_dot_fl_dot_access__pb2.EndScriptRequest.SerializeToString,
+            xain__wire_dot_fl_dot_access__pb2.EndScriptResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -90,6 +90,16 @@ class ControlStub:
     """Holds from the next call on; streams and transfers of its holder end within a second."""
     RemoveParticipant: _grpc.UnaryUnaryMultiCallable[_access_pb2.RemoveParticipantRequest, _access_pb2.RemoveParticipantResponse]
     FinishSession: _grpc.UnaryUnaryMultiCallable[_access_pb2.FinishSessionRequest, _access_pb2.FinishSessionResponse]
+    FollowScript: _grpc.UnaryStreamMultiCallable[_access_pb2.FollowScriptRequest, _access_pb2.ScriptStatus]
+    """Tell the script of a session with rounds.scripted what it is to decide next: now and after each change.
+    Ends with the session.
+    """
+    ConfigureRound: _grpc.UnaryUnaryMultiCallable[_access_pb2.ConfigureRoundRequest, _access_pb2.ConfigureRoundResponse]
+    """Decisions of that script. The same decision again changes nothing; another one is refused with
+    ALREADY_EXISTS.
+    """
+    RecordEvaluation: _grpc.UnaryUnaryMultiCallable[_access_pb2.RecordEvaluationRequest, _access_pb2.RecordEvaluationResponse]
+    EndScript: _grpc.UnaryUnaryMultiCallable[_access_pb2.EndScriptRequest, _access_pb2.EndScriptResponse]
     CopyJournal: _grpc.UnaryStreamMultiCallable[_access_pb2.CopyJournalRequest, _access_pb2.CopyJournalResponse]
     """A copy of the journal beside it, on the coordinator's machine. It is there, and no object that it
     names is removed, until the call ends.
@@ -108,6 +118,16 @@ class ControlAsyncStub(ControlStub):
     """Holds from the next call on; streams and transfers of its holder end within a second."""
     RemoveParticipant: _aio.UnaryUnaryMultiCallable[_access_pb2.RemoveParticipantRequest, _access_pb2.RemoveParticipantResponse]  # type: ignore[assignment]
     FinishSession: _aio.UnaryUnaryMultiCallable[_access_pb2.FinishSessionRequest, _access_pb2.FinishSessionResponse]  # type: ignore[assignment]
+    FollowScript: _aio.UnaryStreamMultiCallable[_access_pb2.FollowScriptRequest, _access_pb2.ScriptStatus]  # type: ignore[assignment]
+    """Tell the script of a session with rounds.scripted what it is to decide next: now and after each change.
+    Ends with the session.
+    """
+    ConfigureRound: _aio.UnaryUnaryMultiCallable[_access_pb2.ConfigureRoundRequest, _access_pb2.ConfigureRoundResponse]  # type: ignore[assignment]
+    """Decisions of that script. The same decision again changes nothing; another one is refused with
+    ALREADY_EXISTS.
+    """
+    RecordEvaluation: _aio.UnaryUnaryMultiCallable[_access_pb2.RecordEvaluationRequest, _access_pb2.RecordEvaluationResponse]  # type: ignore[assignment]
+    EndScript: _aio.UnaryUnaryMultiCallable[_access_pb2.EndScriptRequest, _access_pb2.EndScriptResponse]  # type: ignore[assignment]
     CopyJournal: _aio.UnaryStreamMultiCallable[_access_pb2.CopyJournalRequest, _access_pb2.CopyJournalResponse]  # type: ignore[assignment]
     """A copy of the journal beside it, on the coordinator's machine. It is there, and no object that it
     names is removed, until the call ends.
@@ -159,6 +179,40 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _access_pb2.FinishSessionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_access_pb2.FinishSessionResponse, _abc.Awaitable[_access_pb2.FinishSessionResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def FollowScript(
+        self,
+        request: _access_pb2.FollowScriptRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_access_pb2.ScriptStatus], _abc.AsyncIterator[_access_pb2.ScriptStatus]]:
+        """Tell the script of a session with rounds.scripted what it is to decide next: now and after each change.
+        Ends with the session.
+        """
+
+    @_abc_1.abstractmethod
+    def ConfigureRound(
+        self,
+        request: _access_pb2.ConfigureRoundRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_access_pb2.ConfigureRoundResponse, _abc.Awaitable[_access_pb2.ConfigureRoundResponse]]:
+        """Decisions of that script. The same decision again changes nothing; another one is refused with
+        ALREADY_EXISTS.
+        """
+
+    @_abc_1.abstractmethod
+    def RecordEvaluation(
+        self,
+        request: _access_pb2.RecordEvaluationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_access_pb2.RecordEvaluationResponse, _abc.Awaitable[_access_pb2.RecordEvaluationResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def EndScript(
+        self,
+        request: _access_pb2.EndScriptRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_access_pb2.EndScriptResponse, _abc.Awaitable[_access_pb2.EndScriptResponse]]: ...
 
     @_abc_1.abstractmethod
     def CopyJournal(
