@@ -12,7 +12,7 @@ from xain_wire.fl.access_pb2_grpc import ControlStub
 SETTINGS = {"rounds": 2, "initial_weights": "average", "min_participants": 2, "scripted": True}
 
 
-async def until(stream, is_so) -> access.ScriptStatus:
+async def until(stream, is_so) -> access.FollowScriptResponse:
     async with asyncio.timeout(120):
         async for status in stream:
             if is_so(status):

@@ -133,7 +133,7 @@ class ControlService(pb_grpc.ControlServicer):
 
     async def FollowScript(
         self, request: pb.FollowScriptRequest, context: Context
-    ) -> AsyncIterator[pb.ScriptStatus]:
+    ) -> AsyncIterator[pb.FollowScriptResponse]:
         last = None
         while last is None or not last.is_finished:
             status = script_status(self._driver.session)

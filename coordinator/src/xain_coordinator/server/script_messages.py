@@ -42,9 +42,9 @@ def metrics_of(request: pb.RecordEvaluationRequest) -> dict[str, float]:
     return metrics
 
 
-def script_status(session: Session) -> pb.ScriptStatus:
+def script_status(session: Session) -> pb.FollowScriptResponse:
     script, model = session.script, session.model
-    status = pb.ScriptStatus(
+    status = pb.FollowScriptResponse(
         session_id=session.session_id,
         round=session.round,
         waits=session.waits_for_script,

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19xain_wire/fl/access.proto\x12\rxain_proto.fl\"\x1e\n\x0bJoinRequest\x12\x0f\n\x07request\x18\x01 \x01(\x0c\"6\n\x0cJoinResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x11\n\tauthority\x18\x02 \x01(\x0c\"\x1f\n\x0cRenewRequest\x12\x0f\n\x07request\x18\x01 \x01(\x0c\"7\n\rRenewResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x11\n\tauthority\x18\x02 \x01(\x0c\"r\n\x12\x43reateTokenRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05ttl_s\x18\x03 \x01(\x01\x12\x10\n\x08reusable\x18\x04 \x01(\x08\x12\x0e\n\x06\x62\x65\x61rer\x18\x05 \x01(\x08\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\"H\n\x13\x43reateTokenResponse\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0e\n\x06serial\x18\x02 \x01(\t\x12\x12\n\nexpires_at\x18\x03 \x01(\x01\":\n\x0bSignRequest\x12\x0f\n\x07request\x18\x01 \x01(\x0c\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\"6\n\x0cSignResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x11\n\tauthority\x18\x02 \x01(\x0c\"\x19\n\x17ListCertificatesRequest\"\x9c\x02\n\x18ListCertificatesResponse\x12>\n\x07\x65ntries\x18\x01 \x03(\x0b\x32-.xain_proto.fl.ListCertificatesResponse.Entry\x12\x11\n\tnum_lines\x18\x02 \x01(\x04\x12\x11\n\tlast_hash\x18\x03 \x01(\t\x1a\x99\x01\n\x05\x45ntry\x12\x0e\n\x06serial\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x0c\n\x04kind\x18\x04 \x01(\t\x12\x11\n\tissued_at\x18\x05 \x01(\x01\x12\x12\n\nexpires_at\x18\x06 \x01(\x01\x12\x0f\n\x07revoked\x18\x07 \x01(\x08\x12\x0c\n\x04used\x18\x08 \x01(\x08\x12\x10\n\x08reusable\x18\t \x01(\x08\"\x1e\n\rRevokeRequest\x12\r\n\x05which\x18\x01 \x01(\t\"C\n\x0eRevokeResponse\x12\x0f\n\x07serials\x18\x01 \x03(\t\x12\x0c\n\x04made\x18\x02 \x03(\t\x12\x12\n\nis_foreign\x18\x03 \x01(\x08\"(\n\x18RemoveParticipantRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x1b\n\x19RemoveParticipantResponse\"&\n\x14\x46inishSessionRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x17\n\x15\x46inishSessionResponse\"\x15\n\x13\x46ollowScriptRequest\"\x91\x02\n\x0cScriptStatus\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x05\x12\r\n\x05waits\x18\x03 \x01(\x08\x12\x12\n\nis_trained\x18\x04 \x01(\x08\x12\x13\n\x0bis_finished\x18\x05 \x01(\x08\x12\r\n\x05\x63\x61use\x18\x06 \x01(\t\x12\x13\n\x0bwaiting_for\x18\x07 \x01(\t\x12\r\n\x05model\x18\x08 \x01(\x05\x12\x38\n\nconfigured\x18\t \x01(\x0b\x32$.xain_proto.fl.ConfigureRoundRequest\x12\x39\n\tevaluated\x18\n \x01(\x0b\x32&.xain_proto.fl.RecordEvaluationRequest\"\xba\x01\n\x15\x43onfigureRoundRequest\x12\r\n\x05round\x18\x01 \x01(\x05\x12\x0e\n\x06\x63onfig\x18\x02 \x01(\t\x12\x41\n\x07\x62y_site\x18\x03 \x03(\x0b\x32\x30.xain_proto.fl.ConfigureRoundRequest.BySiteEntry\x12\x10\n\x08selected\x18\x04 \x03(\t\x1a-\n\x0b\x42ySiteEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x18\n\x16\x43onfigureRoundResponse\"\xb3\x01\n\x17RecordEvaluationRequest\x12\r\n\x05model\x18\x01 \x01(\x05\x12\x13\n\x0bnum_samples\x18\x02 \x01(\x04\x12\x44\n\x07metrics\x18\x03 \x03(\x0b\x32\x33.xain_proto.fl.RecordEvaluationRequest.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x1a\n\x18RecordEvaluationResponse\"#\n\x10\x45ndScriptRequest\x12\x0f\n\x07\x66\x61ilure\x18\x01 \x01(\t\"\x13\n\x11\x45ndScriptResponse\"\x14\n\x12\x43opyJournalRequest\"#\n\x13\x43opyJournalResponse\x12\x0c\n\x04path\x18\x01 \x01(\t2\x91\x01\n\x06\x41\x63\x63\x65ss\x12\x41\n\x04Join\x12\x1a.xain_proto.fl.JoinRequest\x1a\x1b.xain_proto.fl.JoinResponse\"\x00\x12\x44\n\x05Renew\x12\x1b.xain_proto.fl.RenewRequest\x1a\x1c.xain_proto.fl.RenewResponse\"\x00\x32\xe5\x07\n\x07\x43ontrol\x12V\n\x0b\x43reateToken\x12!.xain_proto.fl.CreateTokenRequest\x1a\".xain_proto.fl.CreateTokenResponse\"\x00\x12\x41\n\x04Sign\x12\x1a.xain_proto.fl.SignRequest\x1a\x1b.xain_proto.fl.SignResponse\"\x00\x12\x65\n\x10ListCertificates\x12&.xain_proto.fl.ListCertificatesRequest\x1a\'.xain_proto.fl.ListCertificatesResponse\"\x00\x12G\n\x06Revoke\x12\x1c.xain_proto.fl.RevokeRequest\x1a\x1d.xain_proto.fl.RevokeResponse\"\x00\x12h\n\x11RemoveParticipant\x12\'.xain_proto.fl.RemoveParticipantRequest\x1a(.xain_proto.fl.RemoveParticipantResponse\"\x00\x12\\\n\rFinishSession\x12#.xain_proto.fl.FinishSessionRequest\x1a$.xain_proto.fl.FinishSessionResponse\"\x00\x12S\n\x0c\x46ollowScript\x12\".xain_proto.fl.FollowScriptRequest\x1a\x1b.xain_proto.fl.ScriptStatus\"\x00\x30\x01\x12_\n\x0e\x43onfigureRound\x12$.xain_proto.fl.ConfigureRoundRequest\x1a%.xain_proto.fl.ConfigureRoundResponse\"\x00\x12\x65\n\x10RecordEvaluation\x12&.xain_proto.fl.RecordEvaluationRequest\x1a\'.xain_proto.fl.RecordEvaluationResponse\"\x00\x12P\n\tEndScript\x12\x1f.xain_proto.fl.EndScriptRequest\x1a .xain_proto.fl.EndScriptResponse\"\x00\x12X\n\x0b\x43opyJournal\x12!.xain_proto.fl.CopyJournalRequest\x1a\".xain_proto.fl.CopyJournalResponse\"\x00\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19xain_wire/fl/access.proto\x12\rxain_proto.fl\"\x1e\n\x0bJoinRequest\x12\x0f\n\x07request\x18\x01 \x01(\x0c\"6\n\x0cJoinResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x11\n\tauthority\x18\x02 \x01(\x0c\"\x1f\n\x0cRenewRequest\x12\x0f\n\x07request\x18\x01 \x01(\x0c\"7\n\rRenewResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x11\n\tauthority\x18\x02 \x01(\x0c\"r\n\x12\x43reateTokenRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05ttl_s\x18\x03 \x01(\x01\x12\x10\n\x08reusable\x18\x04 \x01(\x08\x12\x0e\n\x06\x62\x65\x61rer\x18\x05 \x01(\x08\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\"H\n\x13\x43reateTokenResponse\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0e\n\x06serial\x18\x02 \x01(\t\x12\x12\n\nexpires_at\x18\x03 \x01(\x01\":\n\x0bSignRequest\x12\x0f\n\x07request\x18\x01 \x01(\x0c\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\"6\n\x0cSignResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x11\n\tauthority\x18\x02 \x01(\x0c\"\x19\n\x17ListCertificatesRequest\"\x9c\x02\n\x18ListCertificatesResponse\x12>\n\x07\x65ntries\x18\x01 \x03(\x0b\x32-.xain_proto.fl.ListCertificatesResponse.Entry\x12\x11\n\tnum_lines\x18\x02 \x01(\x04\x12\x11\n\tlast_hash\x18\x03 \x01(\t\x1a\x99\x01\n\x05\x45ntry\x12\x0e\n\x06serial\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x0c\n\x04kind\x18\x04 \x01(\t\x12\x11\n\tissued_at\x18\x05 \x01(\x01\x12\x12\n\nexpires_at\x18\x06 \x01(\x01\x12\x0f\n\x07revoked\x18\x07 \x01(\x08\x12\x0c\n\x04used\x18\x08 \x01(\x08\x12\x10\n\x08reusable\x18\t \x01(\x08\"\x1e\n\rRevokeRequest\x12\r\n\x05which\x18\x01 \x01(\t\"C\n\x0eRevokeResponse\x12\x0f\n\x07serials\x18\x01 \x03(\t\x12\x0c\n\x04made\x18\x02 \x03(\t\x12\x12\n\nis_foreign\x18\x03 \x01(\x08\"(\n\x18RemoveParticipantRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x1b\n\x19RemoveParticipantResponse\"&\n\x14\x46inishSessionRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x17\n\x15\x46inishSessionResponse\")\n\x13\x46ollowScriptRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\xba\x02\n\x14\x46ollowScriptResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x05\x12\r\n\x05waits\x18\x03 \x01(\x08\x12\x12\n\nis_trained\x18\x04 \x01(\x08\x12\x13\n\x0bis_finished\x18\x05 \x01(\x08\x12\r\n\x05\x63\x61use\x18\x06 \x01(\t\x12\x13\n\x0bwaiting_for\x18\x07 \x01(\t\x12\r\n\x05model\x18\x08 \x01(\x05\x12\x38\n\nconfigured\x18\t \x01(\x0b\x32$.xain_proto.fl.ConfigureRoundRequest\x12\x39\n\tevaluated\x18\n \x01(\x0b\x32&.xain_proto.fl.RecordEvaluationRequest\x12\x0f\n\x07is_over\x18\x0b \x01(\x08\x12\x0e\n\x06rounds\x18\x0c \x01(\x05\"\xdc\x02\n\x15\x43onfigureRoundRequest\x12\r\n\x05round\x18\x01 \x01(\x05\x12\x0e\n\x06\x63onfig\x18\x02 \x01(\t\x12\x41\n\x07\x62y_site\x18\x03 \x03(\x0b\x32\x30.xain_proto.fl.ConfigureRoundRequest.BySiteEntry\x12\x10\n\x08selected\x18\x04 \x03(\t\x12\x12\n\nsession_id\x18\x05 \x01(\t\x12\x0e\n\x06\x65pochs\x18\x06 \x01(\x05\x12I\n\x0bsite_epochs\x18\x07 \x03(\x0b\x32\x34.xain_proto.fl.ConfigureRoundRequest.SiteEpochsEntry\x1a-\n\x0b\x42ySiteEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x31\n\x0fSiteEpochsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"\x18\n\x16\x43onfigureRoundResponse\"\xc7\x01\n\x17RecordEvaluationRequest\x12\r\n\x05model\x18\x01 \x01(\x05\x12\x13\n\x0bnum_samples\x18\x02 \x01(\x04\x12\x44\n\x07metrics\x18\x03 \x03(\x0b\x32\x33.xain_proto.fl.RecordEvaluationRequest.MetricsEntry\x12\x12\n\nsession_id\x18\x04 \x01(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x1a\n\x18RecordEvaluationResponse\"7\n\x10\x45ndScriptRequest\x12\x0f\n\x07\x66\x61ilure\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\"\x13\n\x11\x45ndScriptResponse\"\x14\n\x12\x43opyJournalRequest\"#\n\x13\x43opyJournalResponse\x12\x0c\n\x04path\x18\x01 \x01(\t2\x91\x01\n\x06\x41\x63\x63\x65ss\x12\x41\n\x04Join\x12\x1a.xain_proto.fl.JoinRequest\x1a\x1b.xain_proto.fl.JoinResponse\"\x00\x12\x44\n\x05Renew\x12\x1b.xain_proto.fl.RenewRequest\x1a\x1c.xain_proto.fl.RenewResponse\"\x00\x32\xed\x07\n\x07\x43ontrol\x12V\n\x0b\x43reateToken\x12!.xain_proto.fl.CreateTokenRequest\x1a\".xain_proto.fl.CreateTokenResponse\"\x00\x12\x41\n\x04Sign\x12\x1a.xain_proto.fl.SignRequest\x1a\x1b.xain_proto.fl.SignResponse\"\x00\x12\x65\n\x10ListCertificates\x12&.xain_proto.fl.ListCertificatesRequest\x1a\'.xain_proto.fl.ListCertificatesResponse\"\x00\x12G\n\x06Revoke\x12\x1c.xain_proto.fl.RevokeRequest\x1a\x1d.xain_proto.fl.RevokeResponse\"\x00\x12h\n\x11RemoveParticipant\x12\'.xain_proto.fl.RemoveParticipantRequest\x1a(.xain_proto.fl.RemoveParticipantResponse\"\x00\x12\\\n\rFinishSession\x12#.xain_proto.fl.FinishSessionRequest\x1a$.xain_proto.fl.FinishSessionResponse\"\x00\x12[\n\x0c\x46ollowScript\x12\".xain_proto.fl.FollowScriptRequest\x1a#.xain_proto.fl.FollowScriptResponse\"\x00\x30\x01\x12_\n\x0e\x43onfigureRound\x12$.xain_proto.fl.ConfigureRoundRequest\x1a%.xain_proto.fl.ConfigureRoundResponse\"\x00\x12\x65\n\x10RecordEvaluation\x12&.xain_proto.fl.RecordEvaluationRequest\x1a\'.xain_proto.fl.RecordEvaluationResponse\"\x00\x12P\n\tEndScript\x12\x1f.xain_proto.fl.EndScriptRequest\x1a .xain_proto.fl.EndScriptResponse\"\x00\x12X\n\x0b\x43opyJournal\x12!.xain_proto.fl.CopyJournalRequest\x1a\".xain_proto.fl.CopyJournalResponse\"\x00\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,6 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CONFIGUREROUNDREQUEST_BYSITEENTRY']._loaded_options = None
   _globals['_CONFIGUREROUNDREQUEST_BYSITEENTRY']._serialized_options = b'8\001'
+  _globals['_CONFIGUREROUNDREQUEST_SITEEPOCHSENTRY']._loaded_options = None
+  _globals['_CONFIGUREROUNDREQUEST_SITEEPOCHSENTRY']._serialized_options = b'8\001'
   _globals['_RECORDEVALUATIONREQUEST_METRICSENTRY']._loaded_options = None
   _globals['_RECORDEVALUATIONREQUEST_METRICSENTRY']._serialized_options = b'8\001'
   _globals['_JOINREQUEST']._serialized_start=44
@@ -70,31 +72,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FINISHSESSIONRESPONSE']._serialized_start=1054
   _globals['_FINISHSESSIONRESPONSE']._serialized_end=1077
   _globals['_FOLLOWSCRIPTREQUEST']._serialized_start=1079
-  _globals['_FOLLOWSCRIPTREQUEST']._serialized_end=1100
-  _globals['_SCRIPTSTATUS']._serialized_start=1103
-  _globals['_SCRIPTSTATUS']._serialized_end=1376
-  _globals['_CONFIGUREROUNDREQUEST']._serialized_start=1379
-  _globals['_CONFIGUREROUNDREQUEST']._serialized_end=1565
-  _globals['_CONFIGUREROUNDREQUEST_BYSITEENTRY']._serialized_start=1520
-  _globals['_CONFIGUREROUNDREQUEST_BYSITEENTRY']._serialized_end=1565
-  _globals['_CONFIGUREROUNDRESPONSE']._serialized_start=1567
-  _globals['_CONFIGUREROUNDRESPONSE']._serialized_end=1591
-  _globals['_RECORDEVALUATIONREQUEST']._serialized_start=1594
-  _globals['_RECORDEVALUATIONREQUEST']._serialized_end=1773
-  _globals['_RECORDEVALUATIONREQUEST_METRICSENTRY']._serialized_start=1727
-  _globals['_RECORDEVALUATIONREQUEST_METRICSENTRY']._serialized_end=1773
-  _globals['_RECORDEVALUATIONRESPONSE']._serialized_start=1775
-  _globals['_RECORDEVALUATIONRESPONSE']._serialized_end=1801
-  _globals['_ENDSCRIPTREQUEST']._serialized_start=1803
-  _globals['_ENDSCRIPTREQUEST']._serialized_end=1838
-  _globals['_ENDSCRIPTRESPONSE']._serialized_start=1840
-  _globals['_ENDSCRIPTRESPONSE']._serialized_end=1859
-  _globals['_COPYJOURNALREQUEST']._serialized_start=1861
-  _globals['_COPYJOURNALREQUEST']._serialized_end=1881
-  _globals['_COPYJOURNALRESPONSE']._serialized_start=1883
-  _globals['_COPYJOURNALRESPONSE']._serialized_end=1918
-  _globals['_ACCESS']._serialized_start=1921
-  _globals['_ACCESS']._serialized_end=2066
-  _globals['_CONTROL']._serialized_start=2069
-  _globals['_CONTROL']._serialized_end=3066
+  _globals['_FOLLOWSCRIPTREQUEST']._serialized_end=1120
+  _globals['_FOLLOWSCRIPTRESPONSE']._serialized_start=1123
+  _globals['_FOLLOWSCRIPTRESPONSE']._serialized_end=1437
+  _globals['_CONFIGUREROUNDREQUEST']._serialized_start=1440
+  _globals['_CONFIGUREROUNDREQUEST']._serialized_end=1788
+  _globals['_CONFIGUREROUNDREQUEST_BYSITEENTRY']._serialized_start=1692
+  _globals['_CONFIGUREROUNDREQUEST_BYSITEENTRY']._serialized_end=1737
+  _globals['_CONFIGUREROUNDREQUEST_SITEEPOCHSENTRY']._serialized_start=1739
+  _globals['_CONFIGUREROUNDREQUEST_SITEEPOCHSENTRY']._serialized_end=1788
+  _globals['_CONFIGUREROUNDRESPONSE']._serialized_start=1790
+  _globals['_CONFIGUREROUNDRESPONSE']._serialized_end=1814
+  _globals['_RECORDEVALUATIONREQUEST']._serialized_start=1817
+  _globals['_RECORDEVALUATIONREQUEST']._serialized_end=2016
+  _globals['_RECORDEVALUATIONREQUEST_METRICSENTRY']._serialized_start=1970
+  _globals['_RECORDEVALUATIONREQUEST_METRICSENTRY']._serialized_end=2016
+  _globals['_RECORDEVALUATIONRESPONSE']._serialized_start=2018
+  _globals['_RECORDEVALUATIONRESPONSE']._serialized_end=2044
+  _globals['_ENDSCRIPTREQUEST']._serialized_start=2046
+  _globals['_ENDSCRIPTREQUEST']._serialized_end=2101
+  _globals['_ENDSCRIPTRESPONSE']._serialized_start=2103
+  _globals['_ENDSCRIPTRESPONSE']._serialized_end=2122
+  _globals['_COPYJOURNALREQUEST']._serialized_start=2124
+  _globals['_COPYJOURNALREQUEST']._serialized_end=2144
+  _globals['_COPYJOURNALRESPONSE']._serialized_start=2146
+  _globals['_COPYJOURNALRESPONSE']._serialized_end=2181
+  _globals['_ACCESS']._serialized_start=2184
+  _globals['_ACCESS']._serialized_end=2329
+  _globals['_CONTROL']._serialized_start=2332
+  _globals['_CONTROL']._serialized_end=3337
 # @@protoc_insertion_point(module_scope)

@@ -422,19 +422,24 @@ Global___FinishSessionResponse: _TypeAlias = FinishSessionResponse  # noqa: Y015
 class FollowScriptRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    """of the session that is followed; empty: the present one"""
     def __init__(
         self,
+        *,
+        session_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FollowScriptRequest: _TypeAlias = FollowScriptRequest  # noqa: Y015
 
 @_typing.final
-class ScriptStatus(_message.Message):
+class FollowScriptResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_ID_FIELD_NUMBER: _builtins.int
@@ -447,13 +452,15 @@ class ScriptStatus(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     CONFIGURED_FIELD_NUMBER: _builtins.int
     EVALUATED_FIELD_NUMBER: _builtins.int
+    IS_OVER_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     round: _builtins.int
-    """that is open, or is to be configured; after the last one, the last one"""
+    """that is open, or is to be configured; after the last one, the number of rounds"""
     waits: _builtins.bool
     """for the script: to configure `round`, or to come to its end where `is_trained`"""
     is_trained: _builtins.bool
-    """there is the last model"""
+    """the last model is there"""
     is_finished: _builtins.bool
     cause: _builtins.str
     """why the session is finished"""
@@ -461,6 +468,10 @@ class ScriptStatus(_message.Message):
     """one sentence"""
     model: _builtins.int
     """number of the present one; -1 before the first"""
+    is_over: _builtins.bool
+    """the script has come to its end"""
+    rounds: _builtins.int
+    """of the session; 0 while the size of the training is not decided"""
     @_builtins.property
     def configured(self) -> Global___ConfigureRoundRequest:
         """What was decided last.
@@ -484,14 +495,16 @@ class ScriptStatus(_message.Message):
         model: _builtins.int = ...,
         configured: Global___ConfigureRoundRequest | None = ...,
         evaluated: Global___RecordEvaluationRequest | None = ...,
+        is_over: _builtins.bool = ...,
+        rounds: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["configured", b"configured", "evaluated", b"evaluated"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "configured", b"configured", "evaluated", b"evaluated", "is_finished", b"is_finished", "is_trained", b"is_trained", "model", b"model", "round", b"round", "session_id", b"session_id", "waiting_for", b"waiting_for", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "configured", b"configured", "evaluated", b"evaluated", "is_finished", b"is_finished", "is_over", b"is_over", "is_trained", b"is_trained", "model", b"model", "round", b"round", "rounds", b"rounds", "session_id", b"session_id", "waiting_for", b"waiting_for", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ScriptStatus: _TypeAlias = ScriptStatus  # noqa: Y015
+Global___FollowScriptResponse: _TypeAlias = FollowScriptResponse  # noqa: Y015
 
 @_typing.final
 class ConfigureRoundRequest(_message.Message):
@@ -517,18 +530,49 @@ class ConfigureRoundRequest(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class SiteEpochsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ROUND_FIELD_NUMBER: _builtins.int
     CONFIG_FIELD_NUMBER: _builtins.int
     BY_SITE_FIELD_NUMBER: _builtins.int
     SELECTED_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    EPOCHS_FIELD_NUMBER: _builtins.int
+    SITE_EPOCHS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     config: _builtins.str
     """JSON objects, which come before the section [train]; those of a participant come before all others."""
+    session_id: _builtins.str
+    """empty: the present one"""
+    epochs: _builtins.int
+    """0: those of the session"""
     @_builtins.property
     def by_site(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def selected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """participants of this round alone; empty: all may be"""
+        """names of the participants of this round; empty: any may be"""
+
+    @_builtins.property
+    def site_epochs(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """of single participants, in place of `epochs`"""
 
     def __init__(
         self,
@@ -537,10 +581,13 @@ class ConfigureRoundRequest(_message.Message):
         config: _builtins.str = ...,
         by_site: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         selected: _abc.Iterable[_builtins.str] | None = ...,
+        session_id: _builtins.str = ...,
+        epochs: _builtins.int = ...,
+        site_epochs: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_site", b"by_site", "config", b"config", "round", b"round", "selected", b"selected"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_site", b"by_site", "config", b"config", "epochs", b"epochs", "round", b"round", "selected", b"selected", "session_id", b"session_id", "site_epochs", b"site_epochs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -588,10 +635,13 @@ class RecordEvaluationRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     NUM_SAMPLES_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
     model: _builtins.int
     """its number, which is that of the round that starts from it"""
     num_samples: _builtins.int
-    """0: not known"""
+    """rows of the evaluation; 0: not known"""
+    session_id: _builtins.str
+    """empty: the present one"""
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     def __init__(
@@ -600,10 +650,11 @@ class RecordEvaluationRequest(_message.Message):
         model: _builtins.int = ...,
         num_samples: _builtins.int = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        session_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics", "model", b"model", "num_samples", b"num_samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics", "model", b"model", "num_samples", b"num_samples", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -629,16 +680,20 @@ class EndScriptRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     FAILURE_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
     failure: _builtins.str
     """what went wrong in the loop of the script; empty: nothing"""
+    session_id: _builtins.str
+    """empty: the present one"""
     def __init__(
         self,
         *,
         failure: _builtins.str = ...,
+        session_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -189,7 +189,7 @@ class ControlStub:
         self.FollowScript = channel.unary_stream(
                 '/xain_proto.fl.Control/FollowScript',
                 request_serializer=xain__wire_dot_fl_dot_access__pb2.FollowScriptRequest.SerializeToString,
-                response_deserializer=xain__wire_dot_fl_dot_access__pb2.ScriptStatus.FromString,
+                response_deserializer=xain__wire_dot_fl_dot_access__pb2.FollowScriptResponse.FromString,
                 _registered_method=True)
         self.ConfigureRound = channel.unary_unary(
                 '/xain_proto.fl.Control/ConfigureRound',
@@ -256,8 +256,8 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FollowScript(self, request, context):
-        """Tell the script of a session with rounds.scripted what it is to decide next: now and after each change.
-        Ends with the session.
+        """The script of a session with rounds.scripted is told what it is to decide next: now and after each
+        change. Ends with the session.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -265,7 +265,7 @@ class ControlServicer:
 
     def ConfigureRound(self, request, context):
         """Decisions of that script. The same decision again changes nothing; another one is refused with
-        ALREADY_EXISTS.
+        ALREADY_EXISTS, and one for a session that is not the present one with FAILED_PRECONDITION.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -327,7 +327,7 @@ def add_ControlServicer_to_server(servicer, server):
             'FollowScript': grpc.unary_stream_rpc_method_handler(
                     servicer.FollowScript,
                     request_deserializer=xain__wire_dot_fl_dot_access__pb2.FollowScriptRequest.FromString,
-                    response_serializer=xain__wire_dot_fl_dot_access__pb2.ScriptStatus.SerializeToString,
+                    response_serializer=xain__wire_dot_fl_dot_access__pb2.FollowScriptResponse.SerializeToString,
             ),
             'ConfigureRound': grpc.unary_unary_rpc_method_handler(
                     servicer.ConfigureRound,
@@ -539,7 +539,7 @@ class Control:
             target,
             '/xain_proto.fl.Control/FollowScript',
             xain__wire_dot_fl_dot_access__pb2.FollowScriptRequest.SerializeToString,
-            xain__wire_dot_fl_dot_access__pb2.ScriptStatus.FromString,
+            xain__wire_dot_fl_dot_access__pb2.FollowScriptResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -90,13 +90,13 @@ class ControlStub:
     """Holds from the next call on; streams and transfers of its holder end within a second."""
     RemoveParticipant: _grpc.UnaryUnaryMultiCallable[_access_pb2.RemoveParticipantRequest, _access_pb2.RemoveParticipantResponse]
     FinishSession: _grpc.UnaryUnaryMultiCallable[_access_pb2.FinishSessionRequest, _access_pb2.FinishSessionResponse]
-    FollowScript: _grpc.UnaryStreamMultiCallable[_access_pb2.FollowScriptRequest, _access_pb2.ScriptStatus]
-    """Tell the script of a session with rounds.scripted what it is to decide next: now and after each change.
-    Ends with the session.
+    FollowScript: _grpc.UnaryStreamMultiCallable[_access_pb2.FollowScriptRequest, _access_pb2.FollowScriptResponse]
+    """The script of a session with rounds.scripted is told what it is to decide next: now and after each
+    change. Ends with the session.
     """
     ConfigureRound: _grpc.UnaryUnaryMultiCallable[_access_pb2.ConfigureRoundRequest, _access_pb2.ConfigureRoundResponse]
     """Decisions of that script. The same decision again changes nothing; another one is refused with
-    ALREADY_EXISTS.
+    ALREADY_EXISTS, and one for a session that is not the present one with FAILED_PRECONDITION.
     """
     RecordEvaluation: _grpc.UnaryUnaryMultiCallable[_access_pb2.RecordEvaluationRequest, _access_pb2.RecordEvaluationResponse]
     EndScript: _grpc.UnaryUnaryMultiCallable[_access_pb2.EndScriptRequest, _access_pb2.EndScriptResponse]
@@ -118,13 +118,13 @@ class ControlAsyncStub(ControlStub):
     """Holds from the next call on; streams and transfers of its holder end within a second."""
     RemoveParticipant: _aio.UnaryUnaryMultiCallable[_access_pb2.RemoveParticipantRequest, _access_pb2.RemoveParticipantResponse]  # type: ignore[assignment]
     FinishSession: _aio.UnaryUnaryMultiCallable[_access_pb2.FinishSessionRequest, _access_pb2.FinishSessionResponse]  # type: ignore[assignment]
-    FollowScript: _aio.UnaryStreamMultiCallable[_access_pb2.FollowScriptRequest, _access_pb2.ScriptStatus]  # type: ignore[assignment]
-    """Tell the script of a session with rounds.scripted what it is to decide next: now and after each change.
-    Ends with the session.
+    FollowScript: _aio.UnaryStreamMultiCallable[_access_pb2.FollowScriptRequest, _access_pb2.FollowScriptResponse]  # type: ignore[assignment]
+    """The script of a session with rounds.scripted is told what it is to decide next: now and after each
+    change. Ends with the session.
     """
     ConfigureRound: _aio.UnaryUnaryMultiCallable[_access_pb2.ConfigureRoundRequest, _access_pb2.ConfigureRoundResponse]  # type: ignore[assignment]
     """Decisions of that script. The same decision again changes nothing; another one is refused with
-    ALREADY_EXISTS.
+    ALREADY_EXISTS, and one for a session that is not the present one with FAILED_PRECONDITION.
     """
     RecordEvaluation: _aio.UnaryUnaryMultiCallable[_access_pb2.RecordEvaluationRequest, _access_pb2.RecordEvaluationResponse]  # type: ignore[assignment]
     EndScript: _aio.UnaryUnaryMultiCallable[_access_pb2.EndScriptRequest, _access_pb2.EndScriptResponse]  # type: ignore[assignment]
@@ -185,9 +185,9 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _access_pb2.FollowScriptRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_access_pb2.ScriptStatus], _abc.AsyncIterator[_access_pb2.ScriptStatus]]:
-        """Tell the script of a session with rounds.scripted what it is to decide next: now and after each change.
-        Ends with the session.
+    ) -> _typing.Union[_abc.Iterator[_access_pb2.FollowScriptResponse], _abc.AsyncIterator[_access_pb2.FollowScriptResponse]]:
+        """The script of a session with rounds.scripted is told what it is to decide next: now and after each
+        change. Ends with the session.
         """
 
     @_abc_1.abstractmethod
@@ -197,7 +197,7 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_access_pb2.ConfigureRoundResponse, _abc.Awaitable[_access_pb2.ConfigureRoundResponse]]:
         """Decisions of that script. The same decision again changes nothing; another one is refused with
-        ALREADY_EXISTS.
+        ALREADY_EXISTS, and one for a session that is not the present one with FAILED_PRECONDITION.
         """
 
     @_abc_1.abstractmethod

@@ -102,10 +102,10 @@ class _RefusalReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Refusal
     """the coordinator has no authority's key, and can sign nothing"""
     NOT_RECORDED: _RefusalReason.ValueType  # 33
     """the audit log cannot be written, so nothing was done: ask again"""
-    DECIDED_OTHERWISE: _RefusalReason.ValueType  # 35
-    """a script has decided this before, in another way"""
     REMOVED_BY_OPERATOR: _RefusalReason.ValueType  # 34
     """an operator has removed the participant from the session"""
+    DECIDED_OTHERWISE: _RefusalReason.ValueType  # 35
+    """a script has decided this before, in another way"""
 
 class RefusalReason(_RefusalReason, metaclass=_RefusalReasonEnumTypeWrapper):
     """Reasons why a coordinator refuses a call. The name of one travels as google.rpc.ErrorInfo.reason in
@@ -192,8 +192,8 @@ NO_AUTHORITY: RefusalReason.ValueType  # 32
 """the coordinator has no authority's key, and can sign nothing"""
 NOT_RECORDED: RefusalReason.ValueType  # 33
 """the audit log cannot be written, so nothing was done: ask again"""
-DECIDED_OTHERWISE: RefusalReason.ValueType  # 35
-"""a script has decided this before, in another way"""
 REMOVED_BY_OPERATOR: RefusalReason.ValueType  # 34
 """an operator has removed the participant from the session"""
+DECIDED_OTHERWISE: RefusalReason.ValueType  # 35
+"""a script has decided this before, in another way"""
 Global___RefusalReason: _TypeAlias = RefusalReason  # noqa: Y015
