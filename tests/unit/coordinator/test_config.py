@@ -794,6 +794,26 @@ def test_passes_are_refused_where_they_say_nothing(written: str, told: str) -> N
     assert_told(told, error_of(**given_as(written)))
 
 
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("rounds.consistency=asp", 'rounds.consistency is "asp"; sites go on with a round while'),
+        ("rounds.passes=3", "rounds.passes is 3; the script says how many epochs a round has"),
+        ("workload.name=sgd", "rounds.passes | set rounds.rounds"),
+        (
+            "study.folds=3 rounds.rounds=2 workload.name=sgd",
+            "study.folds is 3; each of its sessions would wait for a script",
+        ),
+        (
+            "workload.name=neural workload.options.mode=pipeline rounds.rounds=2",
+            "settings: aggregation.rule: all stages of the model",
+        ),
+    ],
+)
+def test_script_drives_no_session_whose_rounds_it_cannot_configure(written: str, told: str) -> None:
+    assert_told(told, error_of(**given_as(f"{written} rounds.scripted=true")))
+
+
 @pytest.mark.parametrize("name", ["sgd", "mlp", "neural"])
 def test_remedy_is_an_option_of_the_workload(name: str) -> None:
     """The remedy stands among the options in the metadata of the model, for the participants."""

@@ -606,6 +606,7 @@ class CoordinatorConfig(Section):
     _rule_fits_options = Check(rule_fits.options_fit)
     _rule_fits_estimators = Check(rule_fits.estimators_fit)
     _rule_fits_passes = Check(rule_fits.passes_fit)
+    _script_fits = Check(rule_fits.script_fits)
 
     @Check
     def _task_is_that_of_the_workload(self) -> Conflicts:

@@ -254,6 +254,34 @@ def epochs_fit(config: "CoordinatorConfig") -> Conflicts:
     yield WrongSetting("rounds.epochs", must)
 
 
+def script_fits(config: "CoordinatorConfig") -> Conflicts:
+    """A script can configure each round of the session."""
+    rounds = config.rounds
+    if not rounds.scripted:
+        return
+    with_script = "leave it out with rounds.scripted = true"
+    if rounds.max_staleness != 0:
+        key = "pacing" if rounds.pacing else "consistency"
+        yield WrongSetting(
+            f"rounds.{key}",
+            f"sites go on with a round while the script configures the next; {with_script}",
+        )
+    if config.study.kind is not None or config.search.is_on:
+        key = "search.options" if config.search.is_on else f"study.{config.study.kind}"
+        yield WrongSetting(key, f"each of its sessions would wait for a script; {with_script}")
+    if config.passes:
+        yield WrongSetting(
+            "rounds.passes",
+            "the script says how many epochs a round has; with rounds.scripted = true set "
+            "rounds.rounds",
+        )
+    if config.aggregation.rule == "assemble":
+        yield WrongSetting(
+            "aggregation.rule",
+            f"all stages of the model train the same way in a process group; {with_script}",
+        )
+
+
 def passes_fit(config: "CoordinatorConfig") -> Conflicts:
     """A round of the rule uses rows."""
     if config.aggregation.rule == "ensemble" and config.rounds.passes is not None:
