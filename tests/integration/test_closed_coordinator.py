@@ -191,6 +191,44 @@ async def test_operator_removes_a_participant_and_finishes_the_session(
     assert sorted(found) == sorted([*expected, "session_finished"])
 
 
+async def test_audit_log_has_a_line_of_each_call_of_a_script(
+    start: Start, guard: Guard, authority: Authority, tmp_path: Path
+) -> None:
+    """Also of one that only follows: it reads the settings of all sites."""
+    settings = {"scripted": True, "rounds": 2, "initial_weights": "average"}
+    coordinator = await start(guard=guard, rounds=settings)
+    callers = []
+    for role, name in ((Role.PARTICIPANT, "ward-7"), (Role.OPERATOR, "alice")):
+        certificate, key = issued(authority, role, name)
+        credentials = grpc.ssl_channel_credentials(authority.certificate, key, certificate)
+        callers.append(Member(coordinator.port, None, credentials))
+    site, operator = callers
+    await site.rendezvous()
+    await site.until(pb.ROUND, 0)
+    await site.hand_in([0.0, 1.0])
+    control = access_pb2_grpc.ControlStub(operator.channel)
+    stream = control.FollowScript(access_pb2.FollowScriptRequest())
+    async for status in stream:
+        if status.waits:
+            break
+    await control.ConfigureRound(access_pb2.ConfigureRoundRequest(round=status.round))
+    await control.RecordEvaluation(
+        access_pb2.RecordEvaluationRequest(model=status.model, metrics={"loss": 1.0})
+    )
+    await control.EndScript(access_pb2.EndScriptRequest(failure="ValueError: nan"))
+    assert coordinator.driver.session.cause == "the script failed: ValueError: nan"
+    expected = ["script_follows", "round_configured", "model_evaluated", "script_ended"]
+    found = [line for line in lines("", tmp_path) if line["event"] in expected]
+    assert [line["event"] for line in found] == expected
+    assert {line["by"] for line in found} == {"operator 'alice'"}
+    refusal = await refused(
+        access_pb2_grpc.ControlStub(site.channel).EndScript(access_pb2.EndScriptRequest())
+    )
+    assert refusal[1] == "NOT_PERMITTED"
+    for caller in callers:
+        await caller.close()
+
+
 async def test_model_of_one_sites_statistics_is_not_made(
     start: Start, guard: Guard, authority: Authority
 ) -> None:

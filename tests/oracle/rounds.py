@@ -61,6 +61,8 @@ class Rounds:
         # The round that a script has configured last, and the participants that it wants in it.
         self._configured = -1
         self._chosen: set[str] = set()
+        self._measured = -1  # number of the model that a script has evaluated last
+        self._has_gathered = self._script_is_over = False
         # Faults since the last good update; and who is left out until which round for them.
         self._in_a_row: dict[str, int] = {}
         self._left_out_until: dict[str, int] = {}
@@ -85,11 +87,24 @@ class Rounds:
             case e.TrainingPlanned(plan):
                 self._rules = replace(self._rules, rounds=plan.rounds, epochs=plan.epochs)
             case e.RoundConfigured(number, config):
-                assert self.stage is Stage.BETWEEN, f"it is {self.stage}"
+                assert self._awaits_script, f"no script is waited for: {self.stage}"
                 assert number == self._number + 1, f"it follows on {self._number}"
-                self._configured, self._chosen = number, set(config.selected)
-            case e.FitRequested() | e.ParticipantsGathered():
+                assert number < self._rules.num_rounds, "there is no round after the last one"
+                self._configured, self._chosen, self._since = number, set(config.selected), at
+            case e.ScriptEvaluated(number):
+                assert self._has_script, "no script is here"
+                assert self._model is not None, "there is no model"
+                assert not self._model.is_empty, "there is nothing to evaluate"
+                assert number == self._model.round, f"the model is {self._model.round}"
+                assert self._measured < number, f"model {number} is evaluated already"
+                self._measured = number
+            case e.ScriptEnded():
+                assert self._has_script, "no script is here"
+                self._script_is_over, self._since = True, at
+            case e.FitRequested():
                 self._since = at
+            case e.ParticipantsGathered():
+                self._since, self._has_gathered = at, True
             case e.ModelInitialised(model):
                 self._model, self._since = model, at
             case e.RoundOpened(task=Task.EVALUATE):
@@ -166,7 +181,10 @@ class Rounds:
                 self._go_on(model)
                 self._to(Stage.BETWEEN, at)
             case e.SessionFinished(cause):
-                if cause == "completed":
+                is_open = self.stage in (Stage.OPEN, Stage.PAUSED, Stage.CLOSED)
+                if self._script_is_over and is_open:
+                    pass  # a round that is open when the script ends is not waited for
+                elif cause == "completed":
                     is_late = at >= self._since + self._rules.evaluate_deadline_s - ROUNDING_S
                     is_done = is_late or not (self._asked or self._absent)
                     is_evaluated = self.stage is Stage.EVALUATING and is_done
@@ -188,10 +206,11 @@ class Rounds:
             assert not is_late, f"it has evaluated since {self._since}"
             return
         num_able = 1 if stage is not Stage.BETWEEN or self._makes_initial_weights else num_required
-        has_required = len(self._members) >= num_required and len(self._able) >= num_able
+        has_required = len(self._members) >= num_required and len(self._fit) >= num_able
         if stage is Stage.BETWEEN:
+            lacks_chosen = self._wants_chosen and len(self._able) < self._rules.min_participants
             is_awaited = self._model is None or not has_required or self._awaits_script
-            assert is_awaited, "no round is opened"
+            assert is_awaited or lacks_chosen, "no round is opened"
             return
         assert not self._to_be_selected[1], f"nobody is selected: {self._state}"
         assert not self._gives_way, f"{self._drafted} are not needed any more: {self._state}"
@@ -274,8 +293,6 @@ class Rounds:
         assert self._members.issuperset(selected), "somebody is not here"
         # As if left-out participants had gone, but the least number is always there.
         num_counted = max(num_here - len(self._left_out), self._num_required)
-        if self._wants_chosen:
-            num_counted = len(self._chosen)
         wanted = ceil(rules.fraction_participants * num_counted)
         asked = min(num_counted, ceil(wanted * (1 + rules.over_selection)))
         deadlines = [self._opened_at[n] + self._deadline_s for n in carried.values()]
@@ -287,6 +304,11 @@ class Rounds:
         num_needed = rules.min_participants
         if self._makes_initial_weights:
             wanted, num_needed, num_drawn = 1, 1, min(len(pool), 1)
+        num_chosen = len(self._chosen) if self._wants_chosen else 0
+        if num_chosen:  # all of them that are here, left out or not
+            pool = self._able
+            num_drawn, wanted = len(pool), num_chosen
+            assert num_drawn >= num_needed, f"{pool} are too few of {self._chosen}"
         num_reserve = max(0, num_needed - len(carried) - num_drawn)
         num_reserve = min(len((self._left_out & self._able) - set(carried)), num_reserve)
         expected_in_all = num_drawn + num_reserve
@@ -294,9 +316,9 @@ class Rounds:
         assert pool.issuperset(drawn[:num_drawn]), f"{drawn} are not all of {pool}"
         task = Task.INITIALISE if self._makes_initial_weights else Task.TRAIN
         assert opened.task is task, f"its task is {opened.task}, not {task}"
-        expected = wanted if rules.over_selection else len(selected)
+        expected = wanted if rules.over_selection or num_chosen else len(selected)
         assert opened.num_wanted == expected, f"{expected} are wanted, not {opened.num_wanted}"
-        self._number, self._wanted, self._target = number, expected, len(selected)
+        self._number, self._wanted, self._target = number, expected, num_chosen or len(selected)
         self._num_needed = num_needed
         self._clocks |= dict.fromkeys(drawn, number)
         self._updated = set()
@@ -317,10 +339,12 @@ class Rounds:
     def _open_evaluation(self, opened: e.RoundOpened) -> None:
         assert self.stage is Stage.BETWEEN, f"it is {self.stage}"
         stops_early = self._rules.evaluate_patience or self._rules.aggregation == "gradient"
+        stops_early = stops_early or self._script_is_over
         is_last = opened.round == self._rules.num_rounds or stops_early
         assert is_last, "it is not the last model"
         assert opened.round == self._number + 1, f"it follows on {self._number}"
-        assert opened.selected or self._rules.evaluate_data, "nobody is asked"
+        is_measured = self._rules.evaluate_data or self._measured == opened.round
+        assert opened.selected or is_measured, "nobody is asked"
         assert set(opened.selected) == self._to_evaluate, f"{self._to_evaluate} can evaluate"
         self._number, self._asked = opened.round, set(opened.selected)
         self._clocks, self._updated = {}, set()
@@ -383,6 +407,8 @@ class Rounds:
         its deadline on, whatever pauses it; while one collects updates, nothing ends."""
         if self._is_overdue and self.stage in (Stage.OPEN, Stage.PAUSED):
             return self._overdue_at + self._idle_s
+        if self._awaits_script:
+            return inf
         return inf if self.stage is Stage.OPEN else self._since + self._idle_s
 
     @property
@@ -420,24 +446,35 @@ class Rounds:
         return {p for p in self._members if until.get(p, 0) > now}
 
     @property
-    def _able(self) -> set[str]:
+    def _fit(self) -> set[str]:
         """Members that can do what the round asks for."""
-        able = self._members & self._chosen if self._wants_chosen else self._members
         is_empty = self._model is not None and self._model.is_empty
-        return able - self._without_weights if is_empty else able
+        return self._members - self._without_weights if is_empty else self._members
+
+    @property
+    def _able(self) -> set[str]:
+        """Members that are fit, and that the script has chosen if it has chosen some."""
+        return self._fit & self._chosen if self._wants_chosen else self._fit
 
     @property
     def _awaits_script(self) -> bool:
-        """Between two rounds: whether nothing happens until a script has decided."""
-        if not self._rules.scripted or self._makes_initial_weights:
-            return False
-        return self._configured != self._number + 1
+        """Whether nothing happens until a script has decided."""
+        is_between = self.stage is Stage.BETWEEN and self._is_trained and self._has_gathered
+        is_due = self._has_script and is_between
+        return is_due and self._configured != self._number + 1
+
+    @property
+    def _has_script(self) -> bool:
+        """Whether there is a script, which goes on."""
+        return self._rules.scripted and not self._script_is_over
 
     @property
     def _wants_chosen(self) -> bool:
         """Whether the participants of the present round, or of the next one, are chosen by name."""
-        present = self._number + (self.stage is Stage.BETWEEN)
-        return bool(self._chosen) and self._configured == present
+        is_between = self.stage is Stage.BETWEEN
+        if self._is_overdue and not is_between:
+            return False  # others are asked, too
+        return bool(self._chosen) and self._configured == self._number + is_between
 
     @property
     def _pool(self) -> set[str]:
@@ -456,7 +493,9 @@ class Rounds:
     @property
     def _gives_way(self) -> bool:
         """Enough others have come to release a participant that is left out."""
-        return not self._is_overdue and bool(self._drafted) and self._num_lacking < 0
+        if self._is_overdue or self._wants_chosen:
+            return False
+        return bool(self._drafted) and self._num_lacking < 0
 
     @property
     def _to_be_selected(self) -> tuple[set[str], int]:

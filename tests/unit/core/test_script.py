@@ -1,14 +1,20 @@
 """Sessions that a script drives: rounds that it configures, models that it measures."""
 
+import dataclasses
+
 import pytest
-from tests.unit.core.bench import IDLE_S, Bench, make_rules, replay
+from tests.unit.core.bench import DEADLINE_S, IDLE_S, PROFILE, Bench, make_rules, replay
 
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
+from xain_coordinator.core.effects import Notify
+from xain_coordinator.core.history import History
+from xain_coordinator.core.pacing import exact_fraction
 from xain_coordinator.core.script import RoundConfig
 from xain_coordinator.core.values import Phase, Task
 from xain_coordinator.core.view import waiting_for
+from xain_wire.limits import MAX_INT32
 from xain_wire.metadata import COMPLETED
 
 SLOWER = RoundConfig('{"lr": 0.1}', {"b": '{"epochs": 3}'})
@@ -58,7 +64,7 @@ def test_same_decision_changes_nothing_and_another_one_is_refused() -> None:
     assert '{"lr": 0.1}' in str(refusal)
     bench.end_all()
     bench.send(c.ConfigureRound(0, SLOWER))  # its answer may have been lost
-    bench.refuses(c.ConfigureRound(2, SLOWER), errors.StaleRound)
+    bench.refuses(c.ConfigureRound(2, SLOWER), errors.NotFitting)
 
 
 def test_selected_participants_alone_take_part() -> None:
@@ -128,3 +134,234 @@ def test_session_without_a_script_takes_no_decisions() -> None:
         c.EndScript(),
     ):
         bench.refuses(command, errors.InvalidRequest)
+
+
+def test_wait_for_the_script_is_not_counted_once_a_round_is_configured() -> None:
+    """A script may be slow; participants that are away then have the whole idle time to come."""
+    bench = scripted(min_participants=3, idle_timeout_s=IDLE_S)
+    bench.pass_time(10 * IDLE_S)
+    bench.leave("c")
+    bench.send(c.ConfigureRound(0, RoundConfig()))
+    assert bench.session.phase is Phase.STANDBY
+    bench.pass_time(IDLE_S / 2)
+    bench.join("c")
+    assert bench.session.opened.number == 0
+
+
+def test_time_is_not_recorded_while_the_script_is_waited_for() -> None:
+    bench = scripted(idle_timeout_s=IDLE_S)
+    bench.pass_time(10 * IDLE_S)
+    assert not bench.happened(e.TimePassed)
+
+
+def test_script_that_ends_early_ends_the_session_with_its_last_model() -> None:
+    bench = scripted(rounds=3)
+    bench.send(c.ConfigureRound(0, RoundConfig()))
+    bench.end_all()
+    bench.send(c.EndScript())
+    assert (bench.session.phase, bench.session.cause) == (Phase.FINISHED, COMPLETED)
+    assert "the script came to its end" in bench.session.evaluation.ended_because
+    bench.refuses(c.ConfigureRound(1, RoundConfig()), errors.NotFitting)
+    bench.refuses(c.RecordEvaluation(1, 1, {"accuracy": 1.0}), errors.NotFitting)
+
+
+def test_last_model_is_evaluated_by_the_sites_when_the_script_ends_early() -> None:
+    bench = Bench(make_rules(rounds=3, scripted=True))
+    bench.send(c.Rendezvous("a", PROFILE, {}, can_evaluate=True))
+    bench.send(c.ConfigureRound(0, RoundConfig()))
+    bench.end("a")
+    bench.send(c.EndScript())
+    assert bench.session.opened.task is Task.EVALUATE
+    assert bench.start("a").script_config == ()
+    bench.refuses(c.RecordEvaluation(1, 1, {"accuracy": 1.0}), errors.NotFitting)
+
+
+@pytest.mark.parametrize("num_over", [0, 1])
+def test_round_that_is_open_when_the_script_ends_is_not_waited_for(num_over: int) -> None:
+    bench = scripted(rounds=3)
+    for number in range(num_over):
+        bench.send(c.ConfigureRound(number, RoundConfig()))
+        bench.end_all()
+    bench.send(c.ConfigureRound(num_over, RoundConfig()))
+    bench.send(c.EndScript())
+    assert bench.session.phase is Phase.FINISHED
+    assert (bench.session.cause == COMPLETED) == bool(num_over)
+    assert replay(bench.journal) == bench.session
+
+
+def test_evaluation_of_an_unknown_number_of_rows_counts() -> None:
+    bench = scripted(evaluate_metric="accuracy")
+    bench.send(c.ConfigureRound(0, RoundConfig()))
+    bench.end_all()
+    bench.send(c.RecordEvaluation(1, 0, {"accuracy": 0.5}))
+    bench.send(c.RecordEvaluation(1, 0, {"accuracy": 0.5}))
+    assert bench.session.evaluation.best is not None
+    assert bench.session.evaluation.best.value == 0.5
+
+
+def test_evaluation_of_a_script_reaches_metrics_history_and_those_who_follow() -> None:
+    bench = scripted(rounds=1, evaluate_metric="accuracy")
+    bench.send(c.ConfigureRound(0, RoundConfig()))
+    bench.end_all()
+    bench.send(c.RecordEvaluation(1, 10, {"accuracy": 0.5}))
+    assert Notify() in bench.effects
+    (point,) = [point for point in bench.points if point.measurement == "evaluation"]
+    assert (point.fields["accuracy"], point.fields["round"]) == (0.5, 1)
+    assert point.tags == {"source": "coordinator"}
+    bench.send(c.EndScript())
+    history = History()
+    for event in bench.journal:
+        history.apply(event)
+    measured = history.rounds[-1].coordinator_evaluation
+    assert history.rounds[-1].round == 1
+    assert measured is not None
+    assert measured.metrics == {"accuracy": 0.5}
+
+
+def test_patience_with_evaluations_of_a_script_ends_the_training() -> None:
+    bench = scripted(rounds=9, evaluate_metric="accuracy", evaluate_patience=2)
+    for number, accuracy in enumerate((0.9, 0.8, 0.7)):
+        bench.send(c.ConfigureRound(number, RoundConfig()))
+        bench.end_all()
+        bench.send(c.RecordEvaluation(number + 1, 10, {"accuracy": accuracy}))
+    assert bench.session.is_trained
+    assert bench.session.waits_for_script
+    bench.refuses(c.ConfigureRound(3, RoundConfig()), errors.NotFitting)
+    bench.send(c.EndScript())
+    assert "has not improved since round 1" in bench.session.evaluation.ended_because
+
+
+def test_models_of_a_coordinator_with_data_are_not_evaluated_by_a_script() -> None:
+    bench = scripted(evaluate_data=True)
+    refusal = bench.refuses(c.RecordEvaluation(0, 1, {"loss": 1.0}), errors.InvalidRequest)
+    assert "evaluate.data" in str(refusal)
+
+
+# --- participants chosen by name ------------------------------------------------------------------
+
+
+def test_all_chosen_participants_take_part_whatever_the_fraction_is() -> None:
+    bench = Bench(
+        make_rules(scripted=True, fraction="0.5", over_selection=exact_fraction("0.5"), rounds=2)
+    )
+    bench.join("a", "b", "c", "d")
+    bench.send(c.ConfigureRound(0, RoundConfig(selected=("a", "b", "c"))))
+    opened = bench.session.opened
+    assert set(opened.selected) == {"a", "b", "c"}
+    assert (opened.target, opened.num_wanted) == (3, 3)
+
+
+def test_chosen_participant_that_is_left_out_takes_part_until_it_answers() -> None:
+    bench = scripted(rounds=4, refused_limit=1, refused_rounds=3, min_participants=2)
+    bench.send(c.ConfigureRound(0, RoundConfig()))
+    bench.send(c.NoteRefusedUpdate("c", 0, "not finite"))
+    bench.end("a")
+    bench.end("b")
+    assert bench.session.is_left_out("c")
+    bench.send(c.ConfigureRound(1, RoundConfig(selected=("a", "b", "c"))))
+    assert set(bench.session.opened.selected) == {"a", "b", "c"}
+    bench.end("c")
+    assert "c" in bench.session.opened.updates
+
+
+def test_chosen_participant_that_comes_later_is_selected() -> None:
+    bench = scripted()
+    bench.send(c.ConfigureRound(0, RoundConfig(selected=("a", "b"))))
+    bench.end_all()
+    bench.leave("b")
+    bench.send(c.ConfigureRound(1, RoundConfig(selected=("a", "b"))))
+    assert set(bench.session.opened.selected) == {"a"}
+    assert "chosen, and that are not connected: b." in waiting_for(bench.session)
+    bench.join("b")
+    assert set(bench.session.opened.selected) == {"a", "b"}
+
+
+def test_round_waits_until_enough_of_the_chosen_are_connected() -> None:
+    bench = scripted(min_participants=2, idle_timeout_s=IDLE_S)
+    bench.send(c.ConfigureRound(0, RoundConfig(selected=("a", "b"))))
+    bench.end_all()
+    bench.leave("b")
+    bench.send(c.ConfigureRound(1, RoundConfig(selected=("a", "b"))))
+    assert bench.session.open_round is None
+    assert "chosen for round 1: b" in waiting_for(bench.session)
+    bench.pass_time(IDLE_S + 1)
+    assert "round 1 has waited for participants that the script has chosen" in bench.session.cause
+    assert bench.session.cause.endswith(": b")
+
+
+def test_others_are_asked_at_the_deadline_when_a_chosen_participant_has_left() -> None:
+    bench = scripted(min_participants=2, deadline_s=DEADLINE_S)
+    bench.send(c.ConfigureRound(0, RoundConfig(selected=("a", "b"))))
+    bench.end("a")
+    bench.leave("b")
+    assert bench.session.opened.selected == ("a",)
+    assert waiting_for(bench.session) == (
+        "Participants that the script has chosen, and that are not connected: b; at the deadline "
+        "others are asked."
+    )
+    bench.pass_time(DEADLINE_S + 1)
+    assert set(bench.session.opened.selected) == {"a", "c"}
+    bench.end("c")
+    assert bench.session.round == 1
+
+
+def test_round_is_not_held_up_by_a_chosen_participant_that_has_left() -> None:
+    bench = scripted(min_participants=1)
+    bench.send(c.ConfigureRound(0, RoundConfig(selected=("a", "b"))))
+    bench.end("a")
+    bench.leave("b")
+    assert bench.session.round == 1
+
+
+# --- epochs ---------------------------------------------------------------------------------------
+
+
+def test_epochs_of_a_round_are_those_of_the_script_and_count_for_the_next() -> None:
+    bench = scripted(epochs=5)
+    bench.send(c.ConfigureRound(0, RoundConfig(epochs=2, site_epochs={"b": 7})))
+    assert [bench.start(name).epochs for name in "abc"] == [2, 7, 2]
+    bench.end_all()
+    bench.send(c.ConfigureRound(1, RoundConfig()))
+    assert (bench.start("b").epochs, bench.start("b").epoch_base) == (5, 2)
+
+
+@pytest.mark.parametrize("rule", ["gradient", "newton", "ensemble"])
+def test_rule_of_one_epoch_takes_no_other(rule: str) -> None:
+    bench = Bench(dataclasses.replace(make_rules(scripted=True, epochs=1), aggregation=rule))
+    bench.join("a")
+    refused = c.ConfigureRound(0, RoundConfig(site_epochs={"a": 2}))
+    assert rule in str(bench.refuses(refused, errors.InvalidRequest))
+    bench.send(c.ConfigureRound(0, RoundConfig(epochs=1)))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        RoundConfig(epochs=-1),
+        RoundConfig(epochs=MAX_INT32 + 1),
+        RoundConfig(site_epochs={"a": 0}),
+        RoundConfig(site_epochs={"nobody": 1}),
+    ],
+)
+def test_epochs_are_checked(config: RoundConfig) -> None:
+    scripted().refuses(c.ConfigureRound(0, config), errors.InvalidRequest)
+
+
+# --- sessions -------------------------------------------------------------------------------------
+
+
+def test_decision_for_another_session_is_refused() -> None:
+    bench = scripted()
+    for command in (
+        c.ConfigureRound(0, RoundConfig(), "s0"),
+        c.RecordEvaluation(0, 1, {"loss": 1.0}, "s0"),
+        c.EndScript(session_id="s0"),
+    ):
+        assert "s0" in str(bench.refuses(command, errors.NotFitting))
+    bench.send(c.ConfigureRound(0, RoundConfig(), "s1"))
+
+
+def test_removed_participant_cannot_be_chosen() -> None:
+    bench = scripted()
+    bench.send(c.RemoveParticipant("c"))
+    bench.refuses(c.ConfigureRound(0, RoundConfig(selected=("c",))), errors.InvalidRequest)

@@ -21,6 +21,8 @@ from xain_coordinator.core.points import departure_point, participant_point
 from xain_coordinator.core.profiles import check_profile, outvoted
 from xain_coordinator.core.questions import require_member, require_selected
 from xain_coordinator.core.scripted import (
+    SCRIPT_ENDED,
+    evaluation_of,
     require_configurable,
     require_measurable,
     require_scripted,
@@ -97,14 +99,14 @@ def answer(session: Session, command: c.Command, now: float, pacing: Pacing) -> 
         case c.FinishSession(reason):
             return (_finished_by_operator(session, reason, now),), r.Done(), ()
         case c.ConfigureRound(round_, config):
-            is_new = require_configurable(session, round_, config)
-            return ((e.RoundConfigured(round_, config),) if is_new else ()), r.Done(), ()
-        case c.RecordEvaluation(model, num_samples, metrics):
-            is_new = require_measurable(session, model, metrics)
-            measured = e.ScriptEvaluated(model, Evaluation(num_samples, metrics), now)
-            return ((measured,) if is_new else ()), r.Done(), ()
-        case c.EndScript(failure):
-            return _end_of_script(session, failure, now), r.Done(), ()
+            is_new = require_configurable(session, command)
+            return ((e.RoundConfigured(round_, config, now),) if is_new else ()), r.Done(), ()
+        case c.RecordEvaluation(model):
+            evaluation = evaluation_of(command)
+            is_new = require_measurable(session, command, evaluation)
+            return ((e.ScriptEvaluated(model, evaluation, now),) if is_new else ()), r.Done(), ()
+        case c.EndScript():
+            return _end_of_script(session, command, now), r.Done(), ()
         case c.Tick(late_s):
             expired = tuple(_expired(session, now - late_s))
             points = tuple(departure_point(left.participant_id) for left in expired)
@@ -162,13 +164,22 @@ def _finished_by_operator(session: Session, reason: str, now: float) -> e.Sessio
     return e.SessionFinished(f"{because}, before a model was trained", now)
 
 
-def _end_of_script(session: Session, failure: str, now: float) -> tuple[e.Event, ...]:
-    require_scripted(session)
+def _end_of_script(session: Session, command: c.EndScript, now: float) -> tuple[e.Event, ...]:
+    """The end of a script. Between two rounds the last model is evaluated, as that of the last
+    round is; a round that is open is not waited for."""
+    require_scripted(session, command.session_id)
     if session.phase is Phase.FINISHED:
         return ()
-    if failure:
-        return (e.SessionFinished(f"{SCRIPT_FAILED}{failure[:MAX_TRACEBACK]}", now),)
-    return () if session.script.is_over else (e.ScriptEnded(),)
+    if command.failure:
+        return (e.SessionFinished(f"{SCRIPT_FAILED}{command.failure[:MAX_TRACEBACK]}", now),)
+    if session.script.is_over:
+        return ()
+    ended = e.ScriptEnded(now)
+    if not session.num_trained:
+        return ended, e.SessionFinished(f"{SCRIPT_ENDED} before a model was trained", now)
+    if session.open_round is not None:
+        return ended, e.SessionFinished(COMPLETED, now, f"{SCRIPT_ENDED} in round {session.round}")
+    return (ended,)
 
 
 def _require_unfinished(session: Session) -> None:
@@ -545,7 +556,8 @@ def _leaves_too_few(session: Session, participant_id: str) -> bool:
     round_ = session.open_round
     if round_ is None or round_.task is Task.EVALUATE:
         return False
-    others = {*session.members.eligible, *round_.updates} - {participant_id, *round_.failed}
+    able = session.chosen_of(session.members.eligible)
+    others = {*able, *round_.updates} - {participant_id, *round_.failed}
     return len(others) < num_needed(round_, session.rules)
 
 

@@ -169,10 +169,14 @@ class FinishSession:
 
 @dataclass(frozen=True, slots=True)
 class ConfigureRound:
-    """A script decides how a round is made, for which the session waits."""
+    """A script decides how a round is made, for which the session waits.
+
+    session_id: of the session that the script drives; "": the present one. So in all three.
+    """
 
     round: int
     config: RoundConfig
+    session_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +189,7 @@ class RecordEvaluation:
     model: int
     num_samples: int
     metrics: Mapping[str, float]
+    session_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +197,7 @@ class EndScript:
     """A script has come to the end of its loop. failure: what went wrong in it; "": nothing."""
 
     failure: str = ""
+    session_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ def decide(
             assert last is not None, "a model was published without a round"
             after = published_point(after, last, session.rules, event.at)
             points = (*points, *evaluation_point(last))
-        elif isinstance(event, e.ModelEvaluated):
+        elif isinstance(event, e.ModelEvaluated | e.ScriptEvaluated):
             points = (*points, *own_evaluation_point(event.round, event.evaluation))
         elif isinstance(event, e.SessionFinished) and session.evaluation.last_round is not None:
             points = (*points, *evaluation_point(session.evaluation.last_round))
@@ -118,7 +118,7 @@ def _point(session: Session) -> Point:
     return coordinator_point(session.phase, session.round, len(session.members), len(selected))
 
 
-# After these, what a participant is told may differ from what it was told before.
+# After these, what a participant or a script is told may differ from what it was told before.
 _NOTIFYING = (
     e.ParticipantLeft,
     e.ParticipantLeftOut,
@@ -130,6 +130,9 @@ _NOTIFYING = (
     e.RoundPaused,
     e.RoundResumed,
     e.ModelPublished,
+    e.RoundConfigured,
+    e.ScriptEvaluated,
+    e.ScriptEnded,
     e.SessionFinished,
 )
 

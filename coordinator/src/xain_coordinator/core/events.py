@@ -370,11 +370,15 @@ class RoundConfigured:
 
     round: int
     config: RoundConfig
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptEvaluated:
-    """A script has measured model `round`. evaluation: its rows and metrics."""
+    """A script has measured model `round`.
+
+    evaluation: metrics, and rows; 1 if they are not known, so that the evaluation counts.
+    """
 
     round: int
     evaluation: Evaluation
@@ -383,7 +387,9 @@ class ScriptEvaluated:
 
 @dataclass(frozen=True, slots=True)
 class ScriptEnded:
-    """A script has come to the end of its loop."""
+    """A script has come to the end of its loop. Nothing is decided by it any more."""
+
+    at: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from xain_coordinator.core.membership import Member, Members, without_statistics
 from xain_coordinator.core.replacing import replace
 from xain_coordinator.core.round import Round
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import GlobalModel, Lineage, Phase, Rules, Task
+from xain_coordinator.core.values import Evaluation, GlobalModel, Lineage, Phase, Rules, Task
 from xain_workloads.model import CONTROL_LOST
 
 REMOVED = "an operator has removed it"
@@ -139,16 +139,13 @@ def evolve(session: Session, event: e.Event) -> Session:
                 number, evaluation, session.rules, session.untrained
             )
             return replace(session, evaluation=progress)
-        case e.RoundConfigured(number, config):
-            return replace(session, script=session.script.configured(number, config))
+        case e.RoundConfigured(number, config, at):
+            # The wait for the script is over. That for participants begins, at its full length.
+            return replace(session, script=session.script.configured(number, config), since=at)
         case e.ScriptEvaluated(number, evaluation):
-            script = session.script.evaluated(number, evaluation.metrics)
-            progress = session.evaluation.measured(
-                number, evaluation, session.rules, session.untrained
-            )
-            return replace(session, script=script, evaluation=progress)
-        case e.ScriptEnded():
-            return replace(session, script=session.script.ended())
+            return _with_script_evaluation(session, number, evaluation)
+        case e.ScriptEnded(at):
+            return replace(session, script=session.script.ended(), since=at)
         case e.CentralMeasured(central):
             return replace(session, evaluation=replace(session.evaluation, central=central))
         case e.ModelsRemoved():
@@ -290,10 +287,11 @@ def _with_round(session: Session, opened: e.RoundOpened) -> Session:
         session = replace(session, buffered=buffered, evaluation=session.evaluation_due)
     carried = session.buffered.carried
     is_attempted = task is Task.TRAIN and not session.is_untrained
+    num_chosen = 0 if task is Task.EVALUATE else len(session.chosen)
     round_ = Round(
         number,
         selected,
-        target=len(selected),
+        target=num_chosen or len(selected),
         epochs=opened.epochs,
         opened_at=opened.at,
         num_wanted=len(selected) if opened.num_wanted is None else opened.num_wanted,
@@ -435,6 +433,17 @@ def _after_publication(session: Session, model: GlobalModel) -> Session:
         evaluation=_compared(session, round_).descended(round_, rules),
     )
     return replace(session, evaluation=session.evaluation_due)
+
+
+def _with_script_evaluation(session: Session, number: int, evaluation: Evaluation) -> Session:
+    """Compare a model by the evaluation of the script. With its first one the models that sites
+    have measured are compared no more: the rows are others."""
+    progress = session.evaluation
+    if session.script.model < 0:
+        progress = replace(progress, best=None)
+    script = session.script.evaluated(number, evaluation.metrics, evaluation.num_samples)
+    progress = progress.measured(number, evaluation, session.rules, session.untrained)
+    return replace(session, script=script, evaluation=progress)
 
 
 def _compared(session: Session, round_: Round) -> EvaluationProgress:

@@ -11,6 +11,7 @@ from xain_coordinator.core import errors
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.keys import update_key
 from xain_coordinator.core.round import Round
+from xain_coordinator.core.script import NOTHING
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Phase, ProcessGroup, Task
 
@@ -84,14 +85,16 @@ def _assignment(session: Session, participant_id: str) -> r.Assignment:
     base = session.buffered.bases[number] if number != round_.number else session.base
     is_evaluated = session.evaluates(number)
     counted = session.counted.get(participant_id)
+    is_configured = round_.task is Task.TRAIN and not base.model.is_empty
+    config = session.script.config_of(number) if is_configured else NOTHING
     return r.Assignment(
         round=number,
-        epochs=base.epochs,
+        epochs=config.epochs_of(participant_id, base.epochs),
         epoch_base=base.epoch_base,
         model=base.model,
         update_accepted=participant_id in round_.answers,
         train_config=session.rules.train_config,
-        script_config=session.script.config_of(number).of(participant_id),
+        script_config=config.of(participant_id),
         task=Task.INITIALISE if base.model.is_empty else round_.task,
         evaluate=round_.is_evaluation or (is_evaluated and not base.model.is_empty),
         process_group=_process_group(session, round_, participant_id) if round_.attempt else None,

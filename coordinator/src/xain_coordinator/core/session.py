@@ -113,9 +113,35 @@ class Session:
         available = tuple(p for p in self.selection.unselected if p not in failed)
         if self.is_untrained:
             available = tuple(p for p in available if self.members[p].can_initialise)
-        if chosen := self.script.config_of(self.round).selected:
-            available = tuple(p for p in available if p in chosen)
-        return available
+        return self.chosen_of(available)
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """Participants that the script has chosen by name for the open round or the next one. Empty
+        if any may be selected, and in a round that is overdue: it asks others, too."""
+        round_ = self.open_round
+        if round_ is not None and (round_.is_evaluation or round_.overdue_at is not None):
+            return ()
+        return self.script.config_of(self.round).selected
+
+    def chosen_of(self, participants: Iterable[str]) -> tuple[str, ...]:
+        """Keep the participants that the script has chosen by name; all if it has chosen none."""
+        chosen = frozenset(self.chosen)
+        return tuple(p for p in participants if not chosen or p in chosen)
+
+    @property
+    def chosen_away(self) -> tuple[str, ...]:
+        """Participants that the script has chosen by name, and that are not connected and have not
+        answered."""
+        answers: Mapping[str, object] = {} if self.open_round is None else self.open_round.answers
+        return tuple(p for p in self.chosen if p not in self.members and p not in answers)
+
+    @property
+    def lacks_chosen(self) -> bool:
+        """Whether the next round waits for participants that the script has chosen by name, though
+        enough others are connected."""
+        is_between = self.open_round is None and bool(self.chosen)
+        return is_between and len(self.available) < self.rules.min_participants
 
     @property
     def is_untrained(self) -> bool:
@@ -249,15 +275,22 @@ class Session:
     @property
     def is_trained(self) -> bool:
         """Whether the last model is published: that of the last round, one that its rule calls the
-        last, or one after which the loss falls no more or no model was better for
-        evaluate_patience passes."""
+        last, one after which the loss falls no more or no model was better for evaluate_patience
+        passes, or one with which the script came to its end."""
         if self.model is None or self.model.round >= self.rules.num_rounds:
             return self.model is not None
-        progress = self.evaluation
-        if progress.descent.ended_because or self.model.ended_because:
+        if self.evaluation.descent.ended_because or self.model.ended_because:
             return True
+        is_over = self.script.is_over and self.num_trained > 0
+        return is_over or self.is_out_of_patience
+
+    @property
+    def is_out_of_patience(self) -> bool:
+        """Whether no model was better for evaluate_patience passes."""
+        if self.model is None:
+            return False
         steps = self.model.steps_per_pass if self.plan is None else self.plan.rounds_per_pass
-        return is_out_of_patience(progress.best, self.rules, steps)
+        return is_out_of_patience(self.evaluation.best, self.rules, steps)
 
     @property
     def untrained(self) -> int | None:
@@ -343,6 +376,8 @@ class Session:
     def epochs_of(self, round_: int) -> int:
         """Epochs that the updates of a round are trained for."""
         base = self.buffered.bases.get(round_)
+        if base is None and self.open_round is not None and self.open_round.number == round_:
+            return self.open_round.epochs
         return self.rules.epochs if base is None else base.epochs
 
     def outlasts_round(self, participant_id: str) -> bool:
@@ -396,6 +431,7 @@ class Session:
     def note_at(self, pacing: Pacing) -> float | None:
         """Time at which session time is to be recorded; None if nothing waits for it."""
         every_s = noted_every_s(self.rules, pacing, self.open_round)
-        if every_s is None or self.phase is Phase.FINISHED or self.waits_for_request:
+        is_awaited = self.waits_for_request or self.waits_for_script  # without a limit
+        if every_s is None or self.phase is Phase.FINISHED or is_awaited:
             return None
         return self.noted_at + every_s

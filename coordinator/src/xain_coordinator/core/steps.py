@@ -9,6 +9,7 @@ from xain_coordinator.core.pacing import (
     closing_time,
     has_enough,
     is_complete,
+    names_of,
     num_needed,
     num_selected,
     num_wanted,
@@ -16,6 +17,7 @@ from xain_coordinator.core.pacing import (
     round_deadline,
 )
 from xain_coordinator.core.round import Round
+from xain_coordinator.core.scripted import SCRIPT_ENDED
 from xain_coordinator.core.selection import Candidate, Controller, select
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.strategy import Strategy
@@ -58,6 +60,8 @@ def _next_step_at_the_end(session: Session, now: float) -> e.Event | None:
             return None
         evaluators = session.evaluators
         is_owed = session.evaluation_due.owed or session.central_due is not None
+        # Without a round the record of the session would lack what the script has measured.
+        is_owed = is_owed or session.script.model == session.model.round
         if evaluators or is_owed or _absent_sites(session):
             return e.RoundOpened(
                 session.model.round, evaluators, 0, now, len(evaluators), Task.EVALUATE
@@ -100,6 +104,8 @@ def _completed(session: Session, now: float) -> e.SessionFinished:
     if model.round >= session.rules.num_rounds:
         return e.SessionFinished(COMPLETED, now)
     because = session.evaluation.descent.ended_because or model.ended_because
+    if session.script.is_over and not because and not session.is_out_of_patience:
+        because = SCRIPT_ENDED
     if best is not None and not because:
         because = f"stopped early: {best.metric} has not improved since round {best.improved_round}"
         if session.plan is not None and session.plan.passes:
@@ -123,6 +129,11 @@ def _why_given_up(session: Session) -> str:
     connected = session.members.num_eligible
     if session.gathered and session.model is None and connected >= rules.num_required:
         return f"no initial model could be made {waited}: {session.trouble or 'it took too long'}"
+    if session.lacks_chosen:
+        return (
+            f"round {session.round} has waited for participants that the script has chosen "
+            f"{waited}: {names_of(session.chosen_away)}"
+        )
     if session.lacks_initialisers:
         return (
             f"the session has waited for initial weights {waited}: too few of the {connected} "
@@ -184,7 +195,7 @@ def _next_step_of_attempt(
         return None
     if round_.attempt >= attempts.MAX_ATTEMPTS:
         return e.SessionFinished(attempts.why_given_up(round_), now)
-    there = tuple(p for p, member in session.members.items() if member.is_eligible)
+    there = session.chosen_of(session.members.eligible)
     if not is_late:  # at a deadline those that failed are asked once more
         there = tuple(p for p in there if p not in round_.failed)
     selected = _members_of_attempt(session, there, len(there), controller)
@@ -238,7 +249,7 @@ def _change_of_selection(session: Session, round_: Round, controller: Controller
     if num_free > 0 and (pool := session.pool):
         return _selected(session, pool, num_free, controller)
     missing = num_needed(round_, session.rules) - num_good - len(drafted)
-    if drafted and missing < 0:
+    if drafted and missing < 0 and not session.chosen:
         # Enough others have come, and would wait for one of whom little is to be expected.
         participant_id = next(p for p in reversed(round_.selected) if p in drafted)
         until = session.selection.faults_of(participant_id).left_out_until
@@ -271,6 +282,8 @@ def _next_step_between_rounds(
         return _ask_for_model(session, now)
     if session.members.num_eligible < rules.num_required or session.lacks_initialisers:
         return None
+    if session.lacks_chosen:
+        return None
     if (left_out := _left_out(session)) is not None:
         return left_out
     if session.plan is None and (rules.passes or rules.workload):
@@ -280,14 +293,18 @@ def _next_step_between_rounds(
         first = _draw(session, session.pool or session.reserve, 1, controller)[:1]
         return e.RoundOpened(session.round, first, 0, now, 1, Task.INITIALISE)
     # An empty model has nothing to train: round 0 then only initialises.
-    epochs = 0 if session.is_untrained else rules.epochs
+    config = session.script.config_of(session.round)
+    epochs = 0 if session.is_untrained else config.epochs or rules.epochs
     carried, bases = session.buffered.carried, session.buffered.bases
+    chosen = session.chosen
     # Participants that are left out count as gone, but N are always there.
     num_good = session.members.num_eligible - len(session.selection.left_out)
     num_connected = max(num_good, rules.num_required)
-    if chosen := session.script.config_of(session.round).selected:
-        num_connected = len(chosen)
     fraction = rules.fraction_participants
+    if chosen and rules.aggregation != attempts.RULE:
+        # No share of them, and left-out ones among them: the script knows whom it has chosen.
+        selected = (*carried, *session.available)
+        return e.RoundOpened(session.round, selected, epochs, now, len(chosen))
     k = num_selected(num_connected, fraction, rules.over_selection)
     # A participant that trains for longer than a round may take occupies no slot.
     limit_s = inf if rules.deadline_s is None else rules.deadline_s

@@ -282,6 +282,12 @@ def waiting_for(
             needed = rules.num_required if session.gathered else rules.start_participants
             more = _more_participants(needed - connected, rules)
             return f"{more}: {connected} of {needed} connected.{_not_eligible(session)}"
+        case _ if session.lacks_chosen:
+            away = session.chosen_away or session.chosen
+            return (
+                f"Participants that the script has chosen for round {session.round}: "
+                f"{names_of(away)}."
+            )
         case _ if session.lacks_initialisers:
             return (
                 f"Initial weights, which too few of the {connected} connected participants can "
@@ -318,6 +324,18 @@ def _evaluations_awaited(session: Session, round_: Round) -> str:
 
 
 def _updates_awaited(session: Session, round_: Round, strategy: Strategy) -> str:
+    missing = round_.outstanding
+    if away := session.chosen_away:
+        told = (
+            f"articipants that the script has chosen, and that are not connected: {names_of(away)}"
+        )
+        if not missing:
+            return f"P{told}; at the deadline others are asked."
+        return f"{_answers_awaited(session, round_, strategy).removesuffix('.')}; p{told}."
+    return _answers_awaited(session, round_, strategy)
+
+
+def _answers_awaited(session: Session, round_: Round, strategy: Strategy) -> str:
     rules = session.rules
     missing = round_.outstanding
     if not missing:

@@ -111,6 +111,14 @@ def log_event(before: Session, session: Session, event: e.DurableEvent, history:
             if measured is not None:
                 _log_measured(number, "coordinator", measured)
             _log_no_better(before, session)
+        case e.RoundConfigured(number, config):
+            # The settings themselves may have a megabyte.
+            log.info("round_configured", round=number, **_named(config.selected))
+        case e.ScriptEvaluated(number, evaluation):
+            if (measured := together([evaluation])) is not None:
+                _log_measured(number, "coordinator", measured)
+        case e.ScriptEnded():
+            log.info("script_ended", **fields)
         case e.SessionFinished(cause, _, ended_because, not_admitted):
             if ended_because:
                 fields["ended_because"] = ended_because

@@ -10,19 +10,14 @@ from typing import Any
 import grpc
 import structlog
 
-from xain_coordinator.core.commands import (
-    ConfigureRound,
-    EndScript,
-    FinishSession,
-    RecordEvaluation,
-    RemoveParticipant,
-)
+from xain_coordinator.core.commands import EndScript, FinishSession, RemoveParticipant
 from xain_coordinator.core.errors import Unavailable
+from xain_coordinator.core.scripted import require_scripted
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import JournalError
 from xain_coordinator.server.guard import Guard
 from xain_coordinator.server.identity import caller_said
-from xain_coordinator.server.script_messages import metrics_of, round_config, script_status
+from xain_coordinator.server.script_messages import configuration, evaluation, script_status
 from xain_foundation.threads import run_to_end
 from xain_wire.fl import access_pb2 as pb
 from xain_wire.fl import access_pb2_grpc as pb_grpc
@@ -134,31 +129,39 @@ class ControlService(pb_grpc.ControlServicer):
     async def FollowScript(
         self, request: pb.FollowScriptRequest, context: Context
     ) -> AsyncIterator[pb.FollowScriptResponse]:
-        last = None
-        while last is None or not last.is_finished:
-            status = script_status(self._driver.session)
+        require_scripted(self._driver.session, request.session_id)
+        session_id, last = self._driver.session.session_id, None
+        await self._noted("script_follows")
+        # A session that is over may be followed by another one before this is told of its end.
+        while (session := self._driver.session).session_id == session_id:
+            status = script_status(session)
             if status != last:
                 yield (last := status)
+                if status.is_finished:
+                    return
             else:
                 await self._driver.changed()
 
     async def ConfigureRound(
         self, request: pb.ConfigureRoundRequest, context: Context
     ) -> pb.ConfigureRoundResponse:
-        await self._driver.submit(ConfigureRound(request.round, round_config(request)))
+        await self._driver.submit(configuration(request))
+        await self._noted("round_configured", round=request.round)
         return pb.ConfigureRoundResponse()
 
     async def RecordEvaluation(
         self, request: pb.RecordEvaluationRequest, context: Context
     ) -> pb.RecordEvaluationResponse:
-        metrics = metrics_of(request)
-        await self._driver.submit(RecordEvaluation(request.model, request.num_samples, metrics))
+        await self._driver.submit(evaluation(request))
+        await self._noted("model_evaluated", model=request.model)
         return pb.RecordEvaluationResponse()
 
     async def EndScript(
         self, request: pb.EndScriptRequest, context: Context
     ) -> pb.EndScriptResponse:
-        await self._driver.submit(EndScript(request.failure))
+        await self._driver.submit(EndScript(request.failure, request.session_id))
+        # The audit log is about who did what; the traceback is in the journal.
+        await self._noted("script_ended", failed=bool(request.failure))
         return pb.EndScriptResponse()
 
     async def _noted(self, event: str, **fields: object) -> None:

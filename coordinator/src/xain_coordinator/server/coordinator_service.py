@@ -55,7 +55,7 @@ from xain_coordinator.server.identity import (
 )
 from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.server.rate_limit import RateLimit
-from xain_coordinator.server.script_messages import epochs_of, merged
+from xain_coordinator.server.script_messages import merged
 from xain_coordinator.server.statuses import message_of
 from xain_coordinator.server.translate import (
     division_message,
@@ -415,7 +415,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             else await self._downloads.offer(participant_id, reply.round, reply.model)
         )
         work = pb.StartTrainingRoundResponse(
-            epochs=epochs_of(reply.script_config, reply.epochs),
+            epochs=reply.epochs,
             epoch_base=reply.epoch_base,
             round=reply.round,
             model=ref_message(ref, data, offer.download_url if offer and not data else ""),

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from xain_coordinator.core.errors import InvalidRequest, NoRequest, TooLarge
 from xain_coordinator.server.predictions import MAX_BATCH_BYTES, MAX_ROWS_BYTES
+from xain_coordinator.server.script_messages import MAX_CONFIG_BYTES
 from xain_coordinator.updates.inbox import MAX_INLINE_UPDATE_BYTES
 from xain_wire.limits import MAX_METRICS_BYTES
 from xain_workloads.profile import MAX_CLASS_NAMES_BYTES, MAX_CLASSES
@@ -40,6 +41,8 @@ _LIMITS: Mapping[str, int | None] = {
         MAX_INLINE_UPDATE_BYTES + 8 * MAX_METRICS_BYTES + MAX_REQUEST_BYTES
     ),
     f"{_COORDINATOR}PutWeights": None,
+    # The settings of a round, in a form with blanks, and the names of its sites.
+    "/xain_proto.fl.Control/ConfigureRound": 2 * MAX_CONFIG_BYTES + MAX_REQUEST_BYTES,
     # The votes for the rows of a question, and the digests of estimators that are lost.
     f"{_COORDINATOR}Predict": 2 * MAX_BATCH_BYTES,
     # Rows as JSON, which takes long to parse, and the names of their columns.

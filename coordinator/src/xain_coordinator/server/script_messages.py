@@ -1,49 +1,61 @@
 """Decisions of a script on the wire: settings of a round as JSON objects."""
 
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
+from xain_coordinator.core import commands as c
 from xain_coordinator.core.errors import InvalidRequest
-from xain_coordinator.core.evaluation import MAX_METRICS, why_not_metric
+from xain_coordinator.core.evaluation import checked
 from xain_coordinator.core.script import RoundConfig
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Phase
 from xain_coordinator.core.view import waiting_for
 from xain_wire.fl import access_pb2 as pb
-from xain_wire.limits import MAX_INT32
 
-EPOCHS = "epochs"  # the setting that takes the place of rounds.epochs
-# All settings of a round go into the journal, and those of a site into its assignment.
+EPOCHS = "epochs"  # which a participant finds among the settings, and which are none of them
+# Of the canonical form. All settings of a round go into the journal, and those of a site into its
+# assignment.
 MAX_CONFIG_BYTES = 1 << 20
 MAX_SITE_BYTES = 1 << 16
 
 
-def round_config(request: pb.ConfigureRoundRequest) -> RoundConfig:
+def configuration(request: pb.ConfigureRoundRequest) -> c.ConfigureRound:
     """Raises InvalidRequest."""
-    texts = {"": request.config, **request.by_site}
-    if sum(len(text) for text in texts.values()) > MAX_CONFIG_BYTES:
+    if "" in (*request.selected, *request.by_site, *request.site_epochs):
+        raise InvalidRequest("a participant without a name is configured; each has one")
+    whole = _canonical(request.config, "of the round")
+    by_site = {site: _canonical(text, f"of {site}") for site, text in request.by_site.items()}
+    by_site = {site: by_site[site] for site in sorted(by_site) if by_site[site]}
+    if sum(map(len, (whole, *by_site.values()))) > MAX_CONFIG_BYTES:
         raise InvalidRequest(
-            f"the settings of round {request.round} have more than {MAX_CONFIG_BYTES} bytes"
+            f"the settings of round {request.round} have more than {MAX_CONFIG_BYTES} bytes as JSON"
         )
-    checked = {name: _checked(text, name) for name, text in texts.items()}
-    whole = checked.pop("")
-    return RoundConfig(whole, checked, tuple(dict.fromkeys(request.selected)))
+    config = RoundConfig(
+        whole,
+        by_site,
+        tuple(dict.fromkeys(request.selected)),
+        request.epochs,
+        {site: request.site_epochs[site] for site in sorted(request.site_epochs)},
+    )
+    return c.ConfigureRound(request.round, config, request.session_id)
 
 
-def metrics_of(request: pb.RecordEvaluationRequest) -> dict[str, float]:
+def evaluation(request: pb.RecordEvaluationRequest) -> c.RecordEvaluation:
     """Raises InvalidRequest."""
-    metrics = {name: request.metrics[name] for name in sorted(request.metrics)}
-    if not 0 < len(metrics) <= MAX_METRICS:
-        raise InvalidRequest(f"there are {len(metrics)} metrics; 1 to {MAX_METRICS} are taken")
-    for name, value in metrics.items():
-        if (why := why_not_metric(name, value)) is not None:
-            raise InvalidRequest(why)
-    return metrics
+    if not request.metrics:
+        raise InvalidRequest(f"the evaluation of model {request.model} has no metric")
+    try:
+        measured = checked(request.num_samples, request.metrics)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+    return c.RecordEvaluation(
+        request.model, measured.num_samples, measured.metrics, request.session_id
+    )
 
 
 def script_status(session: Session) -> pb.FollowScriptResponse:
-    script, model = session.script, session.model
+    script, model, rules = session.script, session.model, session.rules
+    is_planned = session.plan is not None or not rules.passes
     status = pb.FollowScriptResponse(
         session_id=session.session_id,
         round=session.round,
@@ -53,6 +65,8 @@ def script_status(session: Session) -> pb.FollowScriptResponse:
         cause=session.cause,
         waiting_for=waiting_for(session),
         model=-1 if model is None else model.round,
+        is_over=script.is_over,
+        rounds=rules.num_rounds if is_planned else 0,
     )
     if script.round >= 0:
         config = script.config
@@ -62,50 +76,59 @@ def script_status(session: Session) -> pb.FollowScriptResponse:
                 config=config.config,
                 by_site=config.by_site,
                 selected=config.selected,
+                epochs=config.epochs,
+                site_epochs=config.site_epochs,
+                session_id=session.session_id,
             )
         )
     if script.model >= 0:
         status.evaluated.CopyFrom(
-            pb.RecordEvaluationRequest(model=script.model, metrics=script.metrics)
+            pb.RecordEvaluationRequest(
+                model=script.model,
+                num_samples=script.num_samples,
+                metrics=script.metrics,
+                session_id=session.session_id,
+            )
         )
     return status
 
 
 def merged(first: str, *later: str) -> str:
-    """One JSON object of several, in which a later one prevails; without `epochs`."""
+    """One JSON object of several, in which a later one prevails; "": an empty one."""
     if not later:
         return first
-    values = _values((first, *later))
-    values.pop(EPOCHS, None)
+    values: dict[str, Any] = {}
+    for text in (first, *later):
+        values |= json.loads(text) if text else {}
     return json.dumps(values, sort_keys=True)
 
 
-def epochs_of(texts: Iterable[str], default: int) -> int:
-    """The epochs that a script has set; else those of the round."""
-    return int(_values(texts).get(EPOCHS, default))
+def _canonical(text: str, of: str) -> str:
+    """The JSON object in the one form in which it is compared; "": an empty one.
 
+    of: whose settings they are, in words. Raises InvalidRequest.
+    """
 
-def _values(texts: Iterable[str]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for text in texts:
-        values |= json.loads(text) if text else {}
-    return values
+    def refuse(value: str) -> NoReturn:
+        raise ValueError(f"{value} is not finite")
 
-
-def _checked(text: str, site: str) -> str:
-    """The JSON object in the one form in which it is compared. Raises InvalidRequest."""
-    of = f"of {site}" if site else "of the round"
     if not text:
         return ""
     try:
-        values = json.loads(text)
+        values = json.loads(text, parse_constant=refuse)
+        # A number such as 1e999 is read as infinity.
+        canonical = json.dumps(values, sort_keys=True, allow_nan=False)
+    except RecursionError:
+        raise InvalidRequest(f"the settings {of} are nested too deeply") from None
     except ValueError as error:
         raise InvalidRequest(f"the settings {of} are no JSON: {error}") from None
-    if not isinstance(values, Mapping):
+    if not isinstance(values, dict):
         raise InvalidRequest(f"the settings {of} are no JSON object")
-    if len(text) > MAX_SITE_BYTES:
-        raise InvalidRequest(f"the settings {of} have more than {MAX_SITE_BYTES} bytes")
-    epochs = values.get(EPOCHS, 1)
-    if type(epochs) is not int or not 1 <= epochs <= MAX_INT32:
-        raise InvalidRequest(f"{EPOCHS} {of} is {epochs!r}; it must be a whole number from 1")
-    return json.dumps(values, sort_keys=True) if values else ""
+    if EPOCHS in values:
+        raise InvalidRequest(
+            f"{EPOCHS} are among the settings {of}; they have fields of their own, epochs and "
+            "site_epochs"
+        )
+    if len(canonical) > MAX_SITE_BYTES:  # of ASCII
+        raise InvalidRequest(f"the settings {of} have more than {MAX_SITE_BYTES} bytes as JSON")
+    return canonical if values else ""

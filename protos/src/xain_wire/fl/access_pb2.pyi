@@ -456,7 +456,7 @@ class FollowScriptResponse(_message.Message):
     ROUNDS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     round: _builtins.int
-    """that is open, or is to be configured; after the last one, the number of rounds"""
+    """that is open, or is to be configured; after the last one, the last one"""
     waits: _builtins.bool
     """for the script: to configure `round`, or to come to its end where `is_trained`"""
     is_trained: _builtins.bool
@@ -471,7 +471,7 @@ class FollowScriptResponse(_message.Message):
     is_over: _builtins.bool
     """the script has come to its end"""
     rounds: _builtins.int
-    """of the session; 0 while the size of the training is not decided"""
+    """Number of the model after the last round; fewer rounds may do. 0: the training has no size yet."""
     @_builtins.property
     def configured(self) -> Global___ConfigureRoundRequest:
         """What was decided last.
@@ -559,7 +559,9 @@ class ConfigureRoundRequest(_message.Message):
     SITE_EPOCHS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     config: _builtins.str
-    """JSON objects, which come before the section [train]; those of a participant come before all others."""
+    """JSON objects without epochs, which come before the section [train]; those of a participant come
+    before all others.
+    """
     session_id: _builtins.str
     """empty: the present one"""
     epochs: _builtins.int
