@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from simulation.server import ServerCall
 
 
+STREAMS = ("Watch", "FollowScript")  # of answers, which nobody would read a second time
 MESSAGE_S = 0.1  # the longest that a line takes for one of a stream
 
 
@@ -210,7 +211,7 @@ class ClientCall:
         if self._is_stalled:
             return
         connection.send_up(self, lambda: self._arrive(data, is_last))
-        is_unary = is_last and data is not None and self.name != "Watch"
+        is_unary = is_last and data is not None and self.name not in STREAMS
         if is_unary and noise.duplicated and chance.random() < noise.duplicated:
             # A proxy thinks the message lost, and sends it again to the server that listens then.
             assert data is not None

@@ -3,7 +3,9 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from simulation.direct import SimulatedAccess
@@ -25,13 +27,16 @@ from xain_coordinator.metrics.null import NullMetricsStore
 from xain_coordinator.metrics.points import parse_points
 from xain_coordinator.ports import Clock, StoreUnavailable
 from xain_coordinator.server.admission_control import AdmissionControl
+from xain_coordinator.server.control_service import ControlService
 from xain_coordinator.server.coordinator_service import CoordinatorService
 from xain_coordinator.server.downloads import Downloads
+from xain_coordinator.server.guard import Guard
 from xain_coordinator.server.interceptor import RefusalInterceptor
 from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.updates.inbox import Inbox
 from xain_foundation.threads import run_to_end
+from xain_wire.fl.access_pb2_grpc import add_ControlServicer_to_server
 from xain_wire.fl.coordinator_pb2 import Encoding
 from xain_wire.fl.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
 from xain_workloads.model import Model
@@ -259,6 +264,9 @@ class CoordinatorMachine:
             ),
             server,
         )
+        add_ControlServicer_to_server(
+            ControlService(Guard(), driver, lambda: "", _no_copies), server
+        )
         await run_to_end(fence.take_over)
         watches = [asyncio.create_task(fence.watch(driver))]
         driver.start(worker)
@@ -295,6 +303,10 @@ class CoordinatorMachine:
     def _clock(self, start: float) -> Clock:
         rate = self._scenario.clock_rate(-1)
         return _SessionClock(self._hub, start, rate, lambda: self.wall_offset_s)
+
+
+def _no_copies() -> AbstractAsyncContextManager[Path]:
+    raise AssertionError("nobody asks for a copy of the journal")
 
 
 def _points_of(driver: Driver) -> Callable[[str, int, str], tuple[Point, ...]]:

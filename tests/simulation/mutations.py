@@ -25,6 +25,7 @@ from xain_coordinator.core.effects import Aggregate, Effect
 from xain_coordinator.core.needed import Needed
 from xain_coordinator.core.pacing import Buffer, Pacing, Quorum, WantedUpdates
 from xain_coordinator.core.round import Round
+from xain_coordinator.core.script import RoundConfig
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Rules
 from xain_coordinator.driver import driver as driver_module
@@ -400,6 +401,21 @@ MUTATIONS: Mapping[str, Mutation] = {
     "forget what an optimiser remembers": _patch(engine._Making, "_state", lambda self: {}),
     "clip nothing": _patch(distances, "_clipping", lambda norms, radius: np.ones_like(norms)),
     "aggregate five updates at most": _patch(decider, "_owed_work", _the_first_five),
+    "let a script configure a round twice": _patch(
+        answers, "require_configurable", lambda session, command: True
+    ),
+    "let a script evaluate a model twice": _patch(
+        answers, "require_measurable", lambda session, command, evaluation: True
+    ),
+    "open a round that a script has not configured": _patch(
+        Session, "waits_for_script", property(lambda self: False)
+    ),
+    "forget what a script has decided for a site": _patch(
+        RoundConfig, "epochs_of", lambda config, participant_id, epochs: epochs
+    ),
+    "select those whom a script has not chosen": _patch(
+        Session, "chosen_of", lambda self, participants: tuple(participants)
+    ),
 }
 
 # The fault in which it shows, where that is a rare one; then every fault is of this kind. None: it
@@ -503,4 +519,9 @@ SEEN: Mapping[str, str] = {
     "forget what an optimiser remembers": "the model of round",
     "clip nothing": "it should be near",
     "aggregate five updates at most": "the model of round",
+    "let a script configure a round twice": "RoundConfigured does not follow",
+    "let a script evaluate a model twice": "ScriptEvaluated does not follow",
+    "open a round that a script has not configured": "its script has not configured it",
+    "forget what a script has decided for a site": "epochs, and not",
+    "select those whom a script has not chosen": "were selected, and not|are not all of",
 }

@@ -6,6 +6,7 @@ whoever is told more than it knows has been told too early.
 """
 
 import io
+import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,6 +21,7 @@ from oracle.rounds import ROUNDING_S, Rounds
 from simulation.aggregation import Aggregation
 from simulation.disk import StoreDisk
 from simulation.hub import Hub
+from simulation.plan import configuration_of, ends_at, epochs_of, settings_of
 from simulation.scenario import Kind, Scenario
 from xain_coordinator.core import events as e
 from xain_coordinator.core.evolve import begin, evolve
@@ -29,6 +31,7 @@ from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Evaluation, GlobalModel, Phase, Rules, Update, WeightsRef
 from xain_coordinator.ports import Record
 from xain_foundation.names import GLOBAL
+from xain_wire.fl import access_pb2 as access_pb
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.np import npy_header
 from xain_workloads import scaffold
@@ -66,6 +69,9 @@ class Oracle:
         self._since = 0.0
         self.journalled: Callable[[str], bytes | None] = lambda key: None  # a small update or model
         self._opened: set[int] = set()
+        # Decisions of the script: rounds, and models.
+        self._configured: set[int] = set()
+        self._measured: set[int] = set()
         self._joined: set[str] = set()
         self._members: set[str] = set()
         # By participant and the round it was trained for: digests.
@@ -78,6 +84,10 @@ class Oracle:
     @property
     def is_finished(self) -> bool:
         return self.session is not None and self.session.phase is Phase.FINISHED
+
+    def score_of_model(self, number: int) -> float:
+        """The score of a published model."""
+        return score_of(_vector(self.models[model_key(number)]))
 
     def has_counted(self, participant_id: str) -> bool:
         """Whether an update or an evaluation of the participant was accepted."""
@@ -150,6 +160,17 @@ class Oracle:
                 self._variates.is_lost |= CONTROL_LOST in metrics
                 if evaluation is not None:
                     self._check_evaluation(number - staleness, evaluation)
+            case e.RoundConfigured(number, config):
+                assert number not in self._configured, f"round {number} is configured twice"
+                decided = configuration_of(self._scenario, number)
+                assert dict(config.site_epochs) == dict(decided.site_epochs)
+                assert (config.epochs, config.selected) == (decided.epochs, (*decided.selected,))
+                self._configured.add(number)
+                self._since = record.at  # the wait for the script is over
+            case e.ScriptEvaluated(number, evaluation):
+                assert number not in self._measured, f"model {number} is evaluated twice"
+                self._check_evaluation(number, evaluation)
+                self._measured.add(number)
             case e.EvaluationAccepted(number, participant_id, evaluation):
                 of_round = (participant_id, number)
                 assert of_round not in self._accepted, f"{of_round} counts twice"
@@ -165,7 +186,7 @@ class Oracle:
         session = self.session
         assert session is not None
         rules, round_ = session.rules, session.open_round
-        if session.phase is not self._phase:
+        if session.phase is not self._phase or session.waits_for_script:
             self._phase, self._since = session.phase, self._at
         waits_s, limit_s = self._at - self._since, rules.idle_timeout_s
         if session.phase is Phase.COLLECTING:
@@ -282,6 +303,24 @@ class Oracle:
                 if self._accepted.get(of_round) != update.update.digest.hex():
                     self.fail(f"{of_round} was acknowledged, and is not in the journal")
                 self._acknowledged.add(of_round)
+            case "FollowScript":
+                status = access_pb.FollowScriptResponse.FromString(answer)
+                if status.HasField("configured"):
+                    self._must_be_durable("round", status.configured.round, self._configured)
+                if status.HasField("evaluated"):
+                    self._must_be_durable("model", status.evaluated.model, self._measured)
+                if status.is_finished and not self.is_finished:
+                    self.fail("the script heard of the end, which is not in the journal")
+            case "ConfigureRound":
+                configured = access_pb.ConfigureRoundRequest.FromString(request)
+                self._must_be_durable("round", configured.round, self._configured)
+            case "RecordEvaluation":
+                measured = access_pb.RecordEvaluationRequest.FromString(request)
+                self._must_be_durable("model", measured.model, self._measured)
+
+    def _must_be_durable(self, what: str, number: int, durable: set[int]) -> None:
+        if number not in durable:
+            self.fail(f"the decision for {what} {number} was acknowledged, and is not durable")
 
     def _advertised(
         self, participant_id: str, seen: pb.HeartbeatResponse | pb.WatchResponse
@@ -307,9 +346,19 @@ class Oracle:
             self.fail(f"{participant_id} was given {work.model.key}, which is not published")
         if work.update_accepted:
             self._heard_of_acceptance(participant_id, work.round)
+        if work.task == pb.TRAIN and work.round in self._configured:
+            self._check_settings(participant_id, work)
         counted = work.counted_round if work.HasField("counted_round") else -1
         if not self._variates.may_be_told(participant_id, work.round, counted):
             self.fail(f"{participant_id} was told that its variate of round {counted} counted")
+
+    def _check_settings(self, participant_id: str, work: pb.StartTrainingRoundResponse) -> None:
+        settings = settings_of(self._scenario, work.round, participant_id)
+        if json.loads(work.train_config or "{}") != settings:
+            self.fail(f"{participant_id} was told {work.train_config}, and not {settings}")
+        epochs = epochs_of(self._scenario, work.round, participant_id)
+        if work.epochs != epochs:
+            self.fail(f"{participant_id} was told {work.epochs} epochs, and not {epochs}")
 
     def trains(self, participant_id: str, round_: int) -> None:
         """Training begins."""
@@ -371,7 +420,8 @@ class Oracle:
                 self.fail(f"the session has failed: {session.cause}")
             return
         assert session.model is not None
-        if session.model.round != session.rules.num_rounds:
+        last = ends_at(self._scenario)
+        if session.model.round != (session.rules.num_rounds if last < 0 else last):
             self.fail(f"the last model is number {session.model.round}")
         if self._scenario.needs_everybody:
             found = _vector(self.models[session.model.ref.key])
@@ -542,7 +592,9 @@ def undisturbed(scenario: Scenario, first: str) -> Vector:
         model = first_weights(scenario, first)
     aggregation = _aggregation_of(scenario.rules())
     own: dict[str, Vector] = {}
-    for _ in range(scenario.rounds):
+    num_initial, last = int(scenario.initial == "first"), ends_at(scenario)
+    last = num_initial + scenario.rounds if last < 0 else last
+    for number in range(num_initial, last):
         if model is None:
             rows = [first_weights(scenario, name) for name in names]
             model = aggregation.next_model(None, rows, [1.0] * len(rows))
@@ -553,10 +605,13 @@ def undisturbed(scenario: Scenario, first: str) -> Vector:
             own = {name: variate for name, (_, variate) in zip(names, both, strict=True)}
             model = aggregation.next_model(model, [row for row, _ in both], samples, share=1.0)
             continue
-        trained = [trained_weights(model, name, scenario.epochs, epoch_base) for name in names]
+        trained = [
+            trained_weights(model, name, epochs_of(scenario, number, name), epoch_base)
+            for name in names
+        ]
         rows = [sent(scenario, vector, model) for vector in trained]
         model = aggregation.next_model(model, rows, samples)
-        epoch_base += scenario.epochs
+        epoch_base += epochs_of(scenario, number)
     assert model is not None
     return model
 

@@ -35,10 +35,13 @@ class Kind(StrEnum):
     # the way still acknowledges what is sent
     BREAK = "break"  # its connection is reset
     WALL_CLOCK = "wall clock"  # jumps by `seconds`, which must not matter
+    KILL_SCRIPT = "kill script"  # after `count` more steps; back after `seconds`
 
 
 # Of what befalls participants.
 EVERYBODY = -1
+
+SCRIPTED = 0.2  # share of the sessions that a script may drive
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ class Scenario:
         own beside their results.
     evaluators: those who can evaluate models.
     without_weights: those who cannot make initial weights.
+    scripted: a script drives the session; see plan.py. script_s: how long it takes to decide.
     quiet_at: from then on nothing happens any more that should not.
     """
 
@@ -116,6 +120,8 @@ class Scenario:
     without_weights: tuple[int, ...] = ()
     evaluate_every: int = 1
     evaluate_deadline_s: float = 600.0
+    scripted: bool = False
+    script_s: float = 1.0
     noise: Noise = field(default_factory=Noise)
     faults: tuple[Fault, ...] = ()
     quiet_at: float = 0.0
@@ -143,7 +149,12 @@ class Scenario:
             "buffer_size": self.buffer_size,
             "refused_limit": self.refused_limit,
             "refused_rounds": 2,
+            "scripted": self.scripted,
         }
+        if self.scripted:
+            # A script may choose participants by name before they have come.
+            names = [f"p{index}" for index in range(self.num_participants)]
+            rounds["expected_participants"] = names
         config = CoordinatorConfig.model_validate(
             {
                 "server": {
@@ -212,7 +223,9 @@ class Scenario:
         deadline_s = min(self.deadline_s, 2 * train_s)
         idle_s = self.idle_timeout_s if self.can_fail else 0.0
         a_round_s = deadline_s + 2 * train_s + 3 * lease_s + 60.0
-        return 400.0 + idle_s + (self.rounds + 1) * a_round_s
+        # A call and a stream of a script may stall, and each of its decisions takes a few of them.
+        script_s = 4 * (2 * self.script_s + 100.0) if self.scripted else 0.0
+        return 400.0 + idle_s + (self.rounds + 1) * (a_round_s + script_s)
 
 
 def from_seed(seed: int) -> Scenario:
@@ -262,7 +275,28 @@ def from_seed(seed: int) -> Scenario:
         scenario = _with_control(of_control, scenario)
     if scenario.initial == "first":
         scenario = _without_weights(Random(f"without weights {seed}"), scenario)
-    return _faults(chance, scenario)
+    return _scripted(Random(f"script {seed}"), _faults(chance, scenario))
+
+
+def _scripted(chance: Random, scenario: Scenario) -> Scenario:
+    """In some of the sessions a script configures the rounds, and is killed now and then."""
+    if chance.random() >= SCRIPTED or scenario.consistency != "bsp" or scenario.epochs == 0:
+        return scenario
+    script_s = chance.choice((0.1, 1.0, 30.0, 200.0))
+    horizon_s = scenario.quiet_at + scenario.rounds * script_s
+    killed = tuple(
+        Fault(
+            Kind.KILL_SCRIPT,
+            at=chance.random() * horizon_s,
+            seconds=chance.choice((0.1, 1.0, 20.0)) * chance.random(),
+            count=int(40 * chance.random() ** 2),
+        )
+        for _ in range(chance.choice((0, 1, 2, 5)))
+    )
+    faults = sorted((*scenario.faults, *killed), key=lambda fault: fault.at)
+    return replace(
+        scenario, scripted=True, script_s=script_s, faults=tuple(faults), quiet_at=horizon_s + 20.0
+    )
 
 
 def _with_control(chance: Random, scenario: Scenario) -> Scenario:
@@ -434,7 +468,8 @@ def _faults(chance: Random, scenario: Scenario) -> Scenario:
             chance.choice((0.0, 0.02, 0.1)) for _ in range(3)
         )
     # Few kinds at a time: of all together, each hides what the others do.
-    kinds = chance.sample([*Kind, *_WORST], chance.randint(1, 4))
+    known = [kind for kind in Kind if kind is not Kind.KILL_SCRIPT]  # see _scripted
+    kinds = chance.sample([*known, *_WORST], chance.randint(1, 4))
     faults = tuple(
         Fault(
             kind=chance.choice(kinds),

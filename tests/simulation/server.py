@@ -205,7 +205,8 @@ class ServerCall:
         return self._call.metadata
 
     def peer(self) -> str:
-        return f"simulated:{self._call.channel.link.name}"
+        name = self._call.channel.link.name
+        return f"unix:{name}" if name == "script" else f"simulated:{name}"
 
     async def abort(
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()

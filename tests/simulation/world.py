@@ -21,6 +21,7 @@ from simulation.hub import Hub, Trace, Violation
 from simulation.network import Link, Network, Noise
 from simulation.oracle import TILE_ELEMENTS
 from simulation.scenario import EVERYBODY, Fault, Kind, Scenario, from_seed
+from simulation.script import ScriptMachine
 from xain_foundation import logger
 
 # Of weights that do not travel inside calls.
@@ -112,6 +113,7 @@ class _World:
             )
             for index in range(scenario.num_participants)
         ]
+        self.script = ScriptMachine(self.hub, scenario, self.network, self.oracle)
         self._faults = {
             Kind.KILL_COORDINATOR: self._kill_coordinator,
             Kind.KILL_COORDINATOR_IN_IO: self._kill_coordinator_in_io,
@@ -130,6 +132,7 @@ class _World:
             Kind.HALF_OPEN: self._half_open,
             Kind.BREAK: self._break,
             Kind.WALL_CLOCK: self._wall_clock,
+            Kind.KILL_SCRIPT: self._kill_script,
         }
 
     def run(self) -> None:
@@ -137,6 +140,8 @@ class _World:
         self.coordinator.boot()
         for participant in self.participants:
             hub.after(hub.chance.random() * 2.0, None, participant.boot)
+        if scenario.scripted:
+            hub.after(hub.chance.random() * 2.0, None, self.script.boot)
         for fault in scenario.faults:
             hub.at(fault.at, None, partial(self._befall, fault))
         for who, at in scenario.gone:
@@ -145,23 +150,24 @@ class _World:
         until = scenario.quiet_at + scenario.bound_s
         is_over = hub.run(self._is_over, until)
         if not is_over:
-            waiting = [p.name for p in self.participants if not p.is_done]
+            waiting = [p.name for p in (*self.participants, self.script) if not p.is_done]
             hub.note("oracle", f"still there: {', '.join(waiting)}")
             hub.fail(f"there is no end {scenario.bound_s} s after the last fault")
         self.oracle.ended()
         hub.check()
 
     def _is_over(self) -> bool:
-        return self.oracle.is_finished and all(p.is_done for p in self.participants)
+        machines = (*self.participants, self.script)
+        return self.oracle.is_finished and all(one.is_done for one in machines)
 
     def bury(self) -> None:
         """End what still runs."""
         hub = self.hub
         hub.after_step = lambda process: None
         self.coordinator.bury()
-        for participant in self.participants:
-            if participant.process is not None:
-                participant.process.kill()
+        for machine in (*self.participants, self.script):
+            if machine.process is not None:
+                machine.process.kill()
         hub.bury()
 
     def logged(self, level: str, entry: Mapping[str, Any]) -> None:
@@ -256,6 +262,9 @@ class _World:
     def _wall_clock(self, fault: Fault) -> None:
         self.coordinator.wall_offset_s += (fault.count - 20) * fault.seconds * 1000.0
 
+    def _kill_script(self, fault: Fault) -> None:
+        self.script.kill(fault.count, down_s=fault.seconds)
+
     def _leave(self, who: int) -> None:
         self.participants[who].kill(down_s=None, host=True)
 
@@ -263,12 +272,14 @@ class _World:
         self.hub.note("fault", "no more of them")
         self._noise.lost = self._noise.duplicated = self._noise.slow = 0.0
         self.coordinator.spare()
+        self.script.spare()
 
     def _whom(self, fault: Fault) -> list[ParticipantMachine]:
         return self.participants if fault.who == EVERYBODY else [self.participants[fault.who]]
 
     def _links(self, fault: Fault) -> list[Link]:
-        return [participant.link for participant in self._whom(fault)]
+        of_script = [self.script.link] if fault.who == EVERYBODY else []
+        return [participant.link for participant in self._whom(fault)] + of_script
 
 
 class _Dates(datetime):
