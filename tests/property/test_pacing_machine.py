@@ -36,6 +36,7 @@ from xain_coordinator.core.effects import Aggregate, InitialiseModel
 from xain_coordinator.core.evolve import evolve, fold, open_session
 from xain_coordinator.core.keys import update_key
 from xain_coordinator.core.questions import AssignmentFor, advertise, ask
+from xain_coordinator.core.script import RoundConfig
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import ParticipantState, Phase, Rules
 
@@ -131,10 +132,26 @@ RULE_SETS = {
         refused_limit=1,
         refused_rounds=1,
     ),
+    "scripted": make_rules(
+        rounds=6, min_participants=2, start_participants=4, scripted=True, **WAITS
+    ),
+    "strict, scripted": make_rules(
+        rounds=6,
+        min_participants=2,
+        fraction="0.6",
+        start_participants=4,
+        controller="random",
+        over_selection=Fraction(1, 2),
+        refused_limit=1,
+        refused_rounds=2,
+        scripted=True,
+        **WAITS,
+    ),
 }
 NAMES = tuple(f"p{i}" for i in range(6))
 SPARE = tuple(f"q{i}" for i in range(6))
 INDEX = st.integers(0, 5)
+CHOSEN = st.sets(st.sampled_from(NAMES[:4]), max_size=4)  # of those that come first
 
 
 @dataclass(frozen=True)
@@ -162,10 +179,12 @@ class PacingMachine(RuleBasedStateMachine):
         self.book: dict[tuple[int, str], tuple[str, int]] = {}
         self.aggregated: list[int] = []
         self.num_trained = 0
+        self.chosen: tuple[str, ...] = ()
 
-    @initialize(name=st.sampled_from(sorted(RULE_SETS)), steps=st.integers(0, 20))
-    def open(self, name: str, steps: int) -> None:
+    @initialize(name=st.sampled_from(sorted(RULE_SETS)), steps=st.integers(0, 20), chosen=CHOSEN)
+    def open(self, name: str, steps: int, chosen: set[str]) -> None:
         self.rules: Rules = RULE_SETS[name]
+        self.chosen = tuple(sorted(chosen))
         self.session, opened = open_session("s", self.rules, self.now)
         self.oracle = Rounds(opened)
         self.journal.append((self.now, opened))
@@ -194,7 +213,25 @@ class PacingMachine(RuleBasedStateMachine):
             self.owed = None
         for name in self.work.keys() - self.session.members.keys():
             self.work[name] = Work(self.work[name].round, self.work[name].digest, told=False)
+        self._decide()
         return decision
+
+    def _decide(self) -> None:
+        """The script of the session, if it waits for one, decides at once."""
+        if not self.session.waits_for_script:
+            return
+        if self.session.is_trained:
+            self.send(c.EndScript())
+            return
+        number = self.session.round
+        chosen = c.ConfigureRound(number, RoundConfig(selected=self.chosen))
+        if isinstance(self.attempt(chosen), errors.Refusal):  # too few, or nobody knows them
+            self.send(c.ConfigureRound(number, RoundConfig()))
+
+    @rule(chosen=CHOSEN)
+    def choose(self, chosen: set[str]) -> None:
+        """The participants that the script chooses for the next rounds."""
+        self.chosen = tuple(sorted(chosen))
 
     def attempt(self, command: c.Command) -> Decision | errors.Refusal:
         try:
@@ -493,7 +530,7 @@ class PacingMachine(RuleBasedStateMachine):
         session, round_ = self.session, self.session.open_round
         if session.phase is Phase.COLLECTING:
             assert round_ is not None
-            assert round_.outstanding or round_.failed
+            assert round_.outstanding or round_.failed or session.chosen_away
         elif session.phase is Phase.AGGREGATING:
             assert isinstance(self.owed, Aggregate)
 
@@ -565,7 +602,7 @@ class PacingMachine(RuleBasedStateMachine):
         # A start that is waited for, the open round to its deadline, and its overdue updates; a
         # pause or a model that does not come begins the last wait anew.
         bound = now + START_TIMEOUT_S + LEASE_S + DEADLINE_S + 3 * IDLE_S
-        while session.phase is not Phase.FINISHED:
+        while session.phase is not Phase.FINISHED and not session.waits_for_script:
             events = [
                 e.ParticipantHeard(p, ParticipantState.READY, -1, now) for p in session.members
             ]
@@ -602,6 +639,8 @@ class PacingMachine(RuleBasedStateMachine):
             self._fetch(name)
             assert self._must_be_taken(name, self.work[name])
             self._bring(name)
+        elif away := session.chosen_away:
+            self.send(c.Rendezvous(away[0], PROFILE))
         else:
             absent = (name for name in (*NAMES, *SPARE) if name not in session.members)
             self.send(c.Rendezvous(next(absent), PROFILE))

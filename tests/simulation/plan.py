@@ -1,4 +1,4 @@
-"""What the script of a scenario decides: all of it follows from the seed and the number of the
+"""Decisions of the script of a scenario. All of them follow from the seed and the number of the
 round, as the constants of a script that is started again do."""
 
 import json

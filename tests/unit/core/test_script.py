@@ -271,7 +271,7 @@ def test_chosen_participant_that_comes_later_is_selected() -> None:
     bench.leave("b")
     bench.send(c.ConfigureRound(1, RoundConfig(selected=("a", "b"))))
     assert set(bench.session.opened.selected) == {"a"}
-    assert "chosen, and that are not connected: b." in waiting_for(bench.session)
+    assert "chosen by the script, and not connected or failed: b." in waiting_for(bench.session)
     bench.join("b")
     assert set(bench.session.opened.selected) == {"a", "b"}
 
@@ -296,13 +296,23 @@ def test_others_are_asked_at_the_deadline_when_a_chosen_participant_has_left() -
     bench.leave("b")
     assert bench.session.opened.selected == ("a",)
     assert waiting_for(bench.session) == (
-        "Participants that the script has chosen, and that are not connected: b; at the deadline "
-        "others are asked."
+        "Participants chosen by the script, and not connected or failed: b. At the deadline others "
+        "are asked."
     )
     bench.pass_time(DEADLINE_S + 1)
     assert set(bench.session.opened.selected) == {"a", "c"}
     bench.end("c")
     assert bench.session.round == 1
+
+
+def test_others_are_asked_at_the_deadline_when_a_chosen_participant_has_failed() -> None:
+    bench = scripted(min_participants=2, deadline_s=DEADLINE_S)
+    bench.send(c.ConfigureRound(0, RoundConfig(selected=("a", "b"))))
+    bench.end("a")
+    bench.send(c.NoteFailure("b", 0, "TypeError"))
+    assert "not connected or failed: b" in waiting_for(bench.session)
+    bench.pass_time(DEADLINE_S + 1)
+    assert set(bench.session.opened.selected) == {"a", "b", "c"}
 
 
 def test_round_is_not_held_up_by_a_chosen_participant_that_has_left() -> None:

@@ -127,14 +127,17 @@ class Session:
     def chosen_of(self, participants: Iterable[str]) -> tuple[str, ...]:
         """Keep the participants that the script has chosen by name; all if it has chosen none."""
         chosen = frozenset(self.chosen)
-        return tuple(p for p in participants if not chosen or p in chosen)
+        return tuple(p for p in participants if p in chosen) if chosen else tuple(participants)
 
     @property
     def chosen_away(self) -> tuple[str, ...]:
-        """Participants that the script has chosen by name, and that are not connected and have not
-        answered."""
-        answers: Mapping[str, object] = {} if self.open_round is None else self.open_round.answers
-        return tuple(p for p in self.chosen if p not in self.members and p not in answers)
+        """Participants that the script has chosen by name, and that cannot answer: they are not
+        connected, or their code has failed in this round."""
+        chosen, round_ = self.chosen, self.open_round
+        if round_ is None:
+            return tuple(p for p in chosen if p not in self.members)
+        away = (p for p in chosen if p not in self.members or p in round_.failed)
+        return tuple(p for p in away if p not in round_.answers)
 
     @property
     def lacks_chosen(self) -> bool:

@@ -326,12 +326,11 @@ def _evaluations_awaited(session: Session, round_: Round) -> str:
 def _updates_awaited(session: Session, round_: Round, strategy: Strategy) -> str:
     missing = round_.outstanding
     if away := session.chosen_away:
-        told = (
-            f"articipants that the script has chosen, and that are not connected: {names_of(away)}"
-        )
+        told = f"chosen by the script, and not connected or failed: {names_of(away)}"
         if not missing:
-            return f"P{told}; at the deadline others are asked."
-        return f"{_answers_awaited(session, round_, strategy).removesuffix('.')}; p{told}."
+            return f"Participants {told}. At the deadline others are asked."
+        awaited = _answers_awaited(session, round_, strategy).removesuffix(".")
+        return f"{awaited}; participants {told}."
     return _answers_awaited(session, round_, strategy)
 
 
