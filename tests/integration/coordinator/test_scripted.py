@@ -191,6 +191,15 @@ async def test_script_of_another_session_is_refused(trained, local) -> None:
         assert "the script drives session other" in details
 
 
+async def test_failure_of_a_script_ends_the_session_however_long_it_is(trained, local) -> None:
+    coordinator, *_ = trained
+    await ControlStub(local).EndScript(
+        access.EndScriptRequest(failure="ValueError: " + "x" * 50_000)
+    )
+    assert coordinator.driver.session.cause.startswith("the script failed: ValueError: xxx")
+    assert len(coordinator.driver.session.cause) < 3000
+
+
 async def test_session_without_a_script_is_followed_by_none(start, local) -> None:
     await start()
     code, details = await refusal_of(

@@ -43,6 +43,8 @@ _LIMITS: Mapping[str, int | None] = {
     f"{_COORDINATOR}PutWeights": None,
     # The settings of a round, in a form with blanks, and the names of its sites.
     "/xain_proto.fl.Control/ConfigureRound": 2 * MAX_CONFIG_BYTES + MAX_REQUEST_BYTES,
+    # A traceback, of which the beginning is kept: a script that has failed must not fail at this.
+    "/xain_proto.fl.Control/EndScript": 1 << 20,
     # The votes for the rows of a question, and the digests of estimators that are lost.
     f"{_COORDINATOR}Predict": 2 * MAX_BATCH_BYTES,
     # Rows as JSON, which takes long to parse, and the names of their columns.
