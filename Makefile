@@ -22,7 +22,7 @@ endif
 BENCHMARKS := baselines round_overhead gradient_steps pipeline messaging aggregation parameter_server recovery restart s3_store fleet large_model tls closed_flood simulation launch_serve learning
 WITH_PEERS := round_overhead large_model
 
-.PHONY: help demo test kills enrolment-kills simulate bench check format lint types protos protos-check dist sbom audit lock setup setup-dev setup-torch clean
+.PHONY: help demo test kills session-kills enrolment-kills simulate bench check format lint types protos protos-check dist sbom audit lock setup setup-dev setup-torch clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -43,6 +43,9 @@ simulate: setup-dev  ## simulate the whole system with SEEDS=1000 plans of fault
 
 kills: setup-dev  ## kill real processes until KILLS=100 have died (SEED=0: where to begin)
 	KILLS=$(or $(KILLS),100) SEED=$(or $(SEED),0) $(BIN)/python -m pytest -q -k kills_change_nothing tests/e2e/test_kills.py
+
+session-kills: setup-dev  ## the same for the script of a server, between any two lines of it
+	KILLS=$(or $(KILLS),100) SEED=$(or $(SEED),0) $(BIN)/python -m pytest -q tests/e2e/test_session_kills.py
 
 enrolment-kills: setup-dev  ## the same for enrolment: join, renew, revoke, until KILLS=100 have died
 	KILLS=$(or $(KILLS),100) SEED=$(or $(SEED),0) $(BIN)/python -m pytest -q tests/e2e/test_enrolment_kills.py

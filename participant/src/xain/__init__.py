@@ -20,19 +20,31 @@ if TYPE_CHECKING:
     from xain.result import Result
     from xain.round import Config, Round
     from xain.weights import LayoutMismatch, trainable
+    from xain_session.errors import DecidedOtherwise, SessionFailed
+    from xain_session.given import Rule
+    from xain_session.opening import connect, session
+    from xain_session.record import Record
+    from xain_session.session import Session
     from xain_session.simulation import Simulation, SimulationError, Site, simulate
 
 __all__ = [
     "Config",
+    "DecidedOtherwise",
     "LayoutMismatch",
+    "Record",
     "Result",
     "Round",
     "Rounds",
+    "Rule",
+    "Session",
     "SessionError",
+    "SessionFailed",
     "Simulation",
     "SimulationError",
     "Site",
+    "connect",
     "rounds",
+    "session",
     "simulate",
     "trainable",
 ]
@@ -48,6 +60,11 @@ __getattr__, __dir__ = loaded_on_use(
         "result": "Result",
         "round": "Config Round",
         "weights": "LayoutMismatch trainable",
+        "xain_session.errors": "DecidedOtherwise SessionFailed",
+        "xain_session.given": "Rule",
+        "xain_session.opening": "connect session",
+        "xain_session.record": "Record",
+        "xain_session.session": "Session",
         "xain_session.simulation": "Simulation SimulationError Site simulate",
     },
 )

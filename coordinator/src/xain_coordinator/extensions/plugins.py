@@ -1,4 +1,5 @@
-"""Plug-ins of other distributions, by entry points: rules, controllers, pacing rules and stores.
+"""Plug-ins: rules, controllers, pacing rules and stores of other distributions, by entry points,
+and those that a program hands to the coordinator that runs in it.
 
 A distribution names its class in the group, such as `[project.entry-points."xain.aggregators"]`
 with `my_rule = "my_package:MyRule"`; installing it beside the coordinator is all. Nothing of a
@@ -20,6 +21,9 @@ STORES = "xain.stores"
 T = TypeVar("T")
 
 
+_given: dict[tuple[str, str], type] = {}
+
+
 class PluginFailed(ValueError):
     """A plug-in is missing, cannot be imported, or claims a name that is not its own to give."""
 
@@ -28,9 +32,18 @@ class WrongPluginOption(PluginFailed):
     """An option of the configuration does not fit the plug-in."""
 
 
+def give(group: str, name: str, kind: type) -> None:
+    """Have a class by name in this process, for coordinators that run in it. A later class of the
+    name takes the place of an earlier one. Raises PluginFailed if a distribution has the name."""
+    if _installed(group).get(name):
+        raise PluginFailed(f"{name!r} is the name of a plug-in that is installed")
+    _given[group, name] = kind
+
+
 def known(group: str, builtin: Iterable[str]) -> list[str]:
     """Names that a configuration may use, sorted; for messages."""
-    return sorted({*builtin, *_installed(group)})
+    own = (name for of, name in _given if of == group)
+    return sorted({*builtin, *_installed(group), *own})
 
 
 def load(group: str, name: str, builtin: Mapping[str, T]) -> T:
@@ -40,6 +53,9 @@ def load(group: str, name: str, builtin: Mapping[str, T]) -> T:
     was meant, a later installation must not quietly put another in its place, in the middle of a
     session. Raises PluginFailed too if the plug-in cannot be imported.
     """
+    if (group, name) in _given and name not in builtin:
+        own: T = _given[group, name]  # type: ignore[assignment]  # the caller checks it
+        return own
     found = _installed(group).get(name, ())
     if name in builtin:
         if found:

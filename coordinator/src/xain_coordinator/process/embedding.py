@@ -144,6 +144,17 @@ class Coordinator:
         return self.config.server.address_at(self.port)
 
     @property
+    def has_ended(self) -> bool:
+        """Whether it serves no more."""
+        return self._has_ended.is_set()
+
+    @property
+    def num_connected(self) -> int:
+        """How many participants are connected; after the end of the session, how many have not
+        left it yet."""
+        return self._started.num_connected()
+
+    @property
     def session(self) -> Session:
         """The present session."""
         return self._started.session

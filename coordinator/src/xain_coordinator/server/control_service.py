@@ -134,7 +134,7 @@ class ControlService(pb_grpc.ControlServicer):
         await self._noted("script_follows")
         # A session that is over may be followed by another one before this is told of its end.
         while (session := self._driver.session).session_id == session_id:
-            status = script_status(session)
+            status = script_status(session, self._driver.strategy)
             if status != last:
                 yield (last := status)
                 if status.is_finished:

@@ -8,6 +8,7 @@ from xain_coordinator.core.errors import InvalidRequest
 from xain_coordinator.core.evaluation import checked
 from xain_coordinator.core.script import RoundConfig
 from xain_coordinator.core.session import Session
+from xain_coordinator.core.strategy import Strategy
 from xain_coordinator.core.values import Phase
 from xain_coordinator.core.view import waiting_for
 from xain_wire.fl import access_pb2 as pb
@@ -53,7 +54,8 @@ def evaluation(request: pb.RecordEvaluationRequest) -> c.RecordEvaluation:
     )
 
 
-def script_status(session: Session) -> pb.FollowScriptResponse:
+def script_status(session: Session, strategy: Strategy | None = None) -> pb.FollowScriptResponse:
+    """strategy: of the session, which may be a plug-in's; for the text."""
     script, model, rules = session.script, session.model, session.rules
     is_planned = session.plan is not None or not rules.passes
     status = pb.FollowScriptResponse(
@@ -63,7 +65,7 @@ def script_status(session: Session) -> pb.FollowScriptResponse:
         is_trained=session.is_trained,
         is_finished=session.phase is Phase.FINISHED,
         cause=session.cause,
-        waiting_for=waiting_for(session),
+        waiting_for=waiting_for(session, strategy=strategy),
         model=-1 if model is None else model.round,
         is_over=script.is_over,
         rounds=rules.num_rounds if is_planned else 0,

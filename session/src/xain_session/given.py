@@ -1,0 +1,150 @@
+"""A script's own rule, controller or pacing rule, handed to the coordinator in its process.
+
+The journal has its qualified name and a digest of its code and plain values, and never the object
+itself: a script that is started again hands over another object, which must have the same digest.
+"""
+
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from xain_coordinator.aggregation.aggregator import AnyNumber, Float64, Tile, Weights
+from xain_coordinator.extensions import plugins
+from xain_session.errors import SessionFailed
+
+SOURCE: Final = "source"  # name of the option that has the digest
+_DIGEST_CHARACTERS: Final = 12
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+# The setting of the name and that of the options, by the argument of xain.session().
+SETTINGS: Mapping[str, tuple[str, str]] = {
+    "rule": ("aggregation.rule", "aggregation.options"),
+    "controller": ("rounds.controller", "rounds.controller_options"),
+    "pacing": ("rounds.pacing", "rounds.pacing_options"),
+}
+_GROUPS: Mapping[str, str] = {
+    "rule": plugins.AGGREGATORS,
+    "controller": plugins.CONTROLLERS,
+    "pacing": plugins.PACINGS,
+}
+
+
+class Rule(AnyNumber):
+    """Base for a rule of one's own: any number of updates, none of an earlier round.
+
+    combine(tile, weights): tile (k, t) has a slice of each of k updates, weights (k,) their
+    samples; returns (t,) float64. It runs in several threads at once, and what it makes of a column
+    must depend on that column alone. survey() and weigh() are for rules that look at whole updates
+    first; see the page on aggregation.
+    """
+
+
+def settings_of(what: str, given: Any, *, may_change: bool) -> dict[str, Any]:
+    """Settings for an argument of xain.session(), which is a name of one that is installed, or an
+    object of the script's own; for "rule" also a function of (updates, weights).
+
+    may_change: whether an object of another digest may go on with a session. Raises SessionFailed.
+    """
+    name_key, options_key = SETTINGS[what]
+    if isinstance(given, str):
+        return {name_key: given}
+    if isinstance(given, type):
+        raise SessionFailed(
+            f"{what} is the class {given.__qualname__}, and an object is wanted: "
+            f"{what}={given.__name__}()"
+        )
+    kind: Any = type(given)
+    if inspect.isroutine(given):
+        kind = given
+        if what != "rule":
+            raise SessionFailed(
+                f"{what} is the function {given.__qualname__}; only a rule may be a function"
+            )
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    digest = digest_of(given)
+    made = _OfFunction(given) if inspect.isroutine(given) else given
+    try:
+        plugins.give(_GROUPS[what], name, _kind_of(name, digest, made, may_change=may_change))
+    except plugins.PluginFailed as failed:
+        raise SessionFailed(str(failed)) from None
+    return {name_key: name, options_key: {SOURCE: digest}}
+
+
+def digest_of(given: Any) -> str:
+    """The digest of an object's class or of a function: of its source, and of the plain values that
+    it holds."""
+    code = given if inspect.isroutine(given) else type(given)
+    held = dict(getattr(given, "__dict__", {}))
+    if not inspect.isroutine(given):
+        for slot in (s for one in type(given).__mro__ for s in getattr(one, "__slots__", ())):
+            held[slot] = getattr(given, slot, None)
+    for function in _functions(code):
+        if function.__closure__:
+            names = function.__code__.co_freevars
+            for name, cell in zip(names, function.__closure__, strict=True):
+                held[f"{function.__qualname__}.{name}"] = _content(cell)
+        held[f"{function.__qualname__}()"] = (function.__defaults__, function.__kwdefaults__)
+    text = "\n".join([_source(code), *(f"{n}={_shown(v)}" for n, v in sorted(held.items()))])
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARACTERS]
+
+
+def _functions(code: Any) -> list[Any]:
+    if inspect.isfunction(code):
+        return [code]
+    members = vars(code).values() if isinstance(code, type) else ()
+    return [one for one in members if inspect.isfunction(one)]
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return None
+
+
+def _source(code: Any) -> str:
+    try:
+        return inspect.getsource(code)
+    except (OSError, TypeError):  # typed at a prompt, or built in
+        parts = [one.__code__ for one in _functions(code)]
+        return repr([(part.co_code, part.co_names, part.co_consts) for part in parts])
+
+
+def _shown(value: Any) -> str:
+    """Plain values as text; of others the type, whose text may differ from start to start."""
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return f"{value.dtype}{value.shape}{hashlib.sha256(value.tobytes()).hexdigest()}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k!r}: {_shown(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple | set | frozenset):
+        parts = [_shown(one) for one in value]
+        return str(sorted(parts) if isinstance(value, set | frozenset) else parts)
+    return f"<{type(value).__qualname__}>"
+
+
+class _OfFunction(AnyNumber):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def combine(self, tile: Tile, weights: Weights) -> Float64:
+        return np.asarray(self._function(tile, weights), np.float64)
+
+
+def _kind_of(name: str, digest: str, made: Any, *, may_change: bool) -> type:
+    """A class for the coordinator's tables of classes, each of whose instances is the object."""
+
+    class Given:
+        def __new__(cls, source: str = digest) -> Any:
+            if source != digest and not may_change:
+                raise ValueError(
+                    f"the session was begun with {name} as its code was then, {source}, and now it "
+                    f'is {digest}; to go on with the changed one, resume="changed"'
+                )
+            return made
+
+    return Given

@@ -1,0 +1,147 @@
+"""xain.session() and xain.connect()."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from xain_foundation.commands import split_host_port
+from xain_session.errors import SessionFailed
+from xain_session.given import settings_of
+from xain_session.places import Elsewhere, Embedded, Participants
+from xain_session.session import Resume, Session, Tracker
+
+if TYPE_CHECKING:
+    from xain.weights import Declared
+
+DATA_DIR: Final = "xain-data"
+
+
+def session(
+    model: Any = None,
+    *,
+    rounds: int = 10,
+    min_participants: int = 1,
+    fraction: float = 1.0,
+    epochs: int = 1,
+    rule: Any = "weighted_average",
+    controller: Any = "random",
+    pacing: Any = None,
+    metric: str = "",
+    train: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    participants: Participants | None = None,
+    trackers: Sequence[Tracker] = (),
+    data_dir: str | os.PathLike[str] = DATA_DIR,
+    address: str | None = None,
+    tls: str | os.PathLike[str] | None = None,
+    resume: Resume = "same",
+    linger_s: float = 2.0,
+    progress: bool = True,
+) -> Session:
+    """Run a coordinator in this process, and drive its session round by round:
+
+        with xain.session(model, rounds=20, min_participants=2) as session:
+            for round in session:
+                round.configure(lr=0.1 * 0.95**round.number)
+                record = round.run()
+                record.evaluate(accuracy=test(model, record.weights))
+        session.export("model.safetensors")
+
+    What the script decides is in the coordinator's journal. Killed at any line and started again,
+    it goes on in the same round: what was configured and evaluated stays, the rest of the body runs
+    again. When the `with` has come to its end, the next start begins another session.
+
+    model: what the session begins with: a torch module, its state, arrays by name, a flat vector, a
+        function that returns one of them, the path of a file of export(), or "SESSION/best" (or a
+        number, or last) of this folder; None: the sites make it.
+    rounds, epochs, seed: of the session; epochs: of a round at a site.
+    min_participants: sites that a round needs. fraction: of those connected that take part.
+    rule, controller, pacing: how updates become a model, who takes part, and when a round is over:
+        a name, or an object of the script's own; rule also as a function of (updates, weights).
+        Their code belongs to the session: after a change it goes on with resume="changed" alone.
+    metric: of the evaluations, by which the best model is chosen and patience counts.
+    train: settings of all rounds, in round.config at the sites.
+    settings: other settings of the coordinator by dotted key, such as {"rounds.deadline_s": 600}.
+    participants: simulated ones, see xain.simulated(). trackers: see xain.trackers.
+    data_dir: folder of journal and models. address: HOST:PORT for the sites; by default port 50051
+        of this machine alone, and any free port with simulated participants.
+    tls: a folder of certificates, which an address beyond this machine needs.
+    linger_s: how long the coordinator answers after the last site has left.
+    progress: whether to print a line for each round to standard error.
+    Raises SessionFailed with one sentence for what cannot be done, here and at the `with`.
+    """
+    from xain.weights import declare
+
+    first: Declared | str | None = None
+    if isinstance(model, str | os.PathLike):
+        first = os.fspath(model)
+    elif model is not None:
+        first = declare(model)
+    folder = Path(data_dir)
+    given: dict[str, Any] = {
+        "storage.path": str(folder / "weights"),
+        "journal.path": str(folder / "journal.sqlite"),
+        "metrics.path": str(folder / "metrics.jsonl"),
+        "parameters.path": str(folder / "parameters"),
+        "rounds.scripted": True,
+        "rounds.rounds": rounds,
+        "rounds.epochs": epochs,
+        "rounds.seed": seed,
+        "rounds.min_participants": min_participants,
+        "rounds.fraction_participants": fraction,
+        **({"evaluate.metric": metric} if metric else {}),
+        **({"tls.folder": os.fspath(tls)} if tls is not None else {}),
+    }
+    may_change = resume == "changed"
+    for what, one in (("rule", rule), ("controller", controller), ("pacing", pacing)):
+        if one is not None:
+            given |= settings_of(what, one, may_change=may_change)
+    if train:
+        given["train"] = dict(train)
+    if participants is not None:
+        given |= {"server.port": 0, **participants.settings()}
+    if address is not None:
+        host, port = split_host_port(address)
+        given["server.host"] = host
+        given |= {} if port is None else {"server.port": port}
+    given |= settings or {}
+    place = Embedded(
+        folder,
+        given,
+        first,
+        participants=participants,
+        linger_s=linger_s,
+        may_change=may_change,
+    )
+    declared = None if isinstance(first, str) else first
+    return Session(place, declared, trackers=trackers, progress=progress)
+
+
+def connect(
+    address: str,
+    model: Any = None,
+    *,
+    tls: str | os.PathLike[str] | None = None,
+    rule: str | None = None,
+    trackers: Sequence[Tracker] = (),
+    progress: bool = True,
+) -> Session:
+    """Drive the session of a coordinator that runs elsewhere with `rounds.scripted = true`, as an
+    operator: the same loop as in xain.session().
+
+    address: HOST:PORT, or the path of the Unix socket beside its journal. tls: a folder with the
+        operator's certificate, which HOST:PORT needs.
+    model: whose tensors record.weights are like; the session's first model is its coordinator's.
+    Raises SessionFailed.
+    """
+    from xain.weights import declare
+
+    if rule is not None:
+        raise SessionFailed(
+            "xain.connect() takes no rule: it is a setting of that coordinator, "
+            "aggregation.rule, and an object of this script cannot be sent to it"
+        )
+    declared = None if model is None else declare(model)
+    return Session(Elsewhere(address, tls), declared, trackers=trackers, progress=progress)

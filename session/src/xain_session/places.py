@@ -1,0 +1,280 @@
+"""Where the coordinator of a session runs: in the script's own process, or elsewhere."""
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import grpc
+
+from xain_coordinator.assembly.changed_rules import differences
+from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.core.values import Phase
+from xain_coordinator.export.trained import ask, open_files
+from xain_coordinator.journal.restore import open_stopped
+from xain_coordinator.ports import JournalError, StoreError
+from xain_coordinator.process.embedding import Coordinator
+from xain_coordinator.process.run import STARTING_ERRORS
+from xain_coordinator.server.inspection_client import TLS
+from xain_coordinator.server.operators_socket import socket_of
+from xain_foundation import channels
+from xain_foundation.commands import CommandFailed
+from xain_foundation.durable import replace_file
+from xain_foundation.fields import WrongSetting
+from xain_foundation.settings import ConfigError, load
+from xain_foundation.tls import Certificates, InvalidCertificates
+from xain_session.errors import SessionFailed
+from xain_session.session_log import logged_in
+from xain_workloads.errors import NoModel
+from xain_workloads.exported import formats
+from xain_workloads.model import Model
+
+if TYPE_CHECKING:
+    from xain.weights import Declared
+
+MARK: Final = "script.json"  # in the data folder: which session a script has come to the end of
+FIRST_MODEL: Final = "first-model.npz"
+_LONGEST_LINGER_S: Final = 15.0
+_LOOK_S: Final = 0.05
+_OPTIONS: Final = [("grpc.max_receive_message_length", -1)]
+
+
+class Pool(Protocol):
+    """Simulated participants that run."""
+
+    def check(self, timeout_s: float) -> None:
+        """Raises SimulationError if one has failed."""
+
+
+class Participants(Protocol):
+    """Participants that a session starts itself, see xain.simulated()."""
+
+    def settings(self) -> Mapping[str, Any]:
+        """Settings of the coordinator that they need, unless the script says others."""
+
+    def running(self, target: str) -> AbstractContextManager[Pool]:
+        """Run them against the coordinator at a target."""
+
+
+class Place(Protocol):
+    """address: HOST:PORT of the coordinator, for sites."""
+
+    @property
+    def address(self) -> str: ...
+
+    def opened(self) -> AbstractContextManager[tuple[str, grpc.Channel]]:
+        """Where the coordinator is, for messages, and a channel to it. Raises SessionFailed."""
+
+    def start_participants(self, stack: ExitStack) -> None:
+        """Start the session's own participants, until the stack ends."""
+
+    def check(self) -> None:
+        """Raise what keeps the session from going on."""
+
+    def linger(self) -> None:
+        """Go on for a moment after the end, so that sites hear of it."""
+
+    def forget(self) -> None:
+        """Have the next start begin another session."""
+
+    def export(self, path: Path, which: str, *, is_running: bool) -> None:
+        """Raises SessionFailed and OSError."""
+
+
+class Embedded:
+    """A coordinator in the script's own process.
+
+    settings: by dotted key. first: the model that a new session begins with: declared tensors,
+        "SESSION/ROUND", the path or the URL of a file, or None.
+    linger_s: how long the coordinator answers when all participants have left.
+    may_change: whether a session goes on under its own rules where the script gives others.
+    Raises SessionFailed for a wrong setting.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: Mapping[str, Any],
+        first: "Declared | str | None",
+        *,
+        participants: Participants | None,
+        linger_s: float,
+        may_change: bool,
+    ) -> None:
+        self._folder = folder
+        self._settings = settings
+        self._first = first
+        self._participants = participants
+        self._linger_s = linger_s
+        self._may_change = may_change
+        self._coordinator: Coordinator | None = None
+        self._pool: Pool | None = None
+        try:
+            self._config = load(CoordinatorConfig, overrides=dict(settings))
+        except ConfigError as error:
+            raise SessionFailed(str(error).replace("command line: ", "")) from None
+
+    @property
+    def address(self) -> str:
+        assert self._coordinator is not None, "the session is used in its `with`"
+        return self._coordinator.address
+
+    @contextmanager
+    def opened(self) -> Iterator[tuple[str, grpc.Channel]]:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            stack.enter_context(logged_in(self._folder))
+            self._coordinator = stack.enter_context(self._started())
+            socket = socket_of(self._config.journal.path)
+            yield (
+                self._coordinator.address,
+                stack.enter_context(channels.open_channel(f"unix:{socket}", _OPTIONS)),
+            )
+
+    @contextmanager
+    def _started(self) -> Iterator[Coordinator]:
+        try:
+            is_new = self._is_new()
+            coordinator = Coordinator(
+                self._settings,
+                resume=self._may_change,
+                new_session=is_new,
+                from_model=self._first_model() if is_new else "",
+            )
+            coordinator.start()
+        except WrongSetting as error:
+            raise SessionFailed(str(error)) from None
+        except (*STARTING_ERRORS, InvalidCertificates) as error:
+            raise SessionFailed(f"the session in {self._folder} cannot go on: {error}") from None
+        try:
+            yield coordinator
+        finally:
+            coordinator.stop()
+
+    def _is_new(self) -> bool:
+        """Whether a new session begins: there is none, or the script has ended the last one.
+
+        Raises SessionFailed if there is one of other rules.
+        """
+        if not self._config.journal.path.exists():
+            return True
+        with open_stopped(self._config.journal.path) as (_, last):
+            session = last.session
+        if session.phase is Phase.FINISHED and session.session_id == self._marked():
+            return True
+        different = list(differences(session, self._config))
+        if different and not self._may_change:
+            raise SessionFailed(
+                f"the session in {self._folder} was begun with {', '.join(different)}; start the "
+                "script with the same values, or with another data_dir; with "
+                'resume="changed" the session goes on with those that it was begun with'
+            )
+        return False
+
+    def _marked(self) -> str:
+        with suppress(OSError, ValueError):
+            return str(json.loads((self._folder / MARK).read_text(encoding="utf-8"))["ended"])
+        return ""
+
+    def _first_model(self) -> str:
+        if self._first is None or isinstance(self._first, str):
+            return self._first or ""
+        path = self._folder / FIRST_MODEL
+        vector = self._first.vector()
+        formats.write(path, Model(vector, self._first.layout, {}), {})
+        return str(path)
+
+    def start_participants(self, stack: ExitStack) -> None:
+        if self._participants is not None:
+            self._pool = stack.enter_context(self._participants.running(self.address))
+
+    def check(self) -> None:
+        if self._pool is not None:
+            self._pool.check(0.0)
+        assert self._coordinator is not None, "opened() comes first"
+        if self._coordinator.has_ended:
+            raise SessionFailed("the coordinator has stopped; its log says why")
+
+    def linger(self) -> None:
+        coordinator = self._coordinator
+        assert coordinator is not None, "opened() comes first"
+        longest_s = min(coordinator.session.rules.heartbeat_time_s + 1.0, _LONGEST_LINGER_S)
+        give_up_at = time.monotonic() + longest_s
+        while coordinator.num_connected and time.monotonic() < give_up_at:
+            time.sleep(_LOOK_S)  # a poll: a goodbye sends no notification
+        if self._pool is None:
+            time.sleep(self._linger_s)  # sites ask for the model after their loops
+
+    def forget(self) -> None:
+        assert self._coordinator is not None, "opened() comes first"
+        mark = json.dumps({"ended": self._coordinator.session.session_id})
+        replace_file(self._folder / MARK, [mark.encode()])
+
+    def export(self, path: Path, which: str, *, is_running: bool) -> None:
+        socket = socket_of(self._config.journal.path)
+        _export(ask(f"unix:{socket}") if is_running else open_files(self._config), path, which)
+
+
+class Elsewhere:
+    """A coordinator that runs elsewhere, which the script drives as an operator.
+
+    address: HOST:PORT, or the path of the Unix socket beside its journal. tls: a folder with the
+        operator's certificate.
+    """
+
+    def __init__(self, address: str, tls: str | os.PathLike[str] | None) -> None:
+        self.address = address
+        self._target = f"unix:{address}" if "/" in address else address
+        self._tls = tls
+        self._certificates: Certificates | None = None
+
+    @contextmanager
+    def opened(self) -> Iterator[tuple[str, grpc.Channel]]:
+        try:
+            if self._tls is not None:
+                self._certificates = Certificates(Path(self._tls))
+            if not self._target.startswith("unix:"):
+                channels.require_private_way(
+                    self._target,
+                    self._certificates,
+                    insecure=False,
+                    remedy="tls=FOLDER, the operator's certificate",
+                )
+        except (ValueError, InvalidCertificates) as error:
+            raise SessionFailed(str(error)) from None
+        credentials = None if self._certificates is None else self._certificates.of_channel()
+        with channels.open_channel(self._target, _OPTIONS, credentials) as channel:
+            yield self.address, channel
+
+    def start_participants(self, stack: ExitStack) -> None:
+        """They are others'."""
+
+    def check(self) -> None:
+        """A coordinator that is away is waited for."""
+
+    def linger(self) -> None:
+        """It goes on without the script."""
+
+    def forget(self) -> None:
+        """It has a session of its own."""
+
+    def export(self, path: Path, which: str, *, is_running: bool) -> None:
+        token = TLS.set(self._certificates)
+        try:
+            _export(ask(self._target), path, which)
+        finally:
+            TLS.reset(token)
+
+
+def _export(opened: AbstractContextManager[Any], path: Path, which: str) -> None:
+    from xain_coordinator.export.commands import described  # the program's tables come with it
+
+    try:
+        with opened as trained:
+            entry = trained.choose(which)
+            formats.write(path, trained.load(entry.model), described(trained, entry))
+    except (NoModel, CommandFailed, JournalError, StoreError) as error:
+        raise SessionFailed(f"model {which!r} cannot be written to {path}: {error}") from None

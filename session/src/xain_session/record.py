@@ -1,0 +1,127 @@
+"""What a round has made, and what a session has made."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+Weights = Any  # as the first model was given: tensors or arrays by name, or a flat vector
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A participant of a round.
+
+    name: of the participant. counted: whether its update is in the model. why_not: why it is not.
+    samples: of its update. metrics: of its training. evaluation: of the model that the round
+        started from, at this site.
+    """
+
+    name: str
+    counted: bool
+    why_not: str = ""
+    samples: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    evaluation: Mapping[str, float] = field(default_factory=dict)
+
+
+class Record:
+    """A round that is over.
+
+    round: number of the round. model: number of the model that it has made.
+    samples: of all updates that count. num_updates: of these.
+    sites: those that took part, by name, and those that were selected and do not count; empty where
+        there are more than 200.
+    metrics: of training: means over the sites, weighted by samples; and after evaluate() those of
+        the script's evaluation of the new model.
+    evaluation: figures over the rows of all sites, of the model that the round started from.
+    seconds: from the opening of the round to its model.
+    """
+
+    def __init__(
+        self,
+        round_: int,
+        *,
+        samples: int,
+        num_updates: int,
+        sites: Mapping[str, Site],
+        metrics: Mapping[str, float],
+        evaluation: Mapping[str, float],
+        seconds: float,
+        evaluated: Mapping[str, float] | None,
+        fetch: Callable[[int], Weights],
+        tell: Callable[[int, int, Mapping[str, float]], None],
+    ) -> None:
+        """evaluated: what the script said of the model before; None: nothing yet."""
+        self.round = round_
+        self.model = round_ + 1
+        self.samples = samples
+        self.num_updates = num_updates
+        self.sites = sites
+        self.evaluation = evaluation
+        self.seconds = seconds
+        self._of_training = dict(metrics)
+        self._evaluated = evaluated
+        self._fetch = fetch
+        self._tell = tell
+
+    def __repr__(self) -> str:
+        return f"Record(round={self.round}, num_updates={self.num_updates}, {self.metrics})"
+
+    @cached_property
+    def weights(self) -> Weights:
+        """The model that the round has made, as the first model was given; fetched when it is first
+        asked for."""
+        return self._fetch(self.model)
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        return {**self._of_training, **(self._evaluated or {})}
+
+    @property
+    def evaluated(self) -> Mapping[str, float] | None:
+        """What the script has said of this model, also before it was started again; None: nothing."""
+        return self._evaluated
+
+    def evaluate(self, samples: int = 0, **metrics: float) -> None:
+        """Tell the session what the new model is worth: its journal, status and report have it, and
+        it counts for the best model and for patience. A model is evaluated once: after a restart
+        the call changes nothing if it says the same, and raises DecidedOtherwise if it says
+        something else; where that is costly, ask `evaluated` first.
+
+        samples: rows that it was measured on; 0: not known.
+        """
+        if not metrics:
+            raise TypeError("evaluate() takes metrics by name: record.evaluate(accuracy=0.9)")
+        told = {name: float(value) for name, value in metrics.items()}
+        self._tell(self.model, samples, told)
+        self._evaluated = told
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best of the models that were evaluated. model: its number."""
+
+    model: int
+    metric: str
+    value: float
+    weights: Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a session has made.
+
+    weights: the last model. model: its number. metrics: of the last round. best: None if no model
+    was evaluated, or none was better than the best constant prediction.
+    history: the records of all rounds, as mappings: round, model, num_updates, samples, seconds,
+        metrics.
+    cause: why the session ended.
+    """
+
+    weights: Weights
+    model: int
+    metrics: Mapping[str, float]
+    best: Best | None
+    history: Sequence[Mapping[str, Any]]
+    cause: str

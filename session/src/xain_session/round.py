@@ -1,0 +1,166 @@
+"""A round of the server's loop."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from xain_session.record import Record
+from xain_wire.fl import access_pb2 as control
+
+if TYPE_CHECKING:
+    from xain_session.session import Session
+
+EPOCHS: Final = "epochs"
+
+
+class Round:
+    """A round that the script is to run.
+
+    number: number of the round. is_configured: whether it was configured before the script was
+    started again; then configure() and select() may be left out.
+    """
+
+    def __init__(self, session: "Session", number: int, *, is_configured: bool) -> None:
+        self.number = number
+        self.is_configured = is_configured
+        self._session = session
+        self._values: dict[str, Any] = {}
+        self._by_site: dict[str, dict[str, Any]] = {}
+        self._selected: list[str] = []
+        self._is_decided = False
+        self._record: Record | None = None
+
+    def __repr__(self) -> str:
+        return f"Round({self.number})"
+
+    @property
+    def record(self) -> Record | None:
+        """What run() has returned; None before."""
+        return self._record
+
+    def configure(
+        self, by_site: Mapping[str, Mapping[str, Any]] | None = None, **settings: Any
+    ) -> None:
+        """Decide on settings of this round, which round.config has at the sites: numbers, text,
+        lists and mappings, beside those of `train`, over which they prevail; `epochs` takes the
+        place of the session's. A second call adds to the first.
+
+        by_site: settings of single sites, over which nothing prevails.
+        Raises RuntimeError after run(), and TypeError for a value that JSON cannot hold. After a
+        restart other settings than before raise DecidedOtherwise in run().
+        """
+        self._require_open("configure")
+        self._values |= _plain(settings, "")
+        for site, values in (by_site or {}).items():
+            if not isinstance(values, Mapping):
+                raise TypeError(
+                    f"by_site[{site!r}] is {values!r}; it must be a mapping of settings"
+                )
+            self._by_site.setdefault(site, {}).update(_plain(values, f" of {site}"))
+        self._is_decided = True
+
+    def select(
+        self, chosen: Iterable[str] | Callable[[Sequence["Participant"]], Iterable[str]]
+    ) -> None:
+        """Decide which sites take part, all of them: names, or a function that is given the
+        connected ones and returns names. It is not called for a round that is configured already.
+
+        Raises RuntimeError after run().
+        """
+        self._require_open("select")
+        if callable(chosen):
+            if self.is_configured:
+                return
+            chosen = chosen(self._session.participants)
+        names = [chosen] if isinstance(chosen, str) else list(chosen)
+        if not names:
+            raise ValueError(f"round {self.number}: select() was given no site")
+        self._selected = names
+        self._is_decided = True
+
+    def run(self) -> Record:
+        """Have the sites train, and wait for the model. A second call returns the same record.
+
+        Raises SessionFailed if the session ends without it, or does not take what was configured,
+        and DecidedOtherwise.
+        """
+        if self._record is None:
+            self._record = self._session._run(self, self._request())
+        return self._record
+
+    def stop(self) -> None:
+        """Let this round be the last one. The body goes on to its end."""
+        self._session._stop()
+
+    def _request(self) -> control.ConfigureRoundRequest | None:
+        """What is to be decided; None where it is, and the script says nothing else."""
+        if self.is_configured and not self._is_decided:
+            return None
+        values, by_site = dict(self._values), {k: dict(v) for k, v in self._by_site.items()}
+        epochs = {site: of.pop(EPOCHS) for site, of in by_site.items() if EPOCHS in of}
+        return control.ConfigureRoundRequest(
+            round=self.number,
+            epochs=_epochs(values.pop(EPOCHS, 0), self.number),
+            site_epochs={site: _epochs(n, self.number) for site, n in epochs.items()},
+            config=json.dumps(values, sort_keys=True) if values else "",
+            by_site={site: json.dumps(of, sort_keys=True) for site, of in by_site.items() if of},
+            selected=self._selected,
+        )
+
+    def _require_open(self, what: str) -> None:
+        if self._record is not None:
+            raise RuntimeError(f"round {self.number}: {what}() comes before run()")
+
+
+class Participant:
+    """A connected site. name; samples: of its data, None if they are not known; tags."""
+
+    def __init__(self, name: str, samples: int | None, tags: Mapping[str, str]) -> None:
+        self.name = name
+        self.samples = samples
+        self.tags = tags
+
+    def __repr__(self) -> str:
+        return f"Participant({self.name!r})"
+
+
+class AsyncRound:
+    """A round under asyncio: `record = await round.run()`; all else is as in Round."""
+
+    def __init__(self, round_: Round) -> None:
+        self._round = round_
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._round, name)
+
+    async def run(self) -> Record:
+        """See Round.run()."""
+        return await asyncio.to_thread(self._round.run)
+
+
+def _plain(settings: Mapping[str, Any], of: str) -> dict[str, Any]:
+    """The settings as JSON holds them. Raises TypeError, which names the one that it cannot."""
+    found = {}
+    for name, value in settings.items():
+        item = getattr(value, "item", None)
+        plain = item() if callable(item) and getattr(value, "ndim", None) == 0 else value
+        try:
+            text = json.dumps(plain, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise TypeError(
+                f"the setting {name!r}{of} is {_shortened(value)}, which JSON cannot hold: {error}"
+            ) from None
+        found[name] = json.loads(text)
+    return found
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _epochs(value: Any, number: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"round {number}: epochs is {value!r}; it must be a whole number from 1")
+    return value

@@ -1,0 +1,204 @@
+"""What a script asks of a coordinator and tells it, over gRPC: the service Control and Inspection.
+
+One thread follows the session. Decisions are repeated where no answer has come: the same decision
+again changes nothing.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+import grpc
+
+from xain_coordinator.core.values import GlobalModel, WeightsRef
+from xain_coordinator.server.translate import layout_of
+from xain_coordinator.stores.integrity import parse_vector
+from xain_foundation.backoff import Backoff
+from xain_foundation.grpc_calls import details_of
+from xain_session.errors import DecidedOtherwise, SessionFailed
+from xain_wire.fl import access_pb2 as control
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl import inspection_pb2 as inspection
+from xain_wire.fl.access_pb2_grpc import ControlStub
+from xain_wire.fl.coordinator_pb2_grpc import CoordinatorStub
+from xain_wire.fl.inspection_pb2_grpc import InspectionStub
+from xain_workloads.model import Model
+
+CALL_S: Final = 30.0
+DOWNLOAD_S: Final = 600.0
+# Between two looks of a wait at what else may have ended it, such as Ctrl-C and a worker's failure.
+LOOK_S: Final = 0.5
+RETRY_S: Final = (0.1, 5.0)  # the first and the longest pause before a call is repeated
+
+Status = control.FollowScriptResponse
+
+
+class ScriptClient:
+    """A script's end of the coordinator behind a channel, which the caller closes after close().
+
+    where: the coordinator, for messages.
+    """
+
+    def __init__(self, channel: grpc.Channel, where: str) -> None:
+        self._control = ControlStub(channel)
+        self._inspection = InspectionStub(channel)
+        self._coordinator = CoordinatorStub(channel)
+        self._where = where
+        self._changed = threading.Condition()
+        self._status: Status | None = None
+        self._failure: SessionFailed | None = None
+        self._ended = threading.Event()
+        self._call: Any = None
+        self.session_id = ""
+        self._thread = threading.Thread(target=self._follow, name="follow session", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Follow the session no more."""
+        self._ended.set()
+        with self._changed:
+            if self._call is not None:
+                self._call.cancel()
+        self._thread.join()
+
+    # --- what the session is at ---
+
+    def wait(
+        self, is_so: Callable[[Status], bool], look: Callable[[Status | None], None]
+    ) -> Status:
+        """Wait until the session is as wanted, or finished. look: called now and then meanwhile,
+        and what it raises ends the wait. Raises SessionFailed."""
+        while True:
+            with self._changed:
+                status = self._status
+                if self._failure is not None:
+                    raise self._failure
+                if status is not None and (status.is_finished or is_so(status)):
+                    return status
+                self._changed.wait(LOOK_S)
+                status = self._status
+            look(status)
+
+    def _follow(self) -> None:
+        backoff = Backoff(*RETRY_S)
+        while not self._ended.is_set():
+            try:
+                request = control.FollowScriptRequest(session_id=self.session_id)
+                with self._changed:
+                    self._call = self._control.FollowScript(request)
+                for status in self._call:
+                    backoff.reset()
+                    self.session_id = status.session_id
+                    with self._changed:
+                        self._status = status
+                        self._changed.notify_all()
+                    if status.is_finished:
+                        return
+            except grpc.RpcError as error:
+                if self._ended.is_set():
+                    return
+                if not _is_passing(error):
+                    with self._changed:
+                        self._failure = SessionFailed(self._why(error))
+                        self._changed.notify_all()
+                    return
+            self._ended.wait(backoff.next_s())
+
+    # --- decisions ---
+
+    def configure(self, request: control.ConfigureRoundRequest) -> None:
+        """Raises DecidedOtherwise, and SessionFailed if the session does not take it."""
+        request.session_id = self.session_id
+        self._decide(self._control.ConfigureRound, request)
+
+    def evaluated(self, model: int, num_samples: int, metrics: Mapping[str, float]) -> None:
+        """Raises as configure() does."""
+        self._decide(
+            self._control.RecordEvaluation,
+            control.RecordEvaluationRequest(
+                session_id=self.session_id, model=model, num_samples=num_samples, metrics=metrics
+            ),
+        )
+
+    def end(self, failure: str = "") -> None:
+        """Come to the end of the script's loop; with the failure of its body, if there was one."""
+        request = control.EndScriptRequest(session_id=self.session_id, failure=failure)
+        self._decide(self._control.EndScript, request)
+
+    def _decide(self, method: Any, request: Any) -> None:
+        backoff = Backoff(*RETRY_S)
+        while True:
+            try:
+                method(request, timeout=CALL_S)
+                return
+            except grpc.RpcError as error:
+                if _code(error) is grpc.StatusCode.ALREADY_EXISTS:
+                    raise DecidedOtherwise(details_of(error)) from None
+                if not _is_passing(error) or self._ended.is_set():
+                    raise SessionFailed(self._why(error)) from None
+            time.sleep(backoff.next_s())
+
+    # --- what it has made ---
+
+    def ask(self, method: str, request: Any) -> Any:
+        """Ask the service Inspection. Raises SessionFailed."""
+        backoff = Backoff(*RETRY_S)
+        while True:
+            try:
+                return getattr(self._inspection, method)(request, timeout=CALL_S)
+            except grpc.RpcError as error:
+                if not _is_passing(error) or self._ended.is_set():
+                    raise SessionFailed(self._why(error)) from None
+            time.sleep(backoff.next_s())
+
+    def rounds(self, number: int | None = None) -> list[inspection.RoundStatus]:
+        """Records of rounds that train: all, or that of one number."""
+        limit = 0 if number is None else 4
+        listed = self.ask("ListRounds", inspection.ListRoundsRequest(limit=limit)).rounds
+        found = [one for one in listed if one.task == pb.TRAIN and number in (None, one.round)]
+        if not found and number is not None:
+            return [one for one in self.rounds() if one.round == number]
+        return found
+
+    def model(self, number: int) -> Model:
+        """A global model. Raises SessionFailed."""
+        for limit in (2, 0):
+            listed = self.ask("ListModels", inspection.ListModelsRequest(limit=limit)).models
+            if found := [one for one in listed if one.round == number]:
+                return self._fetched(found[0])
+        raise SessionFailed(
+            f"model {number} is not there any more; storage.keep_models says how many stay"
+        )
+
+    def _fetched(self, message: inspection.ModelStatus) -> Model:
+        ref = WeightsRef(message.ref.key, message.ref.size_bytes, message.ref.digest.hex())
+        model = GlobalModel(message.round, ref, message.dtype, tuple(message.shape))
+        try:
+            stream = self._coordinator.GetWeights(
+                pb.GetWeightsRequest(key=ref.key), timeout=DOWNLOAD_S
+            )
+            data = b"".join(part.data for part in stream)
+        except grpc.RpcError as error:
+            why = self._why(error)
+            raise SessionFailed(f"model {model.round} cannot be fetched: {why}") from None
+        return Model(parse_vector(data, ref), layout_of(message.layout), dict(message.metadata))
+
+    def _why(self, error: grpc.RpcError) -> str:
+        if _code(error) is grpc.StatusCode.UNIMPLEMENTED:
+            return f"{self._where} takes no decisions of a script: is it an earlier version?"
+        if _code(error) is grpc.StatusCode.UNAVAILABLE:
+            return f"the coordinator at {self._where} does not answer: {details_of(error)}"
+        return details_of(error)
+
+
+def _code(error: grpc.RpcError) -> Any:
+    with suppress(AttributeError):  # an error that no call has
+        return error.code()
+    return None
+
+
+def _is_passing(error: grpc.RpcError) -> bool:
+    """Whether a call may succeed later: the coordinator is away or starts."""
+    return _code(error) in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)

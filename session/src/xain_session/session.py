@@ -1,0 +1,384 @@
+"""The server's loop of a script, see xain.session()."""
+
+import asyncio
+import math
+import os
+import sys
+import time
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self
+
+from xain_session.errors import DecidedOtherwise, SessionFailed
+from xain_session.record import Best, Record, Result, Site
+from xain_session.round import AsyncRound, Participant, Round
+from xain_session.script_client import ScriptClient, Status
+from xain_wire.fl import access_pb2 as control
+from xain_wire.fl import inspection_pb2 as inspection
+from xain_wire.metadata import COMPLETED
+from xain_workloads.scaffold import without_control
+
+if TYPE_CHECKING:
+    from xain.weights import Declared
+    from xain_session.places import Place
+
+TELL_S: Final = 3.0  # a wait that is longer is told of
+
+
+class Tracker(Protocol):
+    """Where a session's figures go besides; see trackers.py for those that are there."""
+
+    def on_round(self, record: Record) -> None:
+        """A round is over, and the body of the loop as well. After a restart the last one may be
+        told again."""
+
+    def on_end(self, result: Result) -> None:
+        """The session is over."""
+
+
+class Session:
+    """The rounds of a session, one after the other; see xain.session() and xain.connect().
+
+    A context manager. Its end ends the session, unless Ctrl-C or pause() came first: then the same
+    script goes on with it when it is started again.
+    """
+
+    def __init__(
+        self,
+        place: "Place",
+        declared: "Declared | None" = None,
+        *,
+        trackers: Sequence[Tracker] = (),
+        progress: bool = True,
+    ) -> None:
+        self._place = place
+        self._declared = declared
+        self._trackers = trackers
+        self._progress = progress
+        self._stack = ExitStack()
+        self._client: ScriptClient | None = None
+        self._open: Round | None = None
+        self._resumes = True
+        self._is_stopped = False
+        self._is_paused = False
+        self._is_over = False
+        self._told = 0.0
+        self._last_text = ""
+        self._result: Result | None = None
+
+    # --- its life ---
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            where, channel = stack.enter_context(self._place.opened())
+            self._client = ScriptClient(channel, where)
+            stack.callback(self._client.close)
+            self._place.start_participants(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if isinstance(error, Exception):
+                self._fail(error)
+            elif error is None and not self._is_paused:
+                self._end()
+                _ = self.result
+                for tracker in self._trackers:
+                    tracker.on_end(self.result)
+                self._place.linger()
+                self._place.forget()
+        finally:
+            self._stack.close()
+            self._client = None
+
+    async def __aenter__(self) -> "AsyncSession":
+        await asyncio.to_thread(self.__enter__)
+        return AsyncSession(self)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, asyncio.CancelledError):
+            self._is_paused = True
+        await asyncio.to_thread(self.__exit__, kind, error, trace)
+
+    def __iter__(self) -> Iterator[Round]:
+        return self
+
+    def __next__(self) -> Round:
+        """Raises SessionFailed if the session has ended without a result, or if the body of the
+        loop did not run its round."""
+        before = self._open
+        if before is not None:
+            if before.record is None:
+                raise SessionFailed(
+                    f"round {before.number}: the body of the loop has ended without round.run()"
+                )
+            for tracker in self._trackers:
+                tracker.on_round(before.record)
+        self._open = None
+        if self._is_paused or self._is_over:
+            raise StopIteration
+        if self._is_stopped:
+            self._end()
+            raise StopIteration
+        number = -1 if before is None else before.number
+        resumes, self._resumes = self._resumes, False
+
+        def is_next(status: Status) -> bool:
+            if resumes and status.HasField("configured"):
+                return True
+            return status.is_trained or status.is_over or (status.waits and status.round > number)
+
+        status = self._waited(is_next)
+        if not (status.is_finished or status.is_over):
+            # The body of the round that was configured last may not have come to its end.
+            if resumes and status.HasField("configured"):
+                self._open = Round(self, status.configured.round, is_configured=True)
+                return self._open
+            if not status.is_trained:
+                self._open = Round(self, status.round, is_configured=False)
+                return self._open
+        self._end()
+        raise StopIteration
+
+    def pause(self) -> None:
+        """Leave the loop with this round, and the session as it is: the coordinator stops, the
+        sites wait for it, and the same script goes on when it is started again."""
+        self._is_paused = True
+
+    # --- what there is ---
+
+    @property
+    def id(self) -> str:
+        """Identity of the session."""
+        self._waited(lambda status: True)
+        return self._asked.session_id
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT of the coordinator, for the sites."""
+        return self._place.address
+
+    @property
+    def participants(self) -> list[Participant]:
+        """The connected sites, in the order of their names."""
+        found, token = [], ""
+        while True:
+            answer = self._asked.ask(
+                "ListParticipants",
+                inspection.ListParticipantsRequest(page_size=1000, page_token=token),
+            )
+            for one in answer.participants:
+                samples = one.profile.num_samples if one.HasField("profile") else None
+                found.append(Participant(one.participant_id, samples, dict(one.tags)))
+            if not (token := answer.next_page_token):
+                return sorted(found, key=lambda one: one.name)
+
+    @property
+    def result(self) -> Result:
+        """What the session has made; also after the `with`.
+
+        Raises RuntimeError before the end of the loop.
+        """
+        if self._result is None:
+            if not self._is_over:
+                raise RuntimeError(
+                    "session.result is there when the loop has come to the end of the session"
+                )
+            self._result = self._load_result()
+        return self._result
+
+    def export(self, path: str | os.PathLike[str], which: str = "last") -> None:
+        """Write a model to a file: .npz, .safetensors, .json, .onnx or .skops, as far as it has
+        such a form. which: "last", "best", or a number. Also after the `with`.
+
+        Raises SessionFailed, and OSError.
+        """
+        self._place.export(Path(path), which, is_running=self._client is not None)
+
+    # --- the loop ---
+
+    @property
+    def _asked(self) -> ScriptClient:
+        if self._client is None:
+            raise RuntimeError("the session is used in its `with`: with xain.session(...) as ...")
+        return self._client
+
+    def _waited(self, is_so: Callable[[Status], bool]) -> Status:
+        self._told = time.monotonic()
+        return self._asked.wait(is_so, self._look)
+
+    def _look(self, status: Status | None) -> None:
+        """What is done now and then while the session is waited for."""
+        self._place.check()
+        if status is None or not self._progress or time.monotonic() - self._told < TELL_S:
+            return
+        if status.waiting_for != self._last_text:
+            self._last_text = status.waiting_for
+            _tell(f"waiting: {status.waiting_for}")
+
+    def _run(self, round_: Round, request: control.ConfigureRoundRequest | None) -> Record:
+        if request is not None:
+            self._asked.configure(request)
+        status = self._waited(lambda status: status.model > round_.number)
+        if status.model <= round_.number:
+            self._is_over = True
+            raise SessionFailed(f"round {round_.number}: the session has ended: {status.cause}")
+        (found,) = self._asked.rounds(round_.number)
+        evaluated = status.evaluated if status.HasField("evaluated") else None
+        record = Record(
+            round_.number,
+            samples=found.num_samples,
+            num_updates=found.num_contributors,
+            sites=_sites(found),
+            metrics=found.metrics,
+            evaluation=found.evaluation.metrics,
+            seconds=found.seconds,
+            evaluated=dict(evaluated.metrics)
+            if evaluated is not None and evaluated.model == round_.number + 1
+            else None,
+            fetch=self._weights,
+            tell=self._asked.evaluated,
+        )
+        if self._progress:
+            _tell(_line(record, status.rounds))
+        return record
+
+    def _stop(self) -> None:
+        self._is_stopped = True
+
+    def _end(self) -> None:
+        """End the session, and wait until it has ended. Raises SessionFailed."""
+        if self._is_over:
+            return
+        status = self._waited(lambda status: True)
+        if not status.is_finished:
+            self._asked.end()
+            status = self._waited(lambda status: False)
+        self._is_over = True
+        if status.cause != COMPLETED:
+            raise SessionFailed(f"the session has ended: {status.cause}")
+
+    def _fail(self, error: Exception) -> None:
+        """End the session because of an error in the body. One of the session itself, which goes on
+        when the script is mended, leaves it as it is."""
+        if isinstance(error, DecidedOtherwise) or self._is_over:
+            return
+        where = "" if self._open is None else f"round {self._open.number}: "
+        text = "".join(traceback.format_exception(error))
+        with suppress(SessionFailed):  # the error itself is raised, and says more
+            if isinstance(error, SessionFailed):
+                return
+            self._asked.end(f"{where}{text}")
+            self._waited(lambda status: False)
+            self._is_over = True
+            self._place.forget()
+
+    def _weights(self, number: int) -> Any:
+        from xain.weights import from_vector, plain_layout
+
+        model = without_control(self._asked.model(number))
+        layout = plain_layout(model.layout) if model.layout else ()
+        return from_vector(model.vector, layout, self._declared, {})
+
+    def _load_result(self) -> Result:
+        status = self._asked.ask("GetStatus", inspection.GetStatusRequest())
+        records = sorted(self._asked.rounds(), key=lambda one: one.round)
+        script = self._waited(lambda status: True)
+        number = script.model
+        if number < 0:
+            raise SessionFailed(f"the session has ended without a model: {status.cause}")
+        weights = self._weights(number)
+        best = None
+        if status.HasField("best_round"):
+            same = status.best_round == number
+            best = Best(
+                status.best_round,
+                status.metric,
+                status.best_value,
+                weights if same else self._weights(status.best_round),
+            )
+        history = [
+            {
+                "round": one.round,
+                "model": one.round + 1,
+                "num_updates": one.num_contributors,
+                "num_samples": one.num_samples,
+                "seconds": one.seconds,
+                **one.metrics,
+            }
+            for one in records
+            if one.phase == "published"
+        ]
+        metrics = dict(records[-1].metrics) if records else {}
+        if script.HasField("evaluated") and script.evaluated.model == number:
+            metrics |= dict(script.evaluated.metrics)
+        return Result(weights, number, metrics, best, history, status.cause)
+
+
+class AsyncSession:
+    """A session under asyncio: `async with xain.session(...) as session`, `async for round in
+    session`. run() and evaluate() are awaited; all else is as in Session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    async def __aiter__(self) -> AsyncIterator["AsyncRound"]:
+        while (round_ := await asyncio.to_thread(next, self._session, None)) is not None:
+            yield AsyncRound(round_)
+
+
+Resume = Literal["same", "changed"]
+
+
+# --- values and texts ---
+
+
+def _sites(found: inspection.RoundStatus) -> dict[str, Site]:
+    measured = {one.participant_id: one for one in found.sites}
+    counted = set(found.contributors)
+    names = sorted({*found.selected, *counted, *found.missing, *measured})
+    sites = {}
+    for name in names:
+        one = measured.get(name)
+        sites[name] = Site(
+            name,
+            name in counted,
+            found.missing.get(name, ""),
+            0 if one is None else one.num_samples,
+            {} if one is None else dict(one.metrics),
+            {} if one is None else dict(one.evaluation.metrics),
+        )
+    return sites
+
+
+def _line(record: Record, rounds: int) -> str:
+    of = f"/{rounds}" if rounds else ""
+    metrics = "".join(
+        f", {name} {value:.4g}"
+        for name, value in sorted(record.metrics.items())
+        if math.isfinite(value)
+    )
+    made = f"{record.num_updates} updates in {record.seconds:.1f} s"
+    return f"round {record.round + 1}{of}: {made}{metrics}"
+
+
+def _tell(text: str) -> None:
+    with suppress(OSError, ValueError):  # a reader that has gone, and a closed stream
+        print(text, file=sys.stderr, flush=True)  # noqa: T201  # progress of a script

@@ -1,0 +1,64 @@
+"""The log of a coordinator in a script's process: a file in its folder, and warnings on standard
+error."""
+
+import json
+import sys
+import threading
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+import structlog
+
+LOG: Final = "coordinator.log"
+_LOUD: Final = ("warning", "error", "critical")
+
+
+@contextmanager
+def logged_in(folder: Path) -> Iterator[None]:
+    """Write the coordinator's log to a file, unless the program has settings of its own for
+    structlog, which then stay."""
+    if structlog.is_configured():
+        yield
+        return
+    with closing((folder / LOG).open("a", encoding="utf-8")) as file:
+        structlog.configure(
+            processors=[
+                structlog.processors.add_log_level,
+                structlog.processors.TimeStamper(fmt="iso"),
+                structlog.processors.format_exc_info,
+                _Writer(file),
+            ],
+            wrapper_class=structlog.make_filtering_bound_logger("info"),
+            logger_factory=structlog.ReturnLoggerFactory(),
+        )
+        try:
+            yield
+        finally:
+            structlog.reset_defaults()
+
+
+class _Writer:
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+
+    def __call__(
+        self, logger: Any, method: str, event: MutableMapping[str, Any]
+    ) -> Mapping[str, Any]:
+        line = json.dumps(event, default=str)
+        with self._lock, suppress(OSError, ValueError):  # a full disk, and a file that was closed
+            self._file.write(line + "\n")
+            self._file.flush()
+        if event.get("level") in _LOUD:
+            with suppress(OSError, ValueError):
+                sys.stderr.write(f"coordinator: {_readable(event)}\n")
+        raise structlog.DropEvent
+
+
+def _readable(event: Mapping[str, Any]) -> str:
+    fields = {k: v for k, v in event.items() if k not in ("event", "level", "timestamp")}
+    trace = fields.pop("exception", "")
+    told = " ".join([str(event["event"]), *(f"{name}={value}" for name, value in fields.items())])
+    return f"{told}\n{trace}" if trace else told

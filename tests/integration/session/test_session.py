@@ -1,0 +1,399 @@
+"""The server's loop of a script, with a real coordinator in the process and real sites."""
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xain
+from xain_coordinator.journal.restore import restore_session
+from xain_coordinator.journal.sqlite import SqliteJournal
+from xain_coordinator.process.embedding import Coordinator
+from xain_workloads.exported import formats
+
+Sites = Callable[..., None]
+MODEL = {"w": np.zeros(3)}
+
+
+def opened(folder: Path, address: str, **settings: Any) -> xain.Session:
+    wanted = {"rounds": 2, "min_participants": 2, "linger_s": 0.0, "progress": False}
+    return xain.session(MODEL, data_dir=folder, address=address, **{**wanted, **settings})
+
+
+def finished(folder: Path) -> list[str]:
+    """Causes of the ends of the sessions in a folder, the oldest first; "" for one that goes on."""
+    with closing(SqliteJournal(folder / "journal.sqlite")) as journal:
+        found = (journal.records_of(one) for one in journal.session_ids())
+        return [restore_session(records).session.cause for records in found if records is not None]
+
+
+def test_loop_configures_runs_and_evaluates_each_round(
+    tmp_path: Path, address: str, sites: Sites, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = []
+    with opened(tmp_path, address, metric="r2", progress=True) as session:
+        sites()
+        for round in session:
+            round.configure(lr=0.5, by_site={"west": {"lr": 0.25, "epochs": 2}})
+            record = round.run()
+            assert {name: site.counted for name, site in record.sites.items()} == {
+                "east": True,
+                "west": True,
+            }
+            assert record.samples == 3
+            assert record.metrics == {"loss": 0.5}
+            told.append(record.weights["w"][0])
+            record.evaluate(r2=0.5 - 0.1 * round.number, samples=7)
+            assert record.metrics == {"loss": 0.5, "r2": 0.5 - 0.1 * round.number}
+    step = (1 * 0.5 + 2 * 2 * 0.25 * 2) / 3
+    np.testing.assert_allclose(told, [step, 2 * step])
+    result = session.result
+    assert (result.model, result.cause) == (2, "completed")
+    assert result.metrics == {"loss": 0.5, "r2": 0.4}
+    np.testing.assert_allclose(result.weights["w"], 2 * step)
+    assert result.best is not None
+    assert (result.best.model, result.best.value) == (1, 0.5)
+    np.testing.assert_allclose(result.best.weights["w"], step)
+    assert [one["num_updates"] for one in result.history] == [2, 2]
+    assert "round 2/2: 2 updates in" in capsys.readouterr().err
+    session.export(tmp_path / "best.npz", "best")
+    exported = formats.read(tmp_path / "best.npz").model
+    assert exported is not None
+    np.testing.assert_allclose(exported.vector, step)
+
+
+def test_first_model_is_the_best_one_of_an_earlier_session(
+    tmp_path: Path, address: str, sites: Sites
+) -> None:
+    with opened(tmp_path, address, metric="r2") as session:
+        sites()
+        for round in session:
+            round.run().evaluate(r2=0.5 - 0.1 * round.number)
+        before = session.id
+    with xain.session(
+        f"{before}/best",
+        rounds=1,
+        min_participants=2,
+        data_dir=tmp_path,
+        address=address,
+        linger_s=0.0,
+        metric="r2",
+    ) as session:
+        sites()
+        (weights,) = (round.run().weights["w"] for round in session)
+    step = (1 + 2 * 2) / 3
+    np.testing.assert_allclose(weights, 2 * step)
+
+
+# --- rules, controllers and pacing of the script ---
+
+
+class Share(xain.Rule):
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def combine(self, tile: Any, weights: Any) -> Any:
+        return self.share * tile.astype(np.float64).mean(axis=0)
+
+
+class Last:
+    """The last participants by name."""
+
+    def select(self, candidates: Any, k: int, chance: Any) -> list[str]:
+        return [one.participant_id for one in candidates][-k:]
+
+
+def test_rule_and_controller_are_objects_of_the_script(
+    tmp_path: Path, address: str, sites: Sites
+) -> None:
+    with opened(tmp_path, address, rule=Share(0.5), controller=Last(), fraction=0.5) as session:
+        sites("east", "north", "west")
+        for round in session:
+            if round.number == 0:
+                while len(session.participants) < 3:
+                    pass
+            record = round.run()
+            assert [*record.sites] == ["north", "west"]
+    np.testing.assert_allclose(session.result.weights["w"], 0.5 * (0.5 * 2.5 + 2.5))
+
+
+def test_rule_is_a_function(tmp_path: Path, address: str, sites: Sites) -> None:
+    most = 1.5
+
+    def largest(updates: Any, weights: Any) -> Any:
+        return np.minimum(updates.max(axis=0), most)
+
+    with opened(tmp_path, address, rule=largest, rounds=1) as session:
+        sites()
+        for round in session:
+            round.run()
+    np.testing.assert_array_equal(session.result.weights["w"], 1.5)
+
+
+def test_changed_rule_does_not_go_on_with_a_session_unless_told(
+    tmp_path: Path, address: str, sites: Sites
+) -> None:
+    with opened(tmp_path, address, rule=Share(0.5)) as session:
+        sites()
+        for round in session:
+            round.run()
+            session.pause()
+    with pytest.raises(xain.SessionFailed, match="aggregation.options.source = ") as caught:
+        opened(tmp_path, address, rule=Share(0.25)).__enter__()
+    assert "test_session.Share" in str(caught.value)
+    with opened(tmp_path, address, rule=Share(0.25), resume="changed") as session:
+        for round in session:
+            round.run()
+    np.testing.assert_allclose(session.result.weights["w"], 0.25 * (0.5 * 1.5 + 1.5))
+
+
+def test_class_in_the_place_of_an_object_is_refused(tmp_path: Path, address: str) -> None:
+    with pytest.raises(xain.SessionFailed, match=r"rule is the class Share.* rule=Share\(\)"):
+        opened(tmp_path, address, rule=Share)
+
+
+# --- who takes part ---
+
+
+def test_selected_sites_alone_take_part(tmp_path: Path, address: str, sites: Sites) -> None:
+    with opened(tmp_path, address, min_participants=1, rounds=3) as session:
+        sites("east", "north", "west")
+        rosters = []
+        for round in session:
+            if round.number == 0:
+                while len(session.participants) < 3:
+                    pass
+                round.select(["west"])
+            if round.number == 1:
+                round.select(lambda there: [one.name for one in there if one.name != "east"])
+            rosters.append([*round.run().sites])
+    assert rosters == [["west"], ["north", "west"], ["east", "north", "west"]]
+
+
+# --- its end ---
+
+
+def test_exception_in_the_body_ends_the_session_as_failed(
+    tmp_path: Path, address: str, sites: Sites
+) -> None:
+    with pytest.raises(ZeroDivisionError), opened(tmp_path, address) as session:
+        sites()
+        for round in session:
+            round.run()
+            _ = 1 / 0
+    (cause,) = finished(tmp_path)
+    assert cause.startswith("the script failed: round 0: Traceback")
+    assert "ZeroDivisionError: division by zero" in cause
+    with opened(tmp_path, address) as session:  # another session
+        sites()
+        for round in session:
+            round.run()
+    assert finished(tmp_path) == [cause, "completed"]
+
+
+def test_paused_session_goes_on_in_the_round_that_was_configured_last(
+    tmp_path: Path, address: str, sites: Sites
+) -> None:
+    with opened(tmp_path, address) as session:
+        sites()
+        for round in session:
+            round.configure(lr=0.5)
+            first = round.run()
+            first.evaluate(r2=0.5)
+            session.pause()
+        known = session.id
+    with opened(tmp_path, address) as session:
+        assert session.id == known
+        numbers = []
+        for round in session:
+            numbers.append(round.number)
+            if round.is_configured:
+                with pytest.raises(xain.DecidedOtherwise, match=r"0\.5.*cannot become.*0\.25"):
+                    changed(round)
+                continue
+            round.configure(lr=0.5)
+            record = round.run()
+            assert record.evaluated is None
+    assert numbers == [0, 1]
+    assert finished(tmp_path) == ["completed"]
+
+
+def changed(round: Any) -> None:
+    """Configure otherwise than before, and then as before."""
+    try:
+        round.configure(lr=0.25)
+        round.run()
+    finally:
+        round.configure(lr=0.5)
+        record = round.run()
+        assert record.evaluated == {"r2": 0.5}
+
+
+def test_stop_ends_the_session_with_the_models_that_are_there(
+    tmp_path: Path, address: str, sites: Sites
+) -> None:
+    with opened(tmp_path, address, rounds=100) as session:
+        sites()
+        for round in session:
+            round.run()
+            if round.number == 1:
+                round.stop()
+    assert (session.result.model, session.result.cause) == (2, "completed")
+
+
+def test_ctrl_c_leaves_the_session_to_the_next_start(
+    tmp_path: Path, address: str, sites: Sites
+) -> None:
+    with pytest.raises(KeyboardInterrupt), opened(tmp_path, address) as session:
+        for round in session:  # waits for sites
+            raise AssertionError(f"{round} without a site")
+            # The thread is there while the loop waits.
+    with opened(tmp_path, address) as session:
+        sites()
+        for round in session:
+            round.run()
+    assert finished(tmp_path) == ["completed"]
+
+
+@pytest.fixture(autouse=True)
+def interrupt(request: pytest.FixtureRequest) -> None:
+    if request.node.originalname == "test_ctrl_c_leaves_the_session_to_the_next_start":
+        main = threading.main_thread().ident
+        assert main is not None
+        threading.Timer(1.5, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+
+
+# --- what cannot be done ---
+
+
+def test_mistakes_of_a_body_are_told_in_a_sentence(
+    tmp_path: Path, address: str, sites: Sites
+) -> None:
+    with opened(tmp_path, address, rounds=1) as session:
+        sites()
+        for round in session:
+            with pytest.raises(TypeError, match="the setting 'opt' is <object .* JSON cannot hold"):
+                round.configure(opt=object())
+            with pytest.raises(TypeError, match="the setting 'lr' of west is nan"):
+                round.configure(by_site={"west": {"lr": float("nan")}})
+            with pytest.raises(TypeError, match=r"by_site\['west'\] is 3; it must be a mapping"):
+                round.configure(by_site={"west": 3})  # type: ignore[dict-item]
+            with pytest.raises(ValueError, match="round 0: select.. was given no site"):
+                round.select([])
+            round.run()
+            with pytest.raises(RuntimeError, match=r"round 0: configure\(\) comes before run\(\)"):
+                round.configure(lr=1)
+            with pytest.raises(RuntimeError, match=r"round 0: select\(\) comes before run\(\)"):
+                round.select(["west"])
+
+
+def test_setting_of_a_site_that_is_not_there_is_refused(
+    tmp_path: Path, address: str, sites: Sites
+) -> None:
+    with opened(tmp_path, address, rounds=1) as session:
+        sites()
+        for round in session:
+            while len(session.participants) < 2:
+                pass
+            round.configure(by_site={"ward-7": {"lr": 1.0}})
+            with pytest.raises(xain.SessionFailed, match="no participant 'ward-7'.*east, west"):
+                round.run()
+            session.pause()
+            round._by_site.clear()
+            round.run()
+
+
+def test_body_without_run_is_told(tmp_path: Path, address: str, sites: Sites) -> None:
+    with (
+        pytest.raises(xain.SessionFailed, match=r"round 0: .* ended without round\.run\(\)"),
+        opened(tmp_path, address, rounds=1) as session,
+    ):
+        sites()
+        for round in session:
+            round.configure(lr=1.0)
+    with opened(tmp_path, address, rounds=1) as session:  # the mended script goes on
+        for round in session:
+            round.run()
+    assert finished(tmp_path) == ["completed"]
+
+
+def test_changed_settings_are_named(tmp_path: Path, address: str, sites: Sites) -> None:
+    with opened(tmp_path, address, rounds=3) as session:
+        session.pause()
+    text = r"was begun with rounds.rounds = 3 \(configured: 2\)"
+    with pytest.raises(xain.SessionFailed, match=text):
+        opened(tmp_path, address).__enter__()
+    text = r"train.lr = .*0\.5"
+    with pytest.raises(xain.SessionFailed, match=text):
+        opened(tmp_path, address, rounds=3, train={"lr": 0.5}).__enter__()
+
+
+def test_second_script_on_a_folder_is_refused(tmp_path: Path, address: str) -> None:
+    with opened(tmp_path, address) as session:
+        session.pause()
+        with pytest.raises(xain.SessionFailed, match="is in use by another process"):
+            opened(tmp_path, "127.0.0.1:0").__enter__()
+
+
+def test_wrong_setting_is_named(tmp_path: Path, address: str) -> None:
+    with pytest.raises(xain.SessionFailed, match=r"rounds\.rounds"):
+        opened(tmp_path, address, rounds=0)
+
+
+# --- elsewhere, and under asyncio ---
+
+
+def test_session_of_a_coordinator_elsewhere_is_driven_through_its_socket(
+    tmp_path: Path, address: str, sites: Sites
+) -> None:
+    settings = {
+        "journal.path": str(tmp_path / "journal.sqlite"),
+        "storage.path": str(tmp_path / "weights"),
+        "metrics.path": str(tmp_path / "metrics.jsonl"),
+        "server.port": int(address.rpartition(":")[2]),
+        "rounds.scripted": True,
+        "rounds.rounds": 2,
+        "rounds.min_participants": 2,
+    }
+    with Coordinator(settings):
+        sites()
+        with xain.connect(str(tmp_path / "journal.sock"), MODEL, progress=False) as session:
+            for round in session:
+                round.configure(lr=0.5)
+                assert round.run().metrics == {"loss": 0.5}
+        session.export(tmp_path / "last.npz")
+    assert (tmp_path / "last.npz").exists()
+    assert session.result.model == 2
+
+
+def test_connect_takes_no_rule() -> None:
+    with pytest.raises(xain.SessionFailed, match=r"aggregation\.rule"):
+        xain.connect("127.0.0.1:1", rule="median")
+
+
+async def test_loop_runs_under_asyncio(tmp_path: Path, address: str, sites: Sites) -> None:
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0)
+
+    ticking = asyncio.create_task(tick())
+    async with opened(tmp_path, address) as session:
+        sites()
+        async for round in session:
+            round.configure(lr=0.5)
+            before = ticks
+            record = await round.run()
+            assert record.metrics == {"loss": 0.5}
+            assert ticks > before
+    ticking.cancel()
+    assert session.result.model == 2

@@ -1,0 +1,111 @@
+"""A server's script for tests, which may kill itself between two lines of it or of xain_session.
+
+    python -m support.session_script server FOLDER PORT [AT]    kill -9 at line AT of those that run
+    python -m support.session_script sites PORT                 three sites, until the process ends
+
+The last line of the server is its result as JSON, with `lines`: how many lines have run.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+import xain
+
+ROUNDS = 4
+SITES = ("east", "north", "west")
+OURS = (os.sep + "xain_session" + os.sep, "session_script.py")
+
+
+class Halfway(xain.Rule):
+    """Half of the way to the median of the updates."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def combine(self, tile: Any, weights: Any) -> Any:
+        return self.share * np.median(tile.astype(np.float64), axis=0)
+
+
+class Lines:
+    """Counts the lines of ours that the main thread runs, and kills the process at one of them."""
+
+    def __init__(self, last: int) -> None:
+        self.number = 0
+        self._last = last
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if not any(one in frame.f_code.co_filename for one in OURS):
+            return None
+        if event == "line":
+            self.number += 1
+            if self.number == self._last:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return self
+
+
+def serve(folder: Path, port: int, last: int) -> None:
+    lines = Lines(last)
+    sys.settrace(lines)
+    evaluated = []
+    with xain.session(
+        {"w": np.zeros(10), "b": np.ones(2)},
+        rounds=ROUNDS,
+        min_participants=len(SITES),
+        rule=Halfway(0.9),
+        metric="r2",
+        data_dir=folder,
+        address=f"127.0.0.1:{port}",
+        linger_s=0.0,
+        progress=False,
+    ) as session:
+        for round in session:
+            round.configure(lr=0.1 * 0.5**round.number, by_site={"west": {"epochs": 3, "lr": 0.3}})
+            record = round.run()
+            if not record.evaluated:
+                evaluated.append(record.model)
+                record.evaluate(r2=1.0 - 1.0 / (2.0 + float(np.abs(record.weights["w"]).sum())))
+    sys.settrace(None)
+    result = session.result
+    told = {
+        "model": result.model,
+        "weights": {name: value.tolist() for name, value in result.weights.items()},
+        "best": None if result.best is None else [result.best.model, result.best.value],
+        "metrics": dict(result.metrics),
+        "lines": lines.number,
+    }
+    sys.stdout.write(json.dumps(told) + "\n")
+
+
+def train(name: str, port: int) -> None:
+    number = SITES.index(name) + 1
+    while True:  # one session after the other
+        for round in xain.rounds(
+            {"w": np.zeros(10), "b": np.ones(2)}, id=name, coordinator=f"127.0.0.1:{port}"
+        ):
+            step = round.config.lr * round.config.epochs
+            weights = {key: value + step * number for key, value in round.weights.items()}
+            round.submit(weights, samples=10 * number, metrics={"loss": step})
+
+
+def main() -> None:
+    what, *arguments = sys.argv[1:]
+    if what == "sites":
+        (port,) = map(int, arguments)
+        for name in SITES:
+            threading.Thread(target=train, args=(name, port), daemon=True).start()
+        threading.Event().wait()
+    else:
+        folder, port, *last = arguments
+        serve(Path(folder), int(port), int(last[0]) if last else 0)
+
+
+if __name__ == "__main__":
+    main()
