@@ -66,9 +66,11 @@ def serve(folder: Path, port: int, last: int) -> None:
         linger_s=0.0,
         progress=False,
     ) as session:
-        for round in session:
-            round.configure(lr=0.1 * 0.5**round.number, by_site={"west": {"epochs": 3, "lr": 0.3}})
-            record = round.run()
+        for round_ in session:
+            round_.configure(
+                lr=0.1 * 0.5**round_.number, by_site={"west": {"epochs": 3, "lr": 0.3}}
+            )
+            record = round_.run()
             if not record.evaluated:
                 evaluated.append(record.model)
                 record.evaluate(r2=1.0 - 1.0 / (2.0 + float(np.abs(record.weights["w"]).sum())))
@@ -87,12 +89,12 @@ def serve(folder: Path, port: int, last: int) -> None:
 def train(name: str, port: int) -> None:
     number = SITES.index(name) + 1
     while True:  # one session after the other
-        for round in xain.rounds(
+        for round_ in xain.rounds(
             {"w": np.zeros(10), "b": np.ones(2)}, id=name, coordinator=f"127.0.0.1:{port}"
         ):
-            step = round.config.lr * round.config.epochs
-            weights = {key: value + step * number for key, value in round.weights.items()}
-            round.submit(weights, samples=10 * number, metrics={"loss": step})
+            step = round_.config.lr * round_.config.epochs
+            weights = {key: value + step * number for key, value in round_.weights.items()}
+            round_.submit(weights, samples=10 * number, metrics={"loss": step})
 
 
 def main() -> None:

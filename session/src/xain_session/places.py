@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -27,6 +28,7 @@ from xain_foundation.fields import WrongSetting
 from xain_foundation.settings import ConfigError, load
 from xain_foundation.tls import Certificates, InvalidCertificates
 from xain_session.errors import SessionFailed
+from xain_session.given import SETTINGS, SOURCE
 from xain_session.session_log import logged_in
 from xain_workloads.errors import NoModel
 from xain_workloads.exported import formats
@@ -165,7 +167,7 @@ class Embedded:
             session = last.session
         if session.phase is Phase.FINISHED and session.session_id == self._marked():
             return True
-        different = list(differences(session, self._config))
+        different = [self._told(text) for text in differences(session, self._config)]
         if different and not self._may_change:
             raise SessionFailed(
                 f"the session in {self._folder} was begun with {', '.join(different)}; start the "
@@ -173,6 +175,17 @@ class Embedded:
                 'resume="changed" the session goes on with those that it was begun with'
             )
         return False
+
+    def _told(self, different: str) -> str:
+        """A difference as the script would say it: of an object of its own by the object's name."""
+        for what, (name_key, options_key) in SETTINGS.items():
+            found = re.fullmatch(
+                rf'{re.escape(options_key)}\.{SOURCE} = "(\w+)" \(configured: "(\w+)"\)', different
+            )
+            if found is not None:
+                name = self._settings.get(name_key)
+                return f"the {what} {name} as its code was then ({found[1]}, now {found[2]})"
+        return different
 
     def _marked(self) -> str:
         with suppress(OSError, ValueError):

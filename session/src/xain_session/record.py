@@ -80,7 +80,7 @@ class Record:
 
     @property
     def evaluated(self) -> Mapping[str, float] | None:
-        """What the script has said of this model, also before it was started again; None: nothing."""
+        """What the script has said of this model, also before it was started again; None: no."""
         return self._evaluated
 
     def evaluate(self, samples: int = 0, **metrics: float) -> None:

@@ -68,6 +68,8 @@ class Session:
         self._told = 0.0
         self._last_text = ""
         self._result: Result | None = None
+        # The first one that trains: before it the sites may have made the model in a round.
+        self._first: int | None = None
 
     # --- its life ---
 
@@ -253,8 +255,10 @@ class Session:
             fetch=self._weights,
             tell=self._asked.evaluated,
         )
+        if self._first is None:
+            self._first = min(one.round for one in self._asked.rounds())
         if self._progress:
-            _tell(_line(record, status.rounds))
+            _tell(_line(record, round_.number - self._first + 1, status.rounds))
         return record
 
     def _stop(self) -> None:
@@ -368,7 +372,7 @@ def _sites(found: inspection.RoundStatus) -> dict[str, Site]:
     return sites
 
 
-def _line(record: Record, rounds: int) -> str:
+def _line(record: Record, number: int, rounds: int) -> str:
     of = f"/{rounds}" if rounds else ""
     metrics = "".join(
         f", {name} {value:.4g}"
@@ -376,7 +380,7 @@ def _line(record: Record, rounds: int) -> str:
         if math.isfinite(value)
     )
     made = f"{record.num_updates} updates in {record.seconds:.1f} s"
-    return f"round {record.round + 1}{of}: {made}{metrics}"
+    return f"round {number}{of}: {made}{metrics}"
 
 
 def _tell(text: str) -> None:

@@ -26,10 +26,10 @@ def sites(address: str) -> Iterator[Callable[..., None]]:
 
     def train(name: str, number: int) -> None:
         try:
-            for round in xain.rounds({"w": np.zeros(3)}, id=name, coordinator=address):
-                lr = round.config.get("lr", 1.0) * round.config.epochs
-                round.submit(
-                    {"w": round.weights["w"] + number * lr}, samples=number, metrics={"loss": lr}
+            for round_ in xain.rounds({"w": np.zeros(3)}, id=name, coordinator=address):
+                lr = round_.config.get("lr", 1.0) * round_.config.epochs
+                round_.submit(
+                    {"w": round_.weights["w"] + number * lr}, samples=number, metrics={"loss": lr}
                 )
         except xain.SessionError:
             pass  # the session was ended by its script

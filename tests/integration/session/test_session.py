@@ -39,9 +39,9 @@ def test_loop_configures_runs_and_evaluates_each_round(
     told = []
     with opened(tmp_path, address, metric="r2", progress=True) as session:
         sites()
-        for round in session:
-            round.configure(lr=0.5, by_site={"west": {"lr": 0.25, "epochs": 2}})
-            record = round.run()
+        for round_ in session:
+            round_.configure(lr=0.5, by_site={"west": {"lr": 0.25, "epochs": 2}})
+            record = round_.run()
             assert {name: site.counted for name, site in record.sites.items()} == {
                 "east": True,
                 "west": True,
@@ -49,8 +49,8 @@ def test_loop_configures_runs_and_evaluates_each_round(
             assert record.samples == 3
             assert record.metrics == {"loss": 0.5}
             told.append(record.weights["w"][0])
-            record.evaluate(r2=0.5 - 0.1 * round.number, samples=7)
-            assert record.metrics == {"loss": 0.5, "r2": 0.5 - 0.1 * round.number}
+            record.evaluate(r2=0.5 - 0.1 * round_.number, samples=7)
+            assert record.metrics == {"loss": 0.5, "r2": 0.5 - 0.1 * round_.number}
     step = (1 * 0.5 + 2 * 2 * 0.25 * 2) / 3
     np.testing.assert_allclose(told, [step, 2 * step])
     result = session.result
@@ -73,8 +73,8 @@ def test_first_model_is_the_best_one_of_an_earlier_session(
 ) -> None:
     with opened(tmp_path, address, metric="r2") as session:
         sites()
-        for round in session:
-            round.run().evaluate(r2=0.5 - 0.1 * round.number)
+        for round_ in session:
+            round_.run().evaluate(r2=0.5 - 0.1 * round_.number)
         before = session.id
     with xain.session(
         f"{before}/best",
@@ -86,7 +86,7 @@ def test_first_model_is_the_best_one_of_an_earlier_session(
         metric="r2",
     ) as session:
         sites()
-        (weights,) = (round.run().weights["w"] for round in session)
+        (weights,) = (round_.run().weights["w"] for round_ in session)
     step = (1 + 2 * 2) / 3
     np.testing.assert_allclose(weights, 2 * step)
 
@@ -114,11 +114,11 @@ def test_rule_and_controller_are_objects_of_the_script(
 ) -> None:
     with opened(tmp_path, address, rule=Share(0.5), controller=Last(), fraction=0.5) as session:
         sites("east", "north", "west")
-        for round in session:
-            if round.number == 0:
+        for round_ in session:
+            if round_.number == 0:
                 while len(session.participants) < 3:
                     pass
-            record = round.run()
+            record = round_.run()
             assert [*record.sites] == ["north", "west"]
     np.testing.assert_allclose(session.result.weights["w"], 0.5 * (0.5 * 2.5 + 2.5))
 
@@ -131,8 +131,8 @@ def test_rule_is_a_function(tmp_path: Path, address: str, sites: Sites) -> None:
 
     with opened(tmp_path, address, rule=largest, rounds=1) as session:
         sites()
-        for round in session:
-            round.run()
+        for round_ in session:
+            round_.run()
     np.testing.assert_array_equal(session.result.weights["w"], 1.5)
 
 
@@ -141,15 +141,15 @@ def test_changed_rule_does_not_go_on_with_a_session_unless_told(
 ) -> None:
     with opened(tmp_path, address, rule=Share(0.5)) as session:
         sites()
-        for round in session:
-            round.run()
+        for round_ in session:
+            round_.run()
             session.pause()
-    with pytest.raises(xain.SessionFailed, match="aggregation.options.source = ") as caught:
+    text = r"begun with the rule \S*test_session\.Share as its code was then \(\w{12}, now \w{12}\)"
+    with pytest.raises(xain.SessionFailed, match=text):
         opened(tmp_path, address, rule=Share(0.25)).__enter__()
-    assert "test_session.Share" in str(caught.value)
     with opened(tmp_path, address, rule=Share(0.25), resume="changed") as session:
-        for round in session:
-            round.run()
+        for round_ in session:
+            round_.run()
     np.testing.assert_allclose(session.result.weights["w"], 0.25 * (0.5 * 1.5 + 1.5))
 
 
@@ -165,14 +165,14 @@ def test_selected_sites_alone_take_part(tmp_path: Path, address: str, sites: Sit
     with opened(tmp_path, address, min_participants=1, rounds=3) as session:
         sites("east", "north", "west")
         rosters = []
-        for round in session:
-            if round.number == 0:
+        for round_ in session:
+            if round_.number == 0:
                 while len(session.participants) < 3:
                     pass
-                round.select(["west"])
-            if round.number == 1:
-                round.select(lambda there: [one.name for one in there if one.name != "east"])
-            rosters.append([*round.run().sites])
+                round_.select(["west"])
+            if round_.number == 1:
+                round_.select(lambda there: [one.name for one in there if one.name != "east"])
+            rosters.append([*round_.run().sites])
     assert rosters == [["west"], ["north", "west"], ["east", "north", "west"]]
 
 
@@ -182,18 +182,22 @@ def test_selected_sites_alone_take_part(tmp_path: Path, address: str, sites: Sit
 def test_exception_in_the_body_ends_the_session_as_failed(
     tmp_path: Path, address: str, sites: Sites
 ) -> None:
-    with pytest.raises(ZeroDivisionError), opened(tmp_path, address) as session:
-        sites()
-        for round in session:
-            round.run()
-            _ = 1 / 0
+    def divide() -> None:
+        with opened(tmp_path, address) as session:
+            sites()
+            for round_ in session:
+                round_.run()
+                _ = 1 / 0
+
+    with pytest.raises(ZeroDivisionError):
+        divide()
     (cause,) = finished(tmp_path)
     assert cause.startswith("the script failed: round 0: Traceback")
     assert "ZeroDivisionError: division by zero" in cause
     with opened(tmp_path, address) as session:  # another session
         sites()
-        for round in session:
-            round.run()
+        for round_ in session:
+            round_.run()
     assert finished(tmp_path) == [cause, "completed"]
 
 
@@ -202,36 +206,36 @@ def test_paused_session_goes_on_in_the_round_that_was_configured_last(
 ) -> None:
     with opened(tmp_path, address) as session:
         sites()
-        for round in session:
-            round.configure(lr=0.5)
-            first = round.run()
+        for round_ in session:
+            round_.configure(lr=0.5)
+            first = round_.run()
             first.evaluate(r2=0.5)
             session.pause()
         known = session.id
     with opened(tmp_path, address) as session:
         assert session.id == known
         numbers = []
-        for round in session:
-            numbers.append(round.number)
-            if round.is_configured:
+        for round_ in session:
+            numbers.append(round_.number)
+            if round_.is_configured:
                 with pytest.raises(xain.DecidedOtherwise, match=r"0\.5.*cannot become.*0\.25"):
-                    changed(round)
+                    changed(round_)
                 continue
-            round.configure(lr=0.5)
-            record = round.run()
+            round_.configure(lr=0.5)
+            record = round_.run()
             assert record.evaluated is None
     assert numbers == [0, 1]
     assert finished(tmp_path) == ["completed"]
 
 
-def changed(round: Any) -> None:
+def changed(round_: Any) -> None:
     """Configure otherwise than before, and then as before."""
     try:
-        round.configure(lr=0.25)
-        round.run()
+        round_.configure(lr=0.25)
+        round_.run()
     finally:
-        round.configure(lr=0.5)
-        record = round.run()
+        round_.configure(lr=0.5)
+        record = round_.run()
         assert record.evaluated == {"r2": 0.5}
 
 
@@ -240,24 +244,27 @@ def test_stop_ends_the_session_with_the_models_that_are_there(
 ) -> None:
     with opened(tmp_path, address, rounds=100) as session:
         sites()
-        for round in session:
-            round.run()
-            if round.number == 1:
-                round.stop()
+        for round_ in session:
+            round_.run()
+            if round_.number == 1:
+                round_.stop()
     assert (session.result.model, session.result.cause) == (2, "completed")
 
 
 def test_ctrl_c_leaves_the_session_to_the_next_start(
     tmp_path: Path, address: str, sites: Sites
 ) -> None:
-    with pytest.raises(KeyboardInterrupt), opened(tmp_path, address) as session:
-        for round in session:  # waits for sites
-            raise AssertionError(f"{round} without a site")
-            # The thread is there while the loop waits.
+    def wait() -> None:
+        with opened(tmp_path, address) as session:
+            for round_ in session:  # waits for sites
+                raise AssertionError(f"{round_} without a site")
+
+    with pytest.raises(KeyboardInterrupt):
+        wait()
     with opened(tmp_path, address) as session:
         sites()
-        for round in session:
-            round.run()
+        for round_ in session:
+            round_.run()
     assert finished(tmp_path) == ["completed"]
 
 
@@ -277,49 +284,55 @@ def test_mistakes_of_a_body_are_told_in_a_sentence(
 ) -> None:
     with opened(tmp_path, address, rounds=1) as session:
         sites()
-        for round in session:
-            with pytest.raises(TypeError, match="the setting 'opt' is <object .* JSON cannot hold"):
-                round.configure(opt=object())
+        for round_ in session:
+            with pytest.raises(
+                TypeError, match=r"the setting 'opt' is <object .* JSON cannot hold"
+            ):
+                round_.configure(opt=object())
             with pytest.raises(TypeError, match="the setting 'lr' of west is nan"):
-                round.configure(by_site={"west": {"lr": float("nan")}})
+                round_.configure(by_site={"west": {"lr": float("nan")}})
             with pytest.raises(TypeError, match=r"by_site\['west'\] is 3; it must be a mapping"):
-                round.configure(by_site={"west": 3})  # type: ignore[dict-item]
-            with pytest.raises(ValueError, match="round 0: select.. was given no site"):
-                round.select([])
-            round.run()
+                round_.configure(by_site={"west": 3})  # type: ignore[dict-item]
+            with pytest.raises(ValueError, match=r"round 0: select\(\) was given no site"):
+                round_.select([])
+            round_.run()
             with pytest.raises(RuntimeError, match=r"round 0: configure\(\) comes before run\(\)"):
-                round.configure(lr=1)
+                round_.configure(lr=1)
             with pytest.raises(RuntimeError, match=r"round 0: select\(\) comes before run\(\)"):
-                round.select(["west"])
+                round_.select(["west"])
 
 
 def test_setting_of_a_site_that_is_not_there_is_refused(
     tmp_path: Path, address: str, sites: Sites
 ) -> None:
-    with opened(tmp_path, address, rounds=1) as session:
-        sites()
-        for round in session:
-            while len(session.participants) < 2:
-                pass
-            round.configure(by_site={"ward-7": {"lr": 1.0}})
-            with pytest.raises(xain.SessionFailed, match="no participant 'ward-7'.*east, west"):
-                round.run()
-            session.pause()
-            round._by_site.clear()
-            round.run()
+    def configure() -> None:
+        with opened(tmp_path, address, rounds=1) as session:
+            sites()
+            for round_ in session:
+                while len(session.participants) < 2:
+                    pass
+                round_.configure(by_site={"ward-7": {"lr": 1.0}})
+                round_.run()
+
+    with pytest.raises(xain.SessionFailed, match=r"no participant 'ward-7'.*east, west"):
+        configure()
+    with opened(tmp_path, address, rounds=1) as session:  # the mended script goes on
+        for round_ in session:
+            round_.run()
 
 
 def test_body_without_run_is_told(tmp_path: Path, address: str, sites: Sites) -> None:
-    with (
-        pytest.raises(xain.SessionFailed, match=r"round 0: .* ended without round\.run\(\)"),
-        opened(tmp_path, address, rounds=1) as session,
-    ):
-        sites()
-        for round in session:
-            round.configure(lr=1.0)
+    def forget() -> None:
+        with opened(tmp_path, address, rounds=1) as session:
+            sites()
+            for round_ in session:
+                round_.configure(lr=1.0)
+
+    with pytest.raises(xain.SessionFailed, match=r"round 0: .* ended without round\.run\(\)"):
+        forget()
     with opened(tmp_path, address, rounds=1) as session:  # the mended script goes on
-        for round in session:
-            round.run()
+        for round_ in session:
+            round_.run()
     assert finished(tmp_path) == ["completed"]
 
 
@@ -364,12 +377,12 @@ def test_session_of_a_coordinator_elsewhere_is_driven_through_its_socket(
     with Coordinator(settings):
         sites()
         with xain.connect(str(tmp_path / "journal.sock"), MODEL, progress=False) as session:
-            for round in session:
-                round.configure(lr=0.5)
-                assert round.run().metrics == {"loss": 0.5}
+            for round_ in session:
+                round_.configure(lr=0.5)
+                assert round_.run().metrics == {"loss": 0.5}
         session.export(tmp_path / "last.npz")
     assert (tmp_path / "last.npz").exists()
-    assert session.result.model == 2
+    assert session.result.model == 3  # the sites have made the first one in a round of their own
 
 
 def test_connect_takes_no_rule() -> None:
@@ -389,10 +402,10 @@ async def test_loop_runs_under_asyncio(tmp_path: Path, address: str, sites: Site
     ticking = asyncio.create_task(tick())
     async with opened(tmp_path, address) as session:
         sites()
-        async for round in session:
-            round.configure(lr=0.5)
+        async for round_ in session:
+            round_.configure(lr=0.5)
             before = ticks
-            record = await round.run()
+            record = await round_.run()
             assert record.metrics == {"loss": 0.5}
             assert ticks > before
     ticking.cancel()
