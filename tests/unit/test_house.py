@@ -243,6 +243,9 @@ MAY_CHANGE_THE_PROCESS = {
     # Processes that the SDK starts, and the environment that they inherit.
     "session/src/xain_session/simulation.py",
     "participant/src/xain_participant/stage_process.py",
+    # The thread switching of a process in which a coordinator runs beside the script, and its log.
+    "session/src/xain_session/places.py",
+    "session/src/xain_session/session_log.py",
     # The variable that docs/pytorch.md names.
     "participant/src/xain/__init__.py",
     # A filter of gRPC's logger, which is there once however many servers there are.

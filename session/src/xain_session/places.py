@@ -3,13 +3,12 @@
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
-
-import grpc
 
 from xain_coordinator.assembly.changed_rules import differences
 from xain_coordinator.config.coordinator import CoordinatorConfig
@@ -18,7 +17,7 @@ from xain_coordinator.export.trained import ask, open_files
 from xain_coordinator.journal.restore import open_stopped
 from xain_coordinator.ports import JournalError, StoreError
 from xain_coordinator.process.embedding import Coordinator
-from xain_coordinator.process.run import STARTING_ERRORS
+from xain_coordinator.process.run import STARTING_ERRORS, SWITCH_INTERVAL_S
 from xain_coordinator.server.inspection_client import TLS
 from xain_coordinator.server.operators_socket import socket_of
 from xain_foundation import channels
@@ -30,6 +29,7 @@ from xain_foundation.tls import Certificates, InvalidCertificates
 from xain_session.errors import SessionFailed
 from xain_session.given import SETTINGS, SOURCE
 from xain_session.session_log import logged_in
+from xain_session.ways import Remote, Way, Within
 from xain_workloads.errors import NoModel
 from xain_workloads.exported import formats
 from xain_workloads.model import Model
@@ -67,8 +67,8 @@ class Place(Protocol):
     @property
     def address(self) -> str: ...
 
-    def opened(self) -> AbstractContextManager[tuple[str, grpc.Channel]]:
-        """Where the coordinator is, for messages, and a channel to it. Raises SessionFailed."""
+    def opened(self) -> AbstractContextManager[Way]:
+        """The way to the coordinator, which is there until the end. Raises SessionFailed."""
 
     def start_participants(self, stack: ExitStack) -> None:
         """Start the session's own participants, until the stack ends."""
@@ -125,16 +125,13 @@ class Embedded:
         return self._coordinator.address
 
     @contextmanager
-    def opened(self) -> Iterator[tuple[str, grpc.Channel]]:
+    def opened(self) -> Iterator[Way]:
         self._folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             stack.enter_context(logged_in(self._folder))
             self._coordinator = stack.enter_context(self._started())
-            socket = socket_of(self._config.journal.path)
-            yield (
-                self._coordinator.address,
-                stack.enter_context(channels.open_channel(f"unix:{socket}", _OPTIONS)),
-            )
+            stack.enter_context(_prompt_threads())
+            yield Within(self._coordinator)
 
     @contextmanager
     def _started(self) -> Iterator[Coordinator]:
@@ -245,7 +242,7 @@ class Elsewhere:
         self._certificates: Certificates | None = None
 
     @contextmanager
-    def opened(self) -> Iterator[tuple[str, grpc.Channel]]:
+    def opened(self) -> Iterator[Way]:
         try:
             if self._tls is not None:
                 self._certificates = Certificates(Path(self._tls))
@@ -260,7 +257,7 @@ class Elsewhere:
             raise SessionFailed(str(error)) from None
         credentials = None if self._certificates is None else self._certificates.of_channel()
         with channels.open_channel(self._target, _OPTIONS, credentials) as channel:
-            yield self.address, channel
+            yield Remote(channel, self.address)
 
     def start_participants(self, stack: ExitStack) -> None:
         """They are others'."""
@@ -280,6 +277,18 @@ class Elsewhere:
             _export(ask(self._target), path, which)
         finally:
             TLS.reset(token)
+
+
+@contextmanager
+def _prompt_threads() -> Iterator[None]:
+    """Let threads of the coordinator and the script wait less for each other than the 5 ms that are
+    Python's default: a whole small round takes but four times that."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(before, SWITCH_INTERVAL_S))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def _export(opened: AbstractContextManager[Any], path: Path, which: str) -> None:

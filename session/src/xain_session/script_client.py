@@ -1,4 +1,4 @@
-"""What a script asks of a coordinator and tells it, over gRPC: the service Control and Inspection.
+"""What a script asks of a coordinator and tells it: the services Control and Inspection.
 
 One thread follows the session. Decisions are repeated where no answer has come: the same decision
 again changes nothing.
@@ -7,27 +7,19 @@ again changes nothing.
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, Final
 
-import grpc
-
-from xain_coordinator.core.values import GlobalModel, WeightsRef
+from xain_coordinator.core.values import WeightsRef
 from xain_coordinator.server.translate import layout_of
 from xain_coordinator.stores.integrity import parse_vector
 from xain_foundation.backoff import Backoff
-from xain_foundation.grpc_calls import details_of
 from xain_session.errors import DecidedOtherwise, SessionFailed
+from xain_session.ways import Refused, Way
 from xain_wire.fl import access_pb2 as control
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
-from xain_wire.fl.access_pb2_grpc import ControlStub
-from xain_wire.fl.coordinator_pb2_grpc import CoordinatorStub
-from xain_wire.fl.inspection_pb2_grpc import InspectionStub
 from xain_workloads.model import Model
 
-CALL_S: Final = 30.0
-DOWNLOAD_S: Final = 600.0
 # Between two looks of a wait at what else may have ended it, such as Ctrl-C and a worker's failure.
 LOOK_S: Final = 0.5
 RETRY_S: Final = (0.1, 5.0)  # the first and the longest pause before a call is repeated
@@ -36,16 +28,10 @@ Status = control.FollowScriptResponse
 
 
 class ScriptClient:
-    """A script's end of the coordinator behind a channel, which the caller closes after close().
+    """A script's end of a coordinator. way: to it; it stays until close()."""
 
-    where: the coordinator, for messages.
-    """
-
-    def __init__(self, channel: grpc.Channel, where: str) -> None:
-        self._control = ControlStub(channel)
-        self._inspection = InspectionStub(channel)
-        self._coordinator = CoordinatorStub(channel)
-        self._where = where
+    def __init__(self, way: Way) -> None:
+        self._way = way
         self._changed = threading.Condition()
         self._status: Status | None = None
         self._failure: SessionFailed | None = None
@@ -87,7 +73,7 @@ class ScriptClient:
             try:
                 request = control.FollowScriptRequest(session_id=self.session_id)
                 with self._changed:
-                    self._call = self._control.FollowScript(request)
+                    self._call = self._way.stream("FollowScript", request)
                 for status in self._call:
                     backoff.reset()
                     self.session_id = status.session_id
@@ -96,12 +82,12 @@ class ScriptClient:
                         self._changed.notify_all()
                     if status.is_finished:
                         return
-            except grpc.RpcError as error:
+            except Refused as error:
                 if self._ended.is_set():
                     return
-                if not _is_passing(error):
+                if not error.is_passing:
                     with self._changed:
-                        self._failure = SessionFailed(self._why(error))
+                        self._failure = SessionFailed(str(error))
                         self._changed.notify_all()
                     return
             self._ended.wait(backoff.next_s())
@@ -111,12 +97,12 @@ class ScriptClient:
     def configure(self, request: control.ConfigureRoundRequest) -> None:
         """Raises DecidedOtherwise, and SessionFailed if the session does not take it."""
         request.session_id = self.session_id
-        self._decide(self._control.ConfigureRound, request)
+        self._ask("ConfigureRound", request)
 
     def evaluated(self, model: int, num_samples: int, metrics: Mapping[str, float]) -> None:
         """Raises as configure() does."""
-        self._decide(
-            self._control.RecordEvaluation,
+        self._ask(
+            "RecordEvaluation",
             control.RecordEvaluationRequest(
                 session_id=self.session_id, model=model, num_samples=num_samples, metrics=metrics
             ),
@@ -125,33 +111,26 @@ class ScriptClient:
     def end(self, failure: str = "") -> None:
         """Come to the end of the script's loop; with the failure of its body, if there was one."""
         request = control.EndScriptRequest(session_id=self.session_id, failure=failure)
-        self._decide(self._control.EndScript, request)
+        self._ask("EndScript", request)
 
-    def _decide(self, method: Any, request: Any) -> None:
+    def _ask(self, method: str, request: Any) -> Any:
+        """Ask until there is an answer: a coordinator that is away is waited for."""
         backoff = Backoff(*RETRY_S)
         while True:
             try:
-                method(request, timeout=CALL_S)
-                return
-            except grpc.RpcError as error:
-                if _code(error) is grpc.StatusCode.ALREADY_EXISTS:
-                    raise DecidedOtherwise(details_of(error)) from None
-                if not _is_passing(error) or self._ended.is_set():
-                    raise SessionFailed(self._why(error)) from None
+                return self._way.call(method, request)
+            except Refused as error:
+                if error.is_decided:
+                    raise DecidedOtherwise(str(error)) from None
+                if not error.is_passing or self._ended.is_set():
+                    raise SessionFailed(str(error)) from None
             time.sleep(backoff.next_s())
 
     # --- what it has made ---
 
     def ask(self, method: str, request: Any) -> Any:
         """Ask the service Inspection. Raises SessionFailed."""
-        backoff = Backoff(*RETRY_S)
-        while True:
-            try:
-                return getattr(self._inspection, method)(request, timeout=CALL_S)
-            except grpc.RpcError as error:
-                if not _is_passing(error) or self._ended.is_set():
-                    raise SessionFailed(self._why(error)) from None
-            time.sleep(backoff.next_s())
+        return self._ask(method, request)
 
     def rounds(self, number: int | None = None) -> list[inspection.RoundStatus]:
         """Records of rounds that train: all, or that of one number."""
@@ -174,31 +153,8 @@ class ScriptClient:
 
     def _fetched(self, message: inspection.ModelStatus) -> Model:
         ref = WeightsRef(message.ref.key, message.ref.size_bytes, message.ref.digest.hex())
-        model = GlobalModel(message.round, ref, message.dtype, tuple(message.shape))
         try:
-            stream = self._coordinator.GetWeights(
-                pb.GetWeightsRequest(key=ref.key), timeout=DOWNLOAD_S
-            )
-            data = b"".join(part.data for part in stream)
-        except grpc.RpcError as error:
-            why = self._why(error)
-            raise SessionFailed(f"model {model.round} cannot be fetched: {why}") from None
+            data = self._way.weights(ref)
+        except Refused as error:
+            raise SessionFailed(f"model {message.round} cannot be fetched: {error}") from None
         return Model(parse_vector(data, ref), layout_of(message.layout), dict(message.metadata))
-
-    def _why(self, error: grpc.RpcError) -> str:
-        if _code(error) is grpc.StatusCode.UNIMPLEMENTED:
-            return f"{self._where} takes no decisions of a script: is it an earlier version?"
-        if _code(error) is grpc.StatusCode.UNAVAILABLE:
-            return f"the coordinator at {self._where} does not answer: {details_of(error)}"
-        return details_of(error)
-
-
-def _code(error: grpc.RpcError) -> Any:
-    with suppress(AttributeError):  # an error that no call has
-        return error.code()
-    return None
-
-
-def _is_passing(error: grpc.RpcError) -> bool:
-    """Whether a call may succeed later: the coordinator is away or starts."""
-    return _code(error) in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)

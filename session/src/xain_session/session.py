@@ -75,8 +75,7 @@ class Session:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            where, channel = stack.enter_context(self._place.opened())
-            self._client = ScriptClient(channel, where)
+            self._client = ScriptClient(stack.enter_context(self._place.opened()))
             stack.callback(self._client.close)
             self._place.start_participants(stack)
             self._stack = stack.pop_all()

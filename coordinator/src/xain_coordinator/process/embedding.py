@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -13,8 +13,10 @@ from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.core.history import History
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import Phase
+from xain_coordinator.core.values import Phase, WeightsRef
 from xain_coordinator.process.run import serve
+from xain_coordinator.server.identity import CALLER, THIS_MACHINE
+from xain_coordinator.stores.integrity import read_weights
 from xain_foundation.exit_statuses import EXIT_FAILED
 from xain_foundation.settings import ConfigError, load
 
@@ -143,6 +145,19 @@ class Coordinator:
         """Host and port of the gRPC server, once started."""
         return self.config.server.address_at(self.port)
 
+    def call(self, method: str, request: Any) -> Any:
+        """Have a method of Control or Inspection answer, as the operator's socket does, without a
+        call over it. Raises a Refusal, and Unavailable if the coordinator stops."""
+        return self._in_loop(self._answer(method, request))
+
+    def stream(self, method: str, request: Any) -> "Answers":
+        """The answers of a method that streams them."""
+        return Answers(self, aiter(self._servicer(method)(request, None)))
+
+    def read(self, ref: WeightsRef) -> bytes:
+        """A stored model of the present session. Blocks. Raises StoreError."""
+        return read_weights(self._started.current.store, ref.key)
+
     @property
     def has_ended(self) -> bool:
         """Whether it serves no more."""
@@ -168,6 +183,25 @@ class Coordinator:
     def _started(self) -> "Sessions":
         assert self._sessions is not None, "start() comes first"
         return self._sessions
+
+    def _servicer(self, method: str) -> Any:
+        server = self._started.current.server
+        service = server.control if hasattr(server.control, method) else server.inspection
+        return getattr(service, method)
+
+    async def _answer(self, method: str, request: Any) -> Any:
+        CALLER.set(THIS_MACHINE)
+        return await self._servicer(method)(request, None)
+
+    def _in_loop(self, work: Coroutine[Any, Any, Any]) -> Any:
+        assert self._loop is not None, "start() comes first"
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        except RuntimeError:  # the event loop has ended
+            work.close()
+            raise Unavailable("the coordinator has stopped") from None
+        except CancelledError:
+            raise Unavailable("the coordinator has stopped") from None
 
     async def _finished(self) -> Session:
         driver = self._started.current.driver
@@ -203,6 +237,46 @@ class Coordinator:
 
     def failed(self, error: BaseException) -> None:
         self._failure = error
+
+
+class Answers:
+    """Answers of a method of a coordinator in this process, for one thread; cancel() is for any.
+    The next one raises a Refusal, and Unavailable if the coordinator stops or after cancel()."""
+
+    def __init__(self, coordinator: Coordinator, answers: AsyncIterator[Any]) -> None:
+        self._coordinator = coordinator
+        self._answers = answers
+        self._cancelled = asyncio.Event()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return self._coordinator._in_loop(self._next())
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    def cancel(self) -> None:
+        """Have a thread that waits for an answer wait no longer."""
+        if self._coordinator._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
+                self._coordinator._loop.call_soon_threadsafe(self._cancelled.set)
+
+    async def _next(self) -> Any:
+        CALLER.set(THIS_MACHINE)
+        answer = asyncio.ensure_future(anext(self._answers))
+        ends = [
+            asyncio.ensure_future(event.wait())
+            for event in (self._cancelled, self._coordinator._stop)
+        ]
+        await asyncio.wait((answer, *ends), return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
+        if not answer.done():
+            answer.cancel()
+            raise Unavailable("the coordinator is stopping")
+        return answer.result()
 
 
 def _dotted(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
