@@ -558,9 +558,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         message = None
         try:
             seen = self._driver.advertise(participant_id)
-            if seen.round == round_:  # few wait: most updates are committed with the last one
+            # Few wait: most updates are committed with the last one.
+            if seen.round == round_ or self._driver.session.waits_for_script:
                 async with asyncio.timeout(self.next_round_s):
-                    while seen.round == round_:
+                    while seen.round == round_ or self._driver.session.waits_for_script:
                         await self._driver.changed()
                         seen = self._driver.advertise(participant_id)
             if seen.phase is Phase.COLLECTING:
@@ -649,6 +650,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 continue  # the core tells phases apart that are one state on the wire
             is_told = last is not None and _accepts_update(last, message)
             is_next = last is not None and last.round != message.round
+            if is_next and await self._is_overtaken(participant_id, message):
+                continue
             last = message
             if not has_new and (
                 is_told or (is_next and await self._is_told(participant_id, message))
@@ -664,6 +667,15 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 own.MergeFrom(message)
                 message = own
             yield message
+
+    async def _is_overtaken(self, participant_id: str, message: pb.WatchResponse) -> bool:
+        """Whether a message says that the next round is not open yet, and the answer to the
+        participant's update carried that it is."""
+        told = self._next_rounds.get(participant_id)
+        if told is None or message.state != pb.STANDBY:
+            return False
+        carried = told.result() if told.done() else await asyncio.shield(told)
+        return carried is not None and carried.round == message.round
 
     async def _is_told(self, participant_id: str, message: pb.WatchResponse) -> bool:
         """Whether the answer to the participant's update carried this message about the next
