@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from xain_session.record import Record
     from xain_session.session import Session
     from xain_session.simulation import Simulation, SimulationError, Site, simulate
+    from xain_session.trackers import MLflow, TensorBoard, WeightsAndBiases
 
 __all__ = [
     "Config",
     "DecidedOtherwise",
     "LayoutMismatch",
+    "MLflow",
     "Record",
     "Result",
     "Round",
@@ -42,6 +44,8 @@ __all__ = [
     "Simulation",
     "SimulationError",
     "Site",
+    "TensorBoard",
+    "WeightsAndBiases",
     "connect",
     "rounds",
     "session",
@@ -65,6 +69,7 @@ __getattr__, __dir__ = loaded_on_use(
         "xain_session.opening": "connect session",
         "xain_session.record": "Record",
         "xain_session.session": "Session",
+        "xain_session.trackers": "MLflow TensorBoard WeightsAndBiases",
         "xain_session.simulation": "Simulation SimulationError Site simulate",
     },
 )

@@ -9,7 +9,8 @@ from xain_foundation.commands import split_host_port
 from xain_session.errors import SessionFailed
 from xain_session.given import settings_of
 from xain_session.places import Elsewhere, Embedded, Participants
-from xain_session.session import Resume, Session, Tracker
+from xain_session.session import Resume, Session
+from xain_session.trackers import Tracker
 
 if TYPE_CHECKING:
     from xain.weights import Declared
@@ -64,7 +65,8 @@ def session(
     metric: of the evaluations, by which the best model is chosen and patience counts.
     train: settings of all rounds, in round.config at the sites.
     settings: other settings of the coordinator by dotted key, such as {"rounds.deadline_s": 600}.
-    participants: simulated ones, see xain.simulated(). trackers: see xain.trackers.
+    participants: simulated ones, see xain.simulated().
+    trackers: objects that are told of each round, such as xain.TensorBoard("runs").
     data_dir: folder of journal and models. address: HOST:PORT for the sites; by default port 50051
         of this machine alone, and any free port with simulated participants.
     tls: a folder of certificates, which an address beyond this machine needs.

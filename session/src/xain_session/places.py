@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from xain.weights import Declared
 
 MARK: Final = "script.json"  # in the data folder: which session a script has come to the end of
+TRACKED: Final = "tracked.json"  # the last round that trackers have taken
 FIRST_MODEL: Final = "first-model.npz"
 _LONGEST_LINGER_S: Final = 15.0
 _LOOK_S: Final = 0.05
@@ -81,6 +82,12 @@ class Place(Protocol):
 
     def forget(self) -> None:
         """Have the next start begin another session."""
+
+    def taken(self, session_id: str) -> int:
+        """The last round of a session that the trackers have taken; -1 before the first."""
+
+    def take(self, session_id: str, round_: int) -> None:
+        """Note that they have taken one."""
 
     def export(self, path: Path, which: str, *, is_running: bool) -> None:
         """Raises SessionFailed and OSError."""
@@ -223,6 +230,17 @@ class Embedded:
         mark = json.dumps({"ended": self._coordinator.session.session_id})
         replace_file(self._folder / MARK, [mark.encode()])
 
+    def taken(self, session_id: str) -> int:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            noted = json.loads((self._folder / TRACKED).read_text(encoding="utf-8"))
+            if noted["session"] == session_id:
+                return int(noted["round"])
+        return -1
+
+    def take(self, session_id: str, round_: int) -> None:
+        noted = json.dumps({"session": session_id, "round": round_})
+        replace_file(self._folder / TRACKED, [noted.encode()])
+
     def export(self, path: Path, which: str, *, is_running: bool) -> None:
         socket = socket_of(self._config.journal.path)
         _export(ask(f"unix:{socket}") if is_running else open_files(self._config), path, which)
@@ -240,6 +258,7 @@ class Elsewhere:
         self._target = f"unix:{address}" if "/" in address else address
         self._tls = tls
         self._certificates: Certificates | None = None
+        self._taken: dict[str, int] = {}
 
     @contextmanager
     def opened(self) -> Iterator[Way]:
@@ -270,6 +289,12 @@ class Elsewhere:
 
     def forget(self) -> None:
         """It has a session of its own."""
+
+    def taken(self, session_id: str) -> int:
+        return self._taken.get(session_id, -1)
+
+    def take(self, session_id: str, round_: int) -> None:
+        self._taken[session_id] = round_
 
     def export(self, path: Path, which: str, *, is_running: bool) -> None:
         token = TLS.set(self._certificates)

@@ -28,7 +28,8 @@ class Site:
 class Record:
     """A round that is over.
 
-    round: number of the round. model: number of the model that it has made.
+    session: identity of the session. round: number of the round. model: number of the model that
+        it has made.
     samples: of all updates that count. num_updates: of these.
     sites: those that took part, by name, and those that were selected and do not count; empty where
         there are more than 200.
@@ -42,6 +43,7 @@ class Record:
         self,
         round_: int,
         *,
+        session: str,
         samples: int,
         num_updates: int,
         sites: Mapping[str, Site],
@@ -53,6 +55,7 @@ class Record:
         tell: Callable[[int, int, Mapping[str, float]], None],
     ) -> None:
         """evaluated: what the script said of the model before; None: nothing yet."""
+        self.session = session
         self.round = round_
         self.model = round_ + 1
         self.samples = samples

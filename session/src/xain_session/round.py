@@ -3,15 +3,25 @@
 import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from xain_session.record import Record
 from xain_wire.fl import access_pb2 as control
 
-if TYPE_CHECKING:
-    from xain_session.session import Session
-
 EPOCHS: Final = "epochs"
+
+
+class Running(Protocol):
+    """The session of a round."""
+
+    @property
+    def participants(self) -> Sequence["Participant"]: ...
+
+    def _run(self, round_: "Round", request: control.ConfigureRoundRequest | None) -> Record:
+        """Configure a round, unless there is nothing to be decided, and wait for its model."""
+
+    def _stop(self) -> None:
+        """Let the present round be the last one."""
 
 
 class Round:
@@ -21,7 +31,7 @@ class Round:
     started again; then configure() and select() may be left out.
     """
 
-    def __init__(self, session: "Session", number: int, *, is_configured: bool) -> None:
+    def __init__(self, session: "Running", number: int, *, is_configured: bool) -> None:
         self.number = number
         self.is_configured = is_configured
         self._session = session

@@ -10,12 +10,13 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from xain_session.errors import DecidedOtherwise, SessionFailed
 from xain_session.record import Best, Record, Result, Site
 from xain_session.round import AsyncRound, Participant, Round
 from xain_session.script_client import ScriptClient, Status
+from xain_session.trackers import Tracker
 from xain_wire.fl import access_pb2 as control
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_wire.metadata import COMPLETED
@@ -26,17 +27,6 @@ if TYPE_CHECKING:
     from xain_session.places import Place
 
 TELL_S: Final = 3.0  # a wait that is longer is told of
-
-
-class Tracker(Protocol):
-    """Where a session's figures go besides; see trackers.py for those that are there."""
-
-    def on_round(self, record: Record) -> None:
-        """A round is over, and the body of the loop as well. After a restart the last one may be
-        told again."""
-
-    def on_end(self, result: Result) -> None:
-        """The session is over."""
 
 
 class Session:
@@ -94,7 +84,7 @@ class Session:
                 self._end()
                 _ = self.result
                 for tracker in self._trackers:
-                    tracker.on_end(self.result)
+                    self._told_to(tracker, "on_end", self.result)
                 self._place.linger()
                 self._place.forget()
         finally:
@@ -127,8 +117,7 @@ class Session:
                 raise SessionFailed(
                     f"round {before.number}: the body of the loop has ended without round.run()"
                 )
-            for tracker in self._trackers:
-                tracker.on_round(before.record)
+            self._track(before.record)
         self._open = None
         if self._is_paused or self._is_over:
             raise StopIteration
@@ -242,6 +231,7 @@ class Session:
         evaluated = status.evaluated if status.HasField("evaluated") else None
         record = Record(
             round_.number,
+            session=status.session_id,
             samples=found.num_samples,
             num_updates=found.num_contributors,
             sites=_sites(found),
@@ -259,6 +249,24 @@ class Session:
         if self._progress:
             _tell(_line(record, round_.number - self._first + 1, status.rounds))
         return record
+
+    def _track(self, record: Record) -> None:
+        """Have the trackers take a record that they have not taken yet."""
+        if not self._trackers or self._place.taken(record.session) >= record.round:
+            return
+        told = [self._told_to(one, "on_round", record) for one in self._trackers]
+        if all(told):
+            self._place.take(record.session, record.round)
+
+    def _told_to(self, tracker: Tracker, method: str, what: Record | Result) -> bool:
+        """Tell a tracker; its failure ends no session that trains for weeks."""
+        try:
+            getattr(tracker, method)(what)
+        except Exception as error:  # another's program, and its server
+            name = type(tracker).__name__
+            _tell(f"{name}.{method}() has failed: {type(error).__name__}: {error}")
+            return False
+        return True
 
     def _stop(self) -> None:
         self._is_stopped = True
