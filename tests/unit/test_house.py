@@ -244,7 +244,7 @@ MAY_CHANGE_THE_PROCESS = {
     "session/src/xain_session/simulation.py",
     "participant/src/xain_participant/stage_process.py",
     # The thread switching of a process in which a coordinator runs beside the script, and its log.
-    "session/src/xain_session/places.py",
+    "session/src/xain_session/deployments.py",
     "session/src/xain_session/session_log.py",
     # The variable that docs/pytorch.md names.
     "participant/src/xain/__init__.py",

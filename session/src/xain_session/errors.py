@@ -1,4 +1,4 @@
-"""What a session of a script raises."""
+"""Errors of a session that a script drives."""
 
 
 class SessionFailed(RuntimeError):

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from xain_foundation.commands import split_host_port
+from xain_session.deployments import Elsewhere, Embedded, Participants
 from xain_session.errors import SessionFailed
 from xain_session.given import settings_of
-from xain_session.places import Elsewhere, Embedded, Participants
 from xain_session.session import Resume, Session
 from xain_session.trackers import Tracker
 
@@ -109,7 +109,7 @@ def session(
         given["server.host"] = host
         given |= {} if port is None else {"server.port": port}
     given |= settings or {}
-    place = Embedded(
+    deployment = Embedded(
         folder,
         given,
         first,
@@ -118,7 +118,7 @@ def session(
         may_change=may_change,
     )
     declared = None if isinstance(first, str) else first
-    return Session(place, declared, trackers=trackers, progress=progress)
+    return Session(deployment, declared, trackers=trackers, progress=progress)
 
 
 def connect(

@@ -1,4 +1,4 @@
-"""What a round has made, and what a session has made."""
+"""Records of rounds, and the result of a session."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -83,7 +83,8 @@ class Record:
 
     @property
     def evaluated(self) -> Mapping[str, float] | None:
-        """What the script has said of this model, also before it was started again; None: no."""
+        """Metrics that the script has told of this model, also before it was started again; None:
+        none yet."""
         return self._evaluated
 
     def evaluate(self, samples: int = 0, **metrics: float) -> None:
@@ -113,7 +114,7 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a session has made.
+    """The result of a session.
 
     weights: the last model. model: its number. metrics: of the last round. best: None if no model
     was evaluated, or none was better than the best constant prediction.

@@ -46,7 +46,7 @@ class Round:
 
     @property
     def record(self) -> Record | None:
-        """What run() has returned; None before."""
+        """The record of run(); None before."""
         return self._record
 
     def configure(
@@ -104,7 +104,7 @@ class Round:
         self._session._stop()
 
     def _request(self) -> control.ConfigureRoundRequest | None:
-        """What is to be decided; None where it is, and the script says nothing else."""
+        """The decision; None where it was made before, and the script says nothing else."""
         if self.is_configured and not self._is_decided:
             return None
         values, by_site = dict(self._values), {k: dict(v) for k, v in self._by_site.items()}

@@ -1,4 +1,4 @@
-"""What a script asks of a coordinator and tells it: the services Control and Inspection.
+"""Questions and decisions of a script, by the services Control and Inspection.
 
 One thread follows the session. Decisions are repeated where no answer has come: the same decision
 again changes nothing.
@@ -14,7 +14,7 @@ from xain_coordinator.server.translate import layout_of
 from xain_coordinator.stores.integrity import parse_vector
 from xain_foundation.backoff import Backoff
 from xain_session.errors import DecidedOtherwise, SessionFailed
-from xain_session.ways import Refused, Way
+from xain_session.transports import Refused, Transport
 from xain_wire.fl import access_pb2 as control
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
@@ -28,10 +28,10 @@ Status = control.FollowScriptResponse
 
 
 class ScriptClient:
-    """A script's end of a coordinator. way: to it; it stays until close()."""
+    """A script's end of a coordinator. transport: of its calls; it stays until close()."""
 
-    def __init__(self, way: Way) -> None:
-        self._way = way
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
         self._changed = threading.Condition()
         self._status: Status | None = None
         self._failure: SessionFailed | None = None
@@ -73,7 +73,7 @@ class ScriptClient:
             try:
                 request = control.FollowScriptRequest(session_id=self.session_id)
                 with self._changed:
-                    self._call = self._way.stream("FollowScript", request)
+                    self._call = self._transport.stream("FollowScript", request)
                 for status in self._call:
                     backoff.reset()
                     self.session_id = status.session_id
@@ -118,7 +118,7 @@ class ScriptClient:
         backoff = Backoff(*RETRY_S)
         while True:
             try:
-                return self._way.call(method, request)
+                return self._transport.call(method, request)
             except Refused as error:
                 if error.is_decided:
                     raise DecidedOtherwise(str(error)) from None
@@ -154,7 +154,7 @@ class ScriptClient:
     def _fetched(self, message: inspection.ModelStatus) -> Model:
         ref = WeightsRef(message.ref.key, message.ref.size_bytes, message.ref.digest.hex())
         try:
-            data = self._way.weights(ref)
+            data = self._transport.weights(ref)
         except Refused as error:
             raise SessionFailed(f"model {message.round} cannot be fetched: {error}") from None
         return Model(parse_vector(data, ref), layout_of(message.layout), dict(message.metadata))

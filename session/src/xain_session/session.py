@@ -24,7 +24,7 @@ from xain_workloads.scaffold import without_control
 
 if TYPE_CHECKING:
     from xain.weights import Declared
-    from xain_session.places import Place
+    from xain_session.deployments import Deployment
 
 TELL_S: Final = 3.0  # a wait that is longer is told of
 
@@ -38,13 +38,13 @@ class Session:
 
     def __init__(
         self,
-        place: "Place",
+        deployment: "Deployment",
         declared: "Declared | None" = None,
         *,
         trackers: Sequence[Tracker] = (),
         progress: bool = True,
     ) -> None:
-        self._place = place
+        self._deployment = deployment
         self._declared = declared
         self._trackers = trackers
         self._progress = progress
@@ -65,9 +65,9 @@ class Session:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            self._client = ScriptClient(stack.enter_context(self._place.opened()))
+            self._client = ScriptClient(stack.enter_context(self._deployment.opened()))
             stack.callback(self._client.close)
-            self._place.start_participants(stack)
+            self._deployment.start_participants(stack)
             self._stack = stack.pop_all()
         return self
 
@@ -85,8 +85,8 @@ class Session:
                 _ = self.result
                 for tracker in self._trackers:
                     self._told_to(tracker, "on_end", self.result)
-                self._place.linger()
-                self._place.forget()
+                self._deployment.linger()
+                self._deployment.forget()
         finally:
             self._stack.close()
             self._client = None
@@ -160,7 +160,7 @@ class Session:
     @property
     def address(self) -> str:
         """HOST:PORT of the coordinator, for the sites."""
-        return self._place.address
+        return self._deployment.address
 
     @property
     def participants(self) -> list[Participant]:
@@ -179,7 +179,7 @@ class Session:
 
     @property
     def result(self) -> Result:
-        """What the session has made; also after the `with`.
+        """The models and metrics of the session; also after the `with`.
 
         Raises RuntimeError before the end of the loop.
         """
@@ -197,7 +197,7 @@ class Session:
 
         Raises SessionFailed, and OSError.
         """
-        self._place.export(Path(path), which, is_running=self._client is not None)
+        self._deployment.export(Path(path), which, is_running=self._client is not None)
 
     # --- the loop ---
 
@@ -212,8 +212,8 @@ class Session:
         return self._asked.wait(is_so, self._look)
 
     def _look(self, status: Status | None) -> None:
-        """What is done now and then while the session is waited for."""
-        self._place.check()
+        """Look after participants and reader while the session is waited for."""
+        self._deployment.check()
         if status is None or not self._progress or time.monotonic() - self._told < TELL_S:
             return
         if status.waiting_for != self._last_text:
@@ -252,11 +252,11 @@ class Session:
 
     def _track(self, record: Record) -> None:
         """Have the trackers take a record that they have not taken yet."""
-        if not self._trackers or self._place.taken(record.session) >= record.round:
+        if not self._trackers or self._deployment.taken(record.session) >= record.round:
             return
         told = [self._told_to(one, "on_round", record) for one in self._trackers]
         if all(told):
-            self._place.take(record.session, record.round)
+            self._deployment.take(record.session, record.round)
 
     def _told_to(self, tracker: Tracker, method: str, what: Record | Result) -> bool:
         """Tell a tracker; its failure ends no session that trains for weeks."""
@@ -296,7 +296,7 @@ class Session:
             self._asked.end(f"{where}{text}")
             self._waited(lambda status: False)
             self._is_over = True
-            self._place.forget()
+            self._deployment.forget()
 
     def _weights(self, number: int) -> Any:
         from xain.weights import from_vector, plain_layout

@@ -153,7 +153,7 @@ def test_changed_rule_does_not_go_on_with_a_session_unless_told(
     np.testing.assert_allclose(session.result.weights["w"], 0.25 * (0.5 * 1.5 + 1.5))
 
 
-def test_class_in_the_place_of_an_object_is_refused(tmp_path: Path, address: str) -> None:
+def test_class_instead_of_an_object_is_refused(tmp_path: Path, address: str) -> None:
     with pytest.raises(xain.SessionFailed, match=r"rule is the class Share.* rule=Share\(\)"):
         opened(tmp_path, address, rule=Share)
 

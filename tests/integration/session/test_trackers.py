@@ -1,5 +1,6 @@
 """Trackers of a script's session."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,8 @@ def test_mlflow_has_one_run_of_a_session_that_was_left_and_gone_on_with(
     sites: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
+    import mlflow
+
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow.set_tracking_uri((tmp_path / "runs").as_uri())
     run(tmp_path, address, xain.MLflow("wards"), start=sites, pause_at=1)
@@ -89,21 +91,39 @@ def test_tracker_that_fails_ends_no_session(
     assert capsys.readouterr().err.count(text) == 3
 
 
-@pytest.mark.parametrize(
-    ("tracker", "wheel"),
-    [
-        (lambda folder: xain.TensorBoard(folder / "runs"), "tensorboard"),
-        (lambda folder: xain.WeightsAndBiases(mode="offline"), "wandb"),
-    ],
-)
-def test_tracker_whose_program_is_missing_says_what_to_install(
-    tmp_path: Path, tracker: Any, wheel: str
+def test_tensorboard_has_the_scalars_of_each_round(
+    tmp_path: Path, address: str, sites: Callable[..., None]
 ) -> None:
-    try:
-        __import__(wheel)
-    except ImportError:
-        pass
-    else:
-        pytest.skip(f"{wheel} is installed")
-    with pytest.raises(xain.SessionFailed, match=f"pip install {wheel}"):
-        tracker(tmp_path)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run(tmp_path, address, xain.TensorBoard(tmp_path / "runs"), start=sites)
+    (folder,) = (tmp_path / "runs").iterdir()
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    told = events.Tensors("loss")
+    assert [one.step for one in told] == [0, 1, 2]
+    assert [one.tensor_proto.float_val[0] for one in told] == [1.0, 1.0, 1.0]
+
+
+def test_weights_and_biases_keeps_a_run_of_the_session_without_a_network(
+    tmp_path: Path, address: str, sites: Callable[..., None]
+) -> None:
+    import wandb
+
+    tracker = xain.WeightsAndBiases(
+        project="wards",
+        mode="offline",
+        dir=str(tmp_path),
+        settings=wandb.Settings(silent=True, console="off"),
+    )
+    run(tmp_path, address, tracker, start=sites)
+    (folder,) = tmp_path.glob("wandb/offline-run-*")
+    assert [*folder.glob("*.wandb")]
+
+
+def test_tracker_whose_program_is_missing_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(xain.SessionFailed, match="needs wandb: pip install wandb"):
+        xain.WeightsAndBiases(mode="offline")

@@ -29,7 +29,7 @@ from xain_foundation.tls import Certificates, InvalidCertificates
 from xain_session.errors import SessionFailed
 from xain_session.given import SETTINGS, SOURCE
 from xain_session.session_log import logged_in
-from xain_session.ways import Remote, Way, Within
+from xain_session.transports import InProcess, Remote, Transport
 from xain_workloads.errors import NoModel
 from xain_workloads.exported import formats
 from xain_workloads.model import Model
@@ -62,14 +62,14 @@ class Participants(Protocol):
         """Run them against the coordinator at a target."""
 
 
-class Place(Protocol):
+class Deployment(Protocol):
     """address: HOST:PORT of the coordinator, for sites."""
 
     @property
     def address(self) -> str: ...
 
-    def opened(self) -> AbstractContextManager[Way]:
-        """The way to the coordinator, which is there until the end. Raises SessionFailed."""
+    def opened(self) -> AbstractContextManager[Transport]:
+        """Calls to the coordinator, which runs until the end. Raises SessionFailed."""
 
     def start_participants(self, stack: ExitStack) -> None:
         """Start the session's own participants, until the stack ends."""
@@ -132,13 +132,13 @@ class Embedded:
         return self._coordinator.address
 
     @contextmanager
-    def opened(self) -> Iterator[Way]:
+    def opened(self) -> Iterator[Transport]:
         self._folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             stack.enter_context(logged_in(self._folder))
             self._coordinator = stack.enter_context(self._started())
             stack.enter_context(_prompt_threads())
-            yield Within(self._coordinator)
+            yield InProcess(self._coordinator)
 
     @contextmanager
     def _started(self) -> Iterator[Coordinator]:
@@ -261,7 +261,7 @@ class Elsewhere:
         self._taken: dict[str, int] = {}
 
     @contextmanager
-    def opened(self) -> Iterator[Way]:
+    def opened(self) -> Iterator[Transport]:
         try:
             if self._tls is not None:
                 self._certificates = Certificates(Path(self._tls))
@@ -279,16 +279,16 @@ class Elsewhere:
             yield Remote(channel, self.address)
 
     def start_participants(self, stack: ExitStack) -> None:
-        """They are others'."""
+        """Participants are others' here."""
 
     def check(self) -> None:
         """A coordinator that is away is waited for."""
 
     def linger(self) -> None:
-        """It goes on without the script."""
+        """The coordinator goes on without the script."""
 
     def forget(self) -> None:
-        """It has a session of its own."""
+        """A coordinator elsewhere has a session of its own."""
 
     def taken(self, session_id: str) -> int:
         return self._taken.get(session_id, -1)

@@ -1,4 +1,4 @@
-"""The way of a script's calls to the coordinator: over gRPC, or within the process."""
+"""Calls of a script to its coordinator: over gRPC, or within the process."""
 
 from collections.abc import Iterator
 from typing import Any, Final, Protocol
@@ -43,7 +43,7 @@ class Stream(Protocol):
         """End the wait for the next one, from any thread."""
 
 
-class Way(Protocol):
+class Transport(Protocol):
     """Methods of the services Control and Inspection, by name. All raise Refused."""
 
     def call(self, method: str, request: Any) -> Any: ...
@@ -113,7 +113,7 @@ class _RemoteStream:
         self._call.cancel()
 
 
-class Within:
+class InProcess:
     """A coordinator in this process."""
 
     def __init__(self, coordinator: Coordinator) -> None:
