@@ -1,9 +1,22 @@
 """xain.session() and xain.connect()."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Protocol,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
+
+import numpy as np
+from numpy.typing import NDArray
 
 from xain_foundation.commands import split_host_port
 from xain_session.deployments import Elsewhere, Embedded, Participants
@@ -18,19 +31,79 @@ if TYPE_CHECKING:
 DATA_DIR: Final = "xain-data"
 
 
+Array: TypeAlias = NDArray[np.floating[Any]]
+T = TypeVar("T", covariant=True)
+
+
+class Module(Protocol[T]):
+    """A model of PyTorch, or another one with named tensors."""
+
+    def state_dict(self) -> Mapping[str, T]: ...
+
+
+class Options(TypedDict, total=False):
+    """Arguments of session() that are given by name."""
+
+    rounds: int
+    min_participants: int
+    fraction: float
+    epochs: int
+    rule: object
+    controller: object
+    pacing: object
+    metric: str
+    train: Mapping[str, object] | None
+    settings: Mapping[str, object] | None
+    seed: int
+    participants: Participants | None
+    trackers: Sequence[Tracker]
+    data_dir: str | os.PathLike[str]
+    address: str | None
+    tls: str | os.PathLike[str] | None
+    resume: Resume
+    linger_s: float
+    progress: bool
+
+
+class Driving(TypedDict, total=False):
+    """Arguments of connect() that are given by name."""
+
+    tls: str | os.PathLike[str] | None
+    rule: str | None
+    trackers: Sequence[Tracker]
+    progress: bool
+
+
+@overload
 def session(
-    model: Any = None,
+    model: Module[T] | Mapping[str, T] | Callable[[], Module[T] | Mapping[str, T]],
+    **options: Unpack[Options],
+) -> Session[Mapping[str, T]]: ...
+
+
+@overload
+def session(model: Array | Callable[[], Array], **options: Unpack[Options]) -> Session[Array]: ...
+
+
+@overload
+def session(
+    model: str | os.PathLike[str] | None = None, **options: Unpack[Options]
+) -> Session[Mapping[str, Array]]: ...
+
+
+def session(
+    model: object = None,
     *,
     rounds: int = 10,
     min_participants: int = 1,
     fraction: float = 1.0,
     epochs: int = 1,
-    rule: Any = "weighted_average",
-    controller: Any = "random",
-    pacing: Any = None,
+    rule: object = "weighted_average",
+    controller: object = "random",
+    pacing: object = None,
     metric: str = "",
-    train: Mapping[str, Any] | None = None,
-    settings: Mapping[str, Any] | None = None,
+    train: Mapping[str, object] | None = None,
+    settings: Mapping[str, object] | None = None,
     seed: int = 0,
     participants: Participants | None = None,
     trackers: Sequence[Tracker] = (),
@@ -40,7 +113,7 @@ def session(
     resume: Resume = "same",
     linger_s: float = 2.0,
     progress: bool = True,
-) -> Session:
+) -> Session[Any]:
     """Run a coordinator in this process, and drive its session round by round:
 
         with xain.session(model, rounds=20, min_participants=2) as session:
@@ -121,15 +194,35 @@ def session(
     return Session(deployment, declared, trackers=trackers, progress=progress)
 
 
+@overload
 def connect(
     address: str,
-    model: Any = None,
+    model: Module[T] | Mapping[str, T] | Callable[[], Module[T] | Mapping[str, T]],
+    **options: Unpack[Driving],
+) -> Session[Mapping[str, T]]: ...
+
+
+@overload
+def connect(
+    address: str, model: Array | Callable[[], Array], **options: Unpack[Driving]
+) -> Session[Array]: ...
+
+
+@overload
+def connect(
+    address: str, model: None = None, **options: Unpack[Driving]
+) -> Session[Mapping[str, Array]]: ...
+
+
+def connect(
+    address: str,
+    model: object = None,
     *,
     tls: str | os.PathLike[str] | None = None,
     rule: str | None = None,
     trackers: Sequence[Tracker] = (),
     progress: bool = True,
-) -> Session:
+) -> Session[Any]:
     """Drive the session of a coordinator that runs elsewhere with `rounds.scripted = true`, as an
     operator: the same loop as in xain.session().
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Generic, TypeVar
 
-Weights = Any  # as the first model was given: tensors or arrays by name, or a flat vector
+W = TypeVar("W")  # of weights: tensors or arrays by name, or a flat vector, as the first model was
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Site:
     evaluation: Mapping[str, float] = field(default_factory=dict)
 
 
-class Record:
+class Record(Generic[W]):
     """A round that is over.
 
     session: identity of the session. round: number of the round. model: number of the model that
@@ -51,7 +51,7 @@ class Record:
         evaluation: Mapping[str, float],
         seconds: float,
         evaluated: Mapping[str, float] | None,
-        fetch: Callable[[int], Weights],
+        fetch: Callable[[int], W],
         tell: Callable[[int, int, Mapping[str, float]], None],
     ) -> None:
         """evaluated: what the script said of the model before; None: nothing yet."""
@@ -72,7 +72,7 @@ class Record:
         return f"Record(round={self.round}, num_updates={self.num_updates}, {self.metrics})"
 
     @cached_property
-    def weights(self) -> Weights:
+    def weights(self) -> W:
         """The model that the round has made, as the first model was given; fetched when it is first
         asked for."""
         return self._fetch(self.model)
@@ -103,17 +103,17 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Best:
+class Best(Generic[W]):
     """The best of the models that were evaluated. model: its number."""
 
     model: int
     metric: str
     value: float
-    weights: Weights
+    weights: W
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class Result(Generic[W]):
     """The result of a session.
 
     weights: the last model. model: its number. metrics: of the last round. best: None if no model
@@ -123,9 +123,9 @@ class Result:
     cause: why the session ended.
     """
 
-    weights: Weights
+    weights: W
     model: int
     metrics: Mapping[str, float]
-    best: Best | None
-    history: Sequence[Mapping[str, Any]]
+    best: Best[W] | None
+    history: Sequence[Mapping[str, float]]
     cause: str

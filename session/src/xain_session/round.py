@@ -3,35 +3,35 @@
 import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Generic, Protocol
 
-from xain_session.record import Record
+from xain_session.record import Record, W
 from xain_wire.fl import access_pb2 as control
 
 EPOCHS: Final = "epochs"
 
 
-class Running(Protocol):
+class Running(Protocol[W]):
     """The session of a round."""
 
     @property
     def participants(self) -> Sequence["Participant"]: ...
 
-    def _run(self, round_: "Round", request: control.ConfigureRoundRequest | None) -> Record:
+    def _run(self, round_: "Round[W]", request: control.ConfigureRoundRequest | None) -> Record[W]:
         """Configure a round, unless there is nothing to be decided, and wait for its model."""
 
     def _stop(self) -> None:
         """Let the present round be the last one."""
 
 
-class Round:
+class Round(Generic[W]):
     """A round that the script is to run.
 
     number: number of the round. is_configured: whether it was configured before the script was
     started again; then configure() and select() may be left out.
     """
 
-    def __init__(self, session: "Running", number: int, *, is_configured: bool) -> None:
+    def __init__(self, session: "Running[W]", number: int, *, is_configured: bool) -> None:
         self.number = number
         self.is_configured = is_configured
         self._session = session
@@ -39,18 +39,18 @@ class Round:
         self._by_site: dict[str, dict[str, Any]] = {}
         self._selected: list[str] = []
         self._is_decided = False
-        self._record: Record | None = None
+        self._record: Record[W] | None = None
 
     def __repr__(self) -> str:
         return f"Round({self.number})"
 
     @property
-    def record(self) -> Record | None:
+    def record(self) -> Record[W] | None:
         """The record of run(); None before."""
         return self._record
 
     def configure(
-        self, by_site: Mapping[str, Mapping[str, Any]] | None = None, **settings: Any
+        self, by_site: Mapping[str, Mapping[str, object]] | None = None, **settings: object
     ) -> None:
         """Decide on settings of this round, which round.config has at the sites: numbers, text,
         lists and mappings, beside those of `train`, over which they prevail; `epochs` takes the
@@ -89,7 +89,7 @@ class Round:
         self._selected = names
         self._is_decided = True
 
-    def run(self) -> Record:
+    def run(self) -> Record[W]:
         """Have the sites train, and wait for the model. A second call returns the same record.
 
         Raises SessionFailed if the session ends without it, or does not take what was configured,
@@ -135,21 +135,42 @@ class Participant:
         return f"Participant({self.name!r})"
 
 
-class AsyncRound:
-    """A round under asyncio: `record = await round.run()`; all else is as in Round."""
+class AsyncRound(Generic[W]):
+    """A round under asyncio: run() and evaluate() of its record are as in Round, but for `await
+    round.run()`."""
 
-    def __init__(self, round_: Round) -> None:
+    def __init__(self, round_: Round[W]) -> None:
         self._round = round_
+        self.number = round_.number
+        self.is_configured = round_.is_configured
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._round, name)
+    @property
+    def record(self) -> Record[W] | None:
+        """See Round.record."""
+        return self._round.record
 
-    async def run(self) -> Record:
+    def configure(
+        self, by_site: Mapping[str, Mapping[str, object]] | None = None, **settings: object
+    ) -> None:
+        """See Round.configure()."""
+        self._round.configure(by_site, **settings)
+
+    def select(
+        self, chosen: Iterable[str] | Callable[[Sequence[Participant]], Iterable[str]]
+    ) -> None:
+        """See Round.select()."""
+        self._round.select(chosen)
+
+    async def run(self) -> Record[W]:
         """See Round.run()."""
         return await asyncio.to_thread(self._round.run)
 
+    def stop(self) -> None:
+        """See Round.stop()."""
+        self._round.stop()
 
-def _plain(settings: Mapping[str, Any], of: str) -> dict[str, Any]:
+
+def _plain(settings: Mapping[str, object], of: str) -> dict[str, Any]:
     """The settings as JSON holds them. Raises TypeError, which names the one that it cannot."""
     found = {}
     for name, value in settings.items():
@@ -165,12 +186,12 @@ def _plain(settings: Mapping[str, Any], of: str) -> dict[str, Any]:
     return found
 
 
-def _shortened(value: Any) -> str:
+def _shortened(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _epochs(value: Any, number: int) -> int:
+def _epochs(value: object, number: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"round {number}: epochs is {value!r}; it must be a whole number from 1")
     return value

@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, cast
 
 from xain_session.errors import DecidedOtherwise, SessionFailed
-from xain_session.record import Best, Record, Result, Site
+from xain_session.record import Best, Record, Result, Site, W
 from xain_session.round import AsyncRound, Participant, Round
 from xain_session.script_client import ScriptClient, Status
 from xain_session.trackers import Tracker
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TELL_S: Final = 3.0  # a wait that is longer is told of
 
 
-class Session:
+class Session(Generic[W]):
     """The rounds of a session, one after the other; see xain.session() and xain.connect().
 
     A context manager. Its end ends the session, unless Ctrl-C or pause() came first: then the same
@@ -50,14 +50,14 @@ class Session:
         self._progress = progress
         self._stack = ExitStack()
         self._client: ScriptClient | None = None
-        self._open: Round | None = None
+        self._open: Round[W] | None = None
         self._resumes = True
         self._is_stopped = False
         self._is_paused = False
         self._is_over = False
         self._told = 0.0
         self._last_text = ""
-        self._result: Result | None = None
+        self._result: Result[W] | None = None
         # The first one that trains: before it the sites may have made the model in a round.
         self._first: int | None = None
 
@@ -91,7 +91,7 @@ class Session:
             self._stack.close()
             self._client = None
 
-    async def __aenter__(self) -> "AsyncSession":
+    async def __aenter__(self) -> "AsyncSession[W]":
         await asyncio.to_thread(self.__enter__)
         return AsyncSession(self)
 
@@ -105,10 +105,10 @@ class Session:
             self._is_paused = True
         await asyncio.to_thread(self.__exit__, kind, error, trace)
 
-    def __iter__(self) -> Iterator[Round]:
+    def __iter__(self) -> Iterator[Round[W]]:
         return self
 
-    def __next__(self) -> Round:
+    def __next__(self) -> Round[W]:
         """Raises SessionFailed if the session has ended without a result, or if the body of the
         loop did not run its round."""
         before = self._open
@@ -178,7 +178,7 @@ class Session:
                 return sorted(found, key=lambda one: one.name)
 
     @property
-    def result(self) -> Result:
+    def result(self) -> Result[W]:
         """The models and metrics of the session; also after the `with`.
 
         Raises RuntimeError before the end of the loop.
@@ -220,7 +220,7 @@ class Session:
             self._last_text = status.waiting_for
             _tell(f"waiting: {status.waiting_for}")
 
-    def _run(self, round_: Round, request: control.ConfigureRoundRequest | None) -> Record:
+    def _run(self, round_: Round[W], request: control.ConfigureRoundRequest | None) -> Record[W]:
         if request is not None:
             self._asked.configure(request)
         status = self._waited(lambda status: status.model > round_.number)
@@ -250,7 +250,7 @@ class Session:
             _tell(_line(record, round_.number - self._first + 1, status.rounds))
         return record
 
-    def _track(self, record: Record) -> None:
+    def _track(self, record: Record[W]) -> None:
         """Have the trackers take a record that they have not taken yet."""
         if not self._trackers or self._deployment.taken(record.session) >= record.round:
             return
@@ -258,7 +258,7 @@ class Session:
         if all(told):
             self._deployment.take(record.session, record.round)
 
-    def _told_to(self, tracker: Tracker, method: str, what: Record | Result) -> bool:
+    def _told_to(self, tracker: Tracker, method: str, what: Record[W] | Result[W]) -> bool:
         """Tell a tracker; its failure ends no session that trains for weeks."""
         try:
             getattr(tracker, method)(what)
@@ -298,14 +298,14 @@ class Session:
             self._is_over = True
             self._deployment.forget()
 
-    def _weights(self, number: int) -> Any:
+    def _weights(self, number: int) -> W:
         from xain.weights import from_vector, plain_layout
 
         model = without_control(self._asked.model(number))
         layout = plain_layout(model.layout) if model.layout else ()
-        return from_vector(model.vector, layout, self._declared, {})
+        return cast(W, from_vector(model.vector, layout, self._declared, {}))
 
-    def _load_result(self) -> Result:
+    def _load_result(self) -> Result[W]:
         status = self._asked.ask("GetStatus", inspection.GetStatusRequest())
         records = sorted(self._asked.rounds(), key=lambda one: one.round)
         script = self._waited(lambda status: True)
@@ -340,17 +340,42 @@ class Session:
         return Result(weights, number, metrics, best, history, status.cause)
 
 
-class AsyncSession:
+class AsyncSession(Generic[W]):
     """A session under asyncio: `async with xain.session(...) as session`, `async for round in
-    session`. run() and evaluate() are awaited; all else is as in Session."""
+    session`, `record = await round.run()`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session[W]) -> None:
         self._session = session
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
+    @property
+    def id(self) -> str:
+        """See Session.id."""
+        return self._session.id
 
-    async def __aiter__(self) -> AsyncIterator["AsyncRound"]:
+    @property
+    def address(self) -> str:
+        """See Session.address."""
+        return self._session.address
+
+    @property
+    def participants(self) -> list[Participant]:
+        """See Session.participants."""
+        return self._session.participants
+
+    @property
+    def result(self) -> Result[W]:
+        """See Session.result."""
+        return self._session.result
+
+    def pause(self) -> None:
+        """See Session.pause()."""
+        self._session.pause()
+
+    def export(self, path: str | os.PathLike[str], which: str = "last") -> None:
+        """See Session.export()."""
+        self._session.export(path, which)
+
+    async def __aiter__(self) -> AsyncIterator[AsyncRound[W]]:
         while (round_ := await asyncio.to_thread(next, self._session, None)) is not None:
             yield AsyncRound(round_)
 
@@ -379,7 +404,7 @@ def _sites(found: inspection.RoundStatus) -> dict[str, Site]:
     return sites
 
 
-def _line(record: Record, number: int, rounds: int) -> str:
+def _line(record: Record[Any], number: int, rounds: int) -> str:
     of = f"/{rounds}" if rounds else ""
     metrics = "".join(
         f", {name} {value:.4g}"

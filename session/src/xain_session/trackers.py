@@ -17,10 +17,10 @@ from xain_session.record import Record, Result
 class Tracker(Protocol):
     """Where the figures of a session go besides."""
 
-    def on_round(self, record: Record) -> None:
+    def on_round(self, record: Record[Any]) -> None:
         """A round is over, and the body of the loop as well."""
 
-    def on_end(self, result: Result) -> None:
+    def on_end(self, result: Result[Any]) -> None:
         """The session is over."""
 
 
@@ -34,14 +34,14 @@ class TensorBoard:
         self._folder = os.fspath(folder)
         self._writer: Any = None
 
-    def on_round(self, record: Record) -> None:
+    def on_round(self, record: Record[Any]) -> None:
         if self._writer is None:
             self._writer = self._open(os.path.join(self._folder, record.session))  # noqa: PTH118  # as it was given
         for name, value in _scalars(record).items():
             self._writer.add_scalar(name, value, record.round)
         self._writer.flush()
 
-    def on_end(self, result: Result) -> None:
+    def on_end(self, result: Result[Any]) -> None:
         if self._writer is not None:
             self._writer.close()
 
@@ -60,7 +60,7 @@ class MLflow:
         self._client: Any = None
         self._run = ""
 
-    def on_round(self, record: Record) -> None:
+    def on_round(self, record: Record[Any]) -> None:
         if self._client is None:
             self._client = self._mlflow.MlflowClient()
             number = self._mlflow.set_experiment(self._experiment).experiment_id
@@ -76,7 +76,7 @@ class MLflow:
         for name, value in _scalars(record).items():
             self._client.log_metric(self._run, name, value, step=record.round)
 
-    def on_end(self, result: Result) -> None:
+    def on_end(self, result: Result[Any]) -> None:
         if self._client is not None:
             self._client.set_terminated(self._run)
 
@@ -92,17 +92,17 @@ class WeightsAndBiases:
         self._options = options
         self._run: Any = None
 
-    def on_round(self, record: Record) -> None:
+    def on_round(self, record: Record[Any]) -> None:
         if self._run is None:
             self._run = self._init(id=record.session, resume="allow", **self._options)
         self._run.log(_scalars(record), step=record.round)
 
-    def on_end(self, result: Result) -> None:
+    def on_end(self, result: Result[Any]) -> None:
         if self._run is not None:
             self._run.finish()
 
 
-def _scalars(record: Record) -> dict[str, float]:
+def _scalars(record: Record[Any]) -> dict[str, float]:
     figures = {
         **record.metrics,
         "samples": float(record.samples),
