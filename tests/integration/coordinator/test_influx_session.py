@@ -150,7 +150,7 @@ async def test_types_are_those_that_a_field_keeps(launch: Launch, influx: Strict
     await leave(members)
     assert await coordinator.stop() == 0
     whole = {"state", "round", "connected", "selected", "num_updates", "update_bytes"}
-    whole.add("number_of_selected_participants")
+    whole |= {"model", "number_of_selected_participants"}
     seen = set()
     for line in influx.lines:
         for name, value in line.fields.items():

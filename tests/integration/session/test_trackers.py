@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import xain
+from xain_coordinator.process.embedding import Coordinator
+from xain_foundation.settings import ConfigError
 
 
 class Remembering:
@@ -127,3 +129,32 @@ def test_tracker_whose_program_is_missing_says_what_to_install(
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(xain.SessionFailed, match="needs wandb: pip install wandb"):
         xain.WeightsAndBiases(mode="offline")
+
+
+def test_deployment_tells_a_tracker_the_figures_of_each_round(
+    tmp_path: Path, address: str, sites: Callable[..., None]
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    settings = {
+        "journal.path": str(tmp_path / "journal.sqlite"),
+        "storage.path": str(tmp_path / "weights"),
+        "metrics.path": str(tmp_path / "metrics.jsonl"),
+        "metrics.trackers": ["tensorboard"],
+        "server.port": int(address.rpartition(":")[2]),
+        "rounds.rounds": 3,
+        "rounds.min_participants": 2,
+        "rounds.initial_weights": "average",
+    }
+    with Coordinator(settings) as coordinator:
+        sites()
+        session_id = coordinator.wait(60).session_id
+    assert (tmp_path / "metrics.jsonl").exists()
+    events = EventAccumulator(str(tmp_path / "runs" / session_id))
+    events.Reload()
+    assert [one.step for one in events.Tensors("num_updates")] == [1, 2, 3]
+
+
+def test_deployment_with_a_tracker_that_is_unknown_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"metrics\.trackers.*no tracker 'neptune'; there are"):
+        Coordinator({"metrics.trackers": ["neptune"]})

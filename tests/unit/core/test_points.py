@@ -33,6 +33,7 @@ def test_a_round_is_measured_when_its_model_is_published() -> None:
             "connected": 2,
             "selected": 2,
             "number_of_selected_participants": 2,
+            "model": 1,
             "round_seconds": 2.75,
             "num_updates": 2,
             "update_bytes": 256,

@@ -161,7 +161,7 @@ class SessionCoordinator:
             # needs may have been dropped since.
             self._require_latest()
             _require_weights(session, self.store, config)
-            self._metrics = _metrics(config, self.driver.clock)
+            self._metrics = _metrics(config, self.driver.clock, session.session_id)
             opened.pop_all()
         self.counters: Counter[str] = Counter()
         self._metrics_refused = RateLimitedLog(log.warning, "metrics_refused")  # of any sender
@@ -518,7 +518,21 @@ def metrics_plugin(name: str, options: Mapping[str, object]) -> MetricsStore:
         raise plugins.WrongPluginOption(f"metrics.options.{error}") from None
 
 
-def _metrics(config: CoordinatorConfig, clock: Clock) -> MetricsStore:
+def _metrics(config: CoordinatorConfig, clock: Clock, session_id: str) -> MetricsStore:
+    store = _metrics_store(config, clock)
+    if not config.metrics.trackers:
+        return store
+    from xain_coordinator.metrics.trackers import TRACKERS, NotInstalled, TrackedMetrics
+
+    folder = config.metrics.path.parent
+    try:
+        trackers = [TRACKERS[name](folder) for name in config.metrics.trackers]
+    except NotInstalled as error:
+        raise plugins.WrongPluginOption(f"metrics.trackers: {error}") from None
+    return TrackedMetrics(store, trackers, session_id, clock.wall_ns)
+
+
+def _metrics_store(config: CoordinatorConfig, clock: Clock) -> MetricsStore:
     if config.metrics.kind == "none":
         return NullMetricsStore()
     if config.metrics.kind == "influxdb":

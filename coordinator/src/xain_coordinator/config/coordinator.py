@@ -406,6 +406,9 @@ class JournalSettings(Section):
     path: FilePath = Path("xain-data/journal.sqlite")
 
 
+TRACKERS = ("mlflow", "tensorboard", "wandb")
+
+
 class MetricsSettings(Section):
     """[metrics]"""
 
@@ -420,6 +423,15 @@ class MetricsSettings(Section):
     ca_file: FilePath | None = None
     insecure: bool = False
     timeout_s: float = Field(default=10.0, gt=0, le=_MAX_SILENCE_S)
+    trackers: Texts = ()
+
+    @Check
+    def _trackers_are_there(self) -> Conflicts:
+        for name in self.trackers:
+            if name not in TRACKERS:
+                there = ", ".join(TRACKERS)
+                yield WrongSetting("trackers", f"there is no tracker {name!r}; there are: {there}")
+                return
 
     @Check
     def _store_is_there(self) -> Conflicts:

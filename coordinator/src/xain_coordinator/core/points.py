@@ -29,14 +29,15 @@ def coordinator_point(phase: Phase, round_: int, connected: int, selected: int) 
 
 
 def published_point(point: Point, round_: Round, rules: Rules, at: float) -> Point:
-    """Metric point of the coordinator at the publication of a model, with the duration and updates
-    of its round.
+    """Metric point of the coordinator at the publication of a model, with its number, and with the
+    duration and updates of its round.
 
     Its times are session time, in which the coordinator's absence does not count; the round that it
     names is the one that comes next.
     """
     fields: dict[str, int | float | str] = {
         **point.fields,
+        "model": round_.number + 1,
         "round_seconds": at - round_.opened_at,
         "num_updates": len(round_.updates),
         "update_bytes": sum(u.weights.ref.size_bytes for u in round_.updates.values()),
