@@ -12,6 +12,7 @@ from msgspec.structs import replace as with_
 
 from simulation_parameters.scenario import Event, Fault, Scenario, from_seed
 from xain_parameters.jobs.parts import Data
+from xain_parameters.known import Known
 from xain_parameters.messages import Begin, Entry, Message, Push
 from xain_parameters.node import protocol as protocol_module
 from xain_parameters.node.backup import Backup
@@ -29,6 +30,7 @@ Mutation = Callable[[], AbstractContextManager[Any]]
 open_clock = Replica.open
 apply_open = Replica._open
 prepare = Replica.prepare
+takes_at_once = Replica.takes_at_once
 begin_stream = Primary._begin
 rest = Fill.rest
 take = Backup.take
@@ -96,6 +98,12 @@ def _push_again(self: Replica, worker: str, push: Push, keys: Any, values: Any) 
     """A push that is known already is applied once more."""
     with mock.patch.object(Replica, "_is_known", return_value=False):
         return prepare(self, worker, push, keys, values)
+
+
+def _take_known(self: Replica, worker: str, push: Push) -> bool:
+    """A push to several ranges that is known already is applied once more."""
+    with mock.patch.object(Known, "has", return_value=False):
+        return takes_at_once(self, worker, push)
 
 
 def _open_unsorted(self: Replica, clock: int, ended: Any) -> None:
@@ -201,6 +209,10 @@ MUTATIONS: dict[str, Mutation] = {
     "deposed primary is heard": _patch(Backup, "take", _take_from_all),
     "broken connection is not probed": _without_reprobe,
     "known push is applied again": _patch(Replica, "prepare", _push_again),
+    "known push to several ranges is applied again": _patch(Replica, "takes_at_once", _take_known),
+    "ranges have moved since the last request": _patch(
+        ServerNode, "_change_roles", lambda self: None
+    ),
     "held pushes in the order of arrival": _patch(Replica, "_open", _open_unsorted),
     "pushes of ended workers count": _patch(protocol_module, "openings", _count_the_ended),
     "clock is opened late": _patch(protocol_module, "openings", _open_late),
@@ -269,6 +281,8 @@ FOUND_BY: dict[str, int | Scenario] = {
     "acknowledged before it is on disk": _SLOW_DISK,
     "gaps are forgotten": _AWAY_FOR_A_CLOCK,
     "marks are not taken": _CHECKPOINT,
+    "known push to several ranges is applied again": 43,
+    "ranges have moved since the last request": 50,
     "acknowledged before backups have it": 22,
     "whole learner is not waited for": 22,
     "entries are told apart by number only": 22,

@@ -1,8 +1,8 @@
 """Invariants of every run, judged from outside of the code under test.
 
-Each worker pushes for each of its clocks a gradient to a dense table and a mark to a sparse one: a
-row of its own, so that whoever pulls knows which pushes are there. Workers that divide rows push a
-one for each row that they have read, and note how far the part is.
+Each worker pushes for each of its clocks a gradient to a dense table and a mark to a sparse one, or
+several: rows of its own, so that whoever pulls knows which pushes are there. Workers that divide
+rows push a one for each row that they have read, and note how far the part is.
 """
 
 from typing import TYPE_CHECKING
@@ -26,14 +26,16 @@ if TYPE_CHECKING:
     from simulation_parameters.servers import Server
 
 CLOCKS_PER_WORKER = 1000
+KEYS_PER_MARK = MAX_WORKERS * CLOCKS_PER_WORKER  # of all workers
 
 ROWS_PER_EPOCH = 1000
 
 PushOf = tuple[int, int]  # index of the worker, clock
 
 
-def mark_key(worker: int, clock: int) -> int:
-    return worker * CLOCKS_PER_WORKER + clock
+def mark_keys(worker: int, clock: int, num_marks: int) -> NDArray[np.uint64]:
+    first = worker * CLOCKS_PER_WORKER + clock
+    return (first + KEYS_PER_MARK * np.arange(num_marks)).astype(np.uint64)
 
 
 def row_keys(epoch: int, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
@@ -132,14 +134,21 @@ class Oracle:
     # --- pulls ---
 
     def mark_keys(self) -> NDArray[np.uint64]:
-        return np.array(
+        return np.concatenate(
             [
-                mark_key(worker, clock)
+                mark_keys(worker, clock, self._scenario.num_marks)
                 for worker in range(MAX_WORKERS)
                 for clock in range(self._scenario.num_clocks)
-            ],
-            np.uint64,
+            ]
         )
+
+    def _found(self, keys: set[int]) -> list[set[PushOf]]:
+        """The pushes whose first, second, ... mark is there."""
+        found: list[set[PushOf]] = [set() for _ in range(self._scenario.num_marks)]
+        for key in keys:
+            number, first = divmod(key, KEYS_PER_MARK)
+            found[number].add(divmod(first, CLOCKS_PER_WORKER))
+        return found
 
     def required(self, worker: int, clock: int, generation: int) -> set[PushOf] | None:
         """Pushes that a pull of this worker at this clock must see; None: it cannot be told, since
@@ -157,27 +166,27 @@ class Oracle:
         if required is None or worker in self._gone:
             return
         self.num_pulls += 1
-        found = {divmod(key, CLOCKS_PER_WORKER) for key in keys}
-        if missing := required - found:
-            self.fail(f"w{worker} pulls at clock {clock} and does not see {sorted(missing)}")
-        if self._scenario.are_marks_held and found != required:
-            extra = sorted(found - required)
-            self.fail(f"w{worker} pulls at clock {clock} and sees {extra} already")
+        for found in self._found(keys):
+            if missing := required - found:
+                self.fail(f"w{worker} pulls at clock {clock} and does not see {sorted(missing)}")
+            if self._scenario.are_marks_held and found != required:
+                extra = sorted(found - required)
+                self.fail(f"w{worker} pulls at clock {clock} and sees {extra} already")
 
     # --- the end ---
 
     def ended(self, rows: NDArray[np.float64], keys: set[int]) -> None:
         """The final model. Under BSP it is that of an undisturbed run, bit for bit."""
-        found = {divmod(key, CLOCKS_PER_WORKER) for key in keys}
         if self._scenario.staleness == 0:
             expected = self._undisturbed(self._ticked)
             if not np.array_equal(rows, expected):
                 self.fail(f"the final model differs by {np.abs(rows - expected).max()}")
-        if self._scenario.are_marks_held:
-            if found != self._ticked:
-                self.fail(f"the final marks differ: {sorted(found ^ self._ticked)}")
-        elif missing := self._acknowledged - found:
-            self.fail(f"acknowledged pushes are lost: {sorted(missing)}")
+        for found in self._found(keys):
+            if self._scenario.are_marks_held:
+                if found != self._ticked:
+                    self.fail(f"the final marks differ: {sorted(found ^ self._ticked)}")
+            elif missing := self._acknowledged - found:
+                self.fail(f"acknowledged pushes are lost: {sorted(missing)}")
 
     def seen_keys(self) -> NDArray[np.uint64]:
         """A key for each row of each epoch."""

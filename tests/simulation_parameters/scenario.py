@@ -65,6 +65,7 @@ class Scenario:
     least_cut: every rollback goes to a checkpoint of this clock or a later one.
     num_epochs: passes over rows that the workers divide, num_rows of them in batches of batch_rows;
     0: workers train num_clocks clocks each, and divide no rows. Otherwise num_clocks is a bound.
+    asks_together: workers ask for all ranges of a server with one message.
     job: its name. other: a second job on the same servers; its workers, clocks and consistency
     count, and the rest is as here."""
 
@@ -87,6 +88,7 @@ class Scenario:
     num_epochs: int = 0
     num_rows: int = 0
     batch_rows: int = 1
+    asks_together: bool = False
     job: str = ""
     other: "Scenario | None" = None
 
@@ -97,6 +99,11 @@ class Scenario:
     @property
     def tables(self) -> tuple[TableSpec, ...]:
         return (DENSE, MARKS, SEEN, PARTS) if self.num_epochs else (DENSE, MARKS)
+
+    @property
+    def num_marks(self) -> int:
+        """Rows of marks for a push of a clock; one is in one range only."""
+        return 8 if self.asks_together else 1
 
     @property
     def marks_bound(self) -> float:
@@ -117,14 +124,32 @@ MAX_CLOCKS = 400  # of workers that divide rows
 
 def from_seed(seed: int) -> Scenario:
     """Two of seven seeds have two jobs, and one has rows that workers divide, beside another job
-    or not; none of them is in mutations.FOUND_BY, but for defects of such jobs."""
+    or not. In three of ten, workers ask for several ranges at once. None of them is in
+    mutations.FOUND_BY, but for defects of such jobs and requests."""
     drawn = _drawn(seed)
+    if seed % 10 in (0, 3, 7):
+        drawn = with_joint_requests(drawn)
     if seed % 7 == 2:
         rows = with_rows(drawn)
         return with_job(rows, _drawn(seed + 1)) if seed % 2 else rows
     if seed % 7 not in (3, 6):
         return drawn
     return with_job(drawn, _drawn(seed + 1), Random(seed).choice((None, *OF_JOBS)))
+
+
+def with_joint_requests(scenario: Scenario) -> Scenario:
+    """The same with workers that ask for all ranges of a server with one message, which is taken at
+    once where ranges have no backup and no log: more often than elsewhere."""
+    chance = Random(-2 - scenario.seed)
+    return replace(
+        scenario,
+        asks_together=True,
+        num_ranges=chance.choice((2, 3, 5, 8)),
+        num_servers=chance.randint(1, 3),
+        num_replicas=chance.choice((0, 0, 1)),
+        has_log=chance.random() < 0.2,
+        staleness=chance.choice((0, 1, None)),
+    )
 
 
 def with_job(scenario: Scenario, other: Scenario, fault: Fault | None = None) -> Scenario:

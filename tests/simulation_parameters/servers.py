@@ -18,6 +18,7 @@ from xain_parameters.replica import Replica
 from xain_parameters.scheduler import commands as c
 from xain_parameters.specs import RangeView, View, job_of
 from xain_parameters.tables.part import Piece
+from xain_parameters.transport.sections import Sections
 
 BEATS_S = 0.25
 TICKS_S = 0.05
@@ -219,6 +220,9 @@ class Server:
     def emit(self, destination: Source | str, message: Message) -> None:
         # As a sender thread does: later, and outside of the locks.
         if isinstance(destination, Source):
+            if isinstance(destination.connection, Sections):
+                destination.connection.send(message)
+                return
             if isinstance(message.head, Done | Rows):
                 self._machine.oracle(self.asked(destination, message)).answered(
                     self, destination, message

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -10,12 +11,22 @@ from numpy.typing import NDArray
 
 from simulation_parameters.clock import Clock, Process
 from simulation_parameters.network import Connection, Network
-from simulation_parameters.oracle import Oracle, PushOf, gradient, mark_key, worker_name
+from simulation_parameters.oracle import Oracle, PushOf, gradient, mark_keys, worker_name
 from simulation_parameters.scenario import DENSE, MARKS, Scenario
 from simulation_parameters.scheduler import SchedulerMachine
 from xain_parameters.errors import Evicted, ParameterError, RolledBack
 from xain_parameters.keys import owners
-from xain_parameters.messages import Done, Mark, Message, Pull, Push, Refused, Rows
+from xain_parameters.messages import (
+    Done,
+    Mark,
+    Message,
+    Pull,
+    Push,
+    Refused,
+    Rows,
+    Section,
+    Several,
+)
 from xain_parameters.node.ports import Source
 from xain_parameters.scheduler import commands as c
 from xain_parameters.scheduler.state import Job
@@ -28,10 +39,18 @@ STALLED_S = 0.2  # between two looks of a stalled worker
 Request = Pull | Push | Mark
 
 
-@dataclass(slots=True, eq=False)
-class _Asked:
+class _Part(NamedTuple):
+    """A request for one range, and what is done with its answer."""
+
     message: Message
     answered: Callable[[Message], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """The requests of a message: of one kind, for several ranges of a server, or only one."""
+
+    parts: list[_Part]
     server: str = ""
 
 
@@ -166,11 +185,13 @@ class Worker:
         def pull_marks() -> None:
             nonlocal required
             required = self._oracle.required(me, self._at, self._view.generation)
+            of_marks = []
             for index, range_ in enumerate(ranges):
                 where = np.flatnonzero(mine == index)
                 if len(where):
                     pull = Pull(0, (0, 0), range_.number, MARKS.number, self._opened)
-                    self._request(Message(pull, keys[where]), partial(got, marks, where))
+                    of_marks.append(_Part(Message(pull, keys[where]), partial(got, marks, where)))
+            self._request_all(of_marks)
 
         mine = owners(keys, [each.range for each in ranges])
         requests = []
@@ -178,10 +199,9 @@ class Worker:
             low, high = range_.range.indices(DENSE.bound)
             if low < high:
                 pull = Pull(0, (0, 0), range_.number, DENSE.number, self._opened, low, high)
-                requests.append((pull, partial(got, rows, slice(low, high))))
+                requests.append(_Part(Message(pull), partial(got, rows, slice(low, high))))
         left = len(requests) + len(np.unique(mine))
-        for pull, answered in requests:
-            self._request(Message(pull), answered)
+        self._request_all(requests)
         assert round_ == self._round
         self._when_opened(self._at - scenario.marks_bound, pull_marks)
 
@@ -229,19 +249,16 @@ class Worker:
     def _push(self, rows: NDArray[np.float64]) -> None:
         machine = self._machine
         values = gradient(machine.index, self._at, rows)
-        key = np.array([mark_key(machine.index, self._at)], np.uint64)
-        ranges = self._view.ranges
-        owner = int(owners(key, [each.range for each in ranges])[0])
+        keys = mark_keys(machine.index, self._at, machine.scenario.num_marks)
+        marks = self._by_key(MARKS, keys, np.ones((len(keys), 1)))
         requests = []
-        for index, range_ in enumerate(ranges):
+        for range_ in self._view.ranges:
             low, high = range_.range.indices(DENSE.bound)
             if low < high:
                 push = self._push_head(range_, DENSE.number)
                 head = replace(push, start=low, stop=high)
                 requests.append(Message(head, None, values[low:high].copy()))
-            if index == owner:
-                one = np.ones((1, 1))
-                requests.append(Message(self._push_head(range_, MARKS.number), key, one))
+            requests += [mark for mark in marks if _range_of(mark) == range_.number]
         self._push_all([*requests, *self._more_pushes()], self._pushed)
 
     def _more_pushes(self) -> list[Message]:
@@ -260,8 +277,7 @@ class Worker:
             if left == 0:
                 then()
 
-        for message in messages:
-            self._request(message, done)
+        self._request_all([_Part(message, done) for message in messages])
 
     def _by_key(
         self, table: TableSpec, keys: NDArray[np.uint64], values: NDArray[np.float64]
@@ -377,16 +393,33 @@ class Worker:
     # --- requests ---
 
     def _request(self, message: Message, answered: Callable[[Message], None]) -> None:
-        self._send(_Asked(message, answered))
+        self._send(_Asked([_Part(message, answered)]))
+
+    def _request_all(self, parts: list[_Part]) -> None:
+        """Make requests, as one for those of a table that go to one server where the scenario says
+        so."""
+        together: dict[object, list[_Part]] = {}
+        for part in parts:
+            head = part.message.head
+            assert isinstance(head, Pull | Push)
+            servers = self._range(head.range).servers
+            is_alone = not self._machine.scenario.asks_together or not servers
+            name = head.range if is_alone else servers[0]
+            together.setdefault((type(head), head.table, name), []).append(part)
+        for each in together.values():
+            self._send(_Asked(each))
+
+    def _range(self, number: int) -> RangeView:
+        return next(each for each in self._view.ranges if each.number == number)
 
     def _send(self, asked: _Asked) -> None:
-        head = asked.message.head
-        assert isinstance(head, Request)
-        range_ = next(each for each in self._view.ranges if each.number == head.range)
-        if not range_.servers:
+        first = asked.parts[0].message.head
+        assert isinstance(first, Request)
+        servers = self._range(first.range).servers
+        if not servers:
             self._look_again(asked)
             return
-        server = range_.servers[0]
+        server = servers[0]
         connection = self._connections.get(server)
         if connection is None:
             connection = self._machine.network.connect(self, server)
@@ -395,10 +428,17 @@ class Worker:
                 return
             self._connections[server] = connection
         self._last_request += 1
-        head = replace(head, request=self._last_request, view=self._view.version)
         asked.server = server
-        self._asked[head.request] = asked
-        connection.send(self, Message(head, asked.message.keys, asked.message.values))
+        self._asked[self._last_request] = asked
+        message = _together([part.message for part in asked.parts])
+        head = message.head
+        if isinstance(head, Several):
+            each = replace(head.each, view=self._view.version)
+            head = replace(head, request=self._last_request, each=each)
+        else:
+            assert isinstance(head, Request)
+            head = replace(head, request=self._last_request, view=self._view.version)
+        connection.send(self, Message(head, message.keys, message.values))
 
     def _look_again(self, asked: _Asked) -> None:
         """Ask once more, with the newest view."""
@@ -409,7 +449,10 @@ class Worker:
                 self._restart()
                 return
             self._view = max(view, self._view, key=lambda each: each.version)
-            self._send(asked)
+            if len(asked.parts) > 1:
+                self._request_all(asked.parts)  # their servers may be others now
+            else:
+                self._send(asked)
 
         self._later(AGAIN_S, lambda: self._ask(lambda: self._scheduler.view(self._job), take))
 
@@ -434,14 +477,20 @@ class Worker:
                 self._evicted()
             else:
                 self._look_again(asked)
+        elif len(asked.parts) == 1:
+            asked.parts[0].answered(message)
         else:
-            asked.answered(message)
+            for part, values in zip(asked.parts, _values_of(asked.parts, message), strict=True):
+                part.answered(Message(head, None, values))
 
     def asked(self, answer: Message) -> int | None:
-        """The range of the request that an answer is for, while it is open."""
+        """The range of the request that an answer is for, while it is open; None for several: the
+        answer to all comes when the last one is durable, and others may have moved by then."""
         assert isinstance(answer.head, Done | Rows)
         asked = self._asked.get(answer.head.request)
-        return None if asked is None else getattr(asked.message.head, "range", None)
+        if asked is None or len(asked.parts) > 1:
+            return None
+        return _range_of(asked.parts[0].message)
 
     def broke(self, peer: str, connection: int) -> None:
         known = self._connections.get(peer)
@@ -452,6 +501,48 @@ class Worker:
             if asked.server == peer:
                 del self._asked[number]
                 self._look_again(asked)
+
+
+def _range_of(message: Message) -> int:
+    assert isinstance(message.head, Request)
+    return message.head.range
+
+
+def _together(messages: list[Message]) -> Message:
+    """The requests of one kind for several ranges as one; or the only one."""
+    if len(messages) == 1:
+        return messages[0]
+    sections = []
+    for message in messages:
+        head, keys, values = message.head, message.keys, message.values
+        assert isinstance(head, Pull | Push)
+        num_keys = 0 if keys is None else len(keys)
+        num_bytes = 0 if values is None else values.nbytes
+        sections.append(Section(head.range, head.start, head.stop, num_keys, num_bytes))
+    each = messages[0].head
+    assert isinstance(each, Pull | Push)
+    keys = [message.keys for message in messages if message.keys is not None]
+    values = [message.values for message in messages if message.values is not None]
+    return Message(
+        Several(0, replace(each, range=0, start=0, stop=0), tuple(sections)),
+        np.concatenate(keys) if keys else None,
+        np.concatenate(values).reshape(-1).view(np.uint8) if values else None,
+    )
+
+
+def _values_of(parts: list[_Part], answer: Message) -> list[NDArray[np.uint8] | None]:
+    """The values of each part in an answer to all."""
+    if isinstance(answer.head, Done):
+        return [None] * len(parts)
+    bodies = [values for _, values in answer.bodies] or [answer.values]
+    flat = np.concatenate([np.ascontiguousarray(each).reshape(-1) for each in bodies])
+    nums = []
+    for part in parts:
+        head, keys = part.message.head, part.message.keys
+        assert isinstance(head, Pull | Push)
+        nums.append(head.stop - head.start if keys is None else len(keys))
+    per_row = len(flat) // sum(nums)
+    return np.split(flat, per_row * np.cumsum(nums)[:-1])
 
 
 class WorkerMachine:

@@ -34,8 +34,8 @@ class Known(msgspec.Struct):
             push.part < self.settled or key in self.loose
         )
 
-    def add(self, entry: Entry) -> None:
-        """Record the entry of a push."""
+    def add(self, entry: Entry | Push) -> None:
+        """Record a push, or the entry of one."""
         push = (entry.table, entry.part)
         if entry.clock >= 0:
             if entry.clock > self.clock:

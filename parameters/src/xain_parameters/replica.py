@@ -228,6 +228,37 @@ class Replica:
         self._prepared = _Prepared(entry, part, keys, rows, shaped)
         return entry
 
+    def takes_at_once(self, worker: str, push: Push) -> bool:
+        """Tell whether a push changes its rows and what is known of its worker, and nothing else:
+        it is new, is not held, passes no mark, and no checkpoint is being made."""
+        if push.opened > self.opened or push.is_held or self.cuts:
+            return False
+        known = self._known.get(worker)
+        if push.clock >= 0:
+            if push.clock < self.opened:
+                return False
+        elif known is not None and push.incarnation < known.incarnation:
+            return False
+        if known is None:
+            return not push.cut
+        return push.cut <= known.cut and not known.has(push)
+
+    def pushed(self, worker: str, push: Push) -> None:
+        """Record a push that `takes_at_once`, whose rows have been updated."""
+        if (known := self._known.get(worker)) is None:
+            known = self._known[worker] = Known()
+        known.add(push)
+        self.sequence += 1
+
+    def known_rows(
+        self, table: int, keys: Keys | None, start: int, stop: int
+    ) -> tuple[AnyPart, Rows] | None:
+        """A table's part, and the rows of keys, or [start, stop); None: they have to be looked up
+        or checked."""
+        part = self._parts.get(table)
+        rows = None if part is None else part.known_rows(keys, start, stop)
+        return None if part is None or rows is None else (part, rows)
+
     def open(self, clock: int, ended: Mapping[str, int]) -> Entry | None:
         """The entry that applies held pushes of clocks below `clock`; None if it is open already.
 

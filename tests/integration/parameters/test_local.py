@@ -1,10 +1,12 @@
 """The whole parameter server in one process: scheduler, servers, workers."""
 
 import asyncio
+import itertools
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from random import Random
 
 import numpy as np
@@ -14,7 +16,7 @@ import xain_parameters as parameters
 from support.logs import capture_logs
 from xain_messaging.discovery.coordinator import CoordinatorMembership
 from xain_messaging.ports import Member
-from xain_parameters import Invalid, KVWorker, LocalGroup
+from xain_parameters import Invalid, KVWorker, LocalGroup, Unavailable
 from xain_parameters.messages import Message
 from xain_parameters.node.server import ParameterServer
 from xain_parameters.scheduler.worker_client import WorkerScheduler
@@ -169,6 +171,47 @@ def test_every_push_counts_once_while_connections_are_cut():
         with group.connect() as server:
             assert (server.dense("w", (200_000,)).pull() == 50).all()
             assert (server.table("t", dim=2).pull(np.arange(1_000)) == 50).all()
+
+
+def test_small_pushes_count_once_while_ranges_move_and_checkpoints_are_made():
+    """Threads of several workers push to the same rows of all ranges, which a server takes at once
+    where it has all of them alone."""
+    keys, ones = np.arange(100), np.ones((100, 1), np.float32)
+    with LocalGroup(1) as group, group.connect("reader") as reader:
+        table = reader.table("t", dim=1)
+        is_over = threading.Event()
+
+        def work(number: int) -> int:
+            with group.connect(f"w{number}") as server:
+                pushed = server.table("t", dim=1)
+                for count in itertools.count(1):
+                    pushed.push(keys, ones)
+                    if is_over.is_set():
+                        return count
+            raise AssertionError
+
+        with ThreadPoolExecutor(3) as threads:
+            counts = [threads.submit(work, number) for number in range(3)]
+            try:
+                for number in range(3):
+                    before = float(table.pull([0])[0, 0])
+                    with ParameterServer(group.target, f"other {number}") as other:
+                        scheduler = reader._core.scheduler
+                        for _ in range(60):
+                            view = scheduler.view
+                            if any(other.name in each.servers for each in view.ranges):
+                                break
+                            scheduler.newer_view(view.version, 1.0)
+                        else:
+                            raise AssertionError("no range has moved")
+                        with suppress(Unavailable):  # it is given up where a range moves
+                            reader.checkpoint()
+                        assert other.leave(20.0)
+                    assert table.pull([0])[0, 0] > before
+            finally:
+                is_over.set()
+            num_pushes = sum(each.result() for each in counts)
+        assert table.pull(keys).tolist() == [[num_pushes]] * 100
 
 
 async def test_end_of_a_loop_that_was_left_is_told_before_the_client_is_closed(monkeypatch):

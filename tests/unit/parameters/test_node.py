@@ -352,6 +352,20 @@ def test_request_for_several_ranges_has_one_answer(node: Node) -> None:
     assert len(node.host.sent) == 3
 
 
+@pytest.mark.parametrize("num_rows", [8, 1 << 16])
+def test_large_answer_of_several_ranges_is_not_copied(node: Node, num_rows: int) -> None:
+    """A small one is one array; the rows of a large one are sent as they lie in each range."""
+    table = replace(TABLE, bound=num_rows, shape=(num_rows, 1))
+    node.see(1, *HALVES, tables=(table,))
+    rows = (1, 0, num_rows // 2), (2, num_rows // 2, num_rows)
+    opened = replace(pull(1), start=0, stop=0)
+    node.node.handle(Source("w", 1), Message(several(opened, *rows)), 0.0)
+    answer = node.host.sent[-1]
+    arrays = [answer.values] if num_rows == 8 else [values for _, values in answer.bodies]
+    assert sum(map(len, arrays)) == num_rows
+    assert [array.flags.owndata for array in arrays] == ([True] if num_rows == 8 else [False] * 2)
+
+
 def test_range_that_refuses_refuses_the_request_for_several(node: Node) -> None:
     """Other ranges may have taken their part of a push, which is known when it comes again."""
     node.see(1, HALVES[0])

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterator
 
-from xain_parameters.messages import Declare, Entry, Message, Whole
+from xain_parameters.messages import Declare, Entry, Message, Push, Whole
 from xain_parameters.node.ports import RangeLog
 from xain_parameters.replica import Replica
 from xain_parameters.specs import RangeView, TableSpec, encoded
@@ -74,8 +74,8 @@ class Copy:
 
     made_in: the epoch in which the last entry was made, 0 before the first.
     synced: the last entry that this server keeps as durably as the group promises.
-    is_alone: no other server has the range, so entries are not kept to bring one up to date: their
-        memory takes the next ones, while it is still in the processor's cache.
+    is_alone: no other server has the range, so entries are not kept in the tail to bring one up to
+        date: their memory takes the next ones, while it is still in the processor's cache.
     segment: the first of the log that has this copy; earlier ones have another, whose entries count
         for nothing here. 0: the log was read.
     is_broken: applying an entry raised, so the replica may have a part of it. The server ends.
@@ -98,13 +98,23 @@ class Copy:
         self.synced = -1 if segment else replica.sequence  # the disk has nothing of a new segment
         self._segment = segment
         self.tail = Tail(replica.sequence, made_in)
-        self.is_alone = False
+        self._is_alone = False
         self.is_broken = False
         self._moving: Iterator[Message] | None = None  # tiles that go to a new segment of the log
 
     @property
     def tables(self) -> tuple[bytes, ...]:
         return tuple(encoded(table) for table in self.replica.tables)
+
+    @property
+    def is_alone(self) -> bool:
+        return self._is_alone
+
+    @is_alone.setter
+    def is_alone(self, is_alone: bool) -> None:
+        if self._is_alone and not is_alone:
+            self.tail.restart(self.replica.sequence, self.made_in)
+        self._is_alone = is_alone
 
     def declare(self, table: TableSpec) -> Message | None:
         """The record of a new table; None: it is known, or cannot be kept here."""
@@ -127,14 +137,20 @@ class Copy:
         if self.log is not None:  # a replay must be able to apply what the log has
             self.log.append(message)
         self.made_in = entry.epoch
-        if self.is_alone:
-            self.tail.restart(entry.sequence, entry.epoch)
-        else:
+        if not self._is_alone:
             self.tail.append(message)
         if self.log is None:
             self.synced = entry.sequence
         elif self._moving is None and self.log.wants_new_segment():
             self.begin_segment()
+
+    def advanced(self, worker: str, push: Push) -> None:
+        """Record that the rows of a push have been updated, where no other server and no log needs
+        its entry."""
+        replica = self.replica
+        replica.pushed(worker, push)
+        self.made_in = replica.epoch
+        self.synced = replica.sequence
 
     def advance_synced(self, segment: int, sequence: int) -> None:
         """Record that a segment of the log has all entries up to `sequence` on disk."""

@@ -31,6 +31,7 @@ from xain_parameters.messages import (
     Push,
     Refused,
     Rows,
+    Section,
     Several,
     Tile,
     Whole,
@@ -40,8 +41,10 @@ from xain_parameters.node.backup import Backup
 from xain_parameters.node.copy import Copy, num_bytes
 from xain_parameters.node.ports import Host, Source
 from xain_parameters.node.primary import Primary
+from xain_parameters.node.together import RangeRows, Together
 from xain_parameters.replica import Replica
 from xain_parameters.specs import RangeView, View, job_of, openings
+from xain_parameters.tables.joined import RowsOfPart
 from xain_parameters.tables.part import Array, Piece
 from xain_parameters.transport.sections import Sections
 
@@ -50,6 +53,10 @@ MAX_WAITING = 1024
 MAX_WAITING_BYTES = 256 << 20
 # Probes of primaries that have a newer view: one for each range is kept.
 MAX_EARLY_PROBES = 1 << 16
+# Small requests whose rows are kept, and the most bytes of their values. Larger values are sent as
+# they lie in the ranges, without a copy.
+MAX_TOGETHER = 64
+MAX_JOINT_BYTES = 64 << 10
 
 Request = Pull | Push | Several | Mark
 
@@ -103,6 +110,9 @@ class ServerNode:
         self._views: dict[int, View] = {}  # by the number of the job
         self._last_job = -1  # the highest number that has been heard of
         self._hosted: dict[int, _Hosted] = {}
+        self._roles = object()  # another one whenever a range gets another role, or leaves
+        # By table, sections and keys of small requests.
+        self._together: dict[tuple[int, tuple[Section, ...], bytes], Together] = {}
         self._recovered: dict[tuple[int, int], Copy] = {}  # by generation and range
         self._waiting: list[tuple[Source, Message]] = []
         self._num_waiting_bytes = 0
@@ -307,9 +317,22 @@ class ServerNode:
                     f"the worker {source.name!r} has left its loop over clocks, or was taken for "
                     "dead",
                 )
+            together = None
+            if isinstance(request, Several) and now < self._leased_until:
+                together = self._together_of(request, message.keys)
             if isinstance(each, Pull):
-                self._pull(source, request, each, message.keys, now)
+                rows = None if together is None else together.pull(each)
+                if rows is not None:
+                    self._host.emit(source, Message(Rows(request.request), None, rows))
+                else:
+                    self._pull(source, request, each, message.keys, now)
                 return
+            if together is not None:
+                assert isinstance(each, Push)
+                is_current = partial(self._is_current, together)
+                if together.push(source.name, each, message.values, is_current):
+                    self._host.emit(source, Message(Done(request.request)))
+                    return
             if not isinstance(request, Several):
                 assert not isinstance(request, Pull)  # it was one above
                 hosted = self._ready(request.range, job, each.view, now)
@@ -320,6 +343,56 @@ class ServerNode:
             self._refuse(source, request.request, job, refusal)
             return
         self._change_several(source, request, job, message, now)
+
+    def _together_of(self, several: Several, keys: Keys | None) -> Together | None:
+        """The rows of a small request; None: its ranges have to be entered one after the other."""
+        each = several.each
+        name = each.table, several.sections, b"" if keys is None else keys.tobytes()
+        together = self._together.get(name)
+        if together is not None and self._is_current(together) and each.view <= together.version:
+            return together
+        roles, job = self._roles, job_of(several.sections[0].range)
+        ranges: list[RangeRows] = []
+        versions = []
+        last_range = -1
+        key = stop = 0
+        for section in several.sections:
+            hosted = self._hosted.get(section.range)
+            role = None if hosted is None else hosted.role
+            if hosted is None or not isinstance(role, Primary) or role.copy.synced < 0:
+                return None
+            versions.append(hosted.version)
+            first_key, key = key, key + section.num_keys
+            some = None if keys is None or section.stop > section.start else keys[first_key:key]
+            known = role.copy.replica.known_rows(each.table, some, section.start, section.stop)
+            if known is None or section.range <= last_range or job_of(section.range) != job:
+                return None
+            last_range = section.range
+            begin, stop = stop, stop + (section.stop - section.start if some is None else len(some))
+            row_bytes = known[0].row_bytes
+            if section.num_bytes != (stop - begin) * row_bytes and isinstance(each, Push):
+                return None
+            if stop * row_bytes > MAX_JOINT_BYTES:
+                return None
+            ranges.append(RangeRows(hosted.lock, role.copy, RowsOfPart(*known, begin, stop)))
+        if min(versions) < each.view:
+            return None
+        together = Together(ranges, min(versions), roles)
+        if len(self._together) >= MAX_TOGETHER:
+            self._together.clear()  # nothing tells which of them come again
+        if self._is_current(together):
+            self._together[name] = together
+        return together
+
+    def _is_current(self, together: Together) -> bool:
+        return together.made_in is self._roles
+
+    def _change_roles(self) -> None:
+        """Enter the ranges of the next requests anew: one of them has got another role, or left.
+        Called under the lock of the range, before the change and after it: a request may see half
+        of it."""
+        self._roles = object()
+        self._together.clear()  # they would keep the memory of the range
 
     def _change_several(
         self, source: Source, request: Several, job: int, message: Message, now: float
@@ -483,6 +556,7 @@ class ServerNode:
                     self._take_role(hosted, now)
         elif range_.epoch > hosted.view.epoch:
             with hosted.lock:
+                self._change_roles()
                 hosted.view = range_
                 # While the checkpoint is being read there is nothing to serve; see loaded().
                 if hosted.role is not None:
@@ -515,6 +589,7 @@ class ServerNode:
 
     def _take_role(self, hosted: _Hosted, now: float) -> None:
         """Begin an epoch as its view says."""
+        self._change_roles()
         range_ = hosted.view
         before = hosted.role
         copy = self._copy(hosted)
@@ -539,14 +614,17 @@ class ServerNode:
                 self._handle_probe(source, probe)
         if hosted.role is not None:
             hosted.copy = None
+        self._change_roles()
 
     def _leave(self, number: int, view: View) -> None:
         hosted = self._hosted.pop(number)
         with hosted.lock:
+            self._change_roles()
             if isinstance(hosted.role, Primary):
                 hosted.role.end(view.version)
             copy = self._copy(hosted)
             hosted.role = None
+            self._change_roles()
         log = self._host.open_log(number)
         if copy is None and log is not None:
             log.drop()

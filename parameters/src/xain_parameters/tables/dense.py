@@ -15,6 +15,7 @@ from xain_parameters.tables.part import (
     Rows,
     Snapshot,
     is_block,
+    items_of,
     put,
 )
 
@@ -34,6 +35,7 @@ class BoundedPart(Part):
         self.low, self.high = span.indices(spec.bound)
         num_rows = self.high - self.low
         self._fields = self._empty(num_rows)
+        self._items = {name: items_of(field) for name, field in self._fields.items()}
         self._seen = None if spec.is_dense else np.zeros(num_rows, np.bool_)
         if spec.is_dense and not self.init.is_zero and not is_empty:
             keys = np.arange(self.low, self.high, dtype=np.uint64)
@@ -42,6 +44,10 @@ class BoundedPart(Part):
     @property
     def fields(self) -> Mapping[str, Array]:
         return self._fields
+
+    @property
+    def items(self) -> Mapping[str, Array]:
+        return self._items
 
     def check(self, keys: Keys | None, start: int, stop: int) -> int:
         if keys is None:
@@ -53,6 +59,11 @@ class BoundedPart(Part):
             if least < self.low or most >= self.high:
                 raise self._outside(f"key {least if least < self.low else most}")
         return len(keys)
+
+    def known_rows(self, keys: Keys | None, start: int, stop: int) -> Rows | None:
+        if keys is None and self._seen is None and self.low <= start <= stop <= self.high:
+            return slice(start - self.low, stop - self.low)
+        return super().known_rows(keys, start, stop)
 
     def check_ascending(self, keys: Keys) -> None:
         if not is_ascending(keys):

@@ -7,7 +7,7 @@ the state of the update rule. One thread changes a part; others may pull at the 
 import contextvars
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -61,6 +61,11 @@ _UNWARNED.run(np.seterr, all="ignore")
 
 _BYTES = np.dtype(np.uint8)
 _decode_meta = msgspec.msgpack.Decoder(RowsMeta).decode
+
+
+def unwarned(update: Callable[..., None], *arguments: object) -> None:
+    """Call an update without numpy's warnings."""
+    _UNWARNED.copy().run(update, *arguments)
 
 
 def plugins_of(spec: TableSpec) -> tuple[rules.Rule, initialisers.Initialiser]:
@@ -159,6 +164,11 @@ class Part(ABC):
         """The rows of a key list, which then needs no check; None: the list is not known."""
         return self._lists.get(keys.tobytes()) if len(keys) <= self.max_list_keys else None
 
+    def known_rows(self, keys: Keys | None, start: int, stop: int) -> Rows | None:
+        """The rows of a key list, or [start, stop), which are all there and need no check; None:
+        they are not known."""
+        return None if keys is None else self.listed(keys)
+
     def _may_list(self, keys: Keys) -> bool:
         """Tell whether a key list of a pull can be kept, if its rows are all there."""
         return len(keys) <= self.max_list_keys and is_ascending(keys)
@@ -190,7 +200,7 @@ class Part(ABC):
                 self._list(keys, rows)
         for snapshot in self.snapshots:
             snapshot.preserve(rows)
-        _UNWARNED.copy().run(self._update, rows, values)
+        unwarned(self._update, rows, values)
 
     def _update(self, rows: Rows, values: Array) -> None:
         fields = self.fields
@@ -242,6 +252,11 @@ class Part(ABC):
     @abstractmethod
     def fields(self) -> Mapping[str, Array]:
         """Arrays by name: (capacity, dim) of the dtype, or (capacity,) uint32 for counts."""
+
+    @property
+    @abstractmethod
+    def items(self) -> Mapping[str, Array]:
+        """Views of the fields by name, as items_of() gives them."""
 
     @abstractmethod
     def _rows(self, keys: Keys | None, start: int, stop: int) -> Rows:
@@ -314,10 +329,7 @@ class Part(ABC):
             size = num_rows * row_bytes(field)
             # Rows are copied once, to where the piece has them.
             array = body[at : at + size].view(field.dtype).reshape(num_rows, *field.shape[1:])
-            if isinstance(rows, slice):
-                array[...] = field[rows]
-            else:
-                field.take(rows, axis=0, mode="clip", out=array)
+            take_into(field, rows, array)
             if snapshot is not None and len(saved):
                 put(array, saved, taken(snapshot.saved[name], those))
             at += size
@@ -403,18 +415,32 @@ def taken(field: Array, rows: Rows) -> Array:
     return field.take(rows, axis=0, mode="clip")
 
 
+def take_into(field: Array, rows: Rows, out: Array) -> None:
+    """Copy rows into out, an array of as many."""
+    if isinstance(rows, slice):
+        out[...] = field[rows]
+    else:
+        field.take(rows, 0, out, "clip")
+
+
 def put(field: Array, rows: Rows, values: Array) -> None:
     """field[rows] = values. numpy's own is up to five times slower where a row is several values:
     a row is moved as one item here."""
     if isinstance(rows, slice):
         field[rows] = values
         return
-    if field.ndim == 1 or field.shape[1] == 1:
-        field.reshape(-1)[rows] = values.reshape(-1)
-        return
-    item = np.dtype((np.void, field.itemsize * field.shape[1]))
-    items = field.view(item).reshape(-1)
-    items.put(rows, np.ascontiguousarray(values).view(item).reshape(-1), mode="clip")
+    items, put = items_of(field), items_of(np.ascontiguousarray(values))
+    if items.dtype == field.dtype:
+        items[rows] = put
+    else:
+        items.put(rows, put, mode="clip")
+
+
+def items_of(field: Array) -> Array:
+    """A view of a C-contiguous field that has a row as one item, (num_rows,)."""
+    if field.size == len(field):
+        return field.reshape(-1)
+    return field.view(np.dtype((np.void, row_bytes(field)))).reshape(-1)
 
 
 def is_block(rows: NDArray[Any]) -> bool:

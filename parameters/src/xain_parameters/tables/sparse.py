@@ -23,6 +23,7 @@ from xain_parameters.tables.part import (
     Rows,
     Snapshot,
     is_block,
+    items_of,
     put,
 )
 
@@ -36,6 +37,7 @@ class _Live:
 
     slots: row number of the key that hashes here, or further on with no empty slot between; 0:
         empty. keys: of each row, (capacity,). Row 0 has no key, and is all zeros.
+    items: see Part.items.
     """
 
     # Keys looked up at once, so that temporary arrays stay in the processor's cache.
@@ -49,6 +51,7 @@ class _Live:
     start: np.uint64
     keys: Keys
     fields: Mapping[str, Array]
+    items: Mapping[str, Array]
 
     def homes(self, positions: Keys) -> Numbers:
         """The slot that the search for each key begins at. positions: of keys; overwritten."""
@@ -139,6 +142,10 @@ class OpenPart(Part):
     def fields(self) -> Mapping[str, Array]:
         return self._live.fields
 
+    @property
+    def items(self) -> Mapping[str, Array]:
+        return self._live.items
+
     def check(self, keys: Keys | None, start: int, stop: int) -> int:
         if keys is None:
             raise Invalid(f"{self.where}: a table without a bound has no rows by number")
@@ -214,12 +221,14 @@ class OpenPart(Part):
         shift = 0
         while (positions - 1) >> (shift + 1) >= num_slots - 1:
             shift += 1
+        fields = self._empty(capacity)
         return _Live(
             np.zeros(((positions - 1) >> shift) + 1, np.uint32),
             np.uint64(shift),
             np.uint64(self.span.start),
             np.zeros(capacity, np.uint64),
-            self._empty(capacity),
+            fields,
+            {name: items_of(field) for name, field in fields.items()},
         )
 
     def _grow(self, least: int) -> None:
