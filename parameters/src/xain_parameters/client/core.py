@@ -47,6 +47,10 @@ MAX_OPEN_KEYS: Final = 1 << 17
 # How long the end of a loop over clocks may wait for servers.
 END_S: Final = 5.0
 
+# Comparing with a name would make the dtype first.
+_DTYPES: Final = {name: np.dtype(name) for name in ("float32", "float64")}
+_KEYS: Final = np.dtype(np.uint64)
+
 Array: TypeAlias = NDArray[Any]
 
 log = get_logger(__name__)
@@ -83,7 +87,8 @@ class Core:
         self._requests = Requests(scheduler, timeout_s, tls)
         self._timeout_s = timeout_s
         # Reentrant: a loop that is collected as garbage ends in whatever thread is running.
-        self._changed = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)  # of the same lock
         self._asking = threading.Lock()  # held while the scheduler is asked about clocks
         self._job = scheduler.job
         generation, opened = scheduler.opened
@@ -293,7 +298,7 @@ class Core:
 
     def push_ticket(self, table: TableSpec) -> Ticket:
         """Number a push, in the order of the calls. It must be pushed with this ticket."""
-        with self._changed:
+        with self._lock:
             progress = self._progress
             if progress.clock >= 0:
                 number = self._numbers[table.number]
@@ -315,7 +320,7 @@ class Core:
 
     def answered(self, ticket: Ticket, error: BaseException | None) -> None:
         """Record that a push has ended, or will never begin."""
-        with self._changed:
+        with self._lock:
             if ticket.clock < 0:
                 self._open.discard(ticket.number)
                 return
@@ -351,24 +356,30 @@ class Core:
     def push_keys(self, table: TableSpec, ticket: Ticket, ids: ArrayLike, values: Array) -> None:
         try:
             keys = _keys_of(table, ids)
-            shape = (*np.shape(ids), table.dim)
-            if table.dim == 1 and np.shape(values) == np.shape(ids):
-                shape = np.shape(ids)
+            shape = _shape_of(ids)
+            if table.dim > 1 or _shape_of(values) != shape:
+                shape = (*shape, table.dim)
             checked = _checked(table, values, shape).reshape(-1, table.dim)
             given = len(keys)
-            keys, checked = summed(keys, checked)
+            cut = self._requests.known_cut(table, keys)
+            if cut is None:
+                keys, checked = summed(keys, checked)
             _check_finite(table, checked)
             if table.update.name == "assign" and len(keys) < given:
                 raise Invalid(f"table {table.name!r}: a key is assigned twice in one push")
-            size = _keys_in(table)
-            pieces = [
-                Piece(
-                    ticket.number * PIECES + index,
-                    keys=keys[start : start + size],
-                    values=checked[start : start + size],
-                )
-                for index, start in enumerate(range(0, len(keys), size))
-            ]
+            first = ticket.number * PIECES
+            if 0 < keys.nbytes + checked.nbytes <= PIECE_BYTES:
+                pieces = [Piece(first, keys=keys, values=checked, cut=cut)]
+            else:
+                size = _keys_in(table)
+                pieces = [
+                    Piece(
+                        first + index,
+                        keys=keys[start : start + size],
+                        values=checked[start : start + size],
+                    )
+                    for index, start in enumerate(range(0, len(keys), size))
+                ]
             self._push(table, ticket, pieces)
         except BaseException as error:  # whatever it is, the push is open no longer
             self.answered(ticket, error)
@@ -379,7 +390,7 @@ class Core:
         is_clocked = ticket.clock >= 0
         settled = 0
         if not is_clocked:
-            with self._changed:
+            with self._lock:
                 settled = min(self._open) * PIECES
 
         def head(piece: Piece, view: View, range_: int, start: int, stop: int) -> Request:
@@ -409,7 +420,7 @@ class Core:
     # --- pulls ---
 
     def pull_ticket(self) -> Ticket:
-        with self._changed:
+        with self._lock:
             progress = self._progress
             return Ticket(progress.generation, progress.opened, progress.clock, loop=self._loop)
 
@@ -432,17 +443,23 @@ class Core:
 
     def pull_keys(self, table: TableSpec, ticket: Ticket, ids: ArrayLike) -> Array:
         """Pull the rows of ids; returns (*ids.shape, dim)."""
-        keys, inverse = unique(_keys_of(table, ids))
+        keys, inverse = _keys_of(table, ids), None
+        cut = self._requests.known_cut(table, keys)
+        if cut is None:
+            keys, inverse = unique(keys)
         rows = np.empty((len(keys), table.dim), table.dtype)
-        size = _keys_in(table)
-        pieces = [
-            Piece(keys=keys[start : start + size], out=rows[start : start + size])
-            for start in range(0, len(keys), size)
-        ]
+        if 0 < keys.nbytes + rows.nbytes <= PIECE_BYTES:
+            pieces = [Piece(keys=keys, out=rows, cut=cut)]
+        else:
+            size = _keys_in(table)
+            pieces = [
+                Piece(keys=keys[start : start + size], out=rows[start : start + size])
+                for start in range(0, len(keys), size)
+            ]
         self._pull(table, ticket, pieces)
         if inverse is not None:
             rows = rows.take(inverse, axis=0)
-        return rows.reshape(*np.shape(ids), table.dim)
+        return rows.reshape(*_shape_of(ids), table.dim)
 
     def _pull(self, table: TableSpec, ticket: Ticket, pieces: Sequence[Piece]) -> None:
         generation, opened = ticket.generation, ticket.opened
@@ -514,7 +531,7 @@ def _checked(table: TableSpec, values: object, shape: tuple[int, ...]) -> Array:
     """The values as a C-contiguous array. Raises Invalid, which names the table, the dtype and the
     shape that it takes."""
     array = np.asarray(values)
-    if array.dtype != table.dtype:
+    if array.dtype != _DTYPES[table.dtype]:
         raise Invalid(f"table {table.name!r} has {table.dtype}, not {array.dtype}")
     if array.shape != shape:
         raise Invalid(f"table {table.name!r}: values of shape {array.shape} instead of {shape}")
@@ -528,16 +545,23 @@ def _check_finite(table: TableSpec, values: Array) -> None:
         raise Invalid(f"table {table.name!r}: a pushed value is not finite")
 
 
+def _shape_of(array: ArrayLike) -> tuple[int, ...]:
+    return array.shape if isinstance(array, np.ndarray) else np.shape(array)
+
+
 def _keys_of(table: TableSpec, ids: ArrayLike) -> Keys:
     """(n,) uint64. Raises Invalid."""
-    try:
-        array = whole_numbers(ids)
-    except Invalid as error:
-        raise Invalid(f"table {table.name!r}: {error}") from None
-    flat = array.reshape(-1)
-    if array.dtype.kind == "i" and len(flat) and int(flat.min()) < 0:
-        raise Invalid(f"table {table.name!r}: key {flat.min()} is negative")
-    keys = np.ascontiguousarray(flat.astype(np.uint64, copy=False))
+    if isinstance(ids, np.ndarray) and ids.dtype == _KEYS and ids.ndim == 1:
+        keys = np.ascontiguousarray(ids)
+    else:
+        try:
+            array = whole_numbers(ids)
+        except Invalid as error:
+            raise Invalid(f"table {table.name!r}: {error}") from None
+        flat = array.reshape(-1)
+        if array.dtype.kind == "i" and len(flat) and int(flat.min()) < 0:
+            raise Invalid(f"table {table.name!r}: key {flat.min()} is negative")
+        keys = np.ascontiguousarray(flat.astype(np.uint64, copy=False))
     if table.bound is not None and len(keys) and int(keys.max()) >= table.bound:
         raise Invalid(f"table {table.name!r}: key {keys.max()}; keys are below {table.bound}")
     return keys

@@ -32,6 +32,7 @@ from xain_parameters.messages import (
 )
 from xain_parameters.scheduler.worker_client import WorkerScheduler
 from xain_parameters.specs import RangeView, TableSpec, View
+from xain_parameters.tables.part import put
 from xain_parameters.transport.channel import hello
 from xain_parameters.transport.connection import Broken, Connection, Request
 from xain_parameters.transport.poller import Answer, Poller
@@ -63,7 +64,7 @@ class Piece:
 
     part: number of the push. start, stop: rows of a dense array; otherwise keys, ascending.
     values: of a push, a row for each. out: of a pull, rows for each, C-contiguous; where `index` is
-    given, the rows go to out[index] when they have come.
+    given, the rows go to out[index] when they have come. cut: of the keys, if it is known.
     """
 
     part: int = 0
@@ -73,6 +74,7 @@ class Piece:
     values: Array | None = None
     out: Array | None = None
     index: NDArray[np.intp] | None = None
+    cut: "Cut | None" = None
 
     def chosen(self, rows: slice | NDArray[np.intp]) -> "Piece":
         """Some rows of the piece; a slice of it has a start and a stop."""
@@ -118,6 +120,7 @@ class _Message:
     num_rows: int = field(init=False)
     blocks: list[slice] = field(init=False)
     _sections: dict[int, tuple[Section, ...]] = field(init=False, default_factory=dict)
+    _inverse: NDArray[np.intp] | None = field(init=False, default=None)  # of order
 
     def __post_init__(self) -> None:
         spans = self.spans
@@ -157,11 +160,31 @@ class _Message:
             rows = slice(start, stop)
             yield piece.chosen(rows if self.order is None else self.order[rows])
 
-    def index(self, piece: Piece) -> NDArray[np.intp] | None:
-        """Where the rows of the answer go in piece.out; None: each span to its own rows."""
-        if piece.index is None or self.order is not None:
-            return self.order if piece.index is None else piece.index[self.order]
-        return np.concatenate([piece.index[start:stop] for _, start, stop in self.spans])
+    def put(self, piece: Piece, rows: Array) -> None:
+        """Put the rows of the answer where they belong in piece.out."""
+        out, index, order = piece.out, piece.index, self.order
+        assert out is not None
+        if order is None:
+            assert index is not None, "the answer has gone to piece.out"
+            index = np.concatenate([index[start:stop] for _, start, stop in self.spans])
+        elif index is not None:
+            index = index[order]
+        elif len(order) == len(out):
+            if self._inverse is None:
+                self._inverse = np.empty_like(order)
+                self._inverse[order] = np.arange(len(order))
+            rows.take(self._inverse, axis=0, mode="clip", out=out)
+            return
+        else:
+            index = order
+        put(out, index, rows)
+
+
+class Cut(NamedTuple):
+    """The messages of a key list under a view."""
+
+    view: View
+    messages: list[_Message]
 
 
 class MakeHead(Protocol):
@@ -187,7 +210,7 @@ class _Messages:
         self.view = view
         self._ranges = [each.range for each in view.ranges]
         self._dense: dict[tuple[int, int, int], list[_Message]] = {}
-        self._keyed: dict[tuple[int, bytes], list[_Message]] = {}
+        self._keyed: dict[tuple[int, bytes], Cut] = {}
 
     def of(self, table: TableSpec, piece: Piece, row_bytes: int) -> Iterable[_Message]:
         """The messages of a piece."""
@@ -197,17 +220,21 @@ class _Messages:
             if messages is None:
                 messages = self._dense[rows] = list(self._of_rows(table, piece, row_bytes))
             return messages
+        if piece.cut is not None and piece.cut.view is self.view:
+            return piece.cut.messages
         if piece.keys.nbytes > KEPT_KEYS_BYTES:
             return self._of_keys(table, piece.keys, row_bytes)
-        keys = (table.number, piece.keys.tobytes())
-        messages = self._keyed.get(keys)
-        if messages is None:
-            if len(self._keyed) >= NUM_KEPT_KEYS:
-                self._keyed.clear()  # nothing tells which of them come again
-            # A copy: the caller may change its array before the list comes again.
-            messages = list(self._of_keys(table, piece.keys.copy(), row_bytes))
-            self._keyed[keys] = messages
+        if len(self._keyed) >= NUM_KEPT_KEYS:
+            self._keyed.clear()  # nothing tells which of them come again
+        # A copy: the caller may change its array before the list comes again.
+        messages = list(self._of_keys(table, piece.keys.copy(), row_bytes))
+        self._keyed[table.number, piece.keys.tobytes()] = Cut(self.view, messages)
         return messages
+
+    def known(self, table: TableSpec, keys: Keys) -> Cut | None:
+        if keys.nbytes > KEPT_KEYS_BYTES:
+            return None
+        return self._keyed.get((table.number, keys.tobytes()))
 
     def _of_rows(self, table: TableSpec, piece: Piece, row_bytes: int) -> Iterator[_Message]:
         assert table.bound is not None
@@ -311,17 +338,57 @@ class Requests:
             if not view.ranges:
                 yield piece
                 return
-            messages = self._messages
-            if messages.view is not view:
-                messages = self._messages = _Messages(view)
-            for message in messages.of(table, piece, row_bytes):
-                asked = self._ask(view, piece, message, head, row_bytes, reach)
-                if asked is None:
+            for message in self._messages_under(view).of(table, piece, row_bytes):
+                connection = reach(view, message.server)
+                if connection is None:
                     yield from message.rest(piece)
                 else:
-                    yield asked
+                    yield self._ask(view, piece, message, head, row_bytes, connection)
 
-        self._until_done(f"table {table.name!r}", list(pieces), ask, generation)
+        todo = list(pieces)
+        now = time.monotonic()
+        if len(todo) == 1 and self._ask_alone(table, todo[0], head, row_bytes, generation, now):
+            return
+        self._until_done(f"table {table.name!r}", todo, ask, generation, now, self.timeout_s)
+
+    def known_cut(self, table: TableSpec, keys: Keys) -> Cut | None:
+        """How a list of few keys is cut; None: it has not come lately. A known list is unique and
+        ascending."""
+        return self._messages_under(self.scheduler.view).known(table, keys)
+
+    def _messages_under(self, view: View) -> _Messages:
+        messages = self._messages
+        if messages.view is not view:
+            messages = self._messages = _Messages(view)
+        return messages
+
+    def _ask_alone(
+        self,
+        table: TableSpec,
+        piece: Piece,
+        head: MakeHead,
+        row_bytes: int,
+        generation: int | None,
+        now: float,
+    ) -> bool:
+        """Ask for a piece that goes with one message, which is most of the time of a small request;
+        returns whether it is answered. If not, it is asked for like any other."""
+        view = self.scheduler.view
+        if not view.ranges or (generation is not None and view.generation != generation):
+            return False
+        messages = self._messages_under(view).of(table, piece, row_bytes)
+        if not isinstance(messages, list) or len(messages) != 1:
+            return False
+        deadline = now + self.timeout_s
+        connection = self.connection(view, messages[0].server, now, deadline)
+        if connection is None:
+            return False
+        asked = self._ask(view, piece, messages[0], head, row_bytes, connection)
+        try:
+            return self._answer(asked, view, deadline) is None
+        except BaseException:  # nobody takes the answer
+            asked.connection.abandon(asked.answer)
+            raise
 
     def run_ranges(
         self, head: MakeHead, *, generation: int | None = None, timeout_s: float | None = None
@@ -331,9 +398,14 @@ class Requests:
         def ask(view: View, piece: Piece, reach: _Reach) -> Iterator[_Asked | Piece]:
             for each in view.ranges:
                 message = _Message(each.servers[0] if each.servers else "", [Span(each, 0, 0)])
-                yield self._ask(view, piece, message, head, 0, reach) or piece
+                connection = reach(view, message.server)
+                if connection is None:
+                    yield piece
+                else:
+                    yield self._ask(view, piece, message, head, 0, connection)
 
-        self._until_done("all tables", [Piece()], ask, generation, timeout_s)
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        self._until_done("all tables", [Piece()], ask, generation, time.monotonic(), timeout_s)
 
     def send(self, servers: Iterable[str], command: Command, timeout_s: float) -> dict[str, Reply]:
         """Send a user's own request to all of these servers at once; returns the reply of each. A
@@ -401,12 +473,9 @@ class Requests:
         message: _Message,
         head: MakeHead,
         row_bytes: int,
-        reach: _Reach,
-    ) -> _Asked | None:
-        """None: the server cannot be reached. row_bytes: 0 where no rows are asked for."""
-        connection = reach(view, message.server) if message.server else None
-        if connection is None:
-            return None
+        connection: Connection,
+    ) -> _Asked:
+        """row_bytes: 0 where no rows are asked for."""
         order, keys, values = message.order, message.keys, piece.values
         span = message.spans[0]
         request = head(piece, view, span.range.number, *message.rows(span))
@@ -435,10 +504,9 @@ class Requests:
         todo: list[Piece],
         ask: "Callable[[View, Piece, _Reach], Iterator[_Asked | Piece]]",
         generation: int | None,
-        timeout_s: float | None = None,
+        now: float,
+        timeout_s: float,
     ) -> None:
-        timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        now = time.monotonic()
         deadline = now + timeout_s
         backoff = None
         why, where = "no server has it", ""
@@ -508,7 +576,7 @@ class Requests:
             out = asked.piece.out
             if out is not None and message.values is not None:
                 rows = message.values.view(out.dtype).reshape(-1, out.shape[1])
-                out[asked.message.index(asked.piece)] = rows
+                asked.message.put(asked.piece, rows)
             return None
         match head.why:
             case "invalid":

@@ -370,12 +370,10 @@ class ParameterServer:
     def _serve(self, channel: Channel, message: Message, head: Pull | Push | Several) -> None:
         """Serve a pull or push of a worker, in a slot that jobs have fair shares of."""
         each, parts = (head.each, head.sections) if isinstance(head, Several) else (head, (head,))
-        counts = self._pulled if isinstance(each, Pull) else self._pushed
         keys = message.keys
         num_rows = sum(part.stop - part.start for part in parts) if keys is None else len(keys)
         range_ = parts[0].range
         job = job_of(range_)
-        counts[job] += num_rows
         row_bytes = 0 if self._node is None else self._node.row_bytes(range_, each.table)
         is_small = num_rows * row_bytes <= SMALL_BYTES
         slots = self._small_slots if is_small else self._large_slots
@@ -386,6 +384,8 @@ class ParameterServer:
         finally:
             now = time.monotonic()
             slots.leave(job, now - began, now)
+            counts = self._pulled if isinstance(each, Pull) else self._pushed
+            counts[job] += num_rows
 
     def _hear_from(self, name: str, channel: Channel, message: Message) -> None:
         # Primaries that hear of this server first probe it once for each connection.

@@ -93,7 +93,8 @@ class Channel:
         """Send a message, or queue it; never waits. Its arrays must not change until it has gone:
         rows of a table, say, that are changed in place meanwhile may go in either state.
 
-        Small messages that on_message sends go together, before the channel waits for another one.
+        Small messages that on_message sends while others wait to be read go together, before the
+        channel waits for another one.
         Returns False if the connection has ended. A message that was accepted may be lost with the
         connection.
         """
@@ -106,8 +107,11 @@ class Channel:
                 if self._unsent.num_bytes > MAX_QUEUE_BYTES:
                     self._end(OSError(f"{self._unsent.num_bytes} bytes wait to be sent"))
                 return not self._is_closed
-            is_last = self._unsent.num_bytes > SMALL_BYTES
-            if is_last or threading.get_ident() != self._reader.ident:
+            if (
+                self._unsent.num_bytes > SMALL_BYTES
+                or not self._receiver.has_more
+                or threading.get_ident() != self._reader.ident
+            ):
                 self._send()
             return not self._is_closed
 

@@ -106,7 +106,7 @@ class Connection:
         answer = Answer(self._poller, num_bytes, memories or None)
         with self._lock:
             if self._why is not None:
-                answer.error = self._why
+                answer.error, answer.is_done = self._why, True
                 return answer
             number = next(self._numbers)
             self._asked[number] = answer

@@ -87,26 +87,30 @@ def pieces_of(message: Message) -> list[Piece]:
     pieces: list[Piece] = [b""]
     bodies = message.bodies or ((message.keys, message.values),)
     for keys, _ in bodies:
-        if keys is not None and len(keys):
-            num_keys += len(keys)
+        if keys is not None and (size := len(keys)):
+            num_keys += size
             pieces.append(bytes_of(keys))
     for _, values in bodies:
-        if values is not None and values.nbytes:
-            num_bytes += values.nbytes
+        if values is not None and (size := values.nbytes):
+            num_bytes += size
             pieces.append(bytes_of(values))
     pieces[0] = _SIZES.pack(len(head), num_keys, num_bytes) + head
     return pieces
 
 
 def bytes_of(array: NDArray[np.generic]) -> memoryview:
-    assert array.flags.c_contiguous
-    return array.data.cast("B")
+    return array.data.cast("B")  # raises TypeError unless it is C-contiguous
 
 
 def _check_sections(several: Several, num_keys: int, num_bytes: int) -> None:
     sections = several.sections
-    sizes = [size for each in sections for size in (each.num_keys, each.num_bytes)]
-    if not sizes or min(sizes) < 0 or (sum(sizes[::2]), sum(sizes[1::2])) != (num_keys, num_bytes):
+    left_keys, left_bytes = num_keys, num_bytes
+    is_wrong = not sections
+    for each in sections:
+        is_wrong |= each.num_keys < 0 or each.num_bytes < 0
+        left_keys -= each.num_keys
+        left_bytes -= each.num_bytes
+    if is_wrong or left_keys or left_bytes:
         raise Malformed(
             f"{len(sections)} sections of other sizes than {num_keys} keys and {num_bytes} bytes"
         )
@@ -130,9 +134,10 @@ class Unsent:
 
     def send(self, connection: Socket, flags: int = 0) -> None:
         """Send all. Raises BlockingIOError when the socket takes no more, and OSError."""
-        while self._pieces:
-            sent = connection.sendmsg(list(islice(self._pieces, MAX_PIECES)), (), flags)
-            self._drop(sent)
+        pieces = self._pieces
+        while pieces:
+            some = pieces if len(pieces) <= MAX_PIECES else islice(pieces, MAX_PIECES)
+            self._drop(connection.sendmsg([*some], (), flags))
 
     def clear(self) -> None:
         self._pieces.clear()
@@ -212,6 +217,11 @@ class Receiver:
         self._keys: Keys | None = None  # of all sections
         self._next_key = 0
 
+    @property
+    def has_more(self) -> bool:
+        """Whether a part of the next message has been received."""
+        return self._start < self._stop or self._several is not None
+
     def receive(self) -> Message:
         """The next message. Raises HungUp, Malformed, or OSError; all of them end the connection,
         but for BlockingIOError of a socket that does not wait: then call it again later."""
@@ -234,7 +244,8 @@ class Receiver:
         """The next message, of whose body only that part is there which came with its head."""
         if self._several is not None:
             return self._section(self._several)
-        self._fill(_SIZES.size)
+        if self._stop - self._start < _SIZES.size:
+            self._fill(_SIZES.size)
         head_bytes, num_keys, num_bytes = _SIZES.unpack_from(self._read, self._start)
         if head_bytes > MAX_HEAD_BYTES:
             raise Malformed(f"a head of {head_bytes} bytes; at most {MAX_HEAD_BYTES} are allowed")
@@ -243,7 +254,8 @@ class Receiver:
                 f"a body of {num_keys} keys and {num_bytes} bytes of values; at most "
                 f"{self._max_body_bytes} bytes are allowed"
             )
-        self._fill(_SIZES.size + head_bytes)
+        if self._stop - self._start < _SIZES.size + head_bytes:
+            self._fill(_SIZES.size + head_bytes)
         begin = self._start + _SIZES.size
         try:
             head = decode_head(self._read[begin : begin + head_bytes])

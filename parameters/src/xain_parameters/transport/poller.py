@@ -33,18 +33,15 @@ class Answer:
     num_bytes, out: see Connection.ask.
     """
 
-    __slots__ = ("_poller", "error", "message", "num_bytes", "out")
+    __slots__ = ("_poller", "error", "is_done", "message", "num_bytes", "out")
 
     def __init__(self, poller: "Poller", num_bytes: int, out: Sequence[memoryview] | None) -> None:
         self.num_bytes = num_bytes
         self.out = out
         self.message: Message | None = None
         self.error: Exception | None = None
+        self.is_done = False  # there is a message or an error
         self._poller = poller
-
-    @property
-    def is_done(self) -> bool:
-        return self.message is not None or self.error is not None
 
     def result(self, timeout_s: float) -> Message:
         """The answer, which may be Refused. Raises TimeoutError, and Broken if the connection ended
@@ -105,8 +102,11 @@ class Poller:
     def wait(self, answer: Answer, timeout_s: float) -> bool:
         """Wait until an answer has come; returns whether it has."""
         while self.unsent:
-            with suppress(KeyError):  # another thread was first
-                self.unsent.pop().flush()
+            try:
+                connection = self.unsent.pop()
+            except KeyError:  # another thread was first
+                break
+            connection.flush()
         deadline = time.monotonic() + timeout_s
         while not answer.is_done:
             left = deadline - time.monotonic()
@@ -134,6 +134,7 @@ class Poller:
         """Hand out an answer. Called by the thread that polls."""
         with self._lock:
             answer.message, answer.error = message, error
+            answer.is_done = True
             asleep = self._sleeping.pop(answer, None)
         if asleep is not None:
             asleep.release()
