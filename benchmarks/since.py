@@ -15,6 +15,9 @@ starts: processor time of `import xain`; time until a coordinator serves, and it
 demo: processor time of `xain-coordinator demo`, all its programs together.
 trips: a message of 1 kB to a proxy in another process and its answer, over ZeroMQ and over gRPC,
     and the processor time of both processes for it; and the same bytes by pyzmq's REQ and REP.
+tables: pushes and pulls of one worker with one parameter server, one after the other: of 1,000 keys
+    of one float, the same each time or others for each pull, whose keys the push after it has too;
+    of 100,000 keys of one and of 16 floats; and of dense arrays of 4 KiB and of 4 MiB.
 
 Prints a table; writes bench-results/since.json.
 """
@@ -29,8 +32,9 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -38,8 +42,10 @@ from pathlib import Path
 import flags
 import fleet
 import messaging
+import numpy as np
 import processes
 import results
+from parameter_group import connected, group_of
 
 from xain_messaging import Proxy, SessionMessage
 from xain_participant.client import CoordinatorClient
@@ -56,6 +62,10 @@ LARGE_WARM_UP, LARGE_ROUNDS, LARGE = 2, 6, 25_000_000
 JOINS = 2000
 WARM_UP_TRIPS, TRIPS = 500, 3000
 KB = bytes(1000)
+TABLE_ROWS, FEW_KEYS, MANY_KEYS = 400_000, 1000, 100_000
+KEY_LISTS = 50  # more than are remembered
+WARM_UP_FEW, FEW_REQUESTS = 200, 2000  # pushes and pulls of few keys
+WARM_UP_MANY, MANY_REQUESTS = 10, 60
 Figures = dict[str, float]
 
 
@@ -180,6 +190,60 @@ def trips() -> Figures:
     return found
 
 
+def tables() -> Figures:
+    is_quick = QUICK in sys.argv
+    rows = 2000 if is_quick else TABLE_ROWS
+    few = (5, 20) if is_quick else (WARM_UP_FEW, FEW_REQUESTS)
+    many = (1, 3) if is_quick else (WARM_UP_MANY, MANY_REQUESTS)
+    # An odd factor is a bijection of 64-bit numbers: no key is near another one.
+    keys = np.sort(np.arange(rows, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    chance = np.random.default_rng(8)
+    found: Figures = {}
+    with group_of(1) as group, connected(group) as server:
+        for what, num_lists, num_keys, dim, numbers in (
+            ("1,000 keys", 1, FEW_KEYS, 1, few),
+            ("1,000 other keys", KEY_LISTS, FEW_KEYS, 1, few),
+            ("100,000 keys", 5, MANY_KEYS, 1, many),
+            ("100,000 keys of 16", 5, MANY_KEYS, 16, many),
+        ):
+            size = min(num_keys, rows // 2)
+            lists = [np.sort(chance.choice(keys, size, replace=False)) for _ in range(num_lists)]
+            pushed = np.ones((size, dim), np.float32)
+            table = server.table(what, dim)
+            table.push(keys, np.ones((rows, dim), np.float32))
+            requests = itertools.cycle(
+                (partial(table.pull, each), partial(table.push, each, pushed)) for each in lists
+            )
+            found |= _requests_us(what, requests, *numbers)
+        for what, size, numbers in (("4 KiB", 1 << 10, few), ("4 MiB", 1 << 20, many)):
+            array, pushed = server.dense(what, (size,)), np.ones(size, np.float32)
+            pull = partial(array.pull, out=np.empty(size, np.float32))
+            requests = itertools.repeat((pull, partial(array.push, pushed)))
+            found |= _requests_us(f"a dense {what}", requests, *numbers)
+    return found
+
+
+def _requests_us(
+    what: str,
+    requests: Iterator[tuple[Callable[[], object], Callable[[], object]]],
+    warm_up: int,
+    number: int,
+) -> Figures:
+    """Medians of pulls and pushes in turns."""
+    pulls, pushes = [], []
+    for pull, push in itertools.islice(requests, warm_up + number):
+        begin = time.perf_counter()
+        pull()
+        middle = time.perf_counter()
+        push()
+        pushes.append(time.perf_counter() - middle)
+        pulls.append(middle - begin)
+    return {
+        f"a pull of {what} (us)": 1e6 * statistics.median(pulls[warm_up:]),
+        f"a push of {what} (us)": 1e6 * statistics.median(pushes[warm_up:]),
+    }
+
+
 def _proxy(driver: str, pipe: Connection, *, is_first: bool) -> Proxy:
     name = "first" if is_first else "second"
     pair = messaging.Pair(pipe, is_first=is_first)
@@ -232,6 +296,7 @@ WORK: dict[str, Callable[[], Figures]] = {
     "starts": starts,
     "demo": demo,
     "trips": trips,
+    "tables": tables,
 }
 
 
