@@ -19,10 +19,12 @@ the first pushes, which make the rows.
 
 Small: 1,000 of 100,000 open keys, of one float each, one request after the other, with 1 server.
 Each request has the keys of the one before ("same"), or each pull has other keys and the push after
-it the same ("other"). In the same repeats, of a few requests each: a table, a `KVWorker`, and "raw"
+it the same ("other"). In the same repeats, of a few requests each: a table, a `KVWorker`, "raw"
 exchanges, in which this process sends as many bytes through a plain blocking socket to another
-process, and that answers with as many. Processor time is that of this process and of the group, of
-a push and a pull together.
+process, and that answers with as many, and "least": what a push or pull needs in Python at least,
+with messages of the same form over such sockets, a server with one array, no range, lock, log or
+memory of pushes, and a list of keys that it always knows. Processor time is that of this process
+and of the group, of a push and a pull together.
 
 Latency: a second process pulls 4 KiB while the client pushes and pulls 4 MB and sparse batches.
 
@@ -73,7 +75,10 @@ from processes import PATIENCE_S
 from xain_parameters.client.connecting import connect_sync
 from xain_parameters.client.kv import KVWorker
 from xain_parameters.client.sync import Server
+from xain_parameters.keys import is_ascending
+from xain_parameters.messages import Done, Message, Pull, Push, Rows
 from xain_parameters.tables.rules import Adagrad, Adam, Add
+from xain_parameters.transport.frames import HungUp, Receiver, pieces_of
 
 SMALL = 1024  # values in 4 KiB
 CHUNK_BYTES = 2 << 20
@@ -429,6 +434,61 @@ class Exchange:
         _receive(self._socket, self._answer)
 
 
+def serve_least(pipe: Pipe, index: int, rows: int) -> None:
+    """Answer pulls and pushes of one array of `rows` rows of one float."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        pipe.send(listener.getsockname()[1])
+        connection, _ = listener.accept()
+    _tune(connection, b"reno")
+    receiver, values = Receiver(connection), np.zeros(rows, np.float32)
+    known: dict[bytes, Array] = {}
+    while True:
+        try:
+            message = receiver.receive()
+        except HungUp:
+            return
+        assert isinstance(message.head, Pull | Push)
+        assert message.keys is not None
+        some = known.get(message.keys.tobytes())
+        if some is None:
+            some = known[message.keys.tobytes()] = np.arange(0, rows, rows // NUM_KEYS)[:NUM_KEYS]
+        if message.values is None:
+            answer = Message(Rows(message.head.request), None, values.take(some))
+        else:
+            pushed = message.values.view(np.float32)
+            assert np.isfinite(np.vdot(pushed, pushed))
+            values[some] += pushed
+            answer = Message(Done(message.head.request))
+        connection.sendmsg(pieces_of(answer))
+
+
+class Least:
+    """Pushes and pulls of the same keys at serve_least."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port))
+        _tune(self._socket, b"reno")
+        self._receiver = Receiver(self._socket)
+        self._requests = itertools.count(1)
+
+    def pull(self, keys: Array) -> Array:
+        head = Pull(next(self._requests), (1, 1), 1, 1, 0)
+        rows = self._ask(Message(head, keys)).values
+        assert rows is not None
+        return rows.view(np.float32)
+
+    def push(self, keys: Array, values: Array) -> None:
+        assert np.isfinite(np.vdot(values, values))
+        number = next(self._requests)
+        self._ask(Message(Push(number, (1, 1), 1, 1, 0, -1, number, False), keys, values))
+
+    def _ask(self, message: Message) -> Message:
+        assert message.keys is not None
+        assert is_ascending(message.keys)
+        self._socket.sendmsg(pieces_of(message))
+        return self._receiver.receive()
+
+
 class KeyLists:
     """Lists of keys of a table of `rows` rows: one again and again, or another one each time."""
 
@@ -463,9 +523,12 @@ def small(
         for name, sent, got in (("push", up + flat.nbytes, down), ("pull", up, down + flat.nbytes)):
             [port] = stack.enter_context(served(serve_exchange, 1, sent, got))
             raw[name] = Exchange(port, sent, got)
+        [port] = stack.enter_context(served(serve_least, 1, rows))
+        least, same = Least(port), keys.now
         # A pull chooses the keys, and the push after it has the same.
         pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
             "raw": (raw["pull"], raw["push"]),
+            "least": (lambda: least.pull(same), lambda: least.push(same, flat)),
             "table": (lambda: table.pull(keys.go_on()), lambda: table.push(keys.now, values)),
             "kv": (
                 lambda: kv.wait(kv.pull(keys.go_on())),
@@ -495,8 +558,10 @@ def small(
             for request in ("push", "pull")
             for what, value, digits in (
                 ("raw_ms", ms[f"raw {request}"], 3),
+                ("least_ms", ms[f"least {request}"], 3),
                 ("ms", ms[f"table {request}"], 3),
                 ("ratio_to_raw", ms[f"table {request}"] / ms[f"raw {request}"], 2),
+                ("ratio_to_least", ms[f"table {request}"] / ms[f"least {request}"], 2),
                 ("kv_ratio_to_table", ms[f"kv {request}"] / ms[f"table {request}"], 2),
             )
         },

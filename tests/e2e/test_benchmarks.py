@@ -64,8 +64,8 @@ EXPECTED: dict[str, dict[str, str]] = {
         ),
         "sparse": "servers dim keys push_mkeys_per_s pull_mkeys_per_s",
         "small": (
-            "lists push_raw_ms push_ratio_to_raw push_kv_ratio_to_table pull_raw_ms "
-            "pull_ratio_to_raw pull_kv_ratio_to_table"
+            "lists push_raw_ms push_ratio_to_raw push_ratio_to_least push_kv_ratio_to_table "
+            "pull_raw_ms pull_ratio_to_raw pull_ratio_to_least pull_kv_ratio_to_table"
         ),
         "latency": "servers pull_4_kib_p50_ms pull_4_kib_p99_ms tcp_p99_ms",
         "jobs": "push alone_p50_ms beside_p50_ms p50_ratio_to_alone",
@@ -87,7 +87,7 @@ EXPECTED: dict[str, dict[str, str]] = {
 ONLY = {
     "learning": ("--workloads=sgd", "--splits=random"),
     "parallelisms": ("--only=gradient",),
-    "since": ("HEAD", "--only=a-call"),
+    "since": ("HEAD", "--only=a-call,tables"),
 }
 ABOUT = {"date", "cpu", "cores", "memory_gib", "python", "numpy", "grpcio"}
 
