@@ -53,7 +53,9 @@ def take_part(client: CoordinatorClient, direct: DirectTransfer, target: str, fi
             if is_trained:
                 assert direct.fetch(with_host(work.model.url, target), Discarded(work.model))
             ref = client.put_weights(work.round, update, work.upload)
-            answer = client.end_round(work.round, ref, NUM_SAMPLES if is_trained else 0, "")
+            answer = client.end_round(
+                client.end_request(work.round, ref, NUM_SAMPLES if is_trained else 0, "")
+            )
         news = answer or next(watch)
 
 

@@ -158,7 +158,7 @@ def moves(repeats: int, size: int, number: int) -> dict[str, Any]:
                 client.rendezvous()
                 work = started(client, 0)
                 ref = client.put_weights(0, update, work.upload)
-                client.end_round(0, ref, 1, "")
+                client.end_round(client.end_request(0, ref, 1, ""))
                 work = started(client, 1)
                 before = coordinator.processor_time
                 for i in range(number):

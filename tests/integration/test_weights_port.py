@@ -528,7 +528,7 @@ async def test_participant_falls_back_to_grpc_at_once(start, join, fault):
             work = client.start_round()
             assert npy(client.get_weights(work.model)) == DATA
             ref = client.put_weights(1, OTHER, work.upload)
-            client.end_round(1, ref, 1, "[]")
+            client.end_round(client.end_request(1, ref, 1, "[]"))
             return ref
 
     await asyncio.to_thread(take_part)

@@ -37,6 +37,7 @@ TESTS = {
     "xain-participant[tables]": "unit/workloads/test_data.py",
     "xain-participant[torch]": "e2e/test_neural.py",
     "xain-participant[xgboost]": "integration/coordinator/test_trees.py",
+    "xain-session[ray]": "e2e/test_simulation_on_ray.py",
     "xain-workloads[bagging]": "unit/workloads/test_bagging.py",
     "xain-workloads[export]": "unit/coordinator/test_export_formats.py",
     "xain-workloads[excel]": "unit/workloads/test_reading.py",

@@ -45,6 +45,15 @@ def open_channel(
     return grpc.secure_channel(target, credentials, given)
 
 
+def open_async_channel(address: str, options: Iterable[tuple[str, Any]] = ()) -> "grpc.aio.Channel":
+    """Open a channel in the clear, as open_channel() does, for the event loop of this thread."""
+    import grpc
+
+    return grpc.aio.insecure_channel(
+        target_of(address), options=(*options, *_proxy_options(address))
+    )
+
+
 def require_private_way(
     address: str, tls: "Certificates | None", *, insecure: bool, remedy: str = REMEDY
 ) -> None:

@@ -20,13 +20,16 @@ if TYPE_CHECKING:
     from xain.result import Result
     from xain.round import Config, Round
     from xain.weights import LayoutMismatch, trainable
+    from xain_session.backends import SimulationError
     from xain_session.errors import DecidedOtherwise, SessionFailed
     from xain_session.given import Rule
     from xain_session.opening import connect, session
     from xain_session.record import Record
     from xain_session.session import Session
-    from xain_session.simulation import Simulation, SimulationError, Site, simulate
+    from xain_session.simulated import Simulated, simulated
+    from xain_session.simulation import Simulation, simulate
     from xain_session.trackers import MLflow, TensorBoard, WeightsAndBiases
+    from xain_session.worker import Site
 
 __all__ = [
     "Config",
@@ -41,6 +44,7 @@ __all__ = [
     "Session",
     "SessionError",
     "SessionFailed",
+    "Simulated",
     "Simulation",
     "SimulationError",
     "Site",
@@ -50,6 +54,7 @@ __all__ = [
     "rounds",
     "session",
     "simulate",
+    "simulated",
     "trainable",
 ]
 
@@ -70,6 +75,9 @@ __getattr__, __dir__ = loaded_on_use(
         "xain_session.record": "Record",
         "xain_session.session": "Session",
         "xain_session.trackers": "MLflow TensorBoard WeightsAndBiases",
-        "xain_session.simulation": "Simulation SimulationError Site simulate",
+        "xain_session.backends": "SimulationError",
+        "xain_session.simulated": "Simulated simulated",
+        "xain_session.simulation": "Simulation simulate",
+        "xain_session.worker": "Site",
     },
 )

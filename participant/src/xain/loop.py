@@ -23,23 +23,13 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, NoReturn, Self
 
-from numpy.typing import NDArray
-
-from xain.correction import Correction
 from xain.result import Result, ResultMissing, fetch_last_model
 from xain.round import Round, Submitted
-from xain.state import ScriptState
-from xain.weights import (
-    Declared,
-    LayoutMismatch,
-    declare,
-    from_vector,
-    plain_layout,
-    require_same,
-)
+from xain.script import Asked, Failed, Initial, KeptByScript, ScriptParticipant, initial_weights
+from xain.weights import Declared, declare, from_vector, plain_layout
 from xain_foundation.commands import split_host_port
 from xain_foundation.exit_statuses import (
     EXIT_FAILED,
@@ -52,12 +42,8 @@ from xain_foundation.settings import COMMAND_LINE, ConfigError, load
 from xain_participant.agent import Agent
 from xain_participant.config import ENV_PREFIX, ParticipantConfig
 from xain_participant.enrolment.enrolled import enrolled
-from xain_participant.participant import Assignment, BodyFailed, Participant
 from xain_participant.state import StateDirectory
-from xain_participant.variates import KeptVariates
-from xain_wire.limits import MAX_INT32
-from xain_workloads.model import Layout, Model, personal_patterns
-from xain_workloads.scaffold import with_control, without_control
+from xain_workloads.model import personal_patterns
 
 # Time that an exception may take from the loop to the end of the script.
 GRACE_S = 1.0
@@ -76,17 +62,6 @@ class RoundAbandoned(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """The agent's question to the script. weights: None to ask for the initial ones.
-    personal: patterns of the names of tensors that do not travel."""
-
-    assignment: Assignment
-    layout: Layout
-    weights: NDArray[Any] | None
-    personal: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Ended:
     """The agent has ended. code: as the agent's run(). error: what it raised, if it did."""
 
@@ -95,100 +70,11 @@ class Ended:
     error: BaseException | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Initial:
-    """The script's initial weights, (d,)."""
-
-    vector: NDArray[Any]
-    layout: Layout
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The body of the loop has raised."""
-
-    error: BaseException
-
-
-class ScriptParticipant(Participant):
-    """Hand every piece of work to the script, and wait for its answer."""
-
-    def __init__(
-        self,
-        ask: Callable[[Asked], Initial | Submitted | Failed],
-        *,
-        evaluates: bool,
-        initialises: bool,
-    ):
-        self._ask = ask
-        self._evaluates = evaluates
-        self._initialises = initialises
-        self._layout: Layout = ()
-        self._init_layout: Layout = ()
-        self._assignment = Assignment("", -1)
-        self._personal: tuple[str, ...] = ()
-
-    @property
-    def can_evaluate(self) -> bool:
-        return self._evaluates
-
-    @property
-    def can_initialise(self) -> bool:
-        return self._initialises
-
-    def on_model(self, layout: Layout, metadata: Mapping[str, str]) -> None:
-        self._layout = layout
-        self._personal = personal_patterns(metadata)
-
-    def on_round(self, assignment: Assignment) -> None:
-        self._assignment = assignment
-
-    def init_weights(self) -> NDArray[Any]:
-        initial = self._answer(None)
-        assert isinstance(initial, Initial)
-        self._init_layout = initial.layout
-        return initial.vector
-
-    def init_layout(self) -> Layout:
-        return self._init_layout
-
-    def train_round(
-        self, weights: NDArray[Any], epochs: int, epoch_base: int
-    ) -> tuple[NDArray[Any], int]:
-        submitted = self._submitted(weights)
-        assert submitted.vector is not None
-        return submitted.vector, submitted.num_samples
-
-    def evaluate_round(self, weights: NDArray[Any]) -> None:
-        self._submitted(weights)
-
-    def _submitted(self, weights: NDArray[Any]) -> Submitted:
-        submitted = self._answer(weights)
-        assert isinstance(submitted, Submitted)
-        self.update_metrics(**submitted.metrics)
-        if submitted.evaluation is not None:
-            evaluation = submitted.evaluation
-            if evaluation.tallies and evaluation.num_samples < self._assignment.min_rows:
-                self.withhold_evaluation()
-            else:
-                self.report_evaluation(
-                    evaluation.metrics, evaluation.num_samples, evaluation.tallies
-                )
-        return submitted
-
-    def _answer(self, weights: NDArray[Any] | None) -> Initial | Submitted:
-        answer = self._ask(Asked(self._assignment, self._layout, weights, self._personal))
-        if isinstance(answer, Failed):
-            raise BodyFailed from answer.error
-        return answer
-
-
 class Loop:
     """One participant: its agent in a background thread, and the open round of its script.
 
-    Safe to use from several threads. notify: called by the agent's threads after each question and
-    at the end, None: the script waits for them by itself. initialises: whether the script declares
-    a model, so that it has initial weights.
+    Safe to use from several threads. initialises: whether the script declares a model, so that it
+    has initial weights.
     Raises ValueError if the name, the tags, the address or the certificates cannot be used, and
     StateError.
     """
@@ -202,7 +88,6 @@ class Loop:
         state_dir: str | os.PathLike[str] | None = None,
         evaluates: bool = False,
         initialises: bool = True,
-        notify: Callable[[], None] = lambda: None,
     ) -> None:
         settings = _settings(coordinator, participant_id, tags, state_dir)
         ours = settings.participant
@@ -212,7 +97,6 @@ class Loop:
             self._state = StateDirectory(
                 ours.state_dir, there.participant_id or None, ours.instance_id or None
             )
-        self._notify = notify
         self._inbox: SimpleQueue[Asked | Ended] = SimpleQueue()
         self._answers: SimpleQueue[Initial | Submitted | Failed] = SimpleQueue()
         self._message = ""
@@ -248,8 +132,7 @@ class Loop:
         self._session_id = ""
         self._result: Result | None = None
         self._is_finished = False  # the script has come to the end of the session
-        self._store = ScriptState(ours.state_dir, self.participant_id)
-        self._variates = KeptVariates(ours.state_dir, self.participant_id)
+        self._kept = KeptByScript(ours.state_dir, self.participant_id)
         self._log = get_logger(__name__).bind(participant=self.participant_id)
         self._thread = threading.Thread(
             target=self._run, name=f"agent-{self.participant_id}", daemon=True
@@ -268,8 +151,7 @@ class Loop:
             error = raised
         finally:
             self.is_over = True
-            self._store.close()
-            self._variates.close()
+            self._kept.close()
             if self._state is not None:
                 self._state.close()
             self._handed_in.set()
@@ -278,13 +160,11 @@ class Loop:
             # A script that has left answers no question. The agent has ended, so that the result of
             # the worker is not kept.
             self._answers.put(Failed(RoundAbandoned("the agent has ended")))
-            self._notify()
 
     def _ask(self, asked: Asked) -> Initial | Submitted | Failed:
         if self.is_over:
             return Failed(RoundAbandoned("the agent has ended"))
         self._inbox.put(asked)
-        self._notify()
         return self._answers.get()
 
     def _observe(self, step: str, _: int, reason: str) -> None:
@@ -296,10 +176,8 @@ class Loop:
 
     # --- the script's thread ---
 
-    def next_round(self, declared: Declared | None, *, wait: bool = True) -> Round | None:
-        """Wait for the next round.
-
-        Returns None after the end of the session, or if there is no round now and wait is False.
+    def next_round(self, declared: Declared | None) -> Round | None:
+        """Wait for the next round. Returns None after the end of the session.
 
         Raises RuntimeError if the last round was not submitted, LayoutMismatch, and SessionError.
         """
@@ -312,10 +190,7 @@ class Loop:
             )
         self.open_round = None
         while True:
-            try:
-                asked = self._inbox.get(block=wait)
-            except Empty:
-                return None
+            asked = self._inbox.get()
             if isinstance(asked, Ended):
                 self._inbox.put(asked)  # for the next call
                 self._end(asked)
@@ -331,53 +206,12 @@ class Loop:
 
     def _answer(self, asked: Asked, declared: Declared | None) -> Round | None:
         """Answer the question for initial weights, or make a round of the question."""
-        if declared is not None:
-            declared = declared.without(asked.personal)
         if asked.weights is None:
-            if declared is None:
-                raise RuntimeError(
-                    "the coordinator asks this participant for the initial weights: "
-                    "declare them with xain.rounds(model)"
-                )
-            initial = Model(declared.vector(), declared.layout)
-            if declared.has_control:
-                initial = with_control(initial)
+            initial = initial_weights(asked, declared)
             self._handed_in.clear()
-            self._answers.put(Initial(initial.vector, initial.layout))
+            self._answers.put(initial)
             return None
-        model = Model(asked.weights, asked.layout)
-        weights, layout = without_control(model).vector, without_control(model).layout
-        variates = None
-        if weights.size < asked.weights.size:
-            self._variates.on_round(asked.assignment)
-            variates = self._variates
-        elif declared is not None and declared.has_control:
-            raise LayoutMismatch(
-                "this script is called with scaffold=True, and the session's model has no control"
-                " variate: the script that declared it must be called with it, too"
-            )
-        layout = plain_layout(layout)
-        if declared is not None:
-            if declared.layout and layout:
-                require_same(declared.layout, layout)
-            else:
-                layout = declared.layout  # a script may work with the flat vector
-            if declared.num_elements != weights.size:
-                raise LayoutMismatch(
-                    f"this script's model has {declared.num_elements} values, the session's "
-                    f"{weights.size}"
-                )
-        return Round(
-            asked.assignment,
-            layout,
-            weights,
-            declared,
-            self._store,
-            self.participant_id,
-            self._submit,
-            asked.personal,
-            None if variates is None else Correction(variates, model),
-        )
+        return self._kept.round_of(asked, asked.weights, declared, self._submit)
 
     def _submit(self, submitted: Submitted) -> None:
         self._handed_in.clear()
@@ -426,7 +260,7 @@ class Loop:
             if declared is not None:
                 declared = declared.without(personal_patterns(last.metadata))
             layout = () if declared is not None and not declared.layout else last.layout
-            _, kept = self._store.load(last.session_id, MAX_INT32)
+            kept = self._kept.tensors(last.session_id)
             weights = from_vector(last.vector, plain_layout(layout), declared, kept)
             self._result = Result(weights, last.metrics, last.round)
         return self._result
@@ -505,11 +339,6 @@ class Loop:
     @property
     def is_settled(self) -> bool:
         return self._settled.is_set() or self.is_over
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether next_round() has something to answer."""
-        return not self._inbox.empty()
 
     @property
     def _is_copy(self) -> bool:

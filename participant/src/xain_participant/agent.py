@@ -16,7 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from queue import Empty, SimpleQueue
 from random import Random
@@ -69,7 +69,7 @@ DIVIDE_PAUSE_S = 0.5
 
 _NOT_A_MEMBER = RefusalReason.Name(RefusalReason.NOT_A_MEMBER)
 # Statuses that gRPC itself gives to a call for which no coordinator is reached.
-_AWAY = (grpc.StatusCode.UNAVAILABLE.name, grpc.StatusCode.DEADLINE_EXCEEDED.name)
+AWAY = (grpc.StatusCode.UNAVAILABLE.name, grpc.StatusCode.DEADLINE_EXCEEDED.name)
 
 # A state that we do not know asks nothing of us, as STANDBY does.
 _STATES: Mapping[int, State] = {pb.ROUND: State.ROUND, pb.FINISHED: State.FINISHED}
@@ -413,11 +413,10 @@ class Agent:
     def _heartbeat(
         self, state: "pb.State.ValueType", round_: int, transfer: pb.Transfer | None
     ) -> e.Event:
-        response = self._client.heartbeat(
-            state, round_, transfer=transfer, known_findings=self._known_findings
-        )
-        return replace(
-            _advertised(response), reconnect_spread_s=response.reconnect_spread_ms / 1000
+        return advertised(
+            self._client.heartbeat(
+                state, round_, transfer=transfer, known_findings=self._known_findings
+            )
         )
 
     def _rendezvous(self) -> e.Event:
@@ -427,14 +426,7 @@ class Agent:
                 return e.AskedToWait(DIVIDE_PAUSE_S)
             self._divide(response.division)
             response = self._ask_to_join()
-        if response.reply == pb.LATER:
-            return e.AskedToWait(response.retry_after_ms / 1000, response.why)
-        return e.Joined(
-            response.session_id,
-            response.heartbeat_interval_ms / 1000,
-            response.reconnect_spread_ms / 1000,
-            response.stays,
-        )
+        return joined(response)
 
     def _ask_to_join(self) -> pb.RendezvousResponse:
         return self._client.rendezvous(
@@ -680,7 +672,7 @@ class Agent:
         self._refusals[refused.call] = kind
         log = self._log.debug if again else self._log.warning
         fields = {"round": self._protocol.round, "call": refused.call.name.lower()}
-        if not refused.reason and refused.status in _AWAY:
+        if not refused.reason and refused.status in AWAY:
 
             def note(cause: str) -> None:
                 is_news = not again or cause not in ("", self._cause)
@@ -742,16 +734,33 @@ class Agent:
 
 def _posted(message: pb.WatchResponse, handled: Callable[[], None] = lambda: None) -> _Posted:
     work = message.work if message.HasField("work") else None
-    return _Posted(_advertised(message), handled, work)
+    return _Posted(advertised(message), handled, work)
 
 
-def _advertised(message: pb.HeartbeatResponse | pb.WatchResponse) -> e.Advertised:
+def joined(response: pb.RendezvousResponse) -> e.Joined | e.AskedToWait:
+    """The event of an answer to a rendezvous."""
+    if response.reply == pb.LATER:
+        return e.AskedToWait(response.retry_after_ms / 1000, response.why)
+    return e.Joined(
+        response.session_id,
+        response.heartbeat_interval_ms / 1000,
+        response.reconnect_spread_ms / 1000,
+        response.stays,
+    )
+
+
+def advertised(message: pb.HeartbeatResponse | pb.WatchResponse) -> e.Advertised:
+    """The event of an answer to a heartbeat, or of a message of a Watch stream."""
+    spread_s = None
+    if isinstance(message, pb.HeartbeatResponse):
+        spread_s = message.reconnect_spread_ms / 1000
     return e.Advertised(
         _STATES.get(message.state, State.STANDBY),
         message.round,
         message.update_accepted,
         message.session_id,
         message.cause,
+        spread_s,
         update_damaged=message.update_damaged,
         warning=message.warning,
         attempt=message.attempt,

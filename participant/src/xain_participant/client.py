@@ -85,6 +85,21 @@ TRANSFERS_SILENCE_S = (20.0, 60.0)
 IDLE_S = 30.0
 
 
+def channel_options(
+    silence_s: tuple[float, float] = CALLS_SILENCE_S, idle_s: float = IDLE_S
+) -> tuple[tuple[str, object], ...]:
+    """The options of a participant's channel."""
+    ping_after_s, timeout_s = silence_s
+    timeout_ms = round(1000 * timeout_s)
+    return (
+        *CHANNEL_OPTIONS,
+        ("grpc.keepalive_time_ms", round(1000 * ping_after_s)),
+        ("grpc.keepalive_timeout_ms", timeout_ms),
+        ("grpc.http2.ping_timeout_ms", timeout_ms),
+        ("grpc.client_idle_timeout_ms", round(1000 * idle_s)),
+    )
+
+
 def open_channel(
     target: str,
     silence_s: tuple[float, float] = CALLS_SILENCE_S,
@@ -96,16 +111,7 @@ def open_channel(
 
     credentials: without them all goes in the clear.
     """
-    ping_after_s, timeout_s = silence_s
-    timeout_ms = round(1000 * timeout_s)
-    options = (
-        *CHANNEL_OPTIONS,
-        ("grpc.keepalive_time_ms", round(1000 * ping_after_s)),
-        ("grpc.keepalive_timeout_ms", timeout_ms),
-        ("grpc.http2.ping_timeout_ms", timeout_ms),
-        ("grpc.client_idle_timeout_ms", round(1000 * idle_s)),
-    )
-    return channels.open_channel(target, options, credentials)
+    return channels.open_channel(target, channel_options(silence_s, idle_s), credentials)
 
 
 # Called with target and silence, and with `credentials` if there are certificates.
@@ -183,6 +189,34 @@ class KeptMetadata:
         return bool(work.metadata) or not work.metadata_digest
 
 
+class Connections:
+    """The connections of one participant, or of all participants of a process, to a coordinator.
+
+    There are two, so that no heartbeat waits behind an upload. The second is made when the first
+    weights travel through it.
+    """
+
+    def __init__(
+        self, target: str, channel: OpenChannel = open_channel, tls: "Certificates | None" = None
+    ) -> None:
+        def connect(silence_s: tuple[float, float]) -> CurrentChannel[CoordinatorStub]:
+            def opens(
+                _: str, __: object, credentials: grpc.ChannelCredentials | None
+            ) -> grpc.Channel:
+                if credentials is None:
+                    return channel(target, silence_s)
+                return channel(target, silence_s, credentials=credentials)
+
+            return CurrentChannel(target, (), tls, CoordinatorStub, opens)
+
+        self.calls, self.transfers = connect(CALLS_SILENCE_S), connect(TRANSFERS_SILENCE_S)
+
+    def close(self) -> None:
+        """End all calls."""
+        self.calls.close()
+        self.transfers.close()
+
+
 class CoordinatorClient:
     """One participant's calls to its coordinator. Safe to use from several threads.
 
@@ -193,6 +227,8 @@ class CoordinatorClient:
     on_offer_failed: told when weights go through the coordinator because of it.
     clock: seconds, monotonic.
     tls: certificates of this participant; None: all goes in the clear.
+    spare, connections, model_metadata: memory of downloads, the connections, and the metadata of
+        the latest model, if participants of this process share them.
     """
 
     # Answered when the update is durable: measured, synchronised to disk, and committed. One that
@@ -220,27 +256,21 @@ class CoordinatorClient:
         channel: OpenChannel = open_channel,
         clock: Callable[[], float] = time.monotonic,
         tls: "Certificates | None" = None,
+        spare: Spare | None = None,
+        connections: Connections | None = None,
+        model_metadata: KeptMetadata | None = None,
     ) -> None:
-        def connect(silence_s: tuple[float, float]) -> CurrentChannel[CoordinatorStub]:
-            def opens(
-                _: str, __: object, credentials: grpc.ChannelCredentials | None
-            ) -> grpc.Channel:
-                if credentials is None:
-                    return channel(target, silence_s)
-                return channel(target, silence_s, credentials=credentials)
-
-            return CurrentChannel(target, (), tls, CoordinatorStub, opens)
-
-        # Two connections, so that no heartbeat waits behind an upload. The second is made when the
-        # first weights travel through it.
-        self._calls, self._transfers = connect(CALLS_SILENCE_S), connect(TRANSFERS_SILENCE_S)
+        self._own = Connections(target, channel, tls) if connections is None else None
+        ways = self._own or connections
+        assert ways is not None
+        self._calls, self._transfers = ways.calls, ways.transfers
         self._tls = tls
         self._is_closed = False
         self._target = target
         self._participant_id = participant_id
-        self._metadata: tuple[tuple[str, str], ...] = ((PARTICIPANT_ID_KEY, participant_id),)
+        self.metadata: tuple[tuple[str, str], ...] = ((PARTICIPANT_ID_KEY, participant_id),)
         if instance_id:
-            self._metadata += ((INSTANCE_ID_KEY, instance_id),)
+            self.metadata += ((INSTANCE_ID_KEY, instance_id),)
         self._call_timeout_s = call_timeout_s
         self._direct = direct
         self._on_offer_failed = on_offer_failed
@@ -249,8 +279,8 @@ class CoordinatorClient:
         self._clock = clock
         self._parts_up, self._parts_down = PartSize(), PartSize()
         self._unfinished: Download | None = None  # that the next try goes on with
-        self._model_metadata = KeptMetadata()
-        self._spare = Spare(max_arrays=1)  # of downloads
+        self.model_metadata = model_metadata or KeptMetadata()
+        self._spare = spare or Spare(max_arrays=1)  # of downloads
         # The model or update that is on its way, for another thread to show.
         self.transfer: Download | Upload | None = None
 
@@ -261,8 +291,8 @@ class CoordinatorClient:
     def close(self) -> None:
         """Cancel what is under way and disconnect. Later calls are Refused."""
         self._is_closed = True
-        self._calls.close()
-        self._transfers.close()
+        if self._own is not None:
+            self._own.close()
         if self._direct is not None:
             self._direct.close()
 
@@ -337,9 +367,9 @@ class CoordinatorClient:
         breaks."""
         request = pb.WatchRequest(keeps_metadata=True)
         with self._guarded(self._calls) as stub:
-            call = stub.Watch(request, metadata=self._metadata)
+            call = stub.Watch(request, metadata=self.metadata)
             try:
-                yield from map(self._complete, call)
+                yield from map(self.complete, call)
             finally:
                 call.cancel()
 
@@ -351,7 +381,7 @@ class CoordinatorClient:
         answers: SimpleQueue[pb.PredictionAnswer | None] = SimpleQueue()
         answers.put(pb.PredictionAnswer())  # opens the stream
         with self._guarded(self._calls) as stub:
-            stream = Cancellable(stub.Predict(iter(answers.get, None), metadata=self._metadata))
+            stream = Cancellable(stub.Predict(iter(answers.get, None), metadata=self.metadata))
             try:
                 for question in stream.call:
                     answers.put(answer(question))
@@ -359,21 +389,25 @@ class CoordinatorClient:
                 answers.put(None)
                 stream.cancel()
 
-    def start_round(self, damaged_model_digest: bytes = b"") -> pb.StartTrainingRoundResponse:
-        """Ask for the work of the open round.
+    def start_request(self, damaged_model_digest: bytes = b"") -> pb.StartTrainingRoundRequest:
+        """The request for the work of the open round.
 
         damaged_model_digest: of a model whose download had other bytes.
         """
-        request = pb.StartTrainingRoundRequest(
-            damaged_model_digest=damaged_model_digest, known_metadata=self._model_metadata.digest
+        return pb.StartTrainingRoundRequest(
+            damaged_model_digest=damaged_model_digest, known_metadata=self.model_metadata.digest
         )
+
+    def start_round(self, damaged_model_digest: bytes = b"") -> pb.StartTrainingRoundResponse:
+        """Ask for the work of the open round; see start_request()."""
+        request = self.start_request(damaged_model_digest)
         work = self._unary(lambda stub: stub.StartTrainingRound, request, self.work_timeout_s)
-        if not self._model_metadata.complete(work):  # a watch has brought others meanwhile
+        if not self.model_metadata.complete(work):  # a watch has brought others meanwhile
             request.ClearField("known_metadata")
             work = self._unary(lambda stub: stub.StartTrainingRound, request, self.work_timeout_s)
         return work
 
-    def end_round(
+    def end_request(
         self,
         round_: int,
         update: pb.WeightsRef | None,
@@ -382,9 +416,8 @@ class CoordinatorClient:
         layout: Layout = (),
         evaluation: Evaluation | None = None,
         attempt: int = 0,
-    ) -> pb.WatchResponse | None:
-        """Hand in what put_weights() has returned. Returns the news of the next round if the
-        coordinator tells it with the answer.
+    ) -> pb.EndTrainingRoundRequest:
+        """The request that hands in what put_weights() has returned.
 
         update: None in an evaluation round. metrics: JSON list of points. layout: of initial
         weights, or of the slice that a process group has trained. attempt: of that group.
@@ -398,25 +431,33 @@ class CoordinatorClient:
             update=update,
             attempt=attempt,
             takes_next_round=True,
-            known_metadata=self._model_metadata.digest,
+            known_metadata=self.model_metadata.digest,
             layout=[
                 pb.Tensor(name=s.name, shape=s.shape, dtype=s.dtype, kind=s.kind) for s in layout
             ],
         )
         if evaluation is not None:
             request.evaluation.CopyFrom(evaluation_message(evaluation))
-        size_bytes = update.size_bytes if update is not None else 0
-        timeout_s = self.hand_in_timeout_s + size_bytes / SLOWEST_STORE_BYTES_PER_S
+        return request
+
+    def end_timeout_s(self, request: pb.EndTrainingRoundRequest) -> float:
+        """Time limit of the call that hands in an update of this size."""
+        return self.hand_in_timeout_s + request.update.size_bytes / SLOWEST_STORE_BYTES_PER_S
+
+    def end_round(self, request: pb.EndTrainingRoundRequest) -> pb.WatchResponse | None:
+        """Hand in. Returns the news of the next round if the coordinator tells it with the
+        answer."""
+        timeout_s = self.end_timeout_s(request)
         way = self._calls
         if request.ByteSize() > self.max_beside_heartbeats_bytes:
             way = self._transfers
         answer = self._unary(lambda stub: stub.EndTrainingRound, request, timeout_s, way=way)
-        return self._complete(answer.next_round) if answer.HasField("next_round") else None
+        return self.complete(answer.next_round) if answer.HasField("next_round") else None
 
-    def _complete(self, news: pb.WatchResponse) -> pb.WatchResponse:
+    def complete(self, news: pb.WatchResponse) -> pb.WatchResponse:
         """Add the model's metadata that the coordinator leaves out of the work in a
         notification."""
-        if news.HasField("work") and not self._model_metadata.complete(news.work):
+        if news.HasField("work") and not self.model_metadata.complete(news.work):
             news.ClearField("work")  # to be asked for
         return news
 
@@ -466,7 +507,7 @@ class CoordinatorClient:
         offer: pb.WeightsRef | None = None,
         encoded: Encoded | None = None,
     ) -> pb.WeightsRef:
-        """Upload a local update, (d,). Returns what end_round() must be given.
+        """Upload a local update, (d,). Returns what end_request() must be given.
 
         A small one is not uploaded: it travels inside the reference that is returned. One that
         broke off goes on where the coordinator has it, in this call or in the next one for the same
@@ -556,7 +597,7 @@ class CoordinatorClient:
         if is_last:  # the answer waits for the disk
             timeout_s += upload.size_bytes / SLOWEST_STORE_BYTES_PER_S
         with self._guarded(self._transfers) as stub:
-            return stub.PutWeights(messages(), metadata=self._metadata, timeout=timeout_s)
+            return stub.PutWeights(messages(), metadata=self.metadata, timeout=timeout_s)
 
     def on_offer_refused(self, offer: pb.WeightsRef) -> None:
         """Send the next upload through the coordinator, which refused what was put there."""
@@ -623,7 +664,7 @@ class CoordinatorClient:
     def _stream(self, ref: pb.WeightsRef, offset: int, num_bytes: int) -> Iterator[bytes]:
         request = pb.GetWeightsRequest(key=ref.key, offset=offset, num_bytes=num_bytes)
         with self._guarded(self._transfers) as stub:
-            stream = stub.GetWeights(request, metadata=self._metadata, timeout=self.part_timeout_s)
+            stream = stub.GetWeights(request, metadata=self.metadata, timeout=self.part_timeout_s)
             try:
                 for message in stream:
                     if message.HasField("ref") and message.ref.digest != ref.digest:
@@ -644,7 +685,7 @@ class CoordinatorClient:
         timeout_s += _on_a_slow_line_s(request)
         told = (TIMEOUT_KEY, str(round(1000 * timeout_s)))
         with self._guarded(self._calls) as stub:
-            return method(stub)(request, metadata=(*self._metadata, told), timeout=timeout_s)
+            return method(stub)(request, metadata=(*self.metadata, told), timeout=timeout_s)
 
     def _unary(
         self,
@@ -659,7 +700,7 @@ class CoordinatorClient:
         timeout_s = timeout_s if timeout_s is not None else self._call_timeout_s
         timeout_s += _on_a_slow_line_s(request)
         with self._guarded(way or self._calls) as stub:
-            return method(stub)(request, metadata=self._metadata, timeout=timeout_s)
+            return method(stub)(request, metadata=self.metadata, timeout=timeout_s)
 
     @contextmanager
     def _guarded(self, way: CurrentChannel[CoordinatorStub]) -> Iterator[CoordinatorStub]:

@@ -58,6 +58,7 @@ class Work:
     keeper: keeps the result, too, for as long as it is not dropped; begins with what it has.
     on_saving: told the round before its result is kept, which may take a while.
     tells_messages: whether the coordinator may know the text of any exception.
+    spare: memory of updates; by default its own.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Work:
         on_saving: Callable[[int], None] = lambda round_: None,
         *,
         tells_messages: bool = False,
+        spare: Spare | None = None,
     ) -> None:
         self._participant = participant
         self._client = client
@@ -78,9 +80,9 @@ class Work:
         # The result, if it lies in the store already.
         self._put: pb.WeightsRef | None = None
         # Digest of a model whose download had other bytes; reported to the coordinator.
-        self._damaged_digest = b""
+        self.damaged_digest = b""
         self._has_warned = False  # of a round without a sample
-        self._spare = Spare(max_arrays=1)  # of updates that were quantised
+        self._spare = spare or Spare(max_arrays=1)  # of updates that were quantised
         self._keeper = keeper
         self._on_saving = on_saving
         self._tells_messages = tells_messages
@@ -164,9 +166,12 @@ class Work:
         self._is_abandoned = True
 
     def _begin_round(self) -> e.Event:
-        assigned = self.assign(self._client.start_round(self._damaged_digest))
-        self._damaged_digest = b""
-        return assigned
+        return self.asked(self._client.start_round(self.damaged_digest))
+
+    def asked(self, assignment: pb.StartTrainingRoundResponse) -> e.Event:
+        """Take an assignment that was asked for, with the damaged digest."""
+        self.damaged_digest = b""
+        return self.assign(assignment)
 
     def _train(self, round_: int) -> e.Event:
         assignment = self._assignment
@@ -239,7 +244,7 @@ class Work:
             return self._client.get_weights(assignment.model)
         except Refused as refused:
             if refused.status is grpc.StatusCode.DATA_LOSS:
-                self._damaged_digest = assignment.model.digest
+                self.damaged_digest = assignment.model.digest
             raise
 
     def _best(self, assignment: pb.StartTrainingRoundResponse) -> NDArray[Any] | None:
@@ -291,11 +296,26 @@ class Work:
         return True
 
     def _hand_in(self, round_: int) -> e.Event:
+        request = self.end_request(round_)
+        if request is None:
+            return e.HandedIn(round_)
+        try:
+            self.next_round = self._client.end_round(request)
+        except Refused as refused:
+            self.on_hand_in_refused(refused)
+            raise
+        return e.HandedIn(round_)
+
+    def end_request(self, round_: int) -> pb.EndTrainingRoundRequest | None:
+        """Upload the result, unless it is small enough to travel within the request that is
+        returned. Raises Refused.
+
+        Returns None if the result was dropped while this waited: an advertisement said that it has
+        arrived, or that the session is another one. Either way there is nothing left to send.
+        """
         result = self.result
         if result is None:
-            # Dropped while this waited: an advertisement said that it has arrived, or
-            # that the session is another one. Either way there is nothing left to send.
-            return e.HandedIn(round_)
+            return None
         assert result.round == round_, f"a result of round {result.round}, not {round_}"
         offer = self._offer(round_)
         # Through the coordinator each attempt uploads anew what is not there, since one that came
@@ -307,22 +327,22 @@ class Work:
             update = self._client.put_weights(round_, result.vector, offer, result.encoded)
         is_put = offer is not None and update is not None and update.key == offer.key
         self._put = update if is_put else None
-        try:
-            self.next_round = self._client.end_round(
-                round_,
-                update,
-                result.num_samples,
-                result.metrics_json,
-                result.layout,
-                result.evaluation,
-                result.attempt,
-            )
-        except Refused as refused:
-            if offer is not None and is_put and refused.reason in _WRONG_OBJECT:
-                self._put = None
-                self._client.on_offer_refused(offer)
-            raise
-        return e.HandedIn(round_)
+        return self._client.end_request(
+            round_,
+            update,
+            result.num_samples,
+            result.metrics_json,
+            result.layout,
+            result.evaluation,
+            result.attempt,
+        )
+
+    def on_hand_in_refused(self, refused: Refused) -> None:
+        """Note that the coordinator has refused the request of end_request()."""
+        offer = self._offer(self._assignment.round)
+        if offer is not None and self._put is not None and refused.reason in _WRONG_OBJECT:
+            self._put = None
+            self._client.on_offer_refused(offer)
 
     def _offer(self, round_: int) -> pb.WeightsRef | None:
         """Object of the store to which the update of this round is put; None if there is none."""

@@ -1,45 +1,35 @@
-"""Many participants on one machine: xain.simulate(main, participants=100, workers=2).
+"""Many participants at once: xain.simulate(main, participants=100, workers=2).
 
-A real coordinator runs in a process of its own, on a free port and with a folder of its own. The
-participants are divided among worker processes. All agents of a worker join, send heartbeats and
-wait for rounds at the same time, and the worker trains one participant at a time: when a
-participant is given a round, the worker calls main(site), whose loop gets this round and ends with
-it. So a worker has one model at a time, however many participants it has.
+A real coordinator runs in a process of its own, on a free port and with a folder of its own;
+simulated.py has the participants.
 """
 
 import contextlib
-import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from math import ceil
-from multiprocessing.connection import Connection, wait
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
 from typing import Any, TextIO
 
-import cloudpickle  # type: ignore[import-untyped]  # it has no types
 import grpc
 
-from xain.loop import Loop, Rounds, rounds_of_site
 from xain.result import LastModel, ResultMissing, fetch_last_model
-from xain.round import Round
 from xain.settings_file import as_toml
 from xain_foundation import child, streams
+from xain_foundation.fields import is_loopback, join_host_port
 from xain_foundation.wheels import pip_install
 from xain_participant.client import open_channel
-from xain_participant.config import ENV_PREFIX
+from xain_session.backends import SimulationError
+from xain_session.simulated import Pool, simulated
+from xain_session.worker import Main
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_wire.fl.inspection_pb2_grpc import InspectionStub
@@ -50,19 +40,6 @@ STOP_S = 10.0
 # Pause between two looks at another process.
 LOOK_S = 0.25
 _LOG_LINES = 5
-
-
-class SimulationError(RuntimeError):
-    """The simulation cannot be run, or main() has failed. The text has main's traceback."""
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """One simulated participant. index: from 0, below count. id: its name."""
-
-    index: int
-    count: int
-    id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +56,6 @@ class Simulation:
     seconds: float
 
 
-Main = Callable[[Site], object]
-
-
 def simulate(
     main: Main,
     participants: int,
@@ -96,36 +70,41 @@ def simulate(
     evaluates: bool = False,
     folder: str | os.PathLike[str] | None = None,
     progress: bool = True,
+    backend: str = "local",
+    address: str | None = None,
+    resources: Mapping[str, float] | None = None,
+    state_dir: str | os.PathLike[str] | None = None,
+    insecure: bool = False,
 ) -> Simulation:
     """Run a script's main(site) as many participants, against a real coordinator on this machine.
 
-    main: a function of a module, with a loop over xain.rounds(). It is called anew for every round
-        that a site is given, and ends with that round: the code after the loop does not run, and
-        what must last from round to round goes into round.state.
-    workers: processes that train. fraction: of the participants that train a round.
+    main, workers, evaluates, backend, address, resources, state_dir, insecure: see simulated().
+    fraction: of the participants that train a round.
     rounds, epochs, seed: of the coordinator's configuration, and train is its section [train].
     settings: other settings of the coordinator by dotted key, such as "aggregation.rule", and of
         the type that they have in a file.
-    evaluates: as in xain.rounds().
     folder: of the coordinator's data, which stays; by default a temporary one.
     progress: whether to print a line for each round to standard error.
     In a script, call it from `if __name__ == "__main__":`, as workers import the script anew.
     Raises ValueError for a setting that TOML cannot hold, SimulationError if main() fails, or
     nothing can be started; KeyboardInterrupt after everything has been stopped.
     """
-    if multiprocessing.parent_process() is not None:
-        raise SimulationError(
-            "simulate() is called by the script that it runs; put it under "
-            'if __name__ == "__main__":'
-        )
-    if workers < 1:
-        raise ValueError(f"workers is {workers}; it must be at least 1")
     if participants < 1 or not 0 < fraction <= 1:
         raise ValueError(
             f"participants is {participants} and fraction {fraction}; at least one participant "
             "trains, and at most all do"
         )
-    main = _for_another_process(main)
+    spec = simulated(
+        main,
+        participants,
+        backend=backend,
+        workers=workers,
+        evaluates=evaluates,
+        address=address,
+        resources=resources,
+        state_dir=state_dir,
+        insecure=insecure,
+    )
     given: dict[str, Any] = {
         "rounds.rounds": rounds,
         "rounds.epochs": epochs,
@@ -140,19 +119,15 @@ def simulate(
         "train": train or {},
         **(settings or {}),
     }
-    streams.fill()  # before pipes to workers take their numbers
     with ExitStack() as stack:
         if folder is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="xain-simulation-"))
         started_at = time.monotonic()
-        coordinator = stack.enter_context(_coordinator(Path(folder), given))
-        sites = [
-            Site(i, participants, f"site-{i:0{len(str(participants - 1))}d}")
-            for i in range(participants)
-        ]
-        pool = stack.enter_context(
-            _Workers(main, sites, min(workers, participants), coordinator.target, evaluates)
-        )
+        workplace = stack.enter_context(spec.started())
+        if not is_loopback(workplace.host):
+            given |= {"server.host": workplace.host, "server.insecure": insecure}
+        coordinator = stack.enter_context(_coordinator(Path(folder), given, workplace.host))
+        pool = workplace.run(coordinator.target)
         stub = InspectionStub(stack.enter_context(open_channel(coordinator.target)))
         tell = _printer(stack) if progress else None
         history = _watch(stub, pool, coordinator, rounds, tell)
@@ -178,8 +153,8 @@ class _Coordinator:
 
 
 @contextlib.contextmanager
-def _coordinator(folder: Path, settings: Mapping[str, Any]) -> Iterator[_Coordinator]:
-    """Raises SimulationError if it does not start."""
+def _coordinator(folder: Path, settings: Mapping[str, Any], host: str) -> Iterator[_Coordinator]:
+    """host: at which it is reached. Raises SimulationError if it does not start."""
     if find_spec("xain_coordinator") is None:
         raise SimulationError(
             f"a simulation needs the coordinator on this machine: {pip_install('xain-coordinator')}"
@@ -213,7 +188,7 @@ def _coordinator(folder: Path, settings: Mapping[str, Any]) -> Iterator[_Coordin
         )
     one = _Coordinator(process, log)
     try:
-        one.target = _address_in(port_file, one)
+        one.target = join_host_port(host, _port_in(port_file, one))
         yield one
     finally:
         process.terminate()
@@ -224,8 +199,8 @@ def _coordinator(folder: Path, settings: Mapping[str, Any]) -> Iterator[_Coordin
             process.wait()
 
 
-def _address_in(port_file: Path, coordinator: _Coordinator) -> str:
-    """Where the coordinator listens, which it writes into a file when it serves. Raises
+def _port_in(port_file: Path, coordinator: _Coordinator) -> int:
+    """The port of the coordinator, which it writes into a file when it serves. Raises
     SimulationError."""
     deadline = time.monotonic() + START_S
     while not port_file.exists():
@@ -236,195 +211,7 @@ def _address_in(port_file: Path, coordinator: _Coordinator) -> str:
                 f"the coordinator does not serve after {START_S:g} s; its log is {coordinator.log}"
             )
         time.sleep(0.02)  # a poll of the file
-    return f"127.0.0.1:{port_file.read_text(encoding='utf-8').strip().rpartition(':')[2]}"
-
-
-# --- the workers ---
-
-
-class _ByValue:
-    """A function that other processes cannot import: pickled, it becomes its own code."""
-
-    def __init__(self, main: Main) -> None:
-        self._data = cloudpickle.dumps(main)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Only workers are given it, through the pipe in which multiprocessing gives them the rest.
-        return cloudpickle.loads, (self._data,)
-
-    def __call__(self, site: Site) -> object:
-        raise AssertionError("workers have the function itself")
-
-
-def _for_another_process(main: Main) -> Main:
-    """The function as a worker can be given it: by its name, or else, as in a notebook, by its
-    code. Raises SimulationError if neither works."""
-    try:
-        if hasattr(sys.modules["__main__"], "__file__"):
-            with contextlib.suppress(Exception):  # whatever a reducer of the caller's raises
-                ForkingPickler.dumps(main)
-                return main
-        return _ByValue(main)
-    except Exception as error:  # a reducer of the caller's may raise anything
-        raise SimulationError(
-            f"main cannot be given to another process ({error}); define it at the top of a module, "
-            "not within a function or a notebook"
-        ) from None
-
-
-class _Parked(BaseException):
-    """Raised in main() to leave it until its site is given another round."""
-
-
-class _SiteRounds(Rounds):
-    """The one round of a site that main() is called for."""
-
-    _given: Round | None = None
-
-    def __next__(self) -> Round:
-        if self._given is None or not self._given.is_done:  # next_round() refuses an open round
-            self._given = self._loop.next_round(self._declared, wait=False)
-            if self._given is not None:
-                return self._given
-        raise _Parked
-
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        """Keep the site in its session, which Rounds.__exit__ would end for it."""
-
-    def __del__(self) -> None:
-        """Keep the site in its session, which Rounds.__del__ would leave."""
-
-
-@dataclass(slots=True)
-class _Workers:
-    """Processes that train, each with its share of the sites."""
-
-    main: Main
-    sites: Sequence[Site]
-    number: int
-    target: str
-    evaluates: bool
-    ends: dict[Connection, Any] = field(default_factory=dict)
-
-    def __enter__(self) -> "_Workers":
-        context = multiprocessing.get_context("spawn")
-        threads = max(1, (os.cpu_count() or 1) // self.number)
-        before = os.environ.get("OMP_NUM_THREADS")
-        # torch and numpy read the variable when the worker imports them, before it runs any code.
-        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-        try:
-            for i in range(self.number):
-                ours, theirs = context.Pipe()
-                process = context.Process(
-                    target=_work,
-                    args=(
-                        self.main,
-                        self.sites[i :: self.number],
-                        self.target,
-                        self.evaluates,
-                        theirs,
-                    ),
-                    name=f"xain-worker-{i}",
-                    daemon=True,
-                )
-                process.start()
-                theirs.close()
-                self.ends[ours] = process
-        except BaseException:  # raised again
-            self.__exit__()
-            raise
-        finally:
-            if before is None:
-                del os.environ["OMP_NUM_THREADS"]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for process in self.ends.values():
-            process.terminate()
-        for process in self.ends.values():
-            process.join(STOP_S)
-            if process.is_alive():
-                process.kill()
-                process.join()
-
-    def check(self, timeout_s: float) -> None:
-        """Wait so long for a worker to end. Raises SimulationError if main() or a worker failed."""
-        for end in wait(list(self.ends), timeout_s):
-            assert isinstance(end, Connection)
-            try:
-                raise SimulationError(end.recv())
-            except EOFError:
-                process = self.ends.pop(end)
-                process.join()
-                if process.exitcode:
-                    raise SimulationError(
-                        f"{process.name} has died with status {process.exitcode}"
-                    ) from None
-
-
-def _work(
-    main: Main, sites: Sequence[Site], target: str, evaluates: bool, pipe: Connection
-) -> None:
-    """Run the agents of these sites, and main() whenever one of them is given work."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops us
-    streams.unblock()  # what main() prints holds up no round
-
-    def end(*_: object) -> None:
-        streams.close()
-        os._exit(128 + signal.SIGTERM)
-
-    signal.signal(signal.SIGTERM, end)
-    Thread(target=_end_with_parent, name="parent", daemon=True).start()
-    for name in [name for name in os.environ if name.startswith(ENV_PREFIX)]:
-        del os.environ[name]  # a setting of one participant, such as its name
-
-    def fail(site: Site, why: str, trace: str = "") -> None:
-        with contextlib.suppress(OSError):  # the parent has gone, and takes us with it
-            pipe.send(f"main() failed at {site.id}: {why}\n\n{trace}".rstrip())
-
-    ready: SimpleQueue[int] = SimpleQueue()
-    loops = [
-        Loop(
-            coordinator=target,
-            participant_id=site.id,
-            evaluates=evaluates,
-            notify=partial(ready.put, i),
-        )
-        for i, site in enumerate(sites)
-    ]
-    running = set(range(len(loops)))
-    while running:
-        i = ready.get()
-        if loops[i].is_over:
-            running.discard(i)
-            try:
-                loops[i].next_round(None, wait=False)
-            except BaseException as error:  # of the agent; the parent hears it
-                fail(sites[i], str(error))
-        elif loops[i].is_asked:
-            _run_main(main, sites[i], loops[i], fail)
-
-
-def _end_with_parent() -> None:
-    """End the worker when the script was killed, which stops nobody then."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "a worker has a parent"
-    # A process that the script has forked keeps the pipe of multiprocessing open.
-    while parent.is_alive() and os.getppid() == parent.pid:
-        parent.join(LOOK_S)
-    os._exit(1)
-
-
-def _run_main(main: Main, site: Site, loop: Loop, fail: Callable[[Site, str, str], None]) -> None:
-    rounds_of_site.set(lambda declared: _SiteRounds(loop, declared))
-    try:
-        main(site)
-        raise RuntimeError("main() ended without a loop over xain.rounds()")
-    except _Parked:
-        pass
-    except BaseException as error:  # of main(); the coordinator and the parent hear it
-        loop.fail(error)
-        fail(site, repr(error), traceback.format_exc())
+    return int(port_file.read_text(encoding="utf-8").strip().rpartition(":")[2])
 
 
 # --- watching ---
@@ -432,7 +219,7 @@ def _run_main(main: Main, site: Site, loop: Loop, fail: Callable[[Site, str, str
 
 def _watch(
     stub: InspectionStub,
-    workers: _Workers,
+    pool: Pool,
     coordinator: _Coordinator,
     num_rounds: int,
     tell: Callable[[str], None] | None,
@@ -445,9 +232,9 @@ def _watch(
     shown: set[int] = set()
     has_ended = False
     while not has_ended:
-        has_ended = not workers.ends
+        has_ended = pool.is_over
         if not has_ended:
-            workers.check(LOOK_S)
+            pool.check(LOOK_S)
             if coordinator.process.poll() is not None:
                 raise SimulationError(coordinator.why_it_ended())
         # A coordinator that is busy answers the next time; one that has ended is seen above.

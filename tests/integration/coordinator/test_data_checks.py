@@ -197,7 +197,7 @@ async def test_site_is_told_a_finding_once(start: Start) -> None:
             for client in clients:
                 work = client.start_round()
                 update = client.put_weights(work.round, client.get_weights(work.model))
-                client.end_round(work.round, update, 9, "")
+                client.end_round(client.end_request(work.round, update, 9, ""))
             while messages[-1].round == messages[0].round:
                 messages.append(next(stream))
             again = next(south.watch())  # of a process that has come in the place of the other

@@ -94,7 +94,7 @@ def test_a_small_update_travels_inside_its_reference(
     ref = client.put_weights(0, small)
     assert (ref.key, ref.size_bytes, ref.data) == ("0/ward-7", len(npy(small)), npy(small))
     assert ref.digest == digest(npy(small))
-    client.end_round(0, ref, 5, "")
+    client.end_round(client.end_request(0, ref, 5, ""))
     assert server.calls["PutWeights"] == 0
     assert server.ledger.accepted[0][1].tolist() == [1, 2, 3]
 
@@ -114,7 +114,7 @@ def test_an_upload_goes_in_chunks_and_arrives_whole(
     assert ref == pb.WeightsRef(key="0/ward-7", size_bytes=len(npy(BIG)), digest=digest(npy(BIG)))
     assert server.uploads["0/ward-7"] == npy(BIG)
     assert max(server.upload_chunks) <= PartSize.most_message_bytes
-    client.end_round(0, ref, 5, '[{"a": 1}]')
+    client.end_round(client.end_request(0, ref, 5, '[{"a": 1}]'))
     num_samples, vector, metrics = server.ledger.accepted[0]
     assert (num_samples, metrics) == (5, '[{"a": 1}]')
     assert vector.tobytes() == BIG.tobytes()
@@ -269,7 +269,7 @@ def test_an_update_is_put_into_the_store_where_it_is_offered(
     )
     assert offers.objects["/incoming/0/ward-7"] == npy(BIG)
     assert server.calls["PutWeights"] == 0
-    client.end_round(0, ref, 5, "")
+    client.end_round(client.end_request(0, ref, 5, ""))
     assert server.ledger.accepted[0][1].tobytes() == BIG.tobytes()
 
 

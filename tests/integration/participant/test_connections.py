@@ -177,7 +177,7 @@ def test_call_that_the_coordinator_works_on_is_not_given_up(
         calls: dict[str, Callable[[], Any]] = {
             "Heartbeat": lambda: heartbeat(client),
             "PutWeights": lambda: client.put_weights(0, BIG),
-            "EndTrainingRound": lambda: client.end_round(0, ref, 5, "[]"),
+            "EndTrainingRound": lambda: client.end_round(client.end_request(0, ref, 5, "[]")),
         }
         may_answer = hold(server, method)
         call = Call(calls[method])

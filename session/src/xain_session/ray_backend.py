@@ -1,0 +1,101 @@
+"""Workers as actors of a Ray cluster, which places them, and moves those of a lost machine."""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from xain_foundation.wheels import pip_install
+from xain_session.backends import Call, SimulationError
+
+# A machine that is lost has its workers moved. One that dies again and again on others has another
+# cause, such as memory.
+MAX_RESTARTS = 10
+
+
+class RayBackend:
+    """Actors, each with many participants: one for each would cost 70 MB.
+
+    address: of the cluster, as ray.init() takes it; not used where the script has called that.
+    resources: of a worker, as Ray names them: num_cpus, num_gpus, memory, or one's own.
+    """
+
+    def __init__(self, address: str, resources: Mapping[str, float]) -> None:
+        self._address = address
+        self._resources = dict(resources)
+        self._is_ours = False  # the connection to the cluster
+        self._ray: Any = None
+        self._actors: dict[str, Any] = {}
+        self._results: dict[Any, str] = {}  # names, by reference
+
+    @property
+    def host(self) -> str:
+        """See Backend. Without other machines in the cluster the loopback address."""
+        ours = self._ray.util.get_node_ip_address()
+        nodes = {node["NodeManagerAddress"] for node in self._ray.nodes() if node["Alive"]}
+        return "127.0.0.1" if nodes <= {ours, "127.0.0.1"} else str(ours)
+
+    def start(self, name: str, call: Call) -> None:
+        """See Backend."""
+        known = {"num_cpus", "num_gpus", "memory"}
+        options: dict[str, Any] = {k: v for k, v in self._resources.items() if k in known}
+        own = {k: v for k, v in self._resources.items() if k not in known}
+        actor_class = self._ray.remote(
+            **options,
+            resources=own,
+            max_restarts=MAX_RESTARTS,
+            max_task_retries=-1,
+            scheduling_strategy="SPREAD",
+        )(_Actor)
+        actor = actor_class.remote()
+        try:
+            result = actor.run.remote(call)
+        except (TypeError, ValueError) as error:  # of Ray's pickling
+            self._ray.kill(actor)
+            raise SimulationError(f"main cannot be given to another process ({error})") from None
+        self._actors[name] = actor
+        self._results[result] = name
+
+    def wait(self, timeout_s: float) -> Mapping[str, str]:
+        """See Backend."""
+        ended: dict[str, str] = {}
+        if not self._results:
+            return ended
+        ready, _ = self._ray.wait(list(self._results), timeout=timeout_s)  # for one
+        for result in ready:
+            name = self._results.pop(result)
+            try:
+                ended[name] = str(self._ray.get(result))
+            except self._ray.exceptions.RayError as error:
+                raise SimulationError(f"{name} has died: {error}") from None
+            self._ray.kill(self._actors.pop(name))
+        return ended
+
+    def __enter__(self) -> Self:
+        try:
+            import ray
+        except ModuleNotFoundError:
+            raise SimulationError(
+                f'backend="ray" needs Ray: {pip_install("xain-session", "ray")}'
+            ) from None
+        self._ray = ray
+        if not ray.is_initialized():
+            try:
+                ray.init(address=self._address, logging_level="warning")
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                raise SimulationError(f"no Ray cluster at {self._address!r}: {error}") from None
+            self._is_ours = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for actor in self._actors.values():
+            self._ray.kill(actor)
+        self._actors.clear()
+        self._results.clear()
+        if self._is_ours:
+            self._ray.shutdown()
+
+
+class _Actor:
+    """A worker."""
+
+    def run(self, call: Call) -> str:
+        return call()

@@ -1,0 +1,170 @@
+"""Simulated participants: xain.simulated(main, 1000, workers=2).
+
+The participants are divided among workers. All of a worker join, send heartbeats and wait for
+rounds at the same time, and the worker trains one participant at a time: when a participant is
+given a round, the worker calls main(site), whose loop gets this round and ends with it. So a worker
+has one model at a time, however many participants it has.
+"""
+
+import contextlib
+import multiprocessing
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from xain_foundation import streams
+from xain_session.backends import Backend, SimulationError
+from xain_session.local import LocalBackend
+from xain_session.ray_backend import RayBackend
+from xain_session.worker import Main, Worker, sites_of
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """Participants that a session starts; see simulated()."""
+
+    main: Main
+    participants: int
+    workers: int
+    evaluates: bool
+    backend: str
+    address: str | None
+    resources: Mapping[str, float] | None
+    state_dir: str | None
+    insecure: bool
+
+    @contextlib.contextmanager
+    def started(self) -> "Iterator[Workplace]":
+        """Reach the backend, before there is a coordinator. Raises SimulationError."""
+        streams.fill()  # before pipes to workers take their numbers
+        backend = _backend_of(self.backend, self.workers, self.address, self.resources)
+        with backend:
+            yield Workplace(self, backend)
+
+    @contextlib.contextmanager
+    def running(self, target: str) -> "Iterator[Pool]":
+        """Run the participants against the coordinator at HOST:PORT, until the block ends. Raises
+        SimulationError if they cannot be started."""
+        with self.started() as workplace:
+            yield workplace.run(target)
+
+
+class Workplace:
+    """A backend that workers can be started on.
+
+    host: address at which the coordinator has to listen, so that they reach it.
+    """
+
+    def __init__(self, spec: Simulated, backend: Backend) -> None:
+        self._spec = spec
+        self._backend = backend
+        self.host = backend.host
+
+    def run(self, target: str) -> "Pool":
+        """Start the workers."""
+        spec, sites = self._spec, sites_of(self._spec.participants)
+        names = [f"xain-worker-{i}" for i in range(min(spec.workers, len(sites)))]
+        for i, name in enumerate(names):
+            worker = Worker(
+                spec.main,
+                sites[i :: len(names)],
+                target,
+                spec.evaluates,
+                spec.state_dir,
+                spec.insecure,
+            )
+            self._backend.start(name, worker.run)
+        return Pool(self._backend, set(names))
+
+
+class Pool:
+    """Workers that run."""
+
+    def __init__(self, backend: Backend, running: set[str]) -> None:
+        self._backend = backend
+        self._running = running
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the session is over for all participants."""
+        return not self._running
+
+    def check(self, timeout_s: float) -> None:
+        """Wait so long for a worker to end. Raises SimulationError if main() or a worker has
+        failed."""
+        for name, failure in self._backend.wait(timeout_s).items():
+            self._running.discard(name)
+            if failure:
+                raise SimulationError(failure)
+
+
+def simulated(
+    main: Main,
+    participants: int,
+    *,
+    backend: str = "local",
+    workers: int = 2,
+    evaluates: bool = False,
+    address: str | None = None,
+    resources: Mapping[str, float] | None = None,
+    state_dir: str | os.PathLike[str] | None = None,
+    insecure: bool = False,
+) -> Simulated:
+    """A script's main(site) as many participants.
+
+    main: a function of a module, with a loop over xain.rounds(). It is called anew for every round
+        that a site is given, and ends with that round: the code after the loop does not run, and
+        what must last from round to round goes into round.state.
+    workers: processes that train. evaluates: as in xain.rounds().
+    backend: "local", processes of this machine, or "ray", actors of a cluster.
+    address, resources: for Ray: of the cluster, by default "auto", and of each worker, such as
+        {"num_cpus": 1, "num_gpus": 0.25}.
+    state_dir: folder that keeps round.state when a worker or the script is lost; of all machines of
+        the cluster. By default it is in memory.
+    insecure: whether participants on another machine may call the coordinator in the clear.
+
+    In a script, use it under `if __name__ == "__main__":`, as workers import the script anew.
+    Raises ValueError for numbers that make no sense, and for a setting that the backend does not
+    take; SimulationError in a worker.
+    """
+    if multiprocessing.parent_process() is not None:
+        raise SimulationError(
+            "participants are simulated by the script that runs them; put it under "
+            'if __name__ == "__main__":'
+        )
+    if workers < 1:
+        raise ValueError(f"workers is {workers}; it must be at least 1")
+    if participants < 1:
+        raise ValueError(f"participants is {participants}; it must be at least 1")
+    spec = Simulated(
+        main,
+        participants,
+        workers,
+        evaluates,
+        backend,
+        address,
+        resources,
+        None if state_dir is None else os.fspath(state_dir),
+        insecure,
+    )
+    _backend_of(backend, workers, address, resources)  # raises ValueError at once
+    return spec
+
+
+def _backend_of(
+    name: str, num_workers: int, address: str | None, resources: Mapping[str, float] | None
+) -> Backend:
+    """The backend of a name: "local", or "ray" with the address of a cluster and the resources of a
+    worker.
+
+    Raises ValueError for another name, and for settings that it does not take.
+    """
+    match name:
+        case "local":
+            if address is not None or resources is not None:
+                raise ValueError('address and resources are of backend="ray"')
+            return LocalBackend(num_workers)
+        case "ray":
+            return RayBackend(address or "auto", resources or {"num_cpus": 1})
+        case _:
+            raise ValueError(f'backend is {name!r}; it must be "local" or "ray"')

@@ -1,0 +1,339 @@
+"""A worker: a process with the participants of some sites, one of which trains at a time.
+
+    thread that trains                        thread "participants"
+    run(): main(site) of one site after       event loop: LightAgents, their calls and timers
+    another, weights that travel by HTTP
+                     <- jobs ----------------
+                     ---- outcomes ->
+
+The thread that trains is the one that calls run(), the main thread of a process of its own: PyTorch
+and signal handlers expect it. A job is one call of Work. Of those that wait, an upload goes first,
+as it lets go of a model; then comes the site whose last training took longest.
+"""
+
+import asyncio
+import heapq
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Self
+
+from xain.loop import Rounds, rounds_of_site
+from xain.result import Result
+from xain.round import Round, Submitted
+from xain.script import Asked, Failed, Initial, KeptByScript, ScriptParticipant, initial_weights
+from xain.weights import Declared
+from xain_foundation.channels import require_private_way
+from xain_foundation.exit_statuses import EXIT_NO_BETTER, EXIT_NOTHING_COUNTED, EXIT_OK
+from xain_participant.client import Refused
+from xain_participant.values import Call
+from xain_session.light import LightAgent, Lights
+from xain_wire.fl import coordinator_pb2 as pb
+
+# Time that the goodbye of a site has whose main() has failed.
+GOODBYE_S = 5.0
+_UPLOADS_FIRST, _THEN_TRAININGS = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One simulated participant. index: from 0, below count. id: its name."""
+
+    index: int
+    count: int
+    id: str
+
+
+Main = Callable[[Site], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """The part of a simulation that one process runs.
+
+    target: HOST:PORT of the coordinator. evaluates: as in xain.rounds().
+    state_dir: of what the sites keep from round to round, a folder for each; None: in memory.
+    insecure: whether a coordinator on another machine may be called in the clear.
+    """
+
+    main: Main
+    sites: Sequence[Site]
+    target: str
+    evaluates: bool = False
+    state_dir: str | None = None
+    insecure: bool = False
+
+    def run(self) -> str:
+        """Take part with all sites, until the session is over for each.
+
+        Returns why the simulation must end, with the traceback if main() has failed; else "".
+        Raises ValueError if the coordinator is on another machine, and `insecure` is not set.
+        """
+        require_private_way(self.target, None, insecure=self.insecure)
+        return _Run(self).run()
+
+
+# --- main(site) ---
+
+
+class _Parked(BaseException):
+    """Raised in main() to leave it until its site is given another round."""
+
+
+class SiteScript:
+    """Calls main(site) for each question that the agent of the site asks its script.
+
+    on_failure: told of main()'s exception, with its traceback.
+    """
+
+    __slots__ = (
+        "_answer",
+        "_asked",
+        "_kept",
+        "_main",
+        "_on_failure",
+        "_open",
+        "participant",
+        "site",
+    )
+
+    def __init__(self, worker: Worker, site: Site, on_failure: Callable[[str], None]) -> None:
+        folder = None if worker.state_dir is None else Path(worker.state_dir) / site.id
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        self.site = site
+        self.participant = ScriptParticipant(
+            self._ask, evaluates=worker.evaluates, initialises=True
+        )
+        self._main = worker.main
+        self._on_failure = on_failure
+        self._kept = KeptByScript(folder, site.id)
+        self._asked: Asked | None = None
+        self._open: Round | None = None
+        self._answer: Initial | Submitted | None = None
+
+    def _ask(self, asked: Asked) -> Initial | Submitted | Failed:
+        self._asked, self._open, self._answer = asked, None, None
+        before = rounds_of_site.set(lambda declared: _SiteRounds(self, declared))
+        try:
+            self._main(self.site)
+            raise RuntimeError("main() ended without a loop over xain.rounds()")
+        except _Parked:
+            answer = self._answer
+            assert answer is not None, "main() is left when it has answered"
+            return answer
+        except BaseException as error:  # of main(); the coordinator and the caller hear it
+            self._on_failure(f"{error!r}\n\n{traceback.format_exc()}")
+            return Failed(error)
+        finally:
+            rounds_of_site.reset(before)
+            self._asked = self._open = self._answer = None
+
+    def next_round(self, declared: Declared | None) -> Round:
+        """The round that main() is called for, once. Raises _Parked when it is done."""
+        opened = self._open
+        if opened is not None and not opened.is_done:
+            wanted = "round.submit()" if opened.task == "train" else "round.evaluate()"
+            raise RuntimeError(
+                f"the body of the loop ended without {wanted} in round {opened.number}"
+            )
+        if opened is not None or self._asked is None:
+            raise _Parked
+        if self._asked.weights is None:
+            self._answer = initial_weights(self._asked, declared)
+            raise _Parked
+        self._open = self._kept.round_of(self._asked, self._asked.weights, declared, self._submit)
+        return self._open
+
+    def _submit(self, submitted: Submitted) -> None:
+        self._answer = submitted
+
+
+class _SiteRounds(Rounds):
+    """The one round of a site that main() is called for. It never leaves the session."""
+
+    def __init__(self, script: SiteScript, declared: Declared | None) -> None:
+        self._script = script
+        self._declared = declared
+
+    @property
+    def participant_id(self) -> str:
+        return self._script.site.id
+
+    @property
+    def exit_status(self) -> int:
+        return EXIT_OK
+
+    @property
+    def result(self) -> Result:
+        raise RuntimeError(
+            "a simulated site has no rounds.result: xain.simulate() returns the last model"
+        )
+
+    def __next__(self) -> Round:
+        return self._script.next_round(self._declared)
+
+    def close(self) -> None:
+        """Stay in the session."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stay in the session."""
+
+    def __del__(self) -> None:
+        """Stay in the session."""
+
+
+# --- the two threads ---
+
+
+@dataclass(order=True, slots=True)
+class _Job:
+    """A training, or an upload before the hand-in. Those that compare less go first."""
+
+    kind: int
+    minus_last_s: float
+    number: int
+    agent: LightAgent = field(compare=False)
+    round: int = field(compare=False)
+
+
+class _Run:
+    """One run of a worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()  # None: the end
+        self._num_jobs = 0
+        self._failure = ""  # why the simulation must end
+        self._running = len(worker.sites)  # sites whose session is not over
+        # Outcomes for the event loop, which is woken once for all that have come meanwhile.
+        self._outcomes: deque[Callable[[], None]] = deque()
+        self._loop = asyncio.new_event_loop()
+        self._over = asyncio.Event()
+
+    def run(self) -> str:
+        thread = Thread(target=self._run_loop, name="participants", daemon=True)
+        thread.start()
+        try:
+            waiting: list[_Job] = []
+            while not self._failure and (job := self._next(waiting)) is not None:
+                self._do(job)
+            if self._failure:
+                thread.join(GOODBYE_S)  # the site reports it, and leaves
+        finally:
+            with suppress(RuntimeError):  # the loop is closed already
+                self._loop.call_soon_threadsafe(self._over.set)
+            thread.join(GOODBYE_S)
+        return self._failure
+
+    # --- the thread that trains ---
+
+    def _next(self, waiting: list[_Job]) -> _Job | None:
+        """Wait for a job, and return the one that goes first; None at the end."""
+        while True:
+            try:
+                job = self._jobs.get(block=not waiting)
+            except Empty:
+                return heapq.heappop(waiting)
+            if job is None:
+                return None
+            heapq.heappush(waiting, job)
+
+    def _do(self, job: _Job) -> None:
+        agent, round_ = job.agent, job.round
+        if job.kind == _THEN_TRAININGS:
+            begin = time.monotonic()
+            outcome = agent.work.do(Call.TRAIN, round_)
+            agent.last_s = time.monotonic() - begin
+            self._hand_back(lambda: agent.post(outcome))
+            return
+        request: pb.EndTrainingRoundRequest | None
+        try:
+            request = agent.work.end_request(round_)
+        except Refused as refused:
+            event = refused.event(Call.HAND_IN)
+            self._hand_back(lambda: agent.post(event))
+        except Exception as error:  # a defect, which the caller hears
+            self._fail(f"{agent.name}: {error!r}\n\n{traceback.format_exc()}")
+        else:
+            self._hand_back(lambda: agent.hand_in(round_, request))
+
+    def _hand_back(self, outcome: Callable[[], None]) -> None:
+        self._outcomes.append(outcome)
+        if len(self._outcomes) == 1:  # else the loop is woken already, and takes this one, too
+            self._loop.call_soon_threadsafe(self._take_outcomes)
+
+    def _fail(self, why: str) -> None:
+        self._failure = self._failure or why
+
+    # --- the thread of the event loop ---
+
+    def _run_loop(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._take_part())
+        except BaseException as error:  # a defect, which the caller hears
+            self._fail(f"{error!r}\n\n{traceback.format_exc()}")
+        finally:
+            self._jobs.put(None)
+
+    async def _take_part(self) -> None:
+        lights = Lights(
+            self._worker.target,
+            len(self._worker.sites),
+            train=lambda agent, round_: self._add(_THEN_TRAININGS, agent, round_),
+            upload=lambda agent, round_: self._add(_UPLOADS_FIRST, agent, round_),
+            over=self._on_over,
+            fail=self._on_defect,
+        )
+        agents = []
+        for i, site in enumerate(self._worker.sites):
+            script = SiteScript(self._worker, site, self._teller(site))
+            agents.append(LightAgent(lights, i, site.id, script.participant))
+        try:
+            for agent in agents:
+                agent.start()
+            await self._over.wait()
+        finally:
+            for agent in agents:
+                agent.close()
+            await lights.close()
+
+    def _teller(self, site: Site) -> Callable[[str], None]:
+        return lambda why: self._fail(f"main() failed at {site.id}: {why}".rstrip())
+
+    def _add(self, kind: int, agent: LightAgent, round_: int) -> None:
+        self._num_jobs += 1
+        self._jobs.put(_Job(kind, -agent.last_s, self._num_jobs, agent, round_))
+
+    def _take_outcomes(self) -> None:
+        while self._outcomes:
+            # The first one stays until it is handled, so that others wake the loop no more.
+            self._outcomes[0]()
+            self._outcomes.popleft()
+
+    def _on_over(self, name: str, code: int, message: str) -> None:
+        if code not in (EXIT_OK, EXIT_NO_BETTER, EXIT_NOTHING_COUNTED):
+            self._fail(f"{name}: {message}")
+        self._running -= 1
+        if self._failure or not self._running:
+            self._over.set()
+
+    def _on_defect(self, error: BaseException) -> None:
+        self._fail("".join(traceback.format_exception(error)))
+        self._over.set()
+
+
+def sites_of(number: int) -> list[Site]:
+    """The sites of a simulation, whose names have the order of their indices."""
+    width = len(str(number - 1))
+    return [Site(i, number, f"site-{i:0{width}d}") for i in range(number)]
