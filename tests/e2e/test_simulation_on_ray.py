@@ -1,21 +1,159 @@
-"""xain.simulate(backend="ray"): workers as actors of a cluster, on two nodes of this machine."""
+"""xain.simulate(backend="ray"): workers as actors of a cluster of two nodes on this machine."""
 
-import asyncio
+import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-import support.simulated as scripts
-import xain
+import support.on_ray as script
 from support.process import PATIENCE_S
+from xain_foundation.sockets import free_ports
 
 pytest.importorskip("ray", reason="the extra xain-session[ray] is not installed")
 
 pytestmark = pytest.mark.e2e
+
+ENVIRONMENT = {
+    **os.environ,
+    # Workers import the scripts by name.
+    "PYTHONPATH": str(Path(script.__file__).parents[1]),
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Within 2 s a node's loss is noticed.
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_failure_threshold": "4",
+}
+
+
+class Node:
+    """A node of a cluster; one without an address is its head. name: in the environment of its
+    workers."""
+
+    def __init__(self, num_cpus: int, folder: Path, address: str = "") -> None:
+        self.name = secrets.token_hex(8)
+        self.address = address or f"127.0.0.1:{free_ports(1)[0]}"
+        port, clients = self.address.rpartition(":")[2], free_ports(1)[0]
+        head = ("--head", f"--port={port}", f"--ray-client-server-port={clients}")
+        joins = (f"--address={address}",) if address else (*head, "--include-dashboard=false")
+        self._log = folder / f"{self.name}.log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *joins),
+                    *(f"--num-cpus={num_cpus}", "--object-store-memory=80000000"),
+                    *("--node-ip-address=127.0.0.1", "--disable-usage-stats"),
+                    *("--min-worker-port=0", "--max-worker-port=0"),  # whichever are free
+                    "--dashboard-agent-listen-port=0",
+                ],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env={**ENVIRONMENT, "NODE": self.name},
+                start_new_session=True,
+            )
+
+    def wait_until_up(self) -> None:
+        def is_up() -> bool:
+            assert self._process.poll() is None, self._log.read_text()
+            return "Ray runtime started." in self._log.read_text()
+
+        wait_for(is_up)
+
+    def kill(self) -> None:
+        """Kill all processes of the node, as a power cut does."""
+        for pid in self._pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait(PATIENCE_S)
+
+    def _pids(self) -> list[int]:
+        """Processes of the session that the node began. Some overwrite their environment."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                fields = (folder / "stat").read_text().rpartition(") ")[2].split()
+                if int(fields[3]) == self._process.pid:
+                    found.append(int(folder.name))
+        return found
+
+
+def wait_for(is_so: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.05)  # a poll, not a race: it ends when it is so
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """A head with room for two workers."""
+    node = Node(2, tmp_path_factory.mktemp("head"))
+    try:
+        node.wait_until_up()
+        yield node
+    finally:
+        node.kill()
+
+
+@pytest.fixture
+def second(head: Node, tmp_path: Path) -> Iterator[Node]:
+    """A second node, with room for one worker."""
+    node = Node(1, tmp_path, head.address)
+    try:
+        node.wait_until_up()
+        yield node
+    finally:
+        node.kill()
+
+
+@contextlib.contextmanager
+def simulation(main: str, number: int, head: Node, folder: Path) -> Iterator[Callable[[], str]]:
+    """A script that simulates on the cluster; see on_ray.py. Gives a function that waits for its
+    result."""
+    command = [sys.executable, script.__file__, main, str(number), head.address, str(folder)]
+    with (folder.parent / "output").open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=ENVIRONMENT)
+
+    def result() -> str:
+        process.wait(PATIENCE_S)
+        return (folder / "result").read_text()
+
+    try:
+        yield result
+    finally:
+        process.kill()
+        process.wait(PATIENCE_S)
+
+
+def test_participants_of_a_killed_node_come_back_and_the_model_is_the_same(
+    head: Node, second: Node, tmp_path: Path
+) -> None:
+    """Ray starts their worker anew on the head. They join under their names, in the same round."""
+    folder, alone = tmp_path / "ray", tmp_path / "alone"
+    folder.mkdir()
+    alone.mkdir()
+    with simulation("hold", 4, head, folder) as result:
+        wait_for(lambda: list(folder.glob(f"* {second.name} *")))
+        (site,) = (file.name.split()[0] for file in folder.glob(f"* {second.name} *"))
+        second.kill()
+        (folder / "go").touch()
+        model = result()
+    assert len(list(folder.glob(f"{site} *"))) == 2, "two workers have trained it"
+    (alone / "go").touch()
+    assert model == script.trained("hold", 4, str(alone)).hex()
+
+
+def test_mistake_of_the_script_is_told_from_a_cluster(head: Node, tmp_path: Path) -> None:
+    """The error has main's traceback."""
+    folder = tmp_path / "ray"
+    folder.mkdir()
+    with simulation("fail", 3, head, folder) as result:
+        text = result()
+    assert text.startswith("main() failed at site-2: ZeroDivisionError('a mistake of the script')")
+    assert "simulated.py" in text

@@ -57,6 +57,23 @@ TRAIN = {
 }
 
 
+def hold(site: xain.Site) -> None:
+    """Train with numbers of the round and the site. In the round HELD each site shows the worker
+    that trains it and its node, in train.folder, and waits there for the file "go"."""
+    for round_ in xain.rounds({"w": np.zeros(64, np.float32)}):
+        folder = Path(round_.config.folder)
+        if round_.number == HELD:
+            (folder / f"{site.id} {os.environ.get('NODE', '')} {os.getpid()}").touch()
+            while not (folder / "go").exists():
+                time.sleep(0.05)  # a poll of the file, which the test makes
+        numbers = np.random.default_rng([round_.number, site.index]).standard_normal(64)
+        weights = 0.7 * round_.weights["w"] + numbers.astype(np.float32)
+        round_.submit({"w": weights}, samples=1 + site.index)
+
+
+HELD = 2
+
+
 def fail(site: xain.Site) -> None:
     for round_ in xain.rounds({"w": np.zeros(3, np.float32)}):
         if site.index == 2 and round_.number > 0:

@@ -159,6 +159,10 @@ class Work:
         if self._keeper is not None and not is_kept:
             self._keeper.forget()
 
+    def forget_assignment(self) -> None:
+        """Let go of the model that came with the assignment, once its result is handed in."""
+        self._assignment = pb.StartTrainingRoundResponse()
+
     def abandon(self) -> None:
         """Write no further result to disk, except one that is being written: the participant's own
         code may run on for long, and the next run may have written its result to the same folder by

@@ -55,6 +55,8 @@ from xain_wire.metadata import TIMEOUT_KEY
 # A coordinator takes 250 calls at a time on a connection. A participant has at most three: its
 # Watch stream, a sign of life, and a piece of work.
 PARTICIPANTS_PER_CHANNEL = 80
+# More of a worker's calls at a time make no round faster.
+CALLS_AT_ONCE = 32
 # A worker that is started again in the place of a lost one takes over at once: the coordinator
 # takes it for the same process. Two simulations with the same names have no place beside each
 # other anyway.
@@ -86,6 +88,8 @@ class Lights:
     model_metadata: KeptMetadata = field(default_factory=KeptMetadata)
     direct: DirectTransfer = field(default_factory=DirectTransfer)
     is_away: bool = False  # the coordinator, as last logged
+    # For calls but heartbeats: each takes some 20 KB while it is under way.
+    few: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CALLS_AT_ONCE))
     _connections: Connections = field(init=False)  # for weights in chunks
     _channels: "list[grpc.aio.Channel]" = field(init=False)
     _stubs: list[Any] = field(init=False)  # the types of CoordinatorStub are of blocking calls
@@ -273,7 +277,11 @@ class LightAgent:
     async def _answered(self, call: Call, asking: Awaitable[e.Event]) -> None:
         event: e.Event
         try:
-            event = await asking
+            if call is Call.HEARTBEAT:
+                event = await asking
+            else:
+                async with self._lights.few:
+                    event = await asking
         except grpc.aio.AioRpcError as error:
             refused = refused_by(error)
             if call is Call.HAND_IN:
@@ -284,6 +292,8 @@ class LightAgent:
             self._lights.is_away = False
             if self._is_back is not None and call in (Call.RENDEZVOUS, Call.HEARTBEAT):
                 self._is_back.set()
+        if isinstance(event, e.HandedIn):
+            self.work.forget_assignment()
         self.post(event)
         if isinstance(event, e.HandedIn):
             news, self.work.next_round = self.work.next_round, None
@@ -387,11 +397,13 @@ class LightAgent:
                 pb.WatchRequest(keeps_metadata=True), metadata=self._client.metadata
             )
             try:
-                async for message in call:
+                # read() holds 1 KB less for each participant than an iteration.
+                while (message := await call.read()) is not grpc.aio.EOF:
                     has_finished = message.state == pb.FINISHED
                     is_lost = not has_finished
                     backoff.reset()
                     self._tell(self._client.complete(message))
+                    del message  # it may hold a model until the next one comes
                 if has_finished:
                     retry_after_s = NO_WATCH_PAUSE_S
             except grpc.aio.AioRpcError as error:
