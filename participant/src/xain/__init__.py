@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from xain_session.simulation import Simulation, simulate
     from xain_session.trackers import MLflow, TensorBoard, WeightsAndBiases
     from xain_session.worker import Site
+    from xain_workloads.partition import partition
 
 __all__ = [
     "Config",
@@ -51,6 +52,7 @@ __all__ = [
     "TensorBoard",
     "WeightsAndBiases",
     "connect",
+    "partition",
     "rounds",
     "session",
     "simulate",
@@ -79,5 +81,6 @@ __getattr__, __dir__ = loaded_on_use(
         "xain_session.simulated": "Simulated simulated",
         "xain_session.simulation": "Simulation simulate",
         "xain_session.worker": "Site",
+        "xain_workloads.partition": "partition",
     },
 )

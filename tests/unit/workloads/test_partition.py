@@ -13,10 +13,13 @@ from xain_workloads.division import Division
 from xain_workloads.partition import (
     MAX_ALPHA,
     Partition,
+    by_column,
     dirichlet,
     divided,
     folds,
     iid,
+    partition,
+    quantity,
     split_train_test,
 )
 
@@ -57,6 +60,66 @@ def test_dirichlet_covers_exactly(
     assert len(parts) == num_parts
     _covers(parts, len(values))
     assert all(np.all(np.diff(part) > 0) for part in parts)
+
+
+@given(st.integers(0, 80), part_counts, alphas, seeds)
+def test_quantity_covers_exactly(num_samples: int, num_parts: int, alpha: float, seed: int) -> None:
+    """Every row in one part, however extreme alpha is."""
+    parts = quantity(num_samples, num_parts, alpha=alpha, seed=seed)
+    assert len(parts) == num_parts
+    _covers(parts, num_samples)
+    assert all(np.all(np.diff(part) > 0) for part in parts)
+
+
+def test_quantity_differs_more_with_a_smaller_alpha() -> None:
+    """The largest part of ten has most rows, or little more than a tenth."""
+    few, many = (quantity(1000, 10, alpha=alpha, seed=3) for alpha in (0.1, 1000.0))
+    assert max(map(len, few)) > 300
+    assert max(map(len, many)) < 120
+
+
+@given(st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=60), seeds)
+def test_column_divides_no_value(values: list[str], seed: int) -> None:
+    """Every row in one part, each value in one, and no part without a row."""
+    num_parts = min(3, len(set(values)))
+    parts = by_column(np.array(values), num_parts, seed=seed)
+    _covers(parts, len(values))
+    owners = [{values[row] for row in part} for part in parts]
+    assert all(owners)
+    assert sum(map(len, owners)) == len(set(values))
+
+
+def test_column_evens_out_the_sizes() -> None:
+    """The largest value goes first, to the part with the fewest rows."""
+    values = np.array(list("aaaaabbbccdd"))
+    assert sorted(len(part) for part in by_column(values, 2, seed=0)) == [5, 7]
+    assert [len(part) for part in by_column(values, 4, seed=0)] == [5, 3, 2, 2]
+
+
+@pytest.mark.parametrize("kind", ["iid", "dirichlet"])
+def test_a_script_divides_labels_as_the_command_line_does(kind: Any) -> None:
+    """xain.partition() has the parts of --partition, of labels that are numbers, too."""
+    x, y = np.arange(60.0).reshape(30, 2), np.arange(30) % 3
+    data = from_arrays(x, y)
+    parts = partition(y.tolist(), 4, by=kind, alpha=0.3, seed=5)
+    for index, part in enumerate(parts):
+        kept = Partition(kind, 4, index, 0.3, 5).apply(data)
+        np.testing.assert_array_equal(kept.features, data.features[part])
+
+
+@pytest.mark.parametrize(
+    ("given_", "message"),
+    [
+        ({"by": "size"}, "by is 'size'; it must be one of iid, dirichlet, quantity, column"),
+        ({"num_parts": 0}, "num_parts is 0"),
+        ({"by": "dirichlet", "alpha": 0.0}, "alpha is 0.0"),
+        ({"labels": [[1, 2]]}, r"labels have the shape \(1, 2\)"),
+        ({"by": "column", "num_parts": 3}, "2 different values, fewer than the 3 parts"),
+    ],
+)
+def test_partition_that_makes_no_sense_is_refused(given_: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        partition(**{"labels": [1, 2], "num_parts": 2, **given_})
 
 
 def test_partition_is_pinned() -> None:

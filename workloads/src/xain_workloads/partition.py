@@ -15,7 +15,7 @@ numbers: so rows that are added move few groups to another part.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from xain_workloads.profile import sort_classes
 from xain_workloads.table import Table
 
 Kind = Literal["none", "iid", "dirichlet"]
+By = Literal["iid", "dirichlet", "quantity", "column"]
 Rows = NDArray[np.intp]
 Groups = NDArray[np.uint64]
 Shares = NDArray[np.float64]
@@ -92,13 +93,81 @@ def dirichlet(target: Target, num_parts: int, *, alpha: float, seed: int) -> lis
     chance = random_state(seed)
     parts: list[list[Rows]] = [[] for _ in range(num_parts)]
     for rows in _strata(target):
-        shares = np.cumsum(_drawn_shares(chance, num_parts, alpha))
-        cuts = np.minimum(np.floor(shares[:-1] * len(rows) + 0.5), len(rows)).astype(np.intp)
+        cuts = _cuts(_drawn_shares(chance, num_parts, alpha), len(rows))
         pieces = np.split(rows[chance.permutation(len(rows))], cuts)
         for part, piece in zip(parts, pieces, strict=True):
             part.append(piece)
     empty = np.empty(0, dtype=np.intp)
     return [np.sort(np.concatenate([empty, *part])) for part in parts]
+
+
+def quantity(num_samples: int, num_parts: int, *, alpha: float, seed: int) -> list[Rows]:
+    """Divide rows at random into parts of different sizes.
+
+    The sizes are in proportions drawn from a symmetric Dirichlet distribution. alpha: (0,
+    MAX_ALPHA]; near 0 one part has all rows, large is close to iid.
+    Returns num_parts arrays of ascending rows; each row is in exactly one, and parts may be empty.
+    Source: Li et al. 2022, arXiv:2102.02079, "quantity skew".
+    """
+    chance = random_state(seed)
+    order = chance.permutation(num_samples)
+    cuts = _cuts(_drawn_shares(chance, num_parts, alpha), num_samples)
+    return [np.sort(part).astype(np.intp) for part in np.split(order, cuts)]
+
+
+def by_column(values: NDArray[Any], num_parts: int, *, seed: int) -> list[Rows]:
+    """Divide rows so that all rows with one value of a column, such as a hospital, are in one part.
+
+    values: (n,) of the column. The largest value goes first, to the part with the fewest rows, as
+    in scikit-learn's GroupKFold. seed: of the order of values with equally many rows.
+    Returns num_parts arrays of ascending rows; each row is in exactly one.
+    Raises ValueError if there are fewer values than parts.
+    """
+    found, codes = np.unique(values, return_inverse=True)
+    if len(found) < num_parts:
+        raise ValueError(
+            f"the column has {len(found)} different values, fewer than the {num_parts} parts"
+        )
+    sizes = np.bincount(codes)
+    order = random_state(seed).permutation(len(found))
+    part_of, totals = np.zeros(len(found), np.intp), np.zeros(num_parts, np.int64)
+    for value in order[np.argsort(-sizes[order], kind="stable")]:
+        part_of[value] = np.argmin(totals)
+        totals[part_of[value]] += sizes[value]
+    return [np.flatnonzero(part_of[codes] == index) for index in range(num_parts)]
+
+
+def partition(
+    labels: Any, num_parts: int, *, by: By = "iid", alpha: float = 0.5, seed: int = 0
+) -> list[Rows]:
+    """Divide the rows of a data set among participants: parts[site.index] has those of a site.
+
+    labels: (n,) the labels of the rows, or the numbers that a regression predicts; for "column" the
+        values of the column.
+    by: "iid": at random. "dirichlet": so that the parts differ in their labels. "quantity": in
+        their sizes. "column": so that rows with one value are in one part. See the functions of
+        these names; `xain-participant --partition` makes the same parts of the same labels.
+    alpha: of "dirichlet" and "quantity"; the smaller, the more the parts differ.
+    Returns num_parts arrays of ascending row numbers, the same on every machine; each row is in
+    exactly one. Raises ValueError for numbers that make no sense, and for another `by`.
+    """
+    column = np.asarray(labels)
+    if column.ndim != 1:
+        raise ValueError(f"labels have the shape {column.shape}; one for each row is needed")
+    require_range("num_parts", num_parts, at_least=1)
+    require_range("alpha", alpha, above=0, at_most=MAX_ALPHA)
+    match by:
+        case "iid":
+            return iid(len(column), num_parts, seed=seed)
+        case "dirichlet":
+            is_number = column.dtype.kind == "f"
+            target = column.astype(np.float64) if is_number else column.astype(np.str_)
+            return dirichlet(target, num_parts, alpha=alpha, seed=seed)
+        case "quantity":
+            return quantity(len(column), num_parts, alpha=alpha, seed=seed)
+        case "column":
+            return by_column(column, num_parts, seed=seed)
+    raise ValueError(f"by is {by!r}; it must be one of {', '.join(get_args(By))}")
 
 
 def split_train_test(
@@ -201,6 +270,12 @@ def _drawn_shares(chance: np.random.RandomState, num_parts: int, alpha: float) -
         # All draws underflow when alpha is tiny. The limit is one part that takes all.
         draws[chance.randint(num_parts)] = 1.0
     return np.asarray(draws / draws.sum())
+
+
+def _cuts(shares: Shares, num_rows: int) -> Rows:
+    """Where rows are cut into consecutive pieces of these shares."""
+    ends = np.cumsum(shares)[:-1]
+    return np.minimum(np.floor(ends * num_rows + 0.5), num_rows).astype(np.intp)
 
 
 def _groups_to_test(
