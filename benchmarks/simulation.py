@@ -1,39 +1,142 @@
-"""100 participants simulated in two processes: a small CNN on scikit-learn's digits.
+"""100 participants simulated in two processes: a small CNN on scikit-learn's digits; and how light
+a thousand of them are.
 
-    python benchmarks/simulation.py [--participants 100] [--rounds 40]
+    python benchmarks/simulation.py [--participants 100] [--rounds 40] [--sites 1000]
 
 Runs examples/simulate.py: a tenth of the participants trains each round, five passes over a
 hundredth of the data each. The first rounds, in which PyTorch's imports settle, are left out of the
 median. Beside a round stands one epoch of the same network on all of the data, in one process with
-one thread. Prints figures; writes bench-results/simulation.json. Needs PyTorch: make setup-torch.
+one thread.
+
+Then --sites participants each submit a model of 10 float32 in every round, in turns with as many
+participants of fleet.py, which train without a script. Threads and memory are those of a worker;
+what a participant takes is the difference to a worker with few.
+
+Prints figures; writes bench-results/simulation.json. Needs PyTorch: make setup-torch.
 """
 
+import argparse
+import json
 import statistics
 import sys
 import time
+from collections.abc import Iterable
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import flags
+import fleet
+import numpy as np
 import results
+
+import xain
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LEFT_OUT = 3  # rounds
 EPOCHS = 5  # of which the median is taken
+LIGHT_ROUNDS = 5  # beside the one that initialises
+RUNS = 2  # of each, in turns
+FEW = 10  # participants of a worker whose memory is the base
+
+
+def light(site: xain.Site) -> None:
+    """Add 1 to a model of 10 float32. The last round reports the worker's memory and threads."""
+    for round_ in xain.rounds({"w": np.zeros(10, np.float32)}):
+        metrics = own_status() if round_.number == LIGHT_ROUNDS else {}
+        round_.submit({"w": round_.weights["w"] + 1}, samples=10, metrics=metrics)
+
+
+def own_status() -> dict[str, int]:
+    """Resident memory and threads of this process."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    return {"rss_kb": int(fields["VmRSS"].split()[0]), "threads": int(fields["Threads"])}
+
+
+def light_rounds(number: int) -> tuple[list[float], dict[str, Any]]:
+    """Seconds of each round with so many simulated participants, and the entry of the last one."""
+    settings = fleet.settings_of(number, fleet.Scale())
+    with results.scratch() as folder:
+        done = xain.simulate(
+            light,
+            number,
+            rounds=LIGHT_ROUNDS + 1,
+            settings=settings,
+            folder=folder,
+            progress=False,
+        )
+        log = (folder / "coordinator.log").read_text(encoding="utf-8").splitlines()
+    return seconds_of(json.loads(line) for line in log), dict(done.history[-1])
+
+
+def fleet_rounds(number: int) -> list[float]:
+    """Seconds of each round with so many participants of fleet.py."""
+    settings = {**fleet.settings_of(number, fleet.Scale()), "rounds.rounds": LIGHT_ROUNDS + 1}
+    with results.scratch() as folder, fleet.coordinator(folder, settings) as (server, port):
+        crowd = fleet.Crowd(port, number)
+        try:
+            crowd.train(until=LIGHT_ROUNDS)
+            fleet.wait(lambda: bool(server.events("session_finished")), "the rounds", server)
+            return seconds_of([*server.events("round_opened"), *server.events("model_published")])
+        finally:
+            crowd.end()
+
+
+def seconds_of(lines: Iterable[dict[str, Any]]) -> list[float]:
+    """From the opening of each round but the first to its model, by the coordinator's log."""
+    at: dict[str, dict[int, float]] = {"round_opened": {}, "model_published": {}}
+    for line in lines:
+        if line.get("event") in at:
+            moment = datetime.fromisoformat(line["timestamp"]).timestamp()
+            at[line["event"]][line["round"]] = moment
+    opened, published = at.values()
+    return [published[r] - opened[r] for r in range(1, LIGHT_ROUNDS + 1)]
+
+
+def measure_light(number: int, runs: int) -> dict[str, Any]:
+    """Simulated participants in turns with those of fleet.py."""
+    simulated, real = [], []
+    last: dict[str, Any] = {}
+    for _ in range(runs):
+        seconds, last = light_rounds(number)
+        simulated += seconds
+        real += fleet_rounds(number)
+    _, base = light_rounds(2 * FEW)
+    more = number / 2 - FEW
+    return {
+        "participants": number,
+        "threads_of_worker": last["threads"],
+        "kb_a_participant": (last["rss_kb"] - base["rss_kb"]) / more if more > 0 else None,
+        "round_s": statistics.median(simulated),
+        "fleet_round_s": statistics.median(real),
+        "ratio_to_fleet": statistics.median(simulated) / statistics.median(real),
+    }
 
 
 def main() -> None:
     parser = flags.parser(__doc__)
     parser.add_argument("--participants", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument(
+        "--sites", type=flags.numbers, default=[1000], metavar="N,N", help="default: 1000"
+    )
+    parser.add_argument("--light-only", action="store_true", help="leave out the CNN")
     args = parser.parse_args()
     if args.quick:
-        args.participants, args.rounds = 4, LEFT_OUT + 1
+        args.participants, args.rounds, args.sites = 4, LEFT_OUT + 1, [4]
     results.begin(quick=args.quick, any_load=args.any_load)
+    fleet.raise_file_limit(max(args.sites))
+    figures: dict[str, object] = {} if args.light_only else measure_cnn(args)
+    figures["light"] = [measure_light(number, 1 if args.quick else RUNS) for number in args.sites]
+    results.report("simulation", figures)
+
+
+def measure_cnn(args: argparse.Namespace) -> dict[str, object]:
+    """A round of the CNN beside an epoch of all its data."""
     sys.path.insert(0, str(EXAMPLES))  # workers import the script by its name
     import simulate
     import torch
-
-    import xain
 
     done = xain.simulate(
         simulate.main,
@@ -56,20 +159,17 @@ def main() -> None:
         epochs.append(time.perf_counter() - begin)
     epoch_s = statistics.median(epochs)
     round_s = statistics.median(rounds)
-    results.report(
-        "simulation",
-        {
-            "participants": args.participants,
-            "trained_a_round": max(1, args.participants // 10),
-            "workers": 2,
-            "rounds": args.rounds,
-            "accuracy": simulate.accuracy(done.weights),
-            "round_s_median": round_s,
-            "centralised_epoch_s": epoch_s,
-            "ratio_to_centralised_epoch": round_s / epoch_s,
-            "whole_s": done.seconds,
-        },
-    )
+    return {
+        "participants": args.participants,
+        "trained_a_round": max(1, args.participants // 10),
+        "workers": 2,
+        "rounds": args.rounds,
+        "accuracy": simulate.accuracy(done.weights),
+        "round_s_median": round_s,
+        "centralised_epoch_s": epoch_s,
+        "ratio_to_centralised_epoch": round_s / epoch_s,
+        "whole_s": done.seconds,
+    }
 
 
 if __name__ == "__main__":

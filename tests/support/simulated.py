@@ -74,6 +74,15 @@ def hold(site: xain.Site) -> None:
 HELD = 2
 
 
+def large(site: xain.Site) -> None:
+    """Add 1 to each weight of a model that does not travel inside a call."""
+    for round_ in xain.rounds({"w": np.zeros(LARGE, np.float32)}):
+        round_.submit({"w": round_.weights["w"] + 1}, samples=1)
+
+
+LARGE = 200_000
+
+
 def fail(site: xain.Site) -> None:
     for round_ in xain.rounds({"w": np.zeros(3, np.float32)}):
         if site.index == 2 and round_.number > 0:

@@ -38,7 +38,7 @@ from xain_wire.fl import coordinator_pb2 as pb
 
 # Time that the goodbye of a site has whose main() has failed.
 GOODBYE_S = 5.0
-_UPLOADS_FIRST, _THEN_TRAININGS = 0, 1
+UPLOAD, TRAINING = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ class _SiteRounds(Rounds):
 
 
 @dataclass(order=True, slots=True)
-class _Job:
+class Job:
     """A training, or an upload before the hand-in. Those that compare less go first."""
 
     kind: int
@@ -211,20 +211,20 @@ class _Run:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()  # None: the end
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()  # None: the end
         self._num_jobs = 0
         self._failure = ""  # why the simulation must end
         self._running = len(worker.sites)  # sites whose session is not over
         # Outcomes for the event loop, which is woken once for all that have come meanwhile.
         self._outcomes: deque[Callable[[], None]] = deque()
-        self._loop = asyncio.new_event_loop()
         self._over = asyncio.Event()
 
     def run(self) -> str:
+        self._loop = asyncio.new_event_loop()
         thread = Thread(target=self._run_loop, name="participants", daemon=True)
         thread.start()
         try:
-            waiting: list[_Job] = []
+            waiting: list[Job] = []
             while not self._failure and (job := self._next(waiting)) is not None:
                 self._do(job)
             if self._failure:
@@ -237,7 +237,7 @@ class _Run:
 
     # --- the thread that trains ---
 
-    def _next(self, waiting: list[_Job]) -> _Job | None:
+    def _next(self, waiting: list[Job]) -> Job | None:
         """Wait for a job, and return the one that goes first; None at the end."""
         while True:
             try:
@@ -248,9 +248,9 @@ class _Run:
                 return None
             heapq.heappush(waiting, job)
 
-    def _do(self, job: _Job) -> None:
+    def _do(self, job: Job) -> None:
         agent, round_ = job.agent, job.round
-        if job.kind == _THEN_TRAININGS:
+        if job.kind == TRAINING:
             begin = time.monotonic()
             outcome = agent.work.do(Call.TRAIN, round_)
             agent.last_s = time.monotonic() - begin
@@ -290,8 +290,8 @@ class _Run:
         lights = Lights(
             self._worker.target,
             len(self._worker.sites),
-            train=lambda agent, round_: self._add(_THEN_TRAININGS, agent, round_),
-            upload=lambda agent, round_: self._add(_UPLOADS_FIRST, agent, round_),
+            train=lambda agent, round_: self._add(TRAINING, agent, round_),
+            upload=lambda agent, round_: self._add(UPLOAD, agent, round_),
             over=self._on_over,
             fail=self._on_defect,
         )
@@ -313,7 +313,7 @@ class _Run:
 
     def _add(self, kind: int, agent: LightAgent, round_: int) -> None:
         self._num_jobs += 1
-        self._jobs.put(_Job(kind, -agent.last_s, self._num_jobs, agent, round_))
+        self._jobs.put(Job(kind, -agent.last_s, self._num_jobs, agent, round_))
 
     def _take_outcomes(self) -> None:
         while self._outcomes:
