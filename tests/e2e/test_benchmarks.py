@@ -81,7 +81,10 @@ EXPECTED: dict[str, dict[str, str]] = {
     },
     "restart": {"": "serving_s_median without_snapshot_s"},
     "since": {"figures": "figure before now ratio"},
-    "simulation": {"": "accuracy round_s_median centralised_epoch_s ratio_to_centralised_epoch"},
+    "simulation": {
+        "": "accuracy round_s_median centralised_epoch_s ratio_to_centralised_epoch",
+        "light": "participants threads_of_worker round_s fleet_round_s ratio_to_fleet",
+    },
 }
 # One case stands for all: tests of their own train with the others.
 ONLY = {

@@ -69,7 +69,7 @@ async def test_participants_wait_through_a_restart_of_the_coordinator(tmp_path: 
 
 @pytest.mark.parametrize("port", ["on", "off"])
 async def test_models_that_are_too_large_for_a_call(tmp_path: Path, port: str) -> None:
-    """They come from the weights port, or in chunks through the coordinator where there is none."""
+    """Weights come from the weights port, or in chunks through the coordinator where none is."""
     more = {} if port == "on" else {"server.weights_port": "off"}
     bits = await trained(tmp_path, port, main=scripts.large, **more)
     assert (

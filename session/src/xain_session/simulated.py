@@ -33,6 +33,17 @@ class Simulated:
     state_dir: str | None
     insecure: bool
 
+    @property
+    def settings(self) -> Mapping[str, float]:
+        """Settings for the coordinator of so many participants, by dotted key: time to join, and a
+        hundred heartbeats a second at most, which may come late while all processors train."""
+        heartbeat_time_s = max(10.0, self.participants / 100)
+        return {
+            "rounds.start_timeout_s": max(60.0, self.participants / 20),
+            "server.heartbeat_time_s": heartbeat_time_s,
+            "server.heartbeat_timeout_s": 60.0 + heartbeat_time_s,
+        }
+
     @contextlib.contextmanager
     def started(self) -> "Iterator[Workplace]":
         """Reach the backend, before there is a coordinator. Raises SimulationError."""

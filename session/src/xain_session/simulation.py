@@ -113,9 +113,7 @@ def simulate(
         "rounds.min_participants": max(1, ceil(round(fraction * participants, 6))),
         "rounds.start_participants": participants,
         "rounds.max_participants": participants,
-        "rounds.start_timeout_s": START_S,
-        # Training takes all processors, so heartbeats may come late.
-        "server.heartbeat_timeout_s": 60.0,
+        **spec.settings,
         "train": train or {},
         **(settings or {}),
     }
