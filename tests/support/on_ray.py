@@ -16,7 +16,14 @@ import xain
 def main() -> None:
     name, number, address, folder = sys.argv[1:]
     try:
-        result = trained(name, int(number), folder, backend="ray", address=address).hex()
+        result = trained(
+            name,
+            int(number),
+            folder,
+            backend="ray",
+            address=address,
+            state_dir=Path(folder).with_suffix(".state"),
+        ).hex()
     except xain.SimulationError as error:
         result = str(error)
     (Path(folder) / "result").write_text(result)

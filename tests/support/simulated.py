@@ -58,15 +58,17 @@ TRAIN = {
 
 
 def hold(site: xain.Site) -> None:
-    """Train with numbers of the round and the site. In the round HELD each site shows the worker
-    that trains it and its node, in train.folder, and waits there for the file "go"."""
+    """Train with numbers of the round, the site and its state. In the round HELD each site shows
+    the worker that trains it and its node, in train.folder, and waits there for the file "go"."""
     for round_ in xain.rounds({"w": np.zeros(64, np.float32)}):
         folder = Path(round_.config.folder)
         if round_.number == HELD:
             (folder / f"{site.id} {os.environ.get('NODE', '')} {os.getpid()}").touch()
             while not (folder / "go").exists():
                 time.sleep(0.05)  # a poll of the file, which the test makes
+        round_.state["n"] = round_.state.get("n", 0) + 1
         numbers = np.random.default_rng([round_.number, site.index]).standard_normal(64)
+        numbers *= round_.state["n"]
         weights = 0.7 * round_.weights["w"] + numbers.astype(np.float32)
         round_.submit({"w": weights}, samples=1 + site.index)
 

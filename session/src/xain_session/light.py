@@ -42,7 +42,7 @@ from xain_participant.client import (
     channel_options,
     refused_by,
 )
-from xain_participant.direct import DirectTransfer
+from xain_participant.direct import DirectTransfer, OfferFailed
 from xain_participant.failures import Failure
 from xain_participant.participant import Participant
 from xain_participant.protocol import Protocol, jittered
@@ -112,6 +112,7 @@ class Lights:
             participant_id,
             instance_id=INSTANCE_ID,
             direct=self.direct,
+            on_offer_failed=_note_failed_offer,
             spare=self.spare,
             connections=self._connections,
             model_metadata=self.model_metadata,
@@ -123,6 +124,14 @@ class Lights:
         self._connections.close()
         for channel in self._channels:
             await channel.close()
+
+
+def _note_failed_offer(failed: OfferFailed) -> None:
+    """Log that the weights of all participants go on their way through the coordinator."""
+    if not failed.again:
+        get_logger(__name__).warning(
+            "offer_failed", method=failed.method, host=failed.host, reason=failed.reason
+        )
 
 
 class LightAgent:
@@ -246,7 +255,8 @@ class LightAgent:
 
     def _begin_hand_in(self, round_: int) -> None:
         result = self.work.result
-        if result is not None and result.vector.nbytes > self._client.max_inline_bytes // 2:
+        # A vector near the limit may be above it with its header.
+        if result is not None and 2 * result.vector.nbytes > self._client.max_inline_bytes:
             self._lights.upload(self, round_)
         else:
             self.hand_in(round_, self.work.end_request(round_))

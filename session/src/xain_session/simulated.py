@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from xain_foundation import streams
+from xain_foundation.channels import require_private_way
+from xain_foundation.fields import is_loopback
 from xain_session.backends import Backend, SimulationError
 from xain_session.local import LocalBackend
 from xain_session.ray_backend import RayBackend
@@ -46,16 +48,28 @@ class Simulated:
 
     @contextlib.contextmanager
     def started(self) -> "Iterator[Workplace]":
-        """Reach the backend, before there is a coordinator. Raises SimulationError."""
+        """Reach the backend, before there is a coordinator.
+
+        Raises SimulationError, also if workers on other machines would call the coordinator in the
+        clear, and `insecure` is not set.
+        """
         streams.fill()  # before pipes to workers take their numbers
         backend = _backend_of(self.backend, self.workers, self.address, self.resources)
         with backend:
+            if not (is_loopback(backend.host) or self.insecure):
+                raise SimulationError(
+                    f"workers on other machines reach this one at {backend.host}, and simulated "
+                    "participants have no certificates: insecure=True lets them call the "
+                    "coordinator in the clear"
+                )
             yield Workplace(self, backend)
 
     @contextlib.contextmanager
     def running(self, target: str) -> "Iterator[Pool]":
-        """Run the participants against the coordinator at HOST:PORT, until the block ends. Raises
-        SimulationError if they cannot be started."""
+        """Run the participants against the coordinator at HOST:PORT, until the block ends.
+
+        Raises as started() and Workplace.run() do, and SimulationError if no worker can be started.
+        """
         with self.started() as workplace:
             yield workplace.run(target)
 
@@ -72,7 +86,9 @@ class Workplace:
         self.host = backend.host
 
     def run(self, target: str) -> "Pool":
-        """Start the workers."""
+        """Start the workers. Raises ValueError if the coordinator is on another machine, and
+        `insecure` is not set."""
+        require_private_way(target, None, insecure=self._spec.insecure)
         spec, sites = self._spec, sites_of(self._spec.participants)
         names = [f"xain-worker-{i}" for i in range(min(spec.workers, len(sites)))]
         for i, name in enumerate(names):
@@ -82,7 +98,6 @@ class Workplace:
                 target,
                 spec.evaluates,
                 spec.state_dir,
-                spec.insecure,
             )
             self._backend.start(name, worker.run)
         return Pool(self._backend, set(names))

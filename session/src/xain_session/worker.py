@@ -29,7 +29,6 @@ from xain.result import Result
 from xain.round import Round, Submitted
 from xain.script import Asked, Failed, Initial, KeptByScript, ScriptParticipant, initial_weights
 from xain.weights import Declared
-from xain_foundation.channels import require_private_way
 from xain_foundation.exit_statuses import EXIT_NO_BETTER, EXIT_NOTHING_COUNTED, EXIT_OK
 from xain_participant.client import Refused
 from xain_participant.values import Call
@@ -59,7 +58,6 @@ class Worker:
 
     target: HOST:PORT of the coordinator. evaluates: as in xain.rounds().
     state_dir: of what the sites keep from round to round, a folder for each; None: in memory.
-    insecure: whether a coordinator on another machine may be called in the clear.
     """
 
     main: Main
@@ -67,15 +65,12 @@ class Worker:
     target: str
     evaluates: bool = False
     state_dir: str | None = None
-    insecure: bool = False
 
     def run(self) -> str:
         """Take part with all sites, until the session is over for each.
 
         Returns why the simulation must end, with the traceback if main() has failed; else "".
-        Raises ValueError if the coordinator is on another machine, and `insecure` is not set.
         """
-        require_private_way(self.target, None, insecure=self.insecure)
         return _Run(self).run()
 
 

@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Self
 
 import pytest
 
 import xain
+from xain_session import simulated
 
 
 def main(site: xain.Site) -> None: ...
@@ -29,10 +31,9 @@ def test_settings_that_make_no_sense_are_refused(given: Any, message: str) -> No
 
 def test_missing_ray_is_told_with_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    simulated = xain.simulated(main, 3, backend="ray")
     with (
         pytest.raises(xain.SimulationError, match=r'backend="ray" needs Ray: .*\[ray\]'),
-        simulated.running("127.0.0.1:1"),
+        xain.simulated(main, 3, backend="ray").running("127.0.0.1:1"),
     ):
         raise AssertionError("it does not start")
 
@@ -45,16 +46,37 @@ def test_no_simulation_loads_ray_but_one_on_it() -> None:
     subprocess.run([sys.executable, "-c", look], check=True, timeout=60)
 
 
-@pytest.mark.parametrize("insecure", [False, True])
-def test_coordinator_on_another_machine_is_called_in_the_clear_only_if_told(
-    insecure: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from xain_session import worker
+class Elsewhere:
+    """A backend whose workers are on other machines, and never start."""
 
-    monkeypatch.setattr(worker._Run, "run", lambda self: "ran")
-    one = worker.Worker(main, worker.sites_of(2), "192.0.2.7:50051", insecure=insecure)
-    if insecure:
-        assert one.run() == "ran"
-    else:
-        with pytest.raises(ValueError, match=r"192\.0\.2\.7"):
-            one.run()
+    host = "192.0.2.7"
+
+    def start(self, name: str, call: Callable[[], str]) -> None: ...
+
+    def wait(self, timeout_s: float) -> Mapping[str, str]:
+        return {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def test_other_machines_call_the_coordinator_in_the_clear_only_if_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither the coordinator of the script nor one that is elsewhere."""
+    target = "192.0.2.7:50051"
+    with (
+        pytest.raises(ValueError, match="insecure"),
+        xain.simulated(main, 3).running(target),
+    ):
+        raise AssertionError("it does not start")
+    monkeypatch.setattr(simulated, "_backend_of", lambda *_: Elsewhere())
+    with (
+        pytest.raises(xain.SimulationError, match=r"at 192\.0\.2\.7, .* insecure=True"),
+        xain.simulated(main, 3).started(),
+    ):
+        raise AssertionError("it does not start")
+    with xain.simulated(main, 3, insecure=True).running(target) as pool:
+        assert not pool.is_over
