@@ -241,7 +241,7 @@ MAY_CHANGE_THE_PROCESS = {
     "participant/src/xain_participant/signals.py",
     "participant/src/xain_participant/sparse_cli.py",
     # Processes that the SDK starts, and the environment that they inherit.
-    "session/src/xain_session/local.py",
+    "session/src/xain_session/simulation/local.py",
     "participant/src/xain_participant/stage_process.py",
     # The thread switching of a process in which a coordinator runs beside the script, and its log.
     "session/src/xain_session/deployments.py",

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from xain.result import Result
     from xain.round import Config, Round
     from xain.weights import LayoutMismatch, trainable
-    from xain_session.backends import SimulationError
     from xain_session.errors import DecidedOtherwise, SessionFailed
     from xain_session.given import Rule
     from xain_session.opening import connect, session
     from xain_session.record import Record
     from xain_session.session import Session
-    from xain_session.simulated import Simulated, simulated
-    from xain_session.simulation import Simulation, simulate
+    from xain_session.simulation.backends import SimulationError
+    from xain_session.simulation.simulate import simulate
+    from xain_session.simulation.simulated import Simulated, simulated
+    from xain_session.simulation.worker import Site
     from xain_session.trackers import MLflow, TensorBoard, WeightsAndBiases
-    from xain_session.worker import Site
     from xain_workloads.partition import partition
 
 __all__ = [
@@ -46,7 +46,6 @@ __all__ = [
     "SessionError",
     "SessionFailed",
     "Simulated",
-    "Simulation",
     "SimulationError",
     "Site",
     "TensorBoard",
@@ -77,10 +76,10 @@ __getattr__, __dir__ = loaded_on_use(
         "xain_session.record": "Record",
         "xain_session.session": "Session",
         "xain_session.trackers": "MLflow TensorBoard WeightsAndBiases",
-        "xain_session.backends": "SimulationError",
-        "xain_session.simulated": "Simulated simulated",
-        "xain_session.simulation": "Simulation simulate",
-        "xain_session.worker": "Site",
+        "xain_session.simulation.backends": "SimulationError",
+        "xain_session.simulation.simulated": "Simulated simulated",
+        "xain_session.simulation.simulate": "simulate",
+        "xain_session.simulation.worker": "Site",
         "xain_workloads.partition": "partition",
     },
 )

@@ -23,7 +23,7 @@ from xain_coordinator.server.operators_socket import socket_of
 from xain_foundation import channels
 from xain_foundation.commands import CommandFailed
 from xain_foundation.durable import replace_file
-from xain_foundation.fields import WrongSetting
+from xain_foundation.fields import WrongSetting, is_loopback
 from xain_foundation.settings import ConfigError, load
 from xain_foundation.tls import Certificates, InvalidCertificates
 from xain_session.errors import SessionFailed
@@ -52,14 +52,28 @@ class Pool(Protocol):
         """Raises SimulationError if one has failed."""
 
 
+class Workplace(Protocol):
+    """Where participants can run. host: at which the coordinator has to listen for them."""
+
+    host: str
+
+    def run(self, target: str) -> Pool:
+        """Run them against the coordinator at HOST:PORT."""
+
+
 class Participants(Protocol):
     """Participants that a session starts itself, see xain.simulated()."""
 
-    def settings(self) -> Mapping[str, Any]:
+    @property
+    def settings(self) -> Mapping[str, object]:
         """Settings of the coordinator that they need, unless the script says others."""
 
-    def running(self, target: str) -> AbstractContextManager[Pool]:
-        """Run them against the coordinator at a target."""
+    @property
+    def insecure(self) -> bool:
+        """Whether those of other machines may call it in the clear."""
+
+    def started(self) -> AbstractContextManager[Workplace]:
+        """Make ready to run them, and stop those that run at the end."""
 
 
 class Deployment(Protocol):
@@ -100,6 +114,7 @@ class Embedded:
         "SESSION/ROUND", the path or the URL of a file, or None.
     linger_s: how long the coordinator answers when all participants have left.
     may_change: whether a session goes on under its own rules where the script gives others.
+    always_new: whether each start begins a session.
     Raises SessionFailed for a wrong setting.
     """
 
@@ -109,22 +124,22 @@ class Embedded:
         settings: Mapping[str, Any],
         first: "Declared | str | None",
         *,
-        participants: Participants | None,
-        linger_s: float,
-        may_change: bool,
+        participants: Participants | None = None,
+        linger_s: float = 0.0,
+        may_change: bool = False,
+        always_new: bool = False,
     ) -> None:
         self._folder = folder
-        self._settings = settings
+        self._settings = {**settings_in(folder), **settings}
         self._first = first
         self._participants = participants
         self._linger_s = linger_s
         self._may_change = may_change
         self._coordinator: Coordinator | None = None
+        self._always_new = always_new
+        self._workplace: Workplace | None = None
         self._pool: Pool | None = None
-        try:
-            self._config = load(CoordinatorConfig, overrides=dict(settings))
-        except ConfigError as error:
-            raise SessionFailed(str(error).replace("command line: ", "")) from None
+        self._config = _config_of(self._settings)
 
     @property
     def address(self) -> str:
@@ -136,6 +151,12 @@ class Embedded:
         self._folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             stack.enter_context(logged_in(self._folder))
+            if self._participants is not None:
+                self._workplace = stack.enter_context(self._participants.started())
+                if not is_loopback(self._workplace.host):
+                    self._settings["server.host"] = self._workplace.host
+                    self._settings["server.insecure"] = self._participants.insecure
+                    self._config = _config_of(self._settings)
             self._coordinator = stack.enter_context(self._started())
             stack.enter_context(_prompt_threads())
             yield InProcess(self._coordinator)
@@ -165,7 +186,7 @@ class Embedded:
 
         Raises SessionFailed if there is one of other rules.
         """
-        if not self._config.journal.path.exists():
+        if self._always_new or not self._config.journal.path.exists():
             return True
         with open_stopped(self._config.journal.path) as (_, last):
             session = last.session
@@ -205,8 +226,8 @@ class Embedded:
         return str(path)
 
     def start_participants(self, stack: ExitStack) -> None:
-        if self._participants is not None:
-            self._pool = stack.enter_context(self._participants.running(self.address))
+        if self._workplace is not None:
+            self._pool = self._workplace.run(self.address)
 
     def check(self) -> None:
         if self._pool is not None:
@@ -314,6 +335,24 @@ def _prompt_threads() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
+
+
+def settings_in(folder: Path) -> dict[str, object]:
+    """Settings, by dotted key, of a coordinator that keeps all it has in a folder."""
+    return {
+        "storage.path": str(folder / "weights"),
+        "journal.path": str(folder / "journal.sqlite"),
+        "metrics.path": str(folder / "metrics.jsonl"),
+        "parameters.path": str(folder / "parameters"),
+    }
+
+
+def _config_of(settings: Mapping[str, object]) -> CoordinatorConfig:
+    """Raises SessionFailed."""
+    try:
+        return load(CoordinatorConfig, overrides=dict(settings))
+    except ConfigError as error:
+        raise SessionFailed(str(error).replace("command line: ", "")) from None
 
 
 def _export(opened: AbstractContextManager[Any], path: Path, which: str) -> None:

@@ -156,10 +156,6 @@ def session(
         first = declare(model)
     folder = Path(data_dir)
     given: dict[str, Any] = {
-        "storage.path": str(folder / "weights"),
-        "journal.path": str(folder / "journal.sqlite"),
-        "metrics.path": str(folder / "metrics.jsonl"),
-        "parameters.path": str(folder / "parameters"),
         "rounds.scripted": True,
         "rounds.rounds": rounds,
         "rounds.epochs": epochs,
@@ -176,7 +172,7 @@ def session(
     if train:
         given["train"] = dict(train)
     if participants is not None:
-        given |= {"server.port": 0, **participants.settings()}
+        given |= {"server.port": 0, **participants.settings}
     if address is not None:
         host, port = split_host_port(address)
         given["server.host"] = host

@@ -120,7 +120,7 @@ class Result(Generic[W]):
     was evaluated, or none was better than the best constant prediction.
     history: the records of all rounds, as mappings: round, model, num_updates, samples, seconds,
         metrics.
-    cause: why the session ended.
+    cause: why the session ended. seconds: how long it was open, at this start of the script.
     """
 
     weights: W
@@ -129,3 +129,4 @@ class Result(Generic[W]):
     best: Best[W] | None
     history: Sequence[Mapping[str, float]]
     cause: str
+    seconds: float = 0.0

@@ -43,7 +43,13 @@ class Session(Generic[W]):
         *,
         trackers: Sequence[Tracker] = (),
         progress: bool = True,
+        is_scripted: bool = True,
     ) -> None:
+        """is_scripted: whether the coordinator waits for the loop; else it goes on by itself, and
+        the end of the `with` waits for the end of the session."""
+        self._is_scripted = is_scripted
+        self._began = time.monotonic()
+        self._shown: set[int] = set()
         self._deployment = deployment
         self._declared = declared
         self._trackers = trackers
@@ -130,9 +136,12 @@ class Session(Generic[W]):
         def is_next(status: Status) -> bool:
             if resumes and status.HasField("configured"):
                 return True
-            return status.is_trained or status.is_over or (status.waits and status.round > number)
+            is_open = status.is_scripted and not (status.is_trained or status.is_over)
+            return not is_open or (status.waits and status.round > number)
 
         status = self._waited(is_next)
+        if not status.is_scripted:
+            raise SessionFailed("no script drives this session: rounds.scripted is not set")
         if not (status.is_finished or status.is_over):
             # The body of the round that was configured last may not have come to its end.
             if resumes and status.HasField("configured"):
@@ -184,6 +193,8 @@ class Session(Generic[W]):
         Raises RuntimeError before the end of the loop.
         """
         if self._result is None:
+            if not self._is_over and not self._is_scripted:
+                self._end()
             if not self._is_over:
                 raise RuntimeError(
                     "session.result is there when the loop has come to the end of the session"
@@ -214,11 +225,22 @@ class Session(Generic[W]):
     def _look(self, status: Status | None) -> None:
         """Look after participants and reader while the session is waited for."""
         self._deployment.check()
+        if status is not None and not self._is_scripted:
+            self._show_rounds(status)
         if status is None or not self._progress or time.monotonic() - self._told < TELL_S:
             return
         if status.waiting_for != self._last_text:
             self._last_text = status.waiting_for
             _tell(f"waiting: {status.waiting_for}")
+
+    def _show_rounds(self, status: Status) -> None:
+        """Tell of rounds that are over, of a session that goes on by itself."""
+        if not self._progress or status.model <= max(self._shown, default=0):
+            return
+        for one in self._asked.rounds():
+            if one.phase == "published" and one.round + 1 not in self._shown:
+                self._shown.add(one.round + 1)
+                _tell(_line(self._record_of(one, status), len(self._shown), status.rounds))
 
     def _run(self, round_: Round[W], request: control.ConfigureRoundRequest | None) -> Record[W]:
         if request is not None:
@@ -228,9 +250,18 @@ class Session(Generic[W]):
             self._is_over = True
             raise SessionFailed(f"round {round_.number}: the session has ended: {status.cause}")
         (found,) = self._asked.rounds(round_.number)
+        record = self._record_of(found, status)
+        if self._first is None:
+            self._first = min(one.round for one in self._asked.rounds())
+        if self._progress:
+            _tell(_line(record, round_.number - self._first + 1, status.rounds))
+        return record
+
+    def _record_of(self, found: inspection.RoundStatus, status: Status) -> Record[W]:
+        number = found.round
         evaluated = status.evaluated if status.HasField("evaluated") else None
-        record = Record(
-            round_.number,
+        return Record(
+            number,
             session=status.session_id,
             samples=found.num_samples,
             num_updates=found.num_contributors,
@@ -239,16 +270,11 @@ class Session(Generic[W]):
             evaluation=found.evaluation.metrics,
             seconds=found.seconds,
             evaluated=dict(evaluated.metrics)
-            if evaluated is not None and evaluated.model == round_.number + 1
+            if evaluated is not None and evaluated.model == number + 1
             else None,
             fetch=self._weights,
             tell=self._asked.evaluated,
         )
-        if self._first is None:
-            self._first = min(one.round for one in self._asked.rounds())
-        if self._progress:
-            _tell(_line(record, round_.number - self._first + 1, status.rounds))
-        return record
 
     def _track(self, record: Record[W]) -> None:
         """Have the trackers take a record that they have not taken yet."""
@@ -277,7 +303,8 @@ class Session(Generic[W]):
             return
         status = self._waited(lambda status: True)
         if not status.is_finished:
-            self._asked.end()
+            if self._is_scripted:
+                self._asked.end()
             status = self._waited(lambda status: False)
         self._is_over = True
         if status.cause != COMPLETED:
@@ -337,7 +364,8 @@ class Session(Generic[W]):
         metrics = dict(records[-1].metrics) if records else {}
         if script.HasField("evaluated") and script.evaluated.model == number:
             metrics |= dict(script.evaluated.metrics)
-        return Result(weights, number, metrics, best, history, status.cause)
+        seconds = time.monotonic() - self._began
+        return Result(weights, number, metrics, best, history, status.cause, seconds)
 
 
 class AsyncSession(Generic[W]):

@@ -8,7 +8,7 @@ from typing import Any, Self
 import pytest
 
 import xain
-from xain_session import simulated
+from xain_session.simulation import simulated
 
 
 def main(site: xain.Site) -> None: ...

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from xain_session.worker import TRAINING, UPLOAD, Job
+from xain_session.simulation.worker import TRAINING, UPLOAD, Job
 
 
 def job(kind: int, last_s: float, number: int) -> Job:

@@ -76,12 +76,17 @@ def require_measurable(
 
 def require_scripted(session: Session, session_id: str = "") -> None:
     """Raise a Refusal unless a script drives the session, and that of this id if one is given."""
+    require_session(session, session_id)
+    if not session.rules.scripted:
+        raise errors.InvalidRequest("no script drives this session: rounds.scripted is not set")
+
+
+def require_session(session: Session, session_id: str) -> None:
+    """Raise a Refusal if an id is given, and it is not that of the session."""
     if session_id not in ("", session.session_id):
         raise errors.NotFitting(
             f"the script drives session {session_id}, and the present one is {session.session_id}"
         )
-    if not session.rules.scripted:
-        raise errors.InvalidRequest("no script drives this session: rounds.scripted is not set")
 
 
 def _require_open(session: Session) -> None:

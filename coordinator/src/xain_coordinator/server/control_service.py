@@ -12,7 +12,7 @@ import structlog
 
 from xain_coordinator.core.commands import EndScript, FinishSession, RemoveParticipant
 from xain_coordinator.core.errors import Unavailable
-from xain_coordinator.core.scripted import require_scripted
+from xain_coordinator.core.scripted import require_session
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import JournalError
 from xain_coordinator.server.guard import Guard
@@ -129,7 +129,7 @@ class ControlService(pb_grpc.ControlServicer):
     async def FollowScript(
         self, request: pb.FollowScriptRequest, context: Context
     ) -> AsyncIterator[pb.FollowScriptResponse]:
-        require_scripted(self._driver.session, request.session_id)
+        require_session(self._driver.session, request.session_id)
         session_id, last = self._driver.session.session_id, None
         await self._noted("script_follows")
         # A session that is over may be followed by another one before this is told of its end.

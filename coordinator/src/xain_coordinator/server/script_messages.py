@@ -60,6 +60,7 @@ def script_status(session: Session, strategy: Strategy | None = None) -> pb.Foll
     is_planned = session.plan is not None or not rules.passes
     status = pb.FollowScriptResponse(
         session_id=session.session_id,
+        is_scripted=session.rules.scripted,
         round=session.round,
         waits=session.waits_for_script,
         is_trained=session.is_trained,

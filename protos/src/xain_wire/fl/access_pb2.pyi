@@ -454,6 +454,7 @@ class FollowScriptResponse(_message.Message):
     EVALUATED_FIELD_NUMBER: _builtins.int
     IS_OVER_FIELD_NUMBER: _builtins.int
     ROUNDS_FIELD_NUMBER: _builtins.int
+    IS_SCRIPTED_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     round: _builtins.int
     """that is open, or is to be configured; after the last one, the last one"""
@@ -472,6 +473,8 @@ class FollowScriptResponse(_message.Message):
     """the script has come to its end"""
     rounds: _builtins.int
     """Number of the model after the last round; fewer rounds may do. 0: the training has no size yet."""
+    is_scripted: _builtins.bool
+    """else it goes on by itself, and takes no decisions of a script"""
     @_builtins.property
     def configured(self) -> Global___ConfigureRoundRequest:
         """What was decided last.
@@ -497,10 +500,11 @@ class FollowScriptResponse(_message.Message):
         evaluated: Global___RecordEvaluationRequest | None = ...,
         is_over: _builtins.bool = ...,
         rounds: _builtins.int = ...,
+        is_scripted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["configured", b"configured", "evaluated", b"evaluated"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "configured", b"configured", "evaluated", b"evaluated", "is_finished", b"is_finished", "is_over", b"is_over", "is_trained", b"is_trained", "model", b"model", "round", b"round", "rounds", b"rounds", "session_id", b"session_id", "waiting_for", b"waiting_for", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "configured", b"configured", "evaluated", b"evaluated", "is_finished", b"is_finished", "is_over", b"is_over", "is_scripted", b"is_scripted", "is_trained", b"is_trained", "model", b"model", "round", b"round", "rounds", b"rounds", "session_id", b"session_id", "waiting_for", b"waiting_for", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

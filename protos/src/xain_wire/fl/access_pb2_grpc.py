@@ -257,7 +257,7 @@ class ControlServicer:
 
     def FollowScript(self, request, context):
         """The script of a session with rounds.scripted is told what it is to decide next: now and after each
-        change. Ends with the session.
+        change. Ends with the session. Others may follow it, too, and a session without a script.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

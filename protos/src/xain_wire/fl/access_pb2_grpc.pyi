@@ -92,7 +92,7 @@ class ControlStub:
     FinishSession: _grpc.UnaryUnaryMultiCallable[_access_pb2.FinishSessionRequest, _access_pb2.FinishSessionResponse]
     FollowScript: _grpc.UnaryStreamMultiCallable[_access_pb2.FollowScriptRequest, _access_pb2.FollowScriptResponse]
     """The script of a session with rounds.scripted is told what it is to decide next: now and after each
-    change. Ends with the session.
+    change. Ends with the session. Others may follow it, too, and a session without a script.
     """
     ConfigureRound: _grpc.UnaryUnaryMultiCallable[_access_pb2.ConfigureRoundRequest, _access_pb2.ConfigureRoundResponse]
     """Decisions of that script. The same decision again changes nothing; another one is refused with
@@ -120,7 +120,7 @@ class ControlAsyncStub(ControlStub):
     FinishSession: _aio.UnaryUnaryMultiCallable[_access_pb2.FinishSessionRequest, _access_pb2.FinishSessionResponse]  # type: ignore[assignment]
     FollowScript: _aio.UnaryStreamMultiCallable[_access_pb2.FollowScriptRequest, _access_pb2.FollowScriptResponse]  # type: ignore[assignment]
     """The script of a session with rounds.scripted is told what it is to decide next: now and after each
-    change. Ends with the session.
+    change. Ends with the session. Others may follow it, too, and a session without a script.
     """
     ConfigureRound: _aio.UnaryUnaryMultiCallable[_access_pb2.ConfigureRoundRequest, _access_pb2.ConfigureRoundResponse]  # type: ignore[assignment]
     """Decisions of that script. The same decision again changes nothing; another one is refused with
@@ -187,7 +187,7 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_access_pb2.FollowScriptResponse], _abc.AsyncIterator[_access_pb2.FollowScriptResponse]]:
         """The script of a session with rounds.scripted is told what it is to decide next: now and after each
-        change. Ends with the session.
+        change. Ends with the session. Others may follow it, too, and a session without a script.
         """
 
     @_abc_1.abstractmethod

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from xain_foundation.wheels import pip_install
-from xain_session.backends import Call, SimulationError
+from xain_session.simulation.backends import Call, SimulationError
 
 # A machine that is lost has its workers moved. One that dies again and again on others has another
 # cause, such as memory.

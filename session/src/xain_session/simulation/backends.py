@@ -7,10 +7,12 @@ to its end. A backend starts workers, tells how each has ended, and stops those 
 from collections.abc import Callable, Mapping
 from typing import Protocol, Self
 
+from xain_session.errors import SessionFailed
+
 Call = Callable[[], str]
 
 
-class SimulationError(RuntimeError):
+class SimulationError(SessionFailed):
     """The simulation cannot be run, or main() has failed. The text has main's traceback."""
 
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from xain_foundation import streams
 from xain_foundation.channels import require_private_way
 from xain_foundation.fields import is_loopback
-from xain_session.backends import Backend, SimulationError
-from xain_session.local import LocalBackend
-from xain_session.ray_backend import RayBackend
-from xain_session.worker import Main, Worker, sites_of
+from xain_session.simulation.backends import Backend, SimulationError
+from xain_session.simulation.local import LocalBackend
+from xain_session.simulation.ray_backend import RayBackend
+from xain_session.simulation.worker import Main, Worker, sites_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,8 @@ class Simulated:
         hundred heartbeats a second at most, which may come late while all processors train."""
         heartbeat_time_s = max(10.0, self.participants / 100)
         return {
+            "rounds.start_participants": self.participants,
+            "rounds.max_participants": self.participants,
             "rounds.start_timeout_s": max(60.0, self.participants / 20),
             "server.heartbeat_time_s": heartbeat_time_s,
             "server.heartbeat_timeout_s": 60.0 + heartbeat_time_s,

@@ -16,7 +16,7 @@ import cloudpickle  # type: ignore[import-untyped]  # it has no types
 
 from xain_foundation import streams
 from xain_participant.config import ENV_PREFIX
-from xain_session.backends import Call, SimulationError
+from xain_session.simulation.backends import Call, SimulationError
 
 STOP_S = 10.0
 # Pause between two looks at the parent.

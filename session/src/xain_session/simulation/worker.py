@@ -32,7 +32,7 @@ from xain.weights import Declared
 from xain_foundation.exit_statuses import EXIT_NO_BETTER, EXIT_NOTHING_COUNTED, EXIT_OK
 from xain_participant.client import Refused
 from xain_participant.values import Call
-from xain_session.light import LightAgent, Lights
+from xain_session.simulation.light import LightAgent, Lights
 from xain_wire.fl import coordinator_pb2 as pb
 
 # Time that the goodbye of a site has whose main() has failed.

@@ -1,0 +1,1 @@
+"""Simulated participants, on this machine or on a Ray cluster."""
