@@ -18,38 +18,51 @@ from typing import Any
 
 import pytest
 
+from support.process import PATIENCE_S
+from support.ray_nodes import ENVIRONMENT, Node
 from support.session_script import ROUNDS
 from xain_coordinator.core import events as e
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_foundation.sockets import free_ports
 
 KILLS = int(os.environ.get("KILLS") or 6)
+KILLS_ON_RAY = int(os.environ.get("KILLS_ON_RAY") or 2)
 SEED = int(os.environ.get("SEED") or 0)
 KILLS_A_SESSION = 3
 TESTS = Path(__file__).parents[1]
-LONG_S = 300.0
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 + 60 * KILLS)]
 
 
+class Script:
+    """The script of session_script.py.
+
+    sites: as it is told them: "server" for real ones, "local", or the address of a Ray cluster.
+    """
+
+    def __init__(self, sites: str, port: int) -> None:
+        self._sites = sites
+        self._port = port
+
+    def run(self, folder: Path, at: int = 0) -> dict[str, Any] | None:
+        """Run it; returns its result, or None if it was killed at that line."""
+        done = subprocess.run(
+            command(self._sites, folder, self._port, at),
+            cwd=TESTS,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+            env=ENVIRONMENT,
+        )
+        if done.returncode == -signal.SIGKILL:
+            return None
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
 def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "support.session_script", *map(str, arguments)]
-
-
-def served(folder: Path, port: int, at: int = 0) -> dict[str, Any] | None:
-    """The result of the script, or None if it was killed at that line."""
-    done = subprocess.run(
-        command("server", folder, port, at),
-        cwd=TESTS,
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-        check=False,
-    )
-    if done.returncode == -signal.SIGKILL:
-        return None
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 @contextmanager
@@ -77,27 +90,46 @@ def decisions(folder: Path) -> list[tuple[str, int]]:
         return found
 
 
-def test_script_that_is_killed_at_any_line_goes_on_in_the_same_round(tmp_path: Path) -> None:
+def killed_and_started_again(script: Script, folder: Path, kills: int) -> None:
+    """Kill the script so often, in one session after the other, each of which ends as one that was
+    not disturbed."""
     chance, num_kills, number = Random(SEED), 0, 0
+    undisturbed = script.run(folder / "undisturbed")
+    assert undisturbed is not None
+    num_lines = undisturbed.pop("lines")
+    while num_kills < kills:
+        number += 1
+        data = folder / f"session{number}"
+        ended = None
+        for _ in range(KILLS_A_SESSION):
+            ended = script.run(data, chance.randrange(1, num_lines))
+            if ended is not None:
+                break
+            num_kills += 1
+        ended = ended or script.run(data)
+        assert ended is not None
+        ended.pop("lines")
+        assert ended == undisturbed
+        assert Counter(decisions(data)) == Counter(
+            [("configured", one) for one in range(ROUNDS)]
+            + [("evaluated", one + 1) for one in range(ROUNDS)]
+        )
+
+
+def test_script_that_is_killed_at_any_line_goes_on_in_the_same_round(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     with sites(port):
-        undisturbed = served(tmp_path / "undisturbed", port)
-        assert undisturbed is not None
-        num_lines = undisturbed.pop("lines")
-        while num_kills < KILLS:
-            number += 1
-            folder = tmp_path / f"session{number}"
-            for _ in range(KILLS_A_SESSION):
-                ended = served(folder, port, chance.randrange(1, num_lines))
-                if ended is not None:
-                    break
-                num_kills += 1
-            else:
-                ended = served(folder, port)
-            assert ended is not None
-            ended.pop("lines")
-            assert ended == undisturbed
-            assert Counter(decisions(folder)) == Counter(
-                [("configured", one) for one in range(ROUNDS)]
-                + [("evaluated", one + 1) for one in range(ROUNDS)]
-            )
+        killed_and_started_again(Script("server", port), tmp_path, KILLS)
+
+
+def test_script_that_simulates_its_sites_goes_on_likewise(tmp_path: Path) -> None:
+    killed_and_started_again(Script("local", 0), tmp_path, KILLS)
+
+
+def test_script_that_simulates_its_sites_on_ray_goes_on_likewise(tmp_path: Path) -> None:
+    node = Node(2, tmp_path)
+    try:
+        node.wait_until_up()
+        killed_and_started_again(Script(node.address, 0), tmp_path, KILLS_ON_RAY)
+    finally:
+        node.kill()

@@ -43,23 +43,6 @@ def test_participants_share_workers_and_keep_their_state(capfd: pytest.CaptureFi
     assert any(line.startswith("round 6/6: 3 updates in ") for line in lines)
 
 
-def test_simulation_needs_no_line_of_the_coordinators_log(tmp_path: Path) -> None:
-    """The coordinator tells its port by a file, also where an earlier one was killed."""
-    (tmp_path / "coordinator.address").write_text("127.0.0.1:1\n")
-    done = xain.simulate(
-        scripts.count,
-        1,
-        workers=1,
-        rounds=1,
-        settings={"logging.level": "critical"},
-        folder=tmp_path,
-        progress=False,
-    )
-    assert done.weights["w"].tolist() == [1.0] * 3
-    assert (tmp_path / "coordinator.log").read_text() == ""
-    assert not (tmp_path / "coordinator.address").exists()
-
-
 def test_simulated_participants_evaluate_the_last_model_too(tmp_path: Path) -> None:
     """The journal has the evaluation of every model, and each participant's of the last one."""
     settings = {"evaluate.metric": "accuracy"}
@@ -132,7 +115,7 @@ def test_mistake_of_the_script_ends_the_simulation_with_its_traceback() -> None:
     [
         (scripts.forget, {}, "main\\(\\) ended without a loop over xain.rounds\\(\\)"),
         (CannotTravel(), {}, "main cannot be given to another process .*at the top of a module"),
-        (scripts.count, {"rounds": {"no": 1}}, "the coordinator has ended:"),
+        (scripts.count, {"rounds": {"no": 1}}, "rounds is a section"),
     ],
 )
 def test_simulation_that_cannot_run_says_why(main: Any, settings: Any, message: str) -> None:

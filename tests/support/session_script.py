@@ -1,6 +1,8 @@
 """A server's script for tests, which may kill itself between two lines of it or of xain_session.
 
     python -m support.session_script server FOLDER PORT [AT]    kill -9 at line AT of those that run
+    python -m support.session_script local FOLDER 0 [AT]        the same with simulated sites
+    python -m support.session_script ADDRESS FOLDER 0 [AT]      the same at a Ray cluster
     python -m support.session_script sites PORT                 three sites, until the process ends
 
 The last line of the server is its result as JSON, with `lines`: how many lines have run.
@@ -21,6 +23,8 @@ import xain
 
 ROUNDS = 4
 SITES = ("east", "north", "west")
+SIMULATED = ("site-0", "site-1", "site-2")  # by xain.simulated()
+MODEL = {"w": np.zeros(10), "b": np.ones(2)}
 OURS = (os.sep + "xain_session" + os.sep, "session_script.py")
 
 
@@ -51,28 +55,32 @@ class Lines:
         return self
 
 
-def serve(folder: Path, port: int, last: int) -> None:
+def serve(folder: Path, port: int, last: int, backend: str) -> None:
     lines = Lines(last)
+    participants, sites = None, SITES
+    if backend != "server":
+        sites = SIMULATED
+        where: Any = {} if backend == "local" else {"backend": "ray", "address": backend}
+        participants = xain.simulated(simulate, len(SITES), workers=2, **where)
     sys.settrace(lines)
-    evaluated = []
     with xain.session(
-        {"w": np.zeros(10), "b": np.ones(2)},
+        MODEL,
         rounds=ROUNDS,
         min_participants=len(SITES),
         rule=Halfway(0.9),
         metric="r2",
         data_dir=folder,
         address=f"127.0.0.1:{port}",
+        participants=participants,
         linger_s=0.0,
         progress=False,
     ) as session:
         for round_ in session:
             round_.configure(
-                lr=0.1 * 0.5**round_.number, by_site={"west": {"epochs": 3, "lr": 0.3}}
+                lr=0.1 * 0.5**round_.number, by_site={sites[-1]: {"epochs": 3, "lr": 0.3}}
             )
             record = round_.run()
             if not record.evaluated:
-                evaluated.append(record.model)
                 record.evaluate(r2=1.0 - 1.0 / (2.0 + float(np.abs(record.weights["w"]).sum())))
     sys.settrace(None)
     result = session.result
@@ -87,14 +95,20 @@ def serve(folder: Path, port: int, last: int) -> None:
 
 
 def train(name: str, port: int) -> None:
-    number = SITES.index(name) + 1
     while True:  # one session after the other
-        for round_ in xain.rounds(
-            {"w": np.zeros(10), "b": np.ones(2)}, id=name, coordinator=f"127.0.0.1:{port}"
-        ):
-            step = round_.config.lr * round_.config.epochs
-            weights = {key: value + step * number for key, value in round_.weights.items()}
-            round_.submit(weights, samples=10 * number, metrics={"loss": step})
+        for round_ in xain.rounds(MODEL, id=name, coordinator=f"127.0.0.1:{port}"):
+            submit(round_, SITES.index(name) + 1)
+
+
+def simulate(site: xain.Site) -> None:
+    for round_ in xain.rounds(MODEL):
+        submit(round_, site.index + 1)
+
+
+def submit(round_: Any, number: int) -> None:
+    step = round_.config.lr * round_.config.epochs
+    weights = {key: value + step * number for key, value in round_.weights.items()}
+    round_.submit(weights, samples=10 * number, metrics={"loss": step})
 
 
 def main() -> None:
@@ -106,7 +120,7 @@ def main() -> None:
         threading.Event().wait()
     else:
         folder, port, *last = arguments
-        serve(Path(folder), int(port), int(last[0]) if last else 0)
+        serve(Path(folder), int(port), int(last[0]) if last else 0, what)
 
 
 if __name__ == "__main__":

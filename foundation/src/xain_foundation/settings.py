@@ -121,9 +121,13 @@ def load(
     env_prefix: str = "",
     overrides: Mapping[str, object] | None = None,
     sections: Sequence[str] = (),
+    *,
+    reads_text: bool = True,
 ) -> Model:
     """The configuration in force; see resolve()."""
-    return resolve(model, file, env_prefix, overrides, sections=sections).config
+    return resolve(
+        model, file, env_prefix, overrides, sections=sections, reads_text=reads_text
+    ).config
 
 
 def resolve(
@@ -133,20 +137,24 @@ def resolve(
     overrides: Mapping[str, object] | None = None,
     defaults: Callable[[Mapping[str, object]], Mapping[str, object]] | None = None,
     sections: Sequence[str] = (),
+    *,
+    reads_text: bool = True,
 ) -> Resolved[Model]:
     """Read and check the settings: the file, over it the environment, over that the overrides.
 
     env_prefix: such as "XAIN_COORDINATOR_"; two underscores separate section and key, as in
         XAIN_COORDINATOR_ROUNDS__EPOCHS=3. "" leaves the environment out. Without a file, that of
         XAIN_COORDINATOR_CONFIG is read: in a container all commands then find the same settings.
-    overrides: by dotted key. Text is read as the type of the key; None counts as not given.
+    overrides: by dotted key; None counts as not given.
+    reads_text: whether a text among them is read as the type of its key, as flags give it; else it
+        is text, as in a file.
     defaults: called with the given values by dotted key; returns further values, in the form of
         overrides, for keys that none of the sources gives.
     sections: those that a command uses; what is given for others is passed over. (): all.
     Raises ConfigError with all mistakes, of MAX_PROBLEMS at most.
     """
     schema = Schema(model)
-    sources = [_from_flags(schema, overrides or {})]
+    sources = [_from_flags(schema, overrides or {}, reads_text=reads_text)]
     if env_prefix:
         sources.insert(0, _from_environment(schema, env_prefix))
         named = os.environ.get(env_prefix + FILE_VARIABLE)
@@ -305,7 +313,9 @@ def _from_environment(schema: Schema, prefix: str) -> _Source:
     return source
 
 
-def _from_flags(schema: Schema, overrides: Mapping[str, object]) -> _Source:
+def _from_flags(
+    schema: Schema, overrides: Mapping[str, object], *, reads_text: bool = True
+) -> _Source:
     source = _Source()
     for text, value in overrides.items():
         if value is None:
@@ -318,7 +328,7 @@ def _from_flags(schema: Schema, overrides: Mapping[str, object]) -> _Source:
         if leaf is None:
             source.refuse(key, f"{COMMAND_LINE}: {_unknown(schema, key, dotted)}")
             continue
-        parsed = schema.parse(key, value) if isinstance(value, str) else value
+        parsed = schema.parse(key, value) if reads_text and isinstance(value, str) else value
         source.take(schema, key, parsed, "flag", "", COMMAND_LINE)
     return source
 

@@ -350,7 +350,7 @@ def settings_in(folder: Path) -> dict[str, object]:
 def _config_of(settings: Mapping[str, object]) -> CoordinatorConfig:
     """Raises SessionFailed."""
     try:
-        return load(CoordinatorConfig, overrides=dict(settings))
+        return load(CoordinatorConfig, overrides=dict(settings), reads_text=False)
     except ConfigError as error:
         raise SessionFailed(str(error).replace("command line: ", "")) from None
 

@@ -176,7 +176,8 @@ def session(
     if address is not None:
         host, port = split_host_port(address)
         given["server.host"] = host
-        given |= {} if port is None else {"server.port": port}
+        if port is not None:
+            given["server.port"] = int(port) if port.isdecimal() else port
     given |= settings or {}
     deployment = Embedded(
         folder,

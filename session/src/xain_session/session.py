@@ -240,7 +240,13 @@ class Session(Generic[W]):
         for one in self._asked.rounds():
             if one.phase == "published" and one.round + 1 not in self._shown:
                 self._shown.add(one.round + 1)
-                _tell(_line(self._record_of(one, status), len(self._shown), status.rounds))
+                _tell(_line(self._record_of(one, status), self._first_round(), status.rounds))
+
+    def _first_round(self) -> int:
+        """Number of the first round that trains."""
+        if self._first is None:
+            self._first = min(one.round for one in self._asked.rounds())
+        return self._first
 
     def _run(self, round_: Round[W], request: control.ConfigureRoundRequest | None) -> Record[W]:
         if request is not None:
@@ -251,10 +257,8 @@ class Session(Generic[W]):
             raise SessionFailed(f"round {round_.number}: the session has ended: {status.cause}")
         (found,) = self._asked.rounds(round_.number)
         record = self._record_of(found, status)
-        if self._first is None:
-            self._first = min(one.round for one in self._asked.rounds())
         if self._progress:
-            _tell(_line(record, round_.number - self._first + 1, status.rounds))
+            _tell(_line(record, self._first_round(), status.rounds))
         return record
 
     def _record_of(self, found: inspection.RoundStatus, status: Status) -> Record[W]:
@@ -306,6 +310,8 @@ class Session(Generic[W]):
             if self._is_scripted:
                 self._asked.end()
             status = self._waited(lambda status: False)
+        if not self._is_scripted:
+            self._show_rounds(status)
         self._is_over = True
         if status.cause != COMPLETED:
             raise SessionFailed(f"the session has ended: {status.cause}")
@@ -432,15 +438,15 @@ def _sites(found: inspection.RoundStatus) -> dict[str, Site]:
     return sites
 
 
-def _line(record: Record[Any], number: int, rounds: int) -> str:
-    of = f"/{rounds}" if rounds else ""
+def _line(record: Record[Any], first: int, last_model: int) -> str:
+    of = f"/{last_model - first}" if last_model else ""
     metrics = "".join(
         f", {name} {value:.4g}"
         for name, value in sorted(record.metrics.items())
         if math.isfinite(value)
     )
     made = f"{record.num_updates} updates in {record.seconds:.1f} s"
-    return f"round {number}{of}: {made}{metrics}"
+    return f"round {record.model - first}{of}: {made}{metrics}"
 
 
 def _tell(text: str) -> None:

@@ -30,7 +30,8 @@ class Coordinator:
     """The coordinator of `xain-coordinator --config FILE`, with settings as values.
 
     settings: the sections of a configuration file, {"rounds": {"rounds": 3}}, or dotted keys,
-        {"rounds.rounds": 3}. No environment variable is read.
+        {"rounds.rounds": 3}, with values of the types that they have in a file. No environment
+        variable is read.
     resume, new_session, from_model: as the flags of the program.
 
     Logging, signals, the allocator and the garbage collector stay as the program has set them; but
@@ -47,7 +48,9 @@ class Coordinator:
         from_model: str = "",
     ) -> None:
         try:
-            self.config = load(CoordinatorConfig, overrides=_dotted(settings or {}))
+            self.config = load(
+                CoordinatorConfig, overrides=_dotted(settings or {}), reads_text=False
+            )
         except ConfigError as error:  # no flags are wrong
             raise ConfigError(str(error).replace("command line: ", "")) from None
         self.takes_signals = False
