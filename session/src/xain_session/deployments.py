@@ -32,7 +32,7 @@ from xain_session.session_log import logged_in
 from xain_session.transports import InProcess, Remote, Transport
 from xain_workloads.errors import NoModel
 from xain_workloads.exported import formats
-from xain_workloads.model import Model
+from xain_workloads.model import PERSONAL, Model
 
 if TYPE_CHECKING:
     from xain.weights import Declared
@@ -220,9 +220,14 @@ class Embedded:
     def _first_model(self) -> str:
         if self._first is None or isinstance(self._first, str):
             return self._first or ""
+        personal = self._config.model.personal
+        try:
+            first = self._first.without(personal)  # the sites declare theirs in the same way
+        except ValueError as error:
+            raise SessionFailed(str(error)) from None
+        metadata = {PERSONAL: json.dumps(personal)} if personal else {}
         path = self._folder / FIRST_MODEL
-        vector = self._first.vector()
-        formats.write(path, Model(vector, self._first.layout, {}), {})
+        formats.write(path, Model(first.vector(), first.layout, metadata), {})
         return str(path)
 
     def start_participants(self, stack: ExitStack) -> None:

@@ -334,6 +334,11 @@ class Session(Generic[W]):
     def _weights(self, number: int) -> W:
         from xain.weights import from_vector, plain_layout
 
+        if self._client is None:
+            raise RuntimeError(
+                f"model {number} was not fetched before the end of the `with`; the last model is "
+                "session.result.weights"
+            )
         model = without_control(self._asked.model(number))
         layout = plain_layout(model.layout) if model.layout else ()
         return cast(W, from_vector(model.vector, layout, self._declared, {}))

@@ -68,6 +68,20 @@ def test_loop_configures_runs_and_evaluates_each_round(
     np.testing.assert_allclose(exported.vector, step)
 
 
+def test_progress_counts_the_rounds_that_train(
+    tmp_path: Path, address: str, sites: Sites, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not the one in which the sites have made the first model."""
+    with xain.session(
+        rounds=2, min_participants=2, data_dir=tmp_path, address=address, linger_s=0.0
+    ) as session:
+        sites()
+        for round_ in session:
+            round_.run()
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("round ")]
+    assert [line.partition(":")[0] for line in lines] == ["round 1/2", "round 2/2"]
+
+
 def test_first_model_is_the_best_one_of_an_earlier_session(
     tmp_path: Path, address: str, sites: Sites
 ) -> None:
@@ -89,6 +103,63 @@ def test_first_model_is_the_best_one_of_an_earlier_session(
         (weights,) = (round_.run().weights["w"] for round_ in session)
     step = (1 + 2 * 2) / 3
     np.testing.assert_allclose(weights, 2 * step)
+
+
+def test_personal_tensors_of_the_first_model_stay_at_home(tmp_path: Path, address: str) -> None:
+    """The script's model has them, and those of a session that goes on from it as well."""
+    model = {"body": np.zeros(2), "head": np.zeros(1)}
+    heads: dict[str, list[float]] = {"east": [], "west": []}
+
+    def train(name: str) -> None:
+        for round_ in xain.rounds(model, id=name, coordinator=address):
+            heads[name].append(float(round_.weights["head"][0]))
+            own = {"body": round_.weights["body"] + 1, "head": np.ones(1)}
+            round_.submit(own, samples=1)
+
+    def train_all(first: Any) -> xain.Session:
+        session = xain.session(
+            first,
+            rounds=2,
+            min_participants=2,
+            settings={"model.personal": ["head"]},
+            data_dir=tmp_path,
+            address=address,
+            linger_s=0.0,
+            progress=False,
+        )
+        with session:
+            threads = [threading.Thread(target=train, args=(name,), daemon=True) for name in heads]
+            for thread in threads:
+                thread.start()
+            for round_ in session:
+                round_.run()
+        for thread in threads:
+            thread.join(60)
+        return session
+
+    session = train_all(model)
+    np.testing.assert_array_equal(session.result.weights["body"], 2)
+    np.testing.assert_array_equal(session.result.weights["head"], 0)  # the script's own
+    session.export(tmp_path / "last.npz")
+    session = train_all(tmp_path / "last.npz")
+    np.testing.assert_array_equal(session.result.weights["body"], 4)
+    assert heads == {"east": [0, 1, 0, 1], "west": [0, 1, 0, 1]}
+
+
+def test_pattern_of_no_tensor_of_the_first_model_is_named(tmp_path: Path, address: str) -> None:
+    session = opened(tmp_path, address, settings={"model.personal": ["tail.*"]})
+    with pytest.raises(xain.SessionFailed, match=r"'tail\.\*', which is no tensor"):
+        session.__enter__()
+
+
+def test_weights_after_the_with_are_those_of_the_result(
+    tmp_path: Path, address: str, sites: Sites
+) -> None:
+    with opened(tmp_path, address, rounds=1) as session:
+        sites()
+        (record,) = (round_.run() for round_ in session)
+    with pytest.raises(RuntimeError, match=r"session\.result\.weights"):
+        _ = record.weights
 
 
 # --- rules, controllers and pacing of the script ---

@@ -45,6 +45,7 @@ from xain_workloads.model import (
     Model,
     TensorSpec,
     control_size,
+    personal_patterns,
     require_personal,
     size_of,
 )
@@ -326,9 +327,12 @@ def _personal(
         made: Any = create(config.workload.name, options)
         patterns = tuple(made.personal)
     try:
-        if patterns and first.layout:
+        # The model of a script has no tensors that were personal when it was made.
+        known = personal_patterns(first.metadata)
+        added = [one for one in patterns if one not in known]
+        if added and first.layout:
             names = [spec.name for spec in first.layout if spec.kind != "control"]
-            require_personal(names, patterns)
+            require_personal(names, added)
     except ValueError as error:
         raise CannotStartFrom(f"{first.lineage.source}: {error}") from None
     return patterns
