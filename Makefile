@@ -134,10 +134,11 @@ $(VENV)/.ready-torch: requirements-torch.txt $(VENV)/.ready
 	@$(INSTALL) -r requirements-torch.txt
 	@touch $@
 
-$(VENV)/.ready-dev: requirements-dev.lock requirements-s3.lock $(VENV)/.ready-torch
+$(VENV)/.ready-dev: requirements-dev.lock requirements-s3.lock requirements-frameworks.txt $(VENV)/.ready-torch
 	@echo 'Adding the test tools to $(VENV) (once) ...'
 	@$(INSTALL) --require-hashes -r requirements-dev.lock
 	@$(INSTALL) --require-hashes -r requirements-s3.lock
+	@$(INSTALL) -r requirements-frameworks.txt
 	@touch $@
 
 clean:  ## remove what the tools left behind (not your data)

@@ -79,12 +79,15 @@ CLAIMS: dict[str, Callable[[str], bool]] = {
     ),
     "split_learning": is_ordered(above(0.9)),
     "trackers": lambda output: output == "rounds.csv has 5 lines\n",
+    "lightning_trainer": is_ordered(above(0.9)),
+    "keras_model": is_ordered(above(0.9)),
+    "jax_tree": is_ordered(above(0.9)),
     # The Trainer prints lines of its own before.
     "lora_trainer": lambda output: is_ordered(above(0.8))(output.splitlines()[-1]),
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # PEFT's own call
+@pytest.mark.filterwarnings("default")  # PEFT, Keras and Lightning warn of their own calls
 @pytest.mark.parametrize("name", CLAIMS)
 def test_recipe_does_what_it_claims(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
