@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from support.terminals import files_of
 from xain_foundation.sockets import free_ports
@@ -56,6 +58,18 @@ def test_server_of_the_page_runs_with_its_sites(folder: Path, name: str) -> None
             check=True,
         )
     assert re.fullmatch(SERVERS[name], done.stdout), done.stdout
+
+
+async def test_server_of_the_page_runs_as_a_cell_of_a_notebook(folder: Path) -> None:
+    cell = nbformat.v4.new_code_cell((folder / "server.py").read_text())
+    notebook = nbformat.v4.new_notebook(cells=[cell])
+    client = NotebookClient(notebook, timeout=None, resources={"metadata": {"path": str(folder)}})
+    with sites(folder):
+        await client.async_execute()
+    printed = "".join(
+        output["text"] for output in notebook.cells[0].outputs if output.get("name") == "stdout"
+    )
+    assert re.fullmatch(SERVERS["server.py"], printed), printed
 
 
 def test_every_program_of_the_page_is_run() -> None:
