@@ -86,11 +86,15 @@ class SchedulerMachine:
             if job.cut is not None and is_saved(job):
                 assert self.process is not None
                 written = c.CutWritten(job.cut.number, job=name)
-                self.process.after(0.01, partial(self.decide, written))
+                self.process.after(0.01, partial(self._written, written))
         if decision.events:
             for name, view in self.views().items():
                 if view.version != before.get(name):
                     self.on_view(view)
+
+    def _written(self, command: c.CutWritten) -> None:
+        if command.job in self.state.jobs:  # it may have been removed meanwhile
+            self.decide(command)
 
     def view(self, job: str) -> View:
         return view_of(self.state, job)
