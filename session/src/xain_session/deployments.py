@@ -5,10 +5,14 @@ import os
 import re
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import urlsplit
 
 from xain_coordinator.assembly.changed_rules import differences
 from xain_coordinator.config.coordinator import CoordinatorConfig
@@ -39,6 +43,8 @@ if TYPE_CHECKING:
 
 MARK: Final = "script.json"  # in the data folder: which session a script has come to the end of
 TRACKED: Final = "tracked.json"  # the last round that trackers have taken
+DOWNLOAD_S: Final = 60.0  # how long the server of a first model may be silent
+PIECE_BYTES: Final = 1 << 20
 FIRST_MODEL: Final = "first-model.npz"
 _LONGEST_LINGER_S: Final = 15.0
 _LOOK_S: Final = 0.05
@@ -218,6 +224,8 @@ class Embedded:
         return ""
 
     def _first_model(self) -> str:
+        if isinstance(self._first, str) and "://" in self._first:
+            return str(_downloaded(self._first, self._folder))
         if self._first is None or isinstance(self._first, str):
             return self._first or ""
         personal = self._config.model.personal
@@ -358,6 +366,20 @@ def _config_of(settings: Mapping[str, object]) -> CoordinatorConfig:
         return load(CoordinatorConfig, overrides=dict(settings), reads_text=False)
     except ConfigError as error:
         raise SessionFailed(str(error).replace("command line: ", "")) from None
+
+
+def _downloaded(url: str, folder: Path) -> Path:
+    """Fetch the file of a model into a folder. Raises SessionFailed."""
+    name = Path(urlsplit(url).path).name
+    path = folder / f"from-{name}"
+    try:
+        if urlsplit(url).scheme not in ("http", "https", "file"):
+            raise ValueError("only http, https and file are known")
+        with urllib.request.urlopen(url, timeout=DOWNLOAD_S) as answer:
+            replace_file(path, iter(partial(answer.read, PIECE_BYTES), b""))
+    except (OSError, ValueError, HTTPException) as error:
+        raise SessionFailed(f"the first model cannot be fetched from {url}: {error}") from None
+    return path
 
 
 def _export(opened: AbstractContextManager[Any], path: Path, which: str) -> None:

@@ -128,8 +128,8 @@ def session(
     again. When the `with` has come to its end, the next start begins another session.
 
     model: what the session begins with: a torch module, its state, arrays by name, a flat vector, a
-        function that returns one of them, the path of a file of export(), or "SESSION/best" (or a
-        number, or last) of this folder; None: the sites make it.
+        function that returns one of them, the path or URL of a file of export(), or "SESSION/best"
+        (or a number, or last) of this folder; None: the sites make it.
     rounds, epochs, seed: of the session; epochs: of a round at a site.
     min_participants: sites that a round needs. fraction: of those connected that take part.
     rule, controller, pacing: how updates become a model, who takes part, and when a round is over:

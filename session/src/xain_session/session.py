@@ -253,8 +253,7 @@ class Session(Generic[W]):
             self._asked.configure(request)
         status = self._waited(lambda status: status.model > round_.number)
         if status.model <= round_.number:
-            self._is_over = True
-            raise SessionFailed(f"round {round_.number}: the session has ended: {status.cause}")
+            raise self._ended_otherwise(status)
         (found,) = self._asked.rounds(round_.number)
         record = self._record_of(found, status)
         if self._progress:
@@ -314,7 +313,14 @@ class Session(Generic[W]):
             self._show_rounds(status)
         self._is_over = True
         if status.cause != COMPLETED:
-            raise SessionFailed(f"the session has ended: {status.cause}")
+            raise self._ended_otherwise(status)
+
+    def _ended_otherwise(self, status: Status) -> SessionFailed:
+        """The error for a session without a result. The script has heard of it, so that the next
+        start begins another one."""
+        self._is_over = True
+        self._deployment.forget()
+        return SessionFailed(f"the session has ended: {status.cause}")
 
     def _fail(self, error: Exception) -> None:
         """End the session because of an error in the body. One of the session itself, which goes on

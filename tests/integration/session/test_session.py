@@ -8,13 +8,17 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
 import xain
+from support.http_files import HttpFiles
 from xain_coordinator.journal.restore import restore_session
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.process.embedding import Coordinator
+from xain_wire.fl import access_pb2 as pb
+from xain_wire.fl.access_pb2_grpc import ControlStub
 from xain_workloads.exported import formats
 
 Sites = Callable[..., None]
@@ -160,6 +164,55 @@ def test_weights_after_the_with_are_those_of_the_result(
         (record,) = (round_.run() for round_ in session)
     with pytest.raises(RuntimeError, match=r"session\.result\.weights"):
         _ = record.weights
+
+
+def test_first_model_comes_from_a_url(tmp_path: Path, address: str, sites: Sites) -> None:
+    with opened(tmp_path / "first", address, rounds=1) as session:
+        sites()
+        for round_ in session:
+            round_.run()
+    session.export(tmp_path / "model.npz")
+    with (
+        HttpFiles(tmp_path) as files,
+        xain.session(
+            f"{files.url}/model.npz",
+            rounds=1,
+            min_participants=2,
+            data_dir=tmp_path / "second",
+            address=address,
+            linger_s=0.0,
+        ) as session,
+    ):
+        sites()
+        (weights,) = (round_.run().weights["w"] for round_ in session)
+        np.testing.assert_allclose(weights, 2 * (1 + 2 * 2) / 3)
+        missing = f"{files.url}/missing.npz"
+        with pytest.raises(xain.SessionFailed, match=r"cannot be fetched from .*404"):
+            xain.session(missing, data_dir=tmp_path / "third").__enter__()
+
+
+def test_session_that_an_operator_has_ended_is_told_once(
+    tmp_path: Path, address: str, sites: Sites
+) -> None:
+    def train() -> None:
+        with opened(tmp_path, address, rounds=1) as session:
+            stopping = threading.Thread(target=finish, args=(tmp_path,))
+            stopping.start()
+            for round_ in session:  # no site comes
+                round_.run()
+
+    with pytest.raises(xain.SessionFailed, match="has ended: finished by an operator: no sites"):
+        train()
+    with opened(tmp_path, address, rounds=1) as session:  # another session
+        sites()
+        for round_ in session:
+            round_.run()
+    assert session.result.model == 1
+
+
+def finish(folder: Path) -> None:
+    with grpc.insecure_channel(f"unix:{folder / 'journal.sock'}") as channel:
+        ControlStub(channel).FinishSession(pb.FinishSessionRequest(reason="no sites"), timeout=30)
 
 
 # --- rules, controllers and pacing of the script ---
