@@ -23,6 +23,7 @@ EXPECTED: dict[str, dict[str, str]] = {
         "memory": "threads copy_gb_per_s float64_accumulation_gb_per_s",
     },
     "round_overhead": {"": "round_ms_median bare_grpc_ms ratio_to_bare_grpc"},
+    "scripted": {"": "alone_ms script_ms ratio_to_alone"},
     "bulk_round": {"": "participants round_s_median"},
     "large_model": {
         "by_participants": (
