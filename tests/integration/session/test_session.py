@@ -378,8 +378,12 @@ def test_stop_ends_the_session_with_the_models_that_are_there(
 def test_ctrl_c_leaves_the_session_to_the_next_start(
     tmp_path: Path, address: str, sites: Sites
 ) -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+
     def wait() -> None:
         with opened(tmp_path, address) as session:
+            threading.Timer(0.5, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
             for round_ in session:  # waits for sites
                 raise AssertionError(f"{round_} without a site")
 
@@ -390,14 +394,6 @@ def test_ctrl_c_leaves_the_session_to_the_next_start(
         for round_ in session:
             round_.run()
     assert finished(tmp_path) == ["completed"]
-
-
-@pytest.fixture(autouse=True)
-def interrupt(request: pytest.FixtureRequest) -> None:
-    if request.node.originalname == "test_ctrl_c_leaves_the_session_to_the_next_start":
-        main = threading.main_thread().ident
-        assert main is not None
-        threading.Timer(1.5, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
 
 
 # --- what cannot be done ---
