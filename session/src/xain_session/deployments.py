@@ -7,7 +7,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
@@ -18,7 +18,8 @@ from xain_coordinator.assembly.changed_rules import differences
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.values import Phase
 from xain_coordinator.export.trained import ask, open_files
-from xain_coordinator.journal.restore import open_stopped
+from xain_coordinator.journal.restore import restore
+from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import JournalError, StoreError
 from xain_coordinator.process.embedding import Coordinator
 from xain_coordinator.process.run import STARTING_ERRORS, SWITCH_INTERVAL_S
@@ -178,7 +179,7 @@ class Embedded:
                 from_model=self._first_model() if is_new else "",
             )
             coordinator.start()
-        except WrongSetting as error:
+        except (WrongSetting, ConfigError) as error:
             raise SessionFailed(str(error)) from None
         except (*STARTING_ERRORS, InvalidCertificates) as error:
             raise SessionFailed(f"the session in {self._folder} cannot go on: {error}") from None
@@ -194,8 +195,11 @@ class Embedded:
         """
         if self._always_new or not self._config.journal.path.exists():
             return True
-        with open_stopped(self._config.journal.path) as (_, last):
-            session = last.session
+        with closing(SqliteJournal(self._config.journal.path)) as journal:
+            restored = restore(journal)
+        if restored is None:  # a start has failed before the session was there
+            return True
+        session = restored[0].session
         if session.phase is Phase.FINISHED and session.session_id == self._marked():
             return True
         different = [self._told(text) for text in differences(session, self._config)]

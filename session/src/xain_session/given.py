@@ -7,6 +7,7 @@ itself: a script that is started again hands over another object, which must hav
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping
+from types import CodeType
 from typing import Any, Final
 
 import numpy as np
@@ -30,6 +31,9 @@ _GROUPS: Mapping[str, str] = {
     "controller": plugins.CONTROLLERS,
     "pacing": plugins.PACINGS,
 }
+
+
+_objects: dict[str, dict[str, Any]] = {}  # by name and digest
 
 
 class Rule(AnyNumber):
@@ -109,8 +113,14 @@ def _source(code: Any) -> str:
     try:
         return inspect.getsource(code)
     except (OSError, TypeError):  # typed at a prompt, or built in
-        parts = [one.__code__ for one in _functions(code)]
-        return repr([(part.co_code, part.co_names, part.co_consts) for part in parts])
+        return str([_compiled(one.__code__) for one in _functions(code)])
+
+
+def _compiled(code: CodeType) -> str:
+    """The instructions, names and constants of a function, and of those within it, without where
+    they stand."""
+    constants = [_compiled(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+    return f"{code.co_code.hex()} {code.co_names} {constants}"
 
 
 def _shown(value: Any) -> str:
@@ -138,13 +148,18 @@ class _OfFunction(AnyNumber):
 def _kind_of(name: str, digest: str, made: Any, *, may_change: bool) -> type:
     """A class for the coordinator's tables of classes, each of whose instances is the object."""
 
+    known = _objects.setdefault(name, {})
+    known[digest] = made  # beside those of other sessions of this process
+
     class Given:
         def __new__(cls, source: str = digest) -> Any:
-            if source != digest and not may_change:
+            if may_change:
+                return made
+            if source not in known:
                 raise ValueError(
                     f"the session was begun with {name} as its code was then, {source}, and now it "
                     f'is {digest}; to go on with the changed one, resume="changed"'
                 )
-            return made
+            return known[source]
 
     return Given

@@ -22,6 +22,7 @@ from xain_foundation.commands import split_host_port
 from xain_session.deployments import Elsewhere, Embedded, Participants
 from xain_session.errors import SessionFailed
 from xain_session.given import settings_of
+from xain_session.round import plain
 from xain_session.session import Resume, Session
 from xain_session.trackers import Tracker
 
@@ -154,7 +155,7 @@ def session(
         first = os.fspath(model)
     elif model is not None:
         first = declare(model)
-    folder = Path(data_dir)
+    folder = Path(data_dir).absolute()  # wherever the script goes
     given: dict[str, Any] = {
         "rounds.scripted": True,
         "rounds.rounds": rounds,
@@ -170,7 +171,11 @@ def session(
         if one is not None:
             given |= settings_of(what, one, may_change=may_change)
     if train:
-        given["train"] = dict(train)
+        given["train"] = plain(train, " of train")
+    if participants is not None and tls is not None:
+        raise SessionFailed(
+            "simulated participants have no certificates: a session with them takes no tls"
+        )
     if participants is not None:
         given |= {"server.port": 0, **participants.settings}
     if address is not None:

@@ -118,8 +118,8 @@ class Result(Generic[W]):
 
     weights: the last model. model: its number. metrics: of the last round. best: None if no model
     was evaluated, or none was better than the best constant prediction.
-    history: the records of all rounds, as mappings: round, model, num_updates, samples, seconds,
-        metrics.
+    history: the records of all rounds, as mappings: round, model, num_updates, num_samples,
+        seconds, and the metrics of training.
     cause: why the session ended. seconds: how long it was open, at this start of the script.
     """
 

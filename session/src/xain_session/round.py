@@ -31,9 +31,16 @@ class Round(Generic[W]):
     started again; then configure() and select() may be left out.
     """
 
-    def __init__(self, session: "Running[W]", number: int, *, is_configured: bool) -> None:
+    def __init__(
+        self,
+        session: "Running[W]",
+        number: int,
+        decided: control.ConfigureRoundRequest | None = None,
+    ) -> None:
+        """decided: what was configured before the script was started again."""
         self.number = number
-        self.is_configured = is_configured
+        self.is_configured = decided is not None
+        self._decided_before = decided
         self._session = session
         self._values: dict[str, Any] = {}
         self._by_site: dict[str, dict[str, Any]] = {}
@@ -61,13 +68,13 @@ class Round(Generic[W]):
         restart other settings than before raise DecidedOtherwise in run().
         """
         self._require_open("configure")
-        self._values |= _plain(settings, "")
+        self._values |= plain(settings, "")
         for site, values in (by_site or {}).items():
             if not isinstance(values, Mapping):
                 raise TypeError(
                     f"by_site[{site!r}] is {values!r}; it must be a mapping of settings"
                 )
-            self._by_site.setdefault(site, {}).update(_plain(values, f" of {site}"))
+            self._by_site.setdefault(site, {}).update(plain(values, f" of {site}"))
         self._is_decided = True
 
     def select(
@@ -80,7 +87,8 @@ class Round(Generic[W]):
         """
         self._require_open("select")
         if callable(chosen):
-            if self.is_configured:
+            if self._decided_before is not None:
+                self._selected = list(self._decided_before.selected)
                 return
             chosen = chosen(self._session.participants)
         names = [chosen] if isinstance(chosen, str) else list(chosen)
@@ -111,7 +119,7 @@ class Round(Generic[W]):
         epochs = {site: of.pop(EPOCHS) for site, of in by_site.items() if EPOCHS in of}
         return control.ConfigureRoundRequest(
             round=self.number,
-            epochs=_epochs(values.pop(EPOCHS, 0), self.number),
+            epochs=_epochs(values.pop(EPOCHS), self.number) if EPOCHS in values else 0,
             site_epochs={site: _epochs(n, self.number) for site, n in epochs.items()},
             config=json.dumps(values, sort_keys=True) if values else "",
             by_site={site: json.dumps(of, sort_keys=True) for site, of in by_site.items() if of},
@@ -170,7 +178,7 @@ class AsyncRound(Generic[W]):
         self._round.stop()
 
 
-def _plain(settings: Mapping[str, object], of: str) -> dict[str, Any]:
+def plain(settings: Mapping[str, object], of: str) -> dict[str, Any]:
     """The settings as JSON holds them. Raises TypeError, which names the one that it cannot."""
     found = {}
     for name, value in settings.items():
@@ -192,6 +200,6 @@ def _shortened(value: object) -> str:
 
 
 def _epochs(value: object, number: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"round {number}: epochs is {value!r}; it must be a whole number from 1")
     return value

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from xain_coordinator.core.values import WeightsRef
+from xain_coordinator.ports import StoreError
 from xain_coordinator.server.translate import layout_of
 from xain_coordinator.stores.integrity import parse_vector
 from xain_foundation.backoff import Backoff
@@ -30,8 +31,11 @@ Status = control.FollowScriptResponse
 class ScriptClient:
     """A script's end of a coordinator. transport: of its calls; it stays until close()."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, check: Callable[[], None]) -> None:
+        """check: raises what keeps the coordinator from ever answering again."""
         self._transport = transport
+        self._check = check
+        self.trouble = ""  # why the coordinator does not answer at the moment
         self._changed = threading.Condition()
         self._status: Status | None = None
         self._failure: SessionFailed | None = None
@@ -61,6 +65,8 @@ class ScriptClient:
                 status = self._status
                 if self._failure is not None:
                     raise self._failure
+                if self._ended.is_set():
+                    raise SessionFailed("the session was left")
                 if status is not None and (status.is_finished or is_so(status)):
                     return status
                 self._changed.wait(LOOK_S)
@@ -73,45 +79,59 @@ class ScriptClient:
             try:
                 request = control.FollowScriptRequest(session_id=self.session_id)
                 with self._changed:
+                    if self._ended.is_set():
+                        return
                     self._call = self._transport.stream("FollowScript", request)
                 for status in self._call:
                     backoff.reset()
-                    self.session_id = status.session_id
-                    with self._changed:
-                        self._status = status
-                        self._changed.notify_all()
+                    self._take(status)
                     if status.is_finished:
                         return
             except Refused as error:
                 if self._ended.is_set():
                     return
                 if not error.is_passing:
-                    with self._changed:
-                        self._failure = SessionFailed(str(error))
-                        self._changed.notify_all()
+                    self._fail(SessionFailed(str(error)))
                     return
+                self.trouble = str(error)
+            except Exception as error:  # a defect: who waits must not wait for ever
+                self._fail(SessionFailed(f"the session cannot be followed: {error!r}"))
+                return
             self._ended.wait(backoff.next_s())
+
+    def _take(self, status: Status) -> None:
+        """Have a status, unless a later one is there already."""
+        self.session_id = status.session_id
+        self.trouble = ""
+        with self._changed:
+            known = self._status
+            if known is None or status.position >= known.position:
+                self._status = status
+            self._changed.notify_all()
+
+    def _fail(self, failure: SessionFailed) -> None:
+        with self._changed:
+            self._failure = failure
+            self._changed.notify_all()
 
     # --- decisions ---
 
     def configure(self, request: control.ConfigureRoundRequest) -> None:
         """Raises DecidedOtherwise, and SessionFailed if the session does not take it."""
         request.session_id = self.session_id
-        self._ask("ConfigureRound", request)
+        self._take(self._ask("ConfigureRound", request).status)
 
     def evaluated(self, model: int, num_samples: int, metrics: Mapping[str, float]) -> None:
         """Raises as configure() does."""
-        self._ask(
-            "RecordEvaluation",
-            control.RecordEvaluationRequest(
-                session_id=self.session_id, model=model, num_samples=num_samples, metrics=metrics
-            ),
+        request = control.RecordEvaluationRequest(
+            session_id=self.session_id, model=model, num_samples=num_samples, metrics=metrics
         )
+        self._take(self._ask("RecordEvaluation", request).status)
 
     def end(self, failure: str = "") -> None:
         """Come to the end of the script's loop; with the failure of its body, if there was one."""
         request = control.EndScriptRequest(session_id=self.session_id, failure=failure)
-        self._ask("EndScript", request)
+        self._take(self._ask("EndScript", request).status)
 
     def _ask(self, method: str, request: Any) -> Any:
         """Ask until there is an answer: a coordinator that is away is waited for."""
@@ -124,7 +144,8 @@ class ScriptClient:
                     raise DecidedOtherwise(str(error)) from None
                 if not error.is_passing or self._ended.is_set():
                     raise SessionFailed(str(error)) from None
-            time.sleep(backoff.next_s())
+            self._check()
+            time.sleep(backoff.next_s())  # before the coordinator is asked again
 
     # --- what it has made ---
 
@@ -157,4 +178,8 @@ class ScriptClient:
             data = self._transport.weights(ref)
         except Refused as error:
             raise SessionFailed(f"model {message.round} cannot be fetched: {error}") from None
-        return Model(parse_vector(data, ref), layout_of(message.layout), dict(message.metadata))
+        layout = layout_of(message.layout)
+        try:
+            return Model(parse_vector(data, ref), layout, dict(message.metadata))
+        except StoreError as error:
+            raise SessionFailed(f"model {message.round} cannot be read: {error}") from None

@@ -71,7 +71,9 @@ class Session(Generic[W]):
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            self._client = ScriptClient(stack.enter_context(self._deployment.opened()))
+            self._client = ScriptClient(
+                stack.enter_context(self._deployment.opened()), self._deployment.check
+            )
             stack.callback(self._client.close)
             self._deployment.start_participants(stack)
             self._stack = stack.pop_all()
@@ -87,6 +89,8 @@ class Session(Generic[W]):
             if isinstance(error, Exception):
                 self._fail(error)
             elif error is None and not self._is_paused:
+                if self._open is not None and self._open.record is not None:  # after `break`
+                    self._track(self._open.record)
                 self._end()
                 _ = self.result
                 for tracker in self._trackers:
@@ -145,10 +149,10 @@ class Session(Generic[W]):
         if not (status.is_finished or status.is_over):
             # The body of the round that was configured last may not have come to its end.
             if resumes and status.HasField("configured"):
-                self._open = Round(self, status.configured.round, is_configured=True)
+                self._open = Round(self, status.configured.round, status.configured)
                 return self._open
             if not status.is_trained:
-                self._open = Round(self, status.round, is_configured=False)
+                self._open = Round(self, status.round)
                 return self._open
         self._end()
         raise StopIteration
@@ -227,11 +231,12 @@ class Session(Generic[W]):
         self._deployment.check()
         if status is not None and not self._is_scripted:
             self._show_rounds(status)
-        if status is None or not self._progress or time.monotonic() - self._told < TELL_S:
+        if not self._progress or time.monotonic() - self._told < TELL_S:
             return
-        if status.waiting_for != self._last_text:
-            self._last_text = status.waiting_for
-            _tell(f"waiting: {status.waiting_for}")
+        text = self._asked.trouble or ("" if status is None else status.waiting_for)
+        if text and text != self._last_text:
+            self._last_text = text
+            _tell(f"waiting: {text}")
 
     def _show_rounds(self, status: Status) -> None:
         """Tell of rounds that are over, of a session that goes on by itself."""
@@ -368,12 +373,12 @@ class Session(Generic[W]):
             )
         history = [
             {
+                **one.metrics,
                 "round": one.round,
                 "model": one.round + 1,
                 "num_updates": one.num_contributors,
                 "num_samples": one.num_samples,
                 "seconds": one.seconds,
-                **one.metrics,
             }
             for one in records
             if one.phase == "published"

@@ -17,6 +17,7 @@ from support.http_files import HttpFiles
 from xain_coordinator.journal.restore import restore_session
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.process.embedding import Coordinator
+from xain_session.given import digest_of
 from xain_wire.fl import access_pb2 as pb
 from xain_wire.fl.access_pb2_grpc import ControlStub
 from xain_workloads.exported import formats
@@ -282,6 +283,29 @@ def test_class_instead_of_an_object_is_refused(tmp_path: Path, address: str) -> 
         opened(tmp_path, address, rule=Share)
 
 
+def test_two_sessions_of_a_process_have_a_rule_of_the_same_class_each(
+    tmp_path: Path, address: str, sites: Sites
+) -> None:
+    first = opened(tmp_path / "first", address, rule=Share(0.5), rounds=1)
+    opened(tmp_path / "second", address, rule=Share(0.25), rounds=1)
+    with first as session:
+        sites()
+        for round_ in session:
+            round_.run()
+    np.testing.assert_allclose(session.result.weights["w"], 0.5 * 1.5)
+
+
+def test_digest_of_a_rule_that_has_no_file_is_that_of_its_code() -> None:
+    """As in a notebook, where a cell may be run again."""
+    code = "def rule(updates, weights):\n    return [sum(row) for row in updates]\n"
+    first, again, other = {}, {}, {}
+    exec(compile(code, "<cell 1>", "exec"), first)
+    exec(compile("\n\n" + code, "<cell 2>", "exec"), again)
+    exec(compile(code.replace("sum", "max"), "<cell 3>", "exec"), other)
+    digests = [digest_of(one["rule"]) for one in (first, again, other)]
+    assert digests[0] == digests[1] != digests[2]
+
+
 # --- who takes part ---
 
 
@@ -300,7 +324,56 @@ def test_selected_sites_alone_take_part(tmp_path: Path, address: str, sites: Sit
     assert rosters == [["west"], ["north", "west"], ["east", "north", "west"]]
 
 
+def test_sites_that_a_function_has_selected_stay_selected_after_a_restart(
+    tmp_path: Path, address: str, sites: Sites
+) -> None:
+    rosters = []
+    for _ in range(2):
+        with opened(tmp_path, address, min_participants=1) as session:
+            if not rosters:
+                sites()
+            for round_ in session:
+                round_.configure(lr=0.5)
+                if round_.number == 0:
+                    while len(session.participants) < 2 and not round_.is_configured:
+                        pass
+                    round_.select(lambda there: [there[-1].name])
+                rosters.append([*round_.run().sites])
+                if len(rosters) == 1:
+                    session.pause()
+    assert rosters == [["west"], ["west"], ["east", "west"]]
+
+
 # --- its end ---
+
+
+def test_evaluation_that_ends_patience_ends_the_loop(
+    tmp_path: Path, address: str, sites: Sites
+) -> None:
+    for number in range(5):  # the status that the loop waits for is never an older one
+        with opened(
+            tmp_path / str(number),
+            address,
+            rounds=10,
+            metric="r2",
+            settings={"evaluate.patience": 1},
+        ) as session:
+            sites()
+            for round_ in session:
+                round_.run().evaluate(r2=0.5 - 0.1 * round_.number)
+        assert session.result.model == 2
+
+
+def test_start_that_fails_leaves_the_folder_to_the_next_one(
+    tmp_path: Path, address: str, sites: Sites
+) -> None:
+    with pytest.raises(xain.SessionFailed, match=r"missing\.npz"):
+        xain.session(str(tmp_path / "missing.npz"), data_dir=tmp_path).__enter__()
+    with opened(tmp_path, address, rounds=1) as session:
+        sites()
+        for round_ in session:
+            round_.run()
+    assert session.result.model == 1
 
 
 def test_exception_in_the_body_ends_the_session_as_failed(

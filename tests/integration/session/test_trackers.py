@@ -26,7 +26,13 @@ class Remembering:
 
 
 def run(
-    folder: Path, address: str, tracker: Any, *, start: Callable[..., None], pause_at: int = -1
+    folder: Path,
+    address: str,
+    tracker: Any,
+    *,
+    start: Callable[..., None],
+    pause_at: int = -1,
+    break_at: int = -1,
 ) -> None:
     with xain.session(
         {"w": np.zeros(3)},
@@ -43,6 +49,8 @@ def run(
             round_.run()
             if round_.number == pause_at:
                 session.pause()
+            if round_.number == break_at:
+                break
 
 
 def test_round_that_a_tracker_has_taken_is_not_told_again(
@@ -73,6 +81,14 @@ def test_mlflow_has_one_run_of_a_session_that_was_left_and_gone_on_with(
     assert found.info.status == "FINISHED"
     steps = [one.step for one in client.get_metric_history(found.info.run_id, "loss")]
     assert steps == [0, 1, 2]
+
+
+def test_round_that_the_loop_breaks_after_is_told_too(
+    tmp_path: Path, address: str, sites: Callable[..., None]
+) -> None:
+    tracker = Remembering()
+    run(tmp_path, address, tracker, start=sites, break_at=1)
+    assert (tracker.rounds, tracker.ended) == ([0, 1], [2])
 
 
 def test_tracker_that_fails_ends_no_session(

@@ -227,6 +227,11 @@ class Driver:
         return any(isinstance(record.event, e.SessionOpened) for record in self._opening)
 
     @property
+    def num_records(self) -> int:
+        """Events of the session on the disk, to which `session` is folded."""
+        return self._num_records
+
+    @property
     def is_closed(self) -> bool:
         """Whether the journal is closed, or about to be."""
         return self._closed

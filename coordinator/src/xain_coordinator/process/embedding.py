@@ -199,12 +199,16 @@ class Coordinator:
     def _in_loop(self, work: Coroutine[Any, Any, Any]) -> Any:
         assert self._loop is not None, "start() comes first"
         try:
-            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         except RuntimeError:  # the event loop has ended
             work.close()
             raise Unavailable("the coordinator has stopped") from None
-        except CancelledError:
-            raise Unavailable("the coordinator has stopped") from None
+        while not future.done() and not self._has_ended.is_set():
+            with contextlib.suppress(TimeoutError, CancelledError):
+                future.exception(LOOK_S)
+        if not future.done() or future.cancelled():
+            raise Unavailable("the coordinator has stopped")
+        return future.result()
 
     async def _finished(self) -> Session:
         driver = self._started.current.driver

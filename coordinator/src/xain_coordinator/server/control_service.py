@@ -136,7 +136,8 @@ class ControlService(pb_grpc.ControlServicer):
         while (session := self._driver.session).session_id == session_id:
             status = script_status(session, self._driver.strategy)
             if status != last:
-                yield (last := status)
+                last = status
+                yield self._script_status()
                 if status.is_finished:
                     return
             else:
@@ -147,14 +148,14 @@ class ControlService(pb_grpc.ControlServicer):
     ) -> pb.ConfigureRoundResponse:
         await self._driver.submit(configuration(request))
         await self._noted("round_configured", round=request.round)
-        return pb.ConfigureRoundResponse()
+        return pb.ConfigureRoundResponse(status=self._script_status())
 
     async def RecordEvaluation(
         self, request: pb.RecordEvaluationRequest, context: Context
     ) -> pb.RecordEvaluationResponse:
         await self._driver.submit(evaluation(request))
         await self._noted("model_evaluated", model=request.model)
-        return pb.RecordEvaluationResponse()
+        return pb.RecordEvaluationResponse(status=self._script_status())
 
     async def EndScript(
         self, request: pb.EndScriptRequest, context: Context
@@ -162,7 +163,12 @@ class ControlService(pb_grpc.ControlServicer):
         await self._driver.submit(EndScript(request.failure, request.session_id))
         # The audit log is about who did what; the traceback is in the journal.
         await self._noted("script_ended", failed=bool(request.failure))
-        return pb.EndScriptResponse()
+        return pb.EndScriptResponse(status=self._script_status())
+
+    def _script_status(self) -> pb.FollowScriptResponse:
+        status = script_status(self._driver.session, self._driver.strategy)
+        status.position = self._driver.num_records
+        return status
 
     async def _noted(self, event: str, **fields: object) -> None:
         session_id = self._driver.session.session_id

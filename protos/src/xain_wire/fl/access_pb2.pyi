@@ -454,6 +454,7 @@ class FollowScriptResponse(_message.Message):
     EVALUATED_FIELD_NUMBER: _builtins.int
     IS_OVER_FIELD_NUMBER: _builtins.int
     ROUNDS_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
     IS_SCRIPTED_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     round: _builtins.int
@@ -473,6 +474,8 @@ class FollowScriptResponse(_message.Message):
     """the script has come to its end"""
     rounds: _builtins.int
     """Number of the model after the last round; fewer rounds may do. 0: the training has no size yet."""
+    position: _builtins.int
+    """Events of the session so far: of two of these messages the one with more is the later one."""
     is_scripted: _builtins.bool
     """else it goes on by itself, and takes no decisions of a script"""
     @_builtins.property
@@ -500,11 +503,12 @@ class FollowScriptResponse(_message.Message):
         evaluated: Global___RecordEvaluationRequest | None = ...,
         is_over: _builtins.bool = ...,
         rounds: _builtins.int = ...,
+        position: _builtins.int = ...,
         is_scripted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["configured", b"configured", "evaluated", b"evaluated"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "configured", b"configured", "evaluated", b"evaluated", "is_finished", b"is_finished", "is_over", b"is_over", "is_scripted", b"is_scripted", "is_trained", b"is_trained", "model", b"model", "round", b"round", "rounds", b"rounds", "session_id", b"session_id", "waiting_for", b"waiting_for", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "configured", b"configured", "evaluated", b"evaluated", "is_finished", b"is_finished", "is_over", b"is_over", "is_scripted", b"is_scripted", "is_trained", b"is_trained", "model", b"model", "position", b"position", "round", b"round", "rounds", b"rounds", "session_id", b"session_id", "waiting_for", b"waiting_for", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -603,12 +607,19 @@ Global___ConfigureRoundRequest: _TypeAlias = ConfigureRoundRequest  # noqa: Y015
 class ConfigureRoundResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    STATUS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def status(self) -> Global___FollowScriptResponse:
+        """as it is with the decision"""
+
     def __init__(
         self,
+        *,
+        status: Global___FollowScriptResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -670,12 +681,19 @@ Global___RecordEvaluationRequest: _TypeAlias = RecordEvaluationRequest  # noqa: 
 class RecordEvaluationResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    STATUS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def status(self) -> Global___FollowScriptResponse:
+        """as it is with the decision"""
+
     def __init__(
         self,
+        *,
+        status: Global___FollowScriptResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -709,12 +727,19 @@ Global___EndScriptRequest: _TypeAlias = EndScriptRequest  # noqa: Y015
 class EndScriptResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    STATUS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def status(self) -> Global___FollowScriptResponse:
+        """as it is with the decision"""
+
     def __init__(
         self,
+        *,
+        status: Global___FollowScriptResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
