@@ -200,10 +200,13 @@ async def test_failure_of_a_script_ends_the_session_however_long_it_is(trained, 
     assert len(coordinator.driver.session.cause) < 3000
 
 
-async def test_session_without_a_script_is_followed_by_none(start, local) -> None:
+async def test_session_without_a_script_can_be_followed_and_takes_no_decisions(
+    start, local
+) -> None:
     await start()
-    code, details = await refusal_of(
-        ControlStub(local).FollowScript(access.FollowScriptRequest()).read()
-    )
+    control = ControlStub(local)
+    status = await control.FollowScript(access.FollowScriptRequest()).read()
+    assert (status.is_scripted, status.waits) == (False, False)
+    code, details = await refusal_of(control.ConfigureRound(access.ConfigureRoundRequest()))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert "rounds.scripted is not set" in details
