@@ -440,7 +440,7 @@ async def test_a_participant_goes_on_after_a_cut(start, join, proxy, monkeypatch
         encoded = quantise(large, base, work.encoding)
         large = base  # what is decoded is the update now
     ref = await put_again(client, 1, large, None, encoded)
-    await asyncio.to_thread(client.end_round, 1, ref, 1, "")
+    await asyncio.to_thread(client.end_round, client.end_request(1, ref, 1, ""))
     await asyncio.to_thread(client.close)
     assert cuts
     size = large.nbytes if encoding == "plain" else large.nbytes // 4

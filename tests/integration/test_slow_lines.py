@@ -120,7 +120,7 @@ async def test_weights_pass_a_slow_line_once(start, join, proxy, port_proxy, way
         ref = await site.again(client.put_weights, 1, model + 1, work.upload)
         up = carrier.num_bytes_up - up
         beats.cancel()
-        await site.again(client.end_round, 1, ref, 1, "")
+        await site.again(client.end_round, client.end_request(1, ref, 1, ""))
     assert site.failed == []
     assert model.tobytes() == VECTOR.tobytes()
     size = len(npy(VECTOR))
@@ -148,7 +148,9 @@ async def test_small_update_that_comes_slowly_holds_up_no_heartbeat(start, join,
         proxy.throttle(2_000)
         ref = client.put_weights(1, model)
         assert ref.data
-        handing_in = asyncio.create_task(site.again(client.end_round, 1, ref, 1, ""))
+        handing_in = asyncio.create_task(
+            site.again(client.end_round, client.end_request(1, ref, 1, ""))
+        )
         await asyncio.to_thread(client.heartbeat, pb.TRAINING, 1)
         assert not handing_in.done()
         await handing_in

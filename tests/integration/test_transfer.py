@@ -61,10 +61,10 @@ async def test_an_encoded_update_is_fewer_bytes(start, join, proxy, encoding, ra
     assert refused_ref.digest == digest(npy(bad))
     assert refused_ref.encoding == pb.PLAIN
     with pytest.raises(Refused, match="70000"):
-        await asyncio.to_thread(client.end_round, 1, refused_ref, 1, "")
+        await asyncio.to_thread(client.end_round, client.end_request(1, refused_ref, 1, ""))
     plain = await asyncio.to_thread(client.put_weights, 1, update)  # as after a restart
     assert plain.digest == ref.digest
-    await asyncio.to_thread(client.end_round, 1, plain, 1, "")
+    await asyncio.to_thread(client.end_round, client.end_request(1, plain, 1, ""))
     await asyncio.to_thread(client.close)
 
 

@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TextIO, cast
 
+from xain_foundation import streams
 from xain_session.errors import DecidedOtherwise, SessionFailed
 from xain_session.record import Best, Record, Result, Site, W
 from xain_session.round import AsyncRound, Participant, Round
@@ -20,6 +21,7 @@ from xain_session.trackers import Tracker
 from xain_wire.fl import access_pb2 as control
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_wire.metadata import COMPLETED
+from xain_workloads.model import unflatten
 from xain_workloads.scaffold import without_control
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ class Session(Generic[W]):
         self._is_paused = False
         self._is_over = False
         self._told = 0.0
+        self._tell: Callable[[str], None] = lambda text: None
         self._last_text = ""
         self._result: Result[W] | None = None
         # The first one that trains: before it the sites may have made the model in a round.
@@ -71,6 +74,7 @@ class Session(Generic[W]):
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
+            self._tell = _Printer(stack)
             self._client = ScriptClient(
                 stack.enter_context(self._deployment.opened()), self._deployment.check
             )
@@ -236,7 +240,7 @@ class Session(Generic[W]):
         text = self._asked.trouble or ("" if status is None else status.waiting_for)
         if text and text != self._last_text:
             self._last_text = text
-            _tell(f"waiting: {text}")
+            self._tell(f"waiting: {text}")
 
     def _show_rounds(self, status: Status) -> None:
         """Tell of rounds that are over, of a session that goes on by itself."""
@@ -245,7 +249,7 @@ class Session(Generic[W]):
         for one in self._asked.rounds():
             if one.phase == "published" and one.round + 1 not in self._shown:
                 self._shown.add(one.round + 1)
-                _tell(_line(self._record_of(one, status), self._first_round(), status.rounds))
+                self._tell(_line(self._record_of(one, status), self._first_round(), status.rounds))
 
     def _first_round(self) -> int:
         """Number of the first round that trains."""
@@ -262,7 +266,7 @@ class Session(Generic[W]):
         (found,) = self._asked.rounds(round_.number)
         record = self._record_of(found, status)
         if self._progress:
-            _tell(_line(record, self._first_round(), status.rounds))
+            self._tell(_line(record, self._first_round(), status.rounds))
         return record
 
     def _record_of(self, found: inspection.RoundStatus, status: Status) -> Record[W]:
@@ -298,7 +302,7 @@ class Session(Generic[W]):
             getattr(tracker, method)(what)
         except Exception as error:  # another's program, and its server
             name = type(tracker).__name__
-            _tell(f"{name}.{method}() has failed: {type(error).__name__}: {error}")
+            self._tell(f"{name}.{method}() has failed: {type(error).__name__}: {error}")
             return False
         return True
 
@@ -352,6 +356,8 @@ class Session(Generic[W]):
             )
         model = without_control(self._asked.model(number))
         layout = plain_layout(model.layout) if model.layout else ()
+        if self._declared is None:  # arrays, whatever the script has imported
+            return cast(W, unflatten(model.vector, layout) if layout else model.vector)
         return cast(W, from_vector(model.vector, layout, self._declared, {}))
 
     def _load_result(self) -> Result[W]:
@@ -465,6 +471,19 @@ def _line(record: Record[Any], first: int, last_model: int) -> str:
     return f"round {record.model - first}{of}: {made}{metrics}"
 
 
-def _tell(text: str) -> None:
-    with suppress(OSError, ValueError):  # a reader that has gone, and a closed stream
-        print(text, file=sys.stderr, flush=True)  # noqa: T201  # progress of a script
+class _Printer:
+    """Prints lines to standard error, and waits for no reader."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stream: TextIO | None = sys.stderr  # None: it was closed before the start
+        if self._stream is not None and self._stream is sys.__stderr__:  # no notebook's
+            descriptor = streams.Descriptor(self._stream.fileno())
+            stack.callback(descriptor.close, streams.CLOSE_S)
+            self._stream = streams.open_stream(descriptor, self._stream.encoding)
+
+    def __call__(self, text: str) -> None:
+        if self._stream is None:
+            return
+        with suppress(OSError, ValueError):  # a reader that has gone, and a closed stream
+            self._stream.write(f"{text}\n")
+            self._stream.flush()

@@ -41,7 +41,7 @@ class TensorBoard:
     """Scalars below FOLDER/SESSION, for `tensorboard --logdir FOLDER`. Raises NotInstalled."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        with _installed("tensorboard"):
+        with _installed("pip install tensorboard"):
             from tensorboard import summary
         self._open = summary.Writer
         self._folder = Path(folder)
@@ -66,7 +66,7 @@ class MLflow:
     """
 
     def __init__(self, experiment: str = EXPERIMENT) -> None:
-        with _installed("mlflow-skinny"):
+        with _installed("pip install mlflow-skinny"):
             import mlflow
         self._mlflow = mlflow
         self._experiment = experiment
@@ -94,7 +94,7 @@ class WeightsAndBiases:
     mode="offline". Raises NotInstalled."""
 
     def __init__(self, **options: Any) -> None:
-        with _installed("wandb"):
+        with _installed("pip install wandb"):
             import wandb
         self._init = wandb.init
         self._options = {"project": EXPERIMENT, **options}
@@ -193,8 +193,8 @@ def figures_of(point: Point) -> dict[str, float]:
 
 
 @contextmanager
-def _installed(wheel: str) -> Iterator[None]:
+def _installed(command: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise NotInstalled(f"this tracker needs {error.name}: pip install {wheel}") from None
+        raise NotInstalled(f"this tracker needs {error.name}: {command}") from None
