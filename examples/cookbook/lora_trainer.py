@@ -17,6 +17,7 @@ import xain
 
 SITES = ("north", "east")
 LENGTH, WORDS = 6, 20
+ONE_AT_A_TIME = threading.Lock()  # the Trainer has state that all threads of a process share
 
 # --- data, model and training, as without federation ---
 
@@ -74,8 +75,9 @@ def site(number, coordinator, model):
     rows = load(number)
     for round in xain.rounds(model, id=SITES[number], coordinator=coordinator):
         model.load_state_dict(round.weights)
-        trainer = Trainer(model, arguments(round.config.epochs, SITES[number]), train_dataset=rows)
-        loss = trainer.train().training_loss
+        options = arguments(round.config.epochs, SITES[number])
+        with ONE_AT_A_TIME:  # sites of their own need no lock
+            loss = Trainer(model, options, train_dataset=rows).train().training_loss
         round.submit(model, samples=len(rows), metrics={"loss": loss})
 
 

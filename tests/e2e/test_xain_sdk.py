@@ -58,7 +58,9 @@ class Bucket:
         """Keys outside the session's own part."""
         listed = self._client.list_objects_v2(Bucket=self.name)
         keys = {one["Key"] for one in listed.get("Contents", [])}
-        return {key for key in keys if key.partition("/")[0].isdigit()}
+        firsts = {key: key.partition("/")[0] for key in keys}
+        # The identity of a session has 12 characters, which may all be digits.
+        return {key for key, first in firsts.items() if first.isdigit() and len(first) < 12}
 
     async def holds(self, key: str) -> None:
         """Wait until it does."""

@@ -476,10 +476,11 @@ class _Printer:
 
     def __init__(self, stack: ExitStack) -> None:
         self._stream: TextIO | None = sys.stderr  # None: it was closed before the start
-        if self._stream is not None and self._stream is sys.__stderr__:  # no notebook's
-            descriptor = streams.Descriptor(self._stream.fileno())
+        own = sys.__stderr__
+        if own is not None and own is sys.stderr:  # a notebook's is its own affair
+            descriptor = streams.Descriptor(own.fileno())
             stack.callback(descriptor.close, streams.CLOSE_S)
-            self._stream = streams.open_stream(descriptor, self._stream.encoding)
+            self._stream = streams.open_stream(descriptor, own.encoding)
 
     def __call__(self, text: str) -> None:
         if self._stream is None:
