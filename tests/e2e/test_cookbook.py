@@ -83,7 +83,6 @@ CLAIMS: dict[str, Callable[[str], bool]] = {
     "keras_model": is_ordered(above(0.9)),
     "jax_tree": is_ordered(above(0.9)),
     # The Trainer prints lines of its own before.
-    "lora_trainer": lambda output: is_ordered(above(0.8))(output.splitlines()[-1]),
 }
 
 
