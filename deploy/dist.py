@@ -73,7 +73,7 @@ def main(folder: Path) -> None:
             }
         elif source == "coordinator":
             project["dependencies"].append("xain-participant")
-        # Those of one version belong together.
+        # Wheels of one version belong together.
         project["dependencies"] = [
             f"{text}=={project['version']}" if text in PROGRAMS else text
             for text in project["dependencies"]

@@ -22,7 +22,7 @@ CALL_S = 20.0  # that a call may take
 FOLLOWED_S = 60.0  # after which a script asks anew: a stream may stall without a word
 PAUSE_S = 1.0
 
-# What a script hears while the coordinator is away, or the call is.
+# Errors that a script gets while the coordinator, or the call, is away.
 _AWAY = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,

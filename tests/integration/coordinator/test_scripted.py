@@ -100,7 +100,7 @@ async def test_script_configures_measures_and_ends_a_session_through_a_restart(
         )
         await control.RecordEvaluation(measured)
         await control.RecordEvaluation(measured)
-        # Whoever follows hears of the evaluation without anything else that happens.
+        # A script that follows hears of the evaluation, though nothing else happens.
         status = await until(stream, lambda one: one.HasField("evaluated"))
         assert dict(status.evaluated.metrics) == {"accuracy": 0.75}
         await control.ConfigureRound(access.ConfigureRoundRequest(round=2))

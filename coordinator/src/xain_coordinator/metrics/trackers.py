@@ -110,7 +110,7 @@ class WeightsAndBiases:
             self._run.finish()
 
 
-# By the name in [metrics] trackers. folder: that of metrics.path.
+# Trackers by their name in [metrics] trackers. folder: that of metrics.path.
 TRACKERS: Final[Mapping[str, Callable[[Path], Tracker]]] = {
     "mlflow": lambda folder: MLflow(),
     "tensorboard": lambda folder: TensorBoard(folder / "runs"),

@@ -14,8 +14,8 @@ from xain_coordinator.core.view import waiting_for
 from xain_wire.fl import access_pb2 as pb
 
 EPOCHS = "epochs"  # which a participant finds among the settings, and which are none of them
-# Of the canonical form. All settings of a round go into the journal, and those of a site into its
-# assignment.
+# Limits of the canonical form. The settings of a round go into the journal, and those of a site
+# into its assignment.
 MAX_CONFIG_BYTES = 1 << 20
 MAX_SITE_BYTES = 1 << 16
 

@@ -111,7 +111,7 @@ class ServerNode:
         self._last_job = -1  # the highest number that has been heard of
         self._hosted: dict[int, _Hosted] = {}
         self._roles = object()  # another one whenever a range gets another role, or leaves
-        # By table, sections and keys of small requests.
+        # Joined ranges, by table, sections and keys of small requests.
         self._together: dict[tuple[int, tuple[Section, ...], bytes], Together] = {}
         self._recovered: dict[tuple[int, int], Copy] = {}  # by generation and range
         self._waiting: list[tuple[Source, Message]] = []
