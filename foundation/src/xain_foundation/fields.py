@@ -17,6 +17,11 @@ from pydantic import (
     model_validator,
 )
 
+MAX_DEPTH: Final = 100  # of lists and mappings in each other; no setting needs more than a few
+# A text in quotes is passed over, also one that has no end: so that no text is read twice.
+_BRACKETS: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|[][{}]', re.DOTALL)
+_STEPS: Final = {"[": 1, "{": 1, "]": -1, "}": -1}
+
 
 class WrongSetting(ValueError):
     """A conflict: one key is wrong because of another one.
@@ -238,12 +243,19 @@ def require_private(
     raise ValueError(f"{what}: {remedy} in a network that you trust")
 
 
-def parse_json(text: str) -> object:
-    """Raises ValueError, also for lists that are nested too deeply."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+def parse_json(text: str, *, parse_constant: Callable[[str], object] | None = None) -> object:
+    """Raises ValueError, also for lists that are nested more than MAX_DEPTH deep.
+
+    parse_constant: as in json.loads(). The depth is found before the text is read: a RecursionError
+    at the end of the stack strikes what the garbage collector runs there, too.
+    """
+    if text.count("[") + text.count("{") > MAX_DEPTH:
+        depth = 0
+        for found in _BRACKETS.finditer(text):
+            depth += _STEPS.get(found[0], 0)
+            if depth > MAX_DEPTH:
+                raise ValueError(f"nested more than {MAX_DEPTH} deep")
+    return json.loads(text, parse_constant=parse_constant)
 
 
 def _parse_texts(value: object) -> tuple[str, ...]:
