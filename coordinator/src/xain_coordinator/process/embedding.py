@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
-from concurrent.futures import CancelledError
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.errors import Unavailable
@@ -23,6 +24,7 @@ from xain_foundation.settings import ConfigError, load
 if TYPE_CHECKING:
     from xain_coordinator.assembly.sessions import Sessions
 
+_STOPPED = "the coordinator has stopped"
 LOOK_S = 1.0  # between two looks of a wait whether the coordinator is still there
 
 
@@ -92,7 +94,7 @@ class Coordinator:
             raise self._failure
         if self._sessions is None or self._is_stopping.is_set():
             self.stop()
-            raise Unavailable("the coordinator has stopped")
+            raise Unavailable(_STOPPED)
         return self
 
     def stop(self) -> int:
@@ -111,26 +113,12 @@ class Coordinator:
 
         Raises TimeoutError, and Unavailable if the coordinator stops meanwhile.
         """
-        assert self._loop is not None, "start() comes first"
-        give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
-        waiting = self._finished()
+        finished = Answers(self, _once(self._finished))
         try:
-            finished = asyncio.run_coroutine_threadsafe(waiting, self._loop)
-        except RuntimeError:  # the event loop has ended
-            waiting.close()
-            raise Unavailable("the coordinator has stopped") from None
-        while True:
-            left = LOOK_S if give_up_at is None else give_up_at - time.monotonic()
-            try:
-                return finished.result(max(min(left, LOOK_S), 0.0))
-            except CancelledError:
-                raise Unavailable("the coordinator has stopped") from None
-            except TimeoutError:
-                if self._has_ended.is_set():
-                    raise Unavailable("the coordinator has stopped") from None
-                if left <= LOOK_S and give_up_at is not None:
-                    finished.cancel()
-                    raise
+            return cast(Session, finished.take(timeout_s))
+        except TimeoutError:
+            finished.cancel()
+            raise
 
     def __enter__(self) -> Self:
         return self.start()
@@ -151,7 +139,7 @@ class Coordinator:
     def call(self, method: str, request: Any) -> Any:
         """Have a method of Control or Inspection answer, as the operator's socket does, without a
         call over it. Raises a Refusal, and Unavailable if the coordinator stops."""
-        return self._in_loop(self._answer(method, request))
+        return next(Answers(self, _once(partial(self._servicer(method), request, None))))
 
     def stream(self, method: str, request: Any) -> "Answers":
         """The answers of a method that streams them."""
@@ -192,24 +180,6 @@ class Coordinator:
         service = server.control if hasattr(server.control, method) else server.inspection
         return getattr(service, method)
 
-    async def _answer(self, method: str, request: Any) -> Any:
-        CALLER.set(THIS_MACHINE)
-        return await self._servicer(method)(request, None)
-
-    def _in_loop(self, work: Coroutine[Any, Any, Any]) -> Any:
-        assert self._loop is not None, "start() comes first"
-        try:
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError:  # the event loop has ended
-            work.close()
-            raise Unavailable("the coordinator has stopped") from None
-        while not future.done() and not self._has_ended.is_set():
-            with contextlib.suppress(TimeoutError, CancelledError):
-                future.exception(LOOK_S)
-        if not future.done() or future.cancelled():
-            raise Unavailable("the coordinator has stopped")
-        return future.result()
-
     async def _finished(self) -> Session:
         driver = self._started.current.driver
         while driver.session.phase is not Phase.FINISHED:
@@ -247,43 +217,76 @@ class Coordinator:
 
 
 class Answers:
-    """Answers of a method of a coordinator in this process, for one thread; cancel() is for any.
-    The next one raises a Refusal, and Unavailable if the coordinator stops or after cancel()."""
+    """Answers of a coordinator in this process, for one thread; cancel() is for any. The next one
+    raises a Refusal, and Unavailable if the coordinator stops or after cancel().
+
+    They come by a SimpleQueue, which Ctrl-C between two lines of Python leaves usable: a lock that
+    an interrupted thread has kept would hold up the coordinator itself.
+    """
 
     def __init__(self, coordinator: Coordinator, answers: AsyncIterator[Any]) -> None:
+        assert coordinator._loop is not None, "start() comes first"
         self._coordinator = coordinator
+        self._loop = coordinator._loop
         self._answers = answers
-        self._cancelled = asyncio.Event()
+        self._found: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        self._task: asyncio.Task[None] | None = None
+        try:
+            self._loop.call_soon_threadsafe(self._begin)
+        except RuntimeError:  # the event loop has ended
+            raise Unavailable(_STOPPED) from None
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        try:
-            return self._coordinator._in_loop(self._next())
-        except StopAsyncIteration:
-            raise StopIteration from None
+        return self.take()
+
+    def take(self, timeout_s: float | None = None) -> Any:
+        """The next answer. Raises TimeoutError, too."""
+        give_up_at = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left = give_up_at - time.monotonic()
+            try:
+                answer, error = self._found.get(timeout=max(min(left, LOOK_S), 0.0))
+            except Empty:
+                if self._coordinator.has_ended:
+                    raise Unavailable(_STOPPED) from None
+                if left <= LOOK_S:
+                    raise TimeoutError from None
+                continue
+            if error is not None:
+                raise error
+            return answer
 
     def cancel(self) -> None:
         """Have a thread that waits for an answer wait no longer."""
-        if self._coordinator._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the event loop has ended
-                self._coordinator._loop.call_soon_threadsafe(self._cancelled.set)
+        self._found.put((None, Unavailable("it was waited for no longer")))
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
+            self._loop.call_soon_threadsafe(self._end)
 
-    async def _next(self) -> Any:
+    def _begin(self) -> None:
+        self._task = asyncio.ensure_future(self._pass_on())
+
+    def _end(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _pass_on(self) -> None:
         CALLER.set(THIS_MACHINE)
-        answer = asyncio.ensure_future(anext(self._answers))
-        ends = [
-            asyncio.ensure_future(event.wait())
-            for event in (self._cancelled, self._coordinator._stop)
-        ]
-        await asyncio.wait((answer, *ends), return_when=asyncio.FIRST_COMPLETED)
-        for end in ends:
-            end.cancel()
-        if not answer.done():
-            answer.cancel()
-            raise Unavailable("the coordinator is stopping")
-        return answer.result()
+        error: BaseException = StopIteration()
+        try:
+            async for answer in self._answers:
+                self._found.put((answer, None))
+        except asyncio.CancelledError:
+            error = Unavailable(_STOPPED)
+        except Exception as raised:  # told in the thread that waits
+            error = raised
+        self._found.put((None, error))
+
+
+async def _once(work: Callable[[], Awaitable[Any]]) -> AsyncIterator[Any]:
+    yield await work()
 
 
 def _dotted(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
