@@ -1,12 +1,12 @@
 """Questions and decisions of a script, by the services Control and Inspection.
 
-One thread follows the session. Decisions are repeated where no answer has come: the same decision
-again changes nothing.
+All in the script's thread, without locks: Ctrl-C may come between any two lines. Decisions are
+repeated where no answer has come: the same decision again changes nothing.
 """
 
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any, Final
 
 from xain_coordinator.core.values import WeightsRef
@@ -15,7 +15,7 @@ from xain_coordinator.server.translate import layout_of
 from xain_coordinator.stores.integrity import parse_vector
 from xain_foundation.backoff import Backoff
 from xain_session.errors import DecidedOtherwise, SessionFailed
-from xain_session.transports import Refused, Transport
+from xain_session.transports import Refused, Stream, Transport
 from xain_wire.fl import access_pb2 as control
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
@@ -23,6 +23,8 @@ from xain_workloads.model import Model
 
 # Between two looks of a wait at what else may have ended it, such as Ctrl-C and a worker's failure.
 LOOK_S: Final = 0.5
+PAGE: Final = 1000  # rounds or models of an answer
+LATEST: Final = 4  # rounds or models among which the present one is, with those that evaluate
 RETRY_S: Final = (0.1, 5.0)  # the first and the longest pause before a call is repeated
 
 Status = control.FollowScriptResponse
@@ -35,23 +37,19 @@ class ScriptClient:
         """check: raises what keeps the coordinator from ever answering again."""
         self._transport = transport
         self._check = check
-        self.trouble = ""  # why the coordinator does not answer at the moment
-        self._changed = threading.Condition()
-        self._status: Status | None = None
-        self._failure: SessionFailed | None = None
-        self._ended = threading.Event()
-        self._call: Any = None
         self.session_id = ""
-        self._thread = threading.Thread(target=self._follow, name="follow session", daemon=True)
-        self._thread.start()
+        self.trouble = ""  # why the coordinator does not answer at the moment
+        self._status: Status | None = None
+        self._followed: Stream | None = None
+        self._backoff = Backoff(*RETRY_S)
+        self._retry_at = 0.0
+        self._is_left = False
 
     def close(self) -> None:
-        """Follow the session no more."""
-        self._ended.set()
-        with self._changed:
-            if self._call is not None:
-                self._call.cancel()
-        self._thread.join()
+        """Follow the session no more. From any thread."""
+        self._is_left = True
+        if self._followed is not None:
+            self._followed.cancel()
 
     # --- what the session is at ---
 
@@ -61,58 +59,53 @@ class ScriptClient:
         """Wait until the session is as wanted, or finished. look: called now and then meanwhile,
         and what it raises ends the wait. Raises SessionFailed."""
         while True:
-            with self._changed:
-                status = self._status
-                if self._failure is not None:
-                    raise self._failure
-                if self._ended.is_set():
-                    raise SessionFailed("the session was left")
-                if status is not None and (status.is_finished or is_so(status)):
-                    return status
-                self._changed.wait(LOOK_S)
-                status = self._status
-            look(status)
+            if self._is_left:
+                raise SessionFailed("the session was left")
+            self._take_told()
+            status = self._status
+            if status is not None and (status.is_finished or is_so(status)):
+                return status
+            if not self._follow(LOOK_S):
+                look(self._status)
 
-    def _follow(self) -> None:
-        backoff = Backoff(*RETRY_S)
-        while not self._ended.is_set():
-            try:
+    def _take_told(self) -> None:
+        """Have what was told since the last look."""
+        while self._followed is not None and self._follow(0.0):
+            pass
+
+    def _follow(self, timeout_s: float) -> bool:
+        """Have the next status; whether there is one. Raises SessionFailed."""
+        if self._followed is None:
+            pause_s = self._retry_at - time.monotonic()
+            if pause_s > 0:
+                time.sleep(min(pause_s, timeout_s))  # before the coordinator is asked again
+                return False
+        try:
+            if self._followed is None:
                 request = control.FollowScriptRequest(session_id=self.session_id)
-                with self._changed:
-                    if self._ended.is_set():
-                        return
-                    self._call = self._transport.stream("FollowScript", request)
-                for status in self._call:
-                    backoff.reset()
-                    self._take(status)
-                    if status.is_finished:
-                        return
-            except Refused as error:
-                if self._ended.is_set():
-                    return
-                if not error.is_passing:
-                    self._fail(SessionFailed(str(error)))
-                    return
-                self.trouble = str(error)
-            except Exception as error:  # a defect: who waits must not wait for ever
-                self._fail(SessionFailed(f"the session cannot be followed: {error!r}"))
-                return
-            self._ended.wait(backoff.next_s())
+                self._followed = self._transport.stream("FollowScript", request)
+            self._take(self._followed.take(timeout_s))
+        except TimeoutError:
+            return False
+        except StopIteration:
+            self._followed = None
+            return False
+        except Refused as error:
+            self._followed = None
+            if not error.is_passing:
+                raise SessionFailed(str(error)) from None
+            self.trouble = str(error)
+            self._retry_at = time.monotonic() + self._backoff.next_s()
+            return False
+        self._backoff.reset()
+        return True
 
     def _take(self, status: Status) -> None:
         """Have a status, unless a later one is there already."""
         self.session_id = status.session_id
         self.trouble = ""
-        with self._changed:
-            known = self._status
-            if known is None or status.position >= known.position:
-                self._status = status
-            self._changed.notify_all()
-
-    def _fail(self, failure: SessionFailed) -> None:
-        with self._changed:
-            self._failure = failure
-            self._changed.notify_all()
+        if self._status is None or status.position >= self._status.position:
+            self._status = status
 
     # --- decisions ---
 
@@ -142,7 +135,7 @@ class ScriptClient:
             except Refused as error:
                 if error.is_decided:
                     raise DecidedOtherwise(str(error)) from None
-                if not error.is_passing or self._ended.is_set():
+                if not error.is_passing or self._is_left:
                     raise SessionFailed(str(error)) from None
             self._check()
             time.sleep(backoff.next_s())  # before the coordinator is asked again
@@ -153,24 +146,37 @@ class ScriptClient:
         """Ask the service Inspection. Raises SessionFailed."""
         return self._ask(method, request)
 
-    def rounds(self, number: int | None = None) -> list[inspection.RoundStatus]:
-        """Records of rounds that train: all, or that of one number."""
-        limit = 0 if number is None else 4
-        listed = self.ask("ListRounds", inspection.ListRoundsRequest(limit=limit)).rounds
-        found = [one for one in listed if one.task == pb.TRAIN and number in (None, one.round)]
-        if not found and number is not None:
-            return [one for one in self.rounds() if one.round == number]
-        return found
+    def rounds(self) -> list[inspection.RoundStatus]:
+        """Records of the rounds that train, the oldest first."""
+        request = inspection.ListRoundsRequest(page_size=PAGE)
+        listed = (one for page in self._pages("ListRounds", request) for one in page.rounds)
+        return [one for one in listed if one.task == pb.TRAIN]
+
+    def first_round(self) -> int:
+        """Number of the first round that trains; 0 before there is one."""
+        request = inspection.ListRoundsRequest(page_size=LATEST)
+        listed = self.ask("ListRounds", request).rounds
+        return min((one.round for one in listed if one.task == pb.TRAIN), default=0)
 
     def model(self, number: int) -> Model:
         """A global model. Raises SessionFailed."""
-        for limit in (2, 0):
-            listed = self.ask("ListModels", inspection.ListModelsRequest(limit=limit)).models
-            if found := [one for one in listed if one.round == number]:
-                return self._fetched(found[0])
+        latest = self.ask("ListModels", inspection.ListModelsRequest(limit=LATEST)).models
+        every = inspection.ListModelsRequest(page_size=PAGE)
+        listed = (one for page in self._pages("ListModels", every) for one in page.models)
+        for one in chain(latest, listed):
+            if one.round == number:
+                return self._fetched(one)
         raise SessionFailed(
             f"model {number} is not there any more; storage.keep_models says how many stay"
         )
+
+    def _pages(self, method: str, request: Any) -> Iterator[Any]:
+        while True:
+            page = self.ask(method, request)
+            yield page
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
 
     def _fetched(self, message: inspection.ModelStatus) -> Model:
         ref = WeightsRef(message.ref.key, message.ref.size_bytes, message.ref.digest.hex())

@@ -237,7 +237,9 @@ class Session(Generic[W]):
             self._show_rounds(status)
         if not self._progress or time.monotonic() - self._told < TELL_S:
             return
-        text = self._asked.trouble or ("" if status is None else status.waiting_for)
+        text = self._asked.trouble
+        if not text and status is not None:
+            text = self._asked.ask("GetStatus", inspection.GetStatusRequest()).waiting_for
         if text and text != self._last_text:
             self._last_text = text
             self._tell(f"waiting: {text}")
@@ -254,7 +256,7 @@ class Session(Generic[W]):
     def _first_round(self) -> int:
         """Number of the first round that trains."""
         if self._first is None:
-            self._first = min(one.round for one in self._asked.rounds())
+            self._first = self._asked.first_round()
         return self._first
 
     def _run(self, round_: Round[W], request: control.ConfigureRoundRequest | None) -> Record[W]:
@@ -263,8 +265,7 @@ class Session(Generic[W]):
         status = self._waited(lambda status: status.model > round_.number)
         if status.model <= round_.number:
             raise self._ended_otherwise(status)
-        (found,) = self._asked.rounds(round_.number)
-        record = self._record_of(found, status)
+        record = self._record_of(status.last_round, status)
         if self._progress:
             self._tell(_line(record, self._first_round(), status.rounds))
         return record

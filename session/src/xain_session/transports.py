@@ -1,6 +1,8 @@
 """Calls of a script to its coordinator: over gRPC, or within the process."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol
 
 import grpc
@@ -10,7 +12,7 @@ from xain_coordinator.core.errors import Refusal
 from xain_coordinator.core.errors import Unavailable as IsAway
 from xain_coordinator.core.values import WeightsRef
 from xain_coordinator.ports import JournalError, StoreError
-from xain_coordinator.process.embedding import Coordinator
+from xain_coordinator.process.embedding import Answers, Coordinator
 from xain_coordinator.server.statuses import STATUSES
 from xain_foundation.grpc_calls import details_of
 from xain_wire.fl import coordinator_pb2 as pb
@@ -33,11 +35,10 @@ class Refused(Exception):
 
 
 class Stream(Protocol):
-    """Answers, for one thread. The next one raises Refused."""
+    """Answers, for one thread."""
 
-    def __iter__(self) -> Iterator[Any]: ...
-
-    def __next__(self) -> Any: ...
+    def take(self, timeout_s: float) -> Any:
+        """Wait for the next one. Raises TimeoutError, Refused, and StopIteration after the last."""
 
     def cancel(self) -> None:
         """End the wait for the next one, from any thread."""
@@ -96,21 +97,35 @@ class Remote:
 
 
 class _RemoteStream:
-    def __init__(self, call: Any, refused: Any) -> None:
+    """A thread reads the call, whose answers cannot be waited for with a limit. They come by a
+    SimpleQueue, which Ctrl-C between two lines of Python leaves usable."""
+
+    def __init__(self, call: Any, refused: Callable[[Any], Refused]) -> None:
         self._call = call
         self._refused = refused
+        self._found: SimpleQueue[tuple[Any, Exception | None]] = SimpleQueue()
+        threading.Thread(target=self._read, name="follow session", daemon=True).start()
 
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
+    def take(self, timeout_s: float) -> Any:
         try:
-            return next(self._call)
-        except grpc.RpcError as error:
-            raise self._refused(error) from None
+            answer, error = self._found.get(timeout=timeout_s)
+        except Empty:
+            raise TimeoutError from None
+        if error is not None:
+            raise error
+        return answer
 
     def cancel(self) -> None:
         self._call.cancel()
+
+    def _read(self) -> None:
+        error: Exception = StopIteration()
+        try:
+            for answer in self._call:
+                self._found.put((answer, None))
+        except grpc.RpcError as failure:
+            error = self._refused(failure)
+        self._found.put((None, error))
 
 
 class InProcess:
@@ -126,7 +141,10 @@ class InProcess:
             raise _refused(error) from None
 
     def stream(self, method: str, request: Any) -> Stream:
-        return _InnerStream(self._coordinator.stream(method, request))
+        try:
+            return _InnerStream(self._coordinator.stream(method, request))
+        except Refusal as error:
+            raise _refused(error) from None
 
     def weights(self, ref: WeightsRef) -> bytes:
         try:
@@ -136,15 +154,12 @@ class InProcess:
 
 
 class _InnerStream:
-    def __init__(self, answers: Any) -> None:
+    def __init__(self, answers: Answers) -> None:
         self._answers = answers
 
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
+    def take(self, timeout_s: float) -> Any:
         try:
-            return next(self._answers)
+            return self._answers.take(timeout_s)
         except (Refusal, NotPermitted, JournalError) as error:
             raise _refused(error) from None
 

@@ -67,7 +67,8 @@ async def test_script_configures_measures_and_ends_a_session_through_a_restart(
         status = await until(stream, lambda one: one.waits)
         assert (status.round, status.model, status.rounds) == (1, 1, 3)
         assert not status.is_trained
-        assert "to configure round 1" in status.waiting_for
+        shown = await InspectionStub(channel).GetStatus(inspection_pb2.GetStatusRequest())
+        assert "to configure round 1" in shown.waiting_for
         assert (await a.heartbeat()).state == pb.STANDBY
         await control.ConfigureRound(configured)
         await a.until(pb.ROUND, 1)
@@ -127,7 +128,7 @@ async def test_script_configures_measures_and_ends_a_session_through_a_restart(
         ({"config": "{"}, "the settings of the round are no JSON: "),
         ({"config": '{"lr": NaN}'}, "NaN is not finite"),
         ({"config": '{"lr": 1e999}'}, "the settings of the round are no JSON: "),
-        ({"config": "[" * 100_000}, "the settings of the round are nested too deeply"),
+        ({"config": "[" * 100_000}, "the settings of the round are no JSON: nested more"),
         ({"config": '{"epochs": 2}'}, "they have fields of their own, epochs and site_epochs"),
         ({"config": json.dumps({"note": "x" * 70_000})}, "more than 65536 bytes as JSON"),
         ({"by_site": {"": "{}"}}, "a participant without a name is configured"),

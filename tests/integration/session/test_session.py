@@ -469,6 +469,20 @@ def test_ctrl_c_leaves_the_session_to_the_next_start(
     assert finished(tmp_path) == ["completed"]
 
 
+def test_session_of_many_rounds_has_all_of_them(tmp_path: Path, address: str, sites: Sites) -> None:
+    """More than one answer of the coordinator holds by default; the first model is the best one."""
+    with opened(tmp_path, address, rounds=120, metric="r2") as session:
+        sites()
+        for round_ in session:
+            record = round_.run()
+            record.evaluate(r2=1.0 / record.model)
+    rounds = [one["round"] for one in session.result.history]
+    assert len(rounds) == 120
+    assert rounds == sorted(rounds)
+    assert session.result.best is not None
+    assert session.result.best.model == rounds[0] + 1
+
+
 # --- what cannot be done ---
 
 

@@ -13,10 +13,12 @@ import structlog
 from xain_coordinator.core.commands import EndScript, FinishSession, RemoveParticipant
 from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.core.scripted import require_session
+from xain_coordinator.core.values import Task
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import JournalError
 from xain_coordinator.server.guard import Guard
 from xain_coordinator.server.identity import caller_said
+from xain_coordinator.server.round_messages import round_messages
 from xain_coordinator.server.script_messages import configuration, evaluation, script_status
 from xain_foundation.threads import run_to_end
 from xain_wire.fl import access_pb2 as pb
@@ -134,10 +136,10 @@ class ControlService(pb_grpc.ControlServicer):
         await self._noted("script_follows")
         # A session that is over may be followed by another one before this is told of its end.
         while (session := self._driver.session).session_id == session_id:
-            status = script_status(session, self._driver.strategy)
+            status = script_status(session)
             if status != last:
                 last = status
-                yield self._script_status()
+                yield self._script_status()  # with the position, which each event moves
                 if status.is_finished:
                     return
             else:
@@ -166,8 +168,16 @@ class ControlService(pb_grpc.ControlServicer):
         return pb.EndScriptResponse(status=self._script_status())
 
     def _script_status(self) -> pb.FollowScriptResponse:
-        status = script_status(self._driver.session, self._driver.strategy)
+        status = script_status(self._driver.session)
         status.position = self._driver.num_records
+        records = reversed(self._driver.history.rounds)
+        trained = next(
+            (one for one in records if one.round == status.model - 1 and one.task is Task.TRAIN),
+            None,
+        )
+        if trained is not None:
+            ((message, _),) = round_messages(self._driver, [trained])
+            status.last_round.CopyFrom(message)
         return status
 
     async def _noted(self, event: str, **fields: object) -> None:

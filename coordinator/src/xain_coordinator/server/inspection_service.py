@@ -6,7 +6,7 @@ import base64
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import nsmallest
 from importlib.metadata import version
 from itertools import islice
@@ -19,10 +19,10 @@ from xain_coordinator.config.rule_keys import settings_of
 from xain_coordinator.core.accounts import Account
 from xain_coordinator.core.decider import due_of_round
 from xain_coordinator.core.errors import InvalidRequest, NotFitted
-from xain_coordinator.core.history import MAX_NAMES_OF_A_ROUND, History, RoundRecord
+from xain_coordinator.core.history import MAX_NAMES_OF_A_ROUND, History
 from xain_coordinator.core.membership import Heard
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import GlobalModel, ParticipantState, Phase, Task
+from xain_coordinator.core.values import GlobalModel, ParticipantState, Phase
 from xain_coordinator.core.view import (
     conflict,
     not_eligible_because,
@@ -36,17 +36,17 @@ from xain_coordinator.ports import MetricsStore
 from xain_coordinator.server.guard import Guard
 from xain_coordinator.server.identity import certified_site
 from xain_coordinator.server.predictions import RemotePredictor
+from xain_coordinator.server.round_messages import MAX_BYTES, keep_own, round_messages
 from xain_coordinator.server.translate import (
     central_message,
-    evaluation_message,
     importance_message,
     model_message,
     tallies_message,
     threshold_message,
     transfer_message,
     wire_state,
-    wire_task,
 )
+from xain_foundation.fields import parse_json
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_wire.fl import inspection_pb2_grpc as inspection_grpc
@@ -57,9 +57,6 @@ Context = grpc.aio.ServicerContext[Any, Any]
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000
 
-# Keeps an answer below 4 MiB, which a gRPC client takes unless told otherwise. A participant with
-# the names of its classes takes up to 300 KB.
-MAX_BYTES = 3 << 20
 MAX_PAGE = 1000  # participants; the time of the event loop that an answer takes
 
 
@@ -207,8 +204,8 @@ class InspectionService(inspection_grpc.InspectionServicer):
                 f"rows has more than {self._predictions.max_rows} lists; ask for fewer rows"
             )
         try:
-            rows = json.loads(request.rows)
-        except (ValueError, RecursionError) as error:
+            rows = parse_json(request.rows)
+        except ValueError as error:
             raise InvalidRequest(f"rows is not JSON: {error}") from None
         if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
             raise InvalidRequest("rows is no JSON list of lists")
@@ -321,12 +318,12 @@ class InspectionService(inspection_grpc.InspectionServicer):
         total = records[0].round + len(records) if records else 0
         if not request.page_size:
             latest = islice(reversed(records), _limit(request.limit))
-            answer = [status for status, _ in self._rounds(latest)]
+            answer = [status for status, _ in round_messages(self._driver, latest)]
             return inspection.ListRoundsResponse(rounds=reversed(answer), total_size=total)
         after = _after(request)
         page: list[inspection.RoundStatus] = []
         later = islice((one for one in records if one.round > after), _page_size(request) + 1)
-        for status, is_whole in self._rounds(later):
+        for status, is_whole in round_messages(self._driver, later):
             if len(page) == _page_size(request) or (page and not is_whole):
                 token = _token(page[-1].round)
                 break
@@ -334,47 +331,6 @@ class InspectionService(inspection_grpc.InspectionServicer):
         else:
             token = ""
         return inspection.ListRoundsResponse(rounds=page, next_page_token=token, total_size=total)
-
-    def _rounds(
-        self, records: Iterable[RoundRecord]
-    ) -> Iterator[tuple[inspection.RoundStatus, bool]]:
-        """The rounds, and whether each is whole: where one answer has no room for more, a round
-        lacks its names, sites or means."""
-        room = MAX_BYTES
-        for record in records:
-            status, is_whole = self._round(record), True
-            site = certified_site()
-            for more in (_means(record), _names(record), _sites(record)):
-                if site is not None:
-                    _keep_own_of_round(more, site)
-                if (size := more.ByteSize()) <= room:
-                    status.MergeFrom(more)
-                    room -= size
-                else:
-                    is_whole = False
-            yield status, is_whole
-
-    def _round(self, record: RoundRecord) -> inspection.RoundStatus:
-        seconds = record.seconds
-        phase = "published"
-        if seconds is None:
-            session = self._driver.session
-            is_over = session.phase is Phase.FINISHED
-            seconds = (session.since if is_over else self._driver.clock.now()) - record.opened_at
-            phase = "ended" if is_over else session.phase.value
-        if record.task is Task.EVALUATE:
-            phase = "evaluating" if record.seconds is None else "evaluated"
-        return inspection.RoundStatus(
-            round=record.round,
-            phase=phase,
-            num_samples=record.num_samples,
-            opened_seconds=record.opened_at,
-            seconds=seconds,
-            num_selected=record.num_selected,
-            num_contributors=record.num_contributors,
-            task=wire_task(record.task),
-            num_missing=record.num_missing,
-        )
 
     async def ListModels(
         self, request: inspection.ListModelsRequest, context: Context
@@ -411,30 +367,11 @@ def _keep_own_of_status(answer: inspection.GetStatusResponse, site: str) -> None
     findings = [one for one in answer.findings if one.participant_id in ("", site)]
     del answer.findings[:]
     answer.findings.extend(findings)
-    _keep_own(answer.not_admitted, site)
+    keep_own(answer.not_admitted, site)
     if answer.HasField("importance"):
-        _keep_own(answer.importance.sites, site)
+        keep_own(answer.importance.sites, site)
         for column in answer.importance.columns:
-            _keep_own(column.sites, site)
-
-
-def _keep_own_of_round(part: inspection.RoundStatus, site: str) -> None:
-    """Drop what one participant is not told of a part of a round."""
-    for names in (part.selected, part.contributors):
-        own = [name for name in names if name == site]
-        del names[:]
-        names.extend(own)
-    _keep_own(part.damaged_updates, site)
-    _keep_own(part.missing, site)
-    figures = [one for one in part.sites if one.participant_id == site]
-    del part.sites[:]
-    part.sites.extend(figures)
-    part.ClearField("spread")  # of two sites it would tell the other's figures
-
-
-def _keep_own(values: MutableMapping[str, Any], site: str) -> None:
-    for name in [name for name in values if name != site]:
-        del values[name]
+            keep_own(column.sites, site)
 
 
 def _second_class(session: Session) -> str:
@@ -454,45 +391,6 @@ def _whole(session: Session) -> dict[str, Any]:
         "measured": None if tallies is None else tallies_message(tallies),
         "measured_round": number,
     }
-
-
-def _means(record: RoundRecord) -> inspection.RoundStatus:
-    return inspection.RoundStatus(
-        evaluation=evaluation_message(record.evaluation, of_sites=True),
-        coordinator_evaluation=evaluation_message(record.coordinator_evaluation),
-        metrics=record.metrics,
-        spread={
-            name: inspection.Spread(min=one.min, max=one.max, std=one.std)
-            for name, one in record.spread.items()
-        },
-    )
-
-
-def _names(record: RoundRecord) -> inspection.RoundStatus:
-    if record.num_selected + record.num_contributors > MAX_NAMES_OF_A_ROUND:
-        return inspection.RoundStatus()
-    return inspection.RoundStatus(
-        selected=record.selected,
-        contributors=record.contributors,
-        damaged_updates=record.damaged,
-        missing=record.missing,
-    )
-
-
-def _sites(record: RoundRecord) -> inspection.RoundStatus:
-    if len(record.sites) > MAX_NAMES_OF_A_ROUND:
-        return inspection.RoundStatus()
-    return inspection.RoundStatus(
-        sites=[
-            inspection.SiteMetrics(
-                participant_id=participant_id,
-                num_samples=site.num_samples,
-                metrics=site.metrics,
-                evaluation=evaluation_message(site.evaluation),
-            )
-            for participant_id, site in sorted(record.sites.items())
-        ]
-    )
 
 
 def _accounts(history: History) -> list[inspection.SiteAccount]:

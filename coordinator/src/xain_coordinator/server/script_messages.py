@@ -8,9 +8,8 @@ from xain_coordinator.core.errors import InvalidRequest
 from xain_coordinator.core.evaluation import checked
 from xain_coordinator.core.script import RoundConfig
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.strategy import Strategy
 from xain_coordinator.core.values import Phase
-from xain_coordinator.core.view import waiting_for
+from xain_foundation.fields import parse_json
 from xain_wire.fl import access_pb2 as pb
 
 EPOCHS = "epochs"  # which a participant finds among the settings, and which are none of them
@@ -54,8 +53,8 @@ def evaluation(request: pb.RecordEvaluationRequest) -> c.RecordEvaluation:
     )
 
 
-def script_status(session: Session, strategy: Strategy | None = None) -> pb.FollowScriptResponse:
-    """strategy: of the session, which may be a plug-in's; for the text."""
+def script_status(session: Session) -> pb.FollowScriptResponse:
+    """What a script has to know of its session, without the position."""
     script, model, rules = session.script, session.model, session.rules
     is_planned = session.plan is not None or not rules.passes
     status = pb.FollowScriptResponse(
@@ -66,7 +65,6 @@ def script_status(session: Session, strategy: Strategy | None = None) -> pb.Foll
         is_trained=session.is_trained,
         is_finished=session.phase is Phase.FINISHED,
         cause=session.cause,
-        waiting_for=waiting_for(session, strategy=strategy),
         model=-1 if model is None else model.round,
         is_over=script.is_over,
         rounds=rules.num_rounds if is_planned else 0,
@@ -118,11 +116,9 @@ def _canonical(text: str, of: str) -> str:
     if not text:
         return ""
     try:
-        values = json.loads(text, parse_constant=refuse)
+        values = parse_json(text, parse_constant=refuse)
         # A number such as 1e999 is read as infinity.
         canonical = json.dumps(values, sort_keys=True, allow_nan=False)
-    except RecursionError:
-        raise InvalidRequest(f"the settings {of} are nested too deeply") from None
     except ValueError as error:
         raise InvalidRequest(f"the settings {of} are no JSON: {error}") from None
     if not isinstance(values, dict):

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from xain_wire.fl import inspection_pb2 as _inspection_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -448,7 +449,6 @@ class FollowScriptResponse(_message.Message):
     IS_TRAINED_FIELD_NUMBER: _builtins.int
     IS_FINISHED_FIELD_NUMBER: _builtins.int
     CAUSE_FIELD_NUMBER: _builtins.int
-    WAITING_FOR_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     CONFIGURED_FIELD_NUMBER: _builtins.int
     EVALUATED_FIELD_NUMBER: _builtins.int
@@ -456,6 +456,7 @@ class FollowScriptResponse(_message.Message):
     ROUNDS_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     IS_SCRIPTED_FIELD_NUMBER: _builtins.int
+    LAST_ROUND_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     round: _builtins.int
     """that is open, or is to be configured; after the last one, the last one"""
@@ -466,8 +467,6 @@ class FollowScriptResponse(_message.Message):
     is_finished: _builtins.bool
     cause: _builtins.str
     """why the session is finished"""
-    waiting_for: _builtins.str
-    """one sentence"""
     model: _builtins.int
     """number of the present one; -1 before the first"""
     is_over: _builtins.bool
@@ -488,6 +487,10 @@ class FollowScriptResponse(_message.Message):
     def evaluated(self) -> Global___RecordEvaluationRequest:
         """absent before the first evaluation"""
 
+    @_builtins.property
+    def last_round(self) -> _inspection_pb2.RoundStatus:
+        """that has trained `model`; absent before the first"""
+
     def __init__(
         self,
         *,
@@ -497,7 +500,6 @@ class FollowScriptResponse(_message.Message):
         is_trained: _builtins.bool = ...,
         is_finished: _builtins.bool = ...,
         cause: _builtins.str = ...,
-        waiting_for: _builtins.str = ...,
         model: _builtins.int = ...,
         configured: Global___ConfigureRoundRequest | None = ...,
         evaluated: Global___RecordEvaluationRequest | None = ...,
@@ -505,10 +507,11 @@ class FollowScriptResponse(_message.Message):
         rounds: _builtins.int = ...,
         position: _builtins.int = ...,
         is_scripted: _builtins.bool = ...,
+        last_round: _inspection_pb2.RoundStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["configured", b"configured", "evaluated", b"evaluated"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["configured", b"configured", "evaluated", b"evaluated", "last_round", b"last_round"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "configured", b"configured", "evaluated", b"evaluated", "is_finished", b"is_finished", "is_over", b"is_over", "is_scripted", b"is_scripted", "is_trained", b"is_trained", "model", b"model", "position", b"position", "round", b"round", "rounds", b"rounds", "session_id", b"session_id", "waiting_for", b"waiting_for", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "configured", b"configured", "evaluated", b"evaluated", "is_finished", b"is_finished", "is_over", b"is_over", "is_scripted", b"is_scripted", "is_trained", b"is_trained", "last_round", b"last_round", "model", b"model", "position", b"position", "round", b"round", "rounds", b"rounds", "session_id", b"session_id", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
