@@ -220,8 +220,8 @@ class Answers:
     """Answers of a coordinator in this process, for one thread; cancel() is for any. The next one
     raises a Refusal, and Unavailable if the coordinator stops or after cancel().
 
-    They come by a SimpleQueue, which Ctrl-C between two lines of Python leaves usable: a lock that
-    an interrupted thread has kept would hold up the coordinator itself.
+    The answers come by a SimpleQueue, which Ctrl-C between two lines of Python leaves usable: a
+    lock that an interrupted thread has kept would hold up the coordinator itself.
     """
 
     def __init__(self, coordinator: Coordinator, answers: AsyncIterator[Any]) -> None:

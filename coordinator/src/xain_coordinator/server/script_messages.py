@@ -54,7 +54,7 @@ def evaluation(request: pb.RecordEvaluationRequest) -> c.RecordEvaluation:
 
 
 def script_status(session: Session) -> pb.FollowScriptResponse:
-    """What a script has to know of its session, without the position."""
+    """Status of a session for its script, without the position."""
     script, model, rules = session.script, session.model, session.rules
     is_planned = session.plan is not None or not rules.passes
     status = pb.FollowScriptResponse(
