@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from xain.correction import Correction
 from xain.round import Round, Submitted
 from xain.state import ScriptState
-from xain.weights import Declared, LayoutMismatch, plain_layout, require_same
+from xain.weights import Declared, LayoutMismatch, agreed_layout
 from xain_participant.participant import Assignment, BodyFailed, Participant
 from xain_participant.variates import KeptVariates
 from xain_wire.limits import MAX_INT32
@@ -166,17 +166,7 @@ class KeptByScript:
                 "this script is called with scaffold=True, and the session's model has no control"
                 " variate: the script that declared it must be called with it, too"
             )
-        layout = plain_layout(layout)
-        if declared is not None:
-            if declared.layout and layout:
-                require_same(declared.layout, layout)
-            else:
-                layout = declared.layout  # a script may work with the flat vector
-            if declared.num_elements != weights.size:
-                raise LayoutMismatch(
-                    f"this script's model has {declared.num_elements} values, the session's "
-                    f"{weights.size}"
-                )
+        layout = agreed_layout(declared, layout, weights.size)
         return Round(
             asked.assignment,
             layout,

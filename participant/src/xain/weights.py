@@ -242,7 +242,27 @@ def _why_it_stays(value: Any) -> str:
     return "is empty" if 0 in value.shape else ""
 
 
-def require_same(ours: Layout, theirs: Layout) -> None:
+def agreed_layout(declared: Declared | None, layout: Layout, size: int) -> Layout:
+    """The tensors that a script works with, by plain names: those of the session's model, or those
+    of its own where that is a flat vector.
+
+    declared: by the script; None: nothing. layout, size: of the session's model, without a control
+        variate.
+    Raises LayoutMismatch if they are of different models.
+    """
+    layout = plain_layout(layout)
+    if declared is None:
+        return layout
+    if declared.layout and layout:
+        _require_same(declared.layout, layout)
+    if declared.num_elements != size:
+        raise LayoutMismatch(
+            f"this script's model has {declared.num_elements} values, the session's {size}"
+        )
+    return layout if declared.layout and layout else declared.layout
+
+
+def _require_same(ours: Layout, theirs: Layout) -> None:
     """Compare the script's tensors with those of the session, by name in any order.
 
     Raises LayoutMismatch for the first tensor that differs.

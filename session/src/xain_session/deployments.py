@@ -31,6 +31,7 @@ from xain_foundation.durable import replace_file
 from xain_foundation.fields import WrongSetting, is_loopback
 from xain_foundation.settings import ConfigError, load
 from xain_foundation.tls import Certificates, InvalidCertificates
+from xain_participant.client import channel_options
 from xain_session.errors import SessionFailed
 from xain_session.given import SETTINGS, SOURCE
 from xain_session.session_log import logged_in
@@ -49,7 +50,7 @@ PIECE_BYTES: Final = 1 << 20
 FIRST_MODEL: Final = "first-model.npz"
 _LONGEST_LINGER_S: Final = 15.0
 _LOOK_S: Final = 0.05
-_OPTIONS: Final = [("grpc.max_receive_message_length", -1)]
+_OPTIONS: Final = [*channel_options(), ("grpc.max_receive_message_length", -1)]
 
 
 class Pool(Protocol):

@@ -158,6 +158,11 @@ class ScriptClient:
         listed = self.ask("ListRounds", request).rounds
         return min((one.round for one in listed if one.task == pb.TRAIN), default=0)
 
+    def present_model(self) -> inspection.ModelStatus | None:
+        """The last model, without its weights."""
+        models = self.ask("ListModels", inspection.ListModelsRequest(limit=1)).models
+        return models[-1] if models else None
+
     def model(self, number: int) -> Model:
         """A global model. Raises SessionFailed."""
         latest = self.ask("ListModels", inspection.ListModelsRequest(limit=LATEST)).models

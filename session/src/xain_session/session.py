@@ -6,12 +6,13 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TextIO, cast
 
+from xain_coordinator.server.translate import layout_of
 from xain_foundation import streams
 from xain_session.errors import DecidedOtherwise, SessionFailed
 from xain_session.record import Best, Record, Result, Site, W
@@ -21,7 +22,7 @@ from xain_session.trackers import Tracker
 from xain_wire.fl import access_pb2 as control
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_wire.metadata import COMPLETED
-from xain_workloads.model import unflatten
+from xain_workloads.model import Layout, control_size, personal_patterns, unflatten
 from xain_workloads.scaffold import without_control
 
 if TYPE_CHECKING:
@@ -148,6 +149,8 @@ class Session(Generic[W]):
             return not is_open or (status.waits and status.round > number)
 
         status = self._waited(is_next)
+        if resumes:
+            self._require_same_model()
         if not status.is_scripted:
             raise SessionFailed("no script drives this session: rounds.scripted is not set")
         if not (status.is_finished or status.is_over):
@@ -348,7 +351,7 @@ class Session(Generic[W]):
             self._deployment.forget()
 
     def _weights(self, number: int) -> W:
-        from xain.weights import from_vector, plain_layout
+        from xain.weights import from_vector
 
         if self._client is None:
             raise RuntimeError(
@@ -356,10 +359,38 @@ class Session(Generic[W]):
                 "session.result.weights"
             )
         model = without_control(self._asked.model(number))
-        layout = plain_layout(model.layout) if model.layout else ()
-        if self._declared is None:  # arrays, whatever the script has imported
+        declared, layout = self._agreed(model.layout, model.vector.size, model.metadata)
+        if declared is None:  # arrays, whatever the script has imported
             return cast(W, unflatten(model.vector, layout) if layout else model.vector)
-        return cast(W, from_vector(model.vector, layout, self._declared, {}))
+        return cast(W, from_vector(model.vector, layout, declared, {}))
+
+    def _require_same_model(self) -> None:
+        """Raise SessionFailed if the session trains another model than the script has."""
+        found = self._asked.present_model()
+        if self._declared is not None and found is not None:
+            layout = layout_of(found.layout)
+            size = math.prod(found.shape) - control_size(layout)
+            if size:  # else the sites are to make the model
+                travels = tuple(spec for spec in layout if spec.kind != "control")
+                self._agreed(travels, size, found.metadata)
+
+    def _agreed(
+        self, layout: Layout, size: int, metadata: Mapping[str, str]
+    ) -> "tuple[Declared | None, Layout]":
+        """Tensors that travel: as the script declared them, and as its session's model has them.
+        Raises SessionFailed if they are of different models."""
+        from xain.weights import agreed_layout
+
+        declared = self._declared
+        try:
+            if declared is not None:
+                declared = declared.without(personal_patterns(metadata))
+            return declared, agreed_layout(declared, layout, size)
+        except ValueError as error:  # LayoutMismatch among them
+            raise SessionFailed(
+                f"the session was begun with another model: {error}; give the script that model, "
+                "or begin another session"
+            ) from None
 
     def _load_result(self) -> Result[W]:
         status = self._asked.ask("GetStatus", inspection.GetStatusRequest())

@@ -509,6 +509,24 @@ def test_mistakes_of_a_body_are_told_in_a_sentence(
                 round_.select(["west"])
 
 
+def test_other_model_than_that_of_the_session_is_told(
+    tmp_path: Path, address: str, sites: Sites
+) -> None:
+    with opened(tmp_path, address) as session:
+        sites()
+        next(session).run()
+        session.pause()
+    other = xain.session(
+        {"w": np.zeros(5)}, rounds=2, min_participants=2, data_dir=tmp_path, address=address
+    )
+    told = r"begun with another model: tensor 'w' has shape \(5,\) in this script and \(3,\)"
+    with pytest.raises(xain.SessionFailed, match=told), other as session:
+        next(session)
+    with opened(tmp_path, address) as session:  # the mended script goes on
+        for round_ in session:
+            round_.run()
+
+
 def test_setting_of_a_site_that_is_not_there_is_refused(
     tmp_path: Path, address: str, sites: Sites
 ) -> None:
