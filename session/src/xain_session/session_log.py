@@ -2,27 +2,29 @@
 error."""
 
 import json
+import logging
 import sys
-import threading
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import closing, contextmanager, suppress
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 import structlog
 
 LOG: Final = "coordinator.log"
+MAX_BYTES: Final = 16 << 20  # then the file becomes coordinator.log.1
 _LOUD: Final = ("warning", "error", "critical")
 
 
 @contextmanager
-def logged_in(folder: Path) -> Iterator[None]:
+def logged_in(folder: Path, max_bytes: int = MAX_BYTES) -> Iterator[None]:
     """Write the coordinator's log to a file, unless the program has settings of its own for
     structlog, which then stay."""
     if structlog.is_configured():
         yield
         return
-    with closing((folder / LOG).open("a", encoding="utf-8")) as file:
+    with closing(_File(folder / LOG, maxBytes=max_bytes, backupCount=1, encoding="utf-8")) as file:
         structlog.configure(
             processors=[
                 structlog.processors.add_log_level,
@@ -39,18 +41,19 @@ def logged_in(folder: Path) -> Iterator[None]:
             structlog.reset_defaults()
 
 
+class _File(RotatingFileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  the library's
+        """Let a full disk cost lines of the log, and not the session."""
+
+
 class _Writer:
-    def __init__(self, file: TextIO) -> None:
+    def __init__(self, file: _File) -> None:
         self._file = file
-        self._lock = threading.Lock()
 
     def __call__(
         self, logger: Any, method: str, event: MutableMapping[str, Any]
     ) -> Mapping[str, Any]:
-        line = json.dumps(event, default=str)
-        with self._lock, suppress(OSError, ValueError):  # a full disk, and a file that was closed
-            self._file.write(line + "\n")
-            self._file.flush()
+        self._file.handle(logging.makeLogRecord({"msg": json.dumps(event, default=str)}))
         if event.get("level") in _LOUD:
             with suppress(OSError, ValueError):
                 sys.stderr.write(f"coordinator: {_readable(event)}\n")
