@@ -44,9 +44,11 @@ def test_participants_share_workers_and_keep_their_state(capfd: pytest.CaptureFi
 
 
 def test_simulated_participants_evaluate_the_last_model_too(tmp_path: Path) -> None:
-    """The journal has the evaluation of every model, and each participant's of the last one."""
+    """The journal has each participant's evaluation of the last model; the result has its figures
+    beside the metrics of training, and the history those of the model that each round began with.
+    """
     settings = {"evaluate.metric": "accuracy"}
-    xain.simulate(
+    done = xain.simulate(
         scripts.evaluate,
         3,
         workers=1,
@@ -60,6 +62,12 @@ def test_simulated_participants_evaluate_the_last_model_too(tmp_path: Path) -> N
         rows = db.execute("SELECT body FROM record WHERE type = 'EvaluationAccepted'").fetchall()
     assert len(rows) == 3
     assert all("0.2" in text for (text,) in rows)
+    assert done.metrics == pytest.approx({"loss": 0.5, "accuracy": 0.2})
+    assert done.best is not None
+    assert (done.best.model, done.best.value) == (done.model, pytest.approx(0.2))
+    evaluations = [entry["evaluation"] for entry in done.history]
+    assert evaluations == [{"accuracy": 0.0}, {"accuracy": pytest.approx(0.1)}]
+    assert [entry["loss"] for entry in done.history] == [1.0, 0.5]
 
 
 def test_settings_arrive_as_they_were_given(tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ def evaluate(site: xain.Site) -> None:
     for round_ in xain.rounds({"w": np.zeros(3, np.float32)}):
         round_.evaluate({"accuracy": round_.weights["w"][0] / 10}, samples=2)
         if round_.task == "train":
-            round_.submit({"w": round_.weights["w"] + 1}, samples=1)
+            weights = {"w": round_.weights["w"] + 1}
+            round_.submit(weights, samples=1, metrics={"loss": 1 / weights["w"][0]})
 
 
 def configured(site: xain.Site) -> None:

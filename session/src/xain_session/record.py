@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 W = TypeVar("W")  # of weights: tensors or arrays by name, or a flat vector, as the first model was
 
@@ -116,10 +116,13 @@ class Best(Generic[W]):
 class Result(Generic[W]):
     """The result of a session.
 
-    weights: the last model. model: its number. metrics: of the last round. best: None if no model
-    was evaluated, or none was better than the best constant prediction.
+    weights: the last model. model: its number.
+    metrics: of the last model: of the training that made it, and, in their place where they have
+        the same names, of its evaluation by the sites and by the script.
+    best: None if no model was evaluated, or none was better than the best constant prediction.
     history: the records of all rounds, as mappings: round, model, num_updates, num_samples,
-        seconds, and the metrics of training.
+        seconds, the metrics of training by name, and "evaluation", a mapping: as in a record, the
+        figures of the model that the round started from; empty where no site has evaluated it.
     cause: why the session ended. seconds: how long it was open, at this start of the script.
     """
 
@@ -127,6 +130,6 @@ class Result(Generic[W]):
     model: int
     metrics: Mapping[str, float]
     best: Best[W] | None
-    history: Sequence[Mapping[str, float]]
+    history: Sequence[Mapping[str, Any]]
     cause: str
     seconds: float = 0.0

@@ -163,6 +163,13 @@ class ScriptClient:
         models = self.ask("ListModels", inspection.ListModelsRequest(limit=1)).models
         return models[-1] if models else None
 
+    def evaluation_by_sites(self, model: int) -> Mapping[str, float]:
+        """Figures of one of the latest models over the rows of all sites, by the round that started
+        from it, which may have measured it only; empty if no site has."""
+        request = inspection.ListRoundsRequest(limit=LATEST)
+        listed = self.ask("ListRounds", request).rounds
+        return next((dict(one.evaluation.metrics) for one in listed if one.round == model), {})
+
     def model(self, number: int) -> Model:
         """A global model. Raises SessionFailed."""
         latest = self.ask("ListModels", inspection.ListModelsRequest(limit=LATEST)).models

@@ -417,11 +417,13 @@ class Session(Generic[W]):
                 "num_updates": one.num_contributors,
                 "num_samples": one.num_samples,
                 "seconds": one.seconds,
+                "evaluation": dict(one.evaluation.metrics),
             }
             for one in records
             if one.phase == "published"
         ]
         metrics = dict(records[-1].metrics) if records else {}
+        metrics |= self._asked.evaluation_by_sites(number)
         if script.HasField("evaluated") and script.evaluated.model == number:
             metrics |= dict(script.evaluated.metrics)
         seconds = time.monotonic() - self._began

@@ -66,6 +66,7 @@ def test_loop_configures_runs_and_evaluates_each_round(
     assert (result.best.model, result.best.value) == (1, 0.5)
     np.testing.assert_allclose(result.best.weights["w"], step)
     assert [one["num_updates"] for one in result.history] == [2, 2]
+    assert [one["evaluation"] for one in result.history] == [{}, {}], "no site evaluates"
     assert "round 2/2: 2 updates in" in capsys.readouterr().err
     session.export(tmp_path / "best.npz", "best")
     exported = formats.read(tmp_path / "best.npz").model
