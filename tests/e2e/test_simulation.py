@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import select
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import numpy as np
 import pytest
 from nbclient import NotebookClient
 
@@ -110,11 +112,34 @@ async def test_function_of_a_notebook_is_simulated(tmp_path: Path) -> None:
     assert [o["data"]["text/plain"] for o in notebook.cells[0].outputs] == ["[2.0, 2.0]"]
 
 
-def test_mistake_of_the_script_ends_the_simulation_with_its_traceback() -> None:
+def test_code_after_the_loop_runs_to_its_end(tmp_path: Path) -> None:
+    """As in a deployment each site has the last model after its loop, and may write it to a file;
+    the simulation is over when all have."""
+    done = xain.simulate(
+        functools.partial(scripts.save, folder=tmp_path), 20, workers=2, rounds=2, fraction=0.5
+    )
+    files = sorted(tmp_path.glob("site-*.npz"))
+    assert [file.stem for file in files] == [f"site-{i:02d}" for i in range(20)]
+    for file in files:
+        with np.load(file) as saved:
+            assert saved["w"].tolist() == done.weights["w"].tolist() == [2.0] * 3
+            assert (saved["model"], saved["loss"]) == (done.model, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("main", "mistake"),
+    [
+        (scripts.fail, "a mistake of the script"),
+        (scripts.fail_at_the_end, "a mistake after the loop"),
+    ],
+)
+def test_mistake_of_the_script_ends_the_simulation_with_its_traceback(
+    main: Any, mistake: str
+) -> None:
     with pytest.raises(xain.SimulationError) as caught:
-        xain.simulate(scripts.fail, 3, workers=1, progress=False)
+        xain.simulate(main, 3, workers=1, rounds=2, progress=False)
     text = str(caught.value)
-    assert text.startswith("main() failed at site-2: ZeroDivisionError('a mistake of the script')")
+    assert text.startswith(f"main() failed at site-2: ZeroDivisionError('{mistake}')")
     assert "simulated.py" in text
 
 

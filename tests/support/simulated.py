@@ -18,7 +18,6 @@ def count(site: xain.Site) -> None:
         metrics = {"calls": calls, "n": round_.state["n"], "index": site.index, "pid": os.getpid()}
         assert site.id == round_.participant_id
         round_.submit({"w": round_.weights["w"] + 1}, samples=1, metrics=metrics)
-    raise AssertionError("the code after the loop does not run")
 
 
 def evaluate(site: xain.Site) -> None:
@@ -91,6 +90,23 @@ def fail(site: xain.Site) -> None:
         if site.index == 2 and round_.number > 0:
             raise ZeroDivisionError("a mistake of the script")
         round_.submit(round_.weights, samples=1)
+
+
+def save(site: xain.Site, folder: Path) -> None:
+    """Write the last model to a file of the site, after the loop."""
+    rounds = xain.rounds({"w": np.zeros(3, np.float32)})
+    for round_ in rounds:
+        round_.submit({"w": round_.weights["w"] + 1}, samples=1, metrics={"loss": 0.5})
+    result = rounds.result
+    saved = {"w": result.weights["w"], "model": result.round, "loss": result.metrics["loss"]}
+    np.savez(folder / f"{site.id}.npz", **saved)
+
+
+def fail_at_the_end(site: xain.Site) -> None:
+    for round_ in xain.rounds({"w": np.zeros(3, np.float32)}):
+        round_.submit(round_.weights, samples=1)
+    if site.index == 2:
+        raise ZeroDivisionError("a mistake after the loop")
 
 
 def forget(site: xain.Site) -> None:

@@ -26,7 +26,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NoReturn, Self
 
-from xain.result import Result, ResultMissing, fetch_last_model
+from xain.result import LastModel, Result, ResultMissing, fetch_last_model
 from xain.round import Round, Submitted
 from xain.script import Asked, Failed, Initial, KeptByScript, ScriptParticipant, initial_weights
 from xain.weights import Declared, declare, from_vector, plain_layout
@@ -51,6 +51,10 @@ GRACE_S = 1.0
 HAND_IN_S = 60.0
 # Time to wait for the agent's goodbye.
 LEAVE_S = 5.0
+NO_RESULT_YET = (
+    "rounds.result is there when the loop has come to the end of the session; until then "
+    "round.weights is the global model"
+)
 
 
 class SessionError(RuntimeError):
@@ -243,26 +247,15 @@ class Loop:
         the coordinator does not give the model.
         """
         if not self._is_finished:
-            raise RuntimeError(
-                "rounds.result is there when the loop has come to the end of the session; "
-                "until then round.weights is the global model"
-            )
+            raise RuntimeError(NO_RESULT_YET)
         if self._result is None:
-            try:
-                last = fetch_last_model(self._target, self.participant_id, self._tls)
-            except ResultMissing as missing:
-                raise SessionError(str(missing)) from None
-            if self._session_id not in ("", last.session_id):
-                raise SessionError(
-                    f"the coordinator at {self._target} has begun another session, "
-                    f"{last.session_id}: this one's model is in its store"
-                )
-            if declared is not None:
-                declared = declared.without(personal_patterns(last.metadata))
-            layout = () if declared is not None and not declared.layout else last.layout
-            kept = self._kept.tensors(last.session_id)
-            weights = from_vector(last.vector, plain_layout(layout), declared, kept)
-            self._result = Result(weights, last.metrics, last.round)
+            self._result = result_of(
+                lambda: fetch_last_model(self._target, self.participant_id, self._tls),
+                self._target,
+                self._session_id,
+                declared,
+                self._kept,
+            )
         return self._result
 
     # --- the end ---
@@ -404,6 +397,36 @@ class Rounds:
         line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else "the script"
         # No daemon thread: a script that ends with the loop waits for its last update.
         threading.Thread(target=loop.abandon, args=(line,), name="leave").start()
+
+
+def result_of(
+    fetch: Callable[[], LastModel],
+    target: str,
+    session_id: str,
+    declared: Declared | None,
+    kept: KeptByScript,
+) -> Result:
+    """The last model as the script gets it.
+
+    fetch: asks the coordinator at `target` for it. session_id: of the last round; "" if there was
+    none. declared: the script's model. kept: has the tensors that do not travel.
+    Raises SessionError if the coordinator does not give the model, or is at another session.
+    """
+    try:
+        last = fetch()
+    except ResultMissing as missing:
+        raise SessionError(str(missing)) from None
+    if session_id not in ("", last.session_id):
+        raise SessionError(
+            f"the coordinator at {target} has begun another session, {last.session_id}: this one's "
+            "model is in its store"
+        )
+    if declared is not None:
+        declared = declared.without(personal_patterns(last.metadata))
+    layout = () if declared is not None and not declared.layout else last.layout
+    tensors = kept.tensors(last.session_id)
+    weights = from_vector(last.vector, plain_layout(layout), declared, tensors)
+    return Result(weights, last.metrics, last.round)
 
 
 # Makes the rounds of the participant that runs at the moment, in a simulation; else None.

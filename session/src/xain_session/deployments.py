@@ -56,8 +56,12 @@ _OPTIONS: Final = [*channel_options(), ("grpc.max_receive_message_length", -1)]
 class Pool(Protocol):
     """Simulated participants that run."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the code of each has come to its end."""
+
     def check(self, timeout_s: float) -> None:
-        """Raises SimulationError if one has failed."""
+        """Wait so long for some to end. Raises SimulationError if one has failed."""
 
 
 class Workplace(Protocol):
@@ -100,7 +104,8 @@ class Deployment(Protocol):
         """Raise what keeps the session from going on."""
 
     def linger(self) -> None:
-        """Go on for a moment after the end, so that sites hear of it."""
+        """Go on for a moment after the end, so that sites hear of it; with participants of the
+        session's own until their code has come to its end."""
 
     def forget(self) -> None:
         """Have the next start begin another session."""
@@ -257,6 +262,9 @@ class Embedded:
     def linger(self) -> None:
         coordinator = self._coordinator
         assert coordinator is not None, "opened() comes first"
+        # As long as their code takes after its loop, as a training does. One that has died raises.
+        while self._pool is not None and not self._pool.is_over:
+            self._pool.check(_LOOK_S)
         longest_s = min(coordinator.session.rules.heartbeat_time_s + 1.0, _LONGEST_LINGER_S)
         give_up_at = time.monotonic() + longest_s
         while coordinator.num_connected and time.monotonic() < give_up_at:

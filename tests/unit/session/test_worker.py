@@ -1,8 +1,15 @@
-"""The order in which a worker does what waits."""
+"""The order in which a worker does what waits, and the code after the loop of a site."""
 
+import sys
 from typing import Any
 
-from xain_session.simulation.worker import TRAINING, UPLOAD, Job
+import numpy as np
+import pytest
+
+import xain
+from xain.result import LastModel
+from xain_foundation.exit_statuses import EXIT_NOTHING_COUNTED, EXIT_OK
+from xain_session.simulation.worker import TRAINING, UPLOAD, Job, SiteScript, Worker
 
 
 def job(kind: int, last_s: float, number: int) -> Job:
@@ -17,3 +24,55 @@ def test_uploads_go_first_and_then_the_site_that_took_longest() -> None:
     short, long = job(TRAINING, 0.1, 1), job(TRAINING, 9.0, 2)
     uploads = job(UPLOAD, 0.2, 4), job(UPLOAD, 0.1, 5)
     assert sorted([again, short, long, new, *uploads[::-1]]) == [*uploads, new, again, long, short]
+
+
+def finished(main: Any, exit_status: int = EXIT_OK) -> list[str]:
+    """Failures of main() that are told when the session of a site is over."""
+    site = xain.Site(0, 1, "site-0")
+    told: list[str] = []
+    model = LastModel("session", 3, np.ones(2), (), {}, {"loss": 0.5})
+    script = SiteScript(Worker(main, [site], "127.0.0.1:1"), site, told.append, lambda: model)
+    script.finish(exit_status)
+    return told
+
+
+def test_code_after_the_loop_has_the_last_model() -> None:
+    """The loop has no round, as at a site that joins when the session is over."""
+    seen = []
+
+    def main(site: xain.Site) -> None:
+        rounds = xain.rounds(np.zeros(2))
+        seen.extend(rounds)
+        seen.append((rounds.result.round, rounds.result.weights.tolist(), rounds.exit_status))
+
+    assert finished(main, EXIT_NOTHING_COUNTED) == []
+    assert seen == [(3, [1.0, 1.0], EXIT_NOTHING_COUNTED)]
+
+
+def test_script_of_many_sessions_ends_with_the_simulated_one() -> None:
+    sessions = []
+
+    def main(site: xain.Site) -> None:
+        while True:
+            for _ in xain.rounds(np.zeros(2)):
+                raise AssertionError("the session is over")
+            sessions.append(1)
+
+    assert finished(main) == []
+    assert sessions == [1]
+
+
+@pytest.mark.parametrize(
+    ("status", "is_failure"),
+    [(None, False), (EXIT_OK, False), (EXIT_NOTHING_COUNTED, False), (1, True), ("no disk", True)],
+)
+def test_script_may_end_with_the_exit_status_of_its_rounds(status: Any, is_failure: bool) -> None:
+    """Any other status is a failure, as an exception is."""
+
+    def main(site: xain.Site) -> None:
+        for _ in xain.rounds(np.zeros(2)):
+            raise AssertionError("the session is over")
+        sys.exit(status)
+
+    told = finished(main, EXIT_NOTHING_COUNTED)
+    assert [text.splitlines()[0] for text in told] == [f"SystemExit({status!r})"] * is_failure

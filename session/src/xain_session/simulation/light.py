@@ -73,7 +73,7 @@ class Lights:
     train: called with an agent and a round to be trained; the outcome is to be posted.
     upload: called with an agent and a round whose result is to be uploaded; LightAgent.hand_in()
         is to follow.
-    over: called when a participant has ended, with its name, exit status and reason.
+    over: called with an agent that has ended, which has its exit status, and the reason.
     fail: called with the exception of a task, which is a defect.
     """
 
@@ -81,7 +81,7 @@ class Lights:
     num_participants: int
     train: "Callable[[LightAgent, int], None]"
     upload: "Callable[[LightAgent, int], None]"
-    over: Callable[[str, int, str], None]
+    over: "Callable[[LightAgent, str], None]"
     fail: Callable[[BaseException], None]
     chance: Random = field(default_factory=Random)
     spare: Spare = field(default_factory=lambda: Spare(max_arrays=2))  # of a model and an update
@@ -153,6 +153,7 @@ class LightAgent:
         "_tasks",
         "_timers",
         "_watch_task",
+        "exit_status",
         "last_s",
         "name",
         "work",
@@ -178,6 +179,7 @@ class LightAgent:
             None  # set: no call was answered since the stream broke
         )
         self._known_findings = b""
+        self.exit_status: int | None = None  # None: it takes part in the session
         # Seconds of the last training; before the first a participant may take longest.
         self.last_s = float("inf")
 
@@ -391,7 +393,8 @@ class LightAgent:
             timer.cancel()
         if self._watch_task is not None:
             self._watch_task.cancel()
-        self._lights.over(self.name, code, message)
+        self.exit_status = code
+        self._lights.over(self, message)
 
     # --- the Watch stream ---
 

@@ -3,7 +3,8 @@
 The participants are divided among workers. All of a worker join, send heartbeats and wait for
 rounds at the same time, and the worker trains one participant at a time: when a participant is
 given a round, the worker calls main(site), whose loop gets this round and ends with it. So a worker
-has one model at a time, however many participants it has.
+has one model at a time, however many participants it has. The code after the loop runs in a call of
+its own, when the session is over.
 """
 
 import contextlib
@@ -114,7 +115,8 @@ class Pool:
 
     @property
     def is_over(self) -> bool:
-        """Whether the session is over for all participants."""
+        """Whether the session is over for all participants, and the code after their loops has
+        run."""
         return not self._running
 
     def check(self, timeout_s: float) -> None:
@@ -141,8 +143,9 @@ def simulated(
     """A script's main(site) as many participants.
 
     main: a function of a module, with a loop over xain.rounds(). It is called anew for every round
-        that a site is given, and ends with that round: the code after the loop does not run, and
-        what must last from round to round goes into round.state.
+        that a site is given, and is left with that round: what must last from round to round goes
+        into round.state. When the session is over it is called once more for each site, with a loop
+        that has no round, so that the code after the loop runs, which has rounds.result.
     workers: processes that train. evaluates: as in xain.rounds().
     backend: "local", processes of this machine, or "ray", actors of a cluster.
     address, resources: for Ray: of the cluster, by default "auto", and of each worker, such as

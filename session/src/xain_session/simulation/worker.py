@@ -8,7 +8,9 @@
 
 The thread that trains is the one that calls run(), the main thread of a process of its own: PyTorch
 and signal handlers expect it. A job is one call of Work. Of those that wait, an upload goes first,
-as it lets go of a model; then comes the site whose last training took longest.
+as it lets go of a model; then comes the site whose last training took longest. A site whose session
+is over has one more job: its main(site) is called with a loop that has no round, for the code after
+the loop.
 """
 
 import asyncio
@@ -18,14 +20,15 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Self
 
-from xain.loop import Rounds, rounds_of_site
-from xain.result import Result
+from xain.loop import NO_RESULT_YET, Rounds, result_of, rounds_of_site
+from xain.result import LastModel, Result, fetch_last_model
 from xain.round import Round, Submitted
 from xain.script import Asked, Failed, Initial, KeptByScript, ScriptParticipant, initial_weights
 from xain.weights import Declared
@@ -37,7 +40,7 @@ from xain_wire.fl import coordinator_pb2 as pb
 
 # Time that the goodbye of a site has whose main() has failed.
 GOODBYE_S = 5.0
-UPLOAD, TRAINING = 0, 1
+UPLOAD, TRAINING, AFTER_THE_LOOP = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,8 @@ class Worker:
     state_dir: str | None = None
 
     def run(self) -> str:
-        """Take part with all sites, until the session is over for each.
+        """Take part with all sites, until the session is over for each and the code after its loop
+        has run.
 
         Returns why the simulation must end, with the traceback if main() has failed; else "".
         """
@@ -82,23 +86,34 @@ class _Parked(BaseException):
 
 
 class SiteScript:
-    """Calls main(site) for each question that the agent of the site asks its script.
+    """Calls main(site) for each question that the agent of the site asks its script, and once more
+    when the session is over.
 
-    on_failure: told of main()'s exception, with its traceback.
+    on_failure: told of main()'s exception, with its traceback. last_model: asks the coordinator.
     """
 
     __slots__ = (
         "_answer",
         "_asked",
         "_kept",
+        "_last_model",
         "_main",
         "_on_failure",
         "_open",
+        "_session_id",
+        "_target",
+        "exit_status",
         "participant",
         "site",
     )
 
-    def __init__(self, worker: Worker, site: Site, on_failure: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        site: Site,
+        on_failure: Callable[[str], None],
+        last_model: Callable[[], LastModel],
+    ) -> None:
         folder = None if worker.state_dir is None else Path(worker.state_dir) / site.id
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -106,15 +121,50 @@ class SiteScript:
         self.participant = ScriptParticipant(
             self._ask, evaluates=worker.evaluates, initialises=True
         )
+        self.exit_status: int | None = None  # of the site, when the session is over
         self._main = worker.main
+        self._target = worker.target
         self._on_failure = on_failure
+        self._last_model = last_model
         self._kept = KeptByScript(folder, site.id)
         self._asked: Asked | None = None
         self._open: Round | None = None
         self._answer: Initial | Submitted | None = None
+        self._session_id = ""  # of the last round
+
+    def finish(self, exit_status: int) -> None:
+        """Call main(site) after the session: its loop ends at once, and the code after it runs."""
+        self.exit_status = exit_status
+        num_loops = 0
+
+        def rounds(declared: Declared | None) -> Rounds:
+            nonlocal num_loops
+            num_loops += 1
+            if num_loops > 1:  # of a script that loops over one session after the other
+                raise _Parked
+            return _SiteRounds(self, declared)
+
+        before = rounds_of_site.set(rounds)
+        try:
+            self._main(self.site)
+        except _Parked:
+            pass
+        except BaseException as error:  # of main(); the caller hears it
+            # sys.exit(rounds.exit_status) is how a script may end.
+            if not (isinstance(error, SystemExit) and error.code in (None, EXIT_OK, exit_status)):
+                self._on_failure(f"{error!r}\n\n{traceback.format_exc()}")
+        finally:
+            rounds_of_site.reset(before)
+
+    def result(self, declared: Declared | None) -> Result:
+        """See Loop.result()."""
+        if self.exit_status is None:
+            raise RuntimeError(NO_RESULT_YET)
+        return result_of(self._last_model, self._target, self._session_id, declared, self._kept)
 
     def _ask(self, asked: Asked) -> Initial | Submitted | Failed:
         self._asked, self._open, self._answer = asked, None, None
+        self._session_id = asked.assignment.session_id
         before = rounds_of_site.set(lambda declared: _SiteRounds(self, declared))
         try:
             self._main(self.site)
@@ -131,7 +181,10 @@ class SiteScript:
             self._asked = self._open = self._answer = None
 
     def next_round(self, declared: Declared | None) -> Round:
-        """The round that main() is called for, once. Raises _Parked when it is done."""
+        """The round that main() is called for, once. Raises _Parked when it is done, and
+        StopIteration when the session is over."""
+        if self.exit_status is not None:
+            raise StopIteration
         opened = self._open
         if opened is not None and not opened.is_done:
             wanted = "round.submit()" if opened.task == "train" else "round.evaluate()"
@@ -151,11 +204,13 @@ class SiteScript:
 
 
 class _SiteRounds(Rounds):
-    """The one round of a site that main() is called for. It never leaves the session."""
+    """The one round of a site that main() is called for; none when the session is over. It never
+    leaves the session."""
 
     def __init__(self, script: SiteScript, declared: Declared | None) -> None:
         self._script = script
         self._declared = declared
+        self._result: Result | None = None
 
     @property
     def participant_id(self) -> str:
@@ -163,13 +218,13 @@ class _SiteRounds(Rounds):
 
     @property
     def exit_status(self) -> int:
-        return EXIT_OK
+        return self._script.exit_status or EXIT_OK
 
     @property
     def result(self) -> Result:
-        raise RuntimeError(
-            "a simulated site has no rounds.result: xain.simulate() returns the last model"
-        )
+        if self._result is None:
+            self._result = self._script.result(self._declared)
+        return self._result
 
     def __next__(self) -> Round:
         return self._script.next_round(self._declared)
@@ -192,7 +247,8 @@ class _SiteRounds(Rounds):
 
 @dataclass(order=True, slots=True)
 class Job:
-    """A training, or an upload before the hand-in. Those that compare less go first."""
+    """A training, an upload before the hand-in, or the code after the loop of a site whose session
+    is over. Those that compare less go first."""
 
     kind: int
     minus_last_s: float
@@ -209,7 +265,8 @@ class _Run:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()  # None: the end
         self._num_jobs = 0
         self._failure = ""  # why the simulation must end
-        self._running = len(worker.sites)  # sites whose session is not over
+        self._running = len(worker.sites)  # sites whose main() has not come to its end
+        self._scripts: dict[str, SiteScript] = {}
         # Outcomes for the event loop, which is woken once for all that have come meanwhile.
         self._outcomes: deque[Callable[[], None]] = deque()
         self._over = asyncio.Event()
@@ -245,6 +302,13 @@ class _Run:
 
     def _do(self, job: Job) -> None:
         agent, round_ = job.agent, job.round
+        if job.kind == AFTER_THE_LOOP:
+            assert agent.exit_status is not None, "the session is over"
+            self._scripts[agent.name].finish(agent.exit_status)
+            self._hand_back(self._on_end_of_main)
+            return
+        if agent.exit_status is not None:
+            return  # the session has ended meanwhile
         if job.kind == TRAINING:
             begin = time.monotonic()
             outcome = agent.work.do(Call.TRAIN, round_)
@@ -290,9 +354,11 @@ class _Run:
             over=self._on_over,
             fail=self._on_defect,
         )
+        last_model = _kept_model(self._worker)
         agents = []
         for i, site in enumerate(self._worker.sites):
-            script = SiteScript(self._worker, site, self._teller(site))
+            script = SiteScript(self._worker, site, self._teller(site), last_model)
+            self._scripts[site.id] = script
             agents.append(LightAgent(lights, i, site.id, script.participant))
         try:
             for agent in agents:
@@ -316,9 +382,14 @@ class _Run:
             self._outcomes[0]()
             self._outcomes.popleft()
 
-    def _on_over(self, name: str, code: int, message: str) -> None:
-        if code not in (EXIT_OK, EXIT_NO_BETTER, EXIT_NOTHING_COUNTED):
-            self._fail(f"{name}: {message}")
+    def _on_over(self, agent: LightAgent, message: str) -> None:
+        if agent.exit_status in (EXIT_OK, EXIT_NO_BETTER, EXIT_NOTHING_COUNTED):
+            self._add(AFTER_THE_LOOP, agent, -1)
+        else:
+            self._fail(f"{agent.name}: {message}")
+            self._over.set()
+
+    def _on_end_of_main(self) -> None:
         self._running -= 1
         if self._failure or not self._running:
             self._over.set()
@@ -326,6 +397,21 @@ class _Run:
     def _on_defect(self, error: BaseException) -> None:
         self._fail("".join(traceback.format_exception(error)))
         self._over.set()
+
+
+def _kept_model(worker: Worker) -> Callable[[], LastModel]:
+    """A function that asks the coordinator for the last model once, and gives each caller a copy.
+    Raises ResultMissing."""
+
+    @cache
+    def fetched() -> LastModel:
+        return fetch_last_model(worker.target, worker.sites[0].id)
+
+    def copied() -> LastModel:
+        last = fetched()
+        return replace(last, vector=last.vector.copy())
+
+    return copied
 
 
 def sites_of(number: int) -> list[Site]:
