@@ -9,7 +9,10 @@ import pytest
 import xain
 from xain.result import LastModel
 from xain_foundation.exit_statuses import EXIT_NOTHING_COUNTED, EXIT_OK
-from xain_session.simulation.worker import TRAINING, UPLOAD, Job, SiteScript, Worker
+from xain_participant import events as e
+from xain_participant.values import Call
+from xain_session.simulation import worker
+from xain_session.simulation.worker import TRAINING, UPLOAD, Job, SiteScript, Worker, _Run
 
 
 def job(kind: int, last_s: float, number: int) -> Job:
@@ -24,6 +27,57 @@ def test_uploads_go_first_and_then_the_site_that_took_longest() -> None:
     short, long = job(TRAINING, 0.1, 1), job(TRAINING, 9.0, 2)
     uploads = job(UPLOAD, 0.2, 4), job(UPLOAD, 0.1, 5)
     assert sorted([again, short, long, new, *uploads[::-1]]) == [*uploads, new, again, long, short]
+
+
+class Trained:
+    """An agent whose trainings take seconds of a clock that the test has."""
+
+    exit_status = None
+
+    def __init__(self, seconds: float, begun: list["Trained"], clock: list[float]) -> None:
+        self.last_s = float("inf")
+        self.seconds = seconds
+        self.begun = begun
+        self.clock = clock
+        self.work = self
+
+    def do(self, call: Call, round_: int) -> e.Trained:
+        self.begun.append(self)
+        is_training = round_ > 0
+        self.clock[0] += self.seconds if is_training else 0.0
+        return e.Trained(round_, is_training=is_training)
+
+
+def test_site_whose_last_training_took_longest_is_trained_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the time that the worker has measured in the round before, in any order of the news.
+    Initial weights are no training: whoever made them may still take longest."""
+    clock, begun = [0.0], list[Trained]()
+    monkeypatch.setattr(worker.time, "monotonic", lambda: clock[0])
+    run = _Run(Worker(lambda site: None, [], "127.0.0.1:1"))
+    monkeypatch.setattr(run, "_hand_back", lambda outcome: None)
+    agents = [Trained(seconds, begun, clock) for seconds in (3.0, 1.0, 2.0)]
+
+    def train(round_: int, *given: Any) -> list[float]:
+        for agent in given:
+            run._add(TRAINING, agent, round_)
+        waiting: list[Job] = []
+        for _ in given:
+            job = run._next(waiting)
+            assert job is not None
+            run._do(job)
+        order = [agent.seconds for agent in begun]
+        begun.clear()
+        return order
+
+    first, second, third = agents
+    assert train(0, second) == [1.0]
+    assert train(1, first, second, third) == [3.0, 1.0, 2.0], "none has trained before"
+    assert train(2, second, third, first) == [3.0, 2.0, 1.0]
+    second.seconds = 9.0
+    assert train(3, second, third, first) == [3.0, 2.0, 9.0]
+    assert train(4, first, third, second) == [9.0, 3.0, 2.0]
 
 
 def finished(main: Any, exit_status: int = EXIT_OK) -> list[str]:

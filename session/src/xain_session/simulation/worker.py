@@ -33,6 +33,7 @@ from xain.round import Round, Submitted
 from xain.script import Asked, Failed, Initial, KeptByScript, ScriptParticipant, initial_weights
 from xain.weights import Declared
 from xain_foundation.exit_statuses import EXIT_NO_BETTER, EXIT_NOTHING_COUNTED, EXIT_OK
+from xain_participant import events as e
 from xain_participant.client import Refused
 from xain_participant.values import Call
 from xain_session.simulation.light import LightAgent, Lights
@@ -312,7 +313,9 @@ class _Run:
         if job.kind == TRAINING:
             begin = time.monotonic()
             outcome = agent.work.do(Call.TRAIN, round_)
-            agent.last_s = time.monotonic() - begin
+            if not isinstance(outcome, e.Trained) or outcome.is_training:
+                # Initial weights and evaluations say nothing of how long a training takes.
+                agent.last_s = time.monotonic() - begin
             self._hand_back(lambda: agent.post(outcome))
             return
         request: pb.EndTrainingRoundRequest | None
