@@ -82,7 +82,7 @@ CLAIMS: dict[str, Callable[[str], bool]] = {
     "lightning_trainer": is_ordered(above(0.9)),
     "keras_model": is_ordered(above(0.9)),
     "jax_tree": is_ordered(above(0.9)),
-    # The Trainer prints lines of its own before.
+    "lora_trainer": is_ordered(above(0.6), below(0.2), above(0.9)),
 }
 
 
