@@ -20,6 +20,7 @@ from xain_coordinator.core.values import Phase
 from xain_coordinator.export.trained import ask, open_files
 from xain_coordinator.journal.restore import restore
 from xain_coordinator.journal.sqlite import SqliteJournal
+from xain_coordinator.metrics.trackers import Position
 from xain_coordinator.ports import JournalError, StoreError
 from xain_coordinator.process.embedding import Coordinator
 from xain_coordinator.process.run import STARTING_ERRORS, SWITCH_INTERVAL_S
@@ -89,7 +90,9 @@ class Participants(Protocol):
 
 
 class Deployment(Protocol):
-    """address: HOST:PORT of the coordinator, for sites."""
+    """address: HOST:PORT of the coordinator, for sites. tracked: what the trackers have taken."""
+
+    tracked: Position
 
     @property
     def address(self) -> str: ...
@@ -109,12 +112,6 @@ class Deployment(Protocol):
 
     def forget(self) -> None:
         """Have the next start begin another session."""
-
-    def taken(self, session_id: str) -> int:
-        """The last round of a session that the trackers have taken; -1 before the first."""
-
-    def take(self, session_id: str, round_: int) -> None:
-        """Note that they have taken one."""
 
     def export(self, path: Path, which: str, *, is_running: bool) -> None:
         """Raises SessionFailed and OSError."""
@@ -142,6 +139,7 @@ class Embedded:
         may_change: bool = False,
         always_new: bool = False,
     ) -> None:
+        self.tracked = Position(folder / TRACKED)
         self._folder = folder
         self._settings = {**settings_in(folder), **settings}
         self._first = first
@@ -277,17 +275,6 @@ class Embedded:
         mark = json.dumps({"ended": self._coordinator.session.session_id})
         replace_file(self._folder / MARK, [mark.encode()])
 
-    def taken(self, session_id: str) -> int:
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            noted = json.loads((self._folder / TRACKED).read_text(encoding="utf-8"))
-            if noted["session"] == session_id:
-                return int(noted["round"])
-        return -1
-
-    def take(self, session_id: str, round_: int) -> None:
-        noted = json.dumps({"session": session_id, "round": round_})
-        replace_file(self._folder / TRACKED, [noted.encode()])
-
     def export(self, path: Path, which: str, *, is_running: bool) -> None:
         socket = socket_of(self._config.journal.path)
         _export(ask(f"unix:{socket}") if is_running else open_files(self._config), path, which)
@@ -297,15 +284,15 @@ class Elsewhere:
     """A coordinator that runs elsewhere, which the script drives as an operator.
 
     address: HOST:PORT, or the path of the Unix socket beside its journal. tls: a folder with the
-        operator's certificate.
+        operator's certificate. folder: for what the trackers have taken.
     """
 
-    def __init__(self, address: str, tls: str | os.PathLike[str] | None) -> None:
+    def __init__(self, address: str, tls: str | os.PathLike[str] | None, folder: Path) -> None:
         self.address = address
+        self.tracked = Position(folder / TRACKED)
         self._target = f"unix:{address}" if "/" in address else address
         self._tls = tls
         self._certificates: Certificates | None = None
-        self._taken: dict[str, int] = {}
 
     @contextmanager
     def opened(self) -> Iterator[Transport]:
@@ -336,12 +323,6 @@ class Elsewhere:
 
     def forget(self) -> None:
         """A coordinator elsewhere has a session of its own."""
-
-    def taken(self, session_id: str) -> int:
-        return self._taken.get(session_id, -1)
-
-    def take(self, session_id: str, round_: int) -> None:
-        self._taken[session_id] = round_
 
     def export(self, path: Path, which: str, *, is_running: bool) -> None:
         token = TLS.set(self._certificates)

@@ -72,6 +72,7 @@ class Driving(TypedDict, total=False):
     tls: str | os.PathLike[str] | None
     rule: str | None
     trackers: Sequence[Tracker]
+    data_dir: str | os.PathLike[str]
     progress: bool
 
 
@@ -223,6 +224,7 @@ def connect(
     tls: str | os.PathLike[str] | None = None,
     rule: str | None = None,
     trackers: Sequence[Tracker] = (),
+    data_dir: str | os.PathLike[str] = DATA_DIR,
     progress: bool = True,
 ) -> Session[Any]:
     """Drive the session of a coordinator that runs elsewhere with `rounds.scripted = true`, as an
@@ -231,6 +233,8 @@ def connect(
     address: HOST:PORT, or the path of the Unix socket beside its journal. tls: a folder with the
         operator's certificate, which HOST:PORT needs.
     model: whose tensors record.weights are like; the session's first model is its coordinator's.
+    trackers: as for xain.session(). data_dir: folder of the one file that says which round the
+        trackers have taken; without trackers there is none. Scripts of two sessions take two.
     Raises SessionFailed.
     """
     from xain.weights import declare
@@ -241,4 +245,5 @@ def connect(
             "aggregation.rule, and an object of this script cannot be sent to it"
         )
     declared = None if model is None else declare(model)
-    return Session(Elsewhere(address, tls), declared, trackers=trackers, progress=progress)
+    deployment = Elsewhere(address, tls, Path(data_dir).absolute())
+    return Session(deployment, declared, trackers=trackers, progress=progress)

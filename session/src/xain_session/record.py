@@ -124,6 +124,7 @@ class Result(Generic[W]):
         seconds, the metrics of training by name, and "evaluation", a mapping: as in a record, the
         figures of the model that the round started from; empty where no site has evaluated it.
     cause: why the session ended. seconds: how long it was open, at this start of the script.
+    session: identity of the session.
     """
 
     weights: W
@@ -133,3 +134,4 @@ class Result(Generic[W]):
     history: Sequence[Mapping[str, Any]]
     cause: str
     seconds: float = 0.0
+    session: str = ""

@@ -97,9 +97,7 @@ class Session(Generic[W]):
                 if self._open is not None and self._open.record is not None:  # after `break`
                     self._track(self._open.record)
                 self._end()
-                _ = self.result
-                for tracker in self._trackers:
-                    self._told_to(tracker, "on_end", self.result)
+                self._track_end(self.result)
                 self._deployment.linger()
                 self._deployment.forget()
         finally:
@@ -294,11 +292,26 @@ class Session(Generic[W]):
 
     def _track(self, record: Record[W]) -> None:
         """Have the trackers take a record that they have not taken yet."""
-        if not self._trackers or self._deployment.taken(record.session) >= record.round:
+        position = self._deployment.tracked
+        if not self._trackers or position.taken(record.session) >= record.round:
             return
         told = [self._told_to(one, "on_round", record) for one in self._trackers]
         if all(told):
-            self._deployment.take(record.session, record.round)
+            self._note_taken(record.session, record.round)
+
+    def _track_end(self, result: Result[W]) -> None:
+        position, session_id = self._deployment.tracked, result.session
+        if not self._trackers or position.has_ended(session_id):
+            return
+        told = [self._told_to(one, "on_end", result) for one in self._trackers]
+        if all(told):
+            self._note_taken(session_id, position.taken(session_id), is_end=True)
+
+    def _note_taken(self, session_id: str, round_: int, *, is_end: bool = False) -> None:
+        try:
+            self._deployment.tracked.take(session_id, round_, is_end=is_end)
+        except OSError as error:
+            self._tell(f"what trackers have taken was not noted: {error}")
 
     def _told_to(self, tracker: Tracker, method: str, what: Record[W] | Result[W]) -> bool:
         """Tell a tracker; its failure ends no session that trains for weeks."""
@@ -427,7 +440,9 @@ class Session(Generic[W]):
         if script.HasField("evaluated") and script.evaluated.model == number:
             metrics |= dict(script.evaluated.metrics)
         seconds = time.monotonic() - self._began
-        return Result(weights, number, metrics, best, history, status.cause, seconds)
+        return Result(
+            weights, number, metrics, best, history, status.cause, seconds, script.session_id
+        )
 
 
 class AsyncSession(Generic[W]):

@@ -4,7 +4,6 @@ A tracker is any object with on_round(record) and on_end(result). The session no
 which record a tracker has taken last, so that after a restart none is told again that was taken.
 """
 
-import math
 import os
 from typing import Any, Protocol
 
@@ -23,36 +22,17 @@ class Tracker(Protocol):
         """The session is over."""
 
 
-class _OfRecords:
-    """Tracker whose run has the metrics, samples, updates and seconds of each round."""
-
-    _tracker: trackers.Tracker
-
-    def on_round(self, record: Record[Any]) -> None:
-        figures = {
-            **record.metrics,
-            "samples": float(record.samples),
-            "updates": float(record.num_updates),
-            "seconds": record.seconds,
-        }
-        finite = {name: value for name, value in figures.items() if math.isfinite(value)}
-        self._tracker.log(record.session, record.round, finite)
-
-    def on_end(self, result: Result[Any]) -> None:
-        self._tracker.close()
-
-
-class TensorBoard(_OfRecords):
+class TensorBoard(trackers.TensorBoard):
     """Scalars of each round below FOLDER/SESSION, for `tensorboard --logdir FOLDER`."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         try:
-            self._tracker = trackers.TensorBoard(folder)
+            super().__init__(folder)
         except trackers.NotInstalled as error:
             raise SessionFailed(str(error)) from None
 
 
-class MLflow(_OfRecords):
+class MLflow(trackers.MLflow):
     """A run of MLflow for the session, with the metrics of each round.
 
     experiment: its name. Where the runs are kept is a setting of MLflow, MLFLOW_TRACKING_URI.
@@ -60,17 +40,17 @@ class MLflow(_OfRecords):
 
     def __init__(self, experiment: str = trackers.EXPERIMENT) -> None:
         try:
-            self._tracker = trackers.MLflow(experiment)
+            super().__init__(experiment)
         except trackers.NotInstalled as error:
             raise SessionFailed(str(error)) from None
 
 
-class WeightsAndBiases(_OfRecords):
+class WeightsAndBiases(trackers.WeightsAndBiases):
     """A run of Weights & Biases for the session. options: of wandb.init(), such as project="wards"
     and mode="offline"."""
 
     def __init__(self, **options: Any) -> None:
         try:
-            self._tracker = trackers.WeightsAndBiases(**options)
+            super().__init__(**options)
         except trackers.NotInstalled as error:
             raise SessionFailed(str(error)) from None

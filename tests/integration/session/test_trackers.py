@@ -10,7 +10,9 @@ import pytest
 
 import xain
 from xain_coordinator.process.embedding import Coordinator
+from xain_coordinator.server.operators_socket import socket_of
 from xain_foundation.settings import ConfigError
+from xain_session.deployments import Embedded
 
 
 class Remembering:
@@ -91,6 +93,57 @@ def test_round_that_the_loop_breaks_after_is_told_too(
     assert (tracker.rounds, tracker.ended) == ([0, 1], [2])
 
 
+def test_end_that_a_tracker_has_taken_is_not_told_again(
+    tmp_path: Path,
+    address: str,
+    sites: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A script may be killed while it waits for its sites, after the end was told."""
+    first, later = Remembering(), Remembering()
+    with monkeypatch.context() as killed:
+        killed.setattr(Embedded, "forget", lambda self: None)
+        run(tmp_path, address, first, start=sites)
+    run(tmp_path, address, later, start=lambda: None)
+    assert (first.rounds, first.ended) == ([0, 1, 2], [3])
+    assert (later.rounds, later.ended) == ([], [])
+
+
+def test_script_of_a_coordinator_elsewhere_keeps_what_its_trackers_have_taken(
+    tmp_path: Path, address: str, sites: Callable[..., None]
+) -> None:
+    settings = {
+        "journal.path": str(tmp_path / "journal.sqlite"),
+        "storage.path": str(tmp_path / "weights"),
+        "metrics.kind": "none",
+        "server.port": int(address.rpartition(":")[2]),
+        "rounds.scripted": True,
+        "rounds.rounds": 3,
+        "rounds.min_participants": 2,
+        "rounds.initial_weights": "average",
+    }
+
+    def drive(tracker: Remembering, pause_at: int = -1) -> None:
+        socket = str(socket_of(tmp_path / "journal.sqlite"))
+        folder = tmp_path / "script"
+        with xain.connect(socket, trackers=[tracker], data_dir=folder, progress=False) as session:
+            for round_ in session:
+                round_.run()
+                if round_.number == pause_at:
+                    session.pause()
+
+    first, later, last = Remembering(), Remembering(), Remembering()
+    with Coordinator(settings):
+        sites()
+        drive(first, pause_at=1)
+        drive(later)
+        drive(last)
+    # In the round before these the sites make the model.
+    assert (first.rounds, first.ended) == ([1], [])
+    assert (later.rounds, later.ended) == ([2], [3])
+    assert (last.rounds, last.ended) == ([], [])
+
+
 def test_tracker_that_fails_ends_no_session(
     tmp_path: Path,
     address: str,
@@ -168,7 +221,8 @@ def test_deployment_tells_a_tracker_the_figures_of_each_round(
     assert (tmp_path / "metrics.jsonl").exists()
     events = EventAccumulator(str(tmp_path / "runs" / session_id))
     events.Reload()
-    assert [one.step for one in events.Tensors("num_updates")] == [1, 2, 3]
+    assert [one.step for one in events.Tensors("updates")] == [0, 1, 2]
+    assert [one.step for one in events.Tensors("loss")] == [1, 2]  # before, sites make the model
 
 
 def test_deployment_with_a_tracker_that_is_unknown_is_refused() -> None:

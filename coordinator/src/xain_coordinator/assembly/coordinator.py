@@ -17,6 +17,7 @@ from xain_coordinator.aggregation.rules import optimizer_of_session, rule_of_ses
 from xain_coordinator.aggregation.trees import mode_option
 from xain_coordinator.assembly.changed_rules import require_same_rules
 from xain_coordinator.assembly.study import Known, Study
+from xain_coordinator.assembly.tracking import Tracking
 from xain_coordinator.assembly.warm_start import FirstModel, first_model
 from xain_coordinator.config.coordinator import (
     CoordinatorConfig,
@@ -161,7 +162,13 @@ class SessionCoordinator:
             # needs may have been dropped since.
             self._require_latest()
             _require_weights(session, self.store, config)
-            self._metrics = _metrics(config, self.driver.clock, session.session_id)
+            self._metrics = _metrics(config, self.driver.clock)
+            self._tracking = Tracking(
+                config.metrics.trackers,
+                config.metrics.path.parent,
+                config.journal.path,
+                session.session_id,
+            )
             opened.pop_all()
         self.counters: Counter[str] = Counter()
         self._metrics_refused = RateLimitedLog(log.warning, "metrics_refused")  # of any sender
@@ -272,6 +279,7 @@ class SessionCoordinator:
             self._watches.append(asyncio.create_task(self._measure_certificates()))
         self._watches.append(asyncio.create_task(self._retention.watch(self.driver)))
         self._watches.append(asyncio.create_task(self._copies.watch(self.driver)))
+        self._watches.append(asyncio.create_task(self._tracking.watch(self.driver)))
         if self._models is not None:
             self._watches.append(asyncio.create_task(self._models.watch(self.driver)))
         await self._server.start()
@@ -380,6 +388,7 @@ class SessionCoordinator:
                 steps.push_async_callback(asyncio.to_thread, show, self.driver.session)
             # A watch may hang in a store that does not answer.
             steps.push_async_callback(self._end_watches)
+            steps.push_async_callback(asyncio.to_thread, self._tracking.finish, self.driver)
             steps.push_async_callback(asyncio.to_thread, self._metrics.close)
             steps.push_async_callback(self.driver.close)
             if not self.driver.is_new and self.driver.failure is None:
@@ -518,21 +527,7 @@ def metrics_plugin(name: str, options: Mapping[str, object]) -> MetricsStore:
         raise plugins.WrongPluginOption(f"metrics.options.{error}") from None
 
 
-def _metrics(config: CoordinatorConfig, clock: Clock, session_id: str) -> MetricsStore:
-    store = _metrics_store(config, clock)
-    if not config.metrics.trackers:
-        return store
-    from xain_coordinator.metrics.trackers import TRACKERS, NotInstalled, TrackedMetrics
-
-    folder = config.metrics.path.parent
-    try:
-        trackers = [TRACKERS[name](folder) for name in config.metrics.trackers]
-    except NotInstalled as error:
-        raise plugins.WrongPluginOption(f"metrics.trackers: {error}") from None
-    return TrackedMetrics(store, trackers, session_id, clock.wall_ns)
-
-
-def _metrics_store(config: CoordinatorConfig, clock: Clock) -> MetricsStore:
+def _metrics(config: CoordinatorConfig, clock: Clock) -> MetricsStore:
     if config.metrics.kind == "none":
         return NullMetricsStore()
     if config.metrics.kind == "influxdb":

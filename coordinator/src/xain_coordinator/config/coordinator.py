@@ -427,10 +427,11 @@ class MetricsSettings(Section):
 
     @Check
     def _trackers_are_there(self) -> Conflicts:
+        there = plugins.known(plugins.TRACKERS, TRACKERS)
         for name in self.trackers:
-            if name not in TRACKERS:
-                there = ", ".join(TRACKERS)
-                yield WrongSetting("trackers", f"there is no tracker {name!r}; there are: {there}")
+            if name not in there:
+                text = f"there is no tracker {name!r}; there are: {', '.join(there)}"
+                yield WrongSetting("trackers", text)
                 return
 
     @Check

@@ -17,6 +17,7 @@ CONTROLLERS = "xain.controllers"
 METRICS = "xain.metrics"
 PACINGS = "xain.pacings"
 STORES = "xain.stores"
+TRACKERS = "xain.trackers"
 
 T = TypeVar("T")
 

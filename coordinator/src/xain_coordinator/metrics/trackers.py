@@ -1,40 +1,125 @@
 """Trackers of experiments, which take the figures of rounds: TensorBoard, MLflow, Weights & Biases.
 
-A session has one run in each, which goes on after a restart.
+A session has one run in each, which goes on after a restart. The same trackers serve a deployment,
+by their names in [metrics] trackers, and a script, `xain.session(..., trackers=[...])`.
 """
 
+import json
 import math
 import os
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import structlog
+from xain_foundation.durable import replace_file
 
-from xain_coordinator.core.values import Point
-from xain_coordinator.metrics.queue import QueuedMetrics, Stamped
-from xain_coordinator.ports import MetricsStore
-
-log = structlog.get_logger(__name__)
-
-LINGER_S: Final = 1.0
 EXPERIMENT: Final = "xain"  # of MLflow, and the project of Weights & Biases
+METHODS: Final = ("on_round", "on_end")
 
 
 class NotInstalled(ValueError):
     """The program of a tracker is missing. The text says what to install."""
 
 
+class Round(Protocol):
+    """A round that is over, as trackers are told of it.
+
+    session: identity of the session. round: number of the round. model: number of the model that
+        it has made; that of the round where it has measured a model and made none.
+    samples: of all updates that count. num_updates: of these; 0 where none was asked for.
+    metrics: of training: means over the sites, weighted by samples; of a script also what it has
+        measured of the new model. Empty where sites made the first weights, or told none.
+    evaluation: of the model that the round started from: figures over the rows of all sites, and
+        as coordinator/NAME those of the coordinator's own rows.
+    seconds: from the opening of the round to its model.
+    """
+
+    @property
+    def session(self) -> str: ...
+    @property
+    def round(self) -> int: ...
+    @property
+    def model(self) -> int: ...
+    @property
+    def samples(self) -> int: ...
+    @property
+    def num_updates(self) -> int: ...
+    @property
+    def metrics(self) -> Mapping[str, float]: ...
+    @property
+    def evaluation(self) -> Mapping[str, float]: ...
+    @property
+    def seconds(self) -> float: ...
+
+
+class End(Protocol):
+    """The end of a session.
+
+    session: its identity. model: number of the last model. metrics: of the last round that trained.
+    cause: why the session ended.
+    """
+
+    @property
+    def session(self) -> str: ...
+    @property
+    def model(self) -> int: ...
+    @property
+    def metrics(self) -> Mapping[str, float]: ...
+    @property
+    def cause(self) -> str: ...
+
+
 class Tracker(Protocol):
-    """Where the figures of rounds go. May raise anything, as other programs do."""
+    """Where the figures of rounds go. May raise anything, as other programs do: what has raised was
+    not taken. A kill while a call runs has the next start make the call again."""
 
-    def log(self, session_id: str, round_: int, figures: Mapping[str, float]) -> None:
-        """round_: number of the model that the figures are of, or of the round that made it."""
+    def on_round(self, record: Round) -> None:
+        """A round is over."""
 
-    def close(self) -> None:
-        """End the run of the session."""
+    def on_end(self, result: End) -> None:
+        """The session is over, and its run ends."""
+
+
+class Position:
+    """How far a tracker has come with a session, in a small file that outlasts a kill."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def taken(self, session_id: str) -> int:
+        """Number of the last round that was taken; -1 before the first."""
+        return self._noted(session_id)[0]
+
+    def has_ended(self, session_id: str) -> bool:
+        """Whether the end of the session was taken."""
+        return self._noted(session_id)[1]
+
+    def take(self, session_id: str, round_: int, *, is_end: bool = False) -> None:
+        """Note that a round, or with it the end, was taken. Raises OSError."""
+        noted = {"session": session_id, "round": round_, "ended": is_end}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(self._path, [json.dumps(noted).encode()])
+
+    def _noted(self, session_id: str) -> tuple[int, bool]:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            noted = json.loads(self._path.read_text(encoding="utf-8"))
+            if noted["session"] == session_id:
+                return int(noted["round"]), bool(noted["ended"])
+        return -1, False
+
+
+def figures_of(record: Round) -> dict[str, float]:
+    """The finite figures of a round, by the names that the trackers here write."""
+    found = dict(record.metrics)
+    found |= {f"evaluation/{name}": value for name, value in record.evaluation.items()}
+    if record.num_updates:
+        found |= {
+            "samples": float(record.samples),
+            "updates": float(record.num_updates),
+            "seconds": record.seconds,
+        }
+    return {name: float(value) for name, value in found.items() if math.isfinite(value)}
 
 
 class TensorBoard:
@@ -47,14 +132,14 @@ class TensorBoard:
         self._folder = Path(folder)
         self._writer: Any = None
 
-    def log(self, session_id: str, round_: int, figures: Mapping[str, float]) -> None:
+    def on_round(self, record: Round) -> None:
         if self._writer is None:
-            self._writer = self._open(str(self._folder / session_id))
-        for name, value in figures.items():
-            self._writer.add_scalar(name, value, round_)
+            self._writer = self._open(str(self._folder / record.session))
+        for name, value in figures_of(record).items():
+            self._writer.add_scalar(name, value, record.round)
         self._writer.flush()
 
-    def close(self) -> None:
+    def on_end(self, result: End) -> None:
         if self._writer is not None:
             self._writer.close()
 
@@ -73,20 +158,24 @@ class MLflow:
         self._client: Any = None
         self._run = ""
 
-    def log(self, session_id: str, round_: int, figures: Mapping[str, float]) -> None:
-        if self._client is None:
-            client = self._mlflow.MlflowClient()
-            number = self._mlflow.set_experiment(self._experiment).experiment_id
-            known = client.search_runs([number], f"tags.session = '{session_id}'")
-            tags = {"session": session_id, "mlflow.runName": session_id}
-            run = known[0] if known else client.create_run(number, tags=tags)
-            self._client, self._run = client, run.info.run_id
-        for name, value in figures.items():
-            self._client.log_metric(self._run, name, value, step=round_)
+    def on_round(self, record: Round) -> None:
+        self._open(record.session)
+        for name, value in figures_of(record).items():
+            self._client.log_metric(self._run, name, value, step=record.round)
 
-    def close(self) -> None:
+    def on_end(self, result: End) -> None:
+        self._open(result.session)
+        self._client.set_terminated(self._run)
+
+    def _open(self, session_id: str) -> None:
         if self._client is not None:
-            self._client.set_terminated(self._run)
+            return
+        client = self._mlflow.MlflowClient()
+        number = self._mlflow.set_experiment(self._experiment).experiment_id
+        known = client.search_runs([number], f"tags.session = '{session_id}'")
+        tags = {"session": session_id, "mlflow.runName": session_id}
+        run = known[0] if known else client.create_run(number, tags=tags)
+        self._client, self._run = client, run.info.run_id
 
 
 class WeightsAndBiases:
@@ -100,14 +189,17 @@ class WeightsAndBiases:
         self._options = {"project": EXPERIMENT, **options}
         self._run: Any = None
 
-    def log(self, session_id: str, round_: int, figures: Mapping[str, float]) -> None:
+    def on_round(self, record: Round) -> None:
+        self._open(record.session)
+        self._run.log(figures_of(record), step=record.round)
+
+    def on_end(self, result: End) -> None:
+        self._open(result.session)
+        self._run.finish()
+
+    def _open(self, session_id: str) -> None:
         if self._run is None:
             self._run = self._init(id=session_id, resume="allow", **self._options)
-        self._run.log(dict(figures), step=round_)
-
-    def close(self) -> None:
-        if self._run is not None:
-            self._run.finish()
 
 
 # Trackers by their name in [metrics] trackers. folder: that of metrics.path.
@@ -116,80 +208,6 @@ TRACKERS: Final[Mapping[str, Callable[[Path], Tracker]]] = {
     "tensorboard": lambda folder: TensorBoard(folder / "runs"),
     "wandb": lambda folder: WeightsAndBiases(dir=str(folder)),
 }
-
-
-class TrackedMetrics:
-    """MetricsStore in front of another one, which has trackers take the figures of rounds too, each
-    in a thread of its own."""
-
-    def __init__(
-        self,
-        store: MetricsStore,
-        trackers: Sequence[Tracker],
-        session_id: str,
-        wall_ns: Callable[[], int],
-    ) -> None:
-        self._stores = [
-            store,
-            *(
-                QueuedMetrics(_Writer(one, session_id), wall_ns, linger_s=LINGER_S)
-                for one in trackers
-            ),
-        ]
-
-    @property
-    def num_lost(self) -> int:
-        return sum(store.num_lost for store in self._stores)
-
-    def write(self, points: Sequence[Point]) -> None:
-        for store in self._stores:
-            store.write(points)
-
-    def close(self) -> None:
-        for store in self._stores:
-            store.close()
-
-
-class _Writer:
-    def __init__(self, tracker: Tracker, session_id: str) -> None:
-        self._tracker = tracker
-        self._session_id = session_id
-
-    def write(self, batch: Sequence[Stamped], closing: threading.Event) -> int:
-        num_lost = 0
-        for _, point in batch:
-            figures = figures_of(point)
-            model = point.fields.get("model", point.fields.get("round"))
-            if not figures or not isinstance(model, int):
-                continue
-            try:
-                self._tracker.log(self._session_id, model, figures)
-            except Exception as error:  # another's program, and its server
-                name = type(self._tracker).__name__
-                log.warning("tracker_failed", tracker=name, round=model, error=str(error))
-                num_lost += 1
-        return num_lost
-
-    def close(self) -> None:
-        try:
-            self._tracker.close()
-        except Exception as error:  # another's program, and its server
-            log.warning("tracker_failed", tracker=type(self._tracker).__name__, error=str(error))
-
-
-def figures_of(point: Point) -> dict[str, float]:
-    """The figures of a round in a metric point; none in points of states and of single sites."""
-    of, names = "", ["num_updates", "round_seconds", "connected"]
-    if point.measurement == "evaluation":
-        of, names = f"{point.tags['source']}/", list(point.fields)
-    elif point.measurement != "coordinator" or "num_updates" not in point.fields:
-        return {}
-    found = {}
-    for name in names:
-        value = point.fields.get(name)
-        if name != "round" and isinstance(value, int | float) and math.isfinite(value):
-            found[of + name] = float(value)
-    return found
 
 
 @contextmanager
