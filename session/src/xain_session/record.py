@@ -1,5 +1,6 @@
 """Records of rounds, and the result of a session."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -97,7 +98,17 @@ class Record(Generic[W]):
         """
         if not metrics:
             raise TypeError("evaluate() takes metrics by name: record.evaluate(accuracy=0.9)")
-        told = {name: float(value) for name, value in metrics.items()}
+        told = {}
+        for name, value in metrics.items():
+            try:
+                told[name] = float(value)
+            except (TypeError, ValueError):
+                raise TypeError(f"the metric {name!r} is {value!r}; it must be a number") from None
+            if not math.isfinite(told[name]):
+                raise ValueError(
+                    f"the metric {name!r} is {value!r}, by which no models can be compared: leave "
+                    "it out, or say a value that stands for a model that has run away"
+                )
         self._tell(self.model, samples, told)
         self._evaluated = told
 
@@ -119,7 +130,8 @@ class Result(Generic[W]):
     weights: the last model. model: its number.
     metrics: of the last model: of the training that made it, and, in their place where they have
         the same names, of its evaluation by the sites and by the script.
-    best: None if no model was evaluated, or none was better than the best constant prediction.
+    best: by the `metric` of the session; None without one, if no model was evaluated, or if none
+        was better than the best constant prediction.
     history: the records of all rounds, as mappings: round, model, num_updates, num_samples,
         seconds, the metrics of training by name, and "evaluation", a mapping: as in a record, the
         figures of the model that the round started from; empty where no site has evaluated it.

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Generic, Protocol
 
 from xain_session.record import Record, W
@@ -70,6 +70,8 @@ class Round(Generic[W]):
         self._require_open("configure")
         self._values |= plain(settings, "")
         for site, values in (by_site or {}).items():
+            if not isinstance(site, str):
+                raise TypeError(f"by_site has the key {site!r}; it must be the name of a site")
             if not isinstance(values, Mapping):
                 raise TypeError(
                     f"by_site[{site!r}] is {values!r}; it must be a mapping of settings"
@@ -78,10 +80,13 @@ class Round(Generic[W]):
         self._is_decided = True
 
     def select(
-        self, chosen: Iterable[str] | Callable[[Sequence["Participant"]], Iterable[str]]
+        self,
+        chosen: Iterable["str | Participant"]
+        | Callable[[Sequence["Participant"]], Iterable["str | Participant"]],
     ) -> None:
         """Decide which sites take part, all of them: names, or a function that is given the
-        connected ones and returns names. It is not called for a round that is configured already.
+        connected ones and returns some of them, or names. It is not called for a round that is
+        configured already.
 
         Raises RuntimeError after run().
         """
@@ -91,9 +96,13 @@ class Round(Generic[W]):
                 self._selected = list(self._decided_before.selected)
                 return
             chosen = chosen(self._session.participants)
-        names = [chosen] if isinstance(chosen, str) else list(chosen)
-        if not names:
+        sites = [chosen] if isinstance(chosen, str) else list(chosen)
+        if not sites:
             raise ValueError(f"round {self.number}: select() was given no site")
+        names = [one.name if isinstance(one, Participant) else one for one in sites]
+        for name in names:
+            if not isinstance(name, str):
+                raise TypeError(f"select() was given {name!r}; it takes names of sites")
         self._selected = names
         self._is_decided = True
 
@@ -147,8 +156,13 @@ class AsyncRound(Generic[W]):
     """A round under asyncio: run() and evaluate() of its record are as in Round, but for `await
     round.run()`."""
 
-    def __init__(self, round_: Round[W]) -> None:
+    def __init__(
+        self, round_: Round[W], do: Callable[[Callable[[], Record[W]]], Awaitable[Record[W]]]
+    ) -> None:
+        """do: runs a function in the thread of the session."""
         self._round = round_
+        self._do = do
+        self._running: asyncio.Future[Record[W]] | None = None
         self.number = round_.number
         self.is_configured = round_.is_configured
 
@@ -170,8 +184,12 @@ class AsyncRound(Generic[W]):
         self._round.select(chosen)
 
     async def run(self) -> Record[W]:
-        """See Round.run()."""
-        return await asyncio.to_thread(self._round.run)
+        """See Round.run(). After a timeout it may be awaited again."""
+        if self._running is None:
+            self._running = asyncio.ensure_future(self._do(self._round.run))
+            # Its error is nobody's to hear where nobody awaits the round any more.
+            self._running.add_done_callback(lambda one: one.cancelled() or one.exception())
+        return await asyncio.shield(self._running)
 
     def stop(self) -> None:
         """See Round.stop()."""
@@ -185,6 +203,7 @@ def plain(settings: Mapping[str, object], of: str) -> dict[str, Any]:
         item = getattr(value, "item", None)
         plain = item() if callable(item) and getattr(value, "ndim", None) == 0 else value
         try:
+            _require_text_keys(plain)
             text = json.dumps(plain, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise TypeError(
@@ -192,6 +211,18 @@ def plain(settings: Mapping[str, object], of: str) -> dict[str, Any]:
             ) from None
         found[name] = json.loads(text)
     return found
+
+
+def _require_text_keys(value: object) -> None:
+    """Raise TypeError for a mapping with other keys than text, which JSON would make text."""
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r} is no text")
+            _require_text_keys(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            _require_text_keys(one)
 
 
 def _shortened(value: object) -> str:

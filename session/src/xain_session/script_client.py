@@ -1,13 +1,14 @@
 """Questions and decisions of a script, by the services Control and Inspection.
 
-All in the script's thread, without locks: Ctrl-C may come between any two lines. Decisions are
-repeated where no answer has come: the same decision again changes nothing.
+All in one thread, without locks: Ctrl-C may come between any two lines. Decisions are repeated
+where no answer has come: the same decision again changes nothing.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from xain_coordinator.core.values import WeightsRef
 from xain_coordinator.ports import StoreError
@@ -25,53 +26,64 @@ from xain_workloads.model import Model
 LOOK_S: Final = 0.5
 PAGE: Final = 1000  # rounds or models of an answer
 LATEST: Final = 4  # rounds or models among which the present one is, with those that evaluate
+CALL_S: Final = 30.0  # how long an answer may take
+ASK_S: Final = 2.0  # the same of a question that only says what a wait is for
 RETRY_S: Final = (0.1, 5.0)  # the first and the longest pause before a call is repeated
 
 Status = control.FollowScriptResponse
+T = TypeVar("T")
 
 
 class ScriptClient:
     """A script's end of a coordinator. transport: of its calls; it stays until close()."""
 
-    def __init__(self, transport: Transport, check: Callable[[], None]) -> None:
-        """check: raises what keeps the coordinator from ever answering again."""
+    def __init__(self, transport: Transport, look: Callable[["ScriptClient"], None]) -> None:
+        """look: called every LOOK_S while something is waited for. What it raises ends the wait."""
         self._transport = transport
-        self._check = check
+        self._look = look
         self.session_id = ""
+        self.status: Status | None = None  # as it was told last
         self.trouble = ""  # why the coordinator does not answer at the moment
-        self._status: Status | None = None
+        self.waits_since = 0.0  # time.monotonic() at the beginning of the present wait
+        self._looked = 0.0
         self._followed: Stream | None = None
         self._backoff = Backoff(*RETRY_S)
         self._retry_at = 0.0
-        self._is_left = False
+        self.is_interrupted = False  # set by any thread: the wait under way raises SessionFailed
 
     def close(self) -> None:
-        """Follow the session no more. From any thread."""
-        self._is_left = True
+        """Follow the session no more."""
         if self._followed is not None:
             self._followed.cancel()
 
     # --- what the session is at ---
 
-    def wait(
-        self, is_so: Callable[[Status], bool], look: Callable[[Status | None], None]
-    ) -> Status:
-        """Wait until the session is as wanted, or finished. look: called now and then meanwhile,
-        and what it raises ends the wait. Raises SessionFailed."""
+    def wait(self, is_so: Callable[[Status], bool], timeout_s: float = math.inf) -> Status:
+        """Wait until the session is as wanted, or finished. Raises SessionFailed, also after
+        timeout_s."""
+        self._begin_wait()
         while True:
-            if self._is_left:
-                raise SessionFailed("the session was left")
-            self._take_told()
-            status = self._status
+            while self._followed is not None and self._follow(0.0):
+                pass  # until all that was told is known
+            status = self.status
             if status is not None and (status.is_finished or is_so(status)):
                 return status
-            if not self._follow(LOOK_S):
-                look(self._status)
+            self._go_on_waiting(timeout_s)
+            self._follow(LOOK_S)
 
-    def _take_told(self) -> None:
-        """Have what was told since the last look."""
-        while self._followed is not None and self._follow(0.0):
-            pass
+    def _begin_wait(self) -> None:
+        self.waits_since = self._looked = time.monotonic()
+
+    def _go_on_waiting(self, timeout_s: float = math.inf) -> None:
+        """Look after what else may end a wait, if it is time for that. Raises SessionFailed."""
+        if self.is_interrupted:
+            raise SessionFailed("the wait was given up")
+        now = time.monotonic()
+        if now - self._looked >= LOOK_S:
+            self._looked = now
+            self._look(self)
+        if now - self.waits_since >= timeout_s:
+            raise SessionFailed(self.trouble or "the session has not come so far")
 
     def _follow(self, timeout_s: float) -> bool:
         """Have the next status; whether there is one. Raises SessionFailed."""
@@ -104,8 +116,8 @@ class ScriptClient:
         """Have a status, unless a later one is there already."""
         self.session_id = status.session_id
         self.trouble = ""
-        if self._status is None or status.position >= self._status.position:
-            self._status = status
+        if self.status is None or status.position >= self.status.position:
+            self.status = status
 
     # --- decisions ---
 
@@ -121,30 +133,59 @@ class ScriptClient:
         )
         self._take(self._ask("RecordEvaluation", request).status)
 
-    def end(self, failure: str = "") -> None:
-        """Come to the end of the script's loop; with the failure of its body, if there was one."""
+    def end(self, failure: str = "", timeout_s: float = math.inf) -> None:
+        """Come to the end of the script's loop; with the failure of its body, if there was one.
+        Raises as configure() does, also after timeout_s."""
         request = control.EndScriptRequest(session_id=self.session_id, failure=failure)
-        self._take(self._ask("EndScript", request).status)
+        self._take(self._ask("EndScript", request, timeout_s).status)
 
-    def _ask(self, method: str, request: Any) -> Any:
-        """Ask until there is an answer: a coordinator that is away is waited for."""
+    def _ask(self, method: str, request: Any, timeout_s: float = math.inf) -> Any:
+        return self._repeated(lambda: self._transport.call(method, request, CALL_S), timeout_s)
+
+    def _repeated(self, call: Callable[[], T], timeout_s: float = math.inf) -> T:
+        """Call until there is an answer: a coordinator that is away is waited for. Raises
+        DecidedOtherwise, and SessionFailed, also after timeout_s."""
         backoff = Backoff(*RETRY_S)
+        self._begin_wait()
         while True:
             try:
-                return self._transport.call(method, request)
+                answer = call()
             except Refused as error:
                 if error.is_decided:
                     raise DecidedOtherwise(str(error)) from None
-                if not error.is_passing or self._is_left:
+                if not error.is_passing:
                     raise SessionFailed(str(error)) from None
-            self._check()
-            time.sleep(backoff.next_s())  # before the coordinator is asked again
+                self.trouble = str(error)
+            else:
+                self.trouble = ""
+                return answer
+            retry_at = time.monotonic() + backoff.next_s()
+            while (pause_s := retry_at - time.monotonic()) > 0:
+                self._go_on_waiting(timeout_s)
+                time.sleep(min(pause_s, LOOK_S))  # before the coordinator is asked again
 
     # --- what it has made ---
 
     def ask(self, method: str, request: Any) -> Any:
         """Ask the service Inspection. Raises SessionFailed."""
         return self._ask(method, request)
+
+    def waiting_for(self) -> str:
+        """Condition that the session waits for, or why the coordinator does not answer; it is asked
+        once."""
+        if self.status is not None and not self.trouble:
+            try:
+                answer = self._transport.call("GetStatus", inspection.GetStatusRequest(), ASK_S)
+            except Refused as error:
+                self.trouble = str(error)
+            else:
+                return str(answer.waiting_for)
+        return self.trouble
+
+    def latest_rounds(self, number: int) -> list[inspection.RoundStatus]:
+        """Records of so many of the latest rounds that train, at most PAGE, the oldest first."""
+        request = inspection.ListRoundsRequest(limit=min(number + LATEST, PAGE))
+        return [one for one in self.ask("ListRounds", request).rounds if one.task == pb.TRAIN]
 
     def rounds(self) -> list[inspection.RoundStatus]:
         """Records of the rounds that train, the oldest first."""
@@ -192,10 +233,7 @@ class ScriptClient:
 
     def _fetched(self, message: inspection.ModelStatus) -> Model:
         ref = WeightsRef(message.ref.key, message.ref.size_bytes, message.ref.digest.hex())
-        try:
-            data = self._transport.weights(ref)
-        except Refused as error:
-            raise SessionFailed(f"model {message.round} cannot be fetched: {error}") from None
+        data = self._repeated(lambda: self._transport.weights(ref))
         layout = layout_of(message.layout)
         try:
             return Model(parse_vector(data, ref), layout, dict(message.metadata))

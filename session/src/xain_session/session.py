@@ -7,14 +7,15 @@ import sys
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TextIO, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TextIO, TypeVar, cast
 
 from xain_coordinator.server.translate import layout_of
 from xain_foundation import streams
-from xain_session.errors import DecidedOtherwise, SessionFailed
+from xain_session.errors import SessionFailed
 from xain_session.record import Best, Record, Result, Site, W
 from xain_session.round import AsyncRound, Participant, Round
 from xain_session.script_client import ScriptClient, Status
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
     from xain_session.deployments import Deployment
 
 TELL_S: Final = 3.0  # a wait that is longer is told of
+FAIL_S: Final = 10.0  # how long a session that is to hear of an error may take
+
+
+Resume = Literal["same", "changed"]
+T = TypeVar("T")
 
 
 class Session(Generic[W]):
@@ -52,7 +58,7 @@ class Session(Generic[W]):
         the end of the `with` waits for the end of the session."""
         self._is_scripted = is_scripted
         self._began = time.monotonic()
-        self._shown: set[int] = set()
+        self._shown = 0  # the last model that a line was printed of
         self._deployment = deployment
         self._declared = declared
         self._trackers = trackers
@@ -61,24 +67,29 @@ class Session(Generic[W]):
         self._client: ScriptClient | None = None
         self._open: Round[W] | None = None
         self._resumes = True
+        self._is_used = False
         self._is_stopped = False
         self._is_paused = False
         self._is_over = False
-        self._told = 0.0
         self._tell: Callable[[str], None] = lambda text: None
-        self._last_text = ""
+        self._last_told = (0.0, "")  # beginning of the wait, and what was told of it
         self._result: Result[W] | None = None
+        self._under_asyncio: AsyncSession[W] | None = None
         # The first one that trains: before it the sites may have made the model in a round.
         self._first: int | None = None
 
     # --- its life ---
 
     def __enter__(self) -> Self:
+        if self._is_used:
+            raise RuntimeError(
+                "this session has had its `with`; xain.session() gives another one, which goes on "
+                "where it is"
+            )
+        self._is_used = True
         with ExitStack() as stack:
             self._tell = _Printer(stack)
-            self._client = ScriptClient(
-                stack.enter_context(self._deployment.opened()), self._deployment.check
-            )
+            self._client = ScriptClient(stack.enter_context(self._deployment.opened()), self._look)
             stack.callback(self._client.close)
             self._deployment.start_participants(stack)
             self._stack = stack.pop_all()
@@ -105,8 +116,9 @@ class Session(Generic[W]):
             self._client = None
 
     async def __aenter__(self) -> "AsyncSession[W]":
-        await asyncio.to_thread(self.__enter__)
-        return AsyncSession(self)
+        self._under_asyncio = AsyncSession(self)
+        await self._under_asyncio.do(self.__enter__)
+        return self._under_asyncio
 
     async def __aexit__(
         self,
@@ -116,7 +128,8 @@ class Session(Generic[W]):
     ) -> None:
         if isinstance(error, asyncio.CancelledError):
             self._is_paused = True
-        await asyncio.to_thread(self.__exit__, kind, error, trace)
+        assert self._under_asyncio is not None
+        await self._under_asyncio.leave(error)
 
     def __iter__(self) -> Iterator[Round[W]]:
         return self
@@ -227,31 +240,28 @@ class Session(Generic[W]):
             raise RuntimeError("the session is used in its `with`: with xain.session(...) as ...")
         return self._client
 
-    def _waited(self, is_so: Callable[[Status], bool]) -> Status:
-        self._told = time.monotonic()
-        return self._asked.wait(is_so, self._look)
+    def _waited(self, is_so: Callable[[Status], bool], timeout_s: float = math.inf) -> Status:
+        return self._asked.wait(is_so, timeout_s)
 
-    def _look(self, status: Status | None) -> None:
-        """Look after participants and reader while the session is waited for."""
+    def _look(self, client: ScriptClient) -> None:
+        """Look after participants and reader while the coordinator is waited for."""
         self._deployment.check()
-        if status is not None and not self._is_scripted:
-            self._show_rounds(status)
-        if not self._progress or time.monotonic() - self._told < TELL_S:
+        if client.status is not None and not self._is_scripted and not client.trouble:
+            self._show_rounds(client.status)
+        if not self._progress or time.monotonic() - client.waits_since < TELL_S:
             return
-        text = self._asked.trouble
-        if not text and status is not None:
-            text = self._asked.ask("GetStatus", inspection.GetStatusRequest()).waiting_for
-        if text and text != self._last_text:
-            self._last_text = text
+        text = client.waiting_for()
+        if text and (client.waits_since, text) != self._last_told:
+            self._last_told = (client.waits_since, text)
             self._tell(f"waiting: {text}")
 
     def _show_rounds(self, status: Status) -> None:
         """Tell of rounds that are over, of a session that goes on by itself."""
-        if not self._progress or status.model <= max(self._shown, default=0):
+        if not self._progress or status.model <= self._shown:
             return
-        for one in self._asked.rounds():
-            if one.phase == "published" and one.round + 1 not in self._shown:
-                self._shown.add(one.round + 1)
+        for one in self._asked.latest_rounds(status.model - self._shown):
+            if one.phase == "published" and one.round >= self._shown:
+                self._shown = one.round + 1
                 self._tell(_line(self._record_of(one, status), self._first_round(), status.rounds))
 
     def _first_round(self) -> int:
@@ -266,6 +276,7 @@ class Session(Generic[W]):
         status = self._waited(lambda status: status.model > round_.number)
         if status.model <= round_.number:
             raise self._ended_otherwise(status)
+        assert status.last_round.round == round_.number, "a script's rounds come one by one"
         record = self._record_of(status.last_round, status)
         if self._progress:
             self._tell(_line(record, self._first_round(), status.rounds))
@@ -349,19 +360,19 @@ class Session(Generic[W]):
         return SessionFailed(f"the session has ended: {status.cause}")
 
     def _fail(self, error: Exception) -> None:
-        """End the session because of an error in the body. One of the session itself, which goes on
-        when the script is mended, leaves it as it is."""
-        if isinstance(error, DecidedOtherwise) or self._is_over:
+        """End the session because of an error in the body. One of this package itself, such as that
+        of a wrong argument, leaves it as it is: it goes on when the script is mended."""
+        if self._is_over or _is_of_this_package(error):
             return
         where = "" if self._open is None else f"round {self._open.number}: "
         text = "".join(traceback.format_exception(error))
-        with suppress(SessionFailed):  # the error itself is raised, and says more
-            if isinstance(error, SessionFailed):
-                return
-            self._asked.end(f"{where}{text}")
-            self._waited(lambda status: False)
+        try:
+            self._asked.end(f"{where}{type(error).__name__}\n{text}", FAIL_S)
+            self._waited(lambda status: False, FAIL_S)
             self._is_over = True
             self._deployment.forget()
+        except SessionFailed as failed:  # the error itself is raised, and says more
+            self._tell(f"the session has not heard of the error, and goes on: {failed}")
 
     def _weights(self, number: int) -> W:
         from xain.weights import from_vector
@@ -447,10 +458,30 @@ class Session(Generic[W]):
 
 class AsyncSession(Generic[W]):
     """A session under asyncio: `async with xain.session(...) as session`, `async for round in
-    session`, `record = await round.run()`."""
+    session`, `record = await round.run()`. What waits has a thread of its own, one for all."""
 
     def __init__(self, session: Session[W]) -> None:
         self._session = session
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="session")
+        self._work: asyncio.Future[Any] | None = None
+
+    async def do(self, work: Callable[..., T], *arguments: object) -> T:
+        """Run a function in the thread. It goes on when this is cancelled."""
+        self._work = asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+        return cast(T, await asyncio.shield(self._work))
+
+    async def leave(self, error: BaseException | None) -> None:
+        """Leave the `with`, with what its body has raised."""
+        client = self._session._client
+        if self._work is not None and not self._work.done() and client is not None:
+            client.is_interrupted = True  # a wait that its caller has given up
+            await asyncio.wait([self._work])
+            client.is_interrupted = False
+        trace = None if error is None else error.__traceback__
+        try:
+            await self.do(self._session.__exit__, type(error), error, trace)
+        finally:
+            self._thread.shutdown(wait=False)
 
     @property
     def id(self) -> str:
@@ -481,14 +512,17 @@ class AsyncSession(Generic[W]):
         self._session.export(path, which)
 
     async def __aiter__(self) -> AsyncIterator[AsyncRound[W]]:
-        while (round_ := await asyncio.to_thread(next, self._session, None)) is not None:
-            yield AsyncRound(round_)
-
-
-Resume = Literal["same", "changed"]
+        while (round_ := await self.do(next, self._session, None)) is not None:
+            yield AsyncRound(round_, self.do)
 
 
 # --- values and texts ---
+
+
+def _is_of_this_package(error: Exception) -> bool:
+    """Whether an error was raised by xain itself, and not by what the body of a loop does."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and str(frames[-1].f_globals.get("__name__")).startswith("xain_session.")
 
 
 def _sites(found: inspection.RoundStatus) -> dict[str, Site]:

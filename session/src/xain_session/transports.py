@@ -20,7 +20,6 @@ from xain_wire.fl.access_pb2_grpc import ControlStub
 from xain_wire.fl.coordinator_pb2_grpc import CoordinatorStub
 from xain_wire.fl.inspection_pb2_grpc import InspectionStub
 
-CALL_S: Final = 30.0
 DOWNLOAD_S: Final = 600.0
 
 
@@ -47,7 +46,7 @@ class Stream(Protocol):
 class Transport(Protocol):
     """Methods of the services Control and Inspection, by name. All raise Refused."""
 
-    def call(self, method: str, request: Any) -> Any: ...
+    def call(self, method: str, request: Any, timeout_s: float) -> Any: ...
 
     def stream(self, method: str, request: Any) -> Stream: ...
 
@@ -63,9 +62,9 @@ class Remote:
         self._coordinator = CoordinatorStub(channel)
         self._where = where
 
-    def call(self, method: str, request: Any) -> Any:
+    def call(self, method: str, request: Any, timeout_s: float) -> Any:
         try:
-            return self._method(method)(request, timeout=CALL_S)
+            return self._method(method)(request, timeout=timeout_s)
         except grpc.RpcError as error:
             raise self._refused(error) from None
 
@@ -98,7 +97,8 @@ class Remote:
 
 class _RemoteStream:
     """A thread reads the call, whose answers cannot be waited for with a limit. They come by a
-    SimpleQueue, which Ctrl-C between two lines of Python leaves usable."""
+    SimpleQueue, which Ctrl-C between two lines of Python leaves usable; a few a round, which is as
+    many as a script leaves unread."""
 
     def __init__(self, call: Any, refused: Callable[[Any], Refused]) -> None:
         self._call = call
@@ -125,6 +125,8 @@ class _RemoteStream:
                 self._found.put((answer, None))
         except grpc.RpcError as failure:
             error = self._refused(failure)
+        except Exception as failure:  # a defect: who waits must not wait for ever
+            error = Refused(f"the session cannot be followed: {failure!r}")
         self._found.put((None, error))
 
 
@@ -134,9 +136,11 @@ class InProcess:
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
 
-    def call(self, method: str, request: Any) -> Any:
+    def call(self, method: str, request: Any, timeout_s: float) -> Any:
         try:
-            return self._coordinator.call(method, request)
+            return self._coordinator.call(method, request, timeout_s)
+        except TimeoutError:
+            raise Refused("the coordinator is busy", is_passing=True) from None
         except (Refusal, NotPermitted, JournalError) as error:
             raise _refused(error) from None
 

@@ -3,8 +3,8 @@
 import asyncio
 import signal
 import threading
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -390,7 +390,7 @@ def test_exception_in_the_body_ends_the_session_as_failed(
     with pytest.raises(ZeroDivisionError):
         divide()
     (cause,) = finished(tmp_path)
-    assert cause.startswith("the script failed: round 0: Traceback")
+    assert cause.startswith("the script failed: round 0: ZeroDivisionError\nTraceback")
     assert "ZeroDivisionError: division by zero" in cause
     with opened(tmp_path, address) as session:  # another session
         sites()
@@ -528,6 +528,44 @@ def test_other_model_than_that_of_the_session_is_told(
             round_.run()
 
 
+@pytest.mark.parametrize(
+    ("mistake", "told"),
+    [
+        (lambda round_: round_.configure(by_site={7: {"lr": 1}}), "by_site has the key 7"),
+        (lambda round_: round_.configure(table={1: "a"}), "'table' is .* the key 1 is no text"),
+        (lambda round_: round_.select([7]), r"select\(\) was given 7; it takes names of sites"),
+        (lambda round_: (round_.configure(epochs=2.5), round_.run()), "epochs is 2.5"),
+        (lambda round_: round_.run().evaluate(r2="high"), "the metric 'r2' is 'high'"),
+        (lambda round_: round_.run().evaluate(r2=float("nan")), "'r2' is nan, by which no models"),
+        (lambda round_: (round_.run(), round_.configure(lr=1)), "comes before run"),
+    ],
+)
+def test_wrong_call_leaves_the_session_to_the_mended_script(
+    tmp_path: Path, address: str, sites: Sites, mistake: Any, told: str
+) -> None:
+    def make_mistake() -> None:
+        with opened(tmp_path, address, rounds=2) as session:
+            sites()
+            mistake(next(session))
+
+    with pytest.raises((TypeError, ValueError, RuntimeError), match=told):
+        make_mistake()
+    assert finished(tmp_path) == [""]
+    with opened(tmp_path, address, rounds=2) as session:
+        for round_ in session:
+            round_.select(lambda sites: sites)
+            round_.run()
+    assert finished(tmp_path) == ["completed"]
+
+
+def test_session_has_one_with(tmp_path: Path, address: str, sites: Sites) -> None:
+    session = opened(tmp_path, address, rounds=1)
+    with session:
+        session.pause()
+    with pytest.raises(RuntimeError, match=r"has had its `with`; xain\.session\(\) gives another"):
+        session.__enter__()
+
+
 def test_setting_of_a_site_that_is_not_there_is_refused(
     tmp_path: Path, address: str, sites: Sites
 ) -> None:
@@ -636,3 +674,51 @@ async def test_loop_runs_under_asyncio(tmp_path: Path, address: str, sites: Site
             assert ticks > before
     ticking.cancel()
     assert session.result.model == 2
+
+
+@pytest.fixture
+def slow_sites(address: str) -> Iterator[threading.Event]:
+    """Two sites that hand in their updates when the event is set."""
+    go_on = threading.Event()
+
+    def train(name: str) -> None:
+        with suppress(xain.SessionError):  # the session was ended by its script
+            for round_ in xain.rounds(MODEL, id=name, coordinator=address):
+                go_on.wait()
+                round_.submit(round_.weights, samples=1)
+
+    threads = [threading.Thread(target=train, args=(n,), daemon=True) for n in ("east", "west")]
+    for thread in threads:
+        thread.start()
+    yield go_on
+    go_on.set()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+async def test_round_that_was_given_up_may_be_awaited_again(
+    tmp_path: Path, address: str, slow_sites: threading.Event
+) -> None:
+    async with opened(tmp_path, address, rounds=1) as session:
+        async for round_ in session:
+            for _ in range(50):  # more than asyncio has threads
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(round_.run(), 0.001)
+            slow_sites.set()
+            assert (await round_.run()).num_updates == 2
+    assert session.result.model == 1
+
+
+async def test_body_may_end_while_a_round_is_waited_for(
+    tmp_path: Path, address: str, slow_sites: threading.Event
+) -> None:
+    async def give_up() -> None:
+        async with opened(tmp_path, address, rounds=1) as session:
+            async for round_ in session:
+                await asyncio.wait_for(round_.run(), 0.1)
+
+    with pytest.raises(TimeoutError):
+        await give_up()
+    (cause,) = finished(tmp_path)
+    assert cause.startswith("the script failed: round 0: TimeoutError")

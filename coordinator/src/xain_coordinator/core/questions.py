@@ -169,7 +169,7 @@ def require_selected(
     """
     # After the end the sender need not be a member: the answer is the same for all.
     if session.phase is Phase.FINISHED:
-        raise errors.RoundAlreadyClosed(f"the session is finished: {session.cause}")
+        raise errors.RoundAlreadyClosed(f"the session is finished: {session.short_cause}")
     require_member(session, participant_id)
     trains = session.trained_by(participant_id)
     if sent is not None and sent != trains:

@@ -116,6 +116,12 @@ class Session:
         return self.chosen_of(available)
 
     @property
+    def short_cause(self) -> str:
+        """Why the session ended, as its participants are told: without the traceback of a script,
+        whose values are its own."""
+        return self.cause.partition("\n")[0]
+
+    @property
     def chosen(self) -> tuple[str, ...]:
         """Participants that the script has chosen by name for the open round or the next one. Empty
         if any may be selected, and in a round that is overdue: it asks others, too."""

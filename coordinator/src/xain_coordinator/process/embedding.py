@@ -87,8 +87,12 @@ class Coordinator:
         """
         self._require_new()
         self._thread = threading.Thread(target=self._serve, name="coordinator", daemon=True)
-        self._thread.start()
-        self._is_up.wait()
+        try:
+            self._thread.start()
+            self._is_up.wait()
+        except BaseException:  # Ctrl-C: nobody else could stop it
+            self.stop()
+            raise
         if self._failure is not None:
             self._thread.join()
             raise self._failure
@@ -136,10 +140,11 @@ class Coordinator:
         """Host and port of the gRPC server, once started."""
         return self.config.server.address_at(self.port)
 
-    def call(self, method: str, request: Any) -> Any:
+    def call(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
         """Have a method of Control or Inspection answer, as the operator's socket does, without a
-        call over it. Raises a Refusal, and Unavailable if the coordinator stops."""
-        return next(Answers(self, _once(partial(self._servicer(method), request, None))))
+        call over it. Raises a Refusal, Unavailable if the coordinator stops, and TimeoutError."""
+        answers = Answers(self, _once(partial(self._servicer(method), request, None)))
+        return answers.take(timeout_s)
 
     def stream(self, method: str, request: Any) -> "Answers":
         """The answers of a method that streams them."""
@@ -221,7 +226,8 @@ class Answers:
     raises a Refusal, and Unavailable if the coordinator stops or after cancel().
 
     The answers come by a SimpleQueue, which Ctrl-C between two lines of Python leaves usable: a
-    lock that an interrupted thread has kept would hold up the coordinator itself.
+    lock that an interrupted thread has kept would hold up the coordinator itself. It holds all that
+    is not taken, of which a stream's method decides how much there is.
     """
 
     def __init__(self, coordinator: Coordinator, answers: AsyncIterator[Any]) -> None:

@@ -336,7 +336,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             round=reply.round,
             update_accepted=reply.update_accepted,
             session_id=self._driver.session.session_id,
-            cause=self._driver.session.cause,
+            cause=self._driver.session.short_cause,
             reconnect_spread_ms=self._reconnect_spread_ms(),
             update_damaged=reply.update_damaged,
             warning=reply.warning,
@@ -694,7 +694,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             round=seen.round,
             update_accepted=seen.update_accepted,
             session_id=session.session_id,
-            cause=session.cause,  # of the end, which changes the phase too
+            cause=session.short_cause,  # of the end, which changes the phase too
             update_damaged=seen.update_damaged,
             warning=seen.warning,
             attempt=seen.attempt,
