@@ -1,24 +1,21 @@
 """A script's own rule, controller or pacing rule, handed to the coordinator in its process.
 
-The journal has its qualified name and a digest of its code and plain values, and never the object
-itself: a script that is started again hands over another object, which must have the same digest.
+The journal has its qualified name and a digest of its code and values, and never the object itself:
+a script that is started again hands over another object, which must have the same digest.
 """
 
-import hashlib
 import inspect
 from collections.abc import Callable, Mapping
-from types import CodeType
 from typing import Any, Final
 
 import numpy as np
 
 from xain_coordinator.aggregation.aggregator import AnyNumber, Float64, Tile, Weights
 from xain_coordinator.extensions import plugins
+from xain_session.digests import digest_of
 from xain_session.errors import SessionFailed
 
 SOURCE: Final = "source"  # name of the option that has the digest
-_DIGEST_CHARACTERS: Final = 12
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 # The setting of the name and that of the options, by the argument of xain.session().
 SETTINGS: Mapping[str, tuple[str, str]] = {
@@ -75,66 +72,6 @@ def settings_of(what: str, given: Any, *, may_change: bool) -> dict[str, Any]:
     except plugins.PluginFailed as failed:
         raise SessionFailed(str(failed)) from None
     return {name_key: name, options_key: {SOURCE: digest}}
-
-
-def digest_of(given: Any) -> str:
-    """The digest of an object's class or of a function: of its source, and of the plain values that
-    it holds."""
-    code = given if inspect.isroutine(given) else type(given)
-    held = dict(getattr(given, "__dict__", {}))
-    if not inspect.isroutine(given):
-        for slot in (s for one in type(given).__mro__ for s in getattr(one, "__slots__", ())):
-            held[slot] = getattr(given, slot, None)
-    for function in _functions(code):
-        if function.__closure__:
-            names = function.__code__.co_freevars
-            for name, cell in zip(names, function.__closure__, strict=True):
-                held[f"{function.__qualname__}.{name}"] = _content(cell)
-        held[f"{function.__qualname__}()"] = (function.__defaults__, function.__kwdefaults__)
-    text = "\n".join([_source(code), *(f"{n}={_shown(v)}" for n, v in sorted(held.items()))])
-    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARACTERS]
-
-
-def _functions(code: Any) -> list[Any]:
-    if inspect.isfunction(code):
-        return [code]
-    members = vars(code).values() if isinstance(code, type) else ()
-    return [one for one in members if inspect.isfunction(one)]
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # it is empty
-        return None
-
-
-def _source(code: Any) -> str:
-    try:
-        return inspect.getsource(code)
-    except (OSError, TypeError):  # typed at a prompt, or built in
-        return str([_compiled(one.__code__) for one in _functions(code)])
-
-
-def _compiled(code: CodeType) -> str:
-    """The instructions, names and constants of a function, and of those within it, without where
-    they stand."""
-    constants = [_compiled(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
-    return f"{code.co_code.hex()} {code.co_names} {constants}"
-
-
-def _shown(value: Any) -> str:
-    """Plain values as text; of others the type, whose text may differ from start to start."""
-    if isinstance(value, _PLAIN):
-        return repr(value)
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        return f"{value.dtype}{value.shape}{hashlib.sha256(value.tobytes()).hexdigest()}"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{k!r}: {_shown(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, list | tuple | set | frozenset):
-        parts = [_shown(one) for one in value]
-        return str(sorted(parts) if isinstance(value, set | frozenset) else parts)
-    return f"<{type(value).__qualname__}>"
 
 
 class _OfFunction(AnyNumber):

@@ -17,7 +17,7 @@ from support.http_files import HttpFiles
 from xain_coordinator.journal.restore import restore_session
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.process.embedding import Coordinator
-from xain_session.given import digest_of
+from xain_session.digests import digest_of
 from xain_wire.fl import access_pb2 as pb
 from xain_wire.fl.access_pb2_grpc import ControlStub
 from xain_workloads.exported import formats
