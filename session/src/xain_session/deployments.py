@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import urlsplit
 
+import structlog
+
 from xain_coordinator.assembly.changed_rules import differences
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.values import Phase
@@ -33,9 +35,9 @@ from xain_foundation.fields import WrongSetting, is_loopback
 from xain_foundation.settings import ConfigError, load
 from xain_foundation.tls import Certificates, InvalidCertificates
 from xain_participant.client import channel_options
-from xain_session.errors import SessionFailed
+from xain_session.errors import SessionFailed, for_script
 from xain_session.given import SETTINGS, SOURCE
-from xain_session.session_log import logged_in
+from xain_session.session_log import LOG, logged_in
 from xain_session.transports import InProcess, Remote, Transport
 from xain_workloads.errors import NoModel
 from xain_workloads.exported import formats
@@ -44,6 +46,8 @@ from xain_workloads.model import PERSONAL, Model
 if TYPE_CHECKING:
     from xain.weights import Declared
 
+log = structlog.get_logger(__name__)
+
 MARK: Final = "script.json"  # in the data folder: which session a script has come to the end of
 TRACKED: Final = "tracked.json"  # the last round that trackers have taken
 DOWNLOAD_S: Final = 60.0  # how long the server of a first model may be silent
@@ -51,6 +55,7 @@ PIECE_BYTES: Final = 1 << 20
 FIRST_MODEL: Final = "first-model.npz"
 _LONGEST_LINGER_S: Final = 15.0
 _LOOK_S: Final = 0.05
+_PORT: Final = re.compile(r":\d+$")
 _OPTIONS: Final = [*channel_options(), ("grpc.max_receive_message_length", -1)]
 
 
@@ -184,9 +189,10 @@ class Embedded:
             )
             coordinator.start()
         except (WrongSetting, ConfigError) as error:
-            raise SessionFailed(str(error)) from None
+            raise SessionFailed(for_script(str(error))) from None
         except (*STARTING_ERRORS, InvalidCertificates) as error:
-            raise SessionFailed(f"the session in {self._folder} cannot go on: {error}") from None
+            why = for_script(str(error))
+            raise SessionFailed(f"the session in {self._folder} cannot go on: {why}") from None
         try:
             yield coordinator
         finally:
@@ -206,17 +212,31 @@ class Embedded:
         session = restored[0].session
         if session.phase is Phase.FINISHED and session.session_id == self._marked():
             return True
-        different = [self._told(text) for text in differences(session, self._config)]
-        if different and not self._may_change:
+        kept = list(differences(session, self._config))
+        replaced = [told for text in kept if (told := self._replaced(text))]
+        kept = [text for text in kept if not self._replaced(text)]
+        if not (kept or replaced):
+            return False
+        if not self._may_change:
+            then = [
+                *(["with the settings that it was begun with"] if kept else []),
+                *(["with the code and values of now"] if replaced else []),
+            ]
             raise SessionFailed(
-                f"the session in {self._folder} was begun with {', '.join(different)}; start the "
-                "script with the same values, or with another data_dir; with "
-                'resume="changed" the session goes on with those that it was begun with'
+                f"the session in {self._folder} was begun with {', '.join([*kept, *replaced])}; "
+                "start the script with the same values, or with another data_dir; with "
+                f'resume="changed" the session goes on {" and ".join(then)}'
             )
+        # Instead of the coordinator's rules_differ, which speaks to users of the program.
+        if kept:
+            log.warning("settings_kept", kept=kept, hint="with another data_dir they are taken")
+        if replaced:
+            log.warning("code_replaced", replaced=replaced)
         return False
 
-    def _told(self, different: str) -> str:
-        """A difference as the script would say it: of an object of its own by the object's name."""
+    def _replaced(self, different: str) -> str:
+        """The object of the script, for a difference that is one of its code and values, which are
+        those of now; else ""."""
         for what, (name_key, options_key) in SETTINGS.items():
             found = re.fullmatch(
                 rf'{re.escape(options_key)}\.{SOURCE} = "(\w+)" \(configured: "(\w+)"\)', different
@@ -224,7 +244,7 @@ class Embedded:
             if found is not None:
                 name = self._settings.get(name_key)
                 return f"the {what} {name} as its code was then ({found[1]}, now {found[2]})"
-        return different
+        return ""
 
     def _marked(self) -> str:
         with suppress(OSError, ValueError):
@@ -255,7 +275,11 @@ class Embedded:
             self._pool.check(0.0)
         assert self._coordinator is not None, "opened() comes first"
         if self._coordinator.has_ended:
-            raise SessionFailed("the coordinator has stopped; its log says why")
+            failure = self._coordinator._started.failure
+            why = "" if failure is None else f": {type(failure).__name__}: {failure}"
+            raise SessionFailed(
+                f"the coordinator has stopped{why}; its log, {self._folder / LOG}, says more"
+            )
 
     def linger(self) -> None:
         coordinator = self._coordinator
@@ -290,7 +314,8 @@ class Elsewhere:
     def __init__(self, address: str, tls: str | os.PathLike[str] | None, folder: Path) -> None:
         self.address = address
         self.tracked = Position(folder / TRACKED)
-        self._target = f"unix:{address}" if "/" in address else address
+        is_path = "/" in address or _PORT.search(address) is None
+        self._target = f"unix:{address.removeprefix('unix:')}" if is_path else address
         self._tls = tls
         self._certificates: Certificates | None = None
 
@@ -299,15 +324,14 @@ class Elsewhere:
         try:
             if self._tls is not None:
                 self._certificates = Certificates(Path(self._tls))
-            if not self._target.startswith("unix:"):
-                channels.require_private_way(
-                    self._target,
-                    self._certificates,
-                    insecure=False,
-                    remedy="tls=FOLDER, the operator's certificate",
-                )
-        except (ValueError, InvalidCertificates) as error:
+            channels.require_private_way(self._target, self._certificates, insecure=False)
+        except InvalidCertificates as error:
             raise SessionFailed(str(error)) from None
+        except ValueError:
+            raise SessionFailed(
+                f"{self.address} is another machine, and without certificates everything would go "
+                "there in the clear: give tls=FOLDER, the folder of an operator's certificate"
+            ) from None
         credentials = None if self._certificates is None else self._certificates.of_channel()
         with channels.open_channel(self._target, _OPTIONS, credentials) as channel:
             yield Remote(channel, self.address)
@@ -359,7 +383,7 @@ def _config_of(settings: Mapping[str, object]) -> CoordinatorConfig:
     try:
         return load(CoordinatorConfig, overrides=dict(settings), reads_text=False)
     except ConfigError as error:
-        raise SessionFailed(str(error).replace("command line: ", "")) from None
+        raise SessionFailed(for_script(str(error).replace("command line: ", ""))) from None
 
 
 def _downloaded(url: str, folder: Path) -> Path:
@@ -384,4 +408,5 @@ def _export(opened: AbstractContextManager[Any], path: Path, which: str) -> None
             entry = trained.choose(which)
             formats.write(path, trained.load(entry.model), described(trained, entry))
     except (NoModel, CommandFailed, JournalError, StoreError) as error:
-        raise SessionFailed(f"model {which!r} cannot be written to {path}: {error}") from None
+        why = for_script(str(error))
+        raise SessionFailed(f"model {which!r} cannot be written to {path}: {why}") from None

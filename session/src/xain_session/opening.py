@@ -12,6 +12,7 @@ from typing import (
     TypedDict,
     TypeVar,
     Unpack,
+    get_args,
     overload,
 )
 
@@ -167,6 +168,8 @@ def session(
         **({"evaluate.metric": metric} if metric else {}),
         **({"tls.folder": os.fspath(tls)} if tls is not None else {}),
     }
+    if resume not in get_args(Resume):
+        raise SessionFailed(f'resume is {resume!r}; it must be "same" or "changed"')
     may_change = resume == "changed"
     for what, one in (("rule", rule), ("controller", controller), ("pacing", pacing)):
         if one is not None:
@@ -230,8 +233,8 @@ def connect(
     """Drive the session of a coordinator that runs elsewhere with `rounds.scripted = true`, as an
     operator: the same loop as in xain.session().
 
-    address: HOST:PORT, or the path of the Unix socket beside its journal. tls: a folder with the
-        operator's certificate, which HOST:PORT needs.
+    address: HOST:PORT, or the path of the Unix socket beside its journal, which is all that ends in
+        no port. tls: a folder with the operator's certificate, which HOST:PORT needs.
     model: whose tensors record.weights are like; the session's first model is its coordinator's.
     trackers: as for xain.session(). data_dir: folder of the one file that says which round the
         trackers have taken; without trackers there is none. Scripts of two sessions take two.

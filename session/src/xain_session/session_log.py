@@ -12,9 +12,12 @@ from typing import Any, Final
 
 import structlog
 
+from xain_session.errors import for_script
+
 LOG: Final = "coordinator.log"
 MAX_BYTES: Final = 16 << 20  # then the file becomes coordinator.log.1
 _LOUD: Final = ("warning", "error", "critical")
+_TOLD_OTHERWISE: Final = ("rules_differ",)  # the deployment says which of them count
 
 
 @contextmanager
@@ -53,6 +56,10 @@ class _Writer:
     def __call__(
         self, logger: Any, method: str, event: MutableMapping[str, Any]
     ) -> Mapping[str, Any]:
+        if event["event"] in _TOLD_OTHERWISE:
+            raise structlog.DropEvent
+        if "hint" in event:
+            event["hint"] = for_script(str(event["hint"]))
         self._file.handle(logging.makeLogRecord({"msg": json.dumps(event, default=str)}))
         if event.get("level") in _LOUD:
             with suppress(OSError, ValueError):

@@ -94,5 +94,6 @@ def require_open(method: str) -> None:
     if method.startswith((ACCESS, CONTROL)):
         raise NotPermitted(
             f"{method.removeprefix('/')} is for the operator on the coordinator's machine, since "
-            "this coordinator has no certificates"
+            "this coordinator has no certificates: there, give as the address the path of its "
+            "socket, journal.sock beside the journal"
         )

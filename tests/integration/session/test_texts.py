@@ -1,0 +1,153 @@
+"""Errors and warnings of a session speak of what a script gives, and of no flag of a program."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xain
+from xain_coordinator.process.embedding import Coordinator
+
+Sites = Callable[..., None]
+MODEL = {"w": np.zeros(3)}
+
+
+def opened(folder: Path, address: str, **settings: Any) -> xain.Session:
+    wanted = {"rounds": 2, "min_participants": 2, "linger_s": 0.0, "progress": False}
+    return xain.session(MODEL, data_dir=folder, address=address, **{**wanted, **settings})
+
+
+class Share(xain.Rule):
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def combine(self, tile: Any, weights: Any) -> Any:
+        if not self.share:
+            raise ZeroDivisionError("no share")
+        return self.share * tile.astype(np.float64).mean(axis=0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"rule": Share(0.25)}, "with the code and values of now"),
+        ({"rounds": 3}, "with the settings that it was begun with"),
+        (
+            {"rule": Share(0.25), "rounds": 3},
+            "with the settings that it was begun with and with the code and values of now",
+        ),
+    ],
+)
+def test_what_goes_on_after_a_change_is_told(
+    changed: dict[str, Any], what: str, tmp_path: Path, address: str
+) -> None:
+    with opened(tmp_path, address, rule=Share(0.5)) as session:
+        session.pause()
+    with pytest.raises(xain.SessionFailed) as caught:
+        opened(tmp_path, address, **{"rule": Share(0.5), **changed}).__enter__()
+    assert str(caught.value).endswith(f'with resume="changed" the session goes on {what}')
+
+
+def test_session_that_goes_on_after_a_change_warns_of_it(
+    tmp_path: Path, address: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with opened(tmp_path, address, rule=Share(0.5)) as session:
+        session.pause()
+    capfd.readouterr()
+    with opened(tmp_path, address, rule=Share(0.25), rounds=3, resume="changed") as session:
+        session.pause()
+    told = capfd.readouterr().err
+    assert "settings_kept kept=['rounds.rounds = 2 (configured: 3)'] hint=" in told
+    assert re.search(r"code_replaced replaced=\['the rule \S*Share as its code was then", told)
+    for text in (told, (tmp_path / "coordinator.log").read_text(encoding="utf-8")):
+        assert "--new-session" not in text
+        assert "rules_differ" not in text
+
+
+def test_rule_that_raises_is_told_with_the_log_of_the_coordinator(
+    tmp_path: Path, address: str, sites: Sites
+) -> None:
+    log = re.escape(str(tmp_path / "coordinator.log"))
+    text = rf"the coordinator has stopped: .*ZeroDivisionError.*no share.*; its log, {log}, says"
+    with opened(tmp_path, address, rule=Share(0.0)) as session:
+        sites()
+        round_ = next(session)
+        with pytest.raises(xain.SessionFailed, match=text):
+            round_.run()
+        session.pause()
+    with opened(tmp_path, address, rule=Share(0.5), resume="changed") as session:  # for the sites
+        for round_ in session:
+            round_.run()
+
+
+def test_folder_that_is_in_use_is_told_with_the_argument(tmp_path: Path, address: str) -> None:
+    with opened(tmp_path, address) as session:
+        with pytest.raises(xain.SessionFailed) as caught:
+            opened(tmp_path, "127.0.0.1:0").__enter__()
+        session.pause()
+    assert "in use by another process; stop that one, or give another data_dir=" in str(
+        caught.value
+    )
+    assert "journal.path" not in str(caught.value)
+
+
+def test_export_without_a_session_is_told_with_the_argument(tmp_path: Path, address: str) -> None:
+    with pytest.raises(xain.SessionFailed, match=r"no journal at .*; give its data_dir=FOLDER"):
+        opened(tmp_path, address).export(tmp_path / "model.npz")
+
+
+def test_address_without_certificates_is_told_with_the_arguments(tmp_path: Path) -> None:
+    text = r"certificates first, .* give settings=\{\"server\.insecure\": True\}"
+    with pytest.raises(xain.SessionFailed, match=text):
+        opened(tmp_path, "0.0.0.0:50051").__enter__()
+
+
+def test_other_values_of_resume_are_refused(tmp_path: Path, address: str) -> None:
+    with pytest.raises(xain.SessionFailed, match="resume is 'yes'; it must be \"same\" or"):
+        opened(tmp_path, address, resume="yes")
+
+
+# --- elsewhere ---
+
+
+@pytest.fixture
+def running(tmp_path: Path, address: str) -> Coordinator:
+    settings = {
+        "journal.path": str(tmp_path / "journal.sqlite"),
+        "storage.path": str(tmp_path / "weights"),
+        "metrics.path": str(tmp_path / "metrics.jsonl"),
+        "server.port": int(address.rpartition(":")[2]),
+        "rounds.scripted": True,
+    }
+    return Coordinator(settings)
+
+
+def test_loopback_without_certificates_is_told_of_the_socket(
+    running: Coordinator, address: str
+) -> None:
+    text = "give as the address the path of its socket, journal.sock beside the journal"
+    with (
+        running,
+        pytest.raises(xain.SessionFailed, match=text),
+        xain.connect(address, progress=False) as session,
+    ):
+        next(session)
+
+
+def test_other_machine_without_certificates_is_told_of_tls() -> None:
+    text = r"nohost\.example:50051 is another machine, .*: give tls=FOLDER, the folder of an"
+    with pytest.raises(xain.SessionFailed, match=text):
+        xain.connect("nohost.example:50051").__enter__()
+
+
+@pytest.mark.parametrize("path", ["journal.sock", "unix:journal.sock", "./journal.sock"])
+def test_address_without_a_port_is_the_path_of_a_socket(
+    path: str, running: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with running, xain.connect(path, progress=False) as session:
+        assert session.id
+        session.pause()
