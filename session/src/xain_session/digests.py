@@ -35,6 +35,7 @@ _PLAIN: Final = (
 )
 _ITEMS: Final = (dict, MappingProxyType, list, tuple, deque, set, frozenset)
 _WITHOUT_ORDER: Final = (set, frozenset)
+_WRAPPED: Final = "__wrapped__"
 _INSTALLED: Final = {"site-packages", "dist-packages"}
 
 
@@ -142,7 +143,7 @@ class _Description:
             text = f"{text} {self._of_items(value)}"
         if value is not self._given and not self._is_own(kind):
             # Such as functions of C, and what functools.cache makes.
-            wrapped = self.of(getattr(value, "__wrapped__", None))
+            wrapped = self.of(getattr(value, "__dict__", {}).get(_WRAPPED))
             return f"{text} {getattr(value, '__name__', '')} {wrapped}"
         text = f"{text} {self.of(kind)}"
         # What a class of another library holds, such as the weights of a torch module, may be drawn
@@ -215,7 +216,9 @@ class _Description:
             return False
         if hasattr(type(value), "__array__") or isinstance(value, _PLAIN + _ITEMS):
             return True
-        if isinstance(value, MethodType | functools.partial) or hasattr(value, "__wrapped__"):
+        if isinstance(value, MethodType | functools.partial):
+            return True
+        if _WRAPPED in getattr(value, "__dict__", {}):
             return True
         is_code = isinstance(value, type | FunctionType)
         return self._is_own(value if is_code else type(value))
