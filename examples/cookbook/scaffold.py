@@ -13,6 +13,7 @@ import xain
 
 SITES = ("north", "east", "south", "west")
 SIZE, STEPS, LR = 5, 20, 0.1
+MODEL = {"w": np.zeros(SIZE)}
 
 # --- data, model and training, as without federation ---
 
@@ -40,8 +41,7 @@ def optimum():
 
 def site(name, coordinator, corrects):
     curvature, target = load(name)
-    model = {"w": np.zeros(SIZE)}
-    for round in xain.rounds(model, id=name, coordinator=coordinator, scaffold=corrects):
+    for round in xain.rounds(MODEL, id=name, coordinator=coordinator, scaffold=corrects):
         correction = round.correction["w"] if corrects else 0.0
         w = train(round.weights["w"], curvature, target, correction)
         round.submit({"w": w}, samples=1, path=STEPS * LR if corrects else None)
@@ -53,6 +53,8 @@ def site(name, coordinator, corrects):
 def distance_of(corrects, folder):
     """Distance of the last model from the optimum."""
     with xain.session(
+        MODEL,
+        scaffold=corrects,
         rounds=40,
         min_participants=len(SITES),
         data_dir=folder,

@@ -42,6 +42,7 @@ from xain_session.transports import InProcess, Remote, Transport
 from xain_workloads.errors import NoModel
 from xain_workloads.exported import formats
 from xain_workloads.model import PERSONAL, Model
+from xain_workloads.remedies import SCAFFOLD
 
 if TYPE_CHECKING:
     from xain.weights import Declared
@@ -263,6 +264,8 @@ class Embedded:
             raise SessionFailed(str(error)) from None
         metadata = {PERSONAL: json.dumps(personal)} if personal else {}
         path = self._folder / FIRST_MODEL
+        if first.has_control:  # files have no control variate, which begins with zeros
+            metadata["options"] = json.dumps({"remedy": SCAFFOLD})
         formats.write(path, Model(first.vector(), first.layout, metadata), {})
         return str(path)
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -55,6 +56,7 @@ class Options(TypedDict, total=False):
     pacing: object
     metric: str
     train: Mapping[str, object] | None
+    scaffold: bool
     settings: Mapping[str, object] | None
     seed: int
     participants: Participants | None
@@ -106,6 +108,7 @@ def session(
     pacing: object = None,
     metric: str = "",
     train: Mapping[str, object] | None = None,
+    scaffold: bool = False,
     settings: Mapping[str, object] | None = None,
     seed: int = 0,
     participants: Participants | None = None,
@@ -140,6 +143,8 @@ def session(
         Their code belongs to the session: after a change it goes on with resume="changed" alone.
     metric: of the evaluations, by which the best model is chosen and patience counts.
     train: settings of all rounds, in round.config at the sites.
+    scaffold: whether the model gets a control variate, for sites with xain.rounds(scaffold=True).
+        Where the sites make the model, or it is an earlier one, it has one if it was made with one.
     settings: other settings of the coordinator by dotted key, such as {"rounds.deadline_s": 600}.
     participants: simulated ones, see xain.simulated().
     trackers: objects that are told of each round, such as xain.TensorBoard("runs").
@@ -156,7 +161,12 @@ def session(
     if isinstance(model, str | os.PathLike):
         first = os.fspath(model)
     elif model is not None:
-        first = declare(model)
+        first = replace(declare(model), has_control=scaffold)
+    if scaffold and (first is None or isinstance(first, str) or not first.layout):
+        raise SessionFailed(
+            "scaffold=True needs a model with named tensors: xain.session(model, scaffold=True); "
+            "without one the sites alone say it, and an earlier model has its control variate"
+        )
     folder = Path(data_dir).absolute()  # wherever the script goes
     given: dict[str, Any] = {
         "rounds.scripted": True,

@@ -399,6 +399,61 @@ def test_exception_in_the_body_ends_the_session_as_failed(
     assert finished(tmp_path) == [cause, "completed"]
 
 
+def corrected(name: str, target: float, address: str) -> None:
+    """A site that is drawn to its own target, and corrects its steps by control variates."""
+    for round_ in xain.rounds(MODEL, id=name, coordinator=address, scaffold=True):
+        w = round_.weights["w"]
+        for _ in range(5):
+            w = w - 0.1 * (w - target + round_.correction["w"])
+        round_.submit({"w": w}, samples=1, path=0.5)
+
+
+def test_first_model_has_a_control_variate_where_the_script_says_so(
+    tmp_path: Path, address: str
+) -> None:
+    """A file of the model has none, and a session that begins with it goes on with SCAFFOLD."""
+    targets = {"east": 1.0, "west": 4.0}
+    for name, options in (("first", {"scaffold": True}), ("second", {})):
+        model: Any = MODEL if name == "first" else tmp_path / "first.npz"
+        with xain.session(
+            model,
+            rounds=3,
+            min_participants=2,
+            data_dir=tmp_path / name,
+            address=address,
+            linger_s=0.0,
+            progress=False,
+            **options,
+        ) as session:
+            threads = [
+                threading.Thread(target=corrected, args=(*one, address), daemon=True)
+                for one in targets.items()
+            ]
+            for thread in threads:
+                thread.start()
+            assert [round_.run().num_updates for round_ in session] == [2, 2, 2]
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        assert list(session.result.weights) == ["w"]
+        session.export(tmp_path / f"{name}.npz")
+    step = 1 - 0.9**5
+    expected = 2.5 * (1 - (1 - step) ** 6)
+    np.testing.assert_allclose(session.result.weights["w"], [expected] * 3, rtol=1e-6)
+
+
+@pytest.mark.parametrize("model", [None, "model.npz", np.zeros(3)])
+def test_control_variate_of_a_model_without_named_tensors_is_refused(model: Any) -> None:
+    with pytest.raises(xain.SessionFailed, match="scaffold=True needs a model with named tensors"):
+        xain.session(model, scaffold=True)
+
+
+def test_rule_that_takes_no_control_variates_is_named(tmp_path: Path, address: str) -> None:
+    session = opened(tmp_path, address, rule="median", scaffold=True)
+    with pytest.raises(xain.SessionFailed, match=r'control variates, and .*"median"'):
+        session.__enter__()
+
+
 def test_paused_session_goes_on_in_the_round_that_was_configured_last(
     tmp_path: Path, address: str, sites: Sites
 ) -> None:

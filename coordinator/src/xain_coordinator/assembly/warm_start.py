@@ -128,13 +128,15 @@ def first_model(
     own = json.loads(first.metadata.get("options", "{}"))
     options = _without_remedy(own, config) | given
     has_control = control_size(first.layout) > 0
-    uses_control = options.get("remedy") == SCAFFOLD if name else has_control
+    # The file of a script's model has no control variate, and says that it needs one.
+    is_asked = bool(name) or "workload" not in first.metadata
+    uses_control = (is_asked and options.get("remedy") == SCAFFOLD) or (has_control and not name)
     why = why_not_control(config.rules())
     if name and config.model.personal and not why:
         why = "model.personal keeps tensors at the sites"
     if uses_control and why and not config.study.model:
         raise CannotStartFrom(
-            f"{first.lineage.source} was trained with control variates, and {why}; "
+            f"{first.lineage.source} is trained with control variates, and {why}; "
             + (hint("xain-coordinator", 'workload.remedy = ""') if name else _SAME_RULE)
         )
     # The model keeps its metadata; the options of the training are those that are asked for now.
