@@ -20,7 +20,7 @@ endif
 
 # From the raw limits to what takes longest.
 BENCHMARKS := baselines round_overhead scripted gradient_steps pipeline messaging aggregation parameter_server recovery restart s3_store fleet large_model tls closed_flood simulation launch_serve learning
-WITH_PEERS := round_overhead large_model
+WITH_PEERS := round_overhead large_model simulation
 
 .PHONY: help demo test kills session-kills enrolment-kills simulate bench check format lint types protos protos-check dist sbom audit lock setup setup-dev setup-torch clean
 

@@ -8,32 +8,49 @@ reported, and stops nothing.
 
 import statistics
 import sys
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any, Final
 
 import results
 
-from peers import flare, flower
+from peers import flare, flower, flower_ray
 from peers.environments import PeerFailed
 
 Row = dict[str, Any]
 
-PEERS = {"Flower": flower, "NVFLARE": flare}
+DEPLOYED: Final = {"Flower": flower, "NVFLARE": flare}
+SIMULATED: Final = {"Flower on Ray": flower_ray}
 
 
-def measure(participants: int, size: int, rounds: int) -> list[Row]:
-    """A row for each peer. size: of the model, in float32. rounds: after a warm-up of one."""
+def measure(
+    participants: int,
+    size: int,
+    rounds: int,
+    peers: Mapping[str, ModuleType] = DEPLOYED,
+    *,
+    sessions: int = 1,
+    before: Callable[[], object] = lambda: None,
+) -> list[Row]:
+    """A row for each peer. size: of the model, in float32. rounds: of each session, after a warm-up
+    of one. before: called before each session, to measure something else in turns."""
     rows: list[Row] = []
-    for name, peer in PEERS.items():
+    for name, peer in peers.items():
         row: Row = {"peer": f"{name} {peer.VERSION}", "participants": participants}
         print(f"{row['peer']} with {participants} participants ...", file=sys.stderr, flush=True)
+        seconds: list[float] = []
+        peak_mb: float | None = None
         try:
-            with results.scratch() as folder:
-                found = peer.run(folder, participants, size, rounds + 1)
+            for _ in range(sessions):
+                before()
+                with results.scratch() as folder:
+                    found = peer.run(folder, participants, size, rounds + 1)
+                seconds += found.seconds[1:]
+                peak_mb = max(peak_mb or 0.0, found.server_peak_mb or 0.0) or None
         except PeerFailed as failed:
             print(f"{row['peer']}: {failed}", file=sys.stderr)
             rows.append({**row, "failed": str(failed).splitlines()[0]})
             continue
-        seconds = found.seconds[1:]
         rows.append(
             {
                 **row,
@@ -41,7 +58,7 @@ def measure(participants: int, size: int, rounds: int) -> list[Row]:
                 "round_s_median": statistics.median(seconds),
                 "round_s_min": min(seconds),
                 "round_s_max": max(seconds),
-                "server_peak_mb": found.server_peak_mb,
+                "server_peak_mb": peak_mb,
             }
         )
     return rows
