@@ -22,6 +22,7 @@ TESTS = {
     "xain-coordinator[parameters]": "integration/coordinator/test_parameter_group.py",
     "xain-coordinator[tensorboard]": "integration/session/test_trackers.py",
     "xain-coordinator[wandb]": "integration/session/test_trackers.py",
+    "xain-foundation[ray]": "e2e/test_simulation_on_ray.py",
     "xain-messaging[redis]": "contract/discovery/test_members.py",
     "xain-messaging[zmq]": "contract/drivers/test_zeromq.py",
     "xain-parameters[parquet]": "integration/parameters/test_server.py",

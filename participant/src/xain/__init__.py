@@ -20,12 +20,11 @@ if TYPE_CHECKING:
     from xain.result import Result
     from xain.round import Config, Round
     from xain.weights import LayoutMismatch, trainable
-    from xain_session.errors import DecidedOtherwise, SessionFailed
+    from xain_session.errors import DecidedOtherwise, SessionFailed, SimulationError
     from xain_session.given import Rule
     from xain_session.opening import connect, session
     from xain_session.record import Record
     from xain_session.session import Session
-    from xain_session.simulation.backends import SimulationError
     from xain_session.simulation.simulate import simulate
     from xain_session.simulation.simulated import Simulated, simulated
     from xain_session.simulation.worker import Site
@@ -70,13 +69,12 @@ __getattr__, __dir__ = loaded_on_use(
         "result": "Result",
         "round": "Config Round",
         "weights": "LayoutMismatch trainable",
-        "xain_session.errors": "DecidedOtherwise SessionFailed",
+        "xain_session.errors": "DecidedOtherwise SessionFailed SimulationError",
         "xain_session.given": "Rule",
         "xain_session.opening": "connect session",
         "xain_session.record": "Record",
         "xain_session.session": "Session",
         "xain_session.trackers": "MLflow TensorBoard WeightsAndBiases",
-        "xain_session.simulation.backends": "SimulationError",
         "xain_session.simulation.simulated": "Simulated simulated",
         "xain_session.simulation.simulate": "simulate",
         "xain_session.simulation.worker": "Site",

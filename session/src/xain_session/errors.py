@@ -33,6 +33,10 @@ class DecidedOtherwise(SessionFailed):
     """The script decides something else than it has decided before: the text shows both."""
 
 
+class SimulationError(SessionFailed):
+    """The simulation cannot be run, or main() has failed. The text has main's traceback."""
+
+
 def for_script(text: str) -> str:
     """A text of the coordinator, with arguments of the script where it names flags."""
     for typed, said in _ARGUMENTS.items():

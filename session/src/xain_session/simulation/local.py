@@ -15,8 +15,8 @@ from typing import Any, Self
 import cloudpickle  # type: ignore[import-untyped]  # it has no types
 
 from xain_foundation import streams
+from xain_foundation.backends.port import BackendError, Call, WorkerDied
 from xain_participant.config import ENV_PREFIX
-from xain_session.simulation.backends import Call, SimulationError
 
 STOP_S = 10.0
 # Pause between two looks at the parent.
@@ -60,9 +60,7 @@ class LocalBackend:
                 ended[process.name] = str(pipe.recv())
             except EOFError:
                 process.join()
-                raise SimulationError(
-                    f"{process.name} has died with status {process.exitcode}"
-                ) from None
+                raise WorkerDied(process.name, f" with status {process.exitcode}") from None
             process.join(STOP_S)  # it ends by itself
             self._stop([process])
         return ended
@@ -100,7 +98,7 @@ class _ByValue:
 
 def _for_another_process(call: Call) -> Call:
     """The call as a process can be given it: its functions by their names, or else, as in a
-    notebook, by their code. Raises SimulationError if neither works."""
+    notebook, by their code. Raises BackendError if neither works."""
     try:
         if hasattr(sys.modules["__main__"], "__file__"):
             with contextlib.suppress(Exception):  # whatever a reducer of the caller's raises
@@ -108,7 +106,7 @@ def _for_another_process(call: Call) -> Call:
                 return call
         return _ByValue(call)
     except Exception as error:  # a reducer of the caller's may raise anything
-        raise SimulationError(
+        raise BackendError(
             f"main cannot be given to another process ({error}); define it at the top of a module, "
             "not within a function or a notebook"
         ) from None

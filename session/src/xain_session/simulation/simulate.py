@@ -12,10 +12,9 @@ from numpy import floating
 from numpy.typing import NDArray
 
 from xain_session.deployments import Embedded
-from xain_session.errors import SessionFailed
+from xain_session.errors import SessionFailed, SimulationError
 from xain_session.record import Result
 from xain_session.session import Session
-from xain_session.simulation.backends import SimulationError
 from xain_session.simulation.simulated import simulated
 from xain_session.simulation.worker import Main
 

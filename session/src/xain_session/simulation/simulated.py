@@ -14,11 +14,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from xain_foundation import streams
+from xain_foundation.backends.port import Backend, BackendError
+from xain_foundation.backends.ray_backend import RayBackend
 from xain_foundation.channels import require_private_way
 from xain_foundation.fields import is_loopback
-from xain_session.simulation.backends import Backend, SimulationError
+from xain_foundation.wheels import pip_install
+from xain_session.errors import SimulationError
 from xain_session.simulation.local import LocalBackend
-from xain_session.simulation.ray_backend import RayBackend
 from xain_session.simulation.worker import Main, Worker, sites_of
 
 
@@ -58,7 +60,7 @@ class Simulated:
         """
         streams.fill()  # before pipes to workers take their numbers
         backend = _backend_of(self.backend, self.workers, self.address, self.resources)
-        with backend:
+        with _failures_told(), backend:
             if not (is_loopback(backend.host) or self.insecure):
                 raise SimulationError(
                     f"workers on other machines reach this one at {backend.host}, and simulated "
@@ -102,7 +104,8 @@ class Workplace:
                 spec.evaluates,
                 spec.state_dir,
             )
-            self._backend.start(name, worker.run)
+            with _failures_told():
+                self._backend.start(name, worker.run)
         return Pool(self._backend, set(names))
 
 
@@ -122,7 +125,9 @@ class Pool:
     def check(self, timeout_s: float) -> None:
         """Wait so long for a worker to end. Raises SimulationError if main() or a worker has
         failed."""
-        for name, failure in self._backend.wait(timeout_s).items():
+        with _failures_told():
+            ended = self._backend.wait(timeout_s)
+        for name, failure in ended.items():
             self._running.discard(name)
             if failure:
                 raise SimulationError(failure)
@@ -196,6 +201,16 @@ def _backend_of(
                 raise ValueError('address and resources are of backend="ray"')
             return LocalBackend(num_workers)
         case "ray":
-            return RayBackend(address or "auto", resources or {"num_cpus": 1})
+            without_ray = f'backend="ray" needs Ray: {pip_install("xain-session", "ray")}'
+            return RayBackend(address or "auto", resources or {"num_cpus": 1}, without_ray)
         case _:
             raise ValueError(f'backend is {name!r}; it must be "local" or "ray"')
+
+
+@contextlib.contextmanager
+def _failures_told() -> Iterator[None]:
+    """Tell the script of the backend's errors as of all others of a simulation."""
+    try:
+        yield
+    except BackendError as error:
+        raise SimulationError(str(error)) from None

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Self
 
-from xain_foundation.wheels import pip_install
-from xain_session.simulation.backends import Call, SimulationError
+from xain_foundation.backends.port import BackendError, Call, WorkerDied
 
 # A machine that is lost has its workers moved. One that dies again and again on others has another
 # cause, such as memory.
@@ -12,15 +11,26 @@ MAX_RESTARTS = 10
 
 
 class RayBackend:
-    """Actors, each with many participants: one for each would cost 70 MB.
+    """An actor for each worker, which takes 70 MB.
 
     address: of the cluster, as ray.init() takes it; not used where the script has called that.
     resources: of a worker, as Ray names them: num_cpus, num_gpus, memory, or one's own.
+    without_ray: the error where Ray is not installed.
+    max_restarts: how often a worker whose machine is lost is called anew elsewhere.
     """
 
-    def __init__(self, address: str, resources: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        address: str,
+        resources: Mapping[str, float],
+        without_ray: str,
+        *,
+        max_restarts: int = MAX_RESTARTS,
+    ) -> None:
         self._address = address
         self._resources = dict(resources)
+        self._without_ray = without_ray
+        self._max_restarts = max_restarts
         self._is_ours = False  # the connection to the cluster
         self._ray: Any = None
         self._actors: dict[str, Any] = {}
@@ -41,7 +51,7 @@ class RayBackend:
         actor_class = self._ray.remote(
             **options,
             resources=own,
-            max_restarts=MAX_RESTARTS,
+            max_restarts=self._max_restarts,
             max_task_retries=-1,
             scheduling_strategy="SPREAD",
         )(_Actor)
@@ -50,7 +60,7 @@ class RayBackend:
             result = actor.run.remote(call)
         except (TypeError, ValueError) as error:  # of Ray's pickling
             self._ray.kill(actor)
-            raise SimulationError(f"main cannot be given to another process ({error})") from None
+            raise BackendError(f"{name} cannot be given to another process ({error})") from None
         self._actors[name] = actor
         self._results[result] = name
 
@@ -65,23 +75,22 @@ class RayBackend:
             try:
                 ended[name] = str(self._ray.get(result))
             except self._ray.exceptions.RayError as error:
-                raise SimulationError(f"{name} has died: {error}") from None
-            self._ray.kill(self._actors.pop(name))
+                raise WorkerDied(name, f": {error}") from None
+            finally:
+                self._ray.kill(self._actors.pop(name))
         return ended
 
     def __enter__(self) -> Self:
         try:
             import ray
         except ModuleNotFoundError:
-            raise SimulationError(
-                f'backend="ray" needs Ray: {pip_install("xain-session", "ray")}'
-            ) from None
+            raise BackendError(self._without_ray) from None
         self._ray = ray
         if not ray.is_initialized():
             try:
                 ray.init(address=self._address, logging_level="warning")
             except (ConnectionError, RuntimeError, ValueError) as error:
-                raise SimulationError(f"no Ray cluster at {self._address!r}: {error}") from None
+                raise BackendError(f"no Ray cluster at {self._address!r}: {error}") from None
             self._is_ours = True
         return self
 

@@ -1,4 +1,4 @@
-"""Where workers run: the port of the backends local.py and ray_backend.py.
+"""Where workers run: the port of the backends.
 
 A worker is a function that is called in another process, and that returns a text when it has come
 to its end. A backend starts workers, tells how each has ended, and stops those that run.
@@ -7,18 +7,25 @@ to its end. A backend starts workers, tells how each has ended, and stops those 
 from collections.abc import Callable, Mapping
 from typing import Protocol, Self
 
-from xain_session.errors import SessionFailed
-
 Call = Callable[[], str]
 
 
-class SimulationError(SessionFailed):
-    """The simulation cannot be run, or main() has failed. The text has main's traceback."""
+class BackendError(RuntimeError):
+    """Workers cannot be started. The text is one sentence for the one who started them."""
+
+
+class WorkerDied(BackendError):
+    """A worker has ended without a result. name: of the worker."""
+
+    def __init__(self, name: str, how: str) -> None:
+        super().__init__(f"{name} has died{how}")
+        self.name = name
 
 
 class Backend(Protocol):
     """Runs workers. As a context manager it stops them all at the end.
 
+    Its context raises BackendError if no workers can run there.
     host: address at which its workers reach this machine.
     """
 
@@ -29,12 +36,12 @@ class Backend(Protocol):
         """Begin to call a function in a process of its own.
 
         A worker whose machine is lost may be called anew elsewhere.
-        Raises SimulationError if the function cannot be given to another process.
+        Raises BackendError if the function cannot be given to another process.
         """
 
     def wait(self, timeout_s: float) -> Mapping[str, str]:
         """Wait for workers to end. Returns what each has returned that has ended meanwhile, by
-        name; empty after timeout_s. Raises SimulationError if a worker has died."""
+        name; empty after timeout_s. Raises WorkerDied if a worker has died."""
 
     def __enter__(self) -> Self: ...
 
