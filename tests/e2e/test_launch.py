@@ -84,7 +84,7 @@ async def test_commands_of_the_page(tmp_path: Path, name: str) -> None:
     commands = [
         line
         for line in commands_of(page)
-        if not re.search("--with docker|--serve( |$)| sparse", line)
+        if not re.search("--with (docker|ray)|--serve( |$)| sparse", line)
     ]
     assert len(commands) == 6
     outputs = {}

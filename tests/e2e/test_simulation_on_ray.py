@@ -10,7 +10,7 @@ import pytest
 
 import support.on_ray as script
 from support.process import PATIENCE_S
-from support.ray_nodes import ENVIRONMENT, Node, wait_for
+from support.ray_nodes import ENVIRONMENT, Node, running, wait_for
 
 pytest.importorskip("ray", reason="the extra xain-session[ray] is not installed")
 
@@ -20,23 +20,15 @@ pytestmark = pytest.mark.e2e
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     """A head with room for two workers."""
-    node = Node(2, tmp_path_factory.mktemp("head"))
-    try:
-        node.wait_until_up()
+    with running(2, tmp_path_factory.mktemp("head")) as node:
         yield node
-    finally:
-        node.kill()
 
 
 @pytest.fixture
 def second(head: Node, tmp_path: Path) -> Iterator[Node]:
     """A second node, with room for one worker."""
-    node = Node(1, tmp_path, head.address)
-    try:
-        node.wait_until_up()
+    with running(1, tmp_path, head.address) as node:
         yield node
-    finally:
-        node.kill()
 
 
 @contextlib.contextmanager

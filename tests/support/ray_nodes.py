@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from support.process import PATIENCE_S
@@ -74,6 +74,17 @@ class Node:
                 if int(fields[3]) == self._process.pid:
                     found.append(int(folder.name))
         return found
+
+
+@contextlib.contextmanager
+def running(num_cpus: int, folder: Path, address: str = "") -> Iterator[Node]:
+    """A node that is up, and is killed at the end."""
+    node = Node(num_cpus, folder, address)
+    try:
+        node.wait_until_up()
+        yield node
+    finally:
+        node.kill()
 
 
 def wait_for(is_so: Callable[[], object]) -> None:

@@ -20,6 +20,7 @@ TESTS = {
     "xain-coordinator[http]": "e2e/test_http.py",
     "xain-coordinator[mlflow]": "unit/coordinator/test_export_formats.py",
     "xain-coordinator[parameters]": "integration/coordinator/test_parameter_group.py",
+    "xain-coordinator[ray]": "e2e/test_launch_on_ray.py",
     "xain-coordinator[tensorboard]": "integration/session/test_trackers.py",
     "xain-coordinator[wandb]": "integration/session/test_trackers.py",
     "xain-foundation[ray]": "e2e/test_simulation_on_ray.py",

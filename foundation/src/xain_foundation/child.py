@@ -9,7 +9,7 @@ import os
 import runpy
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from threading import Thread
 from typing import Any
 
@@ -27,6 +27,18 @@ def start(
     reading, _ = _pipes[0]
     command = [sys.executable, "-m", "xain_foundation.child", str(reading), module, *arguments]
     return subprocess.Popen(command, pass_fds=(*pass_fds, reading), **options)
+
+
+def environment(own: Mapping[str, str], without: Sequence[str]) -> dict[str, str]:
+    """Variables for a child: its own, and those of this process whose names begin with none of
+    `without`."""
+    kept = {n: v for n, v in os.environ.items() if not n.upper().startswith(tuple(without))}
+    return {**kept, **own}
+
+
+def exit_status(code: int) -> int:
+    """The status of a child as a shell has it, above 128 after a signal. code: of Popen."""
+    return code if code >= 0 else 128 - code
 
 
 def _forked() -> None:

@@ -94,6 +94,7 @@ def test_wrong_data_are_told_in_one_line(tmp_path: Path) -> None:
         ({"launch.cpu_shares": "much"}, "it must be a whole number, or a list of whole numbers"),
         ({"launch.ports": "8080"}, "the port of gRPC, and the port of HTTP"),
         ({"launch.ports": "8080,8080"}, "gRPC and HTTP need different ports"),
+        ({"launch.num_gpus": "1.5"}, "launch.num_gpus is 1.5; above 1 it must be a whole number"),
         ({"launch.workers": "0"}, "launch.workers is 0; it must be a whole number, at least 1"),
     ],
 )
@@ -211,7 +212,7 @@ def test_log_shows_the_name_before_each_line(capsys: pytest.CaptureFixture[str])
     [
         ([], "the workers have no data; add --data"),
         (["--data=iris"], "there is nothing to train; add --workload"),
-        (["--data=iris", "--workload=sgd", "--with=vm"], "--with takes process or docker"),
+        (["--data=iris", "--workload=sgd", "--with=vm"], "--with takes process, docker or ray"),
         (
             ["--data=iris", "--workload=sgd", "--workers=many"],
             'launch.workers is "many"; it must be a whole number',
@@ -246,7 +247,8 @@ def test_wrong_command_lines_are_told_in_one_line(
         (["--data=.", "--set=rounds.rounds=3"], "unknown key rounds.rounds"),
         (["--data=.", "--worker-set=data.target=x"], "--worker-set has 'data.target'; sparse"),
         (["--data=.", "--set=launch.names=a,score"], "launch.names has 'score', which another"),
-        (["--data=.", "--with=vm"], "--with takes process or docker"),
+        (["--data=.", "--with=ray"], "--with ray is not for --workload sparse"),
+        (["--data=.", "--with=vm"], "--with takes process, docker or ray"),
     ],
 )
 def test_wrong_command_lines_of_sparse_are_told_in_one_line(

@@ -23,6 +23,7 @@ from xain_foundation.names import shortened, why_not
 MAX_WORKERS = 1000
 MAX_RESTARTS = 1000
 MIN_CPU_SHARES = 2  # Docker's least
+MAX_RESOURCES = 1000  # of a worker on Ray
 COORDINATOR = "coordinator"  # name of the one program that is no worker
 
 LaunchName = Annotated[
@@ -65,6 +66,9 @@ class LaunchSettings(Section):
     network_name: str = ""
     subnet: str = ""
     cpu_shares: Numbers = ()
+    ray_address: str = "auto"
+    num_cpus: float = Field(default=1.0, ge=0, le=MAX_RESOURCES)
+    num_gpus: float = Field(default=0.0, ge=0, le=MAX_RESOURCES)
     max_restarts: int = Field(default=5, ge=0, le=MAX_RESTARTS)
     max_retries: int = Field(default=0, ge=0, le=MAX_PREDICT_RETRIES)
     timeout_s: float = Field(default=100.0, gt=0, le=MAX_PREDICT_TIMEOUT_S)
@@ -103,3 +107,8 @@ class LaunchSettings(Section):
     def _shares_are_dockers(self) -> Conflicts:
         if any(shares < MIN_CPU_SHARES for shares in self.cpu_shares):
             yield WrongSetting("cpu_shares", f"all must be at least {MIN_CPU_SHARES}")
+
+    @Check
+    def _gpus_are_rays(self) -> Conflicts:
+        if self.num_gpus > 1 and not self.num_gpus.is_integer():
+            yield WrongSetting("num_gpus", "above 1 it must be a whole number")

@@ -1,5 +1,6 @@
 """Workers as actors of a Ray cluster, which places them, and moves those of a lost machine."""
 
+import socket
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -8,6 +9,7 @@ from xain_foundation.backends.port import BackendError, Call, WorkerDied
 # A machine that is lost has its workers moved. One that dies again and again on others has another
 # cause, such as memory.
 MAX_RESTARTS = 10
+REACH_S = 5.0  # for a cluster to accept a connection
 
 
 class RayBackend:
@@ -52,7 +54,7 @@ class RayBackend:
             **options,
             resources=own,
             max_restarts=self._max_restarts,
-            max_task_retries=-1,
+            max_task_retries=-1 if self._max_restarts else 0,
             scheduling_strategy="SPREAD",
         )(_Actor)
         actor = actor_class.remote()
@@ -80,6 +82,30 @@ class RayBackend:
                 self._ray.kill(self._actors.pop(name))
         return ended
 
+    def stop(self, name: str) -> None:
+        """Kill a worker. No effect on one that has ended."""
+        if (actor := self._actors.pop(name, None)) is not None:
+            self._results = {result: n for result, n in self._results.items() if n != name}
+            self._ray.kill(actor)
+
+    def queue(self, size: int) -> Any:
+        """A ray.util.queue.Queue on this machine, which workers can be given. It is empty again
+        after a death of its process.
+
+        size: number of items; a worker that puts more waits.
+        """
+        from ray.util.queue import Queue
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        here = self._ray.get_runtime_context().get_node_id()
+        options = {
+            "num_cpus": 0,
+            "max_restarts": -1,
+            "max_task_retries": -1,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=True),
+        }
+        return Queue(size, options)
+
     def __enter__(self) -> Self:
         try:
             import ray
@@ -88,9 +114,11 @@ class RayBackend:
         self._ray = ray
         if not ray.is_initialized():
             try:
+                _reach(self._address)
                 ray.init(address=self._address, logging_level="warning")
             except (ConnectionError, RuntimeError, ValueError) as error:
-                raise BackendError(f"no Ray cluster at {self._address!r}: {error}") from None
+                why = str(error).partition("\n")[0]
+                raise BackendError(f"no Ray cluster at {self._address!r}: {why}") from None
             self._is_ours = True
         return self
 
@@ -101,6 +129,19 @@ class RayBackend:
         self._results.clear()
         if self._is_ours:
             self._ray.shutdown()
+
+
+def _reach(address: str) -> None:
+    """Raise ConnectionError if nobody listens at the address of a cluster: ray.init() would try for
+    ever, as at the address that a killed cluster has left for "auto"."""
+    from ray._private.services import canonicalize_bootstrap_address
+
+    if "://" not in address and (found := canonicalize_bootstrap_address(address)) is not None:
+        host, _, port = found.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+        except OSError as error:
+            raise ConnectionError(f"nobody listens at {found}") from error
 
 
 class _Actor:

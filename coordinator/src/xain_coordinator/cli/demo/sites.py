@@ -17,10 +17,10 @@ from xain_coordinator.cli.demo.training import (
     participant_settings,
     split,
 )
-from xain_coordinator.cli.launch.plan import PARTICIPATE, Program, Worker
+from xain_coordinator.cli.launch.plan import PARTICIPATE, Program, Running, Worker
 from xain_coordinator.cli.launch.processes import LocalProcess
 from xain_coordinator.cli.launch.rounds import Request, RoundsLaunch, exit_status
-from xain_coordinator.cli.launch.supervisor import Launcher, Rank, Running
+from xain_coordinator.cli.launch.supervisor import Launcher, Rank
 from xain_coordinator.cli.live_view import shown
 from xain_coordinator.cli.report.files import report
 from xain_coordinator.cli.report.page import page

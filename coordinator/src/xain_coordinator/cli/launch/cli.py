@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from xain_coordinator.cli.launch import containers, plan
+from xain_coordinator.cli.launch.actors import ActorBackend
 from xain_coordinator.cli.launch.interrupts import Interrupted, Interrupts
 from xain_coordinator.cli.launch.logs import LogView
 from xain_coordinator.cli.launch.processes import ProcessBackend
@@ -38,7 +39,7 @@ from xain_foundation.wheels import pip_install
 PROGRAM = "xain-coordinator launch"
 EXAMPLE = "rounds.epochs=3"
 WORKER_EXAMPLE = "training.threads=2"
-BACKENDS = ("process", "docker")
+BACKENDS = ("process", "docker", "ray")
 
 app = make_app()
 
@@ -47,20 +48,21 @@ _HELP = """Start a coordinator and workers on this machine, train, and stop them
 With `--workload sparse` these are a parameter server and its workers: DATA is libsvm files, which
 the workers divide, and the model is written to model.npz.
 
-A worker is a participant, in a process or a container of its own. DATA is either a folder with a
-folder for each worker, NAME/X_train.csv and NAME/y_train.csv, or one data set that the workers
-divide at random: a file, or one that scikit-learn brings along.
+A worker is a participant, in a process or a container of its own, here or on a node of a Ray
+cluster. DATA is either a folder with a folder for each worker, NAME/X_train.csv and
+NAME/y_train.csv, or one data set that the workers divide at random: a file, or one that
+scikit-learn brings along.
 
 The launch waits until all workers have joined, shows their logs, starts killed workers and a killed
 coordinator again, and tells at the end what was measured of the last model. Models, journal and
 logs stay in xain-launch/NAME, or in the folder of --work. At the end, after Ctrl-C and after
-SIGTERM everything is stopped and removed. Processes end with a killed launcher; its containers are
-stopped by the next launch of the same name, or with --clean NAME.
+SIGTERM everything is stopped and removed. Processes, also those on Ray, end with a killed launcher;
+its containers are stopped by the next launch of the same name, or with --clean NAME.
 
 Settings come from --config, over it from the environment, over that from flags. The section
-[launch] has name, workers, host, ports, network, CPU shares; all other sections are those of any
-coordinator, and for `sparse` [scheduler] and [server] of `xain-parameter-server`. The rule
-that the workload needs is set unless you set it.
+[launch] has name, workers, host, ports, network, CPU shares, Ray's address, CPUs and GPUs; all
+other sections are those of any coordinator, and for `sparse` [scheduler] and [server] of
+`xain-parameter-server`. The rule that the workload needs is set unless you set it.
 
 Exit status: 0 at the end of the training, and with --serve after Ctrl-C; 1 if it could not come to
 its end; 2 if a setting is wrong; 4 if the model is no better than always predicting the commonest
@@ -76,6 +78,9 @@ _EXAMPLES = """**Examples**
 
 - `xain-coordinator launch --workers 2 --workload sgd --data patients.csv --with docker` : in
   containers; needs `pip install docker` and the images
+
+- `xain-coordinator launch --workload sgd --data digits --with ray --set launch.num_gpus=0.5` : on
+  the nodes of a Ray cluster; needs the extra `ray`
 
 - `xain-coordinator launch --workload sgd --data digits --serve` : stay for requests over HTTP
 
@@ -119,7 +124,12 @@ def _launch(
         typer.Option(metavar="PATH|URL", help="Rows to score the model of sparse with."),
     ] = None,
     with_: Annotated[
-        str, typer.Option("--with", metavar="process|docker", help="Processes or containers.")
+        str,
+        typer.Option(
+            "--with",
+            metavar="process|docker|ray",
+            help="Processes, containers, or workers on a Ray cluster.",
+        ),
     ] = "process",
     name: Annotated[
         str | None,
@@ -171,7 +181,7 @@ def _launch(
             _clean(clean)
             return
         if with_ not in BACKENDS:
-            _refuse(f"--with takes {' or '.join(BACKENDS)}")
+            _refuse(f"--with takes {', '.join(BACKENDS[:-1])} or {BACKENDS[-1]}")
         if data is None:
             _refuse(
                 "the workers have no data; "
@@ -184,6 +194,8 @@ def _launch(
             PROGRAM, worker_assignments, WORKER_EXAMPLE, flag="--worker-set"
         )
         if workload == plan.SPARSE:
+            if with_ == "ray":
+                _refuse("--with ray is not for --workload sparse")
             _refuse_flags(
                 workload,
                 {"--rounds": rounds, "--passes": passes, "--target": target, "--serve": serve},
@@ -221,6 +233,7 @@ def _launch(
                 partial(RoundsLaunch, request),
                 is_quiet=quiet,
                 is_serving=request.serve,
+                is_insecure=request.is_insecure,
             )
     except CommandFailed as error:
         fail(PROGRAM, str(error), EXIT_FAILED)
@@ -323,11 +336,13 @@ def run(
     *,
     is_quiet: bool,
     is_serving: bool = False,
+    is_insecure: bool = False,
     say: Callable[[str], None] = _say,
 ) -> int:
     """Run a launch to its end. Returns the exit status.
 
-    names: of its programs. is_serving: Ctrl-C is the usual end. say: as in Launcher.
+    names: of its programs. is_serving: Ctrl-C is the usual end. is_insecure: see ActorBackend. say:
+    as in Launcher.
     Raises CommandFailed.
     """
     streams.unblock()
@@ -335,11 +350,14 @@ def run(
     colors = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     view = LogView(names, colors=colors, is_quiet=is_quiet)
     backend: Backend
-    if kind == "process":
-        backend = ProcessBackend(settings.host)
-    else:
-        backend = containers.DockerBackend(settings, workload)
-        _stop_leftovers(settings.name)
+    match kind:
+        case "process":
+            backend = ProcessBackend(settings.host)
+        case "ray":
+            backend = ActorBackend(settings, is_insecure=is_insecure)
+        case _:
+            backend = containers.DockerBackend(settings, workload)
+            _stop_leftovers(settings.name)
     restarts = settings.max_restarts
     launch = make(Launcher(backend, view, say, interrupts.pause, max_restarts=restarts))
     with interrupts.installed():

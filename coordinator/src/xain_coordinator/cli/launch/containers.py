@@ -206,7 +206,7 @@ class DockerBackend:
 
 
 class Container:
-    """A program that was started, as a container; see LocalProcess. A thread copies its log to a
+    """A program that was started, as a container; see Running. A thread copies its log to a
     file."""
 
     def __init__(self, name: str, container: Any, log: Path) -> None:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from xain_coordinator.config.coordinator import WorkloadSettings
 from xain_coordinator.config.launch import COORDINATOR, LaunchSettings
@@ -67,6 +68,25 @@ class Program:
     cpu_shares: int | None = None
     folder: str | None = None
     is_published: bool = False
+
+
+class Running(Protocol):
+    """A program that a backend has started."""
+
+    @property
+    def name(self) -> str: ...
+
+    def status(self) -> int | None:
+        """Exit status, above 128 after a signal; None while it runs."""
+
+    def new_lines(self) -> list[str]:
+        """Whole lines of its log since the last call."""
+
+    def terminate(self) -> None:
+        """Ask the program to stop. No effect on a program that has ended."""
+
+    def remove(self, timeout_s: float) -> None:
+        """Wait for the program's end for so long, then kill it."""
 
 
 def find_workers(

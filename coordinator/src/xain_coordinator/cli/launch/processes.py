@@ -3,14 +3,12 @@
 The log goes to a file, which shows the lines before a program was killed and started again.
 """
 
-import os
 import subprocess
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
 from xain_coordinator.cli.launch.logs import LogFile
-from xain_coordinator.cli.launch.plan import COORDINATE, PARAMETERS, PARTICIPATE, Program
+from xain_coordinator.cli.launch.plan import COORDINATE, PARAMETERS, PARTICIPATE, Program, Running
 from xain_foundation import child
 from xain_foundation.commands import CommandFailed
 from xain_foundation.fields import join_host_port
@@ -23,7 +21,7 @@ MODULES = {
     PARAMETERS: "xain_parameters",
     PARTICIPATE: "xain_participant",
 }
-_ANY = ("0.0.0.0", "::")
+ANY = ("0.0.0.0", "::")
 
 
 class ProcessBackend:
@@ -65,7 +63,7 @@ class ProcessBackend:
         )
         return grpc_port, http_port
 
-    def start(self, program: Program) -> "LocalProcess":
+    def start(self, program: Program) -> Running:
         """Raises CommandFailed."""
         path = self._logs / f"{program.name}.log"
         with path.open("ab") as log:  # the lines before a restart stay
@@ -76,7 +74,7 @@ class ProcessBackend:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_environment(program.environment),
+                env=child.environment(program.environment, SETTINGS),
                 # Ctrl-C is for the launcher, which then stops the others in order.
                 start_new_session=True,
             )
@@ -88,14 +86,14 @@ class ProcessBackend:
 
     def host(self, name: str) -> str:
         """The host at which programs of the launch reach the program of this name."""
-        return "127.0.0.1" if self.bind_host in _ANY else self.bind_host
+        return "127.0.0.1" if self.bind_host in ANY else self.bind_host
 
     def close(self) -> None:
         """Remove what prepare() made."""
 
 
 class LocalProcess:
-    """A program that was started, as a process."""
+    """A program that was started, as a process; see Running."""
 
     def __init__(self, name: str, popen: subprocess.Popen[bytes], log: LogFile) -> None:
         self.name = name
@@ -104,24 +102,16 @@ class LocalProcess:
         self._popen = popen
 
     def status(self) -> int | None:
-        """Exit status, above 128 after a signal; None while it runs."""
         code = self._popen.poll()
-        return code if code is None or code >= 0 else 128 - code
+        return None if code is None else child.exit_status(code)
 
     def terminate(self) -> None:
-        """Ask the program to stop. No effect on a program that has ended."""
         if self.status() is None:
             self._popen.terminate()
 
     def remove(self, timeout_s: float) -> None:
-        """Wait for the program's end for so long, then kill it."""
         try:
             self._popen.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self._popen.kill()
             self._popen.wait()
-
-
-def _environment(settings: Mapping[str, str]) -> dict[str, str]:
-    inherited = {n: v for n, v in os.environ.items() if not n.upper().startswith(SETTINGS)}
-    return {**inherited, **settings}

@@ -11,7 +11,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from xain_coordinator.cli.launch.containers import Container, DockerBackend
+from xain_coordinator.cli.launch.actors import ActorBackend
+from xain_coordinator.cli.launch.containers import DockerBackend
 from xain_coordinator.cli.launch.logs import LogView
 from xain_coordinator.cli.launch.plan import (
     KILLED,
@@ -19,8 +20,9 @@ from xain_coordinator.cli.launch.plan import (
     START_TIMEOUT_S,
     STOP_TIMEOUT_S,
     Program,
+    Running,
 )
-from xain_coordinator.cli.launch.processes import LocalProcess, ProcessBackend
+from xain_coordinator.cli.launch.processes import ProcessBackend
 from xain_coordinator.cli.launch.work_folder import hold
 from xain_coordinator.config.launch import COORDINATOR
 from xain_foundation.backoff import Backoff
@@ -38,8 +40,7 @@ STEADY_S = 600.0  # a program that has run for so long is counted and waited for
 # Statuses of programs that somebody has told to stop: they stay away.
 TOLD_TO_STOP = (128 + signal.SIGTERM, 128 + signal.SIGINT)
 
-Backend = ProcessBackend | DockerBackend
-Running = LocalProcess | Container
+Backend = ProcessBackend | DockerBackend | ActorBackend
 
 
 class Rank(IntEnum):

@@ -1,0 +1,128 @@
+"""`xain-coordinator launch --with ray`: participants as actors of a cluster of two nodes on this
+machine."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.test_launch import launched
+from support.process import PATIENCE_S
+from support.ray_nodes import Node, running, wait_for
+from support.terminals import BIN
+
+pytest.importorskip("ray", reason="the extra xain-coordinator[ray] is not installed")
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """A head with room for two workers."""
+    with running(2, tmp_path_factory.mktemp("head")) as node:
+        yield node
+
+
+@pytest.fixture
+def second(head: Node, tmp_path: Path) -> Iterator[Node]:
+    """A second node, with room for one worker."""
+    with running(1, tmp_path, head.address) as node:
+        yield node
+
+
+def of(head: Node, *arguments: str) -> tuple[str, ...]:
+    """Arguments of a launch on the cluster."""
+    common = ("--with=ray", f"--set=launch.ray_address={head.address}", "--work=work")
+    return (*common, "--workload=sgd", "--data=iris", *arguments)
+
+
+def participants(node: Node) -> dict[str, int]:
+    """Processes of participants on a node, by their names."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just ended
+            words = (folder / "cmdline").read_text().split("\0")
+            variables = (folder / "environ").read_text().split("\0")
+            name = next((word[5:] for word in words if word.startswith("--id=")), "")
+            if name and f"NODE={node.name}" in variables:
+                found[name] = int(folder.name)
+    return found
+
+
+def updates(folder: Path) -> Counter[int]:
+    """How many have counted in each round, by the coordinator's log."""
+    lines = (folder / "work/logs/coordinator.log").read_text().splitlines()
+    entries = [json.loads(line) for line in lines]
+    return Counter(entry["round"] for entry in entries if entry["event"] == "update_accepted")
+
+
+async def test_workers_on_two_nodes_train_and_leave_nothing(
+    head: Node, second: Node, tmp_path: Path
+) -> None:
+    """What they print is in the logs of the launch."""
+    async with launched(tmp_path, *of(head, "--rounds=3")) as shown:
+        await shown.until(lambda output: "launch: ready: all 3 have joined" in output)
+        assert await shown.end() == 0, shown.output
+    assert "launch: The session is over: completed, 3 of 3 rounds." in shown.output
+    assert "infinite retries" not in shown.output
+    assert updates(tmp_path) == {0: 3, 1: 3, 2: 3}
+    for i in (1, 2, 3):
+        log = (tmp_path / f"work/logs/worker-{i}.log").read_text()
+        assert log.startswith("started on ")
+        assert '"event": "joined"' in log
+    wait_for(lambda: not participants(head) and not participants(second))
+
+
+async def test_worker_of_a_killed_node_comes_back_in_the_same_round(
+    head: Node, second: Node, tmp_path: Path
+) -> None:
+    """The launch starts it on the other node, and it counts in every round, as the others do. One
+    that is stopped keeps the round open meanwhile, and a third one begins it."""
+    settings = (
+        *("--workers=2", "--rounds=3", "--set=server.heartbeat_timeout_s=300"),
+        *("--set=rounds.start_participants=3", "--set=rounds.max_participants=3"),
+        *("--set=rounds.min_participants=3", "--set=rounds.start_timeout_s=86400"),
+    )
+    async with launched(tmp_path, *of(head, *settings)) as shown:
+        await shown.until(lambda output: "launch: ready: all 2 have joined" in output)
+        address = shown.output.partition("the coordinator listens on ")[2].split()[0]
+        ((lost, _),) = participants(second).items()
+        ((_, held),) = participants(head).items()
+        os.kill(held, signal.SIGSTOP)
+        third = await asyncio.create_subprocess_exec(
+            *(str(BIN / "xain-participant"), f"--coordinator={address}", "--id=third"),
+            "--data=iris",
+            cwd=tmp_path,
+        )
+        try:
+            await shown.until(lambda output: "round_opened" in output)
+            second.kill()
+            await shown.until(
+                lambda output: f"launch: {lost} was killed; it is started again" in output
+            )
+            wait_for(lambda: lost in participants(head))
+            os.kill(held, signal.SIGCONT)
+            assert await shown.end() == 0, shown.output
+            assert await asyncio.wait_for(third.wait(), PATIENCE_S) == 0
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                third.kill()
+    assert updates(tmp_path) == {0: 3, 1: 3, 2: 3}
+
+
+async def test_signal_and_a_killed_launcher_end_the_participants(
+    head: Node, second: Node, tmp_path: Path
+) -> None:
+    """SIGTERM ends them in order; SIGKILL of the launcher ends them by Ray."""
+    for number, status in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
+        async with launched(tmp_path, *of(head, "--rounds=1000000", "--workers=2")) as shown:
+            await shown.until(lambda output: "launch: ready: all 2 have joined" in output)
+            shown.process.send_signal(number)
+            assert await shown.end() == status, shown.output
+        wait_for(lambda: not participants(head) and not participants(second))
