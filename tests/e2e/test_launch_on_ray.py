@@ -65,7 +65,7 @@ def updates(folder: Path) -> Counter[int]:
 async def test_workers_on_two_nodes_train_and_leave_nothing(
     head: Node, second: Node, tmp_path: Path
 ) -> None:
-    """What they print is in the logs of the launch."""
+    """The logs of the launch have what the workers print."""
     async with launched(tmp_path, *of(head, "--rounds=3")) as shown:
         await shown.until(lambda output: "launch: ready: all 3 have joined" in output)
         assert await shown.end() == 0, shown.output

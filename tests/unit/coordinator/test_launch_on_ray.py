@@ -95,7 +95,7 @@ class Output:
 
 
 def test_program_gives_its_output_and_its_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It inherits no settings of another program."""
+    """The program inherits no settings of another one."""
     pytest.importorskip("ray")
     monkeypatch.setenv("OTHER_SETTING", "1")
     monkeypatch.setenv("KEPT", "1")

@@ -1048,7 +1048,7 @@ def _demo(context: typer.Context) -> None:
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )
 def _launch(context: typer.Context) -> None:
-    """Start a coordinator and workers on this machine, as processes or containers."""
+    """Start a coordinator and workers, as processes, containers or on a Ray cluster."""
     from xain_coordinator.cli.launch import cli
 
     raise typer.Exit(cli.main(context.args))
