@@ -18,6 +18,8 @@ ENVIRONMENT = {
     # Workers import the scripts by name.
     "PYTHONPATH": str(Path(__file__).parents[1]),
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Else a token in the user's home would be asked of some of the processes.
+    "RAY_AUTH_MODE": "disabled",
     # Within 2 s a node's loss is noticed.
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_failure_threshold": "4",
