@@ -51,7 +51,7 @@ class Trained:
 def test_site_whose_last_training_took_longest_is_trained_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By the time that the worker has measured in the round before, in any order of the news.
+    """Times are those that the worker has measured in the round before, in any order of the news.
     Initial weights are no training: whoever made them may still take longest."""
     clock, begun = [0.0], list[Trained]()
     monkeypatch.setattr(worker.time, "monotonic", lambda: clock[0])
