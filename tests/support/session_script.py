@@ -46,7 +46,9 @@ class Lines:
         self._last = last
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if not any(one in frame.f_code.co_filename for one in OURS):
+        file = frame.f_code.co_filename
+        # A digest is computed before there is anything to lose, in more lines than all others.
+        if file.endswith("digests.py") or not any(one in file for one in OURS):
             return None
         if event == "line":
             self.number += 1
