@@ -278,7 +278,7 @@ class Embedded:
             self._pool.check(0.0)
         assert self._coordinator is not None, "opened() comes first"
         if self._coordinator.has_ended:
-            failure = self._coordinator._started.failure
+            failure = self._coordinator.failure
             why = "" if failure is None else f": {type(failure).__name__}: {failure}"
             raise SessionFailed(
                 f"the coordinator has stopped{why}; its log, {self._folder / LOG}, says more"
@@ -317,7 +317,12 @@ class Elsewhere:
     def __init__(self, address: str, tls: str | os.PathLike[str] | None, folder: Path) -> None:
         self.address = address
         self.tracked = Position(folder / TRACKED)
-        is_path = "/" in address or _PORT.search(address) is None
+        is_path = "/" in address or address.endswith(".sock")
+        if not is_path and _PORT.search(address) is None:
+            raise SessionFailed(
+                f"{address!r} has no port; give HOST:PORT, or the path of its socket, "
+                "journal.sock beside its journal"
+            )
         self._target = f"unix:{address.removeprefix('unix:')}" if is_path else address
         self._tls = tls
         self._certificates: Certificates | None = None

@@ -243,8 +243,8 @@ def connect(
     """Drive the session of a coordinator that runs elsewhere with `rounds.scripted = true`, as an
     operator: the same loop as in xain.session().
 
-    address: HOST:PORT, or the path of the Unix socket beside its journal, which is all that ends in
-        no port. tls: a folder with the operator's certificate, which HOST:PORT needs.
+    address: HOST:PORT, or the path of the Unix socket beside its journal, journal.sock.
+    tls: a folder with the operator's certificate, which HOST:PORT needs.
     model: whose tensors record.weights are like; the session's first model is its coordinator's.
     trackers: as for xain.session(). data_dir: folder of the one file that says which round the
         trackers have taken; without trackers there is none. Scripts of two sessions take two.

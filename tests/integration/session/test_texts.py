@@ -143,6 +143,11 @@ def test_other_machine_without_certificates_is_told_of_tls() -> None:
         xain.connect("nohost.example:50051").__enter__()
 
 
+def test_address_without_a_port_is_refused() -> None:
+    with pytest.raises(xain.SessionFailed, match=r"'ward\.example' has no port; give HOST:PORT"):
+        xain.connect("ward.example")
+
+
 @pytest.mark.parametrize("path", ["journal.sock", "unix:journal.sock", "./journal.sock"])
 def test_address_without_a_port_is_the_path_of_a_socket(
     path: str, running: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -160,6 +160,11 @@ class Coordinator:
         return self._has_ended.is_set()
 
     @property
+    def failure(self) -> BaseException | None:
+        """Why it serves no more, if it was not stopped."""
+        return self._started.failure
+
+    @property
     def num_connected(self) -> int:
         """How many participants are connected; after the end of the session, how many have not
         left it yet."""
