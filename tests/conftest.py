@@ -23,6 +23,15 @@ settings.register_profile("unhurried", settings(), deadline=None)
 settings.load_profile("unhurried")
 
 
+@pytest.fixture(autouse=True)
+def signals_as_before() -> Iterator[None]:
+    """Commands that a test calls in this process take SIGINT and SIGTERM, and keep them."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 def running(kind: type[S3Server]) -> Iterator[S3Server]:
     missing = kind.missing()
     if missing is not None:
