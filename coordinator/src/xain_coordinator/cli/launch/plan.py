@@ -234,7 +234,10 @@ def fleet_defaults(
     }
 
 
-START_TIMEOUT_S = 120.0  # for all workers to join
+START_TIMEOUT_S = 120.0  # from the first arrival until a training begins without the others
+# For all workers to join: imports take minutes on a machine that has other things to do, and nodes
+# of a cluster may have to be started.
+JOIN_TIMEOUT_S = 600.0
 # After the request of a training, for workers that are being started again: longer than most need.
 START_WAIT_S = 5.0
 

@@ -15,9 +15,9 @@ from xain_coordinator.cli.launch.actors import ActorBackend
 from xain_coordinator.cli.launch.containers import DockerBackend
 from xain_coordinator.cli.launch.logs import LogView
 from xain_coordinator.cli.launch.plan import (
+    JOIN_TIMEOUT_S,
     KILLED,
     SCHEDULER,
-    START_TIMEOUT_S,
     STOP_TIMEOUT_S,
     Program,
     Running,
@@ -247,12 +247,12 @@ class Supervisor:
 
     def until(self, missing: Callable[[], Collection[str]]) -> None:
         """Look after the programs until `missing` lists nothing. Raises CommandFailed after
-        START_TIMEOUT_S."""
-        deadline = self._clock() + START_TIMEOUT_S
+        JOIN_TIMEOUT_S."""
+        deadline = self._clock() + JOIN_TIMEOUT_S
         while names := missing():
             if self._clock() > deadline:
                 listed = ", ".join(sorted(names))
-                raise CommandFailed(f"after {START_TIMEOUT_S:g} s still not there: {listed}")
+                raise CommandFailed(f"after {JOIN_TIMEOUT_S:g} s still not there: {listed}")
             self.look()
 
     def _look_after(self, name: str, one: _Watched) -> None:
