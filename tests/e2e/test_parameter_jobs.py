@@ -158,6 +158,7 @@ def test_four_jobs_with_a_log_end_with_the_models_of_groups_of_their_own(
         all_of_them = ("scheduler", "s0", "s1")
         trained = train_four(fleet, ("s0", "s1"), lambda: kill("s0"), lambda: kill(*all_of_them))
         assert_same(trained, alone)
+        assert fleet.status().num_rollbacks == 0
 
 
 def test_four_jobs_go_back_to_their_own_checkpoints(
