@@ -59,7 +59,7 @@ class _Description:
         self._given = given
         # Its code is the script's own, also if it is installed.
         self._package = None if _is_standard(package) else package
-        # By identity: the number in the order of visits, and the object, which must live for that.
+        # Numbers of objects by identity, in the order of visits, and the objects, which must live.
         self._numbered: dict[int, tuple[int, Any]] = {}
         self._waiting: deque[Any] = deque()  # numbered, and not described yet
 
@@ -146,8 +146,8 @@ class _Description:
             wrapped = self.of(getattr(value, "__dict__", {}).get(_WRAPPED))
             return f"{text} {getattr(value, '__name__', '')} {wrapped}"
         text = f"{text} {self.of(kind)}"
-        # What a class of another library holds, such as the weights of a torch module, may be drawn
-        # anew at each start.
+        # Attributes of another library's object, such as the weights of a torch module, may be
+        # drawn anew at each start.
         if value is not self._given and not all(
             self._is_own(one) or _is_standard(_package(one)) for one in kind.__mro__
         ):
@@ -176,7 +176,7 @@ class _Description:
             if isinstance(one, FunctionType)
             else f"{name}={self.of(one)}"
             for name, one in sorted(vars(kind).items())
-            # Of the other names with underscores, some have the number of a line.
+            # Some of the other names with underscores have the number of a line.
             if isinstance(one, FunctionType) or not name.startswith("__")
         ]
         return f"{_name(kind)} {self.of(kind.__bases__)} {source} {members}"

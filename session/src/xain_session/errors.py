@@ -7,7 +7,7 @@ from xain_foundation.hints import hint
 
 _ELSEWHERE: Final = "give another data_dir=FOLDER"
 
-# What a user of the program types, and what a script says instead. Longer ones come first.
+# Hints for a user of the program, and what a script says instead. Longer ones come first.
 _ARGUMENTS: Final[Mapping[str, str]] = {
     hint("xain-coordinator", "--new-session")
     + " or "

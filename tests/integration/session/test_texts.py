@@ -41,7 +41,7 @@ class Share(xain.Rule):
         ),
     ],
 )
-def test_what_goes_on_after_a_change_is_told(
+def test_changed_script_is_told_which_settings_and_code_go_on(
     changed: dict[str, Any], what: str, tmp_path: Path, address: str
 ) -> None:
     with opened(tmp_path, address, rule=Share(0.5)) as session:
