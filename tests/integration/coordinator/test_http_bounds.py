@@ -61,6 +61,17 @@ class Peer:
             await peer._writer.drain()
         return peer
 
+    async def says(self, more: bytes) -> None:
+        self._writer.write(more)
+        await self._writer.drain()
+
+    async def answer(self) -> tuple[int, bytes]:
+        """The HTTP status of one answer, and its body; the connection may go on."""
+        async with asyncio.timeout(PATIENCE_S):
+            head = await self._reader.readuntil(b"\r\n\r\n")
+            length = head.lower().partition(b"content-length: ")[2].split()[0]
+            return int(head.split()[1]), await self._reader.readexactly(int(length))
+
     async def ends(self) -> bytes:
         """All that is answered until the end of the connection."""
         async with asyncio.timeout(PATIENCE_S):
@@ -115,6 +126,37 @@ async def test_head_that_does_not_come_ends_its_connection(said, tmp_path):
     async with face(tmp_path, head_s=0.2) as port:
         peer = await Peer.saying(port, said)
         assert await peer.ends() == b""
+        await peer.close()
+
+
+HEAD_S = 0.2
+ASK = b"GET /v1/status HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+async def test_connection_outlasts_the_time_for_a_head_between_two_requests(tmp_path):
+    async with face(tmp_path, head_s=HEAD_S) as port:
+        peer = await Peer.saying(port, ASK)
+        for _ in range(2):
+            assert (await peer.answer())[0] == 200
+            await asyncio.sleep(3 * HEAD_S)  # a client that has nothing to ask for a while
+            await peer.says(ASK)
+        assert (await peer.answer())[0] == 200
+        await peer.close()
+
+
+async def test_body_that_is_refused_before_it_has_come_may_come_slowly(tmp_path):
+    """The connection is not reset below a client that still sends, and serves its next request."""
+    pieces = 5
+    size = config_for(tmp_path, http={"port": 0}).http.max_body_bytes + pieces
+    async with face(tmp_path, head_s=HEAD_S) as port:
+        peer = await Peer.saying(port, HEAD + b"content-length: %d\r\n\r\n" % size)
+        for _ in range(pieces):
+            await peer.says(b" " * (size // pieces))
+            await asyncio.sleep(HEAD_S)  # a slow client
+        await peer.says(b" " * (size % pieces) + ASK)
+        status, body = await peer.answer()
+        assert (status, b"TOO_LARGE" in body) == (413, True)
+        assert (await peer.answer())[0] == 200
         await peer.close()
 
 

@@ -1,15 +1,19 @@
 """Connections of the HTTP face: their number has a bound, and those that say nothing end.
 
 A connection is idle until a whole request has come, and again once its answer is written. A new
-connection that finds no room ends the idle one that has been so longest.
+connection that finds no room ends the idle one that has been so longest. The rest of a body that is
+answered before it has come is read and left out: closed with unread bytes, a connection is reset,
+and the client may never see the answer.
 """
 
 import asyncio
 import logging
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from xain_foundation.tls import Certificates
@@ -18,6 +22,9 @@ MAX_CONNECTIONS = 256
 MAX_HEAD_BYTES = 16 << 10
 HEAD_S = 10.0  # for a whole head
 STALLED_S = 30.0  # without a byte of a body or of an answer
+# Between two requests. Clients keep a connection for 5 to 60 s after an answer; one that the server
+# ends first may lose the request that is on its way. nginx has the same default.
+KEEP_ALIVE_S = 75.0
 MAX_UNSENT_BYTES = 8 << 20  # of whole answers that clients do not read, in all
 
 
@@ -98,9 +105,10 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        begins = self._is_between_requests
         self._num_received += len(data)
         super().data_received(data)
-        self._look()
+        self._look(begins=begins)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -118,6 +126,9 @@ class Connection(H11Protocol):
         super().pause_writing()
         self._watch()
 
+    def timeout_keep_alive_handler(self) -> None:
+        """Nothing: _watch() ends what is idle."""
+
     def end(self) -> None:
         """End the connection, whatever has come."""
         self._leave()
@@ -132,13 +143,24 @@ class Connection(H11Protocol):
         """Whether a whole request has come that has no whole answer yet."""
         return self._has_head and not self.cycle.more_body
 
-    def _look(self) -> None:
+    @property
+    def _is_body_coming(self) -> bool:
+        """Whether a head has come whose body has not, though it may have an answer."""
+        return self.conn.their_state is h11.SEND_BODY
+
+    @property
+    def _is_between_requests(self) -> bool:
+        """Whether an answer is written and nothing of another request has come."""
+        is_idle: bool = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+        return self.cycle is not None and is_idle
+
+    def _look(self, *, begins: bool = False) -> None:
         idle = self._shared.idle
         if self.transport.is_closing():
             return
         if self._is_answered:
             self._leave()
-        elif self not in idle:
+        elif self not in idle or begins:
             idle[self] = None
             self._watch()
 
@@ -147,8 +169,11 @@ class Connection(H11Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._progress = self._moved
-        is_moving = self._has_head or self.transport.get_write_buffer_size() > 0
-        after_s = STALLED_S if is_moving else self._shared.head_s
+        after_s = self._shared.head_s
+        if self._is_body_coming or self._has_head or self.transport.get_write_buffer_size() > 0:
+            after_s = STALLED_S
+        elif self._is_between_requests:
+            after_s = KEEP_ALIVE_S
         self._timer = self.loop.call_later(after_s, self._end_if_stalled)
 
     @property
@@ -158,18 +183,22 @@ class Connection(H11Protocol):
         A head is no progress before it is whole.
         """
         return (
-            self._num_received if self._has_head else 0,
+            self._num_received if self._is_body_coming else 0,
             -self.transport.get_write_buffer_size(),
         )
 
-    def _end_if_stalled(self) -> None:
+    def _end_if_stalled(self, *, is_sure: bool = False) -> None:
         self._timer = None
         if self._is_answered and not self.transport.get_write_buffer_size():
             return  # it waits for the coordinator
         if self._moved > self._progress:
             self._watch()
-        else:
+        elif is_sure:
             self.end()
+        else:
+            # What came while the loop was busy is read first.
+            again = partial(self._end_if_stalled, is_sure=True)
+            self._timer = self.loop.call_later(0, again)
 
     def _leave(self) -> None:
         self._shared.idle.pop(self, None)
