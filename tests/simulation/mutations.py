@@ -27,7 +27,6 @@ from xain_coordinator.core.pacing import Buffer, Pacing, Quorum, WantedUpdates
 from xain_coordinator.core.round import Round
 from xain_coordinator.core.script import RoundConfig
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import Rules
 from xain_coordinator.driver import driver as driver_module
 from xain_coordinator.driver import fence as fencing
 from xain_coordinator.driver import retention
@@ -175,16 +174,16 @@ def _without_deadlines() -> Iterator[None]:
         yield
 
 
-def _complete_at_the_least(round_: Round, rules: Rules, rule: Pacing) -> bool:
-    return pacing.has_enough(round_, rules)
+def _complete_at_the_least(round_: Round, rule: Pacing) -> bool:
+    return True
 
 
-def _complete_without_quorum(round_: Round, rules: Rules, rule: Pacing) -> bool:
-    return is_complete(round_, rules, WantedUpdates() if isinstance(rule, Quorum) else rule)
+def _complete_without_quorum(round_: Round, rule: Pacing) -> bool:
+    return is_complete(round_, WantedUpdates() if isinstance(rule, Quorum) else rule)
 
 
-def _complete_without_buffer(round_: Round, rules: Rules, rule: Pacing) -> bool:
-    return is_complete(round_, rules, replace(rule, size=1) if isinstance(rule, Buffer) else rule)
+def _complete_without_buffer(round_: Round, rule: Pacing) -> bool:
+    return is_complete(round_, replace(rule, size=1) if isinstance(rule, Buffer) else rule)
 
 
 @contextmanager

@@ -28,7 +28,15 @@ from xain_coordinator.core.evolve import begin, evolve
 from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.needed import models_in_use
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import Evaluation, GlobalModel, Phase, Rules, Update, WeightsRef
+from xain_coordinator.core.values import (
+    Evaluation,
+    GlobalModel,
+    Phase,
+    Rules,
+    Task,
+    Update,
+    WeightsRef,
+)
 from xain_coordinator.ports import Record
 from xain_foundation.names import GLOBAL
 from xain_wire.fl import access_pb2 as access_pb
@@ -195,7 +203,7 @@ class Oracle:
             began = round_.opened_at if round_.overdue_at is None else round_.overdue_at
             waits_s = self._at - began
             limit_s = rules.idle_timeout_s if is_overdue else rules.deadline_s
-            if round_.is_evaluation:
+            if round_.task is Task.EVALUATE:
                 limit_s = rules.evaluate_deadline_s
         assert limit_s is not None
         if session.phase is not Phase.FINISHED and waits_s > limit_s + self._late_s:

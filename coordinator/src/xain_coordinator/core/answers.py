@@ -478,8 +478,8 @@ def _end_training_round(session: Session, command: c.EndTrainingRound, now: floa
             raise errors.DuplicateUpdate(participant_id, command.round)
         return (), r.Done(), ()
     round_ = require_selected(session, participant_id, command.round)
-    number = round_.trained_by(participant_id)
-    if round_.is_evaluation:
+    number = command.round  # that it trains
+    if round_.task is Task.EVALUATE:
         evaluated = e.EvaluationAccepted(number, participant_id, evaluation)
         return (evaluated,), r.Done(), command.metrics
     if round_.attempt != command.attempt and round_.attempt:
@@ -489,24 +489,24 @@ def _end_training_round(session: Session, command: c.EndTrainingRound, now: floa
     if command.weights is None:
         raise errors.UploadMissing(f"there is no such upload for round {number}; upload it first")
     require_uncounted(session, participant_id, command.weights.ref.key)
-    is_initial = _model(session).is_empty
+    model = _model(session)
     # A trained model keeps its layout, whatever an update says. A slice needs one of its own.
-    layout = command.layout if is_initial or round_.attempt else ()
+    layout = command.layout if model.is_empty or round_.attempt else ()
     update = Update(participant_id, command.weights, command.num_samples, layout)
-    limit = session.samples_of(participant_id)
-    if command.is_bounded and limit is not None and command.num_samples > limit:
+    limit = session.samples_of(participant_id) if command.is_bounded else None
+    if limit is not None and command.num_samples > limit:
         raise errors.InvalidUpdate(
             f"the update declares {command.num_samples} samples, and {participant_id} has said "
             f"that it has {limit}"
         )
-    check_update(_model(session), round_, update, session.rules)
-    is_evaluated = session.evaluates(number) and not is_initial
+    check_update(model, round_, update, session.rules)
+    is_measured = command.evaluation is not None and not model.is_empty
     accepted = e.UpdateAccepted(
         round_.number,
         update,
         staleness=round_.number - number,
         metrics=command.training,
-        evaluation=command.evaluation if is_evaluated else None,
+        evaluation=command.evaluation if is_measured and session.evaluates(number) else None,
         at=now,
     )
     return (accepted,), r.Done(), command.metrics

@@ -40,7 +40,7 @@ from xain_coordinator.core.round import Round
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.steps import next_step
 from xain_coordinator.core.strategy import Strategy, builtin_strategy
-from xain_coordinator.core.values import GlobalModel, Phase, Point, Rules, Task
+from xain_coordinator.core.values import GlobalModel, Phase, Rules, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,7 @@ def decide(
         events = (*events[:-1], _with_not_admitted(events[-1], session))
     session = fold(session, events)
     # Soft events change nothing that anything could follow from; heartbeats are many, so skip it.
-    is_soft = all(isinstance(event, e.SoftEvent) for event in events)
-    if is_soft and not isinstance(command, c.Tick):
+    if e.SOFT_EVENTS.issuperset(map(type, events)) and not isinstance(command, c.Tick):
         effects = (RecordMetrics(points),) if points else ()
         return Decision(events, reply, effects, session)
     happened = list(events)
@@ -78,30 +77,32 @@ def decide(
         event = _with_not_admitted(event, session)
         session = evolve(session, event)
         happened.append(event)
+    kinds = set(map(type, happened))
     due: list[Effect] = []
-    if any(isinstance(event, e.ModelRequested | e.RoundClosed) for event in happened):
+    if kinds & {e.ModelRequested, e.RoundClosed}:
         due += _owed_work(session)
     if session.evaluation.owed[:1] != before.evaluation.owed[:1]:
         due += _owed_evaluation(session)
-    if (central := _owed_central(session)) != _owed_central(before):
+    is_due = session.rules.evaluate_data  # else no central model is ever owed
+    if is_due and (central := _owed_central(session)) != _owed_central(before):
         due += central
-    after = _point(session)
+    state = _state(session)
+    point = coordinator_point(*state) if state != _state(before) else None
     for event in happened:
         if isinstance(event, e.ModelPublished):
             last = session.last_round
             assert last is not None, "a model was published without a round"
-            after = published_point(after, last, session.rules, event.at)
+            point = published_point(coordinator_point(*state), last, session.rules, event.at)
             points = (*points, *evaluation_point(last))
         elif isinstance(event, e.ModelEvaluated | e.ScriptEvaluated):
             points = (*points, *own_evaluation_point(event.round, event.evaluation))
         elif isinstance(event, e.SessionFinished) and session.evaluation.last_round is not None:
             points = (*points, *evaluation_point(session.evaluation.last_round))
-    if after != _point(before):
-        points = (*points, after)
+    if point is not None:
+        points = (*points, point)
     if points:
         due.append(RecordMetrics(points))
-    is_script_due = session.waits_for_script and not before.waits_for_script
-    if is_script_due or any(isinstance(event, _NOTIFYING) for event in happened):
+    if kinds & _NOTIFYING or (session.waits_for_script and not before.waits_for_script):
         due.append(Notify())
     return Decision(tuple(happened), reply, tuple(due), session)
 
@@ -113,27 +114,30 @@ def _with_not_admitted(event: e.Event, session: Session) -> e.Event:
     return replace(event, not_admitted=dict(session.members.not_admitted))
 
 
-def _point(session: Session) -> Point:
+def _state(session: Session) -> tuple[Phase, int, int, int]:
+    """State of a session as its points tell it: phase, round, members, and those selected."""
     selected = session.open_round.selected if session.open_round is not None else ()
-    return coordinator_point(session.phase, session.round, len(session.members), len(selected))
+    return session.phase, session.round, len(session.members.by_name), len(selected)
 
 
 # After these, what a participant or a script is told may differ from what it was told before.
-_NOTIFYING = (
-    e.ParticipantLeft,
-    e.ParticipantLeftOut,
-    e.TrainingFailed,
-    e.RoundRestarted,
-    e.UpdateDamaged,
-    e.RoundOpened,
-    e.ParticipantsSelected,
-    e.RoundPaused,
-    e.RoundResumed,
-    e.ModelPublished,
-    e.RoundConfigured,
-    e.ScriptEvaluated,
-    e.ScriptEnded,
-    e.SessionFinished,
+_NOTIFYING: frozenset[type[e.Event]] = frozenset(
+    (
+        e.ParticipantLeft,
+        e.ParticipantLeftOut,
+        e.TrainingFailed,
+        e.RoundRestarted,
+        e.UpdateDamaged,
+        e.RoundOpened,
+        e.ParticipantsSelected,
+        e.RoundPaused,
+        e.RoundResumed,
+        e.ModelPublished,
+        e.RoundConfigured,
+        e.ScriptEvaluated,
+        e.ScriptEnded,
+        e.SessionFinished,
+    )
 )
 
 
@@ -152,7 +156,7 @@ def _owed_central(session: Session) -> tuple[FitCentral, ...]:
     """The central model that the coordinator owes, beside the best model or, if none is, the last
     one: when all of its evaluations are done, so that the best one is known."""
     round_, budget, best = session.open_round, session.central_due, session.evaluation.winner
-    is_evaluation = round_ is not None and round_.is_evaluation
+    is_evaluation = round_ is not None and round_.task is Task.EVALUATE
     if not is_evaluation or session.evaluation.owed or budget is None or session.model is None:
         return ()
     return (FitCentral(session.model.round if best is None else best.round, budget),)
@@ -253,11 +257,11 @@ def due_of_round(session: Session, strategy: Strategy) -> float | None:
     if round_ is None or session.phase is Phase.AGGREGATING:
         return None
     # While it is paused, it can be closed, but no update could be late.
-    is_paused = session.phase is Phase.STANDBY
-    if is_paused and (round_.attempt or not has_enough(round_, session.rules)):
+    is_enough = has_enough(round_, session.rules)
+    if session.phase is Phase.STANDBY and (round_.attempt or not is_enough):
         return None
     deadline = round_deadline(round_, session.rules)
-    if round_.is_evaluation or round_.attempt:
+    if round_.task is Task.EVALUATE or round_.attempt or not is_enough:
         return deadline
-    closes_at = closing_time(round_, session.rules, strategy.pacing_of_round(session))
-    return min((at for at in (closes_at, deadline) if at is not None), default=None)
+    due = (closing_time(round_, strategy.pacing_of_round(session)), deadline)
+    return min((at for at in due if at is not None), default=None)

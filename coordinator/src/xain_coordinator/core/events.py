@@ -6,7 +6,7 @@ events keep leases fresh and live in memory only.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from xain_coordinator.core.script import RoundConfig
 from xain_coordinator.core.values import (
@@ -521,4 +521,5 @@ class WaitsAsUnlike:
 
 
 SoftEvent = ParticipantHeard | Restarted | InstanceRefused | NotAdmitted | WaitsAsUnlike
+SOFT_EVENTS: frozenset[type] = frozenset(get_args(SoftEvent))
 Event = DurableEvent | SoftEvent

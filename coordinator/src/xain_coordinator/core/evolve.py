@@ -311,7 +311,8 @@ def _with_round(session: Session, opened: e.RoundOpened) -> Session:
 def _with_update(session: Session, accepted: e.UpdateAccepted) -> Session:
     update, evaluation = accepted.update, accepted.evaluation
     participant_id = update.participant_id
-    round_ = session.opened.with_update(update, accepted.at)
+    assert session.open_round is not None, "an update outside a round"
+    round_ = session.open_round.with_update(update, accepted.at)
     if session.rules.aggregation == descent.RULE:
         round_ = round_.with_loss(participant_id, accepted.metrics)
     if accepted.metrics.get(CONTROL_LOST):
@@ -321,8 +322,8 @@ def _with_update(session: Session, accepted: e.UpdateAccepted) -> Session:
     selection = session.selection.with_good_update(participant_id)
     declared = session.declared
     # Initial weights are of no samples.
-    is_first = not session.is_untrained and session.samples_of(participant_id) is None
-    if is_first and update.num_samples > 0:
+    says = update.num_samples > 0 and not session.is_untrained
+    if says and session.samples_of(participant_id) is None:
         declared = including(declared, participant_id, update.num_samples)
     return replace(session, open_round=round_, selection=selection, declared=declared)
 
@@ -456,7 +457,7 @@ def _compared(session: Session, round_: Round) -> EvaluationProgress:
 def _finished(session: Session, event: e.SessionFinished) -> Session:
     # open_round moves to last_round so that updates that are sent again are still recognised.
     ended, progress = session.open_round, session.evaluation
-    if ended is not None and ended.is_evaluation:
+    if ended is not None and ended.task is Task.EVALUATE:
         progress = _compared(session, ended)
         progress = replace(progress, last_round=ended)
         ended = None

@@ -100,10 +100,8 @@ def has_enough(round_: Round, rules: Rules) -> bool:
     return len(round_.updates) >= num_needed(round_, rules)
 
 
-def is_complete(round_: Round, rules: Rules, pacing: "Pacing") -> bool:
-    """Whether the round has all updates that it waits for."""
-    if not has_enough(round_, rules):
-        return False
+def is_complete(round_: Round, pacing: "Pacing") -> bool:
+    """Whether a round that has enough updates has all that it waits for."""
     return round_.overdue_at is not None or round_.all_in or pacing.is_complete(round_)
 
 
@@ -290,10 +288,10 @@ def pacing_of(rules: Rules) -> Pacing | None:
     return WantedUpdates(wanted if rules.over_selection else 0)
 
 
-def closing_time(round_: Round, rules: Rules, pacing: Pacing) -> float | None:
-    """Session time at which the pacing rule closes the round; None while the round has too few
-    updates for a model, or waits for updates alone."""
-    return pacing.closes_at(round_) if has_enough(round_, rules) else None
+def closing_time(round_: Round, pacing: Pacing) -> float | None:
+    """Session time at which the pacing rule closes a round that has enough updates; None if it
+    waits for updates alone."""
+    return pacing.closes_at(round_)
 
 
 def names_of(participants: Sequence[str]) -> str:
@@ -310,7 +308,7 @@ def _count_awaited(round_: Round, wanted: int) -> str:
 def round_deadline(round_: Round, rules: Rules) -> float | None:
     """Session time at which the round makes do with the least number of updates; that of an
     EVALUATE round closes it."""
-    if round_.is_evaluation:
+    if round_.task is Task.EVALUATE:
         return round_.opened_at + rules.evaluate_deadline_s
     if rules.deadline_s is None or round_.overdue_at is not None:
         return None
@@ -321,7 +319,7 @@ def round_deadline(round_: Round, rules: Rules) -> float | None:
 def noted_every_s(rules: Rules, pacing: Pacing, round_: Round | None = None) -> float | None:
     """Interval at which session time is recorded while this round is open; None if nothing depends
     on it."""
-    is_evaluation = round_ is not None and round_.is_evaluation
+    is_evaluation = round_ is not None and round_.task is Task.EVALUATE
     deadline_s = rules.evaluate_deadline_s if is_evaluation else rules.deadline_s
     known = (deadline_s, rules.idle_timeout_s, pacing.shortest_wait_s())
     waits = [wait for wait in known if wait is not None]

@@ -96,12 +96,12 @@ def _assignment(session: Session, participant_id: str) -> r.Assignment:
         train_config=session.rules.train_config,
         script_config=config.of(participant_id),
         task=Task.INITIALISE if base.model.is_empty else round_.task,
-        evaluate=round_.is_evaluation or (is_evaluated and not base.model.is_empty),
+        evaluate=round_.task is Task.EVALUATE or (is_evaluated and not base.model.is_empty),
         process_group=_process_group(session, round_, participant_id) if round_.attempt else None,
-        local=session.local_budget if round_.is_evaluation else None,
+        local=session.local_budget if round_.task is Task.EVALUATE else None,
         counted_round=-1 if counted is None else counted.round,
-        importance_limit_s=_importance_limit_s(session) if round_.is_evaluation else 0.0,
-        best_round=_best_round(session) if round_.is_evaluation else -1,
+        importance_limit_s=_importance_limit_s(session) if round_.task is Task.EVALUATE else 0.0,
+        best_round=_best_round(session) if round_.task is Task.EVALUATE else -1,
     )
 
 
@@ -138,7 +138,7 @@ def _may_upload(session: Session, question: MayUpload) -> r.Reply:
     round_ = require_selected(
         session, question.participant_id, question.round, may_be_closed=is_carried_over
     )
-    if round_.is_evaluation:
+    if round_.task is Task.EVALUATE:
         raise errors.RoundAlreadyClosed(f"round {round_.number} takes evaluations, and no weights")
     if known is not None:
         # The accepted object must not be overwritten: it is what will be aggregated.

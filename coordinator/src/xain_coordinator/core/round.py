@@ -79,14 +79,9 @@ class Round:
         object.__setattr__(self, "selected", Names(self.selected))
 
     @property
-    def is_evaluation(self) -> bool:
-        """Whether the selected participants measure the last model, and none trains."""
-        return self.task is Task.EVALUATE
-
-    @property
     def answers(self) -> Mapping[str, object]:
         """Updates or evaluations by participant, of which the round needs one of each selected."""
-        return self.evaluations if self.is_evaluation else self.updates
+        return self.evaluations if self.task is Task.EVALUATE else self.updates
 
     @property
     def all_in(self) -> bool:

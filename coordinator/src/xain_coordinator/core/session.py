@@ -33,6 +33,7 @@ from xain_coordinator.core.values import (
     Phase,
     Plan,
     Rules,
+    Task,
     Update,
 )
 from xain_workloads.gains import Budget
@@ -126,7 +127,7 @@ class Session:
         """Participants that the script has chosen by name for the open round or the next one. Empty
         if any may be selected, and in a round that is overdue: it asks others, too."""
         round_ = self.open_round
-        if round_ is not None and (round_.is_evaluation or round_.overdue_at is not None):
+        if round_ is not None and (round_.task is Task.EVALUATE or round_.overdue_at is not None):
             return ()
         return self.script.config_of(self.round).selected
 
@@ -182,10 +183,10 @@ class Session:
     def drafted(self) -> frozenset[str]:
         """Participants that are left out, but owe an update of the open round, because others were
         too few."""
-        round_ = self.open_round
-        if round_ is None:
+        round_, left_out = self.open_round, self.selection.left_out
+        if round_ is None or not left_out:
             return frozenset()
-        return frozenset(p for p in self.selection.left_out if round_.owes(p))
+        return frozenset(p for p in left_out if round_.owes(p))
 
     def owes_update(self, participant_id: str) -> bool:
         """Whether the participant trains and its update is not in yet."""
@@ -195,8 +196,8 @@ class Session:
 
     def trained_by(self, participant_id: str) -> int:
         """The round that this participant trains, or would train."""
-        if self.open_round is not None:
-            return self.open_round.trained_by(participant_id)
+        if (round_ := self.open_round) is not None:
+            return round_.carried.get(participant_id, round_.number)
         if self.phase is Phase.FINISHED and self.last_round is not None:
             return self.last_round.carried.get(participant_id, self.round)
         return self.buffered.carried.get(participant_id, self.round)
@@ -218,7 +219,7 @@ class Session:
     def evaluates_last(self, round_: int) -> bool:
         """Whether the round of this number evaluates the last model."""
         known = self.evaluation.last_round or self.open_round
-        return known is not None and known.is_evaluation and known.number == round_
+        return known is not None and known.task is Task.EVALUATE and known.number == round_
 
     def evaluated(self, participant_id: str, round_: int) -> Evaluation | None:
         """The participant's evaluation in the round that evaluates the last model; None without
@@ -232,7 +233,7 @@ class Session:
         """The update of this round that was accepted from the participant, if that was in the open
         round or the one before, or was its latest."""
         for known in (self.open_round, self.last_round):
-            if known is not None and known.trained_by(participant_id) == round_:
+            if known is not None and known.carried.get(participant_id, known.number) == round_:
                 update = known.updates.get(participant_id)
                 if update is not None:
                     return update
@@ -249,8 +250,9 @@ class Session:
     def waits_for_script(self) -> bool:
         """Whether the session waits for its script to configure the next round, or to come to its
         end."""
-        is_between = self.phase is Phase.STANDBY and self.open_round is None and self.gathered
-        if not self.rules.scripted or not is_between or self.model is None:
+        if not self.rules.scripted or self.model is None:
+            return False
+        if self.phase is not Phase.STANDBY or self.open_round is not None or not self.gathered:
             return False
         if self.is_trained:
             return not self.script.is_over
@@ -439,8 +441,7 @@ class Session:
 
     def note_at(self, pacing: Pacing) -> float | None:
         """Time at which session time is to be recorded; None if nothing waits for it."""
+        if self.phase is Phase.FINISHED or self.waits_for_request or self.waits_for_script:
+            return None  # a request or a script is awaited without a limit
         every_s = noted_every_s(self.rules, pacing, self.open_round)
-        is_awaited = self.waits_for_request or self.waits_for_script  # without a limit
-        if every_s is None or self.phase is Phase.FINISHED or is_awaited:
-            return None
-        return self.noted_at + every_s
+        return None if every_s is None else self.noted_at + every_s

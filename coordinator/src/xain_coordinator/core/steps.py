@@ -35,12 +35,13 @@ def next_step(session: Session, now: float, strategy: Strategy) -> e.Event | Non
     step: e.Event | None = None
     controller = strategy.controller
     open_round = session.open_round
-    # However good the last model turns out to be, no training follows on its evaluation.
-    is_at_the_end = session.is_trained and session.gathered
-    if is_at_the_end if open_round is None else open_round.is_evaluation:
-        return _next_step_at_the_end(session, now)
     if open_round is None:
+        # However good the last model turns out to be, no training follows on its evaluation.
+        if session.gathered and session.is_trained:
+            return _next_step_at_the_end(session, now)
         step = _next_step_between_rounds(session, now, controller)
+    elif open_round.task is Task.EVALUATE:
+        return _next_step_at_the_end(session, now)
     elif open_round.attempt and session.phase is not Phase.AGGREGATING:
         step = _next_step_of_attempt(session, open_round, now, controller)
     elif session.phase is not Phase.AGGREGATING:
@@ -151,21 +152,19 @@ def _next_step_of_round(
     step = _change_of_selection(session, round_, strategy.controller)
     if step is not None:
         return step
-    pacing = strategy.pacing_of_round(session)
-    if is_complete(round_, session.rules, pacing):
-        return e.RoundClosed(round_.number, now)
-    closes_at = closing_time(round_, session.rules, pacing)
-    if closes_at is not None and closes_at <= now:
-        return e.RoundClosed(round_.number, now)
     deadline = round_deadline(round_, session.rules)
     is_late = deadline is not None and deadline <= now
-    # A pause that is about to end the session is late as well, if what is there makes a model.
-    gives_up_at = session.gives_up_at
-    is_over = is_late or (gives_up_at is not None and gives_up_at <= now)
-    if is_over and has_enough(round_, session.rules):
-        return e.RoundClosed(round_.number, now, "deadline", _missed(session, round_))
+    if has_enough(round_, session.rules):
+        pacing = strategy.pacing_of_round(session)
+        closes_at = closing_time(round_, pacing)
+        if is_complete(round_, pacing) or (closes_at is not None and closes_at <= now):
+            return e.RoundClosed(round_.number, now)
+        # A pause that is about to end the session is late as well.
+        gives_up_at = session.gives_up_at
+        if is_late or (gives_up_at is not None and gives_up_at <= now):
+            return e.RoundClosed(round_.number, now, "deadline", _missed(session, round_))
     has_required = session.members.num_eligible >= session.rules.num_required
-    enough = has_required and not session.lacks_initialisers
+    enough = has_required and not (session.is_untrained and session.lacks_initialisers)
     if session.phase is Phase.COLLECTING and not enough:
         return e.RoundPaused(round_.number, now)
     if session.phase is Phase.STANDBY and enough:

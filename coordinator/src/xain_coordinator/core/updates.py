@@ -85,6 +85,8 @@ def check_update(model: GlobalModel, round_: Round, update: Update, rules: Rules
 
 def _check_layout(update: Update, rules: Rules) -> None:
     """Raises InvalidUpdate if the layout that comes with initial weights does not describe them."""
+    if not update.layout:
+        return
     names: set[str] = set()
     for spec in update.layout:
         if not spec.name or spec.name in names:
@@ -111,7 +113,7 @@ def _check_layout(update: Update, rules: Rules) -> None:
             )
         if why := why_not_control(rules):
             raise errors.InvalidUpdate(f"the model has a control variate, and {why}")
-    if update.layout and update.weights.shape != (size,):
+    if update.weights.shape != (size,):
         raise errors.InvalidUpdate(
             f"the layout describes {size} elements, the weights have shape {update.weights.shape}"
         )

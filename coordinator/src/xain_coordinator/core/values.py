@@ -85,7 +85,7 @@ class StoredWeights:
     first_bad: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: a cached property needs a __dict__
 class GlobalModel:
     """The model that round `round` starts from; the last one is numbered `rounds`.
 
@@ -101,7 +101,7 @@ class GlobalModel:
     metadata: Mapping[str, str] = field(default_factory=dict)
     state: Mapping[str, WeightsRef] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def is_empty(self) -> bool:
         """True if there is nothing to train from yet."""
         return self.shape == (0,)

@@ -257,7 +257,7 @@ def waiting_for(
         case Phase.AGGREGATING:
             return f"The updates of round {session.round} are being aggregated."
         case Phase.COLLECTING if session.open_round is not None:
-            if session.open_round.is_evaluation:
+            if session.open_round.task is Task.EVALUATE:
                 return _evaluations_awaited(session, session.open_round)
             strategy = strategy or builtin_strategy(session.rules)
             return _updates_awaited(session, session.open_round, strategy)

@@ -22,7 +22,7 @@ from xain_coordinator.core.errors import InvalidRequest, NotFitted
 from xain_coordinator.core.history import MAX_NAMES_OF_A_ROUND, History
 from xain_coordinator.core.membership import Heard
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import GlobalModel, ParticipantState, Phase
+from xain_coordinator.core.values import GlobalModel, ParticipantState, Phase, Task
 from xain_coordinator.core.view import (
     conflict,
     not_eligible_because,
@@ -110,7 +110,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
         deadline = due_of_round(session, self._driver.strategy)
         ends_at = session.gives_up_at
         best, winner, rules = session.evaluation.best, session.evaluation.winner, session.rules
-        is_evaluating = round_ is not None and round_.is_evaluation
+        is_evaluating = round_ is not None and round_.task is Task.EVALUATE
         access, site = self._guard.access, certified_site()
         goes_on = session.phase is Phase.FINISHED and self._driver.goes_on()
         answer = inspection.GetStatusResponse(
