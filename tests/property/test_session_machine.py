@@ -41,7 +41,7 @@ from xain_coordinator.core.answers import MAX_NOTED
 from xain_coordinator.core.decider import Decision, decide, next_deadline, resume
 from xain_coordinator.core.effects import Aggregate, InitialiseModel
 from xain_coordinator.core.evolve import evolve, fold, open_session
-from xain_coordinator.core.keys import update_key
+from xain_coordinator.core.keys import attempt_key, update_key
 from xain_coordinator.core.questions import AssignmentFor, MayUpload, Question, advertise, ask
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import DataProfile, ParticipantState, Phase, Rules
@@ -581,9 +581,10 @@ class SessionMachine(RuleBasedStateMachine):
             assert type(outcome) is expected, f"{outcome!r}, expected {expected}"
             return
         if word is not None:
-            assert outcome == r.AlreadyUploaded(stored(word.key, digest).ref)
+            assert outcome == r.AlreadyUploaded(stored(word.key, digest))
         else:
-            assert outcome == r.UploadTo(update_key(number, name))
+            assert isinstance(outcome, r.Ticket)
+            assert outcome.key == attempt_key(update_key(number, name), "")
             assert self._barred(name, number) is None
 
     # --- effects ---
@@ -737,9 +738,9 @@ class SessionMachine(RuleBasedStateMachine):
         if self.session.phase is Phase.COLLECTING:
             number = self.session.round
             for name in self._outstanding():
-                assert self.ask(MayUpload(name, number, "new")) == r.UploadTo(
-                    update_key(number, name)
-                )
+                ticket = self.ask(MayUpload(name, number, "new"))
+                assert isinstance(ticket, r.Ticket)
+                assert ticket.key == attempt_key(update_key(number, name), "")
 
     @invariant()
     def models_follow_rounds(self) -> None:

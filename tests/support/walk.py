@@ -107,6 +107,7 @@ async def _ways(members: Sequence[Member], repeats: int) -> dict[str, list[Walk]
     for number in range(repeats + 2):
         for member in members:
             await member.until(pb.ROUND, number)
+        await members[0].heartbeat(pb.TRAINING, number)  # what it ended is over before the next
         calls: list[tuple[str, Awaitable[Any]]] = [
             ("heartbeat", members[0].heartbeat(pb.TRAINING, number)),
             ("first", members[0].end(update, round_=number)),

@@ -18,7 +18,6 @@ class GroupCommit(Generic[T]):
 
     write: takes a group, oldest first, in the thread; returns how many of its items are lost. It
         may take its time until `closing` is set. An exception loses the group.
-    size: of an item, as max_group and max_waiting count it; by default each item counts as one.
     linger_s: the first item of a group waits this long for others, unless the group is full.
     max_group: size of a group, which has at least one item.
     max_waiting: size of what waits; where there is more, the oldest items are lost.
@@ -31,7 +30,6 @@ class GroupCommit(Generic[T]):
         write: Callable[[list[T]], int],
         *,
         name: str,
-        size: Callable[[T], int] = lambda _: 1,
         linger_s: float = 0.0,
         max_group: float = float("inf"),
         max_waiting: float = float("inf"),
@@ -41,7 +39,6 @@ class GroupCommit(Generic[T]):
         self.num_lost = 0
         self._write = write
         self._name = name
-        self._size = size
         self._linger_s = linger_s
         self._max_group = max_group
         self._max_waiting = max_waiting
@@ -55,9 +52,11 @@ class GroupCommit(Generic[T]):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def put(self, item: T) -> None:
-        """Have an item written, soon. From any thread; waits for a write for patience_s at most."""
-        size = self._size(item)
+    def put(self, item: T, size: int = 1) -> None:
+        """Have an item written, soon. From any thread; waits for a write for patience_s at most.
+
+        size: of the item, as max_group and max_waiting count it.
+        """
         with self._changed:
             if self._waits_for_room and threading.current_thread() is not self._thread:
                 self._waits_for_room = self._changed.wait_for(
@@ -73,7 +72,7 @@ class GroupCommit(Generic[T]):
             while self._waiting_size > self._max_waiting and len(self._waiting) > 1:
                 self._pop()
                 self.num_lost += 1
-            if was_empty or self._is_full():
+            if was_empty or self._waiting_size >= self._max_group:
                 self._changed.notify_all()
 
     def close(self, timeout_s: float | None = None) -> bool:
@@ -93,9 +92,6 @@ class GroupCommit(Generic[T]):
 
     def _has_room(self, size: int) -> bool:
         return not self._waiting or self._waiting_size + size <= self._max_waiting
-
-    def _is_full(self) -> bool:
-        return self._waiting_size >= self._max_group
 
     def _pop(self) -> T:
         size, item = self._waiting.popleft()
@@ -121,7 +117,10 @@ class GroupCommit(Generic[T]):
             if not self._waiting:
                 self._waits_for_room = self._patience_s > 0
             self._changed.wait_for(lambda: self._waiting or self.closing.is_set())
-            self._changed.wait_for(lambda: self.closing.is_set() or self._is_full(), self._linger_s)
+            self._changed.wait_for(
+                lambda: self.closing.is_set() or self._waiting_size >= self._max_group,
+                self._linger_s,
+            )
             group: list[T] = []
             room = self._max_group
             while self._waiting and (not group or self._waiting[0][0] <= room):

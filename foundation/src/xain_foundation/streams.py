@@ -45,7 +45,6 @@ class Descriptor:
         self._entries = GroupCommit[bytes](
             self._write_group,
             name=f"stream {fd}",
-            size=len,
             max_group=GROUP_BYTES,
             max_waiting=MAX_WAITING_BYTES,
             patience_s=PATIENCE_S,
@@ -62,7 +61,7 @@ class Descriptor:
             with contextlib.suppress(OSError):
                 self._write_while_read(entry)
         else:
-            self._entries.put(entry)
+            self._entries.put(entry, len(entry))
 
     def close(self, timeout_s: float) -> None:
         """Write what waits, for timeout_s at most. What comes later is written by its caller if a

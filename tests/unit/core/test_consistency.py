@@ -79,7 +79,7 @@ def test_carried_over_participant_hears_of_its_own_round() -> None:
     old, new = bench.start("b"), bench.start("a")
     assert (old.round, old.epochs, old.epoch_base, old.model.round) == (0, 5, 0, 0)
     assert (new.round, new.epochs, new.epoch_base, new.model.round) == (2, 5, 10, 2)
-    assert bench.begin_upload("b", round_=0) == r.UploadTo("0/b")
+    assert bench.begin_upload("b", round_=0).key == "0/b."
     bench.refuses(MayUpload("b", 2, "x"), errors.StaleRound)
     bench.refuses_end(errors.StaleRound, "b", round_=2)
     bench.refuses_end(errors.StaleRound, "b", round_=1)
@@ -187,7 +187,7 @@ def test_while_a_model_is_made_the_slow_keep_their_results() -> None:
     for round_ in (0, None):
         refused = bench.refuses(c.EndTrainingRound("b", round_, 1, None), errors.NotInRound)
         assert "keep the result of round 0" in str(refused)
-    assert bench.begin_upload("b", round_=0) == r.UploadTo("0/b"), "it need not wait with that"
+    assert bench.begin_upload("b", round_=0).key == "0/b.", "it need not wait with that"
     bench.refuses(MayUpload("b", 1, "x"), errors.StaleRound)
     bench.refuses(MayUpload("a", 0, "x"), errors.RoundAlreadyClosed)
     bench.refuses(AssignmentFor("a"), errors.RoundAlreadyClosed)
@@ -321,7 +321,7 @@ def test_an_update_counts_once_however_often_it_is_sent() -> None:
     for _ in range(2):  # while the model is made, and in the round after
         assert bench.end("b", "b@0", round_=0).events == ()
         assert bench.begin_upload("b", "b@0", round_=0) == r.AlreadyUploaded(
-            bench.aggregates[-1].updates[0].weights.ref
+            bench.aggregates[-1].updates[0].weights
         )
         bench.answer()
     bench.refuses_end(errors.StaleRound, "b", "other", round_=0)

@@ -125,7 +125,7 @@ def accepted_keys(bench: Bench) -> list[str]:
 
 def test_uploads_go_under_the_round_and_the_participants_name() -> None:
     bench = opened_round("a", "b")
-    assert bench.begin_upload("a") == r.UploadTo("0/a")
+    assert bench.begin_upload("a").key.startswith("0/a")
 
 
 @pytest.mark.parametrize("name", ["a", f"a.{'f' * 32}", f"a.{'f' * 32}-1"])

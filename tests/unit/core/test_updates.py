@@ -269,7 +269,7 @@ def test_accepted_object_need_not_be_uploaded_again() -> None:
     bench = first_sent()
     answer = bench.begin_upload("a", "of a", round_=0)
     assert isinstance(answer, r.AlreadyUploaded)
-    assert answer.ref.key == "0/a"
+    assert answer.weights.ref.key == "0/a"
     bench.end("b")
     assert bench.begin_upload("a", "of a", round_=0) == answer
     bench.leave("a")
@@ -279,8 +279,8 @@ def test_accepted_object_need_not_be_uploaded_again() -> None:
 def test_beginning_an_upload_changes_nothing() -> None:
     bench = opened_round("a", "b")
     session = bench.session
-    assert bench.begin_upload("a", "one") == r.UploadTo("0/a")
-    assert bench.begin_upload("a", "two") == r.UploadTo("0/a")
+    assert bench.begin_upload("a", "one").key == "0/a."
+    assert bench.begin_upload("a", "two").key == "0/a."
     assert bench.session == session
 
 

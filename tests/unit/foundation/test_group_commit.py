@@ -36,7 +36,7 @@ def disk() -> Iterator[Disk]:
 
 def busy(disk: Disk, **bounds: float) -> GroupCommit[int]:
     """A queue whose first group, of the item 0, is being written."""
-    queue = GroupCommit(disk.write, name="test", size=lambda n: max(1, n), **bounds)
+    queue = GroupCommit(disk.write, name="test", **bounds)
     queue.put(0)
     assert disk.is_writing.wait(PATIENCE_S)
     return queue
@@ -56,7 +56,7 @@ def test_groups_are_bounded_by_their_size(disk: Disk) -> None:
     """One item is always written, however large."""
     queue = busy(disk, max_group=10)
     for n in (4, 6, 1, 50, 2):
-        queue.put(n)
+        queue.put(n, size=n)
     disk.may_write.set()
     assert queue.close(PATIENCE_S)
     assert disk.groups == [[0], [4, 6], [1], [50], [2]]
@@ -65,7 +65,7 @@ def test_groups_are_bounded_by_their_size(disk: Disk) -> None:
 def test_full_queue_loses_the_oldest_but_never_the_newest(disk: Disk) -> None:
     queue = busy(disk, max_waiting=10)
     for n in (4, 6, 5, 50):
-        queue.put(n)
+        queue.put(n, size=n)
     assert queue.num_lost == 3
     disk.may_write.set()
     assert queue.close(PATIENCE_S)

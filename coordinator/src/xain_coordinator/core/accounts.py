@@ -75,9 +75,10 @@ class Accounts:
     def apply(self, event: e.Event) -> None:
         match event:
             case e.UpdateAccepted(_, update):
-                account = self._of(update.participant_id)
-                num_samples = update.num_samples or account.num_samples
-                self._set(update.participant_id, num_samples=num_samples, left_out_until=0)
+                known: dict[str, object] = {"left_out_until": 0}
+                if update.num_samples:
+                    known["num_samples"] = update.num_samples
+                self._set(update.participant_id, **known)
             case e.UpdateRefused(participant_id, number, reason):
                 self._set(participant_id, failure=f"round {number}: refused: {reason}")
             case e.TrainingFailed(participant_id, number):
@@ -205,7 +206,8 @@ class Accounts:
 
     def _set(self, name: str, **changes: object) -> None:
         # The changes are fields of an account by name, of several types.
-        self.by_name[name] = replace(self._of(name), **changes)  # type: ignore[arg-type]
+        account = self.by_name.get(name, _NEW)
+        self.by_name[name] = replace(account, **changes)  # type: ignore[arg-type]
 
 
 _NEW = Account()

@@ -31,7 +31,9 @@ class Counted:
 
 def has_control(model: GlobalModel | None) -> bool:
     """Whether updates of a model change a control variate."""
-    return model is not None and not model.is_empty and control_size(model.layout) > 0
+    if model is None or model.is_empty or not model.layout:
+        return False
+    return control_size(model.layout) > 0
 
 
 def share_of(round_: Round, counted: Mapping[str, Counted]) -> float:

@@ -274,7 +274,8 @@ def _local(measured: Collection[Evaluation]) -> LocalModel | None:
 
 def pooled(evaluations: Iterable[Evaluation]) -> Tallies | None:
     """The tallies of all sites together; None without any."""
-    return add(one.tallies for one in evaluations if one.num_samples and one.tallies is not None)
+    known = [one.tallies for one in evaluations if one.num_samples and one.tallies is not None]
+    return add(known) if known else None
 
 
 def _plain(one: Evaluation) -> Mapping[str, float]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from xain_coordinator.core import errors
 from xain_coordinator.core import replies as r
-from xain_coordinator.core.keys import update_key
+from xain_coordinator.core.attempts import RULE as ASSEMBLE
+from xain_coordinator.core.keys import attempt_key, journalled_key, update_key
 from xain_coordinator.core.round import Round
 from xain_coordinator.core.script import NOTHING
 from xain_coordinator.core.session import Session
@@ -18,11 +19,17 @@ from xain_coordinator.core.values import Phase, ProcessGroup, Task
 
 @dataclass(frozen=True, slots=True)
 class MayUpload:
-    """Question of a participant whether it may upload an update of this digest for this round."""
+    """Question of a participant whether it may upload an update of this digest for this round.
+
+    attempt: for its key, as in attempt_key(). is_inside: the update comes inside its call, and is
+        to lie in the journal.
+    """
 
     participant_id: str
     round: int
     digest: str
+    attempt: str = ""
+    is_inside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,7 @@ Question = MayUpload | AssignmentFor
 
 
 def ask(session: Session, question: Question) -> r.Reply:
-    """Answer UploadTo or AlreadyUploaded to MayUpload, and an Assignment to AssignmentFor. Raises a
+    """Answer a Ticket or AlreadyUploaded to MayUpload, and an Assignment to AssignmentFor. Raises a
     Refusal."""
     match question:
         case MayUpload():
@@ -69,7 +76,7 @@ def _warning(session: Session, participant_id: str) -> str:
             f"a second process, at {second.origin}, wants to join as {participant_id}; give each "
             "process a participant id of its own"
         )
-    if session.lacks_initialisers:
+    if session.model is not None and session.model.is_empty and session.lacks_initialisers:
         return (
             "the session waits for initial weights, which no script has declared: call "
             "xain.rounds(model) in one of them"
@@ -132,7 +139,7 @@ def _process_group(session: Session, round_: Round, participant_id: str) -> Proc
 def _may_upload(session: Session, question: MayUpload) -> r.Reply:
     known = session.accepted(question.participant_id, question.round)
     if known is not None and known.weights.ref.digest == question.digest:
-        return r.AlreadyUploaded(known.weights.ref)
+        return r.AlreadyUploaded(known.weights)
     # A model that is being made does not hold up what will go into the next one.
     is_carried_over = session.is_carried_over(question.participant_id)
     round_ = require_selected(
@@ -143,7 +150,14 @@ def _may_upload(session: Session, question: MayUpload) -> r.Reply:
     if known is not None:
         # The accepted object must not be overwritten: it is what will be aggregated.
         raise errors.DuplicateUpdate(question.participant_id, question.round)
-    return r.UploadTo(update_key(question.round, question.participant_id))
+    model = session.model_of(question.round)
+    make_key = journalled_key if question.is_inside else attempt_key
+    return r.Ticket(
+        make_key(update_key(question.round, question.participant_id), question.attempt),
+        model,
+        session.epochs_of(question.round),
+        model is not None and session.rules.aggregation == ASSEMBLE,
+    )
 
 
 def is_late(session: Session, participant_id: str, round_: int) -> bool:

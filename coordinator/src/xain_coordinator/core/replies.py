@@ -7,8 +7,8 @@ from xain_coordinator.core.values import (
     GlobalModel,
     Phase,
     ProcessGroup,
+    StoredWeights,
     Task,
-    WeightsRef,
 )
 from xain_workloads.gains import Budget
 
@@ -109,17 +109,26 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True)
-class UploadTo:
-    """Write the update under this key."""
+class Ticket:
+    """Permission to bring an update, and what is to be known of it until it is handed in.
+
+    key: under which it is written.
+    model: that it is trained from; None if there is none yet.
+    epochs: that it is trained for.
+    is_slice: it is a slice of the model's vector.
+    """
 
     key: str
+    model: GlobalModel | None
+    epochs: int
+    is_slice: bool
 
 
 @dataclass(frozen=True, slots=True)
 class AlreadyUploaded:
     """The same update has been accepted already; nothing is to be written."""
 
-    ref: WeightsRef
+    weights: StoredWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +144,7 @@ Reply = (
     | Heard
     | Advertisement
     | Assignment
-    | UploadTo
+    | Ticket
     | AlreadyUploaded
     | Done
 )

@@ -30,7 +30,7 @@ from xain_coordinator.core.commands import (
     Heartbeat,
     Tick,
 )
-from xain_coordinator.core.decider import Decision, decide, next_expiry, next_wait, resume
+from xain_coordinator.core.decider import decide, next_expiry, next_wait, resume
 from xain_coordinator.core.effects import Aggregate, Effect, Notify, RecordMetrics
 from xain_coordinator.core.errors import (
     LateUpdate,
@@ -40,7 +40,6 @@ from xain_coordinator.core.errors import (
 )
 from xain_coordinator.core.evolve import evolve, open_session
 from xain_coordinator.core.history import History
-from xain_coordinator.core.keys import is_journalled
 from xain_coordinator.core.points import late_point
 from xain_coordinator.core.questions import MayUpload, Question, advertise, ask, is_late
 from xain_coordinator.core.replies import Advertisement, Heard, Reply
@@ -51,7 +50,12 @@ from xain_coordinator.core.values import Lineage, ParticipantState, Phase, Rules
 from xain_coordinator.driver.broadcast import Broadcast
 from xain_coordinator.driver.lateness import Lateness
 from xain_coordinator.driver.log_files import LatencyFile
-from xain_coordinator.driver.log_lines import log_event, log_lacking, log_many_updates
+from xain_coordinator.driver.log_lines import (
+    MAX_UPDATE_LINES,
+    log_event,
+    log_lacking,
+    log_many_updates,
+)
 from xain_coordinator.journal.restore import restore
 from xain_coordinator.ports import Clock, Journal, Record, Snapshot
 
@@ -303,7 +307,8 @@ class Driver:
         if isinstance(outcome, LateUpdate) and isinstance(question, MayUpload):
             effects = self._note_late(question)
         if self._is_durable:
-            self._take_effect((), self._decided, effects)
+            if effects or self.session is not self._decided:
+                self._take_effect((), self._decided, effects)
             return outcome
         if outcome == _asked(self.session, question):  # two refusals are never equal
             return outcome
@@ -330,23 +335,26 @@ class Driver:
             if isinstance(command, Heartbeat) and command.waited_s is not None:
                 self.lateness.waited(command.participant_id, now, command.waited_s)
             self._decided = decision.session
-            records = _records(decision, now)
+            if not isinstance(outcome, Heard):
+                records = _records(decision.events, now)
             if isinstance(command, Tick):
                 # Before it is on the disk: that we stand still until then is to be seen, too.
                 self._arm()
-        if not records and (self._is_durable or isinstance(outcome, Heard)):
+        is_durable = self._is_durable
+        if not records and (is_durable or isinstance(outcome, Heard)):
             # A sign of life does not wait for a disk that is busy, and costs no participant its
             # lease.
-            self._take_effect((), self._decided if self._is_durable else self.session, effects)
+            self._take_effect((), self._decided if is_durable else self.session, effects)
             return outcome
-        objects = _objects(records, update)
+        objects = _objects(records, update) if update else {}
         self._unwritten |= objects
         # The decision waits for the disk before a model is made of it: an error then must not lose
         # the records of what `_decided` and the next replies take as given.
         decided = self._when_durable(records, effects, outcome, objects)
-        made, decided.effects = self._made_at_once(effects)
-        if made is not None:
-            self._decide_made(made, now)
+        if effects:
+            made, decided.effects = self._made_at_once(effects)
+            if made is not None:
+                self._decide_made(made, now)
         return await decided.answer
 
     def _begin(self) -> float:
@@ -354,7 +362,8 @@ class Driver:
         if self._worker is None or self._closing or self.failure is not None:
             raise Unavailable(_STOPPING)
         now = self.clock.now()
-        self._note_stall(now)
+        if now > self._due:
+            self._note_stall(now)
         self._active_at = now
         return now
 
@@ -411,7 +420,8 @@ class Driver:
             self.fail(error)  # the round is closed; the next start makes the model again
             return
         self._decided = decision.session
-        self._when_durable(_records(decision, now), decision.effects, decision.reply, made.objects)
+        records = _records(decision.events, now)
+        self._when_durable(records, decision.effects, decision.reply, made.objects)
 
     async def _commit(self) -> None:
         loop = asyncio.get_running_loop()
@@ -419,25 +429,31 @@ class Driver:
             while self._waiting:
                 group, self._waiting = self._waiting, []
                 self._writing = group
-                records = [record for decided in group for record in decided.records]
+                records: list[Record] = []
+                objects: dict[str, bytes] = {}
+                for decided in group:
+                    records += decided.records
+                    objects |= decided.objects
+                kinds = {type(record.event) for record in records}
                 if records:
-                    objects = {k: data for decided in group for k, data in decided.objects.items()}
                     commit = self._journal.prepare(records, objects)
                     await loop.run_in_executor(self._disk, commit)
                     for key in objects:
                         self._unwritten.pop(key, None)
-                is_logged = log_many_updates(records)
+                is_logged = len(records) > MAX_UPDATE_LINES and log_many_updates(records)
                 for decided in group:
                     self._take_effect(
                         decided.records, decided.session, decided.effects, is_logged=is_logged
                     )
                     _resolve(decided.answer, decided.outcome)
-                self._begin_leases(group)
+                if e.ParticipantJoined in kinds:
+                    self._begin_leases(group)
                 if records:
                     self._num_records, self._at = self._num_records + len(records), records[-1].at
                     self._arm()
-                    over = any(isinstance(record.event, e.ModelPublished) for record in records)
-                    self._save_if_due(self.snapshot_records if over else self.max_unsaved_records)
+                    is_over = e.ModelPublished in kinds
+                    limit = self.snapshot_records if is_over else self.max_unsaved_records
+                    self._save_if_due(limit)
         except Exception as error:  # after any error every caller of this group needs an answer
             self.fail(error)
             for decided in [*group, *self._waiting]:
@@ -479,7 +495,8 @@ class Driver:
                 log_event(self.session, session, record.event, self.history)
             if self.latencies is not None and isinstance(record.event, e.UpdateAccepted):
                 _note_latency(self.latencies, self.session, record.at, record.event)
-        log_lacking(self.session, session)
+        if session.model is not None and session.model.is_empty:
+            log_lacking(self.session, session)
         self.session = session
         for effect in effects:
             if isinstance(effect, Notify):
@@ -550,7 +567,8 @@ class Driver:
         that joins or is heard in between has a longer lease than the first that was found then.
         """
         now = self.clock.now()
-        self._note_stall(now)
+        if now > self._due:
+            self._note_stall(now)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -686,16 +704,16 @@ def _note_latency(
     latencies.update(event.update.participant_id, round_, at - base.opened_at)
 
 
-def _records(decision: Decision, now: float) -> Sequence[Record]:
-    events = (event for event in decision.events if not isinstance(event, e.SoftEvent))
-    return [Record(now, event) for event in events]
+def _records(events: Iterable[e.Event], now: float) -> Sequence[Record]:
+    return [Record(now, event) for event in events if not isinstance(event, e.SoftEvent)]
 
 
-def _objects(records: Sequence[Record], update: bytes) -> Mapping[str, bytes]:
-    """The bytes in the journal of the updates that these records accept."""
-    accepted = (r.event.update for r in records if isinstance(r.event, e.UpdateAccepted))
-    keys = (one.weights.ref.key for one in accepted)
-    return {key: update for key in keys if is_journalled(key)} if update else {}
+def _objects(records: Iterable[Record], update: bytes) -> Mapping[str, bytes]:
+    """The object of an update, if one of these records accepts it."""
+    for record in records:
+        if isinstance(record.event, e.UpdateAccepted):
+            return {record.event.update.weights.ref.key: update}
+    return {}
 
 
 def _is_news(seen: Advertisement, last: Advertisement) -> bool:

@@ -189,7 +189,10 @@ class StoreWorker:
                 # A tag, since every question about a series is about one session, and a database
                 # looks tags up in an index.
                 tags = {"session": self._driver.session.session_id}
-                self._metrics.write([replace(p, tags={**p.tags, **tags}) for p in points])
+                now = self._driver.clock.wall_ns()
+                self._metrics.write(
+                    [replace(p, tags={**p.tags, **tags}, at_ns=p.at_ns or now) for p in points]
+                )
             case InitialiseModel():
                 self._begin("initialise", lambda: self._initialise(effect))
             case Aggregate():

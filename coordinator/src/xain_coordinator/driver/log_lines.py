@@ -9,7 +9,7 @@ import structlog
 from xain_coordinator.core import events as e
 from xain_coordinator.core.accounts import MAX_WARNINGS
 from xain_coordinator.core.evaluation import together
-from xain_coordinator.core.history import MAX_NAMES_OF_A_ROUND, History
+from xain_coordinator.core.history import MAX_NAMES_OF_A_ROUND, History, RoundRecord
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Evaluation, Task
 from xain_coordinator.core.view import MAX_ABSENT, planned
@@ -98,11 +98,12 @@ def log_event(before: Session, session: Session, event: e.DurableEvent, history:
         case e.RoundClosed(number, _, "deadline"):
             log.warning("round_closed_at_deadline", round=number, **_awaited(before))
         case e.ModelPublished(number, model):
-            _log_evaluation(history)
+            record = history.rounds[-1]
+            _log_evaluation(record)
             _log_no_better(before, session)
             log.info("model_published", round=number, key=model.ref.key)
             _log_losses(history, number)
-            _log_expected(session, history)
+            _log_expected(session, record)
         case e.EvaluationAccepted(number, participant_id, evaluation):
             fields = {"participant": participant_id, "num_samples": evaluation.num_samples}
             log.info("evaluation_accepted", round=number, **fields)
@@ -123,7 +124,7 @@ def log_event(before: Session, session: Session, event: e.DurableEvent, history:
             if ended_because:
                 fields["ended_because"] = ended_because
             if history.rounds and history.rounds[-1].task is Task.EVALUATE:
-                _log_evaluation(history)
+                _log_evaluation(history.rounds[-1])
             if session.evaluation.no_better:
                 reason = session.evaluation.no_better
                 log.warning("no_better_than_baseline", round=session.round, reason=reason)
@@ -174,9 +175,9 @@ def _dominant(history: History, limit: float) -> str:
     return site if share > limit else ""
 
 
-def _log_expected(session: Session, history: History) -> None:
+def _log_expected(session: Session, record: RoundRecord) -> None:
     """Write how long the training may take, once its first round is over."""
-    seconds = history.rounds[-1].seconds
+    seconds = record.seconds
     if session.plan is None or session.num_trained != 1 or seconds is None:
         return
     most = round(seconds * (session.rules.rounds - 1), 1)
@@ -195,9 +196,8 @@ def _log_account(history: History, round_: int) -> None:
         log.warning("session_warning", round=round_, reason=text)
 
 
-def _log_evaluation(history: History) -> None:
-    """Write the participants' mean metrics of the model that the last round began with."""
-    record = history.rounds[-1]
+def _log_evaluation(record: RoundRecord) -> None:
+    """Write the participants' mean metrics of the model that a round began with."""
     if record.evaluation is not None:
         _log_measured(record.round, "participants", record.evaluation)
 

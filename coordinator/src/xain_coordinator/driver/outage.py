@@ -13,11 +13,15 @@ PAUSE_S = 30.0
 
 
 class Outage:
-    """An outage of the store and its cause. Calls and work share it, in one event loop."""
+    """An outage of the store and its cause. Calls and work share it, in one event loop.
+
+    is_under_way: a call or work has failed, and has not succeeded since.
+    """
 
     def __init__(self, now: Callable[[], float] | None = None) -> None:
         """now: seconds; by default the time of the event loop."""
         self._now = now or (lambda: asyncio.get_running_loop().time())
+        self.is_under_way = False
         self._failing: set[str] = set()
         self._num_refused = 0
         self._began_at = 0.0
@@ -33,6 +37,7 @@ class Outage:
         if not self._failing:
             self._num_refused, self._began_at = 0, now
         self._failing.add(what)
+        self.is_under_way = True
         self._num_refused += 1
         if not self._is_logged and now >= self._log_at:
             self._is_logged, self._log_at = True, now + PAUSE_S
@@ -44,6 +49,7 @@ class Outage:
         if what not in self._failing:
             return
         self._failing.clear()
+        self.is_under_way = False
         if self._is_logged:
             self._is_logged = False
             log.info(

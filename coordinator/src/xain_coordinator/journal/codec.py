@@ -52,7 +52,7 @@ def decode_record(row: Row) -> Record:
 def digest_of(*fields: object) -> bytes:
     """The checksum of a row of the journal: xxh3-64 of all its other columns. Since the numbers of
     the session and the record are among them, it also detects rows that were moved."""
-    text = "\0".join(f.hex() if isinstance(f, float) else str(f) for f in fields)
+    text = "\0".join([f.hex() if isinstance(f, float) else str(f) for f in fields])
     return xxhash.xxh3_64_digest(text.encode())
 
 

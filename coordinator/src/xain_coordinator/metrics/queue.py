@@ -31,15 +31,12 @@ class Writer(Protocol):
         """Release the writer's resources after its last write()."""
 
 
-def cost(stamped: Stamped) -> int:
+def cost(point: Point) -> int:
     """Bytes of memory that a point takes, roughly; what it shares with others counts for each."""
-    _, point = stamped
     try:
-        texts = chain(point.fields.items(), point.tags.items())
-        dicts = getsizeof(point.fields) + getsizeof(point.tags)
-        return (
-            _POINT_BYTES + dicts + sum(getsizeof(name) + getsizeof(value) for name, value in texts)
-        )
+        fields, tags = point.fields, point.tags
+        held = chain((fields, tags), fields, fields.values(), tags, tags.values())
+        return _POINT_BYTES + sum(map(getsizeof, held))
     except AttributeError:  # no point after all, which the writer will find
         return _POINT_BYTES
 
@@ -71,7 +68,6 @@ class QueuedMetrics:
         self._points: GroupCommit[Stamped] = GroupCommit(
             self._write,
             name="metrics",
-            size=cost,
             linger_s=linger_s,
             max_group=max_batch_bytes,
             max_waiting=max_waiting_bytes,
@@ -82,9 +78,9 @@ class QueuedMetrics:
         return self._points.num_lost
 
     def write(self, points: Sequence[Point]) -> None:
-        now = self._wall_ns()
         for point in points:
-            self._points.put((now if point.at_ns is None else point.at_ns, point))
+            at_ns = self._wall_ns() if point.at_ns is None else point.at_ns
+            self._points.put((at_ns, point), cost(point))
 
     def close(self) -> None:
         """Waits at most close_timeout_s; what is not known to be written then is lost."""

@@ -29,6 +29,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import grpc
@@ -180,7 +181,7 @@ class AdmissionControl:
         if is_member:
             self.on_accepted(context.peer(), pool)
         # Not by the context, which would hold itself in a cycle with its callbacks.
-        call.task.add_done_callback(lambda _: self._leave(call))
+        call.task.add_done_callback(partial(self._leave, call))
         call.timer = asyncio.get_running_loop().call_later(
             self.first_message_s, self._end_silent, call
         )
@@ -276,7 +277,7 @@ class AdmissionControl:
                 return call
         return None
 
-    def _leave(self, call: Call) -> None:
+    def _leave(self, call: Call, _: asyncio.Task[Any]) -> None:
         self._remove(call)
         call.timer.cancel()
 

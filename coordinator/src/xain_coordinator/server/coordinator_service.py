@@ -39,7 +39,6 @@ from xain_coordinator.core.values import (
     ParticipantState,
     Phase,
     Point,
-    StoredWeights,
     WeightsRef,
 )
 from xain_coordinator.driver.driver import Driver
@@ -48,9 +47,9 @@ from xain_coordinator.ports import StoreError
 from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.identity import (
     CALLER,
+    SENDER,
     WAITED_S,
     certified_site,
-    instance_of,
     participant_of,
 )
 from xain_coordinator.server.predictions import RemotePredictor
@@ -73,7 +72,7 @@ from xain_coordinator.server.translate import (
     wire_task,
 )
 from xain_coordinator.server.waiting import MAX_LINES, WaitingParticipants
-from xain_coordinator.updates.inbox import Inbox, Reference
+from xain_coordinator.updates.inbox import Inbox, Obtained, Reference
 from xain_coordinator.updates.measured_upload import Announced
 from xain_coordinator.updates.upload_stream import UploadStream
 from xain_foundation.names import shortened
@@ -207,7 +206,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     ) -> pb.RendezvousResponse:
         participant_id = self._certified(context)
         session = self._driver.session
-        is_member = session.members.is_instance(participant_id, instance_of(context))
+        is_member = session.members.is_instance(participant_id, SENDER.get().instance_id)
         try:
             check_name(participant_id)  # else a reservation would hold whatever is sent
             wait_s = self._wait_s(self._members if is_member else self._newcomers, participant_id)
@@ -226,7 +225,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                     profile,
                     dict(request.tags),
                     request.can_evaluate,
-                    instance_of(context),
+                    SENDER.get().instance_id,
                     context.peer(),
                     not request.cannot_initialise,
                     group_address(request.process_group_address, context.peer()),
@@ -298,7 +297,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """The participant that calls. Raises Unauthenticated if it has a certificate and a name
         that has shown an instance id, and the call has none."""
         participant_id = participant_of(context)
-        if CALLER.get() is not None and not instance_of(context):
+        if CALLER.get() is not None and not SENDER.get().instance_id:
             member = self._driver.session.members.get(participant_id)
             if member is not None and member.instance_id:
                 raise Unauthenticated(
@@ -312,9 +311,11 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         Unauthenticated."""
         participant_id = self._certified(context)
         session = self._driver.session
-        member = session.members.get(participant_id)
-        is_own = member is None or member.is_instance(instance_of(context))
-        if not is_own and session.phase is not Phase.FINISHED:
+        member = session.members.by_name.get(participant_id)
+        instance_id = SENDER.get().instance_id
+        if member is None or member.instance_id == instance_id:
+            return participant_id
+        if not member.is_instance(instance_id) and session.phase is not Phase.FINISHED:
             raise errors.NotAMember(participant_id)
         return participant_id
 
@@ -331,27 +332,32 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             reply = seen
         assert isinstance(reply, r.Advertisement)
         findings = self._findings(participant_id)
+        is_over = reply.phase is Phase.FINISHED
         return pb.HeartbeatResponse(
             state=wire_state(reply.phase),
             round=reply.round,
             update_accepted=reply.update_accepted,
             session_id=self._driver.session.session_id,
-            cause=self._driver.session.short_cause,
+            cause=self._cause,
             reconnect_spread_ms=self._reconnect_spread_ms(),
             update_damaged=reply.update_damaged,
             warning=reply.warning,
             findings=() if request.known_findings == findings.digest else findings.texts,
             findings_digest=findings.digest,
             attempt=reply.attempt,
-            rounds_contributed=self._rounds_contributed(participant_id, reply),
-            no_better=self._no_better(reply),
+            rounds_contributed=self._rounds_contributed(participant_id) if is_over else None,
+            no_better=self._no_better() if is_over else "",
         )
 
-    def _rounds_contributed(self, participant_id: str, seen: r.Advertisement) -> int | None:
-        """Rounds that a participant counted in, once the session is over. None before that, and for
-        one of whom nothing is known: it never was a member, or left long ago and is forgotten."""
-        if seen.phase is not Phase.FINISHED:
-            return None
+    @property
+    def _cause(self) -> str:
+        """Why the session ended, as its participants are told; "" before that."""
+        session = self._driver.session
+        return session.short_cause if session.cause else ""
+
+    def _rounds_contributed(self, participant_id: str) -> int | None:
+        """Rounds that a participant counted in, once the session is over. None for one of whom
+        nothing is known: it never was a member, or left long ago and is forgotten."""
         session = self._driver.session
         if session.rules.step is not None and participant_id in self._driver.took_part:
             return 1  # in an earlier session of the study
@@ -364,12 +370,11 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         account = self._driver.history.accounts.by_name.get(participant_id)
         return None if account is None else account.num_counted
 
-    def _no_better(self, seen: r.Advertisement) -> str:
+    def _no_better(self) -> str:
         """One sentence once the session is over, if its last model is no better than the best
         constant prediction."""
         session = self._driver.session
-        is_trained = seen.phase is Phase.FINISHED and session.rules.rounds > 0
-        return session.evaluation.no_better if is_trained else ""
+        return session.evaluation.no_better if session.rules.rounds > 0 else ""
 
     def _findings(self, participant_id: str) -> _Findings:
         """Findings in a participant's data and in all data together."""
@@ -383,7 +388,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     def _reconnect_spread_ms(self) -> int:
         session = self._driver.session
-        return round(1000 * reconnect_spread_s(len(session.members), session.rules.lease_s))
+        return round(1000 * reconnect_spread_s(len(session.members.by_name), session.rules.lease_s))
 
     async def StartTrainingRound(
         self, request: pb.StartTrainingRoundRequest, context: Context
@@ -480,18 +485,22 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         participant_id = self._caller(context)
         if certified_site() is not None:
             self._require_own(participant_id, request)
-        check_name(request.participant_id)
-        trained = self._driver.session.trained_by(participant_id)
+        if request.participant_id != participant_id:
+            check_name(request.participant_id)
+        session = self._driver.session
+        number = request.round
+        if not request.HasField("round"):
+            number = session.round_of_call(participant_id, has_upload=True)
         try:
-            with self._inbox.handing_in(participant_id) as lock:
-                async with lock:
-                    number = await self._hand_in(participant_id, request)
+            reference = self._reference(participant_id, number, request)
+            async with self._inbox.obtained(participant_id, number, reference) as obtained:
+                await self._hand_in(participant_id, number, request, obtained)
         except errors.UnusableUpdate as refusal:
-            await self._note_refusal(participant_id, trained, refusal)
+            await self._note_refusal(participant_id, number, refusal)
             raise
         except errors.SliceMismatch as refusal:
             await self._driver.submit(
-                c.NoteGroupBroken(participant_id, trained, request.attempt, str(refusal))
+                c.NoteGroupBroken(participant_id, number, request.attempt, str(refusal))
             )
             raise
         if request.takes_next_round and request.update.data:
@@ -516,34 +525,37 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             f"it is of {shortened(said)!r}"
         )
 
-    async def _hand_in(self, participant_id: str, request: pb.EndTrainingRoundRequest) -> int:
-        """Hand in an update, and return the number of its round. The caller is `handing_in`."""
-        session = self._driver.session
-        round_ = request.round if request.HasField("round") else None
-        number = round_
-        if number is None:
-            number = session.round_of_call(participant_id, has_upload=True)
-        weights = await self._obtained(participant_id, number, request)
-        if round_ is None and weights is None:
-            number = session.round_of_call(participant_id, has_upload=False)
-        points = self._parse_points(participant_id, number, request.metrics)
-        evaluation = self._evaluation(participant_id, number, request)
+    async def _hand_in(
+        self,
+        participant_id: str,
+        number: int,
+        request: pb.EndTrainingRoundRequest,
+        obtained: Obtained,
+    ) -> None:
+        """Hand in what a participant brings for a round."""
+        if obtained.weights is None and not request.HasField("round"):
+            number = self._driver.session.round_of_call(participant_id, has_upload=False)
+        points: tuple[Point, ...] = ()
+        if request.metrics:
+            points = self._parse_points(participant_id, number, request.metrics)
+        evaluation = None
+        if request.HasField("evaluation"):
+            evaluation = self._evaluation(participant_id, number, request.evaluation)
         await self._driver.submit(
             c.EndTrainingRound(
                 participant_id=participant_id,
                 round=number,
                 num_samples=request.number_samples,
-                weights=weights,
+                weights=obtained.weights,
                 metrics=points,
-                training=newest_metrics(points, evaluation),
+                training=newest_metrics(points, evaluation) if points else {},
                 evaluation=evaluation,
                 layout=layout_of(request.layout),
                 attempt=request.attempt,
                 is_bounded=certified_site() is not None,
             ),
-            request.update.data,  # a small update
+            obtained.data,
         )
-        return number
 
     async def _next_round(
         self, participant_id: str, round_: int, known_metadata: bytes
@@ -573,26 +585,22 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             told.set_result(message)
         return None
 
-    async def _obtained(
+    def _reference(
         self, participant_id: str, round_: int, request: pb.EndTrainingRoundRequest
-    ) -> StoredWeights | None:
-        """The measured update that an EndTrainingRound hands in."""
-        if self._driver.session.evaluates_last(round_):
+    ) -> Reference | None:
+        """The update that an EndTrainingRound hands in, as its sender describes it."""
+        is_evaluated = request.HasField("evaluation") or not request.update.data
+        if is_evaluated and self._driver.session.evaluates_last(round_):
             return None  # nothing is trained in it
-        reference = Reference(request.participant_id)
-        if request.HasField("update"):
-            ref = request.update
-            digest = ref.digest.hex()
-            reference = Reference(participant_id, ref.key, ref.size_bytes, digest, ref.data)
-        return await self._inbox.obtain(participant_id, round_, reference)
+        if not request.HasField("update"):
+            return Reference(request.participant_id)
+        ref = request.update
+        return Reference(participant_id, ref.key, ref.size_bytes, ref.digest.hex(), ref.data)
 
     def _evaluation(
-        self, participant_id: str, round_: int, request: pb.EndTrainingRoundRequest
+        self, participant_id: str, round_: int, message: pb.Evaluation
     ) -> Evaluation | None:
         """The sender's evaluation. An invalid one is dropped and logged; the update counts."""
-        message = request.evaluation
-        if not request.HasField("evaluation"):
-            return None
         model, is_last = self._driver.session.model, self._driver.session.evaluates_last(round_)
         try:
             return checked(
@@ -613,7 +621,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def Watch(
         self, request: pb.WatchRequest, context: Context
     ) -> AsyncIterator[pb.WatchResponse]:
-        participant_id, instance_id = self._certified(context), instance_of(context)
+        participant_id, instance_id = self._certified(context), SENDER.get().instance_id
         if participant_id in self._driver.session.members:
             wait_s = self._wait_s(self._watches, participant_id)
             if wait_s:
@@ -639,8 +647,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             message = self._news_of(seen)
             if seen.phase is Phase.FINISHED:
                 own = pb.WatchResponse(
-                    rounds_contributed=self._rounds_contributed(participant_id, seen),
-                    no_better=self._no_better(seen),
+                    rounds_contributed=self._rounds_contributed(participant_id),
+                    no_better=self._no_better(),
                 )
                 own.MergeFrom(message)
                 message = own
@@ -694,7 +702,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             round=seen.round,
             update_accepted=seen.update_accepted,
             session_id=session.session_id,
-            cause=session.short_cause,  # of the end, which changes the phase too
+            cause=self._cause,  # of the end, which changes the phase too
             update_damaged=seen.update_damaged,
             warning=seen.warning,
             attempt=seen.attempt,
@@ -813,7 +821,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 def is_known(driver: Driver, participant_id: str) -> bool:
     """Whether a participant is a member; after the end, whether it has ever been one."""
     session = driver.session
-    if participant_id in session.members:
+    if participant_id in session.members.by_name:
         return True
     return session.phase is Phase.FINISHED and participant_id in driver.history.accounts.by_name
 

@@ -18,7 +18,7 @@ from xain_coordinator.access.errors import (
     NotRecorded,
     Unauthenticated,
 )
-from xain_coordinator.server.identity import THIS_MACHINE, participant_said
+from xain_coordinator.server.identity import SENDER, THIS_MACHINE
 from xain_coordinator.server.permissions import require_open, require_permitted
 from xain_foundation.callers import Caller, Callers
 from xain_foundation.certificate_watch import DAY_S, CertificateWatch
@@ -149,7 +149,7 @@ class Guard:
             if self.is_closed:
                 require_permitted(method, THIS_MACHINE)
             return THIS_MACHINE
-        if not self.is_closed:
+        if self._callers is None:
             require_open(method)
             return None
         shown = next(iter(context.auth_context().get("x509_pem_cert", ())), None)
@@ -157,7 +157,7 @@ class Guard:
             raise Unauthenticated("the connection shows no certificate")
         caller = self.caller_of(shown)
         require_permitted(method, caller)
-        said = participant_said(context)
+        said = SENDER.get().said
         if said is not None and said != caller.identity.name:
             raise Unauthenticated(
                 f"the certificate is that of {caller.identity}, and the call says that it is of "

@@ -1,6 +1,7 @@
 """Identity of the caller, and the age of its call."""
 
 from contextvars import ContextVar
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -12,6 +13,18 @@ from xain_foundation.fields import join_host_port
 from xain_foundation.identity import Identity, Role
 from xain_wire.metadata import INSTANCE_ID_KEY, PARTICIPANT_ID_KEY, TIMEOUT_KEY
 
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """The sender of a call as its metadata tell. said: its participant id; None if it says none.
+    instance_id: of its process; "" if it sends none, as a XAIN client."""
+
+    said: str | None
+    instance_id: str
+
+
+# The sender of the present call, which the interceptor has read.
+SENDER: ContextVar[Sender] = ContextVar("SENDER")
 # waited_s of the present call, where the interceptor has measured it.
 WAITED_S: ContextVar[float | None] = ContextVar("WAITED_S", default=None)
 # The caller of the present call, as the guard has found it; None where an open coordinator does not
@@ -47,28 +60,20 @@ def certified_caller() -> Caller:
 def participant_of(context: grpc.aio.ServicerContext[Any, Any]) -> str:
     """The caller's own id, stable across reconnects: the name in its certificate. On an open
     coordinator what it says; without that its peer address, as in XAIN."""
-    site = certified_site()
-    if site is not None:
-        return site
-    said = participant_said(context)
+    caller = CALLER.get()
+    if caller is not None and caller.identity.role is Role.PARTICIPANT:
+        return caller.identity.name
+    said = SENDER.get().said
     return context.peer() if said is None else said
 
 
-def participant_said(context: grpc.aio.ServicerContext[Any, Any]) -> str | None:
-    """The participant id in the metadata of a call; None without one."""
-    return _said(context, PARTICIPANT_ID_KEY)
-
-
-def instance_of(context: grpc.aio.ServicerContext[Any, Any]) -> str:
-    """The instance id of the caller's process; "" if it sends none, as a XAIN client."""
-    return _said(context, INSTANCE_ID_KEY) or ""
-
-
-def _said(context: grpc.aio.ServicerContext[Any, Any], wanted: str) -> str | None:
+def sender_of(context: grpc.aio.ServicerContext[Any, Any]) -> Sender:
+    """The sender of a call, by its metadata: the first of each key counts."""
+    said: dict[str, str] = {}
     for key, value in context.invocation_metadata() or ():
-        if key == wanted:
-            return value if isinstance(value, str) else value.decode("utf-8", "replace")
-    return None
+        if key in (PARTICIPANT_ID_KEY, INSTANCE_ID_KEY) and key not in said:
+            said[key] = value if isinstance(value, str) else value.decode("utf-8", "replace")
+    return Sender(said.get(PARTICIPANT_ID_KEY), said.get(INSTANCE_ID_KEY, ""))
 
 
 def waited_s(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:

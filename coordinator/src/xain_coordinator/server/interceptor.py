@@ -15,21 +15,27 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from functools import partial
 from typing import Any
 
 import grpc
 import structlog
 
 from xain_coordinator.access.errors import NotPermitted, Unauthenticated
-from xain_coordinator.core.errors import InvalidRequest, Refusal, Unavailable
+from xain_coordinator.core.errors import InvalidRequest, NoRequest, Refusal, Unavailable
 from xain_coordinator.driver.log_files import LatencyFile
 from xain_coordinator.driver.outage import Outage
 from xain_coordinator.ports import StoreError
 from xain_coordinator.server.admission_control import AdmissionControl, Call
 from xain_coordinator.server.guard import Guard
-from xain_coordinator.server.identity import CALLER, WAITED_S, participant_of, waited_s
-from xain_coordinator.server.requests import bounded, only_request
+from xain_coordinator.server.identity import (
+    CALLER,
+    SENDER,
+    WAITED_S,
+    participant_of,
+    sender_of,
+    waited_s,
+)
+from xain_coordinator.server.requests import bounded
 from xain_coordinator.server.statuses import status_of
 from xain_foundation.rate_limited_log import RateLimitedLog
 from xain_wire.fl import coordinator_pb2 as pb
@@ -112,7 +118,9 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
             if reads_itself:
                 request = self._admission.requests(method, call)
             else:
-                request = await only_request(partial(self._admission.read, call))
+                request = await self._admission.read(call)
+                if request is grpc.aio.EOF:
+                    raise NoRequest("the call ended without a request")
                 self._admission.heard(method, call, request)
             if not yields:
                 reply = await behaviour(request, context)
@@ -130,11 +138,13 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
                 try:
                     if method == _HEARTBEAT:
                         WAITED_S.set(waited_s(context))
+                    SENDER.set(sender_of(context))
                     CALLER.set(self._guard.admit(method, context))
                     call = self._admission.admit(method, context)
                     reply = await serve(call, context)
                     # On a disk that is full the first parts of an upload may have room.
-                    if not (isinstance(reply, pb.PutWeightsResponse) and reply.offset):
+                    is_part = isinstance(reply, pb.PutWeightsResponse) and reply.offset
+                    if self._outage.is_under_way and not is_part:
                         self._outage.worked(method)
                     return reply
                 except (grpc.aio.AbortError, grpc.aio.InternalError):
@@ -189,6 +199,7 @@ def _timed(method: str, answer: Answer, latencies: LatencyFile) -> Answer:
 
     async def timed(requests: Any, context: Context) -> Any:
         began = time.perf_counter()
+        SENDER.set(sender_of(context))
         participant_id = participant_of(context) if names_participant else ""
         status = "OK"
         try:

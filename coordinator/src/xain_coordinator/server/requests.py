@@ -5,13 +5,12 @@ Most other requests are a few names and numbers. So each method has a limit of i
 longer request is refused by its length, before anything is made of it.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import grpc
 from google.protobuf.message import DecodeError
 
-from xain_coordinator.core.errors import InvalidRequest, NoRequest, TooLarge
+from xain_coordinator.core.errors import InvalidRequest, TooLarge
 from xain_coordinator.server.predictions import MAX_BATCH_BYTES, MAX_ROWS_BYTES
 from xain_coordinator.server.script_messages import MAX_CONFIG_BYTES
 from xain_coordinator.updates.inbox import MAX_INLINE_UPDATE_BYTES
@@ -72,14 +71,3 @@ def bounded(method: str, parse: Parse) -> Parse:
             raise InvalidRequest("the request is not a protobuf message of its method") from None
 
     return parse_bounded
-
-
-async def only_request(read: Callable[[], Awaitable[Any]]) -> Any:
-    """The request of a call that has one. Raises NoRequest, and what the parser raises.
-
-    read: the next message, or grpc.aio.EOF.
-    """
-    request = await read()
-    if request is grpc.aio.EOF:
-        raise NoRequest("the call ended without a request")
-    return request

@@ -153,7 +153,7 @@ class GrpcServer:
         # For programs that use messaging; it knows nothing of the session.
         self._membership = MembershipService(name_of=_name_of)
         self.admission = AdmissionControl(
-            lambda name: is_known(driver, name),
+            partial(is_known, driver),
             lambda method, request: (
                 self._membership.member_of(request, _name_of(None))
                 if method.startswith(f"/{MEMBERSHIP}/")

@@ -17,10 +17,10 @@ class MemoryStore:
         self._lock = threading.Lock()
 
     def open(self, key: str, start: int = 0, length: int | None = None) -> "MemoryReader":
-        check_key(key)
         with self._lock:
             data = self._objects.get(key)
         if data is None:
+            check_key(key)
             raise KeyNotFound(key)
         return MemoryReader(data)
 

@@ -15,15 +15,14 @@ The core is asked once before the bytes are taken in, and decides once when the 
 
 import asyncio
 import uuid
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import astuple, dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import xxhash
 
-from xain_coordinator.core.attempts import RULE as ASSEMBLE
 from xain_coordinator.core.errors import (
     InvalidUpdate,
     NotAMember,
@@ -37,12 +36,11 @@ from xain_coordinator.core.keys import (
     incoming_key,
     is_attempt,
     is_journalled,
-    journalled_key,
     update_key,
 )
 from xain_coordinator.core.needed import needed_by
 from xain_coordinator.core.questions import MayUpload
-from xain_coordinator.core.replies import AlreadyUploaded, UploadTo
+from xain_coordinator.core.replies import AlreadyUploaded, Ticket
 from xain_coordinator.core.values import GlobalModel, Phase, StoredWeights, WeightsRef
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import DirectAccess, KeyNotFound, WeightsStore
@@ -90,6 +88,21 @@ class Reference:
         return base_key_of(weights.ref.key) == update_key(round_, self.name)
 
 
+@dataclass(frozen=True, slots=True)
+class Obtained:
+    """An update that is handed in. weights: None if there is none.
+
+    data: of a small update, which is to be committed to the journal under its key, together with
+        its event.
+    """
+
+    weights: StoredWeights | None = None
+    data: bytes = b""
+
+
+NOTHING = Obtained()
+
+
 class Source(Protocol):
     """Source of the bytes of one upload, a connection. It ends an upload whose sender is silent for
     too long."""
@@ -115,7 +128,7 @@ class _Reading:
 
 
 @dataclass(slots=True)
-class _Slot:
+class Slot:
     """Slot of one participant: its uploads, readings and stored updates.
 
     num_calls: calls that use the slot. lock: held while an update becomes durable or is handed in.
@@ -163,7 +176,7 @@ class Inbox:
         self._bucket = bucket
         self._max_update_norm = max_update_norm
         self._encoding = encoding
-        self._slots: dict[str, _Slot] = {}
+        self._slots: dict[str, Slot] = {}
         self._num_uploads = 0
         self._round = -1  # when the slots were last looked through
         self._has_swept = False  # once: predecessors write nothing any more
@@ -181,54 +194,58 @@ class Inbox:
         """Whether participants choose the names of their uploads, as those of XAIN do."""
         return self._bucket is not None
 
-    @contextmanager
-    def handing_in(self, participant_id: str) -> Iterator[asyncio.Lock]:
-        """The lock to hold, so that no other call stores or hands in an update of the participant
-        meanwhile."""
-        with self._slot(participant_id) as slot:
-            yield slot.lock
+    @asynccontextmanager
+    async def obtained(
+        self, participant_id: str, round_: int, reference: Reference | None
+    ) -> AsyncIterator[Obtained]:
+        """The measured update that a participant hands in for a round. No other call stores or
+        hands in an update of the participant meanwhile.
 
-    async def obtain(
-        self, participant_id: str, round_: int, reference: Reference
-    ) -> StoredWeights | None:
-        """The measured update that a participant hands in for a round; None if there is none. The
-        caller is `handing_in`.
-
-        A small update inside the reference is to be committed to the journal under its key,
-        together with its event.
+        reference: None if the participant brings none.
         Raises InvalidUpdate, TooLarge, Unavailable, the store's errors, and MayUpload's refusals.
         """
-        slot = self._slots[participant_id]
+        with self.slot(participant_id) as slot:
+            async with slot.lock:
+                if reference is None:
+                    yield NOTHING
+                else:
+                    yield await self._obtain(slot, participant_id, round_, reference)
+
+    async def _obtain(
+        self, slot: Slot, participant_id: str, round_: int, reference: Reference
+    ) -> Obtained:
         # A name may mean another object now.
         what = object() if reference.digest is None else reference
-        await _until_read(slot, unless=what)
-        accepted = self._driver.session.accepted(participant_id, round_)
-        if accepted is not None:
-            return accepted.weights if reference.means(round_, accepted.weights) else None
-        weights = self._stored(slot, round_, reference)
+        if slot.reading is not None:
+            await _until_read(slot, unless=what)
+        if reference.digest is None:
+            accepted = self._driver.session.accepted(participant_id, round_)
+            if accepted is not None:
+                is_meant = reference.means(round_, accepted.weights)
+                return Obtained(accepted.weights) if is_meant else NOTHING
+        data = reference.data
+        announced = Announced(round_, len(data) or reference.size_bytes, reference.digest)
+        ticket = await self._ask(participant_id, announced, is_inside=bool(data))
+        if isinstance(ticket, AlreadyUploaded):
+            return Obtained(ticket.weights)
+        weights = self._stored(slot, round_, reference) if slot.stored else None
         if weights is not None:
-            await self._check_content(round_, weights)
-            return weights
-        size_bytes = len(reference.data) or reference.size_bytes
-        announced = Announced(round_, size_bytes, reference.digest)
-        bring = self._bringer(participant_id, reference, announced)
-        if bring is None and not reference.data:
-            return None
-        base_key = await self._ask_for_key(participant_id, announced)
-        if isinstance(base_key, WeightsRef):  # accepted while the question waited for the journal
-            return await self.obtain(participant_id, round_, reference)
-        if bring is None:
-            weights = await self._measured(base_key, announced, reference.data)
+            data = b""  # it is in the store
+        elif data:
+            weights = await self._measured(ticket, announced, data)
         else:
-            work = partial(self._bring, slot, round_, bring)
+            bring = self._bringer(participant_id, reference, announced)
+            if bring is None:
+                return NOTHING
+            work = partial(self._bring, slot, round_, partial(bring, self._distance(ticket.model)))
             weights = await self._read(slot, participant_id, what, work)
-            if weights is not None and not reference.means(round_, weights):
-                return None  # another object lies under the key
-        if weights is not None:
-            await self._check_content(round_, weights, reference.data)
-        return weights
+            if weights is None or not reference.means(round_, weights):
+                return NOTHING  # another object lies under the key
+        if ticket.model is not None and has_content(ticket.model):
+            await self._check_content(ticket, weights, data)
+        return Obtained(weights, data)
 
-    def _stored(self, slot: _Slot, round_: int, reference: Reference) -> StoredWeights | None:
+    def _stored(self, slot: Slot, round_: int, reference: Reference) -> StoredWeights | None:
         """The durable update that the reference means, if this process has measured it, and it was
         not found to be damaged since."""
         stored = slot.stored.get(round_)
@@ -238,19 +255,18 @@ class Inbox:
             return None  # the bucket may hold another one now
         return stored if reference.means(round_, stored) else None
 
-    async def _measured(self, base_key: str, announced: Announced, data: bytes) -> StoredWeights:
+    async def _measured(self, ticket: Ticket, announced: Announced, data: bytes) -> StoredWeights:
         if len(data) > MAX_INLINE_UPDATE_BYTES:
             raise TooLarge(
                 f"an update of {len(data)} bytes inside its call; at most "
                 f"{MAX_INLINE_UPDATE_BYTES} are taken so, larger ones by PutWeights"
             )
         self._forget_earlier_rounds()
-        key = journalled_key(base_key, uuid.uuid4().hex)
-        distance = self._distance(announced.round)
+        distance = self._distance(ticket.model)
         # Without a distance there is nothing to read, and a small object costs less than a thread.
         if distance is None:
-            return measure_bytes(data, key, None, announced.digest)
-        return await run_to_end(measure_bytes, data, key, distance, announced.digest)
+            return measure_bytes(data, ticket.key, None, announced.digest)
+        return await run_to_end(measure_bytes, data, ticket.key, distance, announced.digest)
 
     def _bringer(
         self, participant_id: str, reference: Reference, announced: Announced
@@ -277,14 +293,14 @@ class Inbox:
         return partial(in_place, store, key)
 
     async def _bring(
-        self, slot: _Slot, round_: int, bring: Callable[[Distance | None], StoredWeights]
+        self, slot: Slot, round_: int, bring: Callable[[], StoredWeights]
     ) -> StoredWeights | None:
         """Read an object when it is its turn; None if nothing is there, or the round is over."""
         async with self.readings:
             if not self._is_to_be_read(round_):
                 return None
             try:
-                measured = await run_to_end(bring, self._distance(round_))
+                measured = await run_to_end(bring)
             except KeyNotFound:
                 return None
         # An object without an attempt in its key is the participant's, which may write it again.
@@ -298,19 +314,17 @@ class Inbox:
             raise Unavailable("the coordinator is stopping; ask the next one")
         return needed_by(self._driver.session).has_updates_of(round_)
 
-    async def _check_content(self, round_: int, weights: StoredWeights, array: bytes = b"") -> None:
+    async def _check_content(self, ticket: Ticket, weights: StoredWeights, array: bytes) -> None:
         """Refuse bytes or sums that are no update of the round's model, before they count. Any
         other update of numbers has been checked while it came.
 
         array: the bytes, if they are not in the store. Raises InvalidUpdate and the store's errors.
         """
-        session = self._driver.session
-        model = session.model_of(round_)
-        if model is None or model.dtype != weights.dtype or not has_content(model):
+        model = ticket.model
+        if model is None or model.dtype != weights.dtype:
             return
         async with self._parsing:
-            epochs = session.epochs_of(round_)
-            await run_to_end(self._content.check, model, weights, epochs, array)
+            await run_to_end(self._content.check, model, weights, ticket.epochs, array)
 
     # --- uploads ---
 
@@ -331,7 +345,7 @@ class Inbox:
         # the end the answer is the same for all, and no member is held up any more.
         if session.phase is not Phase.FINISHED and participant_id not in session.members:
             raise NotAMember(participant_id)
-        with self._slot(participant_id) as slot:
+        with self.slot(participant_id) as slot:
             if slot.upload is None and self._num_uploads >= self.max_uploads:
                 raise Unavailable(
                     f"{self.max_uploads} uploads are under way; come again in a moment"
@@ -355,21 +369,21 @@ class Inbox:
                     slot.upload = None
                     self._num_uploads -= 1
 
-    async def _receive(self, slot: _Slot, participant_id: str, source: Source) -> WeightsRef | int:
+    async def _receive(self, slot: Slot, participant_id: str, source: Source) -> WeightsRef | int:
         # Before anything of this one is in memory: gigabytes may have to be read.
         await _until_read(slot)
         header = await source.header()
         announced = header.announced
-        base_key = await self._ask_for_key(participant_id, announced)
-        if isinstance(base_key, WeightsRef):
-            return base_key
+        ticket = await self._ask(participant_id, announced)
+        if isinstance(ticket, AlreadyUploaded):
+            return ticket.weights.ref
         if (stored := self._stored_like(slot, announced)) is not None:
             return stored.ref
         await _until_read(slot)
-        upload = await self._upload(slot, participant_id, base_key, header)
+        upload = await self._upload(slot, participant_id, ticket, header)
         is_broken = False  # a wrong update is wrong the next time; a connection is not
         try:
-            self._decode(upload, header.encoding)
+            self._decode(upload, ticket.model, header.encoding)
             await source.into(upload)
             if header.is_part and not upload.is_whole:
                 is_broken = True  # kept in the same way
@@ -392,7 +406,7 @@ class Inbox:
             elif upload.is_open:
                 await run_to_end(upload.abort)
 
-    async def _commit(self, slot: _Slot, participant_id: str, upload: MeasuredUpload) -> WeightsRef:
+    async def _commit(self, slot: Slot, participant_id: str, upload: MeasuredUpload) -> WeightsRef:
         """Make a whole upload durable: it is the one that its sender hands in."""
         announced = upload.announced
         async with slot.lock:
@@ -401,22 +415,23 @@ class Inbox:
             is_needed = needed_by(session).has_updates_of(announced.round)
             is_accepted = session.accepted(participant_id, announced.round) is not None
             if announced.round in slot.stored or is_accepted or not is_needed:
-                latest = await self._ask_for_key(participant_id, announced)
-                if isinstance(latest, WeightsRef):
-                    return latest
+                latest = await self._ask(participant_id, announced)
+                if isinstance(latest, AlreadyUploaded):
+                    return latest.weights.ref
             measured = await run_to_end(upload.complete)
             if not self._keep(slot, announced.round, measured):
-                await self._ask_for_key(participant_id, announced)  # tells its sender why
+                await self._ask(participant_id, announced)  # tells its sender why
         return measured.ref
 
-    def _decode(self, upload: MeasuredUpload, encoding: "Encoding.ValueType") -> None:
+    def _decode(
+        self, upload: MeasuredUpload, model: GlobalModel | None, encoding: "Encoding.ValueType"
+    ) -> None:
         """Set the decoder of an encoded upload. Raises InvalidUpdate."""
         if encoding == Encoding.PLAIN:
             return
         bits = ENCODING_BITS.get(encoding)
         if bits is None:
             raise InvalidUpdate(f"no encoding of updates has the number {encoding}")
-        model = self._driver.session.model_of(upload.announced.round)
         if model is None or not _has_differences(model):
             raise InvalidUpdate(
                 "only updates of a float32 model that there is, and that has no control variate, "
@@ -438,23 +453,23 @@ class Inbox:
         An upload of the participant that still seems to be under way ends: its sender has lost the
         connection. Raises as `receive` does.
         """
-        base_key = await self._ask_for_key(participant_id, announced)
-        if isinstance(base_key, WeightsRef):
+        ticket = await self._ask(participant_id, announced)
+        if isinstance(ticket, AlreadyUploaded):
             return announced.size_bytes
-        with self._slot(participant_id) as slot:
+        with self.slot(participant_id) as slot:
             if slot.upload is not None and self._stored_like(slot, announced) is None:
                 slot.upload.cancel()
                 await asyncio.wait([slot.upload])
             if self._stored_like(slot, announced) is not None:
                 return announced.size_bytes
             if slot.broken is None:
-                work = partial(self._pick_up, slot, participant_id, base_key, announced)
+                work = partial(self._pick_up, slot, participant_id, ticket, announced)
                 await self._read(slot, participant_id, announced, work)
             kept = slot.broken
             return kept.offset if kept is not None and kept.announced == announced else 0
 
     async def _upload(
-        self, slot: _Slot, participant_id: str, base_key: str, header: Header
+        self, slot: Slot, participant_id: str, ticket: Ticket, header: Header
     ) -> MeasuredUpload:
         """A new upload, or the broken one that continues at the header's offset. Raises
         UploadMissing."""
@@ -468,21 +483,21 @@ class Inbox:
             slot.broken = None
             return kept
         await _drop_broken(slot)
-        return self._begin(participant_id, base_key, header.announced)
+        return self._begin(participant_id, ticket, header.announced)
 
-    def _begin(self, participant_id: str, base_key: str, announced: Announced) -> MeasuredUpload:
-        inspector = Inspector(self._distance(announced.round))
+    def _begin(self, participant_id: str, ticket: Ticket, announced: Announced) -> MeasuredUpload:
+        inspector = Inspector(self._distance(ticket.model))
         # The same for any process that goes on with this upload in this session.
         what = (self._driver.session.session_id, participant_id, *astuple(announced))
         label = xxhash.xxh3_128(repr(what).encode()).hexdigest()
-        return MeasuredUpload(self._store, _new_attempt_at(base_key), announced, inspector, label)
+        return MeasuredUpload(self._store, ticket.key, announced, inspector, label)
 
     async def _pick_up(
-        self, slot: _Slot, participant_id: str, base_key: str, announced: Announced
+        self, slot: Slot, participant_id: str, ticket: Ticket, announced: Announced
     ) -> None:
         """Measure what an earlier process has received of an upload, and keep it as broken. Raises
         Unavailable and the store's errors."""
-        upload = self._begin(participant_id, base_key, announced)
+        upload = self._begin(participant_id, ticket, announced)
         # Mostly there is nothing, and the answer waits for no slot.
         unfinished = await run_to_end(self._store.find_unfinished, upload.key, upload.label)
         if unfinished is None:
@@ -500,7 +515,7 @@ class Inbox:
         if is_good:
             await self._keep_broken(slot, participant_id, upload)
 
-    async def _keep_broken(self, slot: _Slot, participant_id: str, upload: MeasuredUpload) -> None:
+    async def _keep_broken(self, slot: Slot, participant_id: str, upload: MeasuredUpload) -> None:
         """Keep an upload that broke off: the latest of each participant, and max_broken in all."""
         upload.pause()
         # Before anything is waited for: a call that is cancelled here has kept it all the same.
@@ -516,7 +531,7 @@ class Inbox:
         if dropped:
             await run_to_end(_abort, dropped)
 
-    def _unwanted(self) -> list[tuple[str, _Slot]]:
+    def _unwanted(self) -> list[tuple[str, Slot]]:
         """Slots with a broken upload of a round that is over, or of a participant that has left."""
         members = self._driver.session.members
         needed = needed_by(self._driver.session)
@@ -532,11 +547,11 @@ class Inbox:
     # --- the table ---
 
     @contextmanager
-    def _slot(self, participant_id: str) -> Iterator[_Slot]:
+    def slot(self, participant_id: str) -> Iterator[Slot]:
         """The participant's slot, which stays while it is used or holds something."""
         slot = self._slots.get(participant_id)
         if slot is None:
-            slot = self._slots[participant_id] = _Slot()
+            slot = self._slots[participant_id] = Slot()
         slot.num_calls += 1
         try:
             yield slot
@@ -544,14 +559,14 @@ class Inbox:
             slot.num_calls -= 1
             self._remove_if_empty(participant_id, slot)
 
-    def _remove_if_empty(self, participant_id: str, slot: _Slot) -> None:
+    def _remove_if_empty(self, participant_id: str, slot: Slot) -> None:
         is_used = slot.num_calls or slot.reading or slot.broken or slot.stored
         if not is_used and self._slots.get(participant_id) is slot:
             del self._slots[participant_id]
 
     async def _read(
         self,
-        slot: _Slot,
+        slot: Slot,
         participant_id: str,
         what: object,
         work: Callable[[], Coroutine[Any, Any, T]],
@@ -573,7 +588,7 @@ class Inbox:
         result: T = await asyncio.shield(slot.reading.task)
         return result
 
-    def _keep(self, slot: _Slot, round_: int, measured: StoredWeights) -> bool:
+    def _keep(self, slot: Slot, round_: int, measured: StoredWeights) -> bool:
         """Keep this upload as the one that its sender hands in, in place of an earlier one. False
         if the round is over: the object is then removed here, since nothing else would remove
         it."""
@@ -605,33 +620,32 @@ class Inbox:
             slot.stored = {r: one for r, one in slot.stored.items() if needed.has_updates_of(r)}
             self._remove_if_empty(participant_id, slot)
 
-    async def _ask_for_key(self, participant_id: str, announced: Announced) -> str | WeightsRef:
-        """Ask the core for the base key of an update. Returns the reference instead if this very
-        update has been accepted. Raises TooLarge, InvalidUpdate, and MayUpload's refusals."""
-        size_bytes, round_ = announced.size_bytes, announced.round
+    async def _ask(
+        self, participant_id: str, announced: Announced, *, is_inside: bool = False
+    ) -> Ticket | AlreadyUploaded:
+        """Ask the core whether an update may come. Raises TooLarge, InvalidUpdate, and MayUpload's
+        refusals."""
+        size_bytes = announced.size_bytes
         if size_bytes > self._max_update_bytes:
             raise TooLarge(
                 f"an upload of {size_bytes} bytes; at most {self._max_update_bytes} are taken"
             )
-        question = MayUpload(participant_id, round_, announced.digest or "")
-        begun = await self._driver.ask(question)
-        if isinstance(begun, AlreadyUploaded):
-            return begun.ref
-        session = self._driver.session
-        model = session.model_of(round_)
-        if model is not None and announced.digest is not None:
-            is_slice = session.rules.aggregation == ASSEMBLE and not model.is_empty
-            check_announced_size(model, size_bytes, is_slice=is_slice)
-        assert isinstance(begun, UploadTo)
-        return begun.key
+        digest, attempt = announced.digest or "", uuid.uuid4().hex
+        question = MayUpload(participant_id, announced.round, digest, attempt, is_inside)
+        answer = await self._driver.ask(question)
+        if isinstance(answer, AlreadyUploaded):
+            return answer
+        assert isinstance(answer, Ticket), "so MayUpload is answered"
+        if answer.model is not None and announced.digest is not None:
+            check_announced_size(answer.model, size_bytes, is_slice=answer.is_slice)
+        return answer
 
-    def _stored_like(self, slot: _Slot, announced: Announced) -> StoredWeights | None:
+    def _stored_like(self, slot: Slot, announced: Announced) -> StoredWeights | None:
         """The same update, if an earlier call has stored it and its answer was lost."""
         return self._stored(slot, announced.round, Reference("", digest=announced.digest))
 
-    def _distance(self, round_: int) -> Distance | None:
-        """Limit of an update's distance to the model of this round; None without a limit."""
-        model = self._driver.session.model_of(round_)
+    def _distance(self, model: GlobalModel | None) -> Distance | None:
+        """Limit of an update's distance to its model; None without a limit."""
         if self._max_update_norm is None or model is None:
             return None
         return Distance(BaseModel(self._store, model), self._max_update_norm)
@@ -663,7 +677,7 @@ class Inbox:
         await self._background.close()
 
 
-async def _until_read(slot: _Slot, unless: object = None) -> None:
+async def _until_read(slot: Slot, unless: object = None) -> None:
     """Wait until no update is read back for the participant, except the one that `unless` names."""
     while slot.reading is not None and slot.reading.what != unless:
         await asyncio.wait([slot.reading.task])
@@ -674,7 +688,7 @@ def _abort(uploads: Sequence[MeasuredUpload]) -> None:
         upload.abort()
 
 
-async def _drop_broken(slot: _Slot) -> None:
+async def _drop_broken(slot: Slot) -> None:
     broken, slot.broken = slot.broken, None
     if broken is not None:
         await run_to_end(broken.abort)

@@ -222,14 +222,12 @@ class Inspector:
         header = self.header
         if header is None:
             raise InvalidUpdate(f"the upload of {self.size} bytes is not a whole .npy file")
-        if self.size != header.size_bytes:
-            raise InvalidUpdate(
-                f"the upload has {self.size} bytes, its header promises {header.size_bytes}"
-            )
+        if (promised := header.size_bytes) != self.size:
+            raise InvalidUpdate(f"the upload has {self.size} bytes, its header promises {promised}")
         # The core says which element is not finite.
         if self._distance is not None and self._first_bad is None:
             self._distance.check()
-        ref = WeightsRef(key, self.size, self.digest)
+        ref = WeightsRef(key, self.size, self._digest.hexdigest())
         return StoredWeights(ref, header.dtype.name, header.shape, self._first_bad)
 
     def release_buffer(self) -> None:

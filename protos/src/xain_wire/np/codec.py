@@ -6,7 +6,7 @@ Nothing here reads or writes a pickle.
 import io
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
@@ -43,7 +43,7 @@ def proto_to_ndarray(message: NDArray) -> Array[Any]:
     return array
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: a cached property needs a __dict__
 class NpyHeader:
     """Header of an .npy file. Its data begin at `data_offset`, in C order."""
 
@@ -51,7 +51,7 @@ class NpyHeader:
     shape: tuple[int, ...]
     data_offset: int
 
-    @property
+    @cached_property
     def size_bytes(self) -> int:
         """Size of the whole file."""
         return self.data_offset + self.dtype.itemsize * prod(self.shape)

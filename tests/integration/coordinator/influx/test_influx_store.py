@@ -56,7 +56,7 @@ def test_many_points_are_few_requests(server: StrictInflux) -> None:
 def test_large_points_are_written_in_smaller_batches(server: StrictInflux) -> None:
     """A batch is a second time in memory, as lines; and servers have limits of their own."""
     large = [Point("m", {"n": n, "text": "x" * 1000}, {}, n) for n in range(10)]
-    metrics = connect(server, bounds={"max_batch_bytes": 2 * cost((0, large[0])) + 100})
+    metrics = connect(server, bounds={"max_batch_bytes": 2 * cost(large[0]) + 100})
     metrics.write([*large, Point("m", {"n": 10, "text": "x" * 10_000}, {}, 10), *large])
     metrics.close()
     assert numbers(server) == [*range(11), *range(10)]
@@ -163,7 +163,7 @@ def test_a_wrong_setting_is_told_once(
 
 def test_meanwhile_the_newest_points_are_kept(server: StrictInflux) -> None:
     server.always = Answer(401)
-    metrics = connect(server, bounds={"max_waiting_bytes": 10 * cost((0, *numbered(1000)))})
+    metrics = connect(server, bounds={"max_waiting_bytes": 10 * cost(*numbered(1000))})
     metrics.write(numbered(*range(8)))
     server.wait_for(lambda: server.num_requests >= 2)
     for n in range(8, 20):
@@ -215,7 +215,7 @@ def test_a_server_that_hangs_holds_up_no_write(
 ) -> None:
     """Points are taken while one request hangs; there is never a second one beside it."""
     server.always = Answer(hangs=True)
-    bounds = {"max_waiting_bytes": 100 * cost((0, *numbered(1000)))}
+    bounds = {"max_waiting_bytes": 100 * cost(*numbered(1000))}
     metrics = connect(server, timeout_s=60.0, bounds=bounds)
     metrics.write(numbered(0))
     server.wait_for(lambda: server.num_open == 1)

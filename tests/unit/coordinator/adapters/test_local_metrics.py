@@ -14,7 +14,7 @@ from xain_coordinator.metrics import queue
 from xain_coordinator.metrics.local_file import LocalMetricsFile
 from xain_coordinator.metrics.points import parse_points
 
-SIZE = queue.cost((0, Point("m", {"n": 1000})))  # of a numbered point
+SIZE = queue.cost(Point("m", {"n": 1000}))  # of a numbered point
 
 
 class Gated(Mapping[str, float]):
@@ -117,7 +117,7 @@ def test_cost_of_a_point_is_close_to_its_memory(num_fields: int) -> None:
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    estimated = sum(queue.cost(stamped) for _, stamped in waiting)
+    estimated = sum(queue.cost(point) for _, (_, point) in waiting)
     assert len(waiting) == 100
     assert taken <= estimated <= 3 * taken
 
@@ -126,7 +126,7 @@ def test_queued_points_are_bounded_in_bytes(tmp_path: Path) -> None:
     """Few large points may take as much memory as many small ones; here, too, the oldest go."""
     path = tmp_path / "metrics"
     large = [Point("m", {"n": n, "text": str(n) * 1000}) for n in range(10, 30)]
-    metrics = LocalMetricsFile(path, lambda: 0, max_waiting_bytes=5 * queue.cost((0, large[0])))
+    metrics = LocalMetricsFile(path, lambda: 0, max_waiting_bytes=5 * queue.cost(large[0]))
     gated = hold(metrics)
     metrics.write(numbered(1, 2, 3))
     metrics.write(large)
