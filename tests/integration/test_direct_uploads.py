@@ -17,7 +17,7 @@ from xain_coordinator.core.keys import incoming_key
 from xain_coordinator.core.values import Phase
 from xain_coordinator.ports import StoreUnavailable, WrongSize
 from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
-from xain_coordinator.updates.inbox import NUM_READINGS, Inbox
+from xain_coordinator.updates.slots import NUM_READINGS, Slots
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.limits import MAX_INLINE_BYTES
 
@@ -299,7 +299,7 @@ async def test_refused_copy_answers_for_no_other_update(store, start, join, monk
     monkeypatch.setattr(store, "begin_copy", slow)
     given_up = asyncio.ensure_future(member.end(ref, round_=1))
     await until(lambda: copies)
-    task = coordinator._server.inbox._slots["a"].reading.task
+    task = coordinator._server.slots.by_name["a"].reading.task
     given_up.cancel()
     await asyncio.wait([given_up])
     go_on.set()
@@ -310,8 +310,8 @@ async def test_refused_copy_answers_for_no_other_update(store, start, join, monk
     assert len(copies) == 2
 
 
-def is_reading(inbox: Inbox, participant_id: str) -> bool:
-    slot = inbox._slots.get(participant_id)
+def is_reading(slots: Slots, participant_id: str) -> bool:
+    slot = slots.by_name.get(participant_id)
     return slot is not None and slot.reading is not None
 
 
@@ -336,16 +336,16 @@ async def test_late_object_is_not_copied_or_does_not_stay(
         assert go_on.wait(60)
 
     monkeypatch.setattr(store, "copy", slow)
-    inbox = coordinator._server.inbox
+    slots = coordinator._server.slots
     async with AsyncExitStack() as held_slots:
         if is_late_at == "its slot":
             for _ in range(NUM_READINGS):
-                await held_slots.enter_async_context(inbox.readings)
+                await held_slots.enter_async_context(slots.readings)
         given_up = asyncio.ensure_future(b.end(ref, round_=1))
         async with asyncio.timeout(60):
-            while not (copies if is_late_at == "its end" else is_reading(inbox, "b")):
+            while not (copies if is_late_at == "its end" else is_reading(slots, "b")):
                 await a.heartbeat()
-        task = inbox._slots["b"].reading.task
+        task = slots.by_name["b"].reading.task
         given_up.cancel()
         await asyncio.wait([given_up])
         await a.hand_in(np.zeros(SIZE, np.float32), round_=1)
@@ -359,8 +359,8 @@ async def test_late_object_is_not_copied_or_does_not_stay(
 async def test_a_coordinator_that_stops_ends_no_copy_half_way(store, start, join, monkeypatch):
     """The stop waits for the copy that is being made, and begins no other one."""
     coordinator, a, b = await first_round(start, join, "a", "b")
-    inbox = coordinator._server.inbox
-    inbox.readings = asyncio.Semaphore(1)
+    slots = coordinator._server.slots
+    slots.readings = asyncio.Semaphore(1)
     data = npy(np.ones(SIZE, np.float32))
     refs = {member: await put(store, await member.start(), data) for member in (a, b)}
     before = set(store.keys())
@@ -373,9 +373,9 @@ async def test_a_coordinator_that_stops_ends_no_copy_half_way(store, start, join
     monkeypatch.setattr(store, "begin_copy", slow)
     handing_in = [asyncio.ensure_future(member.end(refs[member], round_=1)) for member in (a, b)]
     async with asyncio.timeout(60):
-        while not copies or not all(is_reading(inbox, name) for name in "ab"):
+        while not copies or not all(is_reading(slots, name) for name in "ab"):
             await a.heartbeat()
-    stopping = asyncio.ensure_future(inbox.close())
+    stopping = asyncio.ensure_future(slots.close())
     for _ in range(5):
         await a.heartbeat()
     assert not stopping.done()

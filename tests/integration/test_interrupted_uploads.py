@@ -28,6 +28,8 @@ from support.transfers import (
     written,
 )
 from support.wire import Member, digest, npy, refused
+from xain_coordinator.core.keys import attempt_key
+from xain_coordinator.core.replies import Ticket
 from xain_coordinator.core.values import StoredWeights
 from xain_coordinator.updates.measured_upload import Announced, Header, MeasuredUpload
 from xain_coordinator.updates.upload_stream import UploadStream
@@ -153,7 +155,7 @@ async def test_upload_continued_with_other_bytes_is_refused(start, join, tmp_pat
 async def test_only_the_latest_broken_upload_of_each_is_kept(start, join, tmp_path):
     """Parts are kept of a bounded number of participants, which bounds their room on the disk."""
     coordinator, a, b = await two_in_round(start, join)
-    coordinator._server.inbox.max_broken = 1
+    coordinator._server.slots.max_broken = 1
     await broken_off(a, tmp_path, 2 * MIB)
     assert await found(a) == 2 * MIB
     await broken_off(b, tmp_path, 3 * MIB)
@@ -165,12 +167,12 @@ async def test_only_the_latest_broken_upload_of_each_is_kept(start, join, tmp_pa
 async def test_evicted_upload_leaves_no_slot_in_the_inbox(start, join, tmp_path):
     """A participant of which the inbox holds nothing takes no memory there."""
     coordinator, a, b = await two_in_round(start, join)
-    coordinator._server.inbox.max_broken = 1
+    coordinator._server.slots.max_broken = 1
     await broken_off(a, tmp_path, 2 * MIB)
     assert await found(a) == 2 * MIB
     await broken_off(b, tmp_path, 3 * MIB)
     assert await found(b) == 3 * MIB
-    assert list(coordinator._server.inbox._slots) == ["b"]
+    assert list(coordinator._server.slots.by_name) == ["b"]
 
 
 async def begun_again(start: Any, join: Any, tmp_path: Path) -> tuple[Any, Member]:
@@ -236,7 +238,7 @@ async def test_no_message_is_read_while_a_part_is_read_again(start, join, tmp_pa
             yield pb.PutWeightsRequest(header=head, data=DATA[at : at + MIB])
 
     uploading = a.stub.PutWeights(requests(), metadata=a.metadata)
-    slot = coordinator._server.inbox._slots["a"]
+    slot = coordinator._server.slots.by_name["a"]
     await until(lambda: slot.upload is not None)
     for _ in range(5):
         await a.heartbeat()
@@ -263,7 +265,7 @@ async def test_commit_outlives_its_connection(start, join, monkeypatch):
     monkeypatch.setattr(MeasuredUpload, "complete", gated)
     call = await put(a)
     await gate.entered()
-    coordinator._server.inbox._slots["a"].upload.cancel()
+    coordinator._server.slots.by_name["a"].upload.cancel()
     gate.open()
     await refused(call)
     assert await found(a) == len(DATA)
@@ -336,10 +338,11 @@ async def test_a_commit_leaves_a_newer_upload_alone(start, join, tmp_path, monke
     first = await put(a)
     await gate.entered()
     newer = Announced(0, len(DATA), "ab" * 16)
-    of_session = coordinator._server.inbox
-    upload = of_session._begin("a", "0/a", newer)
+    ticket = Ticket(attempt_key("0/a", "c" * 32), None, 1, is_slice=False)
+    upload = coordinator._server.uploads._begin("a", ticket, newer)
     upload.write(DATA[:MIB])
-    await of_session._keep_broken(of_session._slots["a"], "a", upload)
+    slots = coordinator._server.slots
+    await slots.keep_broken(slots.by_name["a"], "a", upload)
     gate.open()
     await first
     assert await found(a, digest=bytes.fromhex(newer.digest)) == MIB
@@ -502,7 +505,7 @@ async def silence() -> AsyncIterator[pb.PutWeightsRequest]:
 async def test_uploads_at_a_time_are_bounded(start, join, tmp_path):
     """One more is refused, until another one has ended."""
     coordinator, a, b = await two_in_round(start, join)
-    coordinator._server.inbox.max_uploads = 1
+    coordinator._server.uploads.max_uploads = 1
     call = await put(a, 0, 3 * MIB)
     await written(tmp_path, 3 * MIB)
     # b sends nothing: gRPC's client takes a write to a call that is refused for an INTERNAL.

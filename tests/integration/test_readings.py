@@ -17,8 +17,8 @@ from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.core.values import Phase
 from xain_coordinator.stores.files import FileReader
 from xain_coordinator.updates import sources
-from xain_coordinator.updates.inbox import NUM_READINGS
 from xain_coordinator.updates.measured_upload import MeasuredUpload
+from xain_coordinator.updates.slots import NUM_READINGS
 from xain_wire.fl import coordinator_pb2 as pb
 
 
@@ -111,13 +111,13 @@ QUORUM = {"quorum": "participant:update:50%", "start_participants": 2, "max_part
 async def no_free_slot(coordinator: SessionCoordinator) -> AsyncIterator[None]:
     async with AsyncExitStack() as held_slots:
         for _ in range(NUM_READINGS):
-            await held_slots.enter_async_context(coordinator._server.inbox.readings)
+            await held_slots.enter_async_context(coordinator._server.slots.readings)
         yield
 
 
 def is_reading(coordinator: SessionCoordinator, participant_id: str) -> bool:
     """Whether something is read back for the participant, or waits for a slot."""
-    slot = coordinator._server.inbox._slots.get(participant_id)
+    slot = coordinator._server.slots.by_name.get(participant_id)
     return slot is not None and slot.reading is not None
 
 

@@ -351,8 +351,8 @@ async def test_a_new_upload_ends_the_one_before(start, join):
     header = pb.PutWeightsRequest.Header(round=0, size_bytes=4 << 20, digest=b"?" * 16)
     stalled = a.stub.PutWeights(metadata=a.metadata)
     await stalled.write(pb.PutWeightsRequest(header=header, data=npy([1.0])))
-    inbox = coordinator._server.inbox
-    while not inbox._num_uploads:  # the calls of one channel may overtake each other
+    uploads = coordinator._server.uploads
+    while not uploads.num_uploads:  # the calls of one channel may overtake each other
         await a.heartbeat()
     ref = await a.upload([1.0])
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -360,7 +360,7 @@ async def test_a_new_upload_ends_the_one_before(start, join):
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     await a.end(ref)
     await a.until(pb.FINISHED, 0)
-    assert inbox._num_uploads == 0
+    assert uploads.num_uploads == 0
 
 
 async def test_inspection_answers_an_operator(start, join):

@@ -19,14 +19,14 @@ async def test_upload_of_a_silent_sender_ends_and_goes_on_later(start, join, tmp
     coordinator = await start()
     a = join(coordinator, "a")
     await in_round(a)
-    inbox = coordinator._server.inbox
-    streams, receive = [], inbox.receive
+    uploads = coordinator._server.uploads
+    streams, receive = [], uploads.receive
 
     def noted(name, stream):
         streams.append(stream)
         return receive(name, stream)
 
-    monkeypatch.setattr(inbox, "receive", noted)
+    monkeypatch.setattr(uploads, "receive", noted)
 
     async def requests() -> AsyncIterator[pb.PutWeightsRequest]:
         yield pb.PutWeightsRequest(header=header())

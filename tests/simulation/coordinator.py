@@ -35,6 +35,8 @@ from xain_coordinator.server.interceptor import RefusalInterceptor
 from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.updates.inbox import Inbox
+from xain_coordinator.updates.slots import Slots
+from xain_coordinator.updates.uploads import Uploads
 from xain_foundation.threads import run_to_end
 from xain_wire.fl.access_pb2_grpc import add_ControlServicer_to_server
 from xain_wire.fl.coordinator_pb2 import Encoding
@@ -246,17 +248,13 @@ class CoordinatorMachine:
         server.answered = lambda participant_id, method, at: self.oracle.answered(
             participant_id, method, driver.clock.now() - (hub.now - at) * process.clock_rate
         )
-        inbox = Inbox(
-            driver,
-            store,
-            MAX_UPDATE_BYTES,
-            access,
-            encoding=Encoding.Value(self._scenario.encoding.upper()),
-        )
+        slots = Slots(driver, store, MAX_UPDATE_BYTES)
+        encoding = Encoding.Value(self._scenario.encoding.upper())
         add_CoordinatorServicer_to_server(
             CoordinatorService(
                 driver,
-                inbox,
+                Inbox(slots, access),
+                Uploads(slots, encoding),
                 Downloads(driver, store, access),
                 _points_of(driver),
                 Counter(),
@@ -289,7 +287,7 @@ class CoordinatorMachine:
         retention.stop()
         driver.end_watches()
         await server.stop(DRAIN_S)
-        await inbox.close()
+        await slots.close()
         await worker.close()
         await driver.end()
         if driver.failure is None:

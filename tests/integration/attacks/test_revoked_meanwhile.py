@@ -72,7 +72,7 @@ async def test_stream_ends_with_the_certificate(
     else:
         ending, slots = (
             mallory.stub.PutWeights(half_an_upload()),
-            closed.coordinator.server.inbox._slots,
+            closed.coordinator.server.slots.by_name,
         )
         await until(lambda: "mallory" in slots and slots["mallory"].upload)
     if how == "revoked":

@@ -270,7 +270,7 @@ async def test_a_straggler_does_not_fill_the_memory(start, join):
     for number in range(1, 25):
         await a.hand_in([float(number)], round_=number)
         await a.until(pb.ROUND, number + 1)
-    slots = coordinator._server.inbox._slots
+    slots = coordinator._server.slots.by_name
     known = {f"{round_}/{name}" for name, slot in slots.items() for round_ in slot.stored}
     assert known <= {"1/a", "1/b", "24/a"}
     await b.end(ref, round_=1)

@@ -72,9 +72,11 @@ from xain_coordinator.server.translate import (
     wire_task,
 )
 from xain_coordinator.server.waiting import MAX_LINES, WaitingParticipants
-from xain_coordinator.updates.inbox import Inbox, Obtained, Reference
+from xain_coordinator.updates.inbox import Inbox, Obtained
 from xain_coordinator.updates.measured_upload import Announced
+from xain_coordinator.updates.slots import Reference
 from xain_coordinator.updates.upload_stream import UploadStream
+from xain_coordinator.updates.uploads import Uploads
 from xain_foundation.names import shortened
 from xain_foundation.rate_limited_log import RateLimitedLog
 from xain_wire.fl import coordinator_pb2 as pb
@@ -148,6 +150,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self,
         driver: Driver,
         inbox: Inbox,
+        uploads: Uploads,
         downloads: Downloads,
         parse_points: Callable[[str, int, str], tuple[Point, ...]],
         counters: Counter[str],
@@ -158,6 +161,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self.limit(ADMISSIONS_PER_S, ADMISSION_BURST)
         self._predictions = predictions
         self._inbox = inbox
+        self._uploads = uploads
         self._downloads = downloads
         self._parse_points = parse_points
         self._evaluation_dropped = RateLimitedLog(log.warning, "evaluation_dropped")
@@ -411,7 +415,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         metadata_digest = self._metadata_digest(reply.model.metadata)
         is_known = known_metadata == metadata_digest != b""
         ref = reply.model.ref
-        encoding = self._inbox.encoding_for(reply.model)
+        encoding = self._uploads.encoding_for(reply.model)
         data = await self._downloads.inline(ref)
         # An empty model travels inside, but what is made of it need not be small.
         offer = (
@@ -760,7 +764,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
         try:
             stream = UploadStream(read)
-            received = await self._inbox.receive(participant_id, stream)
+            received = await self._uploads.receive(participant_id, stream)
         except errors.UnusableUpdate as refusal:
             await self._note_refusal(participant_id, trained, refusal)
             raise
@@ -774,7 +778,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self, request: pb.FindUploadRequest, context: Context
     ) -> pb.FindUploadResponse:
         announced = Announced(request.round, request.size_bytes, request.digest.hex())
-        offset = await self._inbox.find_unfinished(self._caller(context), announced)
+        offset = await self._uploads.find_unfinished(self._caller(context), announced)
         return pb.FindUploadResponse(offset=offset)
 
     async def ReportFailure(

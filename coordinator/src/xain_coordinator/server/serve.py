@@ -38,7 +38,9 @@ from xain_coordinator.server.operators_socket import OperatorsSocket
 from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.server.weights_port import PortTaken, WeightsPort
 from xain_coordinator.updates.inbox import Inbox
+from xain_coordinator.updates.slots import Slots
 from xain_coordinator.updates.sources import Bucket
+from xain_coordinator.updates.uploads import Uploads
 from xain_foundation.connection_limit import ConnectionLimit, max_connections
 from xain_foundation.identity import Role
 from xain_messaging.discovery.service import (
@@ -170,21 +172,16 @@ class GrpcServer:
             ],
             options=list(settings.items()),
         )
-        self.inbox = Inbox(
-            driver,
-            store,
-            server.max_update_bytes,
-            access,
-            bucket,
-            server.max_update_norm,
-            coordinator_pb2.Encoding.Value(server.update_encoding.upper()),
-        )
+        self.slots = Slots(driver, store, server.max_update_bytes, server.max_update_norm)
+        encoding = coordinator_pb2.Encoding.Value(server.update_encoding.upper())
+        self.uploads = Uploads(self.slots, encoding)
         self.predictions = RemotePredictor(
             driver, store, timeout_s=predict.timeout_s, max_retries=predict.max_retries
         )
         self.service = service = CoordinatorService(
             driver,
-            self.inbox,
+            Inbox(self.slots, access, bucket),
+            self.uploads,
             Downloads(
                 driver,
                 store,
@@ -250,9 +247,8 @@ class GrpcServer:
     async def start(self) -> None:
         self._is_started = True
         if self._weights_port is not None:
-            inbox = self.inbox
             # Refusals are not counted: the sender takes PutWeights then, and is refused there.
-            self._weights_port.start(inbox.receive, inbox.find_unfinished)
+            self._weights_port.start(self.uploads.receive, self.uploads.find_unfinished)
             self._guard.on_ended.append(self._weights_port.end)
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         await self._say_serving(True)
@@ -298,7 +294,7 @@ class GrpcServer:
             self._guard.on_ended.remove(self._weights_port.end)
         if self._limit is not None:
             self._limit.stop()
-        await self.inbox.close()
+        await self.slots.close()
 
     def _leave(self, participant_id: str) -> None:
         """A participant has no certificate any more."""

@@ -36,8 +36,8 @@ from xain_coordinator.server.identity import peer_at
 from xain_coordinator.server.statuses import message_of
 from xain_coordinator.stores.files import FileReader
 from xain_coordinator.updates.bodies import Incoming, Outgoing, Stalled, StallTimer, Transfer
-from xain_coordinator.updates.inbox import Source
 from xain_coordinator.updates.measured_upload import Announced, Header, MeasuredUpload
+from xain_coordinator.updates.uploads import Source
 from xain_foundation.callers import Caller
 from xain_foundation.fields import join_host_port
 from xain_foundation.identity import Role
