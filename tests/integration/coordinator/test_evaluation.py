@@ -9,7 +9,7 @@ import pytest
 
 from support.logs import capture_logs
 from support.wire import Member, reason
-from xain_coordinator.server.coordinator_service import gives_probabilities, num_classes_of
+from xain_coordinator.server.translate import gives_probabilities, num_classes_of
 from xain_participant.evaluations import evaluation_message
 from xain_participant.participant import Evaluation
 from xain_wire.fl import coordinator_pb2 as pb

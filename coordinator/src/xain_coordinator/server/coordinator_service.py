@@ -11,12 +11,11 @@ said of itself.
 """
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import grpc
 import structlog
@@ -28,13 +27,9 @@ from xain_coordinator.core import errors
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.answers import MAX_REASON
 from xain_coordinator.core.errors import InvalidName, InvalidTags, ProfileMismatch
-from xain_coordinator.core.evaluation import checked
-from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.membership import RECONNECTS_PER_S, check_name, reconnect_spread_s
 from xain_coordinator.core.questions import AssignmentFor, ask
 from xain_coordinator.core.values import (
-    DataProfile,
-    Evaluation,
     Finding,
     ParticipantState,
     Phase,
@@ -44,6 +39,7 @@ from xain_coordinator.core.values import (
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.metrics.points import newest_metrics
 from xain_coordinator.ports import StoreError
+from xain_coordinator.server.assignments import Assignments
 from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.identity import (
     CALLER,
@@ -54,22 +50,17 @@ from xain_coordinator.server.identity import (
 )
 from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.server.rate_limit import RateLimit
-from xain_coordinator.server.script_messages import merged
 from xain_coordinator.server.statuses import message_of
 from xain_coordinator.server.translate import (
     division_message,
     division_of,
+    evaluation_of,
     group_address,
-    importances_of,
-    layout_message,
     layout_of,
-    local_of,
-    process_group_message,
+    profile_of,
     ref_message,
-    tallies_of,
     transfer_of,
     wire_state,
-    wire_task,
 )
 from xain_coordinator.server.waiting import MAX_LINES, WaitingParticipants
 from xain_coordinator.updates.inbox import Inbox, Obtained
@@ -81,10 +72,6 @@ from xain_foundation.names import shortened
 from xain_foundation.rate_limited_log import RateLimitedLog
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import coordinator_pb2_grpc as pb_grpc
-from xain_workloads.gains import Budget
-from xain_workloads.profile import MAX_CLASSES
-from xain_workloads.schema import MAX_COLUMNS, Column, ColumnType
-from xain_workloads.workload import from_metadata, metrics_of
 
 log = structlog.get_logger(__name__)
 
@@ -165,10 +152,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._downloads = downloads
         self._parse_points = parse_points
         self._evaluation_dropped = RateLimitedLog(log.warning, "evaluation_dropped")
-        # The latest that were made and are the same for all participants: a fleet asks for them at
-        # once. With the metadata of the model, and without them.
-        self._work: dict[bool, tuple[r.Assignment, pb.StartTrainingRoundResponse]] = {}
-        self._digested: tuple[Mapping[str, str], bytes] = ({}, b"")  # metadata and their digest
+        self._assignments = Assignments(driver, downloads, uploads.encoding_for)
         self._news: tuple[r.Advertisement, pb.WatchResponse] | None = None
         self._news_with_work: _NewsWithWork | None = None
         # Findings of the session, and what each site that has some is told; "": all others.
@@ -222,7 +206,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                     retry_after_ms=round(1000 * wait_s),
                     session_id=session.session_id,
                 )
-            profile = _profile(request.profile) if request.HasField("profile") else None
+            profile = profile_of(request.profile) if request.HasField("profile") else None
             reply = await self._driver.submit(
                 c.Rendezvous(
                     participant_id,
@@ -401,87 +385,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         digest = request.damaged_model_digest.hex()
         is_member = participant_id in self._driver.session.members
         if digest and is_member and self._downloads.note_damaged(digest):
-            self._work, self._news_with_work = {}, None  # small models travel in them
-        return await self._work_of(participant_id, request.known_metadata)
-
-    async def _work_of(
-        self, participant_id: str, known_metadata: bytes
-    ) -> pb.StartTrainingRoundResponse:
-        """known_metadata: digest of those that the participant has; empty if it has none."""
-        reply = await self._driver.ask(AssignmentFor(participant_id))
-        if (work := self._made_work(reply, known_metadata)) is not None:
-            return work
-        assert isinstance(reply, r.Assignment)
-        metadata_digest = self._metadata_digest(reply.model.metadata)
-        is_known = known_metadata == metadata_digest != b""
-        ref = reply.model.ref
-        encoding = self._uploads.encoding_for(reply.model)
-        data = await self._downloads.inline(ref)
-        # An empty model travels inside, but what is made of it need not be small.
-        offer = (
-            None
-            if data and not reply.model.is_empty
-            else await self._downloads.offer(participant_id, reply.round, reply.model)
-        )
-        work = pb.StartTrainingRoundResponse(
-            epochs=reply.epochs,
-            epoch_base=reply.epoch_base,
-            round=reply.round,
-            model=ref_message(ref, data, offer.download_url if offer and not data else ""),
-            layout=layout_message(reply.model.layout),
-            metadata={} if is_known else dict(reply.model.metadata),
-            metadata_digest=metadata_digest,
-            update_accepted=reply.update_accepted,
-            upload=pb.WeightsRef(key=offer.upload_key, url=offer.upload_url)
-            if offer and encoding == pb.PLAIN  # a store does not decode
-            else None,
-            encoding=encoding,
-            task=wire_task(reply.task),
-            evaluate=reply.evaluate,
-            train_config=merged(reply.train_config, *reply.script_config),
-            process_group=process_group_message(reply.process_group),
-            min_evaluation_rows=self._driver.session.rules.evaluate_min_rows
-            if reply.evaluate
-            else 0,
-            local=self._local_budget(reply.local),
-            counted_round=None if reply.counted_round < 0 else reply.counted_round,
-            importance_limit_s=reply.importance_limit_s,
-            best=self._best(reply.best_round),
-            best_round=reply.best_round,
-        )
-        if not self._downloads.has_offers or (data and not reply.model.is_empty):
-            self._work[is_known] = (reply, work)  # it has no URL of one participant
-        return work
-
-    def _local_budget(self, budget: Budget | None) -> pb.LocalBudget | None:
-        if budget is None:
-            return None
-        return pb.LocalBudget(
-            passes=budget.passes, limit_s=budget.limit_s, preprocessing=budget.preprocessing
-        )
-
-    def _best(self, number: int) -> pb.WeightsRef | None:
-        """Reference of the best model, of this number; None if there is none."""
-        best = self._driver.history.models.get(model_key(number)) if number >= 0 else None
-        return None if best is None else ref_message(best.ref)
-
-    def _made_work(
-        self, reply: r.Reply, known_metadata: bytes
-    ) -> pb.StartTrainingRoundResponse | None:
-        """The message of an assignment if it was made for another participant; else None."""
-        assert isinstance(reply, r.Assignment)
-        metadata_digest = self._metadata_digest(reply.model.metadata)
-        made = self._work.get(known_metadata == metadata_digest != b"")
-        return made[1] if made is not None and made[0] == reply else None
-
-    def _metadata_digest(self, metadata: Mapping[str, str]) -> bytes:
-        """Digest by which participants name metadata; empty for none."""
-        if not metadata:
-            return b""
-        if self._digested[0] is not metadata:  # all models of a session share theirs
-            text = json.dumps(metadata, sort_keys=True)
-            self._digested = (metadata, xxhash.xxh3_128_digest(text.encode()))
-        return self._digested[1]
+            self._assignments.forget()  # small models travel in them
+            self._news_with_work = None
+        return await self._assignments.message(participant_id, request.known_metadata)
 
     async def EndTrainingRound(
         self, request: pb.EndTrainingRoundRequest, context: Context
@@ -544,7 +450,11 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             points = self._parse_points(participant_id, number, request.metrics)
         evaluation = None
         if request.HasField("evaluation"):
-            evaluation = self._evaluation(participant_id, number, request.evaluation)
+            try:
+                evaluation = evaluation_of(request.evaluation, self._driver.session, number)
+            except ValueError as error:  # it is dropped; the update counts
+                reason = shortened(str(error), MAX_REASON)
+                self._evaluation_dropped(participant=participant_id, round=number, reason=reason)
         await self._driver.submit(
             c.EndTrainingRound(
                 participant_id=participant_id,
@@ -600,27 +510,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             return Reference(request.participant_id)
         ref = request.update
         return Reference(participant_id, ref.key, ref.size_bytes, ref.digest.hex(), ref.data)
-
-    def _evaluation(
-        self, participant_id: str, round_: int, message: pb.Evaluation
-    ) -> Evaluation | None:
-        """The sender's evaluation. An invalid one is dropped and logged; the update counts."""
-        model, is_last = self._driver.session.model, self._driver.session.evaluates_last(round_)
-        try:
-            return checked(
-                message.num_samples,
-                message.metrics,
-                tallies_of(message),
-                withheld=message.withheld,
-                num_classes=None if model is None else num_classes_of(model.metadata),
-                has_probabilities=model is not None and gives_probabilities(model.metadata),
-                local=local_of(message) if is_last else None,
-                importances=importances_of(message) if is_last else (),
-            )
-        except ValueError as error:
-            reason = shortened(str(error), MAX_REASON)
-            self._evaluation_dropped(participant=participant_id, round=round_, reason=reason)
-            return None
 
     async def Watch(
         self, request: pb.WatchRequest, context: Context
@@ -720,10 +609,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         try:
             # The durable session has the assignment: its message is durable as well.
             reply = ask(self._driver.session, AssignmentFor(participant_id))
-            work = self._made_work(reply, known_metadata)
+            work = self._assignments.made(reply, known_metadata)
             if work is None:
                 async with asyncio.timeout(NEWS_S):
-                    work = await self._work_of(participant_id, known_metadata)
+                    work = await self._assignments.message(participant_id, known_metadata)
         except (errors.Refusal, StoreError, TimeoutError):
             # The round has moved on, or the store is away: the news goes out all the same, and
             # a participant that wants the work asks for it.
@@ -830,23 +719,6 @@ def is_known(driver: Driver, participant_id: str) -> bool:
     return session.phase is Phase.FINISHED and participant_id in driver.history.accounts.by_name
 
 
-def num_classes_of(metadata: Mapping[str, str]) -> int | None:
-    """Classes in a model's metadata, 0 for a regression; None if there are none, as a script's."""
-    try:
-        classes = json.loads(metadata.get("classes", "null"))
-    except ValueError:  # a script may write something else there
-        return None
-    return len(classes) if isinstance(classes, list) else None
-
-
-def gives_probabilities(metadata: Mapping[str, str]) -> bool:
-    """Whether the workload in a model's metadata gives probabilities; not known of a script's."""
-    try:
-        return "log_loss" in metrics_of(from_metadata(metadata))
-    except ValueError:
-        return False
-
-
 def _accepts_update(before: pb.WatchResponse, message: pb.WatchResponse) -> bool:
     """Whether the update of this participant was accepted, and nothing else is new. The answer to
     its EndTrainingRound tells the participant, and heartbeats do; a message for each update would
@@ -856,23 +728,3 @@ def _accepts_update(before: pb.WatchResponse, message: pb.WatchResponse) -> bool
     accepted = pb.WatchResponse(update_accepted=True)
     accepted.MergeFrom(before)
     return message == accepted
-
-
-def _profile(message: pb.DataProfile) -> DataProfile:
-    """Raises ProfileMismatch for more columns or classes than data may have: a request has room for
-    many empty ones, and each takes the event loop longer than to parse it."""
-    if len(message.columns) > MAX_COLUMNS or len(message.classes) > MAX_CLASSES:
-        raise ProfileMismatch(
-            f"the data have {len(message.columns)} columns and {len(message.classes)} classes; at "
-            f"most {MAX_COLUMNS} columns and {MAX_CLASSES} classes are taken"
-        )
-    return DataProfile(
-        message.num_samples,
-        message.num_features,
-        tuple(message.classes),
-        # The core looks at the types.
-        tuple(Column(c.name, cast(ColumnType, c.type), c.unit) for c in message.columns),
-        message.target,
-        message.task,
-        message.statistics,
-    )

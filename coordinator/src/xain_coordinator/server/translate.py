@@ -1,16 +1,18 @@
 """Translation between the core's values and messages."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 from urllib.parse import unquote
 
-from xain_coordinator.core.errors import InvalidUpdate
-from xain_coordinator.core.evaluation import together
+from xain_coordinator.core.errors import InvalidUpdate, ProfileMismatch
+from xain_coordinator.core.evaluation import checked, together
 from xain_coordinator.core.history import History
 from xain_coordinator.core.points import STATE_NUMBERS
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import (
     CentralModel,
+    DataProfile,
     Division,
     Evaluation,
     Figure,
@@ -33,8 +35,11 @@ from xain_workloads.gains import Difference
 from xain_workloads.importance import MAX_MODELS
 from xain_workloads.model import TensorSpec
 from xain_workloads.preprocessing import features_of_columns
+from xain_workloads.profile import MAX_CLASSES
+from xain_workloads.schema import MAX_COLUMNS, Column, ColumnType
 from xain_workloads.tallies import MAX_BYTES, Tallies, Target
 from xain_workloads.thresholds import Threshold
+from xain_workloads.workload import from_metadata, metrics_of
 
 MAX_WHY_NOT = 200  # characters of the reason why there is no local model
 SUMMARISED = 5  # most important columns, for a line of text
@@ -328,4 +333,56 @@ def model_message(model: GlobalModel) -> inspection.ModelStatus:
         shape=model.shape,
         layout=layout_message(model.layout),
         metadata=dict(model.metadata),
+    )
+
+
+def evaluation_of(message: pb.Evaluation, session: Session, round_: int) -> Evaluation:
+    """The evaluation that a participant sends in a round. Raises ValueError if it is invalid."""
+    model, is_last = session.model, session.evaluates_last(round_)
+    return checked(
+        message.num_samples,
+        message.metrics,
+        tallies_of(message),
+        withheld=message.withheld,
+        num_classes=None if model is None else num_classes_of(model.metadata),
+        has_probabilities=model is not None and gives_probabilities(model.metadata),
+        local=local_of(message) if is_last else None,
+        importances=importances_of(message) if is_last else (),
+    )
+
+
+def num_classes_of(metadata: Mapping[str, str]) -> int | None:
+    """Classes in a model's metadata, 0 for a regression; None if there are none, as a script's."""
+    try:
+        classes = json.loads(metadata.get("classes", "null"))
+    except ValueError:  # a script may write something else there
+        return None
+    return len(classes) if isinstance(classes, list) else None
+
+
+def gives_probabilities(metadata: Mapping[str, str]) -> bool:
+    """Whether the workload in a model's metadata gives probabilities; not known of a script's."""
+    try:
+        return "log_loss" in metrics_of(from_metadata(metadata))
+    except ValueError:
+        return False
+
+
+def profile_of(message: pb.DataProfile) -> DataProfile:
+    """Raises ProfileMismatch for more columns or classes than data may have: a request has room for
+    many empty ones, and each takes the event loop longer than to parse it."""
+    if len(message.columns) > MAX_COLUMNS or len(message.classes) > MAX_CLASSES:
+        raise ProfileMismatch(
+            f"the data have {len(message.columns)} columns and {len(message.classes)} classes; at "
+            f"most {MAX_COLUMNS} columns and {MAX_CLASSES} classes are taken"
+        )
+    return DataProfile(
+        message.num_samples,
+        message.num_features,
+        tuple(message.classes),
+        # The core looks at the types.
+        tuple(Column(c.name, cast(ColumnType, c.type), c.unit) for c in message.columns),
+        message.target,
+        message.task,
+        message.statistics,
     )
