@@ -282,7 +282,7 @@ async def test_a_defect_is_internal_and_tells_nothing(start, join, monkeypatch):
     def broken(*_: object) -> None:
         raise RuntimeError("secret invariant")
 
-    monkeypatch.setattr("xain_coordinator.server.coordinator_service.check_name", broken)
+    monkeypatch.setattr("xain_coordinator.server.coordinator_service.layout_of", broken)
     began = time.monotonic()
     with capture_logs() as entries:
         for _ in range(MAX_FAILED_LINES + 1):

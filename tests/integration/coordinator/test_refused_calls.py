@@ -226,13 +226,13 @@ async def test_calls_cancelled_while_they_are_refused_log_nothing(start, join, c
 
 
 async def test_refused_metrics_are_logged_at_a_bounded_rate(start, join):
-    """An unregistered client's metrics are read, and logged, before the call is refused."""
-    coordinator, _ = await begin(start, join)
-    unregistered = join(coordinator, "b")
+    """Those of a member without an update are read, and logged, before the call is refused; those
+    of an unregistered client are not."""
+    coordinator, member = await begin(start, join)
     with capture_logs() as entries:
-        for _ in range(3):
+        for sender in (join(coordinator, "b"), member, member, member):
             with pytest.raises(grpc.aio.AioRpcError):
-                await unregistered.end(pb.WeightsRef(), metrics="[" * 1000)
+                await sender.end(pb.WeightsRef(), metrics="[" * 1000)
     (line,) = (entry for entry in entries if entry["event"] == "metrics_refused")
     assert len(str(line)) < 1000
     assert coordinator.counters["invalid_metrics"] == 3
