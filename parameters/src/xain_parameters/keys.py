@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 END = 1 << 64  # one beyond the last position
 Keys = NDArray[np.uint64]
+KEY_DTYPE = np.dtype(np.uint64)  # comparing with np.uint64 would make it each time
 
 # Constants of SplitMix64. Making a number of numpy takes as long as a step over a hundred keys.
 _SHIFTS = tuple(map(np.uint64, (30, 27, 31)))

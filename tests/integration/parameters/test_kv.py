@@ -71,10 +71,32 @@ def test_wrong_keys_and_values_are_refused_at_once(kv):
         lambda: kv.push([1], np.ones(1)),
         lambda: kv.push([0.5], one),
         lambda: kv.pull([1, 2], one),
+        lambda: kv.pull([1, 2], lens=-1),
         lambda: kv.push_pull([1], one, np.ones(2, np.float32)),
     ):
         with pytest.raises(Invalid):
             wrong()
+
+
+def test_keys_with_the_bytes_of_a_known_list_are_refused_at_once(kv):
+    """The client remembers lists of unsigned keys by their bytes. The same bytes as signed keys are
+    another list, which is not ascending."""
+    keys, vals = np.array([1, 2**64 - 1], np.uint64), np.ones(2, np.float32)
+    for _ in range(2):
+        kv.wait(kv.push(keys, vals))
+    for wrong in (keys.view(np.int64), keys[::-1]):
+        with pytest.raises(Invalid, match="ascending"):
+            kv.push(wrong, vals)
+        with pytest.raises(Invalid, match="ascending"):
+            kv.pull(wrong)
+    assert (kv.wait(kv.pull(keys)) == 2).all()
+
+
+def test_pulled_values_are_an_array_of_the_callers_own(kv):
+    first = kv.wait(kv.pull([1, 2]))
+    first += 1
+    np.testing.assert_array_equal(kv.wait(kv.pull([1, 2])), [0, 0])
+    assert len(kv.wait(kv.pull([]))) == 0
 
 
 def test_failed_push_of_several_lengths_leaves_no_push_open(group):

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from xain_foundation.logger import get_logger
 from xain_foundation.tls import Certificates
 from xain_parameters.client.cuts import summed, unique, whole_numbers
-from xain_parameters.client.requests import Piece, Requests
+from xain_parameters.client.requests import Cut, Piece, Requests
 from xain_parameters.errors import (
     Closed,
     Invalid,
@@ -25,7 +25,7 @@ from xain_parameters.errors import (
     Unavailable,
 )
 from xain_parameters.handlers import ALL, SERVERS, check_request
-from xain_parameters.keys import Keys
+from xain_parameters.keys import KEY_DTYPE, Keys
 from xain_parameters.messages import Command, Mark, Pull, Push
 from xain_parameters.scheduler.client import Among
 from xain_parameters.scheduler.worker_client import Progress, WorkerScheduler
@@ -49,7 +49,6 @@ END_S: Final = 5.0
 
 # Comparing with a name would make the dtype first.
 _DTYPES: Final = {name: np.dtype(name) for name in ("float32", "float64")}
-_KEYS: Final = np.dtype(np.uint64)
 
 Array: TypeAlias = NDArray[Any]
 
@@ -294,6 +293,10 @@ class Core:
         """Tell whether pushes to a table count only from the next clock on."""
         return self._is_held if table.staleness == "loop" else table.staleness == 0
 
+    def known_cut(self, table: TableSpec, keys: Keys) -> Cut | None:
+        """See Requests.known_cut. Its caller may pass the cut on with the keys."""
+        return self._requests.known_cut(table, keys)
+
     # --- pushes ---
 
     def push_ticket(self, table: TableSpec) -> Ticket:
@@ -353,7 +356,15 @@ class Core:
             raise
         self.answered(ticket, None)
 
-    def push_keys(self, table: TableSpec, ticket: Ticket, ids: ArrayLike, values: Array) -> None:
+    def push_keys(
+        self,
+        table: TableSpec,
+        ticket: Ticket,
+        ids: ArrayLike,
+        values: Array,
+        cut: Cut | None = None,
+    ) -> None:
+        """cut: see known_cut."""
         try:
             keys = _keys_of(table, ids)
             shape = _shape_of(ids)
@@ -361,7 +372,7 @@ class Core:
                 shape = (*shape, table.dim)
             checked = _checked(table, values, shape).reshape(-1, table.dim)
             given = len(keys)
-            cut = self._requests.known_cut(table, keys)
+            cut = cut or self._requests.known_cut(table, keys)
             if cut is None:
                 keys, checked = summed(keys, checked)
             _check_finite(table, checked)
@@ -441,10 +452,12 @@ class Core:
         self._pull(table, ticket, pieces)
         return out
 
-    def pull_keys(self, table: TableSpec, ticket: Ticket, ids: ArrayLike) -> Array:
-        """Pull the rows of ids; returns (*ids.shape, dim)."""
+    def pull_keys(
+        self, table: TableSpec, ticket: Ticket, ids: ArrayLike, cut: Cut | None = None
+    ) -> Array:
+        """Pull the rows of ids; returns (*ids.shape, dim). cut: see known_cut."""
         keys, inverse = _keys_of(table, ids), None
-        cut = self._requests.known_cut(table, keys)
+        cut = cut or self._requests.known_cut(table, keys)
         if cut is None:
             keys, inverse = unique(keys)
         rows = np.empty((len(keys), table.dim), table.dtype)
@@ -551,7 +564,7 @@ def _shape_of(array: ArrayLike) -> tuple[int, ...]:
 
 def _keys_of(table: TableSpec, ids: ArrayLike) -> Keys:
     """(n,) uint64. Raises Invalid."""
-    if isinstance(ids, np.ndarray) and ids.dtype == _KEYS and ids.ndim == 1:
+    if isinstance(ids, np.ndarray) and ids.dtype == KEY_DTYPE and ids.ndim == 1:
         keys = np.ascontiguousarray(ids)
     else:
         try:

@@ -18,10 +18,11 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from xain_parameters.client.core import Ticket
 from xain_parameters.client.cuts import whole_numbers
+from xain_parameters.client.requests import Cut
 from xain_parameters.client.sync import Server, Table
 from xain_parameters.errors import Closed, Invalid, Unavailable
 from xain_parameters.handlers import SERVERS
-from xain_parameters.keys import is_ascending
+from xain_parameters.keys import KEY_DTYPE, is_ascending
 from xain_parameters.tables.initialisers import Initialiser, Zeros
 from xain_parameters.tables.part import is_finite
 from xain_parameters.tables.rules import Add, Rule
@@ -60,19 +61,21 @@ class KVWorker:
         dtype: DTypeLike = np.float32,
     ) -> None:
         self._server = server
+        self._core = server._core
         # Its tables depend on the lengths of values: which comes first does not choose the job.
-        server._core.scheduler.enter()
+        self._core.scheduler.enter()
         self._app_id = app_id
         self._update = update
         self._init = init
         self._dtype = np.dtype(dtype)
-        self._lock = threading.Lock()
         self._tables: dict[int, Table] = {}
+        self._declaring = threading.Lock()
         self._timestamps = itertools.count()
+        self._lock = threading.Lock()  # of the queue, too
         self._requests: dict[int, _Request] = {}
         self._ended: deque[int] = deque()  # timestamps of the last requests that have ended
         self._forgotten = -1  # the highest timestamp of a failed request whose error was dropped
-        self._queue = _Queue()
+        self._queue = _Queue(self._lock, self._note_end)
 
     def push(
         self,
@@ -88,16 +91,17 @@ class KVWorker:
         keys: unique and ascending. callback: called in a thread of the worker just before wait
         returns; not if the push fails. Raises Invalid at once for what cannot be right.
         """
-        checked = _keys(keys)
+        array = _keys(keys)
         values = self._values(vals)
-        groups = _groups(len(checked), lens, len(values))
+        groups = _groups(len(array), lens, len(values))
+        cut = self._known_cut(array, groups)
         pushes = self._numbered(groups)
         return self._begin(
-            lambda: self._push(checked, values, groups, pushes),
+            lambda: self._push(array, values, groups, pushes, cut),
             callback,
             priority,
             lambda: self._drop(pushes),
-            is_short=len(checked) <= SHORT_KEYS and len(groups) == 1,
+            is_short=len(array) <= SHORT_KEYS and len(groups) == 1,
         )
 
     def pull(
@@ -114,22 +118,25 @@ class KVWorker:
         lens: values of each key, or of every key. vals: filled with the values; its size must be
         theirs.
         """
-        checked = _keys(keys)
+        array = _keys(keys)
         if isinstance(lens, int):
-            lengths, size = None, lens * len(checked)
+            lengths, size = None, lens * len(array)
         else:
             lengths = np.asarray(lens)
             size = int(np.sum(lengths, dtype=np.int64))
-        out = np.empty(size, self._dtype) if vals is None else self._values(vals)
-        if lengths is None and len(out) != size:
-            raise Invalid(f"{len(out)} values for {len(checked)} keys of {lens} each")
-        groups = _groups(len(checked), lengths, len(out))
+        out = None if vals is None else self._values(vals)
+        if lengths is None and out is not None and len(out) != size:
+            raise Invalid(f"{len(out)} values for {len(array)} keys of {lens} each")
+        groups = _groups(len(array), lengths, size if out is None else len(out))
+        cut = self._known_cut(array, groups)
+        if out is None and len(groups) != 1:
+            out = np.empty(size, self._dtype)
         is_known = len(groups) == 1 and groups[0][0] in self._tables
         return self._begin(
-            lambda: self._pull(checked, groups, out),
+            lambda: self._pull(array, groups, out, cut),
             callback,
             priority,
-            is_short=len(checked) <= SHORT_KEYS and is_known,
+            is_short=len(array) <= SHORT_KEYS and is_known,
         )
 
     def push_pull(
@@ -144,17 +151,18 @@ class KVWorker:
     ) -> int:
         """Begin a push and, after it, a pull of the same keys; returns a timestamp, for which wait
         returns the values after the push."""
-        checked = _keys(keys)
+        array = _keys(keys)
         values = self._values(vals)
-        groups = _groups(len(checked), lens, len(values))
+        groups = _groups(len(array), lens, len(values))
+        cut = self._known_cut(array, groups)
         out = np.empty(len(values), self._dtype) if outs is None else self._values(outs)
         if len(out) != len(values):
             raise Invalid(f"outs has {len(out)} values, vals {len(values)}")
         pushes = self._numbered(groups)
 
-        def work() -> Array:
-            self._push(checked, values, groups, pushes)
-            return self._pull(checked, groups, out)
+        def work() -> Any:
+            self._push(array, values, groups, pushes, cut)
+            return self._pull(array, groups, out, cut)
 
         return self._begin(work, callback, priority, lambda: self._drop(pushes))
 
@@ -168,7 +176,7 @@ class KVWorker:
         for, wait raises Unavailable for its timestamp and all below whose results are not kept
         either.
         """
-        longest_s = self._server._core.timeout_s
+        longest_s = self._core.timeout_s
         timeout_s = longest_s if timeout_s is None else timeout_s
         with self._lock:
             request = self._requests.get(timestamp)
@@ -183,10 +191,9 @@ class KVWorker:
         # All of it is one call, so it ends as early as wait has to.
         if request.is_short and timeout_s >= longest_s:
             self._queue.run_now(request)
-        if not request.wait(timeout_s):
+        if not request.is_done and not request.wait(timeout_s):
             raise Unavailable(f"request {timestamp} has no answer after {timeout_s:g} s")
-        with self._lock:
-            self._requests.pop(timestamp, None)
+        self._requests.pop(timestamp, None)
         if request.error is not None:
             raise request.error
         return request.result
@@ -219,58 +226,74 @@ class KVWorker:
         work: Callable[[], Any],
         callback: Callback | None,
         priority: int,
-        drop: Callback = lambda: None,
+        drop: Callback | None = None,
         *,
         is_short: bool = False,
     ) -> int:
         """is_short: the work is one call for few keys."""
         timestamp = next(self._timestamps)
-        request = _Request(timestamp, work, callback, drop, self._note_end, is_short)
-        with self._lock:
-            self._requests[timestamp] = request
+        request = _Request(timestamp, work, callback, drop, is_short)
+        self._requests[timestamp] = request
         self._queue.put(priority, request)
         return timestamp
 
-    def _note_end(self, timestamp: int) -> None:
-        with self._lock:
-            self._ended.append(timestamp)
-            if len(self._ended) > self.max_kept:
-                dropped = self._ended.popleft()
-                request = self._requests.pop(dropped, None)
-                if request is not None and request.error is not None:
-                    self._forgotten = max(self._forgotten, dropped)
+    def _note_end(self, request: "_Request") -> None:
+        """Called under the lock."""
+        self._ended.append(request.timestamp)
+        if len(self._ended) > self.max_kept:
+            dropped = self._ended.popleft()
+            oldest = self._requests.pop(dropped, None)
+            if oldest is not None and oldest.error is not None:
+                self._forgotten = max(self._forgotten, dropped)
 
     def _numbered(self, groups: _Groups) -> _Pushes:
         tables = [self._table(dim) for dim, _, _ in groups]
-        return [(table, self._server._core.push_ticket(table.spec)) for table in tables]
+        return [(table, self._core.push_ticket(table.spec)) for table in tables]
 
-    def _push(self, keys: Array, values: Array, groups: _Groups, pushes: _Pushes) -> None:
+    def _known_cut(self, keys: Array, groups: _Groups) -> Cut | None:
+        """The cut of a list of keys that has come lately; None: the list is not known, and raises
+        Invalid unless it is unique and ascending."""
+        cut = None
+        table = self._tables.get(groups[0][0]) if len(groups) == 1 else None
+        if table is not None and keys.dtype == KEY_DTYPE:
+            cut = self._core.known_cut(table.spec, keys)
+        if cut is None and not is_ascending(keys):
+            raise Invalid("keys must be unique and ascending")
+        return cut
+
+    def _push(
+        self, keys: Array, values: Array, groups: _Groups, pushes: _Pushes, cut: Cut | None
+    ) -> None:
         """Push to the table of each length, one after the other, until one push fails."""
         done = 0
-        core = self._server._core
         try:
             if len(groups) > 1 and not is_finite(values):
                 raise Invalid(f"app {self._app_id}: a pushed value is not finite")
             for (table, ticket), (dim, which, where) in zip(pushes, groups, strict=True):
                 done += 1
-                core.push_keys(table.spec, ticket, keys[which], values[where].reshape(-1, dim))
+                rows = values[where].reshape(-1, dim)
+                self._core.push_keys(table.spec, ticket, keys[which], rows, cut)
         finally:
             self._drop(pushes[done:])
 
     def _drop(self, pushes: _Pushes) -> None:
         """Drop pushes that will never begin, so that the clock does not wait for them."""
         for _, ticket in pushes:
-            self._server._core.answered(ticket, None)
+            self._core.answered(ticket, None)
 
-    def _pull(self, keys: Array, groups: _Groups, out: Array) -> Array:
-        core = self._server._core
+    def _pull(self, keys: Array, groups: _Groups, out: Array | None, cut: Cut | None) -> Any:
+        """out: filled and returned; None: the rows of the only group are returned as they come."""
+        core = self._core
         for dim, which, where in groups:
             table = self._table(dim)
-            out[where] = core.pull_keys(table.spec, core.pull_ticket(), keys[which]).reshape(-1)
+            rows = core.pull_keys(table.spec, core.pull_ticket(), keys[which], cut).reshape(-1)
+            if out is None:
+                return rows
+            out[where] = rows
         return out
 
     def _table(self, dim: int) -> Table:
-        with self._lock:
+        with self._declaring:
             if dim not in self._tables:
                 name = f"kv{self._app_id}/{dim}"
                 self._tables[dim] = self._server.table(
@@ -289,8 +312,6 @@ def _keys(keys: ArrayLike) -> Array:
     array = whole_numbers(keys)
     if array.ndim != 1:
         raise Invalid(f"keys are a flat array, not one of shape {array.shape}")
-    if not is_ascending(array):
-        raise Invalid("keys must be unique and ascending")
     return array
 
 
@@ -300,7 +321,7 @@ def _groups(num_keys: int, lens: Sequence[int] | Array | None, num_values: int) 
             raise Invalid(f"{num_values} values for no keys")
         return []
     if lens is None:
-        if num_values % num_keys or not num_values:
+        if num_values % num_keys or num_values < 1:
             raise Invalid(
                 f"{num_values} values for {num_keys} keys: as many for each, or pass lens"
             )
@@ -320,20 +341,19 @@ def _groups(num_keys: int, lens: Sequence[int] | Array | None, num_values: int) 
 class _Request:
     """A request, from its begin to its end.
 
-    work: returns what wait() returns. on_end: called with the timestamp when it has ended.
+    work: returns what wait() returns. drop: called instead of it, if it never begins.
     """
 
     __slots__ = (
         "_callback",
         "_drop",
         "_ended",
-        "_on_end",
-        "_timestamp",
         "_work",
         "error",
         "is_done",
         "is_short",
         "result",
+        "timestamp",
     )
 
     def __init__(
@@ -341,15 +361,13 @@ class _Request:
         timestamp: int,
         work: Callable[[], Any],
         callback: Callback | None,
-        drop: Callback,
-        on_end: Callable[[int], None],
+        drop: Callback | None,
         is_short: bool,
     ) -> None:
-        self._timestamp = timestamp
+        self.timestamp = timestamp
         self._work = work
         self._callback = callback
         self._drop = drop
-        self._on_end = on_end
         # A callback runs in a thread of the worker, never in the one that waits.
         self.is_short = is_short and callback is None
         self.is_done = False
@@ -365,22 +383,20 @@ class _Request:
                 self._callback()
         except BaseException as error:  # of a callback, too; wait() raises it
             self.result, self.error = None, error
-        self._end()
 
     def drop(self) -> None:
-        """End it before it has begun."""
-        self._drop()
+        """Fail it before it has begun."""
+        if self._drop is not None:
+            self._drop()
         self.error = Closed("the worker was closed")
-        self._end()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until it has ended; returns whether it has."""
-        if not self.is_done and self._ended.acquire(timeout=max(0.0, timeout_s)):
+        if self._ended.acquire(timeout=max(0.0, timeout_s)):
             self._ended.release()  # for others that wait
         return self.is_done
 
-    def _end(self) -> None:
-        self._on_end(self._timestamp)
+    def end(self) -> None:
         self.is_done = True
         self._ended.release()
 
@@ -391,16 +407,19 @@ class _Queue:
 
     A short request that comes alone is left for hold_s to the thread that waits for it: to have
     another thread run it takes two changes of threads, which is most of its time.
+
+    on_end: called under the lock with each request that has ended.
     """
 
     num_threads = 4
     hold_s = 0.001
     awake_s = 0.1  # after a short request a thread looks every hold_s, and need not be woken
 
-    def __init__(self) -> None:
+    def __init__(self, lock: threading.Lock, on_end: Callable[[_Request], None]) -> None:
+        self._on_end = on_end
         self._waiting: list[tuple[float, int, _Request]] = []  # a heap
-        self._numbers = itertools.count()
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = lock
+        self._changed = threading.Condition(lock)
         self._threads: list[threading.Thread] = []
         self._num_running = 0
         self._num_asleep = 0  # threads that wait to be woken
@@ -410,40 +429,34 @@ class _Queue:
         self._is_closed = False
 
     def put(self, priority: int, request: _Request) -> None:
-        with self._changed:
+        with self._lock:
             if not self._is_closed:
                 is_alone = request.is_short and not self._waiting
                 self._came = time.monotonic()
                 self._due = self._came + self.hold_s if is_alone else 0.0
-                heappush(self._waiting, (-priority, next(self._numbers), request))
+                heappush(self._waiting, (-priority, request.timestamp, request))
                 if not is_alone or not self._is_looking:
                     self._call_thread()
                 return
-        request.drop()
+        self._drop(request)
 
     def run_now(self, request: _Request) -> None:
         """Run a request in this thread, if it is the next one and no thread has it."""
-        with self._changed:
-            waiting = self._waiting
+        waiting = self._waiting
+        with self._lock:
             if not waiting or waiting[0][2] is not request or not self._has_room:
                 return
             heappop(waiting)
             self._num_running += 1
-        try:
-            request.run()
-        finally:
-            with self._changed:
-                self._num_running -= 1
-                if waiting:
-                    self._call_thread()
+        self._run(request)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             dropped, self._waiting = self._waiting, []
             self._changed.notify_all()
         for _, _, request in dropped:
-            request.drop()
+            self._drop(request)
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -452,6 +465,24 @@ class _Queue:
     @property
     def _has_room(self) -> bool:
         return self._num_running < self.num_threads
+
+    def _run(self, request: _Request) -> None:
+        """Run a request that counts as running."""
+        try:
+            request.run()
+        finally:
+            with self._lock:
+                self._num_running -= 1
+                self._on_end(request)
+                request.end()
+                if self._waiting:
+                    self._call_thread()
+
+    def _drop(self, request: _Request) -> None:
+        request.drop()
+        with self._lock:
+            self._on_end(request)
+            request.end()
 
     def _call_thread(self) -> None:
         """Have a thread look at what waits. Called under the lock."""
@@ -464,13 +495,11 @@ class _Queue:
 
     def _work(self) -> None:
         while (request := self._next()) is not None:
-            request.run()
-            with self._changed:
-                self._num_running -= 1
+            self._run(request)
             del request
 
     def _next(self) -> _Request | None:
-        with self._changed:
+        with self._lock:
             while not self._is_closed:
                 now = time.monotonic()
                 if self._waiting and self._has_room and now >= self._due:
