@@ -35,12 +35,14 @@ class CannotTravel:
 
 
 def test_participants_share_workers_and_keep_their_state(capfd: pytest.CaptureFixture[str]) -> None:
-    """main() is called for each round of a site; round.state is the site's, and lasts."""
+    """main() is called for each round of a site; round.state is the site's, and lasts. A worker has
+    its main thread and its event loop, with a thread of gRPC, while nothing is printed."""
     done = xain.simulate(scripts.count, 12, workers=2, rounds=6, fraction=0.25)
     assert done.weights["w"].tolist() == [6.0] * 3
     assert [entry["num_updates"] for entry in done.history] == [3] * 6
     assert all(entry["calls"] == 1 for entry in done.history)
     assert max(entry["n"] for entry in done.history) > 1
+    assert [entry["threads"] for entry in done.history] == [3] * 6
     lines = capfd.readouterr().err.splitlines()
     assert any(line.startswith("round 6/6: 3 updates in ") for line in lines)
 

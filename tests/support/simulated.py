@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,10 +13,16 @@ import xain
 
 
 def count(site: xain.Site) -> None:
-    """Add 1 to every weight; count the rounds of the site in its state."""
+    """Add 1 to every weight; count the rounds of the site in its state, and the threads."""
     for calls, round_ in enumerate(xain.rounds({"w": np.zeros(3, np.float32)}), 1):
         round_.state["n"] = round_.state.get("n", 0) + 1
-        metrics = {"calls": calls, "n": round_.state["n"], "index": site.index, "pid": os.getpid()}
+        metrics = {
+            "calls": calls,
+            "n": round_.state["n"],
+            "index": site.index,
+            "pid": os.getpid(),
+            "threads": threading.active_count(),
+        }
         assert site.id == round_.participant_id
         round_.submit({"w": round_.weights["w"] + 1}, samples=1, metrics=metrics)
 

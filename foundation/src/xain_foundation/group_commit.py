@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 
 class GroupCommit(Generic[T]):
-    """A bounded queue, and the thread that empties it. The longer a write takes, the larger is the
-    next group.
+    """A bounded queue, and the thread that empties it, which the first item starts. The longer a
+    write takes, the larger is the next group.
 
     write: takes a group, oldest first, in the thread; returns how many of its items are lost. It
         may take its time until `closing` is set. An exception loses the group.
@@ -49,8 +49,7 @@ class GroupCommit(Generic[T]):
         self._num_in_hand = 0  # of the group that is being written
         # Reentrant: the garbage collector may run code that puts something while it is held.
         self._changed = threading.Condition(threading.RLock())
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     def put(self, item: T, size: int = 1) -> None:
         """Have an item written, soon. From any thread; waits for a write for patience_s at most.
@@ -74,15 +73,20 @@ class GroupCommit(Generic[T]):
                 self.num_lost += 1
             if was_empty or self._waiting_size >= self._max_group:
                 self._changed.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Write what waits, for timeout_s at most; the rest is lost. May be called again.
 
-        Returns whether the thread has ended.
+        Returns whether there is no thread any more.
         """
         with self._changed:
             self.closing.set()
             self._changed.notify_all()
+        if self._thread is None:
+            return True
         self._thread.join(timeout_s)
         with self._changed:
             self.num_lost += len(self._waiting) + self._num_in_hand

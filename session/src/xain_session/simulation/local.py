@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
-from threading import Thread
 from typing import Any, Self
 
 import cloudpickle  # type: ignore[import-untyped]  # it has no types
@@ -19,8 +18,6 @@ from xain_foundation.backends.port import BackendError, Call, WorkerDied
 from xain_participant.config import ENV_PREFIX
 
 STOP_S = 10.0
-# Pause between two looks at the parent.
-LOOK_S = 0.25
 
 
 class LocalBackend:
@@ -122,19 +119,8 @@ def _work(call: Call, pipe: Connection) -> None:
         os._exit(128 + signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, end)
-    Thread(target=_end_with_parent, name="parent", daemon=True).start()
     for name in [name for name in os.environ if name.startswith(ENV_PREFIX)]:
         del os.environ[name]  # a setting of one participant, such as its name
     result = call()
     with contextlib.suppress(OSError):  # the parent has gone, and takes us with it
         pipe.send(result)
-
-
-def _end_with_parent() -> None:
-    """End the worker when the script was killed, which stops nobody then."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "a worker has a parent"
-    # A process that the script has forked keeps the pipe of multiprocessing open.
-    while parent.is_alive() and os.getppid() == parent.pid:
-        parent.join(LOOK_S)
-    os._exit(1)

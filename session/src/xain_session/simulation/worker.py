@@ -15,6 +15,8 @@ the loop.
 
 import asyncio
 import heapq
+import multiprocessing
+import os
 import time
 import traceback
 from collections import deque
@@ -41,6 +43,8 @@ from xain_wire.fl import coordinator_pb2 as pb
 
 # Time that the goodbye of a site has whose main() has failed.
 GOODBYE_S = 5.0
+# Pause between two looks at the process that has started the worker.
+LOOK_S = 0.25
 UPLOAD, TRAINING, AFTER_THE_LOOP = 0, 1, 2
 
 
@@ -366,11 +370,17 @@ class _Run:
         try:
             for agent in agents:
                 agent.start()
-            await self._over.wait()
+            while not await self._is_over(LOOK_S):
+                _end_with_parent()
         finally:
             for agent in agents:
                 agent.close()
             await lights.close()
+
+    async def _is_over(self, timeout_s: float) -> bool:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._over.wait(), timeout_s)
+        return self._over.is_set()
 
     def _teller(self, site: Site) -> Callable[[str], None]:
         return lambda why: self._fail(f"main() failed at {site.id}: {why}".rstrip())
@@ -400,6 +410,14 @@ class _Run:
     def _on_defect(self, error: BaseException) -> None:
         self._fail("".join(traceback.format_exception(error)))
         self._over.set()
+
+
+def _end_with_parent() -> None:
+    """End the process when the script that has spawned it was killed, which stops nobody then."""
+    parent = multiprocessing.parent_process()
+    # A process that the script has forked keeps the pipe of multiprocessing open.
+    if parent is not None and not (parent.is_alive() and os.getppid() == parent.pid):
+        os._exit(1)
 
 
 def _kept_model(worker: Worker) -> Callable[[], LastModel]:
