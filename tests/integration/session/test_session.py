@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -36,6 +37,12 @@ def finished(folder: Path) -> list[str]:
     with closing(SqliteJournal(folder / "journal.sqlite")) as journal:
         found = (journal.records_of(one) for one in journal.session_ids())
         return [restore_session(records).session.cause for records in found if records is not None]
+
+
+def until_connected(session: xain.Session, number: int) -> None:
+    """Wait until so many sites are connected."""
+    while len(session.participants) < number:
+        time.sleep(0.02)  # a poll, not a race: it ends when all are there
 
 
 def test_loop_configures_runs_and_evaluates_each_round(
@@ -242,8 +249,7 @@ def test_rule_and_controller_are_objects_of_the_script(
         sites("east", "north", "west")
         for round_ in session:
             if round_.number == 0:
-                while len(session.participants) < 3:
-                    pass
+                until_connected(session, 3)
             record = round_.run()
             assert [*record.sites] == ["north", "west"]
     np.testing.assert_allclose(session.result.weights["w"], 0.5 * (0.5 * 2.5 + 2.5))
@@ -316,8 +322,7 @@ def test_selected_sites_alone_take_part(tmp_path: Path, address: str, sites: Sit
         rosters = []
         for round_ in session:
             if round_.number == 0:
-                while len(session.participants) < 3:
-                    pass
+                until_connected(session, 3)
                 round_.select(["west"])
             if round_.number == 1:
                 round_.select(lambda there: [one.name for one in there if one.name != "east"])
@@ -336,8 +341,8 @@ def test_sites_that_a_function_has_selected_stay_selected_after_a_restart(
             for round_ in session:
                 round_.configure(lr=0.5)
                 if round_.number == 0:
-                    while len(session.participants) < 2 and not round_.is_configured:
-                        pass
+                    if not round_.is_configured:
+                        until_connected(session, 2)
                     round_.select(lambda there: [there[-1].name])
                 rosters.append([*round_.run().sites])
                 if len(rosters) == 1:
@@ -628,8 +633,7 @@ def test_setting_of_a_site_that_is_not_there_is_refused(
         with opened(tmp_path, address, rounds=1) as session:
             sites()
             for round_ in session:
-                while len(session.participants) < 2:
-                    pass
+                until_connected(session, 2)
                 round_.configure(by_site={"ward-7": {"lr": 1.0}})
                 round_.run()
 
