@@ -6,7 +6,7 @@ import re
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from functools import partial
 from http.client import HTTPException
@@ -38,6 +38,7 @@ from xain_participant.client import channel_options
 from xain_session.errors import SessionFailed, for_script
 from xain_session.given import SETTINGS, SOURCE
 from xain_session.session_log import LOG, logged_in
+from xain_session.stopping import stop
 from xain_session.transports import InProcess, Remote, Transport
 from xain_workloads.errors import NoModel
 from xain_workloads.exported import formats
@@ -103,8 +104,11 @@ class Deployment(Protocol):
     @property
     def address(self) -> str: ...
 
-    def opened(self) -> AbstractContextManager[Transport]:
-        """Calls to the coordinator, which runs until the end. Raises SessionFailed."""
+    def opened(self, tell: Callable[[str], None]) -> AbstractContextManager[Transport]:
+        """Calls to the coordinator, which runs until the end. Raises SessionFailed.
+
+        tell: prints a line for the user.
+        """
 
     def start_participants(self, stack: ExitStack) -> None:
         """Start the session's own participants, until the stack ends."""
@@ -164,7 +168,7 @@ class Embedded:
         return self._coordinator.address
 
     @contextmanager
-    def opened(self) -> Iterator[Transport]:
+    def opened(self, tell: Callable[[str], None]) -> Iterator[Transport]:
         self._folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             stack.enter_context(logged_in(self._folder))
@@ -174,12 +178,12 @@ class Embedded:
                     self._settings["server.host"] = self._workplace.host
                     self._settings["server.insecure"] = self._participants.insecure
                     self._config = _config_of(self._settings)
-            self._coordinator = stack.enter_context(self._started())
+            self._coordinator = stack.enter_context(self._started(tell))
             stack.enter_context(_prompt_threads())
             yield InProcess(self._coordinator)
 
     @contextmanager
-    def _started(self) -> Iterator[Coordinator]:
+    def _started(self, tell: Callable[[str], None]) -> Iterator[Coordinator]:
         try:
             is_new = self._is_new()
             coordinator = Coordinator(
@@ -197,7 +201,16 @@ class Embedded:
         try:
             yield coordinator
         finally:
-            coordinator.stop()
+            stop(coordinator, self._own, tell)
+
+    @property
+    def _own(self) -> list[str]:
+        """The script's objects that the coordinator calls, for a user to read."""
+        return [
+            f"the {what} {self._settings[name_key]}"
+            for what, (name_key, options_key) in SETTINGS.items()
+            if SOURCE in self._settings.get(options_key, {})
+        ]
 
     def _is_new(self) -> bool:
         """Whether a new session begins: there is none, or the script has ended the last one.
@@ -328,7 +341,7 @@ class Elsewhere:
         self._certificates: Certificates | None = None
 
     @contextmanager
-    def opened(self) -> Iterator[Transport]:
+    def opened(self, tell: Callable[[str], None]) -> Iterator[Transport]:
         try:
             if self._tls is not None:
                 self._certificates = Certificates(Path(self._tls))

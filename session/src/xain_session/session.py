@@ -89,7 +89,8 @@ class Session(Generic[W]):
         self._is_used = True
         with ExitStack() as stack:
             self._tell = _Printer(stack)
-            self._client = ScriptClient(stack.enter_context(self._deployment.opened()), self._look)
+            transport = stack.enter_context(self._deployment.opened(self._tell))
+            self._client = ScriptClient(transport, self._look)
             stack.callback(self._client.close)
             self._deployment.start_participants(stack)
             self._stack = stack.pop_all()

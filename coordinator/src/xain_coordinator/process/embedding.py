@@ -101,15 +101,17 @@ class Coordinator:
             raise Unavailable(_STOPPED)
         return self
 
-    def stop(self) -> int:
+    def stop(self, timeout_s: float | None = None) -> int:
         """Stop serving, drain and persist, as SIGTERM has the program do. Returns its exit status.
-        May be repeated; in the thread of run() it does not wait for the end."""
+        May be repeated; in the thread of run() it does not wait for the end. Raises TimeoutError
+        if the end takes longer than timeout_s; it comes nevertheless."""
         self._is_stopping.set()  # before the look at the event loop, see began()
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the event loop has ended
                 self._loop.call_soon_threadsafe(self._stop.set)
-        if self._thread not in (None, threading.current_thread()):
-            self._has_ended.wait()
+        is_other = self._thread not in (None, threading.current_thread())
+        if is_other and not self._has_ended.wait(timeout_s):
+            raise TimeoutError
         return self._status
 
     def wait(self, timeout_s: float | None = None) -> Session:
