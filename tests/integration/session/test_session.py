@@ -350,6 +350,37 @@ def test_sites_that_a_function_has_selected_stay_selected_after_a_restart(
     assert rosters == [["west"], ["west"], ["east", "west"]]
 
 
+def test_chosen_site_that_is_away_is_in_the_record(tmp_path: Path, address: str) -> None:
+    def train(name: str, num_rounds: int) -> None:
+        for round_ in xain.rounds(MODEL, id=name, coordinator=address):
+            round_.submit(round_.weights, samples=1)
+            if round_.number == num_rounds - 1:
+                break
+
+    with opened(tmp_path, address, min_participants=1) as session:
+        threads = [
+            threading.Thread(target=train, args=one, daemon=True)
+            for one in (("east", 2), ("west", 1))
+        ]
+        for thread in threads:
+            thread.start()
+        for round_ in session:
+            if round_.number == 0:
+                until_connected(session, 2)
+            else:
+                while len(session.participants) > 1:
+                    time.sleep(0.02)  # a poll, not a race: it ends when one has left
+            round_.select(["east", "west"])
+            sites = round_.run().sites
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert {name: site.why_not for name, site in sites.items()} == {
+        "east": "",
+        "west": "not connected",
+    }
+
+
 # --- its end ---
 
 

@@ -76,6 +76,27 @@ def test_selected_participants_alone_take_part() -> None:
     assert bench.session.round == 1
 
 
+@pytest.mark.parametrize("comes", [False, True])
+def test_chosen_participant_is_missing_unless_it_comes(comes: bool) -> None:
+    bench = scripted(min_participants=1)
+    bench.send(c.ConfigureRound(0, RoundConfig()))
+    bench.end_all()
+    bench.leave("c")
+    bench.send(c.ConfigureRound(1, RoundConfig(selected=("b", "c"))))
+    assert bench.session.opened.selected == ("b",)
+    if comes:
+        bench.join("c")
+        bench.end("c")
+    bench.end("b")
+    history = History()
+    for event in bench.journal:
+        history.apply(event)
+    record = history.rounds[-1]
+    assert set(record.contributors) == ({"b", "c"} if comes else {"b"})
+    assert record.missing == ({} if comes else {"c": "not connected"})
+    assert replay(bench.journal) == bench.session
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [

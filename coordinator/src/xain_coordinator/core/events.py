@@ -147,7 +147,8 @@ class TrainingPlanned:
 
 @dataclass(frozen=True, slots=True)
 class RoundOpened:
-    """selected: first those who still train an earlier round. num_wanted: None for all of them."""
+    """selected: first those who still train an earlier round. num_wanted: None for all of them.
+    absent: participants that the script has chosen by name, and that cannot be selected yet."""
 
     round: int
     selected: tuple[str, ...]
@@ -155,6 +156,7 @@ class RoundOpened:
     at: float
     num_wanted: int | None = None
     task: Task = Task.TRAIN
+    absent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

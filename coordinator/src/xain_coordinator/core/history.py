@@ -56,7 +56,8 @@ SHARE_ROUNDS = 3
 # Reasons that a later one may replace.
 _DEADLINE = "deadline passed"
 _OPEN = ("", NOT_WAITED_FOR, _DEADLINE)
-_GONE = ("left", "expired", "revoked", "removed", "replaced")
+_ABSENT = "not connected"
+_GONE = (_ABSENT, "left", "expired", "revoked", "removed", "replaced")
 
 # Events that the record of a round may lack until it is asked for: all its names are copied
 # when they are written into it, which with each update would take longer than all the rest.
@@ -100,8 +101,9 @@ class SiteRecord:
 class RoundRecord:
     """The record of a round.
 
-    selected: all that were selected, also those that left or were replaced. missing: why a selected
-        participant did not count, by participant; complete when the round is over.
+    selected: all that were selected, also those that left or were replaced. missing: why a
+        participant that was selected, or chosen by the script, did not count, by participant;
+        complete when the round is over.
     selected, contributors, missing: empty when the round is over and they were many. Then `counts`
         has the numbers of the first two, and `num_missing` that of the last, by kind of reason.
     lost: samples of those that were missing, and of all that could have counted.
@@ -386,8 +388,9 @@ class History:
                 | e.RoundClosed()
             ):
                 self._note(event)
-            case e.RoundOpened(number, selected, _, at, task=task):
-                record = RoundRecord(number, selected, at, task=task)
+            case e.RoundOpened(number, selected, _, at, task=task, absent=absent):
+                missing = dict.fromkeys(absent, _ABSENT)
+                record = RoundRecord(number, selected, at, task=task, missing=missing)
                 if self.evaluated is not None and self.evaluated[0] == number:
                     record = replace(record, coordinator_evaluation=self.evaluated[1])
                 self.evaluated = None

@@ -303,7 +303,8 @@ def _next_step_between_rounds(
     if chosen and rules.aggregation != attempts.RULE:
         # No share of them, and left-out ones among them: the script knows whom it has chosen.
         selected = (*carried, *session.available)
-        return e.RoundOpened(session.round, selected, epochs, now, len(chosen))
+        absent = tuple(p for p in chosen if p not in selected)
+        return e.RoundOpened(session.round, selected, epochs, now, len(chosen), absent=absent)
     k = num_selected(num_connected, fraction, rules.over_selection)
     # A participant that trains for longer than a round may take occupies no slot.
     limit_s = inf if rules.deadline_s is None else rules.deadline_s
