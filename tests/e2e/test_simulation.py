@@ -128,6 +128,36 @@ def test_code_after_the_loop_runs_to_its_end(tmp_path: Path) -> None:
             assert (saved["model"], saved["loss"]) == (done.model, 0.5)
 
 
+def test_site_that_breaks_off_its_loop_has_left(tmp_path: Path) -> None:
+    """Its last update counts, and the others train on without it."""
+    done = xain.simulate(
+        functools.partial(scripts.break_off, num_staying=2),
+        3,
+        workers=1,
+        rounds=4,
+        settings={"rounds.min_participants": 2},
+        folder=tmp_path,
+        progress=False,
+    )
+    assert done.weights["w"].tolist() == [4.0] * 3
+    assert [entry["num_updates"] for entry in done.history] == [3, 2, 2, 2]
+    assert [entry["index"] for entry in done.history] == [1.0, 0.5, 0.5, 0.5]
+    with contextlib.closing(sqlite3.connect(tmp_path / "journal.sqlite")) as db:
+        rows = db.execute("SELECT body FROM record WHERE type = 'ParticipantLeft'").fetchall()
+    assert [json.loads(body)["cause"] for (body,) in rows] == ["left"]
+
+
+def test_simulation_whose_sites_have_all_left_says_so() -> None:
+    with pytest.raises(xain.SimulationError, match="all simulated participants have left"):
+        xain.simulate(
+            functools.partial(scripts.break_off, num_staying=0),
+            3,
+            workers=2,
+            rounds=4,
+            progress=False,
+        )
+
+
 @pytest.mark.parametrize(
     ("main", "mistake"),
     [
@@ -148,6 +178,7 @@ def test_mistake_of_the_script_ends_the_simulation_with_its_traceback(
 @pytest.mark.parametrize(
     ("main", "settings", "message"),
     [
+        (scripts.break_before_submit, {}, r"left the loop before round\.submit\(\) of round 1"),
         (scripts.forget, {}, "main\\(\\) ended without a loop over xain.rounds\\(\\)"),
         (CannotTravel(), {}, "main cannot be given to another process .*at the top of a module"),
         (scripts.count, {"rounds": {"no": 1}}, "rounds is a section"),

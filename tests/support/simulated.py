@@ -1,5 +1,6 @@
 """Scripts for xain.simulate(): a worker imports them by name."""
 
+import contextlib
 import os
 import sys
 import threading
@@ -107,6 +108,26 @@ def save(site: xain.Site, folder: Path) -> None:
     result = rounds.result
     saved = {"w": result.weights["w"], "model": result.round, "loss": result.metrics["loss"]}
     np.savez(folder / f"{site.id}.npz", **saved)
+
+
+def break_off(site: xain.Site, num_staying: int) -> None:
+    """Leave the loop in the first round that trains, unless the site is one of the first ones; the code
+    after the loop has no result then."""
+    rounds = xain.rounds({"w": np.zeros(3, np.float32)})
+    for round_ in rounds:
+        round_.submit({"w": round_.weights["w"] + 1}, samples=1, metrics={"index": site.index})
+        if round_.number == 1 and site.index >= num_staying:
+            break
+    else:
+        assert rounds.result.round > 1
+        return
+    with contextlib.suppress(RuntimeError):
+        raise AssertionError(f"{site.id} has left, and has {rounds.result}")
+
+
+def break_before_submit(site: xain.Site) -> None:
+    for _ in xain.rounds({"w": np.zeros(3, np.float32)}):
+        break
 
 
 def fail_at_the_end(site: xain.Site) -> None:

@@ -287,9 +287,15 @@ class Embedded:
             self._pool = self._workplace.run(self.address)
 
     def check(self) -> None:
+        assert self._coordinator is not None, "opened() comes first"
         if self._pool is not None:
             self._pool.check(0.0)
-        assert self._coordinator is not None, "opened() comes first"
+            is_finished = self._coordinator.session.phase is Phase.FINISHED
+            if self._pool.is_over and not is_finished and not self._coordinator.num_connected:
+                raise SessionFailed(
+                    "all simulated participants have left their loops, and the session has rounds "
+                    "left; it goes on at the next start"
+                )
         if self._coordinator.has_ended:
             failure = self._coordinator.failure
             why = "" if failure is None else f": {type(failure).__name__}: {failure}"

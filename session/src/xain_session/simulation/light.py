@@ -21,6 +21,7 @@ import grpc
 
 from xain_foundation.backoff import Backoff
 from xain_foundation.channels import open_async_channel
+from xain_foundation.exit_statuses import EXIT_OK
 from xain_foundation.logger import get_logger
 from xain_messaging.spare import Spare
 from xain_participant import actions as a
@@ -145,6 +146,7 @@ class LightAgent:
         "_events",
         "_is_back",
         "_known_findings",
+        "_leaves",
         "_lights",
         "_participant",
         "_protocol",
@@ -179,6 +181,7 @@ class LightAgent:
             None  # set: no call was answered since the stream broke
         )
         self._known_findings = b""
+        self._leaves = False  # the session, once the result is handed in or dropped
         self.exit_status: int | None = None  # None: it takes part in the session
         # Seconds of the last training; before the first a participant may take longest.
         self.last_s = float("inf")
@@ -216,6 +219,12 @@ class LightAgent:
         finally:
             self._events = None
 
+    def on_trained(self, outcome: e.Event, *, leaves: bool) -> None:
+        """Handle the outcome of a training. leaves: whether it was the last one, by which the
+        participant leaves the session."""
+        self._leaves = leaves
+        self.post(outcome)
+
     def hand_in(self, round_: int, request: pb.EndTrainingRoundRequest | None) -> None:
         """Hand in a result whose weights are where the request says."""
         self._spawn(self._answered(Call.HAND_IN, self._hand_in(round_, request)))
@@ -246,6 +255,7 @@ class LightAgent:
                 self._begin_hand_in(round_)
             case a.Drop(_, _, _, accepted):
                 self.work.drop(is_kept=accepted)
+                self._leave_if_wanted()
             case a.ReportFailure(round_, failure):
                 self._in_order(self._report_failure(round_, failure))
             case a.Leave():
@@ -254,6 +264,11 @@ class LightAgent:
                 self._in_order(self._exit(code, message))
             case a.ReportGroupBroken() | a.EndAttempt():
                 raise AssertionError("a simulated participant is in no process group")
+
+    def _leave_if_wanted(self) -> None:
+        if self._leaves:
+            self._leaves = False
+            self.post(e.StopRequested(EXIT_OK))
 
     def _begin_hand_in(self, round_: int) -> None:
         result = self.work.result
@@ -308,6 +323,7 @@ class LightAgent:
             self.work.forget_assignment()
         self.post(event)
         if isinstance(event, e.HandedIn):
+            self._leave_if_wanted()
             news, self.work.next_round = self.work.next_round, None
             if news is not None:
                 self._tell(news)

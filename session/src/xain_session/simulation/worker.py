@@ -10,7 +10,8 @@ The thread that trains is the one that calls run(), the main thread of a process
 and signal handlers expect it. A job is one call of Work. Of those that wait, an upload goes first,
 as it lets go of a model; then comes the site whose last training took longest. A site whose session
 is over has one more job: its main(site) is called with a loop that has no round, for the code after
-the loop.
+the loop. A site whose main(site) leaves the loop with `break` leaves the session with its next
+result.
 """
 
 import asyncio
@@ -92,7 +93,7 @@ class _Parked(BaseException):
 
 class SiteScript:
     """Calls main(site) for each question that the agent of the site asks its script, and once more
-    when the session is over.
+    when the session is over, unless the site has left before.
 
     on_failure: told of main()'s exception, with its traceback. last_model: asks the coordinator.
     """
@@ -108,6 +109,7 @@ class SiteScript:
         "_session_id",
         "_target",
         "exit_status",
+        "has_left",
         "participant",
         "site",
     )
@@ -127,6 +129,7 @@ class SiteScript:
             self._ask, evaluates=worker.evaluates, initialises=True
         )
         self.exit_status: int | None = None  # of the site, when the session is over
+        self.has_left = False  # its main() has left the loop, and come to its end
         self._main = worker.main
         self._target = worker.target
         self._on_failure = on_failure
@@ -151,13 +154,11 @@ class SiteScript:
 
         before = rounds_of_site.set(rounds)
         try:
-            self._main(self.site)
+            self._call_main(exit_status)
         except _Parked:
             pass
         except BaseException as error:  # of main(); the caller hears it
-            # sys.exit(rounds.exit_status) is how a script may end.
-            if not (isinstance(error, SystemExit) and error.code in (None, EXIT_OK, exit_status)):
-                self._on_failure(f"{error!r}\n\n{traceback.format_exc()}")
+            self._on_failure(f"{error!r}\n\n{traceback.format_exc()}")
         finally:
             rounds_of_site.reset(before)
 
@@ -172,8 +173,8 @@ class SiteScript:
         self._session_id = asked.assignment.session_id
         before = rounds_of_site.set(lambda declared: _SiteRounds(self, declared))
         try:
-            self._main(self.site)
-            raise RuntimeError("main() ended without a loop over xain.rounds()")
+            self._call_main(EXIT_OK)
+            return self._last_answer()
         except _Parked:
             answer = self._answer
             assert answer is not None, "main() is left when it has answered"
@@ -184,6 +185,25 @@ class SiteScript:
         finally:
             rounds_of_site.reset(before)
             self._asked = self._open = self._answer = None
+
+    def _call_main(self, exit_status: int) -> None:
+        """Call main(site), which may end with sys.exit(rounds.exit_status)."""
+        try:
+            self._main(self.site)
+        except SystemExit as error:
+            if error.code not in (None, EXIT_OK, exit_status):
+                raise
+
+    def _last_answer(self) -> Initial | Submitted:
+        """The answer of main(), which has left its loop with `break` and come to its end."""
+        if self._answer is not None:
+            self.has_left = True
+            return self._answer
+        if self._open is not None:
+            raise RuntimeError(
+                f"main() left the loop before round.submit() of round {self._open.number}"
+            )
+        raise RuntimeError("main() ended without a loop over xain.rounds()")
 
     def next_round(self, declared: Declared | None) -> Round:
         """The round that main() is called for, once. Raises _Parked when it is done, and
@@ -320,7 +340,7 @@ class _Run:
             if not isinstance(outcome, e.Trained) or outcome.is_training:
                 # Initial weights and evaluations say nothing of how long a training takes.
                 agent.last_s = time.monotonic() - begin
-            self._hand_back(lambda: agent.post(outcome))
+            self._hand_back(lambda: self._on_trained(agent, outcome))
             return
         request: pb.EndTrainingRoundRequest | None
         try:
@@ -395,9 +415,15 @@ class _Run:
             self._outcomes[0]()
             self._outcomes.popleft()
 
+    def _on_trained(self, agent: LightAgent, outcome: e.Event) -> None:
+        agent.on_trained(outcome, leaves=self._scripts[agent.name].has_left)
+
     def _on_over(self, agent: LightAgent, message: str) -> None:
         if agent.exit_status in (EXIT_OK, EXIT_NO_BETTER, EXIT_NOTHING_COUNTED):
-            self._add(AFTER_THE_LOOP, agent, -1)
+            if self._scripts[agent.name].has_left:  # the code after its loop has run
+                self._on_end_of_main()
+            else:
+                self._add(AFTER_THE_LOOP, agent, -1)
         else:
             self._fail(f"{agent.name}: {message}")
             self._over.set()
