@@ -111,7 +111,7 @@ def save(site: xain.Site, folder: Path) -> None:
 
 
 def break_off(site: xain.Site, num_staying: int) -> None:
-    """Leave the loop in the first round that trains, unless the site is one of the first ones; the code
+    """Leave the loop in the first round that trains, unless the site is one of the first; the code
     after the loop has no result then."""
     rounds = xain.rounds({"w": np.zeros(3, np.float32)})
     for round_ in rounds:

@@ -169,7 +169,8 @@ async def test_latest_models_and_the_best_one_are_kept(start, join, tmp_path, st
         names = {f"round-000{round_}.npy" for round_ in (1, 6, 7, 8)}
         assert shown == names | {"best.npy", "last.npy", "index.json"}
     removed = f"{session_id}/4"
-    with pytest.raises(CannotStartFrom, match=r"/4 was removed by \[storage\] keep_models"):
+    text = r"/4 was removed by \[storage\] keep_models; its models are 1, 6, 7, 8$"
+    with pytest.raises(CannotStartFrom, match=text):
         await start(new_session=True, from_model=removed, **settings)
 
 

@@ -94,6 +94,26 @@ def test_folder_that_is_in_use_is_told_with_the_argument(tmp_path: Path, address
     assert "journal.path" not in str(caught.value)
 
 
+def test_simulation_is_told_with_its_own_argument(tmp_path: Path, address: str) -> None:
+    with opened(tmp_path, address) as session:
+        with pytest.raises(xain.SimulationError, match="stop that one, or give another folder="):
+            xain.simulate(print, 1, folder=tmp_path, progress=False)
+        session.pause()
+
+
+def test_model_that_is_not_there_is_told_with_those_that_are(
+    tmp_path: Path, address: str, sites: Sites
+) -> None:
+    with opened(tmp_path, address) as session:
+        sites()
+        for round_ in session:
+            round_.run()
+        known = session.id
+    text = rf"{known}/7 is no model of it; its models are 0, 1, 2$"
+    with pytest.raises(xain.SessionFailed, match=text):
+        xain.session(f"{known}/7", data_dir=tmp_path, address=address).__enter__()
+
+
 def test_export_without_a_session_is_told_with_the_argument(tmp_path: Path, address: str) -> None:
     with pytest.raises(xain.SessionFailed, match=r"no journal at .*; give its data_dir=FOLDER"):
         opened(tmp_path, address).export(tmp_path / "model.npz")

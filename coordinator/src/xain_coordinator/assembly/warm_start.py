@@ -6,7 +6,7 @@ that the session depends on nothing else from its first instant on.
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ from xain_workloads.thresholds import KEY as THRESHOLD_KEY
 from xain_workloads.workload import create
 
 LAST, BEST = "last", "best"
+MAX_SHOWN = 10  # models that a refusal names
 SIDECAR = ".json"  # beside a .npy, or MODELS_INDEX in its folder
 
 _OF_SESSION = re.compile(r"([0-9a-f]{12})/(\d{1,10}|last|best)")
@@ -184,18 +185,12 @@ def model_of_session(
             raise CannotStartFrom(f"{session_id}/{round_}: no model of it was evaluated")
         round_ = str(best.round)
     if round_ != LAST:
-        if int(round_) in last.history.removed:
-            raise CannotStartFrom(
-                f"{session_id}/{round_} was removed by [storage] keep_models; to see which "
-                "there are, " + hint("xain-coordinator", "xain-coordinator models")
-            )
         model = last.history.models.get(model_key(int(round_)))
     if model is None or model.is_empty:
         models = [m.round for m in last.history.models.values() if not m.is_empty]
-        there_are = (
-            f"its models are {min(models)} to {max(models)}" if models else "it has no model"
-        )
-        raise CannotStartFrom(f"{session_id}/{round_}: there is no such model; {there_are}")
+        is_removed = round_ != LAST and int(round_) in last.history.removed
+        why = "was removed by [storage] keep_models" if is_removed else "is no model of it"
+        raise CannotStartFrom(f"{session_id}/{round_} {why}; {_there_are(models)}")
     lineage = Lineage(f"{session_id}/{model.round}")
     if extends:
         lineage = _extended(last, lineage)
@@ -210,6 +205,14 @@ def model_of_session(
         return replace(chosen, round=0, ref=ref, state=state)
 
     return FirstModel(lineage, model.metadata, model.layout, session.requested or (), copy)
+
+
+def _there_are(models: Sequence[int]) -> str:
+    """Numbers of the models that a session has: the last ones, where they are many."""
+    if not models:
+        return "it has no model"
+    shown = ", ".join(map(str, models[-MAX_SHOWN:]))
+    return f"its models are {'..., ' * (len(models) > MAX_SHOWN)}{shown}"
 
 
 def _extended(last: Snapshot, lineage: Lineage) -> Lineage:

@@ -93,4 +93,4 @@ def simulate(
     except SimulationError:
         raise
     except SessionFailed as failed:
-        raise SimulationError(str(failed)) from None
+        raise SimulationError(str(failed).replace("data_dir=", "folder=")) from None
