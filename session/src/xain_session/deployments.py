@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 MARK: Final = "script.json"  # in the data folder: which session a script has come to the end of
-TRACKED: Final = "tracked.json"  # the last round that trackers have taken
 DOWNLOAD_S: Final = 60.0  # how long the server of a first model may be silent
 PIECE_BYTES: Final = 1 << 20
 FIRST_MODEL: Final = "first-model.npz"
@@ -97,9 +96,7 @@ class Participants(Protocol):
 
 
 class Deployment(Protocol):
-    """address: HOST:PORT of the coordinator, for sites. tracked: what the trackers have taken."""
-
-    tracked: Position
+    """address: HOST:PORT of the coordinator, for sites."""
 
     @property
     def address(self) -> str: ...
@@ -126,6 +123,9 @@ class Deployment(Protocol):
     def export(self, path: Path, which: str, *, is_running: bool) -> None:
         """Raises SessionFailed and OSError."""
 
+    def position_of(self, tracker: str) -> Position:
+        """How far the tracker of this name has come."""
+
 
 class Embedded:
     """A coordinator in the script's own process.
@@ -149,7 +149,6 @@ class Embedded:
         may_change: bool = False,
         always_new: bool = False,
     ) -> None:
-        self.tracked = Position(folder / TRACKED)
         self._folder = folder
         self._settings = {**settings_in(folder), **settings}
         self._first = first
@@ -321,6 +320,9 @@ class Embedded:
         mark = json.dumps({"ended": self._coordinator.session.session_id})
         replace_file(self._folder / MARK, [mark.encode()])
 
+    def position_of(self, tracker: str) -> Position:
+        return tracked_in(self._folder, tracker)
+
     def export(self, path: Path, which: str, *, is_running: bool) -> None:
         socket = socket_of(self._config.journal.path)
         _export(ask(f"unix:{socket}") if is_running else open_files(self._config), path, which)
@@ -335,7 +337,7 @@ class Elsewhere:
 
     def __init__(self, address: str, tls: str | os.PathLike[str] | None, folder: Path) -> None:
         self.address = address
-        self.tracked = Position(folder / TRACKED)
+        self._folder = folder
         is_path = "/" in address or address.endswith(".sock")
         if not is_path and _PORT.search(address) is None:
             raise SessionFailed(
@@ -375,6 +377,9 @@ class Elsewhere:
     def forget(self) -> None:
         """A coordinator elsewhere has a session of its own."""
 
+    def position_of(self, tracker: str) -> Position:
+        return tracked_in(self._folder, tracker)
+
     def export(self, path: Path, which: str, *, is_running: bool) -> None:
         token = TLS.set(self._certificates)
         try:
@@ -393,6 +398,11 @@ def _prompt_threads() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
+
+
+def tracked_in(folder: Path, tracker: str) -> Position:
+    """The position of a tracker of this name, in a file of its own."""
+    return Position(folder / f"tracked-{tracker}.json")
 
 
 def settings_in(folder: Path) -> dict[str, object]:

@@ -246,8 +246,8 @@ def connect(
     address: HOST:PORT, or the path of the Unix socket beside its journal, journal.sock.
     tls: a folder with the operator's certificate, which HOST:PORT needs.
     model: whose tensors record.weights are like; the session's first model is its coordinator's.
-    trackers: as for xain.session(). data_dir: folder of the one file that says which round the
-        trackers have taken; without trackers there is none. Scripts of two sessions take two.
+    trackers: as for xain.session(). data_dir: folder of their files, which say which round each
+        has taken; without trackers there is none. Scripts of two sessions take two.
     Raises SessionFailed.
     """
     from xain.weights import declare

@@ -13,13 +13,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TextIO, TypeVar, cast
 
+from xain_coordinator.metrics.trackers import Position
 from xain_coordinator.server.translate import layout_of
 from xain_foundation import streams
 from xain_session.errors import SessionFailed
 from xain_session.record import Best, Record, Result, Site, W
 from xain_session.round import AsyncRound, Participant, Round
 from xain_session.script_client import ScriptClient, Status
-from xain_session.trackers import Tracker
+from xain_session.trackers import Tracker, by_name
 from xain_wire.fl import access_pb2 as control
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_wire.metadata import COMPLETED
@@ -61,7 +62,7 @@ class Session(Generic[W]):
         self._shown = 0  # the last model that a line was printed of
         self._deployment = deployment
         self._declared = declared
-        self._trackers = trackers
+        self._trackers = by_name(trackers)
         self._progress = progress
         self._stack = ExitStack()
         self._client: ScriptClient | None = None
@@ -304,33 +305,35 @@ class Session(Generic[W]):
 
     def _track(self, record: Record[W]) -> None:
         """Have the trackers take a record that they have not taken yet."""
-        position = self._deployment.tracked
-        if not self._trackers or position.taken(record.session) >= record.round:
-            return
-        told = [self._told_to(one, "on_round", record) for one in self._trackers]
-        if all(told):
-            self._note_taken(record.session, record.round)
+        session_id = record.session
+        for name, tracker in self._trackers.items():
+            position = self._deployment.position_of(name)
+            is_taken = position.taken(session_id) >= record.round
+            if not is_taken and self._told_to(name, tracker.on_round, record):
+                self._note_taken(position, session_id, record.round)
 
     def _track_end(self, result: Result[W]) -> None:
-        position, session_id = self._deployment.tracked, result.session
-        if not self._trackers or position.has_ended(session_id):
-            return
-        told = [self._told_to(one, "on_end", result) for one in self._trackers]
-        if all(told):
-            self._note_taken(session_id, position.taken(session_id), is_end=True)
+        session_id = result.session
+        for name, tracker in self._trackers.items():
+            position = self._deployment.position_of(name)
+            is_taken = position.has_ended(session_id)
+            if not is_taken and self._told_to(name, tracker.on_end, result):
+                self._note_taken(position, session_id, position.taken(session_id), is_end=True)
 
-    def _note_taken(self, session_id: str, round_: int, *, is_end: bool = False) -> None:
+    def _note_taken(
+        self, position: Position, session_id: str, round_: int, *, is_end: bool = False
+    ) -> None:
         try:
-            self._deployment.tracked.take(session_id, round_, is_end=is_end)
+            position.take(session_id, round_, is_end=is_end)
         except OSError as error:
-            self._tell(f"what trackers have taken was not noted: {error}")
+            self._tell(f"what a tracker has taken was not noted: {error}")
 
-    def _told_to(self, tracker: Tracker, method: str, what: Record[W] | Result[W]) -> bool:
-        """Tell a tracker; its failure ends no session that trains for weeks."""
+    def _told_to(self, name: str, tell: Callable[[T], None], what: T) -> bool:
+        """Tell a tracker of this name; its failure ends no session that trains for weeks."""
         try:
-            getattr(tracker, method)(what)
+            tell(what)
         except Exception as error:  # another's program, and its server
-            name = type(tracker).__name__
+            method = "on_end" if isinstance(what, Result) else "on_round"
             self._tell(f"{name}.{method}() has failed: {type(error).__name__}: {error}")
             return False
         return True

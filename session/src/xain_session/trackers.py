@@ -1,10 +1,11 @@
 """Trackers of experiments, for `xain.session(..., trackers=[...])`.
 
 A tracker is any object with on_round(record) and on_end(result). The session notes in its folder
-which record a tracker has taken last, so that after a restart none is told again that was taken.
+which record each of them has taken last, so that after a restart none is told again that was taken.
 """
 
 import os
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from xain_coordinator.metrics import trackers
@@ -20,6 +21,16 @@ class Tracker(Protocol):
 
     def on_end(self, result: Result[Any]) -> None:
         """The session is over."""
+
+
+def by_name(trackers: Sequence[Tracker]) -> dict[str, Tracker]:
+    """Trackers by the names of their classes, with a number behind that of a second one."""
+    found: dict[str, Tracker] = {}
+    for tracker in trackers:
+        kind = type(tracker).__name__
+        number = 1 + sum(type(other).__name__ == kind for other in found.values())
+        found[kind if number == 1 else f"{kind}-{number}"] = tracker
+    return found
 
 
 class TensorBoard(trackers.TensorBoard):

@@ -30,8 +30,7 @@ class Remembering:
 def run(
     folder: Path,
     address: str,
-    tracker: Any,
-    *,
+    *trackers: Any,
     start: Callable[..., None],
     pause_at: int = -1,
     break_at: int = -1,
@@ -42,7 +41,7 @@ def run(
         min_participants=2,
         data_dir=folder,
         address=address,
-        trackers=[tracker],
+        trackers=trackers,
         linger_s=0.0,
         progress=False,
     ) as session:
@@ -63,6 +62,44 @@ def test_round_that_a_tracker_has_taken_is_not_told_again(
     run(tmp_path, address, later, start=lambda: None)
     assert (first.rounds, first.ended) == ([0, 1], [])
     assert (later.rounds, later.ended) == ([2], [3])
+
+
+class Other(Remembering):
+    """A tracker of a class of its own, which is away for the round `away`."""
+
+    def __init__(self, away: int = -1) -> None:
+        super().__init__()
+        self._away = away
+
+    def on_round(self, record: xain.Record) -> None:
+        if record.round == self._away:
+            raise OSError("no route to host")
+        super().on_round(record)
+
+
+def test_tracker_that_is_added_later_changes_nothing_for_the_others(
+    tmp_path: Path, address: str, sites: Callable[..., None]
+) -> None:
+    """Two of one class are told apart by their order."""
+    before, first, second, other = Remembering(), Remembering(), Remembering(), Other()
+    run(tmp_path, address, before, start=sites, pause_at=1)
+    run(tmp_path, address, first, second, other, start=lambda: None)
+    assert (before.rounds, before.ended) == ([0, 1], [])
+    assert (first.rounds, first.ended) == ([2], [3])
+    for later in (second, other):
+        assert (later.rounds, later.ended) == ([1, 2], [3])
+
+
+def test_tracker_that_fails_has_no_other_told_again(
+    tmp_path: Path, address: str, sites: Callable[..., None]
+) -> None:
+    """The round on which it has failed is the last one before the script is started again."""
+    first, away = Remembering(), Other(away=1)
+    run(tmp_path, address, first, away, start=sites, pause_at=1)
+    later, back = Remembering(), Other()
+    run(tmp_path, address, later, back, start=lambda: None)
+    assert (first.rounds, away.rounds) == ([0, 1], [0])
+    assert (later.rounds, back.rounds) == ([2], [1, 2])
 
 
 def test_mlflow_has_one_run_of_a_session_that_was_left_and_gone_on_with(
