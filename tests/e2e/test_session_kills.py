@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -20,7 +21,7 @@ import pytest
 
 from support.process import PATIENCE_S
 from support.ray_nodes import ENVIRONMENT, Node
-from support.session_script import ROUNDS
+from support.session_script import ROUNDS, SITES
 from xain_coordinator.core import events as e
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_foundation.sockets import free_ports
@@ -39,6 +40,8 @@ class Script:
 
     sites: as it is told them: "server" for real ones, "local", or the address of a Ray cluster.
     """
+
+    first_round = 0  # that the script configures
 
     def __init__(self, sites: str, port: int) -> None:
         self._sites = sites
@@ -59,6 +62,46 @@ class Script:
             return None
         assert done.returncode == 0, done.stderr
         return dict(json.loads(done.stdout.splitlines()[-1]))
+
+    @contextmanager
+    def served(self, folder: Path) -> Iterator[None]:
+        """The time of a session, whose coordinator runs in the script."""
+        yield
+
+
+class ConnectedScript(Script):
+    """The same script with a coordinator in a process of its own, which outlives it."""
+
+    first_round = 1  # before it the sites make the model
+
+    def __init__(self, port: int) -> None:
+        super().__init__("connect", port)
+
+    @contextmanager
+    def served(self, folder: Path) -> Iterator[None]:
+        flags = [f"--set={key}={value}" for key, value in COORDINATOR.items()]
+        program = [sys.executable, "-m", "xain_coordinator", f"--data-dir={folder}"]
+        folder.mkdir()
+        with (
+            (folder / "log").open("wb") as log,
+            subprocess.Popen([*program, f"--port={self._port}", *flags], stderr=log) as process,
+        ):
+            try:
+                while not (folder / "journal.sock").exists():
+                    assert process.poll() is None, (folder / "log").read_text()
+                    time.sleep(0.02)  # a poll, not a race: it ends when the file is there
+                yield
+            finally:
+                process.kill()
+
+
+COORDINATOR = {
+    "rounds.scripted": "true",
+    "rounds.rounds": ROUNDS,
+    "rounds.min_participants": len(SITES),
+    "aggregation.rule": "median",
+    "evaluate.metric": "r2",
+}
 
 
 def command(*arguments: object) -> list[str]:
@@ -94,25 +137,27 @@ def killed_and_started_again(script: Script, folder: Path, kills: int) -> None:
     """Kill the script so often, in one session after the other, each of which ends as one that was
     not disturbed."""
     chance, num_kills, number = Random(SEED), 0, 0
-    undisturbed = script.run(folder / "undisturbed")
+    with script.served(folder / "undisturbed"):
+        undisturbed = script.run(folder / "undisturbed")
     assert undisturbed is not None
     num_lines = undisturbed.pop("lines")
     while num_kills < kills:
         number += 1
         data = folder / f"session{number}"
         ended = None
-        for _ in range(KILLS_A_SESSION):
-            ended = script.run(data, chance.randrange(1, num_lines))
-            if ended is not None:
-                break
-            num_kills += 1
-        ended = ended or script.run(data)
+        with script.served(data):
+            for _ in range(KILLS_A_SESSION):
+                ended = script.run(data, chance.randrange(1, num_lines))
+                if ended is not None:
+                    break
+                num_kills += 1
+            ended = ended or script.run(data)
         assert ended is not None
         ended.pop("lines")
         assert ended == undisturbed
         assert Counter(decisions(data)) == Counter(
-            [("configured", one) for one in range(ROUNDS)]
-            + [("evaluated", one + 1) for one in range(ROUNDS)]
+            [("configured", script.first_round + one) for one in range(ROUNDS)]
+            + [("evaluated", script.first_round + one + 1) for one in range(ROUNDS)]
         )
 
 
@@ -120,6 +165,12 @@ def test_script_that_is_killed_at_any_line_goes_on_in_the_same_round(tmp_path: P
     (port,) = free_ports(1)
     with sites(port):
         killed_and_started_again(Script("server", port), tmp_path, KILLS)
+
+
+def test_script_of_a_coordinator_elsewhere_goes_on_likewise(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    with sites(port):
+        killed_and_started_again(ConnectedScript(port), tmp_path, KILLS)
 
 
 def test_script_that_simulates_its_sites_goes_on_likewise(tmp_path: Path) -> None:

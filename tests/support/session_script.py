@@ -3,6 +3,8 @@
     python -m support.session_script server FOLDER PORT [AT]    kill -9 at line AT of those that run
     python -m support.session_script local FOLDER 0 [AT]        the same with simulated sites
     python -m support.session_script ADDRESS FOLDER 0 [AT]      the same at a Ray cluster
+    python -m support.session_script connect FOLDER 0 [AT]      the same with the coordinator that
+                                                                runs in this folder
     python -m support.session_script sites PORT                 three sites, until the process ends
 
 The last line of the server is its result as JSON, with `lines`: how many lines have run.
@@ -60,15 +62,14 @@ class Lines:
         return self
 
 
-def serve(folder: Path, port: int, last: int, backend: str) -> None:
-    lines = Lines(last, folder / MARK)
-    participants, sites = None, SITES
+def opened(folder: Path, port: int, backend: str) -> xain.Session[Any]:
+    if backend == "connect":
+        return xain.connect(str(folder / "journal.sock"), MODEL, progress=False)
+    participants = None
     if backend != "server":
-        sites = SIMULATED
         where: Any = {} if backend == "local" else {"backend": "ray", "address": backend}
         participants = xain.simulated(simulate, len(SITES), workers=2, **where)
-    sys.settrace(lines)
-    with xain.session(
+    return xain.session(
         MODEL,
         rounds=ROUNDS,
         min_participants=len(SITES),
@@ -79,7 +80,14 @@ def serve(folder: Path, port: int, last: int, backend: str) -> None:
         participants=participants,
         linger_s=0.0,
         progress=False,
-    ) as session:
+    )
+
+
+def serve(folder: Path, port: int, last: int, backend: str) -> None:
+    lines = Lines(last, folder / MARK)
+    sites = SITES if backend in ("server", "connect") else SIMULATED
+    sys.settrace(lines)
+    with opened(folder, port, backend) as session:
         for round_ in session:
             round_.configure(
                 lr=0.1 * 0.5**round_.number, by_site={sites[-1]: {"epochs": 3, "lr": 0.3}}
