@@ -129,7 +129,7 @@ def test_code_after_the_loop_runs_to_its_end(tmp_path: Path) -> None:
 
 
 def test_site_that_breaks_off_its_loop_has_left(tmp_path: Path) -> None:
-    """Its last update counts, and the others train on without it."""
+    """The last update of the site counts, and the others train on without it."""
     done = xain.simulate(
         functools.partial(scripts.break_off, num_staying=2),
         3,
