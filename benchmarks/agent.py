@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from processes import peak_memory_mb
 
-from xain_foundation.logs import configure
-from xain_foundation.tls import Certificates
+from xain_foundation.logs.logs import configure
+from xain_foundation.security.tls import Certificates
 from xain_participant import Participant
-from xain_participant.agent import run
+from xain_participant.agent.agent import run
 
 NUM_SAMPLES = 10
 

@@ -35,8 +35,8 @@ from processes import peak_memory_mb
 from rules import Case, cases
 
 from xain_coordinator.aggregation.engine import aggregate
-from xain_coordinator.core.effects import Aggregate
-from xain_coordinator.core.values import GlobalModel, Update
+from xain_coordinator.core.vocabulary.effects import Aggregate
+from xain_coordinator.core.vocabulary.values import GlobalModel, Update
 from xain_coordinator.ports import WeightsStore
 from xain_coordinator.process.allocator import configure_allocator
 from xain_coordinator.stores.files import FileStore

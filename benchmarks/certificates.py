@@ -4,9 +4,9 @@ import time
 from pathlib import Path
 
 from xain_coordinator.access.control import initialise
-from xain_foundation.identity import Identity, Role
-from xain_foundation.tls import AUTHORITY, CERTIFICATE, KEY
-from xain_foundation.x509 import Authority, key_to_pem, make_request, new_key, read_request
+from xain_foundation.security.identity import Identity, Role
+from xain_foundation.security.tls import AUTHORITY, CERTIFICATE, KEY
+from xain_foundation.security.x509 import Authority, key_to_pem, make_request, new_key, read_request
 
 HOSTS = ("127.0.0.1",)
 LIFETIME_S = 86_400.0

@@ -47,11 +47,11 @@ import results
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from numpy.typing import NDArray
 
-from xain_foundation.logs import configure
-from xain_foundation.tls import Certificates
+from xain_foundation.logs.logs import configure
+from xain_foundation.security.tls import Certificates
 from xain_participant import Participant
-from xain_participant.agent import run
-from xain_participant.client import CoordinatorClient, Refused
+from xain_participant.agent.agent import run
+from xain_participant.wire.client import CoordinatorClient, Refused
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.coordinator_pb2_grpc import CoordinatorStub
 from xain_wire.metadata import PARTICIPANT_ID_KEY

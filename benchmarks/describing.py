@@ -12,11 +12,11 @@ from collections.abc import Callable
 import numpy as np
 from processes import peak_memory_mb
 
-from xain_workloads.checks.checking import check
-from xain_workloads.dataset import Dataset
-from xain_workloads.describe import TableOne
-from xain_workloads.profile import DataProfile
-from xain_workloads.table import Table
+from xain_workloads.tables.checks.checking import check
+from xain_workloads.tables.checks.describe import TableOne
+from xain_workloads.tables.dataset import Dataset
+from xain_workloads.tables.profile import DataProfile
+from xain_workloads.tables.table import Table
 from xain_workloads.workload import create, initial_model
 
 ROWS = 100

@@ -17,7 +17,7 @@ from typing import Any
 
 from sklearn.datasets import make_classification
 
-from xain_workloads.estimators import described, files, skops_files
+from xain_workloads.ensembles.estimators import described, files, skops_files
 
 FOREST = "RandomForestClassifier"
 DESCRIPTIONS: dict[str, Any] = {

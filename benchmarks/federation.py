@@ -12,20 +12,20 @@ import numpy as np
 
 from xain_coordinator.aggregation.optimizers import Optimizer
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core.descent import NOT_BEGUN, learning_rate
-from xain_coordinator.core.pacing import plan_of
-from xain_foundation.settings import load
+from xain_coordinator.core.parts.descent import NOT_BEGUN, learning_rate
+from xain_coordinator.core.rules.pacing import plan_of
+from xain_foundation.settings.settings import load
 from xain_participant.config import ParticipantConfig
 from xain_workloads.errors import Diverged
-from xain_workloads.figures import figures
-from xain_workloads.growing import grown
-from xain_workloads.histograms import growing, parse_sums
+from xain_workloads.measures.figures import figures
+from xain_workloads.measures.tallies import add
 from xain_workloads.model import Model, Vector, control_size
-from xain_workloads.partition import split_train_test
-from xain_workloads.preprocessing import prepare
 from xain_workloads.scaffold import Variates, without_control
-from xain_workloads.table import Table
-from xain_workloads.tallies import add
+from xain_workloads.tables.partition import split_train_test
+from xain_workloads.tables.preprocessing import prepare
+from xain_workloads.tables.table import Table
+from xain_workloads.trees.growing import grown
+from xain_workloads.trees.histograms import growing, parse_sums
 from xain_workloads.workload import TrainResult, Workload, create, initial_model, measure
 
 

@@ -62,11 +62,11 @@ from certificates import Issuer, close_coordinator
 from fleet_agents import site
 from numpy.typing import NDArray
 
-from xain_foundation.logs import configure
-from xain_foundation.sockets import free_ports
+from xain_foundation.logs.logs import configure
+from xain_foundation.net.sockets import free_ports
 from xain_participant import Participant
-from xain_participant.agent import run
-from xain_participant.client import CALLS_SILENCE_S
+from xain_participant.agent.agent import run
+from xain_participant.wire.client import CALLS_SILENCE_S
 
 AGENTS = Path(__file__).with_name("fleet_agents.py")
 BARE = Path(__file__).with_name("fleet_bare.py")

@@ -27,18 +27,18 @@ import grpc
 import numpy as np
 import xxhash
 
-from xain_foundation.tls import FILES
-from xain_participant import actions as a
-from xain_participant import events as e
-from xain_participant.agent import Agent
-from xain_participant.client import (
+from xain_foundation.security.tls import FILES
+from xain_participant.agent.agent import Agent
+from xain_participant.agent.protocol import Protocol, jittered
+from xain_participant.sdk import actions as a
+from xain_participant.sdk import events as e
+from xain_participant.sdk.values import Call, State, Timer
+from xain_participant.wire.client import (
     CALL_TIMEOUT_S,
     CHANNEL_OPTIONS,
     CoordinatorClient,
     refused_by,
 )
-from xain_participant.protocol import Protocol, jittered
-from xain_participant.values import Call, State, Timer
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.coordinator_pb2_grpc import CoordinatorStub
 from xain_wire.metadata import PARTICIPANT_ID_KEY, TIMEOUT_KEY

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 import grpc
 import structlog
 
-from xain_foundation.logs import configure
+from xain_foundation.logs.logs import configure
 from xain_wire.fl import coordinator_pb2 as pb
 
 SERVICE = "xain_proto.fl.Coordinator"

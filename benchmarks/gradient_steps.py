@@ -33,9 +33,9 @@ import results
 import round_overhead
 from sklearn.datasets import load_digits
 
-from xain_workloads.dataset import Dataset
 from xain_workloads.model import Model, unflatten
-from xain_workloads.partition import iid
+from xain_workloads.tables.dataset import Dataset
+from xain_workloads.tables.partition import iid
 from xain_workloads.workload import Workload, create
 
 ETA0 = 0.5
@@ -60,9 +60,9 @@ def start_participant(target: str, index: int, participants: int) -> "subprocess
 
 
 def participate(target: str, index: int, participants: int) -> int:
-    from xain_foundation.logs import configure
-    from xain_participant.agent import run
-    from xain_participant.workload_participant import WorkloadParticipant
+    from xain_foundation.logs.logs import configure
+    from xain_participant.agent.agent import run
+    from xain_participant.tables.workload_participant import WorkloadParticipant
 
     configure("error", console=False, third_party=False)
     rows = iid(digits().num_samples, participants, seed=0)[index]

@@ -19,7 +19,7 @@ import httpx
 import processes
 from connection_flood import Seen
 
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
 
 BODY_BYTES = 4 << 20  # [http] max_body_bytes
 HEAD = b"POST /v1/predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from xain_coordinator.driver.log_files import LatencyFile
-from xain_coordinator.server.interceptor import COORDINATOR, _timed
+from xain_coordinator.server.calls.interceptor import COORDINATOR, _timed
 
 ROUNDS = 7
 

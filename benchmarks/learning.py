@@ -39,8 +39,8 @@ from studies import SOURCES, studies
 
 from support.spoilt import text_of
 from xain_participant.config import DataSettings
-from xain_workloads.partition import dirichlet, iid, split_train_test
-from xain_workloads.table import Table
+from xain_workloads.tables.partition import dirichlet, iid, split_train_test
+from xain_workloads.tables.table import Table
 from xain_workloads.workload import evaluate
 
 TEST_FRACTION = 0.3

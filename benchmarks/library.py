@@ -10,8 +10,8 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import accuracy_score, log_loss, mean_squared_error, r2_score
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 
-from xain_workloads.preprocessing import prepare
-from xain_workloads.table import Table
+from xain_workloads.tables.preprocessing import prepare
+from xain_workloads.tables.table import Table
 from xain_workloads.workload import create, initial_model
 
 Array = NDArray[Any]

@@ -18,9 +18,9 @@ import numpy as np
 from agent import NUM_SAMPLES
 from processes import peak_memory_mb
 
-from xain_participant.client import CoordinatorClient
-from xain_participant.direct import CHUNK_BYTES, DirectTransfer, with_host
-from xain_participant.download import Download
+from xain_participant.wire.client import CoordinatorClient
+from xain_participant.wire.direct import CHUNK_BYTES, DirectTransfer, with_host
+from xain_participant.wire.download import Download
 from xain_wire.fl import coordinator_pb2 as pb
 
 

@@ -54,13 +54,13 @@ import results
 from counting_proxy import CountingProxy
 
 from xain_coordinator.aggregation.rules import make_rule
-from xain_workloads.bagging import seed_of
-from xain_workloads.data import load_table
-from xain_workloads.dataset import Task
-from xain_workloads.partition import dirichlet, iid, split_train_test
-from xain_workloads.preprocessing import PreprocessingOptions, prepare
-from xain_workloads.stacking import next_model
-from xain_workloads.table import Table
+from xain_workloads.ensembles.bagging import seed_of
+from xain_workloads.ensembles.stacking import next_model
+from xain_workloads.tables.data import load_table
+from xain_workloads.tables.dataset import Task
+from xain_workloads.tables.partition import dirichlet, iid, split_train_test
+from xain_workloads.tables.preprocessing import PreprocessingOptions, prepare
+from xain_workloads.tables.table import Table
 from xain_workloads.workload import create, evaluate, initial_model
 
 ALPHA = 0.5

@@ -11,7 +11,7 @@ from pathlib import Path
 import results
 from processes import PATIENCE_S, POLL_S
 
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
 from xain_parameters.client.connecting import connect_sync
 from xain_parameters.client.sync import Server
 from xain_parameters.scheduler.client import SchedulerCalls

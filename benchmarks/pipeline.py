@@ -25,12 +25,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import results
 
-from xain_participant.participant import Assignment, ProcessGroup
-from xain_participant.stage_trainer import StageTrainer
-from xain_workloads.dataset import Dataset
+from xain_participant.sdk.participant import Assignment, ProcessGroup
+from xain_participant.stages.stage_trainer import StageTrainer
 from xain_workloads.model import Vector
-from xain_workloads.neural import NeuralWorkload
-from xain_workloads.neural_modules import import_torch, use_threads
+from xain_workloads.nets.neural import NeuralWorkload
+from xain_workloads.nets.neural_modules import import_torch, use_threads
+from xain_workloads.tables.dataset import Dataset
 
 FEATURES, CLASSES = 256, 10
 OPTIONS = {"batch_size": 256, "learning_rate": 0.01, "seed": 0, "device": "cpu"}

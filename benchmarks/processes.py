@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import grpc
 import results
 
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_wire.fl import inspection_pb2_grpc
 

@@ -46,9 +46,9 @@ from support.spoilt import (
 from xain_coordinator.export.trained import ask
 from xain_participant.config import DataSettings
 from xain_workloads.model import Model
-from xain_workloads.partition import split_train_test
-from xain_workloads.preprocessing import prepare
-from xain_workloads.table import Table
+from xain_workloads.tables.partition import split_train_test
+from xain_workloads.tables.preprocessing import prepare
+from xain_workloads.tables.table import Table
 from xain_workloads.workload import from_metadata
 
 WARNINGS = 3  # of a table that nobody has spoilt

@@ -29,9 +29,9 @@ import results
 import xxhash
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core import events as e
-from xain_coordinator.core.keys import attempt_key, model_key, update_key
-from xain_coordinator.core.values import GlobalModel, StoredWeights, Update, WeightsRef
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary.keys import attempt_key, model_key, update_key
+from xain_coordinator.core.vocabulary.values import GlobalModel, StoredWeights, Update, WeightsRef
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.journal.codec import Row, digest_of, encode, encode_record
 from xain_coordinator.journal.sqlite import SqliteJournal

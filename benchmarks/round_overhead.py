@@ -31,7 +31,7 @@ import grpc
 import processes
 import results
 
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
 
 SIZE = 10  # of the model, in float32
 WARM_UP_ROUNDS = 5  # imports and caches settle

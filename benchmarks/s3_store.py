@@ -26,7 +26,7 @@ import results
 from support.s3_servers import SeaweedFS
 from xain_coordinator.config.coordinator import StorageSettings
 from xain_coordinator.stores.reading import READ_BYTES
-from xain_coordinator.stores.s3 import open_s3
+from xain_coordinator.stores.s3.s3 import open_s3
 
 CHUNK_BYTES = 1 << 20  # as an upload comes in
 

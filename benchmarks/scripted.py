@@ -21,7 +21,7 @@ import processes
 import results
 
 import xain
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
 
 SIZE = 10
 REPEATS = 3

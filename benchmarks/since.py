@@ -48,7 +48,7 @@ import results
 from parameter_group import connected, group_of
 
 from xain_messaging import Proxy, SessionMessage
-from xain_participant.client import CoordinatorClient
+from xain_participant.wire.client import CoordinatorClient
 from xain_wire.fl import coordinator_pb2 as pb
 
 HERE = Path(__file__).resolve().parent.parent

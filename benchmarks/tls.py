@@ -30,9 +30,9 @@ import numpy as np
 import processes
 import results
 
-from xain_foundation.tls import Certificates
-from xain_participant.client import CoordinatorClient
-from xain_participant.direct import DirectTransfer
+from xain_foundation.security.tls import Certificates
+from xain_participant.wire.client import CoordinatorClient
+from xain_participant.wire.direct import DirectTransfer
 from xain_wire.fl import coordinator_pb2 as pb
 
 WAYS = (False, True)  # open and closed

@@ -28,15 +28,15 @@ from sklearn.ensemble import (
 from studies import SOURCES, studies
 
 from support.spoilt import Study
-from xain_workloads.bagging import LoadedEstimators, seed_of
-from xain_workloads.data import load_table
-from xain_workloads.dataset import Dataset
+from xain_workloads.ensembles.bagging import LoadedEstimators, seed_of
+from xain_workloads.ensembles.stacking import Stack, halfway, next_model
 from xain_workloads.model import Model
-from xain_workloads.partition import dirichlet, iid, split_train_test
-from xain_workloads.preprocessing import prepare
-from xain_workloads.stacking import Stack, halfway, next_model
 from xain_workloads.supervised import classes_of, coded_target
-from xain_workloads.table import Table
+from xain_workloads.tables.data import load_table
+from xain_workloads.tables.dataset import Dataset
+from xain_workloads.tables.partition import dirichlet, iid, split_train_test
+from xain_workloads.tables.preprocessing import prepare
+from xain_workloads.tables.table import Table
 from xain_workloads.workload import create, initial_model
 
 WITHIN = 0.02

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from peers.environments import Found, PeerFailed, environment, intervals, prepare, tree, wait
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
 
 PACKAGE, VERSION = "flwr", "1.41.0"
 APP = Path(__file__).with_name("flower_app")

@@ -15,9 +15,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from xain_foundation.identity import Identity, Role
-from xain_foundation.tls import AUTHORITY, CERTIFICATE, KEY
-from xain_foundation.x509 import Authority, key_to_pem, make_request, new_key, read_request
+from xain_foundation.security.identity import Identity, Role
+from xain_foundation.security.tls import AUTHORITY, CERTIFICATE, KEY
+from xain_foundation.security.x509 import Authority, key_to_pem, make_request, new_key, read_request
 
 ROOT = Path("/run/setup")
 BUCKET = "xain"

@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 
 import numpy as np
 
-from xain_foundation.logs import configure
+from xain_foundation.logs.logs import configure
 from xain_messaging import MembershipServer, Proxy, SessionType
 
 GROUP = "reinforcement"

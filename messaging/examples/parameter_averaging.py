@@ -14,7 +14,7 @@ import multiprocessing as mp
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_foundation.logs import configure
+from xain_foundation.logs.logs import configure
 from xain_messaging import (
     MembershipServer,
     Message,

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 
 import numpy as np
 
-from xain_foundation.logs import configure
+from xain_foundation.logs.logs import configure
 from xain_messaging import MembershipServer, Proxy, SessionType
 
 GROUP = "sum"

@@ -10,17 +10,17 @@ from typing import Any, cast
 import pytest
 
 from support.memory_journal import MemoryJournal
-from xain_coordinator.core.events import (
+from xain_coordinator.core.machine.evolve import begin, evolve
+from xain_coordinator.core.machine.session import Session
+from xain_coordinator.core.view.history import History
+from xain_coordinator.core.vocabulary.events import (
     DurableEvent,
     ParticipantJoined,
     RoundClosed,
     RoundOpened,
     SessionOpened,
 )
-from xain_coordinator.core.evolve import begin, evolve
-from xain_coordinator.core.history import History
-from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import DataProfile, Rules
+from xain_coordinator.core.vocabulary.values import DataProfile, Rules
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import Journal, JournalError, Record, Snapshot
 

@@ -14,7 +14,7 @@ import pytest
 from contract.test_weights_store import CONTRACT, in_folder
 from support.influx_servers import StrictInflux, VictoriaMetrics
 from xain_coordinator.assembly.coordinator import metrics_plugin
-from xain_coordinator.core.values import Point
+from xain_coordinator.core.vocabulary.values import Point
 from xain_coordinator.metrics import queue
 from xain_coordinator.metrics.influx import LINGER_S, InfluxWriter
 from xain_coordinator.metrics.local_file import LocalMetricsFile

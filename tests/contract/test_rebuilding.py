@@ -8,14 +8,14 @@ from tests.contract.test_weights_store import put, store  # noqa: F401  # a fixt
 from tests.unit.core.bench import make_rules
 
 from xain_coordinator.aggregation.publishing import publish
-from xain_coordinator.core import events as e
-from xain_coordinator.core.effects import Effect, InitialiseModel
-from xain_coordinator.core.evolve import fold, open_session
-from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import GlobalModel, WeightsRef
-from xain_coordinator.driver.fence import FencedStore
+from xain_coordinator.core.machine.evolve import fold, open_session
+from xain_coordinator.core.machine.session import Session
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary.effects import Effect, InitialiseModel
+from xain_coordinator.core.vocabulary.values import GlobalModel, WeightsRef
 from xain_coordinator.driver.rebuilding import DAMAGED, DamagedModel, rebuild_damaged_model
 from xain_coordinator.ports import Fenced, StoreUnavailable, WeightsStore
+from xain_coordinator.upkeep.fence import FencedStore
 
 DATA = bytes(range(256)) * 1000
 ROTTEN = DATA[:5000] + b"\xff" + DATA[5001:]

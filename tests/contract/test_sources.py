@@ -17,7 +17,7 @@ from support.http_files import HttpFiles
 from support.logs import capture_logs
 from support.process import PATIENCE_S
 from support.s3_servers import S3Server
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
 from xain_workloads.errors import DataError, NoData
 from xain_workloads.sources.parts import Part, find, read_bytes
 from xain_workloads.sources.reading import read, schema

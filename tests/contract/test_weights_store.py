@@ -26,7 +26,7 @@ from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.memory import MemoryStore
 from xain_coordinator.stores.opening import open_plugin
 from xain_coordinator.stores.prefixed import PrefixedStore
-from xain_coordinator.stores.s3 import S3Store, open_s3
+from xain_coordinator.stores.s3.s3 import S3Store, open_s3
 
 GATE_S = 60.0  # for all threads of a test to come together
 

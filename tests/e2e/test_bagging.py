@@ -15,8 +15,8 @@ from e2e.test_trees import SITES, write_tables
 from support.process import CoordinatorProcess, SiteProcess
 from support.terminals import Terminals, commands_of, files_of
 from support.wire import Member
-from xain_workloads.dataset import Dataset
-from xain_workloads.stacking import Stack
+from xain_workloads.ensembles.stacking import Stack
+from xain_workloads.tables.dataset import Dataset
 
 pytestmark = pytest.mark.e2e
 

@@ -17,10 +17,10 @@ import pytest
 from support.certificates import issued, write_folder
 from support.process import PATIENCE_S, CoordinatorProcess
 from support.wire import Member
-from xain_foundation.identity import Role
-from xain_foundation.sockets import free_ports
-from xain_foundation.tls import AUTHORITY, CERTIFICATE, KEY, Certificates
-from xain_foundation.x509 import Authority
+from xain_foundation.net.sockets import free_ports
+from xain_foundation.security.identity import Role
+from xain_foundation.security.tls import AUTHORITY, CERTIFICATE, KEY, Certificates
+from xain_foundation.security.x509 import Authority
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2
 

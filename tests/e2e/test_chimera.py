@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from support.served import SGD, Served
-from xain_workloads.data import load
+from xain_workloads.tables.data import load
 
 pytestmark = pytest.mark.e2e
 

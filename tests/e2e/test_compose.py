@@ -33,14 +33,14 @@ from support.containers.engine import docker, wait_until
 from support.containers.stack import Stack
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_foundation.exit_statuses import FINAL
-from xain_foundation.identity import Role
-from xain_foundation.settings import load as load_settings
-from xain_foundation.tls import Certificates
+from xain_foundation.security.identity import Role
+from xain_foundation.security.tls import Certificates
+from xain_foundation.settings.settings import load as load_settings
 from xain_participant.config import ParticipantConfig
 from xain_workloads import workload
-from xain_workloads.data import load
 from xain_workloads.model import Model, TensorSpec
-from xain_workloads.reading.dialect import Dialect
+from xain_workloads.tables.data import load
+from xain_workloads.tables.reading.dialect import Dialect
 
 pytestmark = pytest.mark.e2e
 

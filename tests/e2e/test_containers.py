@@ -289,9 +289,9 @@ def test_health_follows_the_coordinator(containers):
 
 EVERYTHING = """
 from xain_workloads import workload
-from xain_workloads.data import BUNDLED, load
-from xain_workloads.reading.dialect import Dialect
-from xain_workloads.sgd_options import LOSSES
+from xain_workloads.tables.data import BUNDLED, load
+from xain_workloads.tables.reading.dialect import Dialect
+from xain_workloads.linear.sgd_options import LOSSES
 
 for source in ("/data/x.csv", "/data/x.parquet", "/data/x.npz", "/data/x.svm"):
     data = load(source)

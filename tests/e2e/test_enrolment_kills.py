@@ -25,7 +25,7 @@ from xain_coordinator.access import audit_log
 from xain_coordinator.access.evolve import fold
 from xain_coordinator.access.records import event_of
 from xain_coordinator.access.values import Access, Token
-from xain_foundation.tls import Certificates
+from xain_foundation.security.tls import Certificates
 from xain_participant.enrolment.kept import KeptCertificates
 from xain_wire.fl import inspection_pb2
 from xain_wire.fl.inspection_pb2_grpc import InspectionStub

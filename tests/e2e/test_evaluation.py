@@ -18,7 +18,7 @@ from support.training import close_gates
 from xain_coordinator.assembly.warm_start import load_model_file
 from xain_coordinator.server.inspection_client import fetch
 from xain_foundation.exit_statuses import EXIT_NO_BETTER
-from xain_workloads.tallies import records
+from xain_workloads.measures.tallies import records
 
 pytestmark = pytest.mark.e2e
 

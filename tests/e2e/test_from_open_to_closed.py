@@ -11,7 +11,7 @@ import pytest
 from support.process import CoordinatorProcess, ParticipantProcess
 from support.training import Scenario, close_gates, digests, models, undisturbed
 from support.wire import Member
-from xain_foundation.tls import Certificates
+from xain_foundation.security.tls import Certificates
 from xain_participant.enrolment.kept import KeptCertificates
 
 pytestmark = pytest.mark.e2e

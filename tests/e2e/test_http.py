@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from support.served import Served, error_of
-from xain_workloads.data import load
+from xain_workloads.tables.data import load
 
 pytestmark = pytest.mark.e2e
 

@@ -26,7 +26,7 @@ from support.influx_servers import VictoriaMetrics
 from support.process import Lines, ParticipantProcess
 from support.s3_servers import SeaweedFS
 from support.training import Scenario, Training, close_gates, digests, training, undisturbed
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
 
 # The number of kills is what counts, so there is no hurry: this much only if all stands still.
 KILLS = int(os.environ.get("KILLS") or 10)

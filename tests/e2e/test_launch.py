@@ -20,7 +20,7 @@ from support.shown import Shown
 from support.terminals import BIN, Terminals, commands_of, files_of
 from xain_coordinator.server import inspection_client
 from xain_coordinator.server.inspection_client import NoStatus
-from xain_workloads.data import load
+from xain_workloads.tables.data import load
 
 ROOT = Path(__file__).parents[2]
 

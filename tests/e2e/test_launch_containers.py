@@ -19,8 +19,8 @@ from support.containers.engine import BAGGING, PARTICIPANT, SPARSE, docker
 from xain_coordinator.cli.launch import containers
 from xain_coordinator.server import inspection_client
 from xain_coordinator.server.inspection_client import NoStatus
-from xain_workloads.data import load
 from xain_workloads.sparse.generator import SHAPES, write
+from xain_workloads.tables.data import load
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2700)]
 

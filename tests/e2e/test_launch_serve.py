@@ -17,7 +17,7 @@ import pytest
 from e2e.test_launch import launched, name_of, pid_of
 from support.launches import processes_of
 from support.shown import Shown
-from xain_workloads.data import load
+from xain_workloads.tables.data import load
 
 pytestmark = pytest.mark.e2e
 

@@ -19,7 +19,7 @@ from xain_coordinator.cli.launch import processes, sparse
 from xain_coordinator.cli.launch.interrupts import Interrupted, Interrupts
 from xain_coordinator.cli.launch.logs import LogView
 from xain_coordinator.cli.launch.supervisor import Launcher
-from xain_foundation.settings import resolve
+from xain_foundation.settings.settings import resolve
 from xain_parameters import connect_sync
 from xain_workloads.sparse.generator import SHAPES, write
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.terminals import files_of
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
 from xain_parameters import Assign, LocalGroup
 from xain_parameters.client.batches import NOTE_DIM
 
@@ -25,7 +25,7 @@ RUN = "import sys; from {} import main; sys.exit(main())"
 MODULES = {
     "xain-coordinator": "xain_coordinator.cli.main",
     "xain-parameter-server": "xain_parameters.cli",
-    "xain-participant": "xain_participant.cli",
+    "xain-participant": "xain_participant.cli.cli",
 }
 ADDRESS_FLAGS = {
     "scheduler": "--listen",

@@ -15,9 +15,9 @@ import pytest
 from support.process import PATIENCE_S, CoordinatorProcess, Process
 from support.terminals import Terminals, commands_of
 from support.wire import Member
-from xain_workloads.data import load_table
-from xain_workloads.neural import NeuralWorkload
-from xain_workloads.preprocessing import prepare
+from xain_workloads.nets.neural import NeuralWorkload
+from xain_workloads.tables.data import load_table
+from xain_workloads.tables.preprocessing import prepare
 from xain_workloads.workload import initial_model
 
 pytestmark = pytest.mark.e2e

@@ -10,7 +10,7 @@ import pytest
 
 from support.process import CoordinatorProcess, Lines, SiteProcess
 from support.tables import write_rows
-from xain_participant.versions import Versions
+from xain_participant.keep.versions import Versions
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

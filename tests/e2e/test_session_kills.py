@@ -22,9 +22,9 @@ import pytest
 from support.process import PATIENCE_S
 from support.ray_nodes import ENVIRONMENT, Node
 from support.session_script import ROUNDS, SITES
-from xain_coordinator.core import events as e
+from xain_coordinator.core.vocabulary import events as e
 from xain_coordinator.journal.sqlite import SqliteJournal
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
 
 KILLS = int(os.environ.get("KILLS") or 6)
 KILLS_ON_RAY = int(os.environ.get("KILLS_ON_RAY") or 2)

@@ -12,7 +12,7 @@ import pytest
 from nbclient import NotebookClient
 
 from support.terminals import files_of
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
 
 pytestmark = pytest.mark.e2e
 

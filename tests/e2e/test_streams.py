@@ -18,8 +18,8 @@ from support.command_lines import APPS
 from support.streams import broken_streams
 from support.terminals import BIN
 from xain_coordinator.server import inspection_client
-from xain_foundation.identity import Role
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
+from xain_foundation.security.identity import Role
 from xain_parameters.errors import ParameterError
 from xain_parameters.scheduler.client import SchedulerCalls
 from xain_workloads.sparse.generator import SHAPES, write

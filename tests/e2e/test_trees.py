@@ -11,8 +11,8 @@ import xgboost
 
 from support.process import CoordinatorProcess, Process
 from support.wire import Member
-from xain_workloads.data import load
-from xain_workloads.dataset import Dataset
+from xain_workloads.tables.data import load
+from xain_workloads.tables.dataset import Dataset
 
 pytestmark = pytest.mark.e2e
 

@@ -18,7 +18,7 @@ from support.s3_servers import SeaweedFS
 from support.wire import Member, reason
 from support.xain_sdk import environment
 from xain_coordinator.access.control import initialise
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
 from xain_participant.enrolment.joining import Token, join
 from xain_participant.enrolment.kept import KeptCertificates
 from xain_wire.fl import coordinator_pb2 as pb

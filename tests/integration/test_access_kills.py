@@ -25,8 +25,8 @@ from xain_coordinator.access.errors import TokenUsed, Unauthenticated
 from xain_coordinator.access.evolve import fold
 from xain_coordinator.access.records import event_of
 from xain_coordinator.access.values import Access, Token
-from xain_foundation.tls import Certificates
-from xain_foundation.x509 import key_to_pem, new_key
+from xain_foundation.security.tls import Certificates
+from xain_foundation.security.x509 import key_to_pem, new_key
 
 KILLS = int(os.environ.get("KILLS") or 30)
 SEED = int(os.environ.get("SEED") or 0)

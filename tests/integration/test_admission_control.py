@@ -18,7 +18,7 @@ from grpc_status import rpc_status
 
 from support.silent import SilentConnection
 from support.wire import Member, reason
-from xain_coordinator.server.admission_control import (
+from xain_coordinator.server.calls.admission_control import (
     CALLS_PER_MEMBER,
     UNREGISTERED_READS,
 )

@@ -23,12 +23,12 @@ from xain_coordinator.driver.effects import Stopped, StoreWorker
 from xain_coordinator.driver.rebuilding import DamagedModel
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import JournalDamaged
-from xain_foundation import logs
+from xain_foundation.logs import logs
 from xain_participant import Agent, Participant, StateDirectory
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.inspection_pb2 import ListRoundsRequest
-from xain_workloads.schema import Column
-from xain_workloads.table import Table
+from xain_workloads.tables.schema import Column
+from xain_workloads.tables.table import Table
 
 LARGE = 50_000  # float32: more than what travels inside a call
 

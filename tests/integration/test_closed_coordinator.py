@@ -18,13 +18,13 @@ from support.process import PATIENCE_S
 from support.wire import Member, refused
 from xain_coordinator.access.control import initialise
 from xain_coordinator.assembly.coordinator import SessionCoordinator
-from xain_coordinator.server.admission_control import BURST_S, CALLS_PER_MEMBER
+from xain_coordinator.server.calls.admission_control import BURST_S, CALLS_PER_MEMBER
 from xain_coordinator.server.guard import Guard
 from xain_coordinator.server.serve import STREAMS_OF_HOLDER
-from xain_foundation.identity import Role
-from xain_foundation.join_token import JoinToken
-from xain_foundation.tls_settings import TlsSettings
-from xain_foundation.x509 import Authority, key_to_pem, make_request, new_key
+from xain_foundation.security.identity import Role
+from xain_foundation.security.join_token import JoinToken
+from xain_foundation.security.tls_settings import TlsSettings
+from xain_foundation.security.x509 import Authority, key_to_pem, make_request, new_key
 from xain_messaging.discovery.service import MAX_GROUPS
 from xain_wire.fl import access_pb2, access_pb2_grpc, inspection_pb2
 from xain_wire.fl import coordinator_pb2 as pb

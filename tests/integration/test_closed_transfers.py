@@ -15,12 +15,12 @@ from support.wire import Member, digest, npy
 from xain_coordinator.access.control import initialise
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.server.guard import Guard
-from xain_foundation.identity import Role
-from xain_foundation.tls import AUTHORITY, CERTIFICATE, KEY, Certificates
-from xain_foundation.tls_settings import TlsSettings
-from xain_foundation.x509 import key_to_pem, make_request, new_key
+from xain_foundation.security.identity import Role
+from xain_foundation.security.tls import AUTHORITY, CERTIFICATE, KEY, Certificates
+from xain_foundation.security.tls_settings import TlsSettings
+from xain_foundation.security.x509 import key_to_pem, make_request, new_key
 from xain_participant import Agent
-from xain_participant.direct import DirectTransfer, OfferFailed, with_host
+from xain_participant.wire.direct import DirectTransfer, OfferFailed, with_host
 from xain_wire.fl import coordinator_pb2 as pb
 
 Hold = Callable[..., Certificates]

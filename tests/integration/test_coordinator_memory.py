@@ -12,7 +12,7 @@ import pytest
 
 from support.process import PATIENCE_S, CoordinatorProcess
 from support.wire import Member, npy
-from xain_participant.client import CoordinatorClient
+from xain_participant.wire.client import CoordinatorClient
 from xain_wire.fl import coordinator_pb2 as pb
 
 pytestmark = [

@@ -10,7 +10,7 @@ import grpc
 
 from support.logs import capture_logs
 from support.process import PATIENCE_S
-from xain_coordinator.server.control_service import ControlService
+from xain_coordinator.server.calls.control_service import ControlService
 from xain_coordinator.server.guard import Guard
 from xain_coordinator.server.operators_socket import OperatorsSocket
 from xain_wire.fl.access_pb2 import CopyJournalRequest

@@ -13,12 +13,12 @@ from support.agents import ends_of
 from support.logs import capture_logs
 from support.s3_servers import SeaweedFS
 from support.wire import digest, npy
-from xain_coordinator.core.values import Phase
-from xain_coordinator.server.coordinator_service import CoordinatorService
-from xain_foundation.sockets import free_ports
+from xain_coordinator.core.vocabulary.values import Phase
+from xain_coordinator.server.calls.coordinator_service import CoordinatorService
+from xain_foundation.net.sockets import free_ports
 from xain_participant import Agent, Participant
-from xain_participant.direct import DirectTransfer, OfferFailed
-from xain_participant.download import Download
+from xain_participant.wire.direct import DirectTransfer, OfferFailed
+from xain_participant.wire.download import Download
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.limits import MAX_INLINE_BYTES
 

@@ -12,9 +12,9 @@ import pytest
 from support.transfers import PATIENCE_S, until
 from support.wire import digest, npy
 from xain_coordinator.assembly import coordinator
-from xain_coordinator.core.errors import InvalidUpdate
-from xain_coordinator.core.keys import incoming_key
-from xain_coordinator.core.values import Phase
+from xain_coordinator.core.vocabulary.errors import InvalidUpdate
+from xain_coordinator.core.vocabulary.keys import incoming_key
+from xain_coordinator.core.vocabulary.values import Phase
 from xain_coordinator.ports import StoreUnavailable, WrongSize
 from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
 from xain_coordinator.updates.slots import NUM_READINGS, Slots

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from xain_coordinator.core import commands as c
+from xain_coordinator.core.vocabulary import commands as c
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.metadata import PARTICIPANT_ID_KEY
 

@@ -15,12 +15,12 @@ import grpc
 import pytest
 
 from support.certificates import issued, make_authority, write_folder
-from xain_foundation.channels import find_cause
-from xain_foundation.handshakes import Cause, Fault
-from xain_foundation.identity import Role
-from xain_foundation.tls import AUTHORITY, CERTIFICATE, KEY, Certificates
-from xain_foundation.x509 import Authority
-from xain_participant.advice import advised
+from xain_foundation.net.channels import find_cause
+from xain_foundation.security.handshakes import Cause, Fault
+from xain_foundation.security.identity import Role
+from xain_foundation.security.tls import AUTHORITY, CERTIFICATE, KEY, Certificates
+from xain_foundation.security.x509 import Authority
+from xain_participant.tables.advice import advised
 
 OURS = make_authority()
 PATIENCE_S = 60.0
@@ -132,7 +132,7 @@ def test_our_certificate_has_expired_since_it_was_read(monkeypatch, tmp_path) ->
     """A program that was up all the time knows its old certificate."""
     other = write_folder(tmp_path / "short", OURS, Role.PARTICIPANT, "ward-7", lifetime_s=-60.0)
     with monkeypatch.context() as reading:
-        reading.setattr("xain_foundation.tls._why_refused", lambda *_: "")
+        reading.setattr("xain_foundation.security.tls._why_refused", lambda *_: "")
         short = Certificates(other)
     with closed() as address:
         cause = cause_of(address, short)

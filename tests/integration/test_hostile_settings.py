@@ -14,9 +14,9 @@ import pytest
 from xain_coordinator.cli.launch.sparse import SparseConfig
 from xain_coordinator.config.coordinator import ENV_PREFIX as COORDINATOR_PREFIX
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_foundation.fields import Section
-from xain_foundation.schema import Key, Schema, dotted
-from xain_foundation.settings import ConfigError, resolve
+from xain_foundation.settings.fields import Section
+from xain_foundation.settings.schema import Key, Schema, dotted
+from xain_foundation.settings.settings import ConfigError, resolve
 from xain_parameters.config import SchedulerConfig, ServerConfig
 from xain_participant.config import ENV_PREFIX as PARTICIPANT_PREFIX
 from xain_participant.config import ParticipantConfig

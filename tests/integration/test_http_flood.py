@@ -13,7 +13,7 @@ import pytest
 from support.process import PATIENCE_S, CoordinatorProcess
 from support.wire import Member
 from xain_coordinator.http_face.connections import MAX_CONNECTIONS
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
 from xain_wire.fl import coordinator_pb2 as pb
 
 pytestmark = [

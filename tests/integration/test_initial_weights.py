@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from integration.conftest import config_for
 from support.agents import ends_of
 from xain_coordinator.export.trained import Trained, ask, open_files
-from xain_participant.agent import Agent
-from xain_participant.participant import Participant
+from xain_participant.agent.agent import Agent
+from xain_participant.sdk.participant import Participant
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_workloads.model import Layout, TensorSpec

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from support.wire import digest, npy
-from xain_coordinator.core.keys import is_journalled
+from xain_coordinator.core.vocabulary.keys import is_journalled
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_wire.fl import coordinator_pb2 as pb
 

@@ -28,14 +28,14 @@ from support.transfers import (
     written,
 )
 from support.wire import Member, digest, npy, refused
-from xain_coordinator.core.keys import attempt_key
-from xain_coordinator.core.replies import Ticket
-from xain_coordinator.core.values import StoredWeights
+from xain_coordinator.core.vocabulary.keys import attempt_key
+from xain_coordinator.core.vocabulary.replies import Ticket
+from xain_coordinator.core.vocabulary.values import StoredWeights
 from xain_coordinator.updates.measured_upload import Announced, Header, MeasuredUpload
 from xain_coordinator.updates.upload_stream import UploadStream
-from xain_participant import upload as outgoing
-from xain_participant.client import CoordinatorClient, Refused
-from xain_participant.encoded import quantise
+from xain_participant.sdk.encoded import quantise
+from xain_participant.wire import upload as outgoing
+from xain_participant.wire.client import CoordinatorClient, Refused
 from xain_wire.fl import coordinator_pb2 as pb
 
 Code = grpc.StatusCode

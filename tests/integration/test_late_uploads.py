@@ -8,7 +8,7 @@ import pytest
 
 from support.transfers import PATIENCE_S, VECTOR, put, until
 from support.wire import refused
-from xain_coordinator.core.values import StoredWeights
+from xain_coordinator.core.vocabulary.values import StoredWeights
 from xain_coordinator.updates.measured_upload import MeasuredUpload
 from xain_wire.fl import coordinator_pb2 as pb
 

@@ -97,7 +97,7 @@ class CsvWithoutTorch(Csv):
     async def start(self) -> None:
         program = (
             "import sys; sys.modules['torch'] = None\n"
-            "from xain_participant.cli import main\nsys.exit(main())"
+            "from xain_participant.cli.cli import main\nsys.exit(main())"
         )
         self._process = await self.run(["-c", program, *self._command[2:]])
 

@@ -16,11 +16,11 @@ from support.transfers import until
 from support.wire import Member
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_participant import Agent, StateDirectory, WorkloadParticipant
-from xain_participant.participant import Assignment, call_train_round
-from xain_participant.personal import PersonalTensors
-from xain_workloads.data import load
-from xain_workloads.dataset import Dataset
+from xain_participant.sdk.participant import Assignment, call_train_round
+from xain_participant.tables.personal import PersonalTensors
 from xain_workloads.model import Model, unflatten
+from xain_workloads.tables.data import load
+from xain_workloads.tables.dataset import Dataset
 from xain_workloads.workload import create
 
 SGD = create("sgd")

@@ -12,8 +12,8 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from grpc_status import rpc_status
 
 from support.wire import Member
-from xain_coordinator.core import commands as c
-from xain_coordinator.core.values import ParticipantState
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary.values import ParticipantState
 from xain_participant import Agent, Participant
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection

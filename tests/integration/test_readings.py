@@ -14,7 +14,7 @@ import pytest
 from support.transfers import DATA, MIB, PATIENCE_S, VECTOR, found, parts, put, until
 from support.wire import refused
 from xain_coordinator.assembly.coordinator import SessionCoordinator
-from xain_coordinator.core.values import Phase
+from xain_coordinator.core.vocabulary.values import Phase
 from xain_coordinator.stores.files import FileReader
 from xain_coordinator.updates import sources
 from xain_coordinator.updates.measured_upload import MeasuredUpload

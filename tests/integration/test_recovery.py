@@ -18,7 +18,7 @@ import pytest
 
 from support.process import CoordinatorProcess
 from support.wire import Member, npy
-from xain_coordinator.core.values import Phase
+from xain_coordinator.core.vocabulary.values import Phase
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.stores.files import FileStore

@@ -16,16 +16,16 @@ from xain.result import fetch_last_model
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.assembly.warm_start import CannotStartFrom
 from xain_participant import Agent, WorkloadParticipant
-from xain_participant.participant import Assignment, call_train_round, take_metrics
-from xain_participant.variates import KeptVariates
-from xain_participant.versions import Versions
-from xain_workloads.data import load
-from xain_workloads.dataset import Dataset
+from xain_participant.keep.variates import KeptVariates
+from xain_participant.keep.versions import Versions
+from xain_participant.sdk.participant import Assignment, call_train_round, take_metrics
 from xain_workloads.exported import formats
 from xain_workloads.model import CONTROL_LOST, Model, control_size, unflatten
-from xain_workloads.preprocessing import prepare, target_scale
 from xain_workloads.scaffold import without_control
-from xain_workloads.table import Table
+from xain_workloads.tables.data import load
+from xain_workloads.tables.dataset import Dataset
+from xain_workloads.tables.preprocessing import prepare, target_scale
+from xain_workloads.tables.table import Table
 from xain_workloads.workload import create, initial_model
 
 OPTIONS = {

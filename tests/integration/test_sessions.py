@@ -16,9 +16,9 @@ from support.clock import HeldClock
 from support.wire import digest, npy, refused
 from xain_coordinator.cli.report.page import page
 from xain_coordinator.cli.status import render
-from xain_coordinator.core.commands import Rendezvous, Tick
-from xain_coordinator.core.history import RoundRecord
-from xain_coordinator.core.values import DataProfile, GlobalModel, WeightsRef
+from xain_coordinator.core.view.history import RoundRecord
+from xain_coordinator.core.vocabulary.commands import Rendezvous, Tick
+from xain_coordinator.core.vocabulary.values import DataProfile, GlobalModel, WeightsRef
 from xain_coordinator.export.trained import ask as ask_trained
 from xain_coordinator.server.inspection_client import fetch
 from xain_wire.fl import coordinator_pb2 as pb

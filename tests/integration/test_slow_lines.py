@@ -15,16 +15,16 @@ import pytest
 from support.fault_proxy import FaultProxy
 from support.transfers import in_round, until
 from support.wire import npy
-from xain_coordinator.server.downloads import Downloads
-from xain_coordinator.server.weights_port import WeightsPort
+from xain_coordinator.server.weights.downloads import Downloads
+from xain_coordinator.server.weights.weights_port import WeightsPort
 from xain_coordinator.updates.bodies import StallTimer
-from xain_foundation.sockets import free_ports
-from xain_participant.client import CoordinatorClient, Refused, open_channel
-from xain_participant.direct import DirectTransfer, OfferFailed
-from xain_participant.parts import PartSize
+from xain_foundation.net.sockets import free_ports
+from xain_participant.stages.parts import PartSize
+from xain_participant.wire.client import CoordinatorClient, Refused, open_channel
+from xain_participant.wire.direct import DirectTransfer, OfferFailed
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.limits import LEAST_BYTES, MAX_INLINE_BYTES, STALLED_S
-from xain_workloads.profile import DataProfile
+from xain_workloads.tables.profile import DataProfile
 
 SCALE = 10
 VECTOR = np.random.default_rng(3).standard_normal(4_000, dtype=np.float32)  # 160 KB, scaled

@@ -35,7 +35,7 @@ from support.spoilt import (
 )
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_foundation.commands import parse_assignments
-from xain_foundation.settings import load
+from xain_foundation.settings.settings import load
 from xain_participant.config import ParticipantConfig
 
 SITE = "west"  # the spoilt one

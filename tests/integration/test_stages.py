@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from support import stage_member
-from xain_workloads.dataset import Dataset
 from xain_workloads.errors import Diverged
-from xain_workloads.neural import NeuralWorkload
+from xain_workloads.nets.neural import NeuralWorkload
+from xain_workloads.tables.dataset import Dataset
 
 SIZE = 3  # processes, each of which imports torch
 LAYERS = [

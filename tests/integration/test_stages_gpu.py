@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from xain_participant.participant import Assignment, ProcessGroup
-from xain_participant.stage_trainer import StageTrainer
-from xain_workloads.data import load
+from xain_participant.sdk.participant import Assignment, ProcessGroup
+from xain_participant.stages.stage_trainer import StageTrainer
 from xain_workloads.errors import DataError
-from xain_workloads.neural import NeuralWorkload
+from xain_workloads.nets.neural import NeuralWorkload
+from xain_workloads.tables.data import load
 
 
 def test_stage_is_trained_on_the_gpu_where_there_is_one() -> None:

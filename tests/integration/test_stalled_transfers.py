@@ -7,7 +7,7 @@ import grpc
 
 from support.transfers import DATA, LARGE, MIB, found, header, in_round, put, with_model, written
 from support.wire import digest, npy, refused
-from xain_coordinator.server.downloads import Downloads
+from xain_coordinator.server.weights.downloads import Downloads
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.coordinator_pb2_grpc import CoordinatorStub
 

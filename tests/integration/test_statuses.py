@@ -12,11 +12,11 @@ from structlog.testing import capture_logs
 
 from support.wire import Member, digest, npy, refused
 from xain_coordinator.access import errors as access
-from xain_coordinator.core import errors
+from xain_coordinator.core.vocabulary import errors
 from xain_coordinator.ports import StoreUnavailable
-from xain_coordinator.server.interceptor import MAX_FAILED_LINES
+from xain_coordinator.server.calls.interceptor import MAX_FAILED_LINES
 from xain_coordinator.server.statuses import STATUSES
-from xain_foundation.rate_limited_log import EVERY_S
+from xain_foundation.logs.rate_limited_log import EVERY_S
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_wire.fl.refusals_pb2 import RefusalReason
@@ -282,7 +282,7 @@ async def test_a_defect_is_internal_and_tells_nothing(start, join, monkeypatch):
     def broken(*_: object) -> None:
         raise RuntimeError("secret invariant")
 
-    monkeypatch.setattr("xain_coordinator.server.coordinator_service.layout_of", broken)
+    monkeypatch.setattr("xain_coordinator.server.calls.coordinator_service.layout_of", broken)
     began = time.monotonic()
     with capture_logs() as entries:
         for _ in range(MAX_FAILED_LINES + 1):

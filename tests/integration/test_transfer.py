@@ -10,8 +10,8 @@ import pytest
 
 from support.transfers import DATA, HEADER_BYTES, MIB, VECTOR, connected, header, in_round, put
 from support.wire import digest, npy, refused
-from xain_participant.client import Refused
-from xain_participant.encoded import quantise
+from xain_participant.sdk.encoded import quantise
+from xain_participant.wire.client import Refused
 from xain_wire.fl import coordinator_pb2 as pb
 
 Code = grpc.StatusCode

@@ -23,7 +23,7 @@ import sys
 import numpy as np
 from pathlib import Path
 from xain_participant import Participant, run
-from xain_participant.state import StateDirectory
+from xain_participant.keep.state import StateDirectory
 
 target, name, folder, size = sys.argv[1:]
 

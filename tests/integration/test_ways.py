@@ -14,12 +14,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from support.certificates import make_authority, write_folder
 from support.connect_proxy import ConnectProxy
-from xain_foundation.channels import open_channel, proxy_to, why_unreachable
-from xain_foundation.identity import Role
-from xain_foundation.proxies import PROXIES, WITHOUT
-from xain_foundation.tls import Certificates
-from xain_participant.direct import DirectTransfer, OfferFailed
-from xain_participant.download import Download
+from xain_foundation.net.channels import open_channel, proxy_to, why_unreachable
+from xain_foundation.net.proxies import PROXIES, WITHOUT
+from xain_foundation.security.identity import Role
+from xain_foundation.security.tls import Certificates
+from xain_participant.wire.direct import DirectTransfer, OfferFailed
+from xain_participant.wire.download import Download
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.weights_port import PATH
 

@@ -33,14 +33,14 @@ from support.transfers import (
     written,
 )
 from support.wire import Member, digest, npy
-from xain_coordinator.server import weights_port as ports
-from xain_coordinator.server.capabilities import Capabilities, PortFile
 from xain_coordinator.server.serve import WEIGHTS_PORT
-from xain_coordinator.server.weights_port import PortTaken
-from xain_foundation.sockets import free_ports
+from xain_coordinator.server.weights import weights_port as ports
+from xain_coordinator.server.weights.capabilities import Capabilities, PortFile
+from xain_coordinator.server.weights.weights_port import PortTaken
+from xain_foundation.net.sockets import free_ports
 from xain_participant import Agent
-from xain_participant.client import CoordinatorClient
-from xain_participant.direct import DirectTransfer, OfferFailed, with_host
+from xain_participant.wire.client import CoordinatorClient
+from xain_participant.wire.direct import DirectTransfer, OfferFailed, with_host
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.weights_port import PATH
 

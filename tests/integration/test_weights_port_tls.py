@@ -14,12 +14,12 @@ from support.certificates import issued, make_authority, write_folder
 from support.closed_port import ClosedPort
 from support.transfers import DATA, PATIENCE_S, VECTOR, until
 from support.wire import digest, npy
-from xain_foundation import tls
-from xain_foundation.identity import Role
-from xain_foundation.tls import Certificates
-from xain_foundation.tls_socket import TlsSocket
-from xain_participant.direct import DirectTransfer, OfferFailed
-from xain_participant.download import Download
+from xain_foundation.security import tls
+from xain_foundation.security.identity import Role
+from xain_foundation.security.tls import Certificates
+from xain_foundation.security.tls_socket import TlsSocket
+from xain_participant.wire.direct import DirectTransfer, OfferFailed
+from xain_participant.wire.download import Download
 from xain_wire.fl import coordinator_pb2 as pb
 
 UPDATE = npy(VECTOR + 1)

@@ -11,8 +11,8 @@ from enum import Enum
 from fractions import Fraction
 from math import ceil, inf
 
-from xain_coordinator.core import events as e
-from xain_coordinator.core.values import GlobalModel, Task
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary.values import GlobalModel, Task
 from xain_messaging.conditional_events import parse
 
 ROUNDING_S = 1e-6  # between sums of times in different orders

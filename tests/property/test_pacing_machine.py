@@ -27,18 +27,18 @@ from tests.unit.core.bench import (
 )
 
 from oracle.rounds import Rounds
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import errors
-from xain_coordinator.core import events as e
-from xain_coordinator.core import replies as r
-from xain_coordinator.core.decider import Decision, decide, next_deadline, resume
-from xain_coordinator.core.effects import Aggregate, InitialiseModel
-from xain_coordinator.core.evolve import evolve, fold, open_session
-from xain_coordinator.core.keys import update_key
-from xain_coordinator.core.questions import AssignmentFor, advertise, ask
-from xain_coordinator.core.script import RoundConfig
-from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import ParticipantState, Phase, Rules
+from xain_coordinator.core.machine.decider import Decision, decide, next_deadline, resume
+from xain_coordinator.core.machine.evolve import evolve, fold, open_session
+from xain_coordinator.core.machine.questions import AssignmentFor, advertise, ask
+from xain_coordinator.core.machine.session import Session
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import errors
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary import replies as r
+from xain_coordinator.core.vocabulary.effects import Aggregate, InitialiseModel
+from xain_coordinator.core.vocabulary.keys import update_key
+from xain_coordinator.core.vocabulary.script import RoundConfig
+from xain_coordinator.core.vocabulary.values import ParticipantState, Phase, Rules
 
 DEADLINE_S = 30.0
 IDLE_S = 100.0

@@ -33,18 +33,24 @@ from tests.unit.core.bench import (
 )
 
 from oracle.rounds import Rounds
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import errors
-from xain_coordinator.core import events as e
-from xain_coordinator.core import replies as r
-from xain_coordinator.core.answers import MAX_NOTED
-from xain_coordinator.core.decider import Decision, decide, next_deadline, resume
-from xain_coordinator.core.effects import Aggregate, InitialiseModel
-from xain_coordinator.core.evolve import evolve, fold, open_session
-from xain_coordinator.core.keys import attempt_key, update_key
-from xain_coordinator.core.questions import AssignmentFor, MayUpload, Question, advertise, ask
-from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import DataProfile, ParticipantState, Phase, Rules
+from xain_coordinator.core.machine.answers import MAX_NOTED
+from xain_coordinator.core.machine.decider import Decision, decide, next_deadline, resume
+from xain_coordinator.core.machine.evolve import evolve, fold, open_session
+from xain_coordinator.core.machine.questions import (
+    AssignmentFor,
+    MayUpload,
+    Question,
+    advertise,
+    ask,
+)
+from xain_coordinator.core.machine.session import Session
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import errors
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary import replies as r
+from xain_coordinator.core.vocabulary.effects import Aggregate, InitialiseModel
+from xain_coordinator.core.vocabulary.keys import attempt_key, update_key
+from xain_coordinator.core.vocabulary.values import DataProfile, ParticipantState, Phase, Rules
 
 RULE_SETS = {
     "one": make_rules(rounds=2, initial="empty"),

@@ -11,9 +11,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as sk
 
-from xain_workloads.figures import Figure, class_figures, figures
-from xain_workloads.supervised import regression_metrics
-from xain_workloads.tallies import (
+from xain_workloads.measures.figures import Figure, class_figures, figures
+from xain_workloads.measures.tallies import (
     MAX_ROWS,
     NUMBER_SUMS,
     Tallies,
@@ -24,6 +23,7 @@ from xain_workloads.tallies import (
     tally_classes,
     tally_numbers,
 )
+from xain_workloads.supervised import regression_metrics
 
 seeds = st.integers(0, 2**32 - 1)
 num_sites = st.integers(1, 7)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from support.slow_step import slow_step
 from xain_coordinator.aggregation.rules import make_rule
-from xain_coordinator.core.values import Option
+from xain_coordinator.core.vocabulary.values import Option
 
 Vector = NDArray[Any]
 Floats = list[float]

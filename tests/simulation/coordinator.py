@@ -16,27 +16,27 @@ from simulation.network import Network
 from simulation.oracle import Oracle, initial_model, layout_of
 from simulation.scenario import Scenario
 from simulation.server import Server
-from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import DataProfile, Point
+from xain_coordinator.core.machine.session import Session
+from xain_coordinator.core.vocabulary.values import DataProfile, Point
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.driver.effects import StoreWorker
-from xain_coordinator.driver.fence import Fence, FencedStore
-from xain_coordinator.driver.model_copies import ModelCopies
-from xain_coordinator.driver.retention import Retention
 from xain_coordinator.metrics.null import NullMetricsStore
 from xain_coordinator.metrics.points import parse_points
 from xain_coordinator.ports import Clock, StoreUnavailable
-from xain_coordinator.server.admission_control import AdmissionControl
-from xain_coordinator.server.control_service import ControlService
-from xain_coordinator.server.coordinator_service import CoordinatorService
-from xain_coordinator.server.downloads import Downloads
+from xain_coordinator.server.calls.admission_control import AdmissionControl
+from xain_coordinator.server.calls.control_service import ControlService
+from xain_coordinator.server.calls.coordinator_service import CoordinatorService
+from xain_coordinator.server.calls.interceptor import RefusalInterceptor
 from xain_coordinator.server.guard import Guard
-from xain_coordinator.server.interceptor import RefusalInterceptor
 from xain_coordinator.server.predictions import RemotePredictor
+from xain_coordinator.server.weights.downloads import Downloads
 from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.updates.inbox import Inbox
 from xain_coordinator.updates.slots import Slots
 from xain_coordinator.updates.uploads import Uploads
+from xain_coordinator.upkeep.fence import Fence, FencedStore
+from xain_coordinator.upkeep.model_copies import ModelCopies
+from xain_coordinator.upkeep.retention import Retention
 from xain_foundation.threads import run_to_end
 from xain_wire.fl.access_pb2_grpc import add_ControlServicer_to_server
 from xain_wire.fl.coordinator_pb2 import Encoding

@@ -13,9 +13,9 @@ from simulation.hub import Hub, Process
 from simulation.network import Link, Network
 from simulation.threads import current, sleep
 from xain_coordinator.ports import KeyNotFound, StoreUnavailable, WrongSize
-from xain_participant import direct
-from xain_participant.direct import DirectTransfer
-from xain_participant.download import Damaged, Download
+from xain_participant.wire import direct
+from xain_participant.wire.direct import DirectTransfer
+from xain_participant.wire.download import Damaged, Download
 
 STORE = "http://store:9000/"
 CHUNK_BYTES = 16

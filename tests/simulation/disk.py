@@ -25,7 +25,7 @@ from xain_coordinator.ports import (
     Upload,
 )
 from xain_coordinator.stores.memory import MemoryReader
-from xain_participant.result import Result
+from xain_participant.keep.result import Result
 
 
 @dataclass(slots=True)

@@ -26,11 +26,11 @@ from simulation.oracle import (
 from simulation.scenario import Scenario
 from simulation.threads import Runtime, sleep
 from xain_foundation.exit_statuses import EXIT_FAILED, EXIT_NOTHING_COUNTED, EXIT_OK
-from xain_participant.agent import Agent
-from xain_participant.participant import Assignment, Participant
-from xain_participant.variates import KeptVariates
+from xain_participant.agent.agent import Agent
+from xain_participant.keep.variates import KeptVariates
+from xain_participant.sdk.participant import Assignment, Participant
 from xain_workloads.model import CONTROL_LOST, Layout, Model
-from xain_workloads.profile import DataProfile
+from xain_workloads.tables.profile import DataProfile
 
 EXIT_STOPPED = 143
 
@@ -184,7 +184,7 @@ class ParticipantMachine:
         )
         keeper = SimulatedKeeper(self._hub, process, self._state, self.name)
         transfer = SimulatedDirect(self._network, process, self.link, self._store, self._trouble)
-        with mock.patch("xain_participant.agent.DirectTransfer", return_value=transfer):
+        with mock.patch("xain_participant.agent.agent.DirectTransfer", return_value=transfer):
             agent = self._agent = Agent(
                 training,
                 "coordinator:50051",

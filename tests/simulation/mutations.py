@@ -16,38 +16,42 @@ import numpy as np
 from simulation import oracle as oracle_module
 from simulation.network import Noise
 from simulation.scenario import Kind
-from xain_coordinator.aggregation import distances, engine
-from xain_coordinator.core import answers, control, decider, pacing, steps
-from xain_coordinator.core import events as e
-from xain_coordinator.core import evolve as evolve_module
-from xain_coordinator.core.commands import Command
-from xain_coordinator.core.effects import Aggregate, Effect
-from xain_coordinator.core.needed import Needed
-from xain_coordinator.core.pacing import Buffer, Pacing, Quorum, WantedUpdates
-from xain_coordinator.core.round import Round
-from xain_coordinator.core.script import RoundConfig
-from xain_coordinator.core.session import Session
+from xain_coordinator.aggregation import engine
+from xain_coordinator.aggregation.robust import distances
+from xain_coordinator.core.machine import answers, decider, steps
+from xain_coordinator.core.machine import evolve as evolve_module
+from xain_coordinator.core.machine.needed import Needed
+from xain_coordinator.core.machine.session import Session
+from xain_coordinator.core.parts import control
+from xain_coordinator.core.parts.round import Round
+from xain_coordinator.core.rules import pacing
+from xain_coordinator.core.rules.pacing import Buffer, Pacing, Quorum, WantedUpdates
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary.commands import Command
+from xain_coordinator.core.vocabulary.effects import Aggregate, Effect
+from xain_coordinator.core.vocabulary.script import RoundConfig
 from xain_coordinator.driver import driver as driver_module
 from xain_coordinator.driver import fence as fencing
 from xain_coordinator.driver import retention
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.driver.effects import StoreWorker
-from xain_coordinator.driver.fence import Fence
-from xain_coordinator.driver.retention import Retention
 from xain_coordinator.journal import restore as restore_module
 from xain_coordinator.ports import Journal, Record, Snapshot, Unfinished
-from xain_coordinator.server.downloads import Downloads
+from xain_coordinator.server.weights.downloads import Downloads
 from xain_coordinator.updates.measured_upload import MeasuredUpload
 from xain_coordinator.updates.measuring import Inspector
+from xain_coordinator.upkeep.fence import Fence
+from xain_coordinator.upkeep.retention import Retention
 from xain_foundation.clock_table import ClockTable
-from xain_participant import events, protocol
-from xain_participant import work as work_module
-from xain_participant.download import Download
-from xain_participant.encoded import quantise
-from xain_participant.protocol import Held, Protocol
-from xain_participant.result import Result
-from xain_participant.versions import Versions
-from xain_participant.work import Work
+from xain_participant.agent import protocol
+from xain_participant.agent import work as work_module
+from xain_participant.agent.protocol import Held, Protocol
+from xain_participant.agent.work import Work
+from xain_participant.keep.result import Result
+from xain_participant.keep.versions import Versions
+from xain_participant.sdk import events
+from xain_participant.sdk.encoded import quantise
+from xain_participant.wire.download import Download
 
 Mutation = Callable[[], AbstractContextManager[Any]]
 

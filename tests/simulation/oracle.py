@@ -23,12 +23,12 @@ from simulation.disk import StoreDisk
 from simulation.hub import Hub
 from simulation.plan import configuration_of, ends_at, epochs_of, settings_of
 from simulation.scenario import Kind, Scenario
-from xain_coordinator.core import events as e
-from xain_coordinator.core.evolve import begin, evolve
-from xain_coordinator.core.keys import model_key
-from xain_coordinator.core.needed import models_in_use
-from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import (
+from xain_coordinator.core.machine.evolve import begin, evolve
+from xain_coordinator.core.machine.needed import models_in_use
+from xain_coordinator.core.machine.session import Session
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary.keys import model_key
+from xain_coordinator.core.vocabulary.values import (
     Evaluation,
     GlobalModel,
     Phase,

@@ -9,7 +9,7 @@ from typing import Any
 
 from simulation.network import Noise
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core.values import Rules
+from xain_coordinator.core.vocabulary.values import Rules
 
 
 class Kind(StrEnum):

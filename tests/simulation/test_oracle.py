@@ -8,7 +8,7 @@ from simulation.disk import StoreDisk
 from simulation.hub import Hub, Trace
 from simulation.oracle import Oracle
 from simulation.scenario import Fault, Kind, Scenario
-from xain_coordinator.core import events as e
+from xain_coordinator.core.vocabulary import events as e
 from xain_coordinator.ports import Record
 
 LEASE_S = 10.0

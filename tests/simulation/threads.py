@@ -162,7 +162,7 @@ class Queue(Generic[T]):
 
 
 class Runtime:
-    """The machine that an agent runs on: the port of xain_participant.runtime."""
+    """The machine that an agent runs on: the port of xain_participant.agent.runtime."""
 
     def __init__(self, hub: Hub, process: Process) -> None:
         self._hub = hub

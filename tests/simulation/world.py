@@ -22,7 +22,7 @@ from simulation.network import Link, Network, Noise
 from simulation.oracle import TILE_ELEMENTS
 from simulation.scenario import EVERYBODY, Fault, Kind, Scenario, from_seed
 from simulation.script import ScriptMachine
-from xain_foundation import logger
+from xain_foundation.logs import logger
 
 # Of weights that do not travel inside calls.
 CHUNK_BYTES = 64
@@ -324,20 +324,20 @@ def _surroundings(world: _World, scenario: Scenario) -> Iterator[None]:
         "time.time_ns": lambda: int((1.7e9 + world.hub.now) * 1e9),
         "os.getpid": lambda: 1,
         "socket.gethostname": lambda: "simulated",
-        "xain_participant.direct.proxy_for": lambda host, port: None,
-        "xain_participant.client.CoordinatorClient.why_away": lambda client: "",
-        "xain_coordinator.driver.fence.datetime": _Dates,
+        "xain_participant.wire.direct.proxy_for": lambda host, port: None,
+        "xain_participant.wire.client.CoordinatorClient.why_away": lambda client: "",
+        "xain_coordinator.upkeep.fence.datetime": _Dates,
     }
     if not scenario.is_inline:
         replaced |= {
             "xain_wire.np.DeltaCodec.tile_elements": TILE_ELEMENTS,
-            "xain_participant.client.CoordinatorClient.max_inline_bytes": 0,
-            "xain_participant.parts.PartSize.first_bytes": 4 * MESSAGE_BYTES,
-            "xain_participant.parts.PartSize.least_bytes": MESSAGE_BYTES,
-            "xain_participant.parts.PartSize.most_message_bytes": MESSAGE_BYTES,
-            "xain_coordinator.server.downloads.Downloads.max_inline_bytes": 0,
-            "xain_coordinator.server.downloads.Downloads.message_bytes": MESSAGE_BYTES,
-            "xain_coordinator.server.downloads.Downloads.block_bytes": 2 * CHUNK_BYTES,
+            "xain_participant.wire.client.CoordinatorClient.max_inline_bytes": 0,
+            "xain_participant.stages.parts.PartSize.first_bytes": 4 * MESSAGE_BYTES,
+            "xain_participant.stages.parts.PartSize.least_bytes": MESSAGE_BYTES,
+            "xain_participant.stages.parts.PartSize.most_message_bytes": MESSAGE_BYTES,
+            "xain_coordinator.server.weights.downloads.Downloads.max_inline_bytes": 0,
+            "xain_coordinator.server.weights.downloads.Downloads.message_bytes": MESSAGE_BYTES,
+            "xain_coordinator.server.weights.downloads.Downloads.block_bytes": 2 * CHUNK_BYTES,
             "xain_coordinator.updates.bodies.StallTimer.least_bytes": MESSAGE_BYTES,
             "xain_coordinator.updates.measured_upload.MeasuredUpload.chunk_bytes": RESUMED_AT_BYTES,
         }

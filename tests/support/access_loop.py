@@ -18,10 +18,10 @@ from typing import Any
 from xain_coordinator.access.audit_log import AuditLog
 from xain_coordinator.access.control import AccessControl
 from xain_coordinator.access.errors import TokenUsed, Unauthenticated
-from xain_foundation.callers import Caller, Callers
-from xain_foundation.identity import IdentityRules
-from xain_foundation.join_token import JoinToken
-from xain_foundation.x509 import key_of_pem, make_request
+from xain_foundation.security.callers import Caller, Callers
+from xain_foundation.security.identity import IdentityRules
+from xain_foundation.security.join_token import JoinToken
+from xain_foundation.security.x509 import key_of_pem, make_request
 
 NAMES = [f"ward-{number}" for number in range(8)]
 DAY = 86_400.0

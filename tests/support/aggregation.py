@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_coordinator.core.effects import Aggregate
-from xain_coordinator.core.values import GlobalModel, Update, WeightsRef
+from xain_coordinator.core.vocabulary.effects import Aggregate
+from xain_coordinator.core.vocabulary.values import GlobalModel, Update, WeightsRef
 from xain_coordinator.ports import WeightsStore
 from xain_coordinator.updates.measuring import measure
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from xain_foundation import tls
-from xain_foundation.identity import Identity, Role
-from xain_foundation.x509 import Authority, key_to_pem, make_request, new_key, read_request
+from xain_foundation.security import tls
+from xain_foundation.security.identity import Identity, Role
+from xain_foundation.security.x509 import Authority, key_to_pem, make_request, new_key, read_request
 
 AUTHORITY_NAME = "coordinator.example.org"
 HOSTS = ("127.0.0.1", "localhost")

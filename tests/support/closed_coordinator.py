@@ -19,10 +19,10 @@ from xain_coordinator.access.control import AccessControl, initialise
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.journal.codec import encode_record
 from xain_coordinator.server.guard import Guard
-from xain_foundation.identity import Role
-from xain_foundation.tls import AUTHORITY, CERTIFICATE, KEY, Certificates
-from xain_foundation.tls_settings import TlsSettings
-from xain_foundation.x509 import Authority, key_to_pem, make_request, new_key
+from xain_foundation.security.identity import Role
+from xain_foundation.security.tls import AUTHORITY, CERTIFICATE, KEY, Certificates
+from xain_foundation.security.tls_settings import TlsSettings
+from xain_foundation.security.x509 import Authority, key_to_pem, make_request, new_key
 from xain_wire.fl import coordinator_pb2 as pb
 
 SITES = ("ward-1", "ward-2")

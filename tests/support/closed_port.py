@@ -4,16 +4,16 @@ from pathlib import Path
 
 from support.certificates import make_authority, write_folder
 from xain_coordinator.access.errors import Unauthenticated
-from xain_coordinator.core.values import WeightsRef
-from xain_coordinator.server.capabilities import Capabilities
-from xain_coordinator.server.weights_port import Closed, WeightsPort
+from xain_coordinator.core.vocabulary.values import WeightsRef
+from xain_coordinator.server.weights.capabilities import Capabilities
+from xain_coordinator.server.weights.weights_port import Closed, WeightsPort
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.updates.measured_upload import Announced, MeasuredUpload
 from xain_coordinator.updates.measuring import Inspector
 from xain_coordinator.updates.uploads import Source
-from xain_foundation.callers import Caller, Callers
-from xain_foundation.identity import IdentityRules, NoIdentity, Role
-from xain_foundation.tls import Certificates
+from xain_foundation.security.callers import Caller, Callers
+from xain_foundation.security.identity import IdentityRules, NoIdentity, Role
+from xain_foundation.security.tls import Certificates
 
 SECRET = b"s" * 32
 

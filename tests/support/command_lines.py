@@ -9,7 +9,7 @@ from xain_coordinator.cli import main as coordinator
 from xain_coordinator.cli.demo import cli as demo
 from xain_coordinator.cli.launch import cli as launch
 from xain_parameters import cli as parameters
-from xain_participant import cli as participant
+from xain_participant.cli import cli as participant
 
 APPS = {
     "xain-coordinator": coordinator.app,

@@ -9,12 +9,12 @@ import pytest
 
 from support.clock import HeldClock
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import replies as r
-from xain_coordinator.core.effects import Aggregate, Effect, InitialiseModel
-from xain_coordinator.core.errors import Unavailable
-from xain_coordinator.core.questions import Question
-from xain_coordinator.core.values import GlobalModel, Rules, StoredWeights, WeightsRef
+from xain_coordinator.core.machine.questions import Question
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import replies as r
+from xain_coordinator.core.vocabulary.effects import Aggregate, Effect, InitialiseModel
+from xain_coordinator.core.vocabulary.errors import Unavailable
+from xain_coordinator.core.vocabulary.values import GlobalModel, Rules, StoredWeights, WeightsRef
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import JournalError, Record, Snapshot
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from support.messaging import PATIENCE_S
-from xain_messaging.codec import Frames
+from xain_messaging.format.codec import Frames
 from xain_messaging.ports import Driver
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from xain_foundation.backoff import Backoff
-from xain_participant.cli import main
+from xain_foundation.net.backoff import Backoff
+from xain_participant.cli.cli import main
 from xain_participant.enrolment.kept import KeptCertificates
 from xain_participant.enrolment.upkeep import Upkeep
 

@@ -14,11 +14,11 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from support.certificates import HOSTS, issued, make_authority, write_folder
-from xain_foundation.callers import Callers
-from xain_foundation.identity import Identity, IdentityRules, Role
-from xain_foundation.join_token import JoinToken
-from xain_foundation.tls import Certificates
-from xain_foundation.x509 import Authority, digest_of_key, read_request
+from xain_foundation.security.callers import Callers
+from xain_foundation.security.identity import Identity, IdentityRules, Role
+from xain_foundation.security.join_token import JoinToken
+from xain_foundation.security.tls import Certificates
+from xain_foundation.security.x509 import Authority, digest_of_key, read_request
 from xain_wire.fl import access_pb2 as pb
 from xain_wire.fl import coordinator_pb2, coordinator_pb2_grpc
 from xain_wire.fl.access_pb2_grpc import AccessServicer, add_AccessServicer_to_server

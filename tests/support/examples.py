@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from xain_foundation.fields import Section
+from xain_foundation.settings.fields import Section
 
 
 def keys_of(model: type[Section]) -> set[str]:

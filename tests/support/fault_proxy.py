@@ -24,7 +24,7 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any, Self
 
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
 
 PIECE_BYTES = 64 << 10
 MAX_LATE_S = 0.5  # that a slow line catches up

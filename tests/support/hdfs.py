@@ -12,7 +12,7 @@ from typing import Self
 
 import fsspec
 
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
 
 # `make test` puts Hadoop's jars there; Debian has the one that its DataNode needs besides.
 JARS = Path(sys.prefix) / "hadoop"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
 
 READY_S = 120.0
 # Knows Range requests, and has a page of links for each folder. Further arguments are faults, each

@@ -25,7 +25,7 @@ from urllib.parse import parse_qsl, quote, urlsplit
 import pytest
 
 from support.s3_servers import find_program
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
 
 READY_S = 60.0  # for what takes a moment, on a machine that has other things to do
 

@@ -8,7 +8,7 @@ import structlog
 from structlog.testing import LogCapture
 from structlog.typing import EventDict
 
-from xain_foundation import logger, logs
+from xain_foundation.logs import logger, logs
 
 
 @contextmanager

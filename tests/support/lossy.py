@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from support.messaging import PATIENCE_S
-from xain_messaging.codec import Frames
 from xain_messaging.drivers.in_process import InProcessDriver, Switchboard
+from xain_messaging.format.codec import Frames
 from xain_messaging.proxy import Proxy
 
 JoinLossy = Callable[..., tuple[Proxy, "LossyDriver"]]

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from xain_coordinator.core.events import SessionOpened
+from xain_coordinator.core.vocabulary.events import SessionOpened
 from xain_coordinator.journal.codec import Row, decode_record, encode_record
 from xain_coordinator.journal.snapshots import encode_snapshot, require_covered, usable_snapshot
 from xain_coordinator.ports import JournalError, Record, Snapshot

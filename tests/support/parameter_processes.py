@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from support import parameter_worker, request_worker
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
 from xain_parameters.scheduler.client import SchedulerCalls
 from xain_parameters.scheduler.reports import Status
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
 
 DYING = Path(__file__).with_name("dying.py")
 TRAINEE = Path(__file__).with_name("trainee.py")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from support.process import PATIENCE_S
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
 
 ENVIRONMENT = {
     **os.environ,

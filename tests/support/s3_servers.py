@@ -20,7 +20,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
 
 READY_S = 90.0  # servers that start within seconds, on a machine that has other things to do
 GRACE_S = 5.0

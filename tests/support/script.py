@@ -25,7 +25,7 @@ import numpy as np
 
 import xain
 from xain.state import ScriptState
-from xain_participant.state import StateDirectory
+from xain_participant.keep.state import StateDirectory
 
 
 def die_after(kind: type, method: str, is_due: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
 
 PATIENCE_S = 240.0  # for what takes seconds, on a machine that has other things to do
 

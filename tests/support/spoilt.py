@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from xain_coordinator.core.profiles import ProfileMismatch, check_profile
-from xain_coordinator.core.values import Schema
-from xain_foundation.settings import load
+from xain_coordinator.core.parts.profiles import ProfileMismatch, check_profile
+from xain_coordinator.core.vocabulary.values import Schema
+from xain_foundation.settings.settings import load
 from xain_participant.config import ParticipantConfig
-from xain_participant.workload_participant import WorkloadParticipant
-from xain_workloads.checks import Finding, check
+from xain_participant.tables.workload_participant import WorkloadParticipant
 from xain_workloads.errors import DataError
-from xain_workloads.partition import split_train_test
-from xain_workloads.profile import DataProfile
+from xain_workloads.tables.checks import Finding, check
+from xain_workloads.tables.partition import split_train_test
+from xain_workloads.tables.profile import DataProfile
 
 Row = Mapping[str, str]
 Rows = Sequence[Row]

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from xain_workloads.data import load
-from xain_workloads.dataset import Dataset
-from xain_workloads.neural import NeuralWorkload
-from xain_workloads.neural_builders import allow_builders
-from xain_workloads.pipeline import Members, train_stage
+from xain_workloads.nets.neural import NeuralWorkload
+from xain_workloads.nets.neural_builders import allow_builders
+from xain_workloads.nets.pipeline import Members, train_stage
+from xain_workloads.tables.data import load
+from xain_workloads.tables.dataset import Dataset
 
 TIMEOUT = timedelta(seconds=120)
 

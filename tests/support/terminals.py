@@ -9,7 +9,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
 
 BIN = Path(sys.executable).parent
 PROGRAMS = ("xain-coordinator", "xain-participant", "python")

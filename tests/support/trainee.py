@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_foundation.tls import Certificates
-from xain_participant import Agent, Participant, StateDirectory, agent
+from xain_foundation.security.tls import Certificates
+from xain_participant import Agent, Participant, StateDirectory
+from xain_participant.agent import agent
+from xain_participant.agent.signals import stop_on_signals
 from xain_participant.enrolment.kept import KeptCertificates
-from xain_participant.participant import Assignment
-from xain_participant.signals import stop_on_signals
-from xain_workloads.tallies import Tallies, tally_classes, tally_numbers
+from xain_participant.sdk.participant import Assignment
+from xain_workloads.measures.tallies import Tallies, tally_classes, tally_numbers
 
 STEPS = ("training", "trained", "handed_in", "dropped")
 

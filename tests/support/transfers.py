@@ -10,8 +10,8 @@ import pytest
 
 from support.fault_proxy import FaultProxy
 from support.wire import Member, digest, npy
-from xain_coordinator.server.weights_port import WeightsPort
-from xain_participant.client import CoordinatorClient
+from xain_coordinator.server.weights.weights_port import WeightsPort
+from xain_participant.wire.client import CoordinatorClient
 from xain_wire.fl import coordinator_pb2 as pb
 
 MIB = 1 << 20

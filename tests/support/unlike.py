@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from xain_workloads.data import from_arrays
-from xain_workloads.dataset import Dataset
+from xain_workloads.tables.data import from_arrays
+from xain_workloads.tables.dataset import Dataset
 
 
 def unlike_sites() -> list[Dataset]:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from xain_coordinator.cli.launch.sparse import SparseConfig
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_foundation.fields import Section
-from xain_foundation.schema import Schema, dotted
-from xain_foundation.settings import ConfigError, load
+from xain_foundation.settings.fields import Section
+from xain_foundation.settings.schema import Schema, dotted
+from xain_foundation.settings.settings import ConfigError, load
 from xain_parameters.config import SchedulerConfig, ServerConfig
 from xain_participant.config import ParticipantConfig
 

@@ -17,9 +17,9 @@ from support.command_lines import APPS, parsed
 from xain_coordinator.cli.launch.sparse import SparseConfig
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_foundation.commands import parse_assignments
-from xain_foundation.hints import PLACEHOLDERS, hint, setting_of
-from xain_foundation.schema import Schema
-from xain_foundation.settings import ConfigError, _from_file, _from_flags, load
+from xain_foundation.settings.hints import PLACEHOLDERS, hint, setting_of
+from xain_foundation.settings.schema import Schema
+from xain_foundation.settings.settings import ConfigError, _from_file, _from_flags, load
 from xain_parameters.config import SchedulerConfig, ServerConfig
 from xain_participant.config import ParticipantConfig
 

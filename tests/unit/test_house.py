@@ -38,27 +38,27 @@ CORE_MAY_KNOW = {
     "statistics",
     "typing",
     "xain_foundation.clock_table",
-    "xain_foundation.hints",
+    "xain_foundation.settings.hints",
     "xain_messaging.conditional_events",
     "xain_foundation.names",
-    "xain_foundation.tags",
+    "xain_foundation.settings.tags",
     "xain_wire.fl.refusals_pb2",
     "xain_wire.refusal",
     "xain_wire.metadata",
-    "xain_workloads.calibration",
-    "xain_workloads.checks.findings",
-    "xain_workloads.division",
+    "xain_workloads.measures.calibration",
+    "xain_workloads.tables.checks.findings",
+    "xain_workloads.tables.division",
     "xain_workloads.errors",
-    "xain_workloads.figures",
-    "xain_workloads.gains",
-    "xain_workloads.importance",
+    "xain_workloads.measures.figures",
+    "xain_workloads.comparing.gains",
+    "xain_workloads.comparing.importance",
     "xain_workloads.model",
     "xain_workloads.passes",
-    "xain_workloads.profile",
-    "xain_workloads.schema",
-    "xain_workloads.tallies",
-    "xain_workloads.statistics",
-    "xain_workloads.thresholds",
+    "xain_workloads.tables.profile",
+    "xain_workloads.tables.schema",
+    "xain_workloads.measures.tallies",
+    "xain_workloads.tables.statistics",
+    "xain_workloads.measures.thresholds",
 }
 # What is installed under another name than it is imported by.
 INSTALLED_AS = {
@@ -75,6 +75,9 @@ INSTALLED_AS = {
 }
 # Imported by fsspec for the schemes of URLs, and by no other module.
 PLUGINS = {"aiohttp", "hdfs-native", "s3fs"}
+
+
+MAX_MODULES = 13  # of a folder
 
 
 def imports(folder: Path) -> Iterator[tuple[Path, str]]:
@@ -162,6 +165,38 @@ def test_no_rooms_import_each_other_in_a_circle(name):
     assert not rooms
 
 
+def packages(name: str) -> dict[str, Path]:
+    """The packages of a distribution, by their whole names."""
+    top = ROOT / name / "src"
+    files = (top / DISTRIBUTIONS[name]).rglob("__init__.py")
+    return {".".join(file.parent.relative_to(top).parts): file.parent for file in files}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_no_folder_has_more_than_13_modules(name):
+    """A reader of `ls` sees at once what there is."""
+    for folder in packages(name).values():
+        modules = {file.stem for file in folder.glob("*.py")} - {"__init__"}
+        modules = {one for one in modules if not one.endswith(("_pb2", "_pb2_grpc"))}
+        assert len(modules) <= MAX_MODULES, folder
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_no_sibling_folders_import_each_other_in_a_circle(name):
+    known = packages(name)
+    for parent, folder in known.items():
+        siblings = {one for one in known if one.rpartition(".")[0] == parent}
+        rooms: dict[str, set[str]] = {one: set() for one in siblings}
+        for file, module in imports(folder):
+            importing = f"{parent}.{file.relative_to(folder).parts[0]}"
+            imported = ".".join(module.split(".")[: parent.count(".") + 2])
+            if {importing, imported} <= siblings and importing != imported:
+                rooms[importing].add(imported)
+        while leaves := {one for one in rooms if not rooms[one] & rooms.keys()}:
+            rooms = {one: imported for one, imported in rooms.items() if one not in leaves}
+        assert not rooms, parent
+
+
 def test_folders_of_the_coordinator_import_along_the_arrows():
     """The diagram has every folder, each of its arrows is an import, and every import is below."""
     chart = arrows("Folders of the coordinator")
@@ -235,14 +270,14 @@ MAY_CHANGE_THE_PROCESS = {
     "coordinator/src/xain_coordinator/cli/launch/interrupts.py",
     "coordinator/src/xain_coordinator/process/run.py",
     "foundation/src/xain_foundation/commands.py",
-    "foundation/src/xain_foundation/logs.py",
-    "foundation/src/xain_foundation/streams.py",
+    "foundation/src/xain_foundation/logs/logs.py",
+    "foundation/src/xain_foundation/logs/streams.py",
     "parameters/src/xain_parameters/cli.py",
-    "participant/src/xain_participant/signals.py",
-    "participant/src/xain_participant/sparse_cli.py",
+    "participant/src/xain_participant/agent/signals.py",
+    "participant/src/xain_participant/sparse/sparse_cli.py",
     # Processes that the SDK starts, and the environment that they inherit.
     "session/src/xain_session/simulation/local.py",
-    "participant/src/xain_participant/stage_process.py",
+    "participant/src/xain_participant/stages/stage_process.py",
     # The thread switching of a process in which a coordinator runs beside the script, and its log.
     "session/src/xain_session/deployments.py",
     "session/src/xain_session/session_log.py",
@@ -251,7 +286,7 @@ MAY_CHANGE_THE_PROCESS = {
     # A filter of gRPC's logger, which is there once however many servers there are.
     "coordinator/src/xain_coordinator/server/serve.py",
     # A thread of low priority, and numpy's error state in a context of its own.
-    "coordinator/src/xain_coordinator/server/weights_port.py",
+    "coordinator/src/xain_coordinator/server/weights/weights_port.py",
     "parameters/src/xain_parameters/tables/part.py",
 }
 

@@ -20,7 +20,7 @@ class Absent(MetaPathFinder):
             raise ModuleNotFoundError(f"{name} is not in the image")
 
 sys.meta_path.insert(0, Absent())
-from xain_workloads.data import load_table
+from xain_workloads.tables.data import load_table
 from xain_workloads.workload import create, evaluate, fit_centralised
 
 for name in ("sgd", "mlp"):

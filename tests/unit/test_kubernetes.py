@@ -21,8 +21,8 @@ from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.process.run import LAST_STEPS_S, PATIENCE_S
 from xain_coordinator.server.operators_socket import socket_beside
 from xain_foundation.exit_statuses import EXIT_FAILED, FINAL
-from xain_foundation.identity import SCHEDULER
-from xain_foundation.settings import load
+from xain_foundation.security.identity import SCHEDULER
+from xain_foundation.settings.settings import load
 from xain_parameters.config import ENV_PREFIX, ServerSettings
 from xain_participant.config import ParticipantConfig
 

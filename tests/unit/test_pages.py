@@ -21,7 +21,7 @@ import typer
 
 from support.command_lines import parsed
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_foundation.schema import Key, Schema, dotted
+from xain_foundation.settings.schema import Key, Schema, dotted
 from xain_participant.config import ParticipantConfig
 
 ROOT = Path(__file__).parents[2]

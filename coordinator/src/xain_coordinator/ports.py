@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self, runtime_checkable
 
-from xain_coordinator.core.events import DurableEvent
-from xain_coordinator.core.history import History
-from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import Point
+from xain_coordinator.core.machine.session import Session
+from xain_coordinator.core.view.history import History
+from xain_coordinator.core.vocabulary.events import DurableEvent
+from xain_coordinator.core.vocabulary.values import Point
 
 
 class StoreError(Exception):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from xain_coordinator.core.keys import check_key
+from xain_coordinator.core.vocabulary.keys import check_key
 from xain_coordinator.ports import KeyExists, KeyNotFound, ObjectChanged, Reader, StoreUnavailable
 
 OBJECTS = "CREATE TABLE IF NOT EXISTS objects (key TEXT PRIMARY KEY, id TEXT, size INTEGER)"

@@ -14,8 +14,8 @@ from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
-from xain_foundation import streams
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG
+from xain_foundation.logs import streams
 
 DEFAULT_PORT = 50051  # of a coordinator
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from xain_foundation.on_use import loaded_on_use
 
 if TYPE_CHECKING:
-    from xain_foundation.identity import IdentityRules as IdentityRules
-    from xain_foundation.tls import Certificates as Certificates
+    from xain_foundation.security.identity import IdentityRules as IdentityRules
+    from xain_foundation.security.tls import Certificates as Certificates
     from xain_messaging.collectives import Group as Group
     from xain_messaging.conditional_events import ConditionalEventError as ConditionalEventError
     from xain_messaging.conditional_events import EventTable as EventTable
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from xain_messaging.errors import TimedOut as TimedOut
     from xain_messaging.errors import TooFewPeers as TooFewPeers
     from xain_messaging.errors import UnknownPeer as UnknownPeer
+    from xain_messaging.format.messages import Message as Message
+    from xain_messaging.format.messages import NotificationSessionStage as NotificationSessionStage
+    from xain_messaging.format.messages import SessionMessage as SessionMessage
+    from xain_messaging.format.messages import SessionType as SessionType
+    from xain_messaging.format.messages import TaskSessionStage as TaskSessionStage
     from xain_messaging.links import Bounds as Bounds
-    from xain_messaging.messages import Message as Message
-    from xain_messaging.messages import NotificationSessionStage as NotificationSessionStage
-    from xain_messaging.messages import SessionMessage as SessionMessage
-    from xain_messaging.messages import SessionType as SessionType
-    from xain_messaging.messages import TaskSessionStage as TaskSessionStage
     from xain_messaging.proxy import PeersChanged as PeersChanged
     from xain_messaging.proxy import Proxy as Proxy
     from xain_messaging.proxy import Replies as Replies
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = loaded_on_use(
     __name__,
     {
-        "xain_foundation.identity": "IdentityRules",
-        "xain_foundation.tls": "Certificates",
+        "xain_foundation.security.identity": "IdentityRules",
+        "xain_foundation.security.tls": "Certificates",
         "collectives": "Group",
         "conditional_events": "ConditionalEventError EventTable EventTableFull",
         "discovery.coordinator": "CoordinatorDiscovery",
@@ -70,7 +70,9 @@ __getattr__, __dir__ = loaded_on_use(
             "SessionError TimedOut TooFewPeers UnknownPeer"
         ),
         "links": "Bounds",
-        "messages": "Message NotificationSessionStage SessionMessage SessionType TaskSessionStage",
+        "format.messages": (
+            "Message NotificationSessionStage SessionMessage SessionType TaskSessionStage"
+        ),
         "proxy": "PeersChanged Proxy Replies",
     },
 )

@@ -26,7 +26,7 @@ from xain_messaging.conditional_events import (
     Expression,
     Fired,
 )
-from xain_messaging.messages import Message
+from xain_messaging.format.messages import Message
 from xain_messaging.proxy import Proxy
 
 T = TypeVar("T")

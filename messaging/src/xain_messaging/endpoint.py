@@ -23,10 +23,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
 
-from xain_foundation.backoff import Backoff
-from xain_foundation.logger import get_logger
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.names import why_not
-from xain_messaging.codec import Frames, Parts, decode, num_bytes
+from xain_foundation.net.backoff import Backoff
 from xain_messaging.errors import (
     Closed,
     MalformedMessage,
@@ -34,6 +33,8 @@ from xain_messaging.errors import (
     OutboxFull,
     UnknownPeer,
 )
+from xain_messaging.format.codec import Frames, Parts, decode, num_bytes
+from xain_messaging.format.messages import Message, SessionMessage
 from xain_messaging.inbox import Inbox
 from xain_messaging.links import (
     COLLECTIVE,
@@ -47,7 +48,6 @@ from xain_messaging.links import (
     read_head,
     require_sender,
 )
-from xain_messaging.messages import Message, SessionMessage
 from xain_messaging.ports import Discovery, Driver, Member, Membership, Roster
 from xain_messaging.sessions import Sessions
 from xain_messaging.waits import LONGEST_S

@@ -53,9 +53,9 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 
 from xain_foundation.names import shortened
-from xain_messaging.codec import Frame, Frames, Parts, Plain, num_bytes
 from xain_messaging.errors import MalformedMessage, NotTheSender
-from xain_messaging.messages import Message
+from xain_messaging.format.codec import Frame, Frames, Parts, Plain, num_bytes
+from xain_messaging.format.messages import Message
 
 # Acks travel with messages that go the other way. When none goes: after so many messages or bytes,
 # or a moment later, see endpoint.py.

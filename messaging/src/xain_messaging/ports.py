@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from xain_messaging.codec import Frames
+from xain_messaging.format.codec import Frames
 
 # --- drivers --------------------------------------------------------------------------------------
 

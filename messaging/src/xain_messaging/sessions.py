@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from xain_messaging.errors import SessionError
-from xain_messaging.messages import LAST, POSITIONS, STAGES, SessionMessage, SessionType
+from xain_messaging.format.messages import LAST, POSITIONS, STAGES, SessionMessage, SessionType
 
 # Open sessions of one type, in each direction. No peer need answer a notification.
 MAX_SESSIONS = {SessionType.TASK: 1 << 20, SessionType.NOTIFICATION: 1 << 16}

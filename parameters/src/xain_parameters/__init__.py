@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from xain_foundation.on_use import loaded_on_use
 
 if TYPE_CHECKING:
-    from xain_foundation.identity import IdentityRules
-    from xain_foundation.tls import Certificates, InvalidCertificates
+    from xain_foundation.security.identity import IdentityRules
+    from xain_foundation.security.tls import Certificates, InvalidCertificates
     from xain_parameters.client.batches import Batch, Piece, Reading, RowNumbers
     from xain_parameters.client.connecting import connect, connect_sync
     from xain_parameters.client.kv import KVWorker
@@ -89,8 +89,8 @@ __all__ = [
 __getattr__, __dir__ = loaded_on_use(
     __name__,
     {
-        "xain_foundation.identity": "IdentityRules",
-        "xain_foundation.tls": "Certificates InvalidCertificates",
+        "xain_foundation.security.identity": "IdentityRules",
+        "xain_foundation.security.tls": "Certificates InvalidCertificates",
         "client.batches": "Batch Piece Reading RowNumbers",
         "client.connecting": "connect connect_sync",
         "client.kv": "KVWorker",

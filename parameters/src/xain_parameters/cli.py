@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from xain_foundation import streams
 from xain_foundation.commands import (
     Config,
     fail,
@@ -26,12 +25,13 @@ from xain_foundation.commands import (
     version_option,
 )
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED
-from xain_foundation.hints import hint
+from xain_foundation.logs import streams
+from xain_foundation.settings.hints import hint
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from xain_foundation.tls import Certificates
+    from xain_foundation.security.tls import Certificates
     from xain_parameters.handlers import Handler
     from xain_parameters.scheduler.client import SchedulerCalls
 
@@ -252,7 +252,7 @@ def _scheduler(
         "scheduler.insecure": True if insecure else None,
         **parse_assignments(PROGRAM, assignments, "scheduler.num_ranges=12"),
     }
-    from xain_foundation.certificate_watch import CertificateWatch
+    from xain_foundation.security.certificate_watch import CertificateWatch
     from xain_parameters.config import SchedulerConfig
     from xain_parameters.scheduler.journal import Journal, JournalError
     from xain_parameters.scheduler.service import SchedulerServer
@@ -336,7 +336,7 @@ def _serve(
     }
     import socket
 
-    from xain_foundation.certificate_watch import CertificateWatch
+    from xain_foundation.security.certificate_watch import CertificateWatch
     from xain_parameters.config import ServerConfig
     from xain_parameters.node.server import ParameterServer
 
@@ -493,7 +493,7 @@ def _export(
 
 
 def _load(model: type[Model], file: Path | None, values: dict[str, Any]) -> Model:
-    from xain_foundation.settings import ConfigError, load
+    from xain_foundation.settings.settings import ConfigError, load
     from xain_parameters.config import ENV_PREFIX
 
     try:
@@ -524,8 +524,8 @@ def _handler(key: str, path: str) -> "Handler":
 
 
 def _certificates(make: "Callable[[], Certificates | None]") -> "Certificates | None":
-    from xain_foundation.settings import ConfigError
-    from xain_foundation.tls import InvalidCertificates
+    from xain_foundation.security.tls import InvalidCertificates
+    from xain_foundation.settings.settings import ConfigError
 
     try:
         return make()
@@ -538,7 +538,7 @@ def _certificates(make: "Callable[[], Certificates | None]") -> "Certificates | 
 def _asked(
     scheduler: str, tls: str | None, insecure: bool, ask: "Callable[[SchedulerCalls], Any]"
 ) -> Any:
-    from xain_foundation.channels import require_private_way
+    from xain_foundation.net.channels import require_private_way
     from xain_parameters.config import certificates_of
     from xain_parameters.errors import ParameterError
     from xain_parameters.scheduler.client import SchedulerCalls

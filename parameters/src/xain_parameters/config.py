@@ -1,6 +1,6 @@
 """The configuration of the programs of the parameter server.
 
-Read by xain_foundation.settings: TOML file, then XAIN_PARAMETERS_SECTION__KEY in the
+Read by xain_foundation.settings.settings: TOML file, then XAIN_PARAMETERS_SECTION__KEY in the
 environment, then flags.
 """
 
@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from xain_foundation.commands import split_host_port
-from xain_foundation.fields import (
+from xain_foundation.logs.logs import LoggingSettings
+from xain_foundation.security.tls_settings import TlsSettings
+from xain_foundation.settings.fields import (
     Check,
     Conflicts,
     FilePath,
@@ -18,14 +20,12 @@ from xain_foundation.fields import (
     WrongSetting,
     is_loopback,
 )
-from xain_foundation.hints import hint
-from xain_foundation.logs import LoggingSettings
-from xain_foundation.settings import load
-from xain_foundation.tls_settings import TlsSettings
+from xain_foundation.settings.hints import hint
+from xain_foundation.settings.settings import load
 from xain_parameters.scheduler.state import Settings
 
 if TYPE_CHECKING:
-    from xain_foundation.tls import Certificates
+    from xain_foundation.security.tls import Certificates
 
 ENV_PREFIX = "XAIN_PARAMETERS_"
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Final, NamedTuple, TypeAlias
 
-from xain_foundation.logger import get_logger
+from xain_foundation.logs.logger import get_logger
+from xain_foundation.logs.rate_limited_log import RateLimitedLog
 from xain_foundation.names import shortened
-from xain_foundation.rate_limited_log import RateLimitedLog
 from xain_parameters.errors import Invalid
 from xain_parameters.messages import MAX_TEXT_BYTES
 

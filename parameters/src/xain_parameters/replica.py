@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from xain_foundation.logger import get_logger
+from xain_foundation.logs.logger import get_logger
 from xain_parameters.cut import Cut, CutHead
 from xain_parameters.errors import Invalid
 from xain_parameters.keys import Keys, Range

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from xain_session.simulation.simulated import Simulated, simulated
     from xain_session.simulation.worker import Site
     from xain_session.trackers import MLflow, TensorBoard, WeightsAndBiases
-    from xain_workloads.partition import partition
+    from xain_workloads.tables.partition import partition
 
 __all__ = [
     "Config",
@@ -78,6 +78,6 @@ __getattr__, __dir__ = loaded_on_use(
         "xain_session.simulation.simulated": "Simulated simulated",
         "xain_session.simulation.simulate": "simulate",
         "xain_session.simulation.worker": "Site",
-        "xain_workloads.partition": "partition",
+        "xain_workloads.tables.partition": "partition",
     },
 )

@@ -5,7 +5,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from xain_participant.variates import KeptVariates
+from xain_participant.keep.variates import KeptVariates
 from xain_workloads.model import CONTROL_LOST, Model
 from xain_workloads.scaffold import without_control
 

@@ -37,12 +37,12 @@ from xain_foundation.exit_statuses import (
     EXIT_NOTHING_COUNTED,
     EXIT_OK,
 )
-from xain_foundation.logger import get_logger
-from xain_foundation.settings import COMMAND_LINE, ConfigError, load
-from xain_participant.agent import Agent
+from xain_foundation.logs.logger import get_logger
+from xain_foundation.settings.settings import COMMAND_LINE, ConfigError, load
+from xain_participant.agent.agent import Agent
 from xain_participant.config import ENV_PREFIX, ParticipantConfig
 from xain_participant.enrolment.enrolled import enrolled
-from xain_participant.state import StateDirectory
+from xain_participant.keep.state import StateDirectory
 from xain_workloads.model import personal_patterns
 
 # Time that an exception may take from the loop to the end of the script.

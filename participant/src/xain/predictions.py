@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xain.weights import as_array
-from xain_workloads.tallies import Tallies, tally_classes, tally_numbers
+from xain_workloads.measures.tallies import Tallies, tally_classes, tally_numbers
 
 _SUM_TOLERANCE = 2.0**-8  # of probabilities in bfloat16: eight binary digits
 

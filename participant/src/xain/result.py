@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from numpy.typing import NDArray
 
-from xain_foundation.channels import find_cause
-from xain_participant.advice import advised
-from xain_participant.client import CoordinatorClient, Refused, open_channel, refused_by
-from xain_participant.identity import new_instance_id
-from xain_participant.work import layout_of
+from xain_foundation.net.channels import find_cause
+from xain_participant.agent.work import layout_of
+from xain_participant.sdk.identity import new_instance_id
+from xain_participant.tables.advice import advised
+from xain_participant.wire.client import CoordinatorClient, Refused, open_channel, refused_by
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_wire.fl.inspection_pb2_grpc import InspectionStub
@@ -19,7 +19,7 @@ from xain_workloads.model import Layout, Model
 from xain_workloads.scaffold import without_control
 
 if TYPE_CHECKING:
-    from xain_foundation.tls import Certificates
+    from xain_foundation.security.tls import Certificates
 
 ASK_S = 30.0
 

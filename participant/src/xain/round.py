@@ -18,8 +18,8 @@ from xain.weights import (
     named_parameters,
     to_vector,
 )
-from xain_participant.metrics import flatten_values
-from xain_participant.participant import Assignment, Evaluation, checked_num_samples
+from xain_participant.sdk.metrics import flatten_values
+from xain_participant.sdk.participant import Assignment, Evaluation, checked_num_samples
 from xain_workloads.model import Layout
 
 

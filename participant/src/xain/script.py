@@ -15,8 +15,8 @@ from xain.correction import Correction
 from xain.round import Round, Submitted
 from xain.state import ScriptState
 from xain.weights import Declared, LayoutMismatch, agreed_layout
-from xain_participant.participant import Assignment, BodyFailed, Participant
-from xain_participant.variates import KeptVariates
+from xain_participant.keep.variates import KeptVariates
+from xain_participant.sdk.participant import Assignment, BodyFailed, Participant
 from xain_wire.limits import MAX_INT32
 from xain_workloads.model import Layout, Model, personal_patterns
 from xain_workloads.scaffold import with_control, without_control

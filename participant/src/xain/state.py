@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xain.weights import is_tensor, to_tensor
-from xain_participant.versions import Versions
+from xain_participant.keep.versions import Versions
 
 
 class ScriptState:

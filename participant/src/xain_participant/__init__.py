@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from xain_foundation.on_use import loaded_on_use
 
 if TYPE_CHECKING:
-    from xain_participant.agent import Agent, Observer, run
-    from xain_participant.client import CoordinatorClient, Refused
-    from xain_participant.participant import Participant
-    from xain_participant.state import StateDirectory, StateError
-    from xain_participant.workload_participant import WorkloadParticipant
+    from xain_participant.agent.agent import Agent, Observer, run
+    from xain_participant.keep.state import StateDirectory, StateError
+    from xain_participant.sdk.participant import Participant
+    from xain_participant.tables.workload_participant import WorkloadParticipant
+    from xain_participant.wire.client import CoordinatorClient, Refused
 
 __all__ = [
     "Agent",
@@ -32,10 +32,10 @@ __all__ = [
 __getattr__, __dir__ = loaded_on_use(
     __name__,
     {
-        "agent": "Agent Observer run",
-        "client": "CoordinatorClient Refused",
-        "participant": "Participant",
-        "state": "StateDirectory StateError",
-        "workload_participant": "WorkloadParticipant",
+        "agent.agent": "Agent Observer run",
+        "wire.client": "CoordinatorClient Refused",
+        "sdk.participant": "Participant",
+        "keep.state": "StateDirectory StateError",
+        "tables.workload_participant": "WorkloadParticipant",
     },
 )

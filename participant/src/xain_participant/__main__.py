@@ -2,7 +2,7 @@
 
 import sys
 
-from xain_participant.cli import main
+from xain_participant.cli.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

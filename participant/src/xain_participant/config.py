@@ -1,6 +1,6 @@
 """The configuration of a participant: what each key means is told in configs/.
 
-Read by xain_foundation.settings: TOML file, then XAIN_PARTICIPANT_SECTION__KEY in the
+Read by xain_foundation.settings.settings: TOML file, then XAIN_PARTICIPANT_SECTION__KEY in the
 environment, then flags.
 """
 
@@ -9,8 +9,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from xain_foundation import tags as tag_rules
-from xain_foundation.fields import (
+from xain_foundation.logs.logs import LoggingSettings
+from xain_foundation.names import RULE, why_not
+from xain_foundation.security.tls_settings import TlsSettings
+from xain_foundation.settings import tags as tag_rules
+from xain_foundation.settings.fields import (
     Allowed,
     Check,
     Conflicts,
@@ -21,13 +24,10 @@ from xain_foundation.fields import (
     WrongSetting,
     join_host_port,
 )
-from xain_foundation.logs import LoggingSettings
-from xain_foundation.names import RULE, why_not
-from xain_foundation.tls_settings import TlsSettings
-from xain_workloads.partition import MAX_ALPHA, Partition
-from xain_workloads.statistics import MIN_CATEGORY_COUNT, MIN_KNOWN
-from xain_workloads.table import Table
-from xain_workloads.table_settings import TableSettings
+from xain_workloads.tables.partition import MAX_ALPHA, Partition
+from xain_workloads.tables.statistics import MIN_CATEGORY_COUNT, MIN_KNOWN
+from xain_workloads.tables.table import Table
+from xain_workloads.tables.table_settings import TableSettings
 
 ENV_PREFIX = "XAIN_PARTICIPANT_"
 

@@ -18,7 +18,7 @@ import structlog
 
 from xain_coordinator.assembly.changed_rules import differences
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core.values import Phase
+from xain_coordinator.core.vocabulary.values import Phase
 from xain_coordinator.export.trained import ask, open_files
 from xain_coordinator.journal.restore import restore
 from xain_coordinator.journal.sqlite import SqliteJournal
@@ -28,13 +28,13 @@ from xain_coordinator.process.embedding import Coordinator
 from xain_coordinator.process.run import STARTING_ERRORS, SWITCH_INTERVAL_S
 from xain_coordinator.server.inspection_client import TLS
 from xain_coordinator.server.operators_socket import socket_of
-from xain_foundation import channels
 from xain_foundation.commands import CommandFailed
 from xain_foundation.durable import replace_file
-from xain_foundation.fields import WrongSetting, is_loopback
-from xain_foundation.settings import ConfigError, load
-from xain_foundation.tls import Certificates, InvalidCertificates
-from xain_participant.client import channel_options
+from xain_foundation.net import channels
+from xain_foundation.security.tls import Certificates, InvalidCertificates
+from xain_foundation.settings.fields import WrongSetting, is_loopback
+from xain_foundation.settings.settings import ConfigError, load
+from xain_participant.wire.client import channel_options
 from xain_session.errors import SessionFailed, for_script
 from xain_session.given import SETTINGS, SOURCE
 from xain_session.session_log import LOG, logged_in

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from xain_foundation.hints import hint
+from xain_foundation.settings.hints import hint
 
 _ELSEWHERE: Final = "give another data_dir=FOLDER"
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any, Final, TypeVar
 
-from xain_coordinator.core.values import WeightsRef
+from xain_coordinator.core.vocabulary.values import WeightsRef
 from xain_coordinator.ports import StoreError
-from xain_coordinator.server.translate import layout_of
+from xain_coordinator.server.calls.translate import layout_of
 from xain_coordinator.stores.integrity import parse_vector
-from xain_foundation.backoff import Backoff
+from xain_foundation.net.backoff import Backoff
 from xain_session.errors import DecidedOtherwise, SessionFailed
 from xain_session.transports import Refused, Stream, Transport
 from xain_wire.fl import access_pb2 as control

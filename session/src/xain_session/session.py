@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TextIO, TypeVar, cast
 
 from xain_coordinator.metrics.trackers import Position
-from xain_coordinator.server.translate import layout_of
-from xain_foundation import streams
+from xain_coordinator.server.calls.translate import layout_of
+from xain_foundation.logs import streams
 from xain_session.errors import SessionFailed
 from xain_session.record import Best, Record, Result, Site, W
 from xain_session.round import AsyncRound, Participant, Round

@@ -8,13 +8,13 @@ from typing import Any, Final, Protocol
 import grpc
 
 from xain_coordinator.access.errors import NotPermitted
-from xain_coordinator.core.errors import Refusal
-from xain_coordinator.core.errors import Unavailable as IsAway
-from xain_coordinator.core.values import WeightsRef
+from xain_coordinator.core.vocabulary.errors import Refusal
+from xain_coordinator.core.vocabulary.errors import Unavailable as IsAway
+from xain_coordinator.core.vocabulary.values import WeightsRef
 from xain_coordinator.ports import JournalError, StoreError
 from xain_coordinator.process.embedding import Answers, Coordinator
 from xain_coordinator.server.statuses import STATUSES
-from xain_foundation.grpc_calls import details_of
+from xain_foundation.net.grpc_calls import details_of
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.access_pb2_grpc import ControlStub
 from xain_wire.fl.coordinator_pb2_grpc import CoordinatorStub

@@ -9,8 +9,8 @@ import pytest
 
 from support.drivers import Arrived, Event, Lost, Receiving, next_event, received
 from support.messaging import PATIENCE_S
-from xain_messaging.codec import Frame
 from xain_messaging.errors import Closed, UnknownPeer
+from xain_messaging.format.codec import Frame
 
 
 def test_packets_come_whole_and_in_order(make: Callable[[], Receiving]) -> None:

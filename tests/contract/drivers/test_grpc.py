@@ -12,9 +12,9 @@ import pytest
 
 from support.drivers import Lost, Receiving, closing_all, next_event, received
 from support.messaging import PATIENCE_S, until
-from xain_messaging.codec import Frames
 from xain_messaging.drivers.grpc_framing import to_chunks
 from xain_messaging.drivers.grpc_streams import _USUAL, METHOD, STREAM, GrpcDriver
+from xain_messaging.format.codec import Frames
 
 
 def is_served(address: str) -> bool:

@@ -14,8 +14,8 @@ from support.certificates import make_authority
 from support.closed_coordinator import MODEL, ClosedCoordinator, outcome_of
 from support.hostile import METHODS, path
 from support.wire import Member
-from xain_foundation.identity import Role
-from xain_foundation.x509 import Authority, key_of_pem
+from xain_foundation.security.identity import Role
+from xain_foundation.security.x509 import Authority, key_of_pem
 from xain_wire.fl import access_pb2, access_pb2_grpc
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.messaging import membership_pb2

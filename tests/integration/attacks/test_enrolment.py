@@ -14,9 +14,9 @@ from cryptography.x509.oid import NameOID
 from integration.attacks.conftest import Said
 from support.closed_coordinator import ClosedCoordinator, outcome_of
 from support.wire import Member
-from xain_foundation.identity import Role
-from xain_foundation.join_token import PREFIX, InvalidToken, JoinToken
-from xain_foundation.x509 import key_to_pem, make_request, new_key, read_certificate
+from xain_foundation.security.identity import Role
+from xain_foundation.security.join_token import PREFIX, InvalidToken, JoinToken
+from xain_foundation.security.x509 import key_to_pem, make_request, new_key, read_certificate
 from xain_wire.fl import access_pb2, access_pb2_grpc
 
 NO_CONNECTION = "UNAVAILABLE"

@@ -14,10 +14,10 @@ import pytest
 
 from support.closed_coordinator import ClosedCoordinator
 from support.process import PATIENCE_S
-from xain_foundation.channels import open_channel
-from xain_foundation.identity import SCHEDULER, Role
-from xain_foundation.tls import Certificates
-from xain_foundation.x509 import make_request, new_key
+from xain_foundation.net.channels import open_channel
+from xain_foundation.security.identity import SCHEDULER, Role
+from xain_foundation.security.tls import Certificates
+from xain_foundation.security.x509 import make_request, new_key
 from xain_participant.enrolment.asking import Refused, ask_to_join
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.coordinator_pb2_grpc import CoordinatorStub

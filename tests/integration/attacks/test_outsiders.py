@@ -14,12 +14,12 @@ from integration.conftest import Start
 from support.closed_coordinator import MODEL, ROUNDS, SITES, UPDATES, ClosedCoordinator, outcome_of
 from support.wire import Member, npy, refused
 from xain_coordinator.assembly.coordinator import SessionCoordinator
-from xain_foundation.identity import Role
+from xain_foundation.security.identity import Role
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2
-from xain_workloads.preprocessing import preprocessing_of
-from xain_workloads.schema import Column
-from xain_workloads.table import Table
+from xain_workloads.tables.preprocessing import preprocessing_of
+from xain_workloads.tables.schema import Column
+from xain_workloads.tables.table import Table
 
 UNAUTHENTICATED = "UNAUTHENTICATED UNAUTHENTICATED"
 INSTANCE = "xain-instance-id"

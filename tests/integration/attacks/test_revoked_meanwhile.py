@@ -24,12 +24,12 @@ from support.transfers import until
 from support.wire import Member, digest, npy
 from xain_coordinator.driver.effects import StoreWorker
 from xain_coordinator.server.guard import Guard
-from xain_foundation.callers import Caller
-from xain_foundation.identity import Identity, Role, node_host
-from xain_foundation.tls import KEY, REVOKED
-from xain_foundation.tls_settings import TlsSettings
-from xain_foundation.tls_socket import TlsSocket
-from xain_foundation.x509 import key_to_pem, make_request, new_key, read_certificate
+from xain_foundation.security.callers import Caller
+from xain_foundation.security.identity import Identity, Role, node_host
+from xain_foundation.security.tls import KEY, REVOKED
+from xain_foundation.security.tls_settings import TlsSettings
+from xain_foundation.security.tls_socket import TlsSocket
+from xain_foundation.security.x509 import key_to_pem, make_request, new_key, read_certificate
 from xain_messaging.discovery.server import MembershipServer
 from xain_messaging.drivers.grpc_streams import GrpcDriver
 from xain_wire.fl import coordinator_pb2 as pb

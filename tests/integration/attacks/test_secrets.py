@@ -14,10 +14,10 @@ from integration.attacks.conftest import Said
 from support.certificates import issued, make_authority
 from support.process import PATIENCE_S, CoordinatorProcess, Process
 from support.secret_search import Secrets, command_line
-from xain_foundation.identity import Role
-from xain_foundation.join_token import JoinToken
-from xain_foundation.sockets import free_ports
-from xain_foundation.x509 import key_to_pem, new_key
+from xain_foundation.net.sockets import free_ports
+from xain_foundation.security.identity import Role
+from xain_foundation.security.join_token import JoinToken
+from xain_foundation.security.x509 import key_to_pem, new_key
 
 
 class Site(Process):

@@ -27,8 +27,8 @@ from support.closed_coordinator import ClosedCoordinator, outcome_of
 from support.process import PATIENCE_S
 from support.wire import Member
 from xain_coordinator.server.operators_socket import socket_of
-from xain_foundation.identity import Role
-from xain_foundation.tls import AUTHORITY, CERTIFICATE, KEY
+from xain_foundation.security.identity import Role
+from xain_foundation.security.tls import AUTHORITY, CERTIFICATE, KEY
 from xain_messaging.discovery.server import MembershipServer
 from xain_messaging.drivers.grpc_streams import GrpcDriver
 

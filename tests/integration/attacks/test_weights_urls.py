@@ -14,8 +14,8 @@ from integration.attacks.conftest import Said
 from support.closed_coordinator import MODEL, ClosedCoordinator
 from support.process import PATIENCE_S
 from support.wire import digest, npy
-from xain_foundation.identity import Role
-from xain_foundation.tls import Certificates
+from xain_foundation.security.identity import Role
+from xain_foundation.security.tls import Certificates
 from xain_wire.weights_port import DIGEST_HEADER
 
 UPDATE = npy(MODEL + 7)

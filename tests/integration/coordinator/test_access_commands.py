@@ -11,9 +11,9 @@ from xain_coordinator.access.control import AccessControl
 from xain_coordinator.cli.access.names import expanded, seconds_of
 from xain_coordinator.cli.main import app
 from xain_foundation.commands import run_app
-from xain_foundation.join_token import JoinToken
-from xain_foundation.tls import Certificates
-from xain_foundation.x509 import make_request, new_key, read_certificate
+from xain_foundation.security.join_token import JoinToken
+from xain_foundation.security.tls import Certificates
+from xain_foundation.security.x509 import make_request, new_key, read_certificate
 
 
 class Typed:

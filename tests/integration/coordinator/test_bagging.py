@@ -27,17 +27,17 @@ from xain_coordinator.driver.log_files import LatencyFile
 from xain_participant import Agent, WorkloadParticipant
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.limits import MAX_INLINE_BYTES
-from xain_workloads.data import load
-from xain_workloads.dataset import Dataset
-from xain_workloads.ensembles import Frame, pack, unpack
+from xain_workloads.ensembles.ensembles import Frame, pack, unpack
+from xain_workloads.ensembles.estimators import files, skops_files
+from xain_workloads.ensembles.held import unpack_holdings
+from xain_workloads.ensembles.stacking import Stack
 from xain_workloads.errors import NoModel
-from xain_workloads.estimators import files, skops_files
 from xain_workloads.exported import formats
-from xain_workloads.held import unpack_holdings
 from xain_workloads.model import Model
-from xain_workloads.partition import dirichlet
-from xain_workloads.stacking import Stack
-from xain_workloads.table import Table
+from xain_workloads.tables.data import load
+from xain_workloads.tables.dataset import Dataset
+from xain_workloads.tables.partition import dirichlet
+from xain_workloads.tables.table import Table
 from xain_workloads.workload import evaluate, predict, probabilities
 
 

@@ -22,14 +22,14 @@ from integration.conftest import Start
 from support.logs import capture_logs
 from xain_coordinator.server.inspection_client import fetch
 from xain_participant import Agent
-from xain_participant.client import CoordinatorClient, open_channel
-from xain_participant.workload_participant import WorkloadParticipant
+from xain_participant.tables.workload_participant import WorkloadParticipant
+from xain_participant.wire.client import CoordinatorClient, open_channel
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.inspection_pb2 import DescribeRequest, GetStatusResponse
 from xain_wire.fl.inspection_pb2_grpc import InspectionStub
-from xain_workloads.describe import TableOne
-from xain_workloads.schema import Column
-from xain_workloads.table import Table
+from xain_workloads.tables.checks.describe import TableOne
+from xain_workloads.tables.schema import Column
+from xain_workloads.tables.table import Table
 
 PATIENCE_S = 240.0
 ROOT = Path(__file__).parents[3]

@@ -12,11 +12,11 @@ import pytest
 
 from support.trainee import Trainee
 from xain_coordinator import Coordinator
-from xain_coordinator.core.errors import Unavailable
-from xain_coordinator.core.values import Phase
-from xain_coordinator.server.weights_port import PortTaken
+from xain_coordinator.core.vocabulary.errors import Unavailable
+from xain_coordinator.core.vocabulary.values import Phase
+from xain_coordinator.server.weights.weights_port import PortTaken
 from xain_foundation.exit_statuses import EXIT_FAILED, EXIT_OK
-from xain_foundation.settings import ConfigError
+from xain_foundation.settings.settings import ConfigError
 from xain_participant import Agent
 
 PATIENCE_S = 240.0  # for what takes seconds, on a machine that has other things to do

@@ -9,13 +9,13 @@ import pytest
 
 from support.logs import capture_logs
 from support.wire import Member, reason
-from xain_coordinator.server.translate import gives_probabilities, num_classes_of
-from xain_participant.evaluations import evaluation_message
-from xain_participant.participant import Evaluation
+from xain_coordinator.server.calls.translate import gives_probabilities, num_classes_of
+from xain_participant.sdk.evaluations import evaluation_message
+from xain_participant.sdk.participant import Evaluation
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_wire.fl.inspection_pb2_grpc import InspectionStub
-from xain_workloads.tallies import tally_classes
+from xain_workloads.measures.tallies import tally_classes
 
 POINTS = (
     '[{"measurement": "participant", "time": 1, "fields": {"loss": 2.0, "round": 1}},'

@@ -14,17 +14,17 @@ from support.journals import copy_journal
 from support.memory_journal import MemoryJournal
 from support.s3_servers import S3Server
 from xain_coordinator.config.coordinator import CoordinatorConfig, StorageSettings
-from xain_coordinator.core.needed import Needed
+from xain_coordinator.core.machine.needed import Needed
 from xain_coordinator.driver.clock import SessionClock
 from xain_coordinator.driver.driver import Driver
-from xain_coordinator.driver.fence import Fence, FencedStore, TakenOver
-from xain_coordinator.driver.retention import GROUP_SIZE, Retention
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import StoreUnavailable, WeightsStore
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.memory import MemoryStore
 from xain_coordinator.stores.prefixed import PrefixedStore
-from xain_coordinator.stores.s3 import open_s3
+from xain_coordinator.stores.s3.s3 import open_s3
+from xain_coordinator.upkeep.fence import Fence, FencedStore, TakenOver
+from xain_coordinator.upkeep.retention import GROUP_SIZE, Retention
 
 SESSION = "5e5510485e55"
 

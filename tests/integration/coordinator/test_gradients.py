@@ -15,10 +15,10 @@ from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.assembly.warm_start import CannotStartFrom
 from xain_participant import Agent, WorkloadParticipant
 from xain_wire.fl import coordinator_pb2 as pb
-from xain_workloads.data import load
-from xain_workloads.dataset import Dataset
 from xain_workloads.model import Model
-from xain_workloads.preprocessing import prepare
+from xain_workloads.tables.data import load
+from xain_workloads.tables.dataset import Dataset
+from xain_workloads.tables.preprocessing import prepare
 from xain_workloads.workload import Workload, create
 
 STEPS = 25

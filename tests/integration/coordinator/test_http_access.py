@@ -17,9 +17,9 @@ from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.assembly.sessions import Sessions
 from xain_coordinator.http_face.server import open_listener, serving
 from xain_coordinator.server.guard import Guard
-from xain_foundation.identity import Role
-from xain_foundation.tls import AUTHORITY, CERTIFICATE
-from xain_foundation.tls_settings import TlsSettings
+from xain_foundation.security.identity import Role
+from xain_foundation.security.tls import AUTHORITY, CERTIFICATE
+from xain_foundation.security.tls_settings import TlsSettings
 
 PATIENCE_S = 60.0
 

@@ -14,7 +14,7 @@ import pytest
 from support.influx_servers import Answer, StrictInflux, VictoriaMetrics
 from support.process import CoordinatorProcess
 from support.wire import Member, npy
-from xain_participant.metrics import Measured, to_json
+from xain_participant.sdk.metrics import Measured, to_json
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.inspection_pb2 import GetStatusRequest
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from xain_participant import Agent, Participant
 from xain_wire.fl import coordinator_pb2 as pb
-from xain_workloads.schema import Column
-from xain_workloads.table import Table
+from xain_workloads.tables.schema import Column
+from xain_workloads.tables.table import Table
 
 NUM_COLUMNS = 300
 SGD = {"workload": {"name": "sgd"}, "rounds": {"rounds": 3}}

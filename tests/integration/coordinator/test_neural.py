@@ -9,11 +9,11 @@ import torch
 from integration.coordinator.test_gradients import parts, run_agents
 from integration.coordinator.test_trees import array
 from unit.workloads.test_neural_layers import CONVOLUTION
-from xain_workloads.data import load
-from xain_workloads.dataset import Dataset
 from xain_workloads.model import Model, unflatten
-from xain_workloads.preprocessing import prepare
-from xain_workloads.table import Table
+from xain_workloads.tables.data import load
+from xain_workloads.tables.dataset import Dataset
+from xain_workloads.tables.preprocessing import prepare
+from xain_workloads.tables.table import Table
 from xain_workloads.workload import create, initial_model
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -119,7 +119,7 @@ async def test_module_of_a_builder_is_trained_and_measured_by_the_coordinator(
     start, tmp_path, monkeypatch
 ):
     """The coordinator measures on its own data too; without permission the module is not made."""
-    from xain_workloads import neural_builders
+    from xain_workloads.nets import neural_builders
 
     (tmp_path / "clinic_nets.py").write_text(
         "from torch import nn\n"

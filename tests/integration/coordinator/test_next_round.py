@@ -7,7 +7,7 @@ import pytest
 
 from support.transfers import until
 from support.wire import digest, npy
-from xain_coordinator.core.questions import advertise
+from xain_coordinator.core.machine.questions import advertise
 from xain_wire.fl import coordinator_pb2 as pb
 
 ROUNDS = {"rounds": 3, "min_participants": 2, "start_participants": 2}

@@ -23,11 +23,11 @@ from support.s3_servers import S3Server
 from support.wire import Member, digest, npy
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core.values import GlobalModel
-from xain_coordinator.driver.fence import Fence, TakenOver
-from xain_coordinator.driver.model_copies import ModelCopies
+from xain_coordinator.core.vocabulary.values import GlobalModel
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.prefixed import PrefixedStore
+from xain_coordinator.upkeep.fence import Fence, TakenOver
+from xain_coordinator.upkeep.model_copies import ModelCopies
 from xain_coordinator.xain06.bucket import XainBucket
 from xain_foundation.exit_statuses import EXIT_FAILED, EXIT_FENCED
 from xain_wire.fl import coordinator_pb2 as pb
@@ -37,7 +37,7 @@ ODD = """
 import os, signal, sys, threading
 from xain_coordinator.process import run
 from xain_coordinator.cli import main as cli
-from xain_coordinator.driver.fence import Fence
+from xain_coordinator.upkeep.fence import Fence
 from xain_coordinator.driver import effects as work
 
 Fence.look_every_s = 100_000

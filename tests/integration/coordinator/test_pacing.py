@@ -16,8 +16,8 @@ from support.clock import HeldClock
 from support.wire import Member, npy, reason
 from xain_coordinator.aggregation.engine import aggregate
 from xain_coordinator.assembly.coordinator import SessionCoordinator
-from xain_coordinator.core.commands import Tick
-from xain_coordinator.core.values import Phase
+from xain_coordinator.core.vocabulary.commands import Tick
+from xain_coordinator.core.vocabulary.values import Phase
 from xain_coordinator.driver import effects as work
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection

@@ -21,8 +21,8 @@ from support.process import CoordinatorProcess, ParticipantProcess
 from xain_coordinator.assembly.parameter_group import ParameterGroup
 from xain_coordinator.cli import main as coordinator_cli
 from xain_coordinator.config.parameters import ParametersSettings
-from xain_foundation.identity import Role
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
+from xain_foundation.security.identity import Role
 from xain_parameters import cli as server_cli
 from xain_parameters.node.server import ParameterServer
 from xain_parameters.scheduler.client import SchedulerCalls

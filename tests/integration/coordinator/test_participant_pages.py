@@ -8,9 +8,9 @@ import grpc
 import pytest
 
 from support.wire import Member
-from xain_coordinator.core.commands import Rendezvous
-from xain_coordinator.core.values import DataProfile
-from xain_foundation.tags import MAX_KEY_BYTES, MAX_TAGS, MAX_VALUE_BYTES
+from xain_coordinator.core.vocabulary.commands import Rendezvous
+from xain_coordinator.core.vocabulary.values import DataProfile
+from xain_foundation.settings.tags import MAX_KEY_BYTES, MAX_TAGS, MAX_VALUE_BYTES
 from xain_wire.fl import inspection_pb2 as inspection
 
 

@@ -19,22 +19,22 @@ from support.wire import Member, reason, refused
 from unit.workloads.test_bagging import by_class, flowers
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.cli.extend import extend
-from xain_coordinator.core.errors import NobodyAnswered, NotFitted, TooManyCalls
-from xain_coordinator.core.values import Phase
+from xain_coordinator.core.vocabulary.errors import NobodyAnswered, NotFitted, TooManyCalls
+from xain_coordinator.core.vocabulary.values import Phase
 from xain_coordinator.server.predictions import MAX_ROWS_BYTES
 from xain_participant import Agent, WorkloadParticipant
-from xain_participant.estimators import FOLDER, KeptEstimators
+from xain_participant.sdk.estimators import FOLDER, KeptEstimators
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
-from xain_workloads.data import load
-from xain_workloads.dataset import Dataset
-from xain_workloads.ensembles import MAGIC, Frame, pack, unpack
+from xain_workloads.ensembles.ensembles import MAGIC, Frame, pack, unpack
+from xain_workloads.ensembles.held import Holding, pack_holdings, unpack_holdings
+from xain_workloads.ensembles.stacking import Stack, halfway
 from xain_workloads.errors import DataError
-from xain_workloads.held import Holding, pack_holdings, unpack_holdings
-from xain_workloads.preprocessing import prepare
-from xain_workloads.schema import MAX_NAMES_BYTES
-from xain_workloads.stacking import Stack, halfway
-from xain_workloads.table import Table
+from xain_workloads.tables.data import load
+from xain_workloads.tables.dataset import Dataset
+from xain_workloads.tables.preprocessing import prepare
+from xain_workloads.tables.schema import MAX_NAMES_BYTES
+from xain_workloads.tables.table import Table
 from xain_workloads.workload import create
 
 PATIENCE_S = 60.0

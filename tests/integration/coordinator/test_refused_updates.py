@@ -12,8 +12,8 @@ import pytest
 from integration.coordinator.test_trees import array
 from support.process import CoordinatorProcess
 from support.wire import Member, npy, reason
-from xain_coordinator.core.commands import Tick
-from xain_coordinator.core.errors import Unavailable
+from xain_coordinator.core.vocabulary.commands import Tick
+from xain_coordinator.core.vocabulary.errors import Unavailable
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 

@@ -10,7 +10,7 @@ import pytest
 from integration.conftest import config_for
 from support.wire import Member
 from xain_coordinator.assembly.warm_start import CannotStartFrom
-from xain_coordinator.core.keys import is_model
+from xain_coordinator.core.vocabulary.keys import is_model
 from xain_coordinator.export.trained import ask, open_files
 from xain_coordinator.stores.opening import open_store
 from xain_wire.fl import coordinator_pb2 as pb

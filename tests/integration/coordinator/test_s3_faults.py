@@ -18,8 +18,8 @@ from support.fault_proxy import FaultProxy
 from support.s3_servers import Identity, MinioGateway, S3Server, SeaweedFS
 from xain_coordinator.config.coordinator import StorageSettings
 from xain_coordinator.ports import KeyExists, StoreError, StoreUnavailable
-from xain_coordinator.stores.s3 import S3Store, open_s3
-from xain_coordinator.stores.s3_requests import Sizes
+from xain_coordinator.stores.s3.s3 import S3Store, open_s3
+from xain_coordinator.stores.s3.s3_requests import Sizes
 
 MIB = 1 << 20
 TOKEN = "t0ken-that-nobody-issued"

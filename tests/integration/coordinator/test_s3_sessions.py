@@ -16,7 +16,7 @@ import pytest
 from support.process import CoordinatorProcess
 from support.s3_servers import Identity, MinioGateway, S3Server, SeaweedFS
 from support.wire import Member
-from xain_coordinator.core.keys import base_key_of
+from xain_coordinator.core.vocabulary.keys import base_key_of
 from xain_foundation.exit_statuses import EXIT_FENCED
 from xain_wire.fl import coordinator_pb2 as pb
 

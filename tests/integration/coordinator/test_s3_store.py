@@ -27,8 +27,8 @@ from xain_coordinator.ports import (
     WrongSize,
 )
 from xain_coordinator.stores.prefixed import PrefixedAccess, PrefixedStore
-from xain_coordinator.stores.s3 import S3Store, open_s3
-from xain_coordinator.stores.s3_requests import NUM_THREADS, Sizes
+from xain_coordinator.stores.s3.s3 import S3Store, open_s3
+from xain_coordinator.stores.s3.s3_requests import NUM_THREADS, Sizes
 
 MIB = 1 << 20
 

@@ -18,8 +18,8 @@ from support.logs import capture_logs
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.assembly.sessions import NoParticipants, Sessions
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core.values import Phase
-from xain_coordinator.core.view import warnings
+from xain_coordinator.core.view.view import warnings
+from xain_coordinator.core.vocabulary.values import Phase
 from xain_coordinator.http_face.app import make_app
 from xain_coordinator.http_face.errors import HttpError
 from xain_coordinator.http_face.events import EventReaders
@@ -28,8 +28,8 @@ from xain_coordinator.http_face.server import open_listener, serving
 from xain_coordinator.ports import JournalDamaged, StoreUnavailable
 from xain_coordinator.process.run import started
 from xain_participant import Agent, WorkloadParticipant
-from xain_workloads.data import load
 from xain_workloads.exported import formats
+from xain_workloads.tables.data import load
 
 PATIENCE_S = 60.0
 DATA = load("breast_cancer")

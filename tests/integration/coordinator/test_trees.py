@@ -20,11 +20,11 @@ from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.assembly.warm_start import CannotStartFrom
 from xain_participant import Agent, WorkloadParticipant
 from xain_wire.fl import coordinator_pb2 as pb
-from xain_workloads import trees
-from xain_workloads.data import load
-from xain_workloads.dataset import Dataset
 from xain_workloads.model import Model
-from xain_workloads.table import Table
+from xain_workloads.tables.data import load
+from xain_workloads.tables.dataset import Dataset
+from xain_workloads.tables.table import Table
+from xain_workloads.trees import trees
 from xain_workloads.workload import from_metadata
 
 INVALID = (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_UPDATE")

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from support.logs import capture_logs
 from support.lossy import JoinLossy, tags
 from support.messaging import PATIENCE_S, until
-from xain_messaging.messages import Message, SessionMessage
+from xain_messaging.format.messages import Message, SessionMessage
 from xain_messaging.ports import Member
 
 

@@ -16,8 +16,8 @@ from xain_messaging.discovery.in_process import InProcessDiscovery
 from xain_messaging.drivers.grpc_streams import GrpcDriver
 from xain_messaging.drivers.zeromq import ZmqDriver
 from xain_messaging.errors import CollectiveFailed, MembershipLost
+from xain_messaging.format.messages import Message
 from xain_messaging.links import Bounds
-from xain_messaging.messages import Message
 from xain_messaging.ports import Member, Membership
 from xain_messaging.proxy import Proxy
 

@@ -13,7 +13,7 @@ import pytest
 
 from support.messaging import PATIENCE_S, RedisServer, discovery_of, until
 from xain_messaging.discovery.redis import RedisDiscovery
-from xain_messaging.messages import Message
+from xain_messaging.format.messages import Message
 from xain_messaging.ports import Discovery, Roster
 from xain_messaging.proxy import Proxy
 
@@ -22,7 +22,7 @@ PROGRAM = textwrap.dedent(
     import base64, logging, os, pickle, sys, threading, time
     import structlog
     from xain_messaging import Proxy
-    from xain_messaging.messages import Message
+    from xain_messaging.format.messages import Message
 
     logging.basicConfig(level=logging.INFO, format="%(name)s %(levelname)s %(message)s")
     log = logging.getLogger("program")
@@ -78,7 +78,7 @@ WORKER = textwrap.dedent(
     """
     import base64, contextlib, pickle, sys
     from xain_messaging import Proxy
-    from xain_messaging.messages import Message
+    from xain_messaging.format.messages import Message
 
     discovery, driver, how, body = pickle.loads(base64.b64decode(sys.argv[1]))
     with contextlib.ExitStack() as stack:

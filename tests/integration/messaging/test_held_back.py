@@ -5,8 +5,8 @@ from functools import partial
 
 from support.lossy import JoinLossy
 from support.messaging import PATIENCE_S, until
+from xain_messaging.format.messages import Message, SessionMessage
 from xain_messaging.links import Bounds
-from xain_messaging.messages import Message, SessionMessage
 from xain_messaging.proxy import Proxy
 
 

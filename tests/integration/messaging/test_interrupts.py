@@ -13,11 +13,11 @@ import pytest
 from integration.messaging.conftest import Group
 from support.lossy import JoinLossy, LossyDriver, tags
 from support.messaging import PATIENCE_S, until
-from xain_messaging.codec import Frames
 from xain_messaging.endpoint import Endpoint
 from xain_messaging.errors import Closed
+from xain_messaging.format.codec import Frames
+from xain_messaging.format.messages import Message, SessionMessage, SessionType
 from xain_messaging.inbox import Inbox
-from xain_messaging.messages import Message, SessionMessage, SessionType
 from xain_messaging.proxy import Proxy
 
 

@@ -10,11 +10,11 @@ from support.logs import capture_logs
 from support.lossy import JoinLossy, tags
 from support.messaging import until
 from xain_messaging import endpoint as endpoint_module
-from xain_messaging.codec import encode
 from xain_messaging.endpoint import Endpoint
 from xain_messaging.errors import CollectiveFailed
+from xain_messaging.format.codec import encode
+from xain_messaging.format.messages import Message
 from xain_messaging.links import COLLECTIVE, Delivery
-from xain_messaging.messages import Message
 from xain_messaging.proxy import Proxy
 
 

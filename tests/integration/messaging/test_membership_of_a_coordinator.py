@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from support.messaging import PATIENCE_S, until
 from support.process import CoordinatorProcess
-from xain_messaging.messages import SessionMessage
+from xain_messaging.format.messages import SessionMessage
 from xain_messaging.proxy import Proxy
 from xain_wire.messaging import membership_pb2 as pb
 from xain_wire.messaging.membership_pb2_grpc import MembershipStub

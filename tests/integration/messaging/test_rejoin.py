@@ -7,7 +7,7 @@ import pytest
 from integration.messaging.conftest import Group
 from support.messaging import until
 from support.peers import LocalPeer, Peer, answer, member
-from xain_messaging.messages import Message, SessionType
+from xain_messaging.format.messages import Message, SessionType
 from xain_messaging.proxy import Proxy
 
 NAMES = ("w-1", "w-2", "w-3")

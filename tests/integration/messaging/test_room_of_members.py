@@ -8,7 +8,7 @@ import grpc
 
 from integration.conftest import Join, Start
 from support.messaging import PATIENCE_S
-from xain_coordinator.server.admission_control import CALLS_PER_MEMBER
+from xain_coordinator.server.calls.admission_control import CALLS_PER_MEMBER
 from xain_wire.fl import coordinator_pb2 as fl
 from xain_wire.messaging import membership_pb2 as pb
 from xain_wire.messaging.membership_pb2_grpc import MembershipStub

@@ -14,8 +14,8 @@ import pytest
 from support.certificates import make_authority, write_folder
 from support.fault_proxy import FaultProxy
 from support.parameter_group import PATIENCE_S, Group
-from xain_foundation.identity import Role
-from xain_foundation.tls import Certificates
+from xain_foundation.security.identity import Role
+from xain_foundation.security.tls import Certificates
 from xain_parameters.client import asynchronous, requests
 from xain_parameters.client.core import PIECE_BYTES, PIECES, Core
 from xain_parameters.client.sync import Server

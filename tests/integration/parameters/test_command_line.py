@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
 from xain_parameters import KVWorker, LocalGroup, connect_sync
 from xain_parameters.cli import app
 from xain_parameters.config import SchedulerSettings

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from support.certificates import issued, make_authority, write_folder
-from xain_foundation import tls
-from xain_foundation.callers import Caller
-from xain_foundation.channels import open_channel
-from xain_foundation.identity import SCHEDULER, NoIdentity, Role, node_host
-from xain_foundation.tls import Certificates
-from xain_foundation.x509 import Authority
+from xain_foundation.net.channels import open_channel
+from xain_foundation.security import tls
+from xain_foundation.security.callers import Caller
+from xain_foundation.security.identity import SCHEDULER, NoIdentity, Role, node_host
+from xain_foundation.security.tls import Certificates
+from xain_foundation.security.x509 import Authority
 from xain_parameters.client.connecting import connect_sync
 from xain_parameters.client.sync import Server
 from xain_parameters.errors import Invalid, Unavailable

@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from support.logs import capture_logs
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
 from xain_parameters.errors import Closed, Evicted, Invalid, TableConflict, Unavailable
 from xain_parameters.scheduler import commands as c
 from xain_parameters.scheduler.client import SchedulerCalls, SchedulerMember

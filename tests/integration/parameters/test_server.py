@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 from msgspec.structs import replace
 
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
 from xain_messaging import background
 from xain_parameters.client.core import Core
 from xain_parameters.client.sync import Server

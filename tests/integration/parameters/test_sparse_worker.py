@@ -12,7 +12,7 @@ import pytest
 
 from xain_parameters import Invalid, LocalGroup
 from xain_parameters.client.batches import MAX_PARTS
-from xain_participant.sparse_worker import Job, Outcome, Progress, Score, score, train
+from xain_participant.sparse.sparse_worker import Job, Outcome, Progress, Score, score, train
 from xain_workloads.errors import DataError
 from xain_workloads.sparse.generator import SHAPES, write
 from xain_workloads.sparse.models import FactorisationMachine, LogisticRegression

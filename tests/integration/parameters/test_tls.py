@@ -11,8 +11,8 @@ import pytest
 
 from integration.parameters.test_command_line import LONG_S, PROGRAM, run, running, scheduler_in
 from support.certificates import certified, make_authority, needs_openssl, write_folder
-from xain_foundation.identity import IdentityRules, Role
-from xain_foundation.x509 import Authority
+from xain_foundation.security.identity import IdentityRules, Role
+from xain_foundation.security.x509 import Authority
 from xain_parameters import (
     Certificates,
     InvalidCertificates,

@@ -18,9 +18,9 @@ import pytest
 from support.certificates import make_authority, write_folder
 from support.fault_proxy import FaultProxy
 from support.logs import capture_logs
-from xain_foundation.identity import Role
-from xain_foundation.tls import Certificates
-from xain_foundation.x509 import Authority
+from xain_foundation.security.identity import Role
+from xain_foundation.security.tls import Certificates
+from xain_foundation.security.x509 import Authority
 from xain_parameters.errors import Invalid, Unavailable
 from xain_parameters.messages import (
     Command,

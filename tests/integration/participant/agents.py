@@ -8,9 +8,9 @@ import numpy as np
 
 from integration.participant.scripted import PATIENCE_S, Ledger
 from xain_participant import Agent, Participant
-from xain_participant.alive import Alive
+from xain_participant.agent.alive import Alive
 from xain_workloads.model import Layout
-from xain_workloads.profile import DataProfile
+from xain_workloads.tables.profile import DataProfile
 
 
 class Adder(Participant):

@@ -9,9 +9,9 @@ from integration.participant.agents import Adder, Running
 from integration.participant.scripted import Ledger, ScriptedCoordinator
 from integration.participant.store import ScriptedStore
 from xain_coordinator.assembly.coordinator import SessionCoordinator
-from xain_foundation.proxies import PROXIES, WITHOUT
+from xain_foundation.net.proxies import PROXIES, WITHOUT
 from xain_participant import Agent, Participant
-from xain_participant.alive import Alive
+from xain_participant.agent.alive import Alive
 
 Serve = Callable[..., ScriptedCoordinator]
 Launch = Callable[..., Running]

@@ -23,11 +23,11 @@ from integration.participant.scripted import (
 )
 from support.logs import capture_logs
 from support.messaging import until
-from xain_foundation.proxies import PROXIES, WITHOUT
+from xain_foundation.net.proxies import PROXIES, WITHOUT
 from xain_participant import Agent, run
-from xain_participant.alive import SLACK_S, Alive
-from xain_participant.client import CoordinatorClient
-from xain_participant.protocol import MAX_BACKOFF_S
+from xain_participant.agent.alive import SLACK_S, Alive
+from xain_participant.agent.protocol import MAX_BACKOFF_S
+from xain_participant.wire.client import CoordinatorClient
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_workloads.model import TensorSpec
 

@@ -19,10 +19,11 @@ from integration.participant.store import (
     status,
 )
 from support.logs import capture_logs
-from xain_participant import Agent, CoordinatorClient, direct, run
-from xain_participant.events import Assigned, HandedIn, Trained
-from xain_participant.values import Call
-from xain_participant.work import Work
+from xain_participant import Agent, CoordinatorClient, run
+from xain_participant.agent.work import Work
+from xain_participant.sdk.events import Assigned, HandedIn, Trained
+from xain_participant.sdk.values import Call
+from xain_participant.wire import direct
 from xain_wire.fl import coordinator_pb2 as pb
 
 Serve = Callable[..., ScriptedCoordinator]

@@ -18,11 +18,11 @@ from integration.participant.scripted import (
     refuse,
 )
 from integration.participant.store import ScriptedStore, break_off, status
-from xain_participant.client import CoordinatorClient, Refused
-from xain_participant.direct import DirectTransfer, OfferFailed
-from xain_participant.parts import PartSize
+from xain_participant.stages.parts import PartSize
+from xain_participant.wire.client import CoordinatorClient, Refused
+from xain_participant.wire.direct import DirectTransfer, OfferFailed
 from xain_wire.fl import coordinator_pb2 as pb
-from xain_workloads.profile import DataProfile
+from xain_workloads.tables.profile import DataProfile
 
 BIG = np.arange(1_000_000, dtype=np.float32)  # four chunks
 

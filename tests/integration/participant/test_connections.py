@@ -20,10 +20,10 @@ from integration.participant.scripted import (
 from support.fault_proxy import FaultProxy
 from xain_coordinator.config.coordinator import ServerSettings
 from xain_participant import Agent, CoordinatorClient, Participant, Refused
-from xain_participant import client as client_module
-from xain_participant.client import CALLS_SILENCE_S, TRANSFERS_SILENCE_S, open_channel
-from xain_participant.download import Download
-from xain_participant.protocol import MIN_BACKOFF_S
+from xain_participant.agent.protocol import MIN_BACKOFF_S
+from xain_participant.wire import client as client_module
+from xain_participant.wire.client import CALLS_SILENCE_S, TRANSFERS_SILENCE_S, open_channel
+from xain_participant.wire.download import Download
 from xain_wire.fl import coordinator_pb2 as pb
 
 # Several chunks of a download, and so little that the kernel takes all of it: an upload whose bytes

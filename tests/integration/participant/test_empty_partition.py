@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from xain_coordinator.core.values import Phase
+from xain_coordinator.core.vocabulary.values import Phase
 from xain_participant import Participant, WorkloadParticipant
-from xain_workloads.data import load
+from xain_workloads.tables.data import load
 
 
 async def test_an_empty_part_does_not_keep_the_others_from_training(

@@ -13,18 +13,18 @@ from support.certificates import issued, make_authority, write_folder
 from support.enrolling import Enroller, serving
 from support.trainee import Trainee
 from xain_foundation.commands import run_app
-from xain_foundation.identity import Role
-from xain_foundation.settings import load
-from xain_foundation.tls import REVOKED, Certificates
-from xain_participant.agent import Agent
-from xain_participant.cli import app
-from xain_participant.client import CoordinatorClient
+from xain_foundation.security.identity import Role
+from xain_foundation.security.tls import REVOKED, Certificates
+from xain_foundation.settings.settings import load
+from xain_participant.agent.agent import Agent
+from xain_participant.cli.cli import app
 from xain_participant.config import ParticipantConfig
 from xain_participant.enrolment import joining
 from xain_participant.enrolment.enrolled import NotEnrolled, enrolled
 from xain_participant.enrolment.joining import CannotJoin, Token
 from xain_participant.enrolment.kept import KeptCertificates, extended
 from xain_participant.enrolment.upkeep import Upkeep, renew
+from xain_participant.wire.client import CoordinatorClient
 from xain_wire.fl import coordinator_pb2 as pb
 
 
@@ -261,7 +261,7 @@ import os, sys
 from pathlib import Path
 from xain_foundation import durable
 from xain_participant.enrolment import joining, kept, upkeep
-from xain_foundation.tls import Certificates
+from xain_foundation.security.tls import Certificates
 
 steps = int(sys.argv[1])
 

@@ -9,15 +9,15 @@ import pytest
 
 from support.agents import ends_of
 from xain_participant import Agent, WorkloadParticipant
-from xain_participant.fetch import fetch
-from xain_participant.personal import PersonalTensors
-from xain_workloads.data import load
+from xain_participant.agent.fetch import fetch
+from xain_participant.tables.personal import PersonalTensors
 from xain_workloads.errors import NoModel
 from xain_workloads.exported import formats
 from xain_workloads.model import Model, unflatten
-from xain_workloads.preprocessing import preprocessing_of
-from xain_workloads.reading.dialect import Dialect
-from xain_workloads.table import Table
+from xain_workloads.tables.data import load
+from xain_workloads.tables.preprocessing import preprocessing_of
+from xain_workloads.tables.reading.dialect import Dialect
+from xain_workloads.tables.table import Table
 
 
 def halves() -> list[Table]:

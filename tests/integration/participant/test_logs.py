@@ -71,4 +71,5 @@ def test_run_leaves_logging_of_its_caller_alone(
     assert set(own[1:-1]) == {"program INFO during"}
     agent = [line.split(" ") for line in lines if line.startswith("xain_participant.")]
     assert len(own) + len(agent) == len(lines)
-    assert agent[-1][:4] == ["xain_participant.agent", "INFO", "exiting", "participant='ward-7'"]
+    name = "xain_participant.agent.agent"
+    assert agent[-1][:4] == [name, "INFO", "exiting", "participant='ward-7'"]

@@ -14,8 +14,8 @@ from integration.participant.scripted import PATIENCE_S, Ledger, ScriptedCoordin
 from support.logs import capture_logs
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_wire.fl import coordinator_pb2 as pb
-from xain_workloads.data import load
 from xain_workloads.errors import DataError
+from xain_workloads.tables.data import load
 
 Serve = Callable[..., ScriptedCoordinator]
 Start = Callable[..., Awaitable[SessionCoordinator]]

@@ -9,8 +9,8 @@ from integration.participant.agents import Adder
 from integration.participant.scripted import PATIENCE_S
 from support.process import CoordinatorProcess, Process
 from xain_coordinator.assembly.coordinator import SessionCoordinator
-from xain_coordinator.core.commands import RequestFit
-from xain_coordinator.core.values import Phase
+from xain_coordinator.core.vocabulary.commands import RequestFit
+from xain_coordinator.core.vocabulary.values import Phase
 from xain_participant import Agent
 
 ROUNDS = {"rounds": 2, "min_participants": 2}

@@ -15,8 +15,9 @@ from xain_wire.fl import coordinator_pb2 as pb
 PROGRAM = textwrap.dedent(
     """
     import signal, sys, threading, numpy as np
-    from xain_participant import Agent, Participant, agent, run
-    from xain_participant.signals import stop_on_signals
+    from xain_participant import Agent, Participant, run
+    from xain_participant.agent import agent
+    from xain_participant.agent.signals import stop_on_signals
 
     agent.LEAVE_TIMEOUT_S = 3600  # only a second signal ends a goodbye that nobody answers
 

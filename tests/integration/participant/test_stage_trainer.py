@@ -6,12 +6,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from xain_participant.participant import Assignment, GroupBroken, ProcessGroup
-from xain_participant.stage_trainer import StageTrainer
-from xain_workloads.data import load
+from xain_participant.sdk.participant import Assignment, GroupBroken, ProcessGroup
+from xain_participant.stages.stage_trainer import StageTrainer
 from xain_workloads.errors import DataError, WorkloadError
-from xain_workloads.neural import NeuralWorkload
-from xain_workloads.pipeline import StageResult
+from xain_workloads.nets.neural import NeuralWorkload
+from xain_workloads.nets.pipeline import StageResult
+from xain_workloads.tables.data import load
 
 DATA = load("iris")
 WORKLOAD = NeuralWorkload.from_options({"mode": "pipeline", "dtype": "float64"})

@@ -12,7 +12,7 @@ import pytest
 from integration.participant.scripted import PATIENCE_S, Ledger, ScriptedCoordinator, failure
 from support.logs import capture_logs
 from xain_participant import Agent, Participant, StateDirectory, run
-from xain_participant.result import NotKept, Result
+from xain_participant.keep.result import NotKept, Result
 from xain_wire.fl import coordinator_pb2 as pb
 
 Serve = Callable[..., ScriptedCoordinator]

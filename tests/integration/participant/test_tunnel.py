@@ -12,8 +12,8 @@ import pytest
 
 from support.certificates import write_folder
 from support.enrolling import Enroller, serving
-from xain_foundation.identity import Role
-from xain_foundation.tls import Certificates
+from xain_foundation.security.identity import Role
+from xain_foundation.security.tls import Certificates
 from xain_participant.enrolment import joining
 from xain_participant.enrolment.joining import Token
 from xain_participant.enrolment.kept import KeptCertificates

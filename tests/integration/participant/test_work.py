@@ -8,11 +8,11 @@ import pytest
 
 from integration.participant.scripted import PATIENCE_S, Ledger, ScriptedCoordinator
 from xain_participant import Participant
-from xain_participant.client import CoordinatorClient
-from xain_participant.encoded import Encoded
-from xain_participant.events import Trained
-from xain_participant.values import Call
-from xain_participant.work import Work
+from xain_participant.agent.work import Work
+from xain_participant.sdk.encoded import Encoded
+from xain_participant.sdk.events import Trained
+from xain_participant.sdk.values import Call
+from xain_participant.wire.client import CoordinatorClient
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.limits import MAX_INLINE_BYTES
 from xain_wire.np import ENCODING_BITS, DeltaCodec

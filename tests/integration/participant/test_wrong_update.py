@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from xain_coordinator.core.selection_state import Faults
-from xain_coordinator.core.values import Phase
+from xain_coordinator.core.parts.selection_state import Faults
+from xain_coordinator.core.vocabulary.values import Phase
 from xain_foundation.exit_statuses import EXIT_NOTHING_COUNTED
 from xain_participant import Participant
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import xain
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
 
 NAMES = ("east", "west")
 

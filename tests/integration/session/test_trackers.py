@@ -11,7 +11,7 @@ import pytest
 import xain
 from xain_coordinator.process.embedding import Coordinator
 from xain_coordinator.server.operators_socket import socket_of
-from xain_foundation.settings import ConfigError
+from xain_foundation.settings.settings import ConfigError
 from xain_session.deployments import Embedded
 
 

@@ -6,8 +6,8 @@ from tempfile import TemporaryDirectory
 
 from support.containers.engine import BASE, PATIENCE_S, docker, run
 from xain_coordinator.server import inspection_client
-from xain_foundation.sockets import free_ports
-from xain_foundation.tls import Certificates
+from xain_foundation.net.sockets import free_ports
+from xain_foundation.security.tls import Certificates
 from xain_participant.enrolment import joining
 from xain_participant.enrolment.kept import KeptCertificates
 

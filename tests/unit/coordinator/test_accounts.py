@@ -3,10 +3,15 @@
 from tests.unit.core.bench import make_rules
 
 from unit.coordinator.test_history import accepted, model
-from xain_coordinator.core import events as e
-from xain_coordinator.core.accounts import MANY_ROUNDS, MAX_WARNINGS
-from xain_coordinator.core.history import MAX_NAMES_OF_A_ROUND, MAX_REASON, MAX_REASONS, History
-from xain_coordinator.core.values import DataProfile, Rules, Task
+from xain_coordinator.core.view.accounts import MANY_ROUNDS, MAX_WARNINGS
+from xain_coordinator.core.view.history import (
+    MAX_NAMES_OF_A_ROUND,
+    MAX_REASON,
+    MAX_REASONS,
+    History,
+)
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary.values import DataProfile, Rules, Task
 
 
 def session(*sites: tuple[str, int], rules: Rules | None = None) -> History:

@@ -11,8 +11,8 @@ from xain_coordinator.aggregation.aggregator import RuleFailed, Stopped
 from xain_coordinator.aggregation.assembling import assemble_slices
 from xain_coordinator.aggregation.engine import aggregate
 from xain_coordinator.aggregation.sources import UpdateChanged
-from xain_coordinator.core.effects import Aggregate
-from xain_coordinator.core.values import Update
+from xain_coordinator.core.vocabulary.effects import Aggregate
+from xain_coordinator.core.vocabulary.values import Update
 from xain_coordinator.stores.memory import MemoryStore
 from xain_coordinator.updates.measuring import measure
 from xain_workloads.model import TensorSpec, size_of

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from xain_coordinator.server.capabilities import Capabilities, Forbidden, PortFile
+from xain_coordinator.server.weights.capabilities import Capabilities, Forbidden, PortFile
 
 SECRET = bytes(range(32))
 ALLOWED = ("PUT", "ward-7", 3, "3/ward-7", 1000)

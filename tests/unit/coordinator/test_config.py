@@ -14,18 +14,18 @@ from tests.unit.core.bench import Bench
 from support.examples import keys_in, keys_of
 from xain_coordinator.cli.check_config import length
 from xain_coordinator.config.coordinator import ENV_PREFIX, CoordinatorConfig, WorkloadSettings
-from xain_coordinator.core import events as e
-from xain_coordinator.core.keys import attempt_key, incoming_key, model_key, update_key
-from xain_coordinator.core.values import Phase, Rules, Schema, Step
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary.keys import attempt_key, incoming_key, model_key, update_key
+from xain_coordinator.core.vocabulary.values import Phase, Rules, Schema, Step
 from xain_coordinator.ports import StoreError
 from xain_coordinator.stores.prefixed import PrefixedAccess
-from xain_coordinator.stores.s3 import S3Store
-from xain_coordinator.stores.s3_bucket import connect
+from xain_coordinator.stores.s3.s3 import S3Store
+from xain_coordinator.stores.s3.s3_bucket import connect
 from xain_coordinator.stores.secret_files import read_secret
 from xain_foundation import names
-from xain_foundation.fields import WrongSetting
-from xain_foundation.settings import ConfigError, load
-from xain_workloads.schema import Column
+from xain_foundation.settings.fields import WrongSetting
+from xain_foundation.settings.settings import ConfigError, load
+from xain_workloads.tables.schema import Column
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core.selection import Candidate, Weighted, select
+from xain_coordinator.core.rules.selection import Candidate, Weighted, select
 from xain_coordinator.extensions.options import WrongOption
 from xain_coordinator.extensions.plugins import PluginFailed
 from xain_coordinator.extensions.strategies import (
@@ -16,7 +16,7 @@ from xain_coordinator.extensions.strategies import (
     make_controller,
     strategy_of_session,
 )
-from xain_foundation.settings import ConfigError, load
+from xain_foundation.settings.settings import ConfigError, load
 
 DOCS = Path(__file__).parents[3] / "docs" / "controllers.md"
 

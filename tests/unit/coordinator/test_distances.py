@@ -19,7 +19,7 @@ from xain_coordinator.aggregation.aggregator import (
     Surveyor,
     is_surveyor,
 )
-from xain_coordinator.aggregation.distances import (
+from xain_coordinator.aggregation.robust.distances import (
     CentredClipping,
     GeometricMedian,
     Krum,
@@ -28,7 +28,7 @@ from xain_coordinator.aggregation.distances import (
     gram,
     squares,
 )
-from xain_coordinator.aggregation.order_statistics import TrimmedMean
+from xain_coordinator.aggregation.robust.order_statistics import TrimmedMean
 from xain_coordinator.aggregation.rules import make_rule, rule_of_session
 from xain_coordinator.extensions.options import WrongOption, options_of
 

@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from xain_coordinator.core.errors import Unavailable
-from xain_coordinator.core.values import GlobalModel, WeightsRef
+from xain_coordinator.core.vocabulary.errors import Unavailable
+from xain_coordinator.core.vocabulary.values import GlobalModel, WeightsRef
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import StoreUnavailable
-from xain_coordinator.server.downloads import Downloads
+from xain_coordinator.server.weights.downloads import Downloads
 from xain_coordinator.stores.files import FileStore
 
 BLOCK_BYTES, MESSAGE_BYTES = Downloads.block_bytes, Downloads.message_bytes

@@ -20,15 +20,15 @@ from support.driver import (
     update,
 )
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import events as e
-from xain_coordinator.core import replies as r
-from xain_coordinator.core.errors import NotAMember, Refusal, UploadMissing
-from xain_coordinator.core.pacing import WantedUpdates
-from xain_coordinator.core.questions import AssignmentFor, MayUpload, Question
-from xain_coordinator.core.selection import ControllerFailed
-from xain_coordinator.core.strategy import Strategy
-from xain_coordinator.core.values import Phase, Task
+from xain_coordinator.core.machine.questions import AssignmentFor, MayUpload, Question
+from xain_coordinator.core.machine.strategy import Strategy
+from xain_coordinator.core.rules.pacing import WantedUpdates
+from xain_coordinator.core.rules.selection import ControllerFailed
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary import replies as r
+from xain_coordinator.core.vocabulary.errors import NotAMember, Refusal, UploadMissing
+from xain_coordinator.core.vocabulary.values import Phase, Task
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import JournalError, Record
 

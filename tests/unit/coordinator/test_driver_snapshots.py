@@ -8,10 +8,10 @@ import pytest
 from support.clock import HeldClock
 from support.driver import RULES, Recorder, begin, model, play, settled, update
 from support.memory_journal import MemoryJournal
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import events as e
-from xain_coordinator.core import replies as r
-from xain_coordinator.core.values import Phase
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary import replies as r
+from xain_coordinator.core.vocabulary.values import Phase
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import JournalError, Record, Snapshot
 

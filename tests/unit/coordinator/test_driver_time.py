@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from support.driver import RULES, Bench, settled
-from xain_coordinator.core import commands as c
-from xain_coordinator.core.values import ParticipantState
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary.values import ParticipantState
 from xain_coordinator.driver.driver import LOOK_AGAIN_S, Driver
 from xain_coordinator.driver.lateness import MIN_SENDERS
 

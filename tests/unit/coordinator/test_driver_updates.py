@@ -7,18 +7,18 @@ from structlog.testing import capture_logs
 
 from support.driver import MODEL, Bench, begin, fails, model, play, settled, update
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import replies as r
-from xain_coordinator.core.effects import RecordMetrics
-from xain_coordinator.core.errors import (
+from xain_coordinator.core.machine.questions import AssignmentFor, MayUpload, Question
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import replies as r
+from xain_coordinator.core.vocabulary.effects import RecordMetrics
+from xain_coordinator.core.vocabulary.errors import (
     LateUpdate,
     NotInRound,
     RoundAlreadyClosed,
     StaleRound,
     UploadMissing,
 )
-from xain_coordinator.core.questions import AssignmentFor, MayUpload, Question
-from xain_coordinator.core.values import ParticipantState, Phase, Point
+from xain_coordinator.core.vocabulary.values import ParticipantState, Phase, Point
 from xain_coordinator.driver.log_lines import MAX_UPDATE_LINES
 
 # --- late updates ---

@@ -8,8 +8,8 @@ import numpy as np
 
 from unit.workloads.test_glm import by_target, fitted, options_of, study_of
 from xain_coordinator.cli.report.effects import effects
-from xain_workloads.glm.coefficients import coefficients_of
-from xain_workloads.table import Table
+from xain_workloads.linear.glm.coefficients import coefficients_of
+from xain_workloads.tables.table import Table
 
 
 def told(name: str, data: Table) -> str:

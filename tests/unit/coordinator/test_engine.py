@@ -21,8 +21,8 @@ from xain_coordinator.aggregation.engine import aggregate
 from xain_coordinator.aggregation.publishing import publish
 from xain_coordinator.aggregation.rules import RULES
 from xain_coordinator.aggregation.sources import UpdateChanged
-from xain_coordinator.core.effects import Aggregate
-from xain_coordinator.core.values import GlobalModel, Update, WeightsRef
+from xain_coordinator.core.vocabulary.effects import Aggregate
+from xain_coordinator.core.vocabulary.values import GlobalModel, Update, WeightsRef
 from xain_coordinator.ports import Fenced, KeyNotFound, Reader, StoreUnavailable, WeightsStore
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.memory import MemoryStore, MemoryUpload

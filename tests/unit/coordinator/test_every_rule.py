@@ -14,13 +14,14 @@ import pytest
 from numpy.typing import NDArray
 
 from support.aggregation import OPTIONS, hand_in, load, model_of, npy, put, work_on
-from xain_coordinator.aggregation import distances, engine
+from xain_coordinator.aggregation import engine
 from xain_coordinator.aggregation.aggregator import RuleFailed, is_surveyor
 from xain_coordinator.aggregation.engine import aggregate
+from xain_coordinator.aggregation.robust import distances
 from xain_coordinator.aggregation.rules import BUILT_IN, RULES, known_rules, make_rule
 from xain_coordinator.aggregation.sources import UpdateChanged
-from xain_coordinator.core.effects import Aggregate
-from xain_coordinator.core.values import GlobalModel
+from xain_coordinator.core.vocabulary.effects import Aggregate
+from xain_coordinator.core.vocabulary.values import GlobalModel
 from xain_coordinator.ports import WeightsStore
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.memory import MemoryStore

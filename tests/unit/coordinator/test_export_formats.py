@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 
 from xain_coordinator.assembly.warm_start import CannotStartFrom, load_model_file
 from xain_coordinator.cli import main as cli
-from xain_workloads import neural_builders
 from xain_workloads.errors import NoModel
 from xain_workloads.exported import formats
 from xain_workloads.model import Model, TensorSpec, flatten
-from xain_workloads.preprocessing import prepare
-from xain_workloads.schema import Column
-from xain_workloads.statistics import MIN_CATEGORY_COUNT
-from xain_workloads.table import Table
+from xain_workloads.nets import neural_builders
+from xain_workloads.tables.preprocessing import prepare
+from xain_workloads.tables.schema import Column
+from xain_workloads.tables.statistics import MIN_CATEGORY_COUNT
+from xain_workloads.tables.table import Table
 from xain_workloads.workload import create, initial_model
 
 ABOUT = {"session": "5e5510", "round": 7, "classes": [], "columns": [], "target": "outcome"}
@@ -74,7 +74,7 @@ def trained(name: str, task: str) -> tuple[Model, Table]:
 def _joined(name: str, model: Model, update: Any) -> Any:
     if name != "xgboost":
         return update
-    from xain_workloads import trees
+    from xain_workloads.trees import trees
 
     kind = trees.BoosterKind.from_metadata(model.metadata)
     added = trees.parse_update(update.tobytes(), kind, 5)

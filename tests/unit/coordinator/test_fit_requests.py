@@ -7,7 +7,7 @@ import pytest
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.http_face.bodies import FitRequest
 from xain_coordinator.http_face.fits import changed
-from xain_foundation.settings import load
+from xain_foundation.settings.settings import load
 
 TREES = {"workload.name": "xgboost", "aggregation.options.mode": "bagging"}
 

@@ -11,15 +11,19 @@ from rich.console import Console
 from xain_coordinator.cli.gains import BETTER, EQUAL, WORSE, gains, sentence, to_csv
 from xain_coordinator.cli.report.page import page
 from xain_coordinator.cli.status import render
-from xain_coordinator.core.evaluation import together
-from xain_coordinator.core.values import CentralModel, Evaluation, LocalModel
+from xain_coordinator.core.parts.evaluation import together
+from xain_coordinator.core.vocabulary.values import CentralModel, Evaluation, LocalModel
+from xain_coordinator.server.calls.translate import (
+    central_message,
+    evaluation_message,
+    threshold_message,
+)
 from xain_coordinator.server.inspection_client import Snapshot
-from xain_coordinator.server.translate import central_message, evaluation_message, threshold_message
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
-from xain_workloads.gains import Difference
-from xain_workloads.tallies import Tallies, tally_classes
-from xain_workloads.thresholds import choose
+from xain_workloads.comparing.gains import Difference
+from xain_workloads.measures.tallies import Tallies, tally_classes
+from xain_workloads.measures.thresholds import choose
 
 # Mean difference of the losses of each row, smaller with the global model, and its spread.
 SITES = {"north": (0.2, 0.5), "south": (-0.3, 0.5), "west": (0.01, 0.5)}

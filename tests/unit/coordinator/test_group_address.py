@@ -2,7 +2,7 @@
 
 import pytest
 
-from xain_coordinator.server.translate import group_address
+from xain_coordinator.server.calls.translate import group_address
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from support.certificates import make_authority, write_folder
 from support.logs import capture_logs
 from xain_coordinator.access.control import initialise
 from xain_coordinator.server.guard import Guard
-from xain_foundation.identity import Role
-from xain_foundation.tls import Certificates
-from xain_foundation.tls_settings import TlsSettings
+from xain_foundation.security.identity import Role
+from xain_foundation.security.tls import Certificates
+from xain_foundation.security.tls_settings import TlsSettings
 
 
 def events_of_look(guard: Guard) -> list[str]:

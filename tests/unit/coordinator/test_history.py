@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from xain_coordinator.core import events as e
-from xain_coordinator.core.accounts import MAX_DEPARTED
-from xain_coordinator.core.history import (
+from xain_coordinator.core.view.accounts import MAX_DEPARTED
+from xain_coordinator.core.view.history import (
     MAX_NAMES_OF_A_ROUND,
     MAX_SITE_METRICS,
     MAX_UNWRITTEN,
@@ -15,7 +14,8 @@ from xain_coordinator.core.history import (
     RoundRecord,
     SiteRecord,
 )
-from xain_coordinator.core.values import (
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary.values import (
     Evaluation,
     GlobalModel,
     StoredWeights,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core.errors import AlreadyFitting
+from xain_coordinator.core.vocabulary.errors import AlreadyFitting
 from xain_coordinator.http_face import bodies, fits
 from xain_coordinator.http_face.errors import KNOWN, STATUSES, HttpError, refuse
 from xain_foundation.wheels import pip_install

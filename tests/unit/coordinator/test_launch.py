@@ -14,7 +14,7 @@ from xain_coordinator.cli.launch.work_folder import hold, is_held
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.config.launch import LaunchSettings
 from xain_foundation.commands import CommandFailed
-from xain_foundation.settings import ConfigError, resolve
+from xain_foundation.settings.settings import ConfigError, resolve
 
 
 def folder(root: Path, *names: str) -> Path:

@@ -13,7 +13,7 @@ from xain_foundation.backends.port import BackendError
 from xain_foundation.backends.program import ProgramCall
 from xain_foundation.backends.ray_backend import RayBackend
 from xain_foundation.commands import CommandFailed
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
 
 
 def told(capsys: pytest.CaptureFixture[str], work: Path, *arguments: str) -> str:

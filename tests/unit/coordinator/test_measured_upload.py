@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import xxhash
 
-from xain_coordinator.core.errors import InvalidUpdate
-from xain_coordinator.core.values import GlobalModel, WeightsRef
+from xain_coordinator.core.vocabulary.errors import InvalidUpdate
+from xain_coordinator.core.vocabulary.values import GlobalModel, WeightsRef
 from xain_coordinator.ports import Reader
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.updates.measured_upload import Announced, MeasuredUpload

@@ -16,8 +16,8 @@ from hypothesis.extra.numpy import arrays
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from xain_coordinator.core.errors import InvalidUpdate
-from xain_coordinator.core.values import StoredWeights, WeightsRef
+from xain_coordinator.core.vocabulary.errors import InvalidUpdate
+from xain_coordinator.core.vocabulary.values import StoredWeights, WeightsRef
 from xain_coordinator.stores.memory import MemoryReader, MemoryStore
 from xain_coordinator.stores.reading import CHUNK_BYTES, READ_BYTES
 from xain_coordinator.updates.measuring import Inspector, measure

@@ -3,12 +3,12 @@
 from tests.unit.core.bench import make_rules
 
 from support.memory_journal import MemoryJournal
-from xain_coordinator.core.events import HeartbeatChanged
-from xain_coordinator.core.evolve import open_session
-from xain_coordinator.driver.model_copies import MAX_WAITING, ModelCopies
+from xain_coordinator.core.machine.evolve import open_session
+from xain_coordinator.core.vocabulary.events import HeartbeatChanged
 from xain_coordinator.ports import Record
 from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.stores.memory import MemoryStore
+from xain_coordinator.upkeep.model_copies import MAX_WAITING, ModelCopies
 
 
 class Copying:

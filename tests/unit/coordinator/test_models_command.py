@@ -1,8 +1,8 @@
 """`xain-coordinator models`: the columns of its table."""
 
-from xain_coordinator.core.values import Evaluation
+from xain_coordinator.core.vocabulary.values import Evaluation
 from xain_coordinator.export.commands import headings
-from xain_workloads.figures import Figure
+from xain_workloads.measures.figures import Figure
 
 
 def test_figures_have_their_usual_order_whatever_order_they_arrive_in() -> None:

@@ -20,8 +20,8 @@ from xain_coordinator.aggregation.engine import aggregate
 from xain_coordinator.aggregation.optimizers import MOMENTUM, OPTIMIZERS, SECOND_MOMENT
 from xain_coordinator.aggregation.rules import BUILT_IN, RULES
 from xain_coordinator.aggregation.sources import UpdateChanged
-from xain_coordinator.core.effects import Aggregate
-from xain_coordinator.core.values import GlobalModel
+from xain_coordinator.core.vocabulary.effects import Aggregate
+from xain_coordinator.core.vocabulary.values import GlobalModel
 from xain_coordinator.ports import Fenced, StoreUnavailable
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.memory import MemoryStore, MemoryUpload

@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from xain_coordinator.aggregation.aggregator import RuleFailed
-from xain_coordinator.aggregation.order_statistics import (
+from xain_coordinator.aggregation.robust.order_statistics import (
     MAX_NETWORK_ROWS,
     Median,
     TrimmedMean,

@@ -8,9 +8,9 @@ import pytest
 from xain_coordinator.assembly.changed_rules import differences
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.config.rule_keys import key_of, settings_of
-from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import Lineage, Rules
-from xain_foundation.schema import Schema
+from xain_coordinator.core.machine.session import Session
+from xain_coordinator.core.vocabulary.values import Lineage, Rules
+from xain_foundation.settings.schema import Schema
 
 
 def config_of(**sections: dict[str, Any]) -> CoordinatorConfig:

@@ -13,11 +13,10 @@ from tests.unit.coordinator.test_work import Disk, fleet, make_rules
 from support.logs import capture_logs
 from xain_coordinator.assembly.warm_start import load_model_file
 from xain_coordinator.config.evaluate import EvaluateSettings
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import events as e
-from xain_coordinator.core.values import GlobalModel, Phase, WeightsRef
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary.values import GlobalModel, Phase, WeightsRef
 from xain_coordinator.driver.effects import store_model
-from xain_coordinator.driver.model_folder import write_central
 from xain_coordinator.driver.own_evaluation import (
     SEED,
     TEST_FRACTION,
@@ -27,15 +26,16 @@ from xain_coordinator.driver.own_evaluation import (
 )
 from xain_coordinator.ports import StoreError
 from xain_coordinator.stores.memory import MemoryStore
-from xain_workloads.data import load_table
+from xain_coordinator.upkeep.model_folder import write_central
+from xain_workloads.comparing.gains import Budget, LocalModel
 from xain_workloads.errors import DataError
-from xain_workloads.gains import Budget, LocalModel
+from xain_workloads.linear.row_losses import single_losses
 from xain_workloads.model import Model
-from xain_workloads.partition import split_train_test
-from xain_workloads.preprocessing import prepare
-from xain_workloads.row_losses import single_losses
-from xain_workloads.table import Table
-from xain_workloads.table_settings import TableSettings
+from xain_workloads.tables.data import load_table
+from xain_workloads.tables.partition import split_train_test
+from xain_workloads.tables.preprocessing import prepare
+from xain_workloads.tables.table import Table
+from xain_workloads.tables.table_settings import TableSettings
 from xain_workloads.workload import create, fit_centralised, initial_model, measure
 
 

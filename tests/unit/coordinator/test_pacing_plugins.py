@@ -11,14 +11,14 @@ from tests.unit.core.bench import Bench
 
 from xain_coordinator.assembly.changed_rules import differences
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core.pacing import noted_every_s
-from xain_coordinator.core.selection import ControllerFailed
-from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import Phase
-from xain_coordinator.core.view import waiting_for
+from xain_coordinator.core.machine.session import Session
+from xain_coordinator.core.rules.pacing import noted_every_s
+from xain_coordinator.core.rules.selection import ControllerFailed
+from xain_coordinator.core.view.view import waiting_for
+from xain_coordinator.core.vocabulary.values import Phase
 from xain_coordinator.extensions.plugins import PluginFailed
 from xain_coordinator.extensions.strategies import known_pacings, make_pacing, strategy_of_session
-from xain_foundation.settings import ConfigError, load
+from xain_foundation.settings.settings import ConfigError, load
 
 DOCS = Path(__file__).parents[3] / "docs" / "extending.md"
 Install = Callable[..., None]

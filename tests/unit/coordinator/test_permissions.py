@@ -8,8 +8,8 @@ from grpc_reflection.v1alpha import reflection_pb2
 from xain_coordinator.access.errors import NotPermitted
 from xain_coordinator.server import serve
 from xain_coordinator.server.permissions import ROLES, require_permitted
-from xain_foundation.callers import Caller
-from xain_foundation.identity import Identity, Role
+from xain_foundation.security.callers import Caller
+from xain_foundation.security.identity import Identity, Role
 from xain_wire.fl import access_pb2, coordinator_pb2, inspection_pb2
 from xain_wire.messaging import membership_pb2
 

@@ -25,9 +25,9 @@ from xain_coordinator.extensions.options import WrongOption, options_of
 from xain_coordinator.extensions.plugins import AGGREGATORS, PluginFailed
 from xain_coordinator.process import embedding, run
 from xain_coordinator.stores.memory import MemoryStore
-from xain_foundation import settings
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED
-from xain_foundation.settings import ConfigError
+from xain_foundation.settings import settings
+from xain_foundation.settings.settings import ConfigError
 
 DOCS = Path(__file__).parents[3] / "docs" / "aggregation.md"
 

@@ -12,17 +12,17 @@ import pytest
 from support.pages import OTHER_HOST
 from xain_coordinator.cli.report.charts import Line, chart
 from xain_coordinator.cli.report.page import page
+from xain_coordinator.server.calls.translate import tallies_message
 from xain_coordinator.server.inspection_client import Snapshot
-from xain_coordinator.server.translate import tallies_message
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
-from xain_workloads.describe import TableOne
+from xain_workloads.measures.tallies import Tallies, tally_classes, tally_numbers
 from xain_workloads.model import GROUP
-from xain_workloads.preprocessing import CategoryColumn, NumberColumn, Preprocessing
-from xain_workloads.scales import Scale
-from xain_workloads.schema import Column
-from xain_workloads.table import Table
-from xain_workloads.tallies import Tallies, tally_classes, tally_numbers
+from xain_workloads.tables.checks.describe import TableOne
+from xain_workloads.tables.preprocessing import CategoryColumn, NumberColumn, Preprocessing
+from xain_workloads.tables.reading.scales import Scale
+from xain_workloads.tables.schema import Column
+from xain_workloads.tables.table import Table
 
 EVIL = '<script>alert("x")</script>'
 VOID = {"meta", "link", "br", "img"}

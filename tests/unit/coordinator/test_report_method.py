@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from xain_coordinator.cli.report.page import page
-from xain_coordinator.core.study import Outcome, Plan
-from xain_coordinator.core.values import Evaluation, Step
+from xain_coordinator.core.view.study import Outcome, Plan
+from xain_coordinator.core.vocabulary.values import Evaluation, Step
 from xain_coordinator.export.studies import as_json
+from xain_coordinator.server.calls.translate import tallies_message
 from xain_coordinator.server.inspection_client import Snapshot
-from xain_coordinator.server.translate import tallies_message
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
-from xain_workloads.preprocessing import CategoryColumn, NumberColumn, Preprocessing
-from xain_workloads.scales import Scale
-from xain_workloads.tallies import Tallies, tally_classes
+from xain_workloads.measures.tallies import Tallies, tally_classes
+from xain_workloads.tables.preprocessing import CategoryColumn, NumberColumn, Preprocessing
+from xain_workloads.tables.reading.scales import Scale
 
 PREPARED = Preprocessing(
     (

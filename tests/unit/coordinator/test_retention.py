@@ -9,22 +9,22 @@ import pytest
 from structlog.testing import capture_logs
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core.buffered import BufferedWork
-from xain_coordinator.core.commands import RemoveModels
-from xain_coordinator.core.decider import decide
-from xain_coordinator.core.errors import Unavailable
-from xain_coordinator.core.evaluation import Best, EvaluationProgress
-from xain_coordinator.core.events import ModelsRemoved
-from xain_coordinator.core.history import History
-from xain_coordinator.core.keys import is_model
-from xain_coordinator.core.needed import Needed, needed_by
-from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import Base, GlobalModel, Lineage, Phase, WeightsRef
+from xain_coordinator.core.machine.decider import decide
+from xain_coordinator.core.machine.needed import Needed, needed_by
+from xain_coordinator.core.machine.session import Session
+from xain_coordinator.core.parts.buffered import BufferedWork
+from xain_coordinator.core.parts.evaluation import Best, EvaluationProgress
+from xain_coordinator.core.view.history import History
+from xain_coordinator.core.vocabulary.commands import RemoveModels
+from xain_coordinator.core.vocabulary.errors import Unavailable
+from xain_coordinator.core.vocabulary.events import ModelsRemoved
+from xain_coordinator.core.vocabulary.keys import is_model
+from xain_coordinator.core.vocabulary.values import Base, GlobalModel, Lineage, Phase, WeightsRef
 from xain_coordinator.driver import retention
 from xain_coordinator.driver.broadcast import Broadcast
-from xain_coordinator.driver.retention import GROUP_SIZE, LARGE_BYTES, Retention
 from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.stores.memory import MemoryStore
+from xain_coordinator.upkeep.retention import GROUP_SIZE, LARGE_BYTES, Retention
 
 PATIENCE_S = 20.0
 RULES = CoordinatorConfig().rules()

@@ -18,10 +18,10 @@ from xain_coordinator.aggregation.aggregator import RuleFailed
 from xain_coordinator.aggregation.rules import RULES, make_rule
 from xain_coordinator.aggregation.staleness import mixing_weights
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core.events import SessionOpened
+from xain_coordinator.core.vocabulary.events import SessionOpened
 from xain_coordinator.extensions.options import options_of
 from xain_coordinator.journal.codec import decode, encode
-from xain_foundation.settings import ConfigError, load
+from xain_foundation.settings.settings import ConfigError, load
 
 Array = NDArray[Any]
 DTYPES = ("float16", "float32", "float64")

@@ -1,8 +1,8 @@
 """Warnings of a session: each kind once, with how often and when last."""
 
-from xain_coordinator.core import events as e
-from xain_coordinator.core.history import History
-from xain_coordinator.core.session_warnings import MAX_KINDS
+from xain_coordinator.core.view.history import History
+from xain_coordinator.core.view.session_warnings import MAX_KINDS
+from xain_coordinator.core.vocabulary import events as e
 
 
 def test_repeated_warning_is_one_sentence_with_its_number() -> None:

@@ -11,10 +11,10 @@ from sklearn.datasets import load_digits
 from tests.unit.core.bench import Bench, make_rules
 
 from xain_coordinator.aggregation.engine import aggregate
-from xain_coordinator.core import commands as c
-from xain_coordinator.core.effects import InitialiseModel
-from xain_coordinator.core.keys import model_key, update_key
-from xain_coordinator.core.values import DataProfile, StoredWeights, WeightsRef
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary.effects import InitialiseModel
+from xain_coordinator.core.vocabulary.keys import model_key, update_key
+from xain_coordinator.core.vocabulary.values import DataProfile, StoredWeights, WeightsRef
 from xain_coordinator.driver.effects import store_model
 from xain_coordinator.stores.memory import MemoryStore
 from xain_workloads.model import Model

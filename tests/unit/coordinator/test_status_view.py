@@ -8,9 +8,9 @@ from rich.console import Console
 from xain_coordinator.cli.status import MAX_LINES, render
 from xain_coordinator.server.inspection_client import Snapshot
 from xain_wire.fl import inspection_pb2 as inspection
-from xain_workloads.dataset import Dataset
-from xain_workloads.describe import TableOne
-from xain_workloads.table import Table
+from xain_workloads.tables.checks.describe import TableOne
+from xain_workloads.tables.dataset import Dataset
+from xain_workloads.tables.table import Table
 
 
 def shown(table_one: TableOne | None) -> str:

@@ -7,9 +7,9 @@ import pytest
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.config.study import plan_of
-from xain_coordinator.core.study import next_step
-from xain_coordinator.core.values import Step
-from xain_foundation.settings import ConfigError, load
+from xain_coordinator.core.view.study import next_step
+from xain_coordinator.core.vocabulary.values import Step
+from xain_foundation.settings.settings import ConfigError, load
 
 ALPHA, EPOCHS = "workload.options.alpha", "rounds.epochs"
 LOSS, WEIGHT = "workload.options.loss", "workload.options.class_weight"

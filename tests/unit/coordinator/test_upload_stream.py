@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from xain_coordinator.core.errors import InvalidUpdate, Unavailable
+from xain_coordinator.core.vocabulary.errors import InvalidUpdate, Unavailable
 from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.stores.files import FileStore, FileUpload
 from xain_coordinator.stores.reading import CHUNK_BYTES

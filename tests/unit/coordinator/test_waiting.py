@@ -1,7 +1,7 @@
 """Participants that wait for a free slot of the session, as the log and the status tell of them."""
 
 from support.logs import capture_logs
-from xain_coordinator.server.waiting import MAX_WAITING, WAITING_LEASES, WaitingParticipants
+from xain_coordinator.server.calls.waiting import MAX_WAITING, WAITING_LEASES, WaitingParticipants
 
 
 def test_waiting_participant_is_logged_once_and_counted_until_it_stays_away() -> None:

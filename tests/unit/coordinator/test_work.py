@@ -21,23 +21,23 @@ from numpy.typing import ArrayLike
 from support.clock import HeldClock
 from support.logs import capture_logs
 from support.memory_journal import MemoryJournal
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import events as e
-from xain_coordinator.core.decider import resume
-from xain_coordinator.core.keys import TABLE_ONE, journalled_key
-from xain_coordinator.core.replies import Reply
-from xain_coordinator.core.values import DataProfile, Phase, Rules
+from xain_coordinator.core.machine.decider import resume
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary.keys import TABLE_ONE, journalled_key
+from xain_coordinator.core.vocabulary.replies import Reply
+from xain_coordinator.core.vocabulary.values import DataProfile, Phase, Rules
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.driver.effects import StoreWorker, WorkloadMissing, checks_off
-from xain_coordinator.driver.fence import TakenOver
-from xain_coordinator.driver.model_copies import ModelCopies
 from xain_coordinator.metrics.null import NullMetricsStore
 from xain_coordinator.ports import Fenced, JournalError, KeyNotFound, Record, StoreUnavailable
 from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
 from xain_coordinator.updates.measuring import measure, measure_bytes
-from xain_workloads.describe import TableOne
+from xain_coordinator.upkeep.fence import TakenOver
+from xain_coordinator.upkeep.model_copies import ModelCopies
 from xain_workloads.model import Model, TensorSpec
+from xain_workloads.tables.checks.describe import TableOne
 from xain_workloads.workload import create
 
 VECTOR = np.arange(3, dtype=np.float32)

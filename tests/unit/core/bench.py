@@ -12,19 +12,31 @@ from typing import Any, TypeVar
 import pytest
 
 from oracle.rounds import Rounds
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import events as e
-from xain_coordinator.core import replies as r
-from xain_coordinator.core.decider import Decision, decide, next_deadline, resume
-from xain_coordinator.core.effects import Aggregate, Effect, InitialiseModel, Notify, RecordMetrics
-from xain_coordinator.core.errors import Refusal, UnusableUpdate
-from xain_coordinator.core.evolve import begin, fold, open_session
-from xain_coordinator.core.keys import model_key, update_key
-from xain_coordinator.core.pacing import exact_fraction, num_required
-from xain_coordinator.core.questions import AssignmentFor, MayUpload, Question, advertise, ask
-from xain_coordinator.core.session import Session
-from xain_coordinator.core.strategy import Strategy
-from xain_coordinator.core.values import (
+from xain_coordinator.core.machine.decider import Decision, decide, next_deadline, resume
+from xain_coordinator.core.machine.evolve import begin, fold, open_session
+from xain_coordinator.core.machine.questions import (
+    AssignmentFor,
+    MayUpload,
+    Question,
+    advertise,
+    ask,
+)
+from xain_coordinator.core.machine.session import Session
+from xain_coordinator.core.machine.strategy import Strategy
+from xain_coordinator.core.rules.pacing import exact_fraction, num_required
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary import replies as r
+from xain_coordinator.core.vocabulary.effects import (
+    Aggregate,
+    Effect,
+    InitialiseModel,
+    Notify,
+    RecordMetrics,
+)
+from xain_coordinator.core.vocabulary.errors import Refusal, UnusableUpdate
+from xain_coordinator.core.vocabulary.keys import model_key, update_key
+from xain_coordinator.core.vocabulary.values import (
     DataProfile,
     GlobalModel,
     Layout,

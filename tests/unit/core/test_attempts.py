@@ -17,14 +17,14 @@ from tests.unit.core.bench import (
     stored,
 )
 
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import errors
-from xain_coordinator.core import events as e
-from xain_coordinator.core.attempts import MAX_ATTEMPTS
-from xain_coordinator.core.decider import next_deadline
-from xain_coordinator.core.effects import Aggregate
-from xain_coordinator.core.keys import model_key, update_key
-from xain_coordinator.core.values import (
+from xain_coordinator.core.machine.decider import next_deadline
+from xain_coordinator.core.parts.attempts import MAX_ATTEMPTS
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import errors
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary.effects import Aggregate
+from xain_coordinator.core.vocabulary.keys import model_key, update_key
+from xain_coordinator.core.vocabulary.values import (
     GlobalModel,
     Layout,
     Phase,

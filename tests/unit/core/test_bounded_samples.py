@@ -4,10 +4,10 @@ import dataclasses
 
 from tests.unit.core.bench import PROFILE, Bench, make_rules, replay, stored
 
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import errors
-from xain_coordinator.core.keys import update_key
-from xain_coordinator.core.replies import Done
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import errors
+from xain_coordinator.core.vocabulary.keys import update_key
+from xain_coordinator.core.vocabulary.replies import Done
 
 
 def update(bench: Bench, name: str, num_samples: int) -> c.EndTrainingRound:

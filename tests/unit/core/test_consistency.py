@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from tests.unit.core.bench import Bench, make_rules
 
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import errors
-from xain_coordinator.core import events as e
-from xain_coordinator.core import replies as r
-from xain_coordinator.core.effects import Aggregate
-from xain_coordinator.core.questions import AssignmentFor, MayUpload
-from xain_coordinator.core.values import Phase
+from xain_coordinator.core.machine.questions import AssignmentFor, MayUpload
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import errors
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary import replies as r
+from xain_coordinator.core.vocabulary.effects import Aggregate
+from xain_coordinator.core.vocabulary.values import Phase
 
 DEADLINE_S = 100.0
 IDLE_S = 400.0

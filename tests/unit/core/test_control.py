@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from tests.unit.core.bench import Bench, make_rules
 
-from xain_coordinator.core import errors
-from xain_coordinator.core.control import MAX_ROUNDS_AWAY
+from xain_coordinator.core.parts.control import MAX_ROUNDS_AWAY
+from xain_coordinator.core.vocabulary import errors
 from xain_workloads.model import CONTROL_LOST, TensorSpec
 
 LAYOUT = (TensorSpec("w", (2,), "float32"), TensorSpec("control", (2,), "float32", "control"))

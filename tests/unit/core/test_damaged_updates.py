@@ -12,11 +12,11 @@ from tests.unit.core.bench import (
     timed_round,
 )
 
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import events as e
-from xain_coordinator.core.effects import Aggregate
-from xain_coordinator.core.history import History
-from xain_coordinator.core.values import Phase
+from xain_coordinator.core.view.history import History
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary.effects import Aggregate
+from xain_coordinator.core.vocabulary.values import Phase
 
 REASON = "0/b has the digest 1 in the store, not 2"
 

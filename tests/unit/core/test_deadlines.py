@@ -16,13 +16,13 @@ from tests.unit.core.bench import (
     timed_round,
 )
 
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import errors
-from xain_coordinator.core import events as e
-from xain_coordinator.core.decider import next_deadline
-from xain_coordinator.core.pacing import WantedUpdates, noted_every_s
-from xain_coordinator.core.questions import MayUpload
-from xain_coordinator.core.values import DataProfile, Phase
+from xain_coordinator.core.machine.decider import next_deadline
+from xain_coordinator.core.machine.questions import MayUpload
+from xain_coordinator.core.rules.pacing import WantedUpdates, noted_every_s
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import errors
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary.values import DataProfile, Phase
 
 JUST = 1 / 1024  # exact in binary
 

@@ -10,12 +10,12 @@ from sklearn.linear_model import SGDRegressor
 from tests.unit.core.bench import Bench, make_rules, replay, stored
 
 from xain_coordinator.aggregation.averages import Gradient
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import events as e
-from xain_coordinator.core.descent import NOT_BEGUN, after_step, learning_rate
-from xain_coordinator.core.evolve import begin
-from xain_coordinator.core.keys import update_key
-from xain_coordinator.core.values import Lineage
+from xain_coordinator.core.machine.evolve import begin
+from xain_coordinator.core.parts.descent import NOT_BEGUN, after_step, learning_rate
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary.keys import update_key
+from xain_coordinator.core.vocabulary.values import Lineage
 from xain_coordinator.extensions.options import options_of
 
 

@@ -9,13 +9,9 @@ import pytest
 from sklearn.metrics import r2_score
 from tests.unit.core.bench import PROFILE, TIMED, Bench, make_rules, stored
 
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import errors
-from xain_coordinator.core import events as e
-from xain_coordinator.core import replies as r
-from xain_coordinator.core.decider import next_deadline
-from xain_coordinator.core.effects import EvaluateModel, FitCentral
-from xain_coordinator.core.evaluation import (
+from xain_coordinator.core.machine.decider import next_deadline
+from xain_coordinator.core.machine.questions import AssignmentFor, MayUpload
+from xain_coordinator.core.parts.evaluation import (
     MAX_BACKLOG,
     MAX_METRICS,
     Spread,
@@ -24,11 +20,16 @@ from xain_coordinator.core.evaluation import (
     spreads,
     together,
 )
-from xain_coordinator.core.history import TALLIED_ROUNDS, History
-from xain_coordinator.core.keys import update_key
-from xain_coordinator.core.questions import AssignmentFor, MayUpload
-from xain_coordinator.core.replacing import replace as replace_session
-from xain_coordinator.core.values import (
+from xain_coordinator.core.view.history import TALLIED_ROUNDS, History
+from xain_coordinator.core.view.view import evaluation_warnings, trend, waiting_for
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import errors
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary import replies as r
+from xain_coordinator.core.vocabulary.effects import EvaluateModel, FitCentral
+from xain_coordinator.core.vocabulary.keys import update_key
+from xain_coordinator.core.vocabulary.replacing import replace as replace_session
+from xain_coordinator.core.vocabulary.values import (
     CentralModel,
     Evaluation,
     Importance,
@@ -37,10 +38,9 @@ from xain_coordinator.core.values import (
     Stride,
     Task,
 )
-from xain_coordinator.core.view import evaluation_warnings, trend, waiting_for
-from xain_workloads.gains import Budget, Difference
-from xain_workloads.importance import SHOWN
-from xain_workloads.tallies import Tallies, add, tally_classes, tally_numbers
+from xain_workloads.comparing.gains import Budget, Difference
+from xain_workloads.comparing.importance import SHOWN
+from xain_workloads.measures.tallies import Tallies, add, tally_classes, tally_numbers
 
 SCORES = {"accuracy": 0.5, "loss": 1.0}
 

@@ -2,13 +2,13 @@
 
 from tests.unit.core.bench import DEADLINE_S, Bench, make_rules, opened_round
 
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import errors
-from xain_coordinator.core import events as e
-from xain_coordinator.core.answers import MAX_KIND, MAX_REASON, MAX_TRACEBACK
-from xain_coordinator.core.history import History
-from xain_coordinator.core.values import Phase, Rules
-from xain_coordinator.core.view import waiting_for
+from xain_coordinator.core.machine.answers import MAX_KIND, MAX_REASON, MAX_TRACEBACK
+from xain_coordinator.core.view.history import History
+from xain_coordinator.core.view.view import waiting_for
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import errors
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary.values import Phase, Rules
 
 LIMIT = 3
 

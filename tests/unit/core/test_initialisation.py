@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from tests.unit.core.bench import DEADLINE_S, IDLE_S, TIMED, Bench, make_rules, timed_round
 
-from xain_coordinator.core import errors
-from xain_coordinator.core import events as e
-from xain_coordinator.core.values import Phase, Task
-from xain_coordinator.core.view import waiting_for
+from xain_coordinator.core.view.view import waiting_for
+from xain_coordinator.core.vocabulary import errors
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary.values import Phase, Task
 from xain_workloads.model import TensorSpec
 
 LAYOUT = (TensorSpec("w", (2,), "float32"), TensorSpec("mean", (), "float32", "statistic"))

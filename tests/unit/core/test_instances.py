@@ -5,13 +5,13 @@ import re
 import pytest
 from tests.unit.core.bench import HEARTBEAT_TIME_S, LEASE_S, PROFILE, Bench, make_rules
 
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import errors
-from xain_coordinator.core import replies as r
-from xain_coordinator.core.history import History
-from xain_coordinator.core.membership import CONTENDER_KEPT_S, MAX_CONTENDERS
-from xain_coordinator.core.values import ParticipantState
-from xain_coordinator.core.view import warnings
+from xain_coordinator.core.parts.membership import CONTENDER_KEPT_S, MAX_CONTENDERS
+from xain_coordinator.core.view.history import History
+from xain_coordinator.core.view.view import warnings
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import errors
+from xain_coordinator.core.vocabulary import replies as r
+from xain_coordinator.core.vocabulary.values import ParticipantState
 
 TIMEOUT_S = LEASE_S - HEARTBEAT_TIME_S  # how late a heartbeat may be
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xain_coordinator.core.layered import (
+from xain_coordinator.core.vocabulary.layered import (
     MAX_CHANGES,
     _Layered,
     excluding,

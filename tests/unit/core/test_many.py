@@ -9,15 +9,15 @@ from copy import copy
 import pytest
 from tests.unit.core.bench import PROFILE, make_rules, model_from, stored
 
-from xain_coordinator.core import commands as c
-from xain_coordinator.core.decider import Decision, decide
-from xain_coordinator.core.effects import InitialiseModel
-from xain_coordinator.core.evolve import open_session
-from xain_coordinator.core.history import History
-from xain_coordinator.core.keys import update_key
-from xain_coordinator.core.layered import _Layered
-from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import DataProfile, Phase
+from xain_coordinator.core.machine.decider import Decision, decide
+from xain_coordinator.core.machine.evolve import open_session
+from xain_coordinator.core.machine.session import Session
+from xain_coordinator.core.view.history import History
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary.effects import InitialiseModel
+from xain_coordinator.core.vocabulary.keys import update_key
+from xain_coordinator.core.vocabulary.layered import _Layered
+from xain_coordinator.core.vocabulary.values import DataProfile, Phase
 
 NUM = 1000
 NAMES = tuple(f"site-{i:04}" for i in range(NUM))

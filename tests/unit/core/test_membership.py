@@ -10,15 +10,15 @@ from tests.unit.core.bench import (
     opened_round,
 )
 
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import errors
-from xain_coordinator.core import events as e
-from xain_coordinator.core import replies as r
-from xain_coordinator.core.decider import next_deadline
-from xain_coordinator.core.effects import InitialiseModel
-from xain_coordinator.core.membership import MAX_NOT_ADMITTED
-from xain_coordinator.core.questions import AssignmentFor, MayUpload, Question
-from xain_coordinator.core.values import DataProfile, ParticipantState, Phase
+from xain_coordinator.core.machine.decider import next_deadline
+from xain_coordinator.core.machine.questions import AssignmentFor, MayUpload, Question
+from xain_coordinator.core.parts.membership import MAX_NOT_ADMITTED
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import errors
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary import replies as r
+from xain_coordinator.core.vocabulary.effects import InitialiseModel
+from xain_coordinator.core.vocabulary.values import DataProfile, ParticipantState, Phase
 
 
 def waiting(*names: str) -> Bench:

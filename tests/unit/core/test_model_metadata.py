@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from tests.unit.core.bench import Bench, make_rules, model_from
 
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import events as e
-from xain_coordinator.core.evolve import begin, fold
-from xain_coordinator.core.history import History
-from xain_coordinator.core.session import Session
+from xain_coordinator.core.machine.evolve import begin, fold
+from xain_coordinator.core.machine.session import Session
+from xain_coordinator.core.view.history import History
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import events as e
 from xain_coordinator.journal.codec import decode, encode
 from xain_workloads.model import TensorSpec
 

@@ -3,11 +3,11 @@
 import pytest
 from tests.unit.core.bench import PROFILE, Bench, make_rules, opened_round
 
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import errors
-from xain_coordinator.core import events as e
-from xain_coordinator.core import replies as r
-from xain_coordinator.core.keys import (
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import errors
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary import replies as r
+from xain_coordinator.core.vocabulary.keys import (
     attempt_key,
     base_key_of,
     is_journalled,

@@ -2,10 +2,10 @@
 
 from tests.unit.core.bench import Bench, make_rules, replay
 
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import errors
-from xain_coordinator.core import events as e
-from xain_coordinator.core.values import Phase
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import errors
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary.values import Phase
 from xain_wire.metadata import COMPLETED
 
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tests.unit.core.bench import START_TIMEOUT_S, Bench, make_rules
 
 from oracle import rounds as oracle
-from xain_coordinator.core.decider import next_deadline
-from xain_coordinator.core.pacing import exact_fraction, num_required, num_wanted
-from xain_coordinator.core.values import Phase
+from xain_coordinator.core.machine.decider import next_deadline
+from xain_coordinator.core.rules.pacing import exact_fraction, num_required, num_wanted
+from xain_coordinator.core.vocabulary.values import Phase
 
 fractions = st.fractions(min_value=Fraction(1, 200), max_value=1, max_denominator=400)
 

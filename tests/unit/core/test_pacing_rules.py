@@ -3,12 +3,12 @@
 import pytest
 from tests.unit.core.bench import Bench, closing, counted, make_rules
 
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import events as e
-from xain_coordinator.core.decider import next_deadline
-from xain_coordinator.core.pacing import AfterFirst, noted_every_s
-from xain_coordinator.core.values import Phase
-from xain_coordinator.core.view import waiting_for
+from xain_coordinator.core.machine.decider import next_deadline
+from xain_coordinator.core.rules.pacing import AfterFirst, noted_every_s
+from xain_coordinator.core.view.view import waiting_for
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary.values import Phase
 
 JUST = 1e-3
 SECONDS = 60.0

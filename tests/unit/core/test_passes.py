@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from tests.unit.core.bench import Bench, counted, make_rules
 
-from xain_coordinator.core import events as e
-from xain_coordinator.core.values import DataProfile, Phase, Stride
-from xain_coordinator.core.view import planned
+from xain_coordinator.core.view.view import planned
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary.values import DataProfile, Phase, Stride
 
 
 def rows(number: int) -> DataProfile:

@@ -2,7 +2,7 @@
 
 from tests.unit.core.bench import Bench, make_rules, opened_round
 
-from xain_coordinator.core.values import Point
+from xain_coordinator.core.vocabulary.values import Point
 
 OF_A_ROUND = {"round_seconds", "num_updates", "update_bytes", "aggregation_seconds"}
 

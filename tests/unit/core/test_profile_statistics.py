@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from tests.unit.core.bench import Bench, make_rules
 
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import errors
-from xain_coordinator.core import events as e
-from xain_coordinator.core.effects import InitialiseModel
-from xain_workloads.profile import DataProfile
-from xain_workloads.schema import Column
-from xain_workloads.table import Table
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import errors
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary.effects import InitialiseModel
+from xain_workloads.tables.profile import DataProfile
+from xain_workloads.tables.schema import Column
+from xain_workloads.tables.table import Table
 
 
 def profile(*names: str) -> DataProfile:

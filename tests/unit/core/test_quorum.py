@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from tests.unit.core.bench import closing, counted, timed_round
 
-from xain_coordinator.core import errors
-from xain_coordinator.core import events as e
-from xain_coordinator.core.pacing import num_selected
-from xain_coordinator.core.values import Expression, Phase
+from xain_coordinator.core.rules.pacing import num_selected
+from xain_coordinator.core.vocabulary import errors
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary.values import Expression, Phase
 
 # --- quorum ---------------------------------------------------------------------------------------
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from xain_coordinator.core.membership import RECONNECTS_PER_S, reconnect_spread_s
-from xain_coordinator.core.round import Round
-from xain_coordinator.core.values import Names
+from xain_coordinator.core.parts.membership import RECONNECTS_PER_S, reconnect_spread_s
+from xain_coordinator.core.parts.round import Round
+from xain_coordinator.core.vocabulary.values import Names
 
 LEASE_S = 15.0
 

@@ -2,11 +2,11 @@
 
 from tests.unit.core.bench import Bench, make_rules, opened_round
 
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import events as e
-from xain_coordinator.core.answers import MAX_NOTED, MAX_REASON
-from xain_coordinator.core.selection_state import MAX_DEPARTED, Faults, SelectionState
-from xain_coordinator.core.values import Phase, Rules
+from xain_coordinator.core.machine.answers import MAX_NOTED, MAX_REASON
+from xain_coordinator.core.parts.selection_state import MAX_DEPARTED, Faults, SelectionState
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary.values import Phase, Rules
 
 LIMIT = 3
 

@@ -6,10 +6,10 @@ from functools import cached_property
 import pytest
 from tests.unit.core.bench import Bench, make_rules
 
-from xain_coordinator.core.replacing import replace
-from xain_coordinator.core.round import Round
-from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import Phase
+from xain_coordinator.core.machine.session import Session
+from xain_coordinator.core.parts.round import Round
+from xain_coordinator.core.vocabulary.replacing import replace
+from xain_coordinator.core.vocabulary.values import Phase
 
 
 def test_replace_equals_that_of_dataclasses() -> None:

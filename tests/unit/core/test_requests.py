@@ -3,14 +3,14 @@
 import pytest
 from tests.unit.core.bench import IDLE_S, START_TIMEOUT_S, TIMED, Bench, make_rules, replay
 
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import errors
-from xain_coordinator.core import events as e
-from xain_coordinator.core.answers import MAX_NEWCOMERS
-from xain_coordinator.core.decider import next_wait
-from xain_coordinator.core.history import History
-from xain_coordinator.core.values import Phase
-from xain_coordinator.core.view import waiting_for, warnings
+from xain_coordinator.core.machine.answers import MAX_NEWCOMERS
+from xain_coordinator.core.machine.decider import next_wait
+from xain_coordinator.core.view.history import History
+from xain_coordinator.core.view.view import waiting_for, warnings
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import errors
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary.values import Phase
 
 RULES = make_rules(rounds=1, min_participants=2, start="request", **TIMED)
 

@@ -14,16 +14,16 @@ from tests.unit.core.bench import (
     replay,
 )
 
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import errors
-from xain_coordinator.core import events as e
-from xain_coordinator.core import replies as r
-from xain_coordinator.core.decider import effect_that_made, resume
-from xain_coordinator.core.effects import Aggregate, InitialiseModel
-from xain_coordinator.core.evolve import TRANSITIONS
-from xain_coordinator.core.keys import model_key
-from xain_coordinator.core.questions import AssignmentFor, MayUpload
-from xain_coordinator.core.values import ParticipantState, Phase
+from xain_coordinator.core.machine.decider import effect_that_made, resume
+from xain_coordinator.core.machine.evolve import TRANSITIONS
+from xain_coordinator.core.machine.questions import AssignmentFor, MayUpload
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import errors
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary import replies as r
+from xain_coordinator.core.vocabulary.effects import Aggregate, InitialiseModel
+from xain_coordinator.core.vocabulary.keys import model_key
+from xain_coordinator.core.vocabulary.values import ParticipantState, Phase
 
 
 def test_a_whole_session() -> None:

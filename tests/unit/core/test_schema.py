@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 from tests.unit.core.bench import Bench, make_rules
 
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import events as e
-from xain_coordinator.core import replies as r
-from xain_coordinator.core.effects import InitialiseModel
-from xain_coordinator.core.errors import ProfileMismatch
-from xain_coordinator.core.values import DataProfile, Schema
-from xain_workloads.profile import MAX_CLASSES, MAX_FEATURES, sort_classes
-from xain_workloads.schema import MAX_COLUMNS, MAX_NAME, OPEN_SCHEMA, Column
-from xain_workloads.statistics import MAX_STATISTICS_BYTES
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary import replies as r
+from xain_coordinator.core.vocabulary.effects import InitialiseModel
+from xain_coordinator.core.vocabulary.errors import ProfileMismatch
+from xain_coordinator.core.vocabulary.values import DataProfile, Schema
+from xain_workloads.tables.profile import MAX_CLASSES, MAX_FEATURES, sort_classes
+from xain_workloads.tables.schema import MAX_COLUMNS, MAX_NAME, OPEN_SCHEMA, Column
+from xain_workloads.tables.statistics import MAX_STATISTICS_BYTES
 
 AGE, SEX, WEIGHT = Column("age", unit="years"), Column("sex", "category"), Column("weight")
 PROFILE = DataProfile(

@@ -5,15 +5,15 @@ import dataclasses
 import pytest
 from tests.unit.core.bench import DEADLINE_S, IDLE_S, PROFILE, Bench, make_rules, replay
 
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import errors
-from xain_coordinator.core import events as e
-from xain_coordinator.core.effects import Notify
-from xain_coordinator.core.history import History
-from xain_coordinator.core.pacing import exact_fraction
-from xain_coordinator.core.script import RoundConfig
-from xain_coordinator.core.values import Phase, Task
-from xain_coordinator.core.view import waiting_for
+from xain_coordinator.core.rules.pacing import exact_fraction
+from xain_coordinator.core.view.history import History
+from xain_coordinator.core.view.view import waiting_for
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import errors
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary.effects import Notify
+from xain_coordinator.core.vocabulary.script import RoundConfig
+from xain_coordinator.core.vocabulary.values import Phase, Task
 from xain_wire.limits import MAX_INT32
 from xain_wire.metadata import COMPLETED
 

@@ -10,18 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.core.bench import Bench, answer_to, make_rules, opened_round
 
-from xain_coordinator.core import events as e
-from xain_coordinator.core import selection
-from xain_coordinator.core.pacing import WantedUpdates
-from xain_coordinator.core.selection import (
+from xain_coordinator.core.machine.strategy import Strategy
+from xain_coordinator.core.rules import selection
+from xain_coordinator.core.rules.pacing import WantedUpdates
+from xain_coordinator.core.rules.selection import (
     CONTROLLERS,
     Candidate,
     ControllerFailed,
     Weighted,
     builtin_controller,
 )
-from xain_coordinator.core.strategy import Strategy
-from xain_coordinator.core.values import DataProfile, Phase
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary.values import DataProfile, Phase
 
 NAMES = [f"p{i}" for i in range(30)]
 

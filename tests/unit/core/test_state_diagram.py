@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from xain_coordinator.core.evolve import TRANSITIONS
-from xain_coordinator.core.values import Phase
+from xain_coordinator.core.machine.evolve import TRANSITIONS
+from xain_coordinator.core.vocabulary.values import Phase
 
 PAGE = Path(__file__).parents[3] / "docs" / "state-machine.md"
 

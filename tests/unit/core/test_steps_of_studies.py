@@ -7,11 +7,11 @@ import pytest
 from tests.unit.core.bench import PROFILE, Bench, make_rules
 from tests.unit.core.test_evaluation import evaluate, hand_in
 
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import events as e
-from xain_coordinator.core import replies as r
-from xain_coordinator.core.errors import ProfileMismatch
-from xain_coordinator.core.values import Division, ParticipantState, Phase, Step, Task
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary import replies as r
+from xain_coordinator.core.vocabulary.errors import ProfileMismatch
+from xain_coordinator.core.vocabulary.values import Division, ParticipantState, Phase, Step, Task
 
 FOLD = Division(5, 2, 7)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.unit.core.test_evaluation import bench_of, evaluate_last, hand_in_tallies, history_of
 
-from xain_coordinator.core.study import (
+from xain_coordinator.core.view.study import (
     Line,
     Outcome,
     Plan,
@@ -19,9 +19,9 @@ from xain_coordinator.core.study import (
     outcome_of,
     spreads,
 )
-from xain_coordinator.core.values import Division, Evaluation, Step
+from xain_coordinator.core.vocabulary.values import Division, Evaluation, Step
 from xain_coordinator.export.studies import as_json, remarks, rows
-from xain_workloads.tallies import Tallies, tally_classes
+from xain_workloads.measures.tallies import Tallies, tally_classes
 
 SITES = ("a", "b", "c")
 

@@ -5,14 +5,14 @@ import re
 import pytest
 from tests.unit.core.bench import LEASE_S, PROFILE, Bench, make_rules
 
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import errors
-from xain_coordinator.core import events as e
-from xain_coordinator.core import replies as r
-from xain_coordinator.core.decider import next_deadline
-from xain_coordinator.core.effects import InitialiseModel
-from xain_coordinator.core.questions import AssignmentFor
-from xain_coordinator.core.values import DataProfile, Phase
+from xain_coordinator.core.machine.decider import next_deadline
+from xain_coordinator.core.machine.questions import AssignmentFor
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import errors
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary import replies as r
+from xain_coordinator.core.vocabulary.effects import InitialiseModel
+from xain_coordinator.core.vocabulary.values import DataProfile, Phase
 
 NORTH = {"site": "north", "ward": "7"}
 SOUTH = {"site": "south"}

@@ -5,14 +5,14 @@ from collections.abc import Callable
 import pytest
 from tests.unit.core.bench import Bench, make_rules, opened_round
 
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import errors
-from xain_coordinator.core import events as e
-from xain_coordinator.core import replies as r
-from xain_coordinator.core.questions import AssignmentFor, MayUpload
-from xain_coordinator.core.round import Round
-from xain_coordinator.core.updates import check_update
-from xain_coordinator.core.values import (
+from xain_coordinator.core.machine.questions import AssignmentFor, MayUpload
+from xain_coordinator.core.machine.updates import check_update
+from xain_coordinator.core.parts.round import Round
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import errors
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary import replies as r
+from xain_coordinator.core.vocabulary.values import (
     GlobalModel,
     Phase,
     Point,

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from xain_foundation.backoff import Backoff
+from xain_foundation.net.backoff import Backoff
 
 
 def test_waits_double_up_to_the_longest() -> None:

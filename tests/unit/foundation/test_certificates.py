@@ -12,10 +12,10 @@ from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 from tests.support.certificates import AUTHORITY_NAME, issued, make_authority, write_folder
 from tests.support.logs import capture_logs
 
-from xain_foundation import tls
-from xain_foundation.callers import Caller, Callers
-from xain_foundation.certificate_watch import CertificateWatch
-from xain_foundation.identity import (
+from xain_foundation.security import tls
+from xain_foundation.security.callers import Caller, Callers
+from xain_foundation.security.certificate_watch import CertificateWatch
+from xain_foundation.security.identity import (
     Identity,
     IdentityRules,
     Names,
@@ -23,9 +23,9 @@ from xain_foundation.identity import (
     Role,
     parse_uri,
 )
-from xain_foundation.join_token import InvalidToken, JoinToken
-from xain_foundation.tls import Certificates, InvalidCertificates
-from xain_foundation.x509 import (
+from xain_foundation.security.join_token import InvalidToken, JoinToken
+from xain_foundation.security.tls import Certificates, InvalidCertificates
+from xain_foundation.security.x509 import (
     Authority,
     InvalidPem,
     digest_of_key,

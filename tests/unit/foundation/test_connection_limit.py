@@ -11,8 +11,8 @@ import grpc
 import pytest
 
 from support.messaging import until
-from xain_foundation.channels import open_channel
-from xain_foundation.connection_limit import ConnectionLimit, _descriptors, _held
+from xain_foundation.net.channels import open_channel
+from xain_foundation.net.connection_limit import ConnectionLimit, _descriptors, _held
 
 MAX_UNREGISTERED = 4
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from xain_foundation.fields import MAX_DEPTH, parse_json
+from xain_foundation.settings.fields import MAX_DEPTH, parse_json
 
 
 @pytest.mark.parametrize(

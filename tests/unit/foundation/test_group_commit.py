@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from xain_foundation.group_commit import GroupCommit
+from xain_foundation.logs.group_commit import GroupCommit
 
 PATIENCE_S = 60.0
 

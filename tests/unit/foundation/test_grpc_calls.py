@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
-from xain_foundation.channels import open_channel
-from xain_foundation.grpc_calls import details_of
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.channels import open_channel
+from xain_foundation.net.grpc_calls import details_of
+from xain_foundation.net.sockets import free_ports
 
 SENTENCE = "update_bytes 5: too large, the limit is 3; Socket closed is no word of ours"
 

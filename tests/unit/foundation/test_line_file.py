@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.logs import capture_logs
-from xain_foundation.line_file import AppendedFile, LineFile, why_unwritable
+from xain_foundation.logs.line_file import AppendedFile, LineFile, why_unwritable
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="files in use cannot be renamed")
 

@@ -8,9 +8,9 @@ import pytest
 import structlog
 from pydantic import SecretStr
 
-from xain_foundation.logger import get_logger
-from xain_foundation.logs import LoggingSettings, configure, copied
-from xain_foundation.settings import ConfigError, load
+from xain_foundation.logs.logger import get_logger
+from xain_foundation.logs.logs import LoggingSettings, configure, copied
+from xain_foundation.settings.settings import ConfigError, load
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:

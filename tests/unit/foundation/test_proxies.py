@@ -2,7 +2,7 @@
 
 import pytest
 
-from xain_foundation.proxies import proxy_for
+from xain_foundation.net.proxies import proxy_for
 
 PROXY = "http://proxy.example:3128"
 

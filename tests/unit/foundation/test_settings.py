@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytest
 from pydantic import Field, SecretStr, ValidationError
 
-from xain_foundation.fields import (
+from xain_foundation.settings.fields import (
     Check,
     Conflicts,
     FilePath,
@@ -18,7 +18,7 @@ from xain_foundation.fields import (
     join_host_port,
     parse_host,
 )
-from xain_foundation.settings import ConfigError, load, resolve
+from xain_foundation.settings.settings import ConfigError, load, resolve
 
 PREFIX = "FLEET_"
 

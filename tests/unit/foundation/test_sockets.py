@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from xain_foundation.sockets import free_ports, leave_unpaced
+from xain_foundation.net.sockets import free_ports, leave_unpaced
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="Linux")

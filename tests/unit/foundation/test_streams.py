@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from support.streams import fill_pipe
-from xain_foundation import streams
-from xain_foundation.streams import Descriptor, open_stream
+from xain_foundation.logs import streams
+from xain_foundation.logs.streams import Descriptor, open_stream
 
 PATIENCE_S = 60.0
 
@@ -121,7 +121,7 @@ def test_characters_that_an_encoding_lacks_are_escaped(pipe: tuple[int, int]) ->
 
 PROGRAM = """
 import os, sys, threading
-from xain_foundation import logs, streams
+from xain_foundation.logs import logs, streams
 streams.unblock()
 logs.configure("info", console=False, third_party=False)
 print("out")
@@ -157,7 +157,7 @@ def test_forked_process_ends_whatever_its_parent_was_doing(pipe: tuple[int, int]
     """The pipe is full, and at the fork another thread has the lock of the queue."""
     program = """
 import os, sys, threading
-from xain_foundation import streams
+from xain_foundation.logs import streams
 streams.unblock()
 held, forked = threading.Event(), threading.Event()
 def hold():
@@ -183,8 +183,8 @@ def test_lost_lines_of_a_log_are_told_in_its_form() -> None:
     """The reader begins when the program has logged all, and ends."""
     program = """
 import sys
-from xain_foundation import logs, streams
-from xain_foundation.logger import get_logger
+from xain_foundation.logs import logs, streams
+from xain_foundation.logs.logger import get_logger
 streams.unblock()
 logs.configure("warning", console=False, third_party=False)
 log = get_logger("xain_coordinator")
@@ -210,7 +210,7 @@ def test_missing_streams_take_no_file_that_is_opened_later() -> None:
     """Otherwise what is printed would be written into the file."""
     program = """
 import os
-from xain_foundation import streams
+from xain_foundation.logs import streams
 streams.fill()
 streams.unblock()
 print("nothing")

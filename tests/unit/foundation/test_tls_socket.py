@@ -11,9 +11,9 @@ from random import Random
 import pytest
 
 from support.certificates import make_authority, write_folder
-from xain_foundation.identity import Role
-from xain_foundation.tls import CERTIFICATE, Certificates
-from xain_foundation.tls_socket import TlsSocket
+from xain_foundation.security.identity import Role
+from xain_foundation.security.tls import CERTIFICATE, Certificates
+from xain_foundation.security.tls_socket import TlsSocket
 
 DATA = Random(3).randbytes(3 << 20)
 PATIENCE_S = 60.0

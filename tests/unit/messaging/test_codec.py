@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from xain_messaging import codec
-from xain_messaging.codec import (
+from xain_messaging.errors import BodyError, MalformedMessage
+from xain_messaging.format import codec
+from xain_messaging.format.codec import (
     MAX_FRAMES,
     SMALL_ARRAY_BYTES,
     Frame,
@@ -26,8 +27,7 @@ from xain_messaging.codec import (
     parts,
     snapshot,
 )
-from xain_messaging.errors import BodyError, MalformedMessage
-from xain_messaging.messages import (
+from xain_messaging.format.messages import (
     Message,
     SessionMessage,
     SessionType,

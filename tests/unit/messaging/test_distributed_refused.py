@@ -10,7 +10,7 @@ from xain_messaging.conditional_events import EventTableFull
 from xain_messaging.discovery.in_process import InProcessDiscovery
 from xain_messaging.distributed import dist
 from xain_messaging.drivers.in_process import InProcessDriver, Switchboard
-from xain_messaging.messages import Message
+from xain_messaging.format.messages import Message
 from xain_messaging.proxy import Proxy
 
 Join = Callable[[str, str], Proxy]

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xain_messaging.codec import MAX_FRAMES, Frame
 from xain_messaging.drivers.grpc_framing import (
     CHUNK_BYTES,
     Malformed,
@@ -16,6 +15,7 @@ from xain_messaging.drivers.grpc_framing import (
     packets,
     to_chunks,
 )
+from xain_messaging.format.codec import MAX_FRAMES, Frame
 
 MAX_BYTES = 1000
 

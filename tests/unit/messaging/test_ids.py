@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from xain_messaging.ids import new_id
+from xain_messaging.format.ids import new_id
 
-OF_ANOTHER_PROCESS = "from xain_messaging.ids import new_id; print(new_id())"
+OF_ANOTHER_PROCESS = "from xain_messaging.format.ids import new_id; print(new_id())"
 
 
 def test_no_two_are_the_same() -> None:
@@ -24,7 +24,7 @@ def test_a_forked_process_makes_others() -> None:
     """A forked process has the numbers of its parent, and letters of its own."""
     program = """if True:
         import os
-        from xain_messaging.ids import new_id
+        from xain_messaging.format.ids import new_id
         for _ in range(2):
             if os.fork() == 0:
                 os.write(1, f"{new_id()} ".encode())

@@ -8,7 +8,7 @@ from enum import Enum
 import pytest
 
 from xain_messaging.errors import SessionError
-from xain_messaging.messages import (
+from xain_messaging.format.messages import (
     Message,
     NotificationSessionStage,
     SessionMessage,

@@ -1,6 +1,6 @@
 """Sessions that are open, and one too many."""
 
-from xain_messaging.messages import SessionMessage, SessionType
+from xain_messaging.format.messages import SessionMessage, SessionType
 from xain_messaging.sessions import MAX_SESSIONS, Sessions
 
 

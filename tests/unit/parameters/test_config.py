@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from support.examples import keys_in, keys_of
-from xain_foundation.fields import Section
-from xain_foundation.settings import ConfigError, load
+from xain_foundation.settings.fields import Section
+from xain_foundation.settings.settings import ConfigError, load
 from xain_parameters.config import SchedulerConfig, ServerConfig
 
 CONFIGS = Path(__file__).parents[3] / "configs"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from xain_participant.approval import approval_file
-from xain_participant.cli import app
+from xain_participant.cli.approval import approval_file
+from xain_participant.cli.cli import app
 
 ROWS = [f"{i % 50 + 20},{'f' if i % 3 else 'm'},{'yes' if i % 4 else 'no'}" for i in range(60)]
 

@@ -4,10 +4,10 @@ from random import Random
 
 import pytest
 
-from xain_participant import actions as a
-from xain_participant import events as e
-from xain_participant.protocol import Protocol
-from xain_participant.values import Call, State, Timer
+from xain_participant.agent.protocol import Protocol
+from xain_participant.sdk import actions as a
+from xain_participant.sdk import events as e
+from xain_participant.sdk.values import Call, State, Timer
 
 
 class Talk:

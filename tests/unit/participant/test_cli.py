@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from xain_foundation.wheels import pip_install
-from xain_participant.cli import app
-from xain_participant.state import StateDirectory
+from xain_participant.cli.cli import app
+from xain_participant.keep.state import StateDirectory
 
 
 def run(*arguments: str) -> Result:
@@ -291,7 +291,7 @@ def start_without(program: str, *arguments: str) -> "subprocess.CompletedProcess
 def test_table_without_scikit_learn_names_the_extra(tmp_path: Path, command: list[str]) -> None:
     """The base installation has no packages for tables; one line says how to get them."""
     (tmp_path / "x.csv").write_text("a,y\n1,0\n2,1\n")
-    program = "from xain_participant.cli import main\nsys.exit(main())"
+    program = "from xain_participant.cli.cli import main\nsys.exit(main())"
     done = start_without(program, *command, "--data", str(tmp_path / "x.csv"))
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].endswith(f": {pip_install('xain-participant', 'tables')}")

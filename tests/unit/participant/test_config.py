@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 
 from support.examples import keys_in, keys_of
-from xain_foundation.settings import ConfigError, load
+from xain_foundation.settings.settings import ConfigError, load
 from xain_participant.config import ENV_PREFIX, ParticipantConfig
-from xain_workloads.partition import Partition
+from xain_workloads.tables.partition import Partition
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 

@@ -7,9 +7,9 @@ import pytest
 
 import xain
 from xain.correction import Correction
-from xain_participant.participant import Assignment
-from xain_participant.variates import KeptVariates
-from xain_workloads.minibatch import path_of
+from xain_participant.keep.variates import KeptVariates
+from xain_participant.sdk.participant import Assignment
+from xain_workloads.linear.minibatch import path_of
 from xain_workloads.model import CONTROL_LOST, Model, TensorSpec
 
 torch = pytest.importorskip("torch")

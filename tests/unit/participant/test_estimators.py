@@ -7,9 +7,9 @@ import pytest
 
 from support.logs import capture_logs
 from unit.workloads.test_bagging import by_class, flowers, held
-from xain_participant.estimators import FOLDER, KeptEstimators, NoEstimators
+from xain_participant.sdk.estimators import FOLDER, KeptEstimators, NoEstimators
+from xain_workloads.ensembles.held import unpack_holdings
 from xain_workloads.errors import DataError
-from xain_workloads.held import unpack_holdings
 
 ROWS = flowers().features[::10]
 

@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from xain_participant.participant import GroupBroken
-from xain_participant.process_groups import ListeningAddress, Member, _listener, open_group
+from xain_participant.sdk.participant import GroupBroken
+from xain_participant.stages.process_groups import ListeningAddress, Member, _listener, open_group
 
 
 def test_named_port_is_taken_as_it_is() -> None:

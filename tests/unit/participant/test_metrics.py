@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xain_participant.metrics import MAX_JSON_BYTES, Measured, flatten_values, to_json
+from xain_participant.sdk.metrics import MAX_JSON_BYTES, Measured, flatten_values, to_json
 
 
 def test_nested_sequences_are_numbered() -> None:

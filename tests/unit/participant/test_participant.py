@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xain_participant.participant import (
+from xain_participant.sdk.participant import (
     Participant,
     call_init_weights,
     call_train_round,

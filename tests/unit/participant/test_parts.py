@@ -2,7 +2,7 @@
 
 import pytest
 
-from xain_participant.parts import PartSize
+from xain_participant.stages.parts import PartSize
 
 
 def test_parts_have_what_the_line_carries_in_eight_seconds() -> None:

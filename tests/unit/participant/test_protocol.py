@@ -7,10 +7,7 @@ from random import Random
 import grpc
 import pytest
 
-from xain_participant import actions as a
-from xain_participant import events as e
-from xain_participant.failures import Failure
-from xain_participant.protocol import (
+from xain_participant.agent.protocol import (
     FINISHING_S,
     MAX_BACKOFF_S,
     MAX_INVALID,
@@ -20,7 +17,10 @@ from xain_participant.protocol import (
     Held,
     Protocol,
 )
-from xain_participant.values import Call, State, Timer
+from xain_participant.sdk import actions as a
+from xain_participant.sdk import events as e
+from xain_participant.sdk.failures import Failure
+from xain_participant.sdk.values import Call, State, Timer
 
 
 class Talk:

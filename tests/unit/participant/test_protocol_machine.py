@@ -15,10 +15,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from xain_participant import actions as a
-from xain_participant import events as e
-from xain_participant.protocol import Held, Protocol
-from xain_participant.values import Call, State, Timer
+from xain_participant.agent.protocol import Held, Protocol
+from xain_participant.sdk import actions as a
+from xain_participant.sdk import events as e
+from xain_participant.sdk.values import Call, State, Timer
 
 ROUNDS = st.integers(0, 3)
 SESSIONS = st.sampled_from(["", "s1", "s2", "s3"])

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from xain.predictions import tallies_of
-from xain_workloads.figures import figures
+from xain_workloads.measures.figures import figures
 
 TRUE = [0, 1, 1, 0, 1]
 SHARES = np.array([0.2, 0.9, 0.6, 0.4, 0.3])

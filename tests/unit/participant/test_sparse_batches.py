@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from xain_parameters import Piece
-from xain_participant.sparse_worker import Job, Shares
+from xain_participant.sparse.sparse_worker import Job, Shares
 from xain_workloads.errors import DataError
 from xain_workloads.sparse.models import BIAS, LogisticRegression
 from xain_workloads.sparse.rows import Source

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xain_participant.workload_participant import WorkloadParticipant
-from xain_workloads.data import Task, load_table
+from xain_participant.tables.workload_participant import WorkloadParticipant
 from xain_workloads.errors import DataError, Diverged
 from xain_workloads.model import Model
-from xain_workloads.preprocessing import PreprocessingOptions, at_site
-from xain_workloads.schema import Column
-from xain_workloads.table import Table
+from xain_workloads.tables.data import Task, load_table
+from xain_workloads.tables.preprocessing import PreprocessingOptions, at_site
+from xain_workloads.tables.schema import Column
+from xain_workloads.tables.table import Table
 from xain_workloads.workload import create, evaluate, initial_model
 
 TASKS: dict[str, Task] = {"breast_cancer": "classification", "diabetes": "regression"}

@@ -15,9 +15,9 @@ import pytest
 
 from support.logs import capture_logs
 from support.trainee import Trainee
-from xain_participant.agent import Agent
-from xain_participant.result import NotKept, Result
-from xain_participant.state import StateDirectory, StateError
+from xain_participant.agent.agent import Agent
+from xain_participant.keep.result import NotKept, Result
+from xain_participant.keep.state import StateDirectory, StateError
 
 VECTOR = np.arange(1_000_000, dtype=np.float32)  # 4 MB
 RESULT = Result("s1", 3, VECTOR, 5, '[{"loss": 0.5}]', {"loss": 0.5})
@@ -345,7 +345,7 @@ HOLDER = textwrap.dedent(
     """
     import os, sys, time
     from pathlib import Path
-    from xain_participant.state import StateDirectory
+    from xain_participant.keep.state import StateDirectory
 
     state = StateDirectory(Path(sys.argv[1]), "ward-7")
     if hasattr(os, "fork") and os.fork() == 0:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from xain_participant.encoded import quantise
-from xain_participant.upload import Upload
+from xain_participant.sdk.encoded import quantise
+from xain_participant.wire.upload import Upload
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.np import DeltaCodec
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from xain_participant.evaluations import evaluation_message, from_json, to_json
-from xain_participant.participant import (
+from xain_participant.sdk.evaluations import evaluation_message, from_json, to_json
+from xain_participant.sdk.participant import (
     Assignment,
     Evaluation,
     Participant,
@@ -15,12 +15,12 @@ from xain_participant.participant import (
     take_evaluation,
     take_metrics,
 )
-from xain_participant.workload_participant import WorkloadParticipant
-from xain_workloads.data import Dataset, load
+from xain_participant.tables.workload_participant import WorkloadParticipant
+from xain_workloads.comparing.gains import Budget
 from xain_workloads.errors import NoWorkload
-from xain_workloads.gains import Budget
 from xain_workloads.model import Model
-from xain_workloads.table import Table
+from xain_workloads.tables.data import Dataset, load
+from xain_workloads.tables.table import Table
 from xain_workloads.workload import create
 
 

@@ -9,8 +9,8 @@ import pytest
 import xain
 from xain.result import LastModel
 from xain_foundation.exit_statuses import EXIT_NOTHING_COUNTED, EXIT_OK
-from xain_participant import events as e
-from xain_participant.values import Call
+from xain_participant.sdk import events as e
+from xain_participant.sdk.values import Call
 from xain_session.simulation import worker
 from xain_session.simulation.worker import TRAINING, UPLOAD, Job, SiteScript, Worker, _Run
 

@@ -18,24 +18,24 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from support.logs import capture_logs
-from xain_workloads import bagging, ensembles
-from xain_workloads.bagging import BaggingWorkload, LoadedEstimators, oob_score, seed_of
-from xain_workloads.bagging_options import BaggingOptions
-from xain_workloads.data import load
-from xain_workloads.dataset import Dataset
-from xain_workloads.ensembles import Frame, check_update, pack, unpack
-from xain_workloads.errors import DataError, InvalidEnsemble
-from xain_workloads.estimators import files, skops_files
-from xain_workloads.estimators.files import dump
-from xain_workloads.held import (
+from xain_workloads.ensembles import bagging, ensembles
+from xain_workloads.ensembles.bagging import BaggingWorkload, LoadedEstimators, oob_score, seed_of
+from xain_workloads.ensembles.bagging_options import BaggingOptions
+from xain_workloads.ensembles.ensembles import Frame, check_update, pack, unpack
+from xain_workloads.ensembles.estimators import files, skops_files
+from xain_workloads.ensembles.estimators.files import dump
+from xain_workloads.ensembles.held import (
     Holding,
     check_holding,
     digest_of,
     pack_holdings,
     unpack_holdings,
 )
+from xain_workloads.ensembles.stacking import next_model
+from xain_workloads.errors import DataError, InvalidEnsemble
 from xain_workloads.model import Model
-from xain_workloads.stacking import next_model
+from xain_workloads.tables.data import load
+from xain_workloads.tables.dataset import Dataset
 from xain_workloads.workload import create, initial_model
 
 TREES = {"parameters": {"max_depth": 4}, "estimators": 3, "publish": True, "vote": "soft"}

@@ -8,15 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from xain_workloads import trees
-from xain_workloads.data import from_arrays, load, load_table
-from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError, NoData
 from xain_workloads.model import Model
-from xain_workloads.preprocessing import prepare
-from xain_workloads.profile import DataProfile
-from xain_workloads.schema import Column
-from xain_workloads.table import Table
+from xain_workloads.tables.data import from_arrays, load, load_table
+from xain_workloads.tables.dataset import Dataset
+from xain_workloads.tables.preprocessing import prepare
+from xain_workloads.tables.profile import DataProfile
+from xain_workloads.tables.schema import Column
+from xain_workloads.tables.table import Table
+from xain_workloads.trees import trees
 from xain_workloads.workload import Workload, create, evaluate, from_metadata, initial_model
 
 

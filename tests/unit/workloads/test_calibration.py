@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from xain_workloads.calibration import NAMES, calibration_figures
-from xain_workloads.tallies import Tallies, add, tally_classes
+from xain_workloads.measures.calibration import NAMES, calibration_figures
+from xain_workloads.measures.tallies import Tallies, add, tally_classes
 
 ROWS = 600
 

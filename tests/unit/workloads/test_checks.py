@@ -11,13 +11,13 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, load_wine
 
-from xain_workloads.checks import CHECKS, Finding, check
-from xain_workloads.checks.checking import MAX_FINDINGS
-from xain_workloads.checks.summaries import summarise
-from xain_workloads.dataset import Dataset
-from xain_workloads.profile import DataProfile
-from xain_workloads.schema import Column
-from xain_workloads.table import Table
+from xain_workloads.tables.checks import CHECKS, Finding, check
+from xain_workloads.tables.checks.checking import MAX_FINDINGS
+from xain_workloads.tables.checks.summaries import summarise
+from xain_workloads.tables.dataset import Dataset
+from xain_workloads.tables.profile import DataProfile
+from xain_workloads.tables.schema import Column
+from xain_workloads.tables.table import Table
 
 Values = dict[str, NDArray[Any]]
 NAMES = ("north", "south", "east", "west", "mid")

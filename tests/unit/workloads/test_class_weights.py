@@ -11,16 +11,16 @@ from sklearn.linear_model import LogisticRegression, SGDClassifier
 from sklearn.utils.class_weight import compute_class_weight
 
 from xain_workloads.class_weights import KEY
-from xain_workloads.data import from_arrays
-from xain_workloads.dataset import Dataset
-from xain_workloads.ensembles import load, unpack
+from xain_workloads.ensembles.ensembles import load, unpack
 from xain_workloads.errors import DataError
-from xain_workloads.growing import grown
-from xain_workloads.histograms import growing, parse_sums
 from xain_workloads.model import Model, unflatten
-from xain_workloads.preprocessing import prepare
-from xain_workloads.table import Table
-from xain_workloads.trees import BoosterKind, joined, parse_update
+from xain_workloads.tables.data import from_arrays
+from xain_workloads.tables.dataset import Dataset
+from xain_workloads.tables.preprocessing import prepare
+from xain_workloads.tables.table import Table
+from xain_workloads.trees.growing import grown
+from xain_workloads.trees.histograms import growing, parse_sums
+from xain_workloads.trees.trees import BoosterKind, joined, parse_update
 from xain_workloads.workload import Workload, create, initial_model
 
 BALANCED: dict[str, Any] = {"class_weight": "balanced"}

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from xain_workloads.data import load_rows, load_table
 from xain_workloads.errors import DataError
-from xain_workloads.reading.dialect import Dialect
+from xain_workloads.tables.data import load_rows, load_table
+from xain_workloads.tables.reading.dialect import Dialect
 
 TEXT = "Alter,temp,sex,outcome\n13500,310.15,M,yes\n14000,311.15,F,no\n"
 DIALECT = Dialect(

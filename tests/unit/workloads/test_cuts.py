@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from xain_workloads.cuts import balanced_cuts, require_weights, stages_of
 from xain_workloads.errors import DataError
+from xain_workloads.tables.cuts import balanced_cuts, require_weights, stages_of
 
 
 def test_stages_are_the_layers_between_the_cuts() -> None:

@@ -14,10 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from xain_workloads.data import BUNDLED, Dataset, Task, class_name, from_arrays, load, load_table
 from xain_workloads.errors import DataError
-from xain_workloads.profile import DataProfile
-from xain_workloads.reading.dialect import Dialect
+from xain_workloads.tables.data import (
+    BUNDLED,
+    Dataset,
+    Task,
+    class_name,
+    from_arrays,
+    load,
+    load_table,
+)
+from xain_workloads.tables.profile import DataProfile
+from xain_workloads.tables.reading.dialect import Dialect
 
 Write = Callable[[str, str | bytes], Path]
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from xain_workloads.describe import MAX_SITES, TableOne
 from xain_workloads.errors import DataError
-from xain_workloads.profile import DataProfile
-from xain_workloads.schema import Column
-from xain_workloads.table import Table
+from xain_workloads.tables.checks.describe import MAX_SITES, TableOne
+from xain_workloads.tables.profile import DataProfile
+from xain_workloads.tables.schema import Column
+from xain_workloads.tables.table import Table
 from xain_workloads.workload import create, initial_model
 
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from unit.workloads.test_bagging import ensemble, flowers
-from xain_workloads.bagging_options import BaggingOptions
-from xain_workloads.dataset import Dataset
-from xain_workloads.estimators import described, files, skops_files
+from xain_workloads.ensembles.bagging_options import BaggingOptions
+from xain_workloads.ensembles.estimators import described, files, skops_files
+from xain_workloads.ensembles.stacking import Stack
 from xain_workloads.exported import formats
-from xain_workloads.stacking import Stack
+from xain_workloads.tables.dataset import Dataset
 from xain_workloads.workload import create, predict
 
 FOREST: dict[str, Any] = {"estimator": "RandomForestClassifier", "parameters": {"n_estimators": 7}}

@@ -17,8 +17,8 @@ from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.linear_model import LinearRegression
 from sklearn.tree import DecisionTreeClassifier
 
+from xain_workloads.ensembles.estimators import allowed, described, files, node_tables, skops_files
 from xain_workloads.errors import InvalidEnsemble
-from xain_workloads.estimators import allowed, described, files, node_tables, skops_files
 
 ROWS, KINDS = load_iris(return_X_y=True)
 FOREST = {"estimator": "RandomForestClassifier", "parameters": {"n_estimators": 8}}

@@ -10,13 +10,13 @@ import pytest
 from sklearn.utils import all_estimators
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_foundation.settings import ConfigError, load
-from xain_workloads.bagging_options import BaggingOptions
-from xain_workloads.data import load_table
-from xain_workloads.estimators import described
-from xain_workloads.estimators.allowed import CLASSIFIERS, ESTIMATORS, TRANSFORMERS
-from xain_workloads.preprocessing import prepare
-from xain_workloads.table import Table
+from xain_foundation.settings.settings import ConfigError, load
+from xain_workloads.ensembles.bagging_options import BaggingOptions
+from xain_workloads.ensembles.estimators import described
+from xain_workloads.ensembles.estimators.allowed import CLASSIFIERS, ESTIMATORS, TRANSFORMERS
+from xain_workloads.tables.data import load_table
+from xain_workloads.tables.preprocessing import prepare
+from xain_workloads.tables.table import Table
 from xain_workloads.workload import create, evaluate, initial_model
 
 ROWS = 80

@@ -10,16 +10,16 @@ import pytest
 from numpy.typing import NDArray
 
 from xain_workloads.errors import DataError, NoModel
-from xain_workloads.glm.coefficients import SEPARATED, Coefficients, coefficients_of
-from xain_workloads.glm.families import null_deviance
-from xain_workloads.glm.newton import stepped
-from xain_workloads.glm.student import quantile, two_sided
-from xain_workloads.glm.workload import GlmWorkload
+from xain_workloads.linear.glm.coefficients import SEPARATED, Coefficients, coefficients_of
+from xain_workloads.linear.glm.families import null_deviance
+from xain_workloads.linear.glm.newton import stepped
+from xain_workloads.linear.glm.student import quantile, two_sided
+from xain_workloads.linear.glm.workload import GlmWorkload
+from xain_workloads.linear.newton import Fit, InvalidSums, check_sums
 from xain_workloads.model import ENDED, TOLD, Model
-from xain_workloads.newton import Fit, InvalidSums, check_sums
-from xain_workloads.preprocessing import PreprocessingOptions, prepare
-from xain_workloads.schema import Column
-from xain_workloads.table import Table
+from xain_workloads.tables.preprocessing import PreprocessingOptions, prepare
+from xain_workloads.tables.schema import Column
+from xain_workloads.tables.table import Table
 from xain_workloads.workload import create, fit_centralised, from_metadata, initial_model
 
 

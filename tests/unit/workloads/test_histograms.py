@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 import xgboost
 
-from xain_workloads import histograms, trees
-from xain_workloads.data import load_table
-from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError
-from xain_workloads.growing import grown
-from xain_workloads.histograms import Bins
 from xain_workloads.model import Model
-from xain_workloads.partition import dirichlet, split_train_test
-from xain_workloads.preprocessing import prepare
-from xain_workloads.profile import DataProfile
-from xain_workloads.schema import Column
-from xain_workloads.table import Table
-from xain_workloads.trees import BoosterKind, InvalidTrees, Tree
+from xain_workloads.tables.data import load_table
+from xain_workloads.tables.dataset import Dataset
+from xain_workloads.tables.partition import dirichlet, split_train_test
+from xain_workloads.tables.preprocessing import prepare
+from xain_workloads.tables.profile import DataProfile
+from xain_workloads.tables.schema import Column
+from xain_workloads.tables.table import Table
+from xain_workloads.trees import histograms, trees
+from xain_workloads.trees.growing import grown
+from xain_workloads.trees.histograms import Bins
+from xain_workloads.trees.trees import BoosterKind, InvalidTrees, Tree
 from xain_workloads.workload import Workload, create, evaluate, initial_model
 
 TASKS = ("two classes", "three classes", "regression")

@@ -17,9 +17,9 @@ import json, sys
 from dataclasses import replace
 from xain_participant import WorkloadParticipant
 from xain_workloads import workload
-from xain_workloads.data import load
-from xain_workloads.preprocessing import prepare
-from xain_workloads.table import Table
+from xain_workloads.tables.data import load
+from xain_workloads.tables.preprocessing import prepare
+from xain_workloads.tables.table import Table
 
 name, options = sys.argv[1], json.loads(sys.argv[2])
 is_number = options.get("task") == "regression"

@@ -11,13 +11,13 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.inspection import permutation_importance
 
+from xain_workloads.comparing.importance import MAX_COLUMNS, REPEATS, Importance, added, check
+from xain_workloads.comparing.permuting import importances_of, permuted_by
 from xain_workloads.exported.formats import pipeline_of
-from xain_workloads.importance import MAX_COLUMNS, REPEATS, Importance, added, check
 from xain_workloads.model import Model
-from xain_workloads.permuting import importances_of, permuted_by
-from xain_workloads.preprocessing import PreprocessingOptions, prepare
-from xain_workloads.schema import Column
-from xain_workloads.table import Table
+from xain_workloads.tables.preprocessing import PreprocessingOptions, prepare
+from xain_workloads.tables.schema import Column
+from xain_workloads.tables.table import Table
 from xain_workloads.workload import create, from_metadata, initial_model
 
 ROWS = 90

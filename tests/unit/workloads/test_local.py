@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import balanced_accuracy_score, log_loss, mean_squared_error, roc_auc_score
 
-from xain_workloads.data import load
-from xain_workloads.figures import Figure, figures
-from xain_workloads.gains import (
+from xain_workloads.comparing.gains import (
     Budget,
     Difference,
     Gain,
@@ -21,11 +19,13 @@ from xain_workloads.gains import (
     difference_of,
     gain_of,
 )
-from xain_workloads.local import MIN_ROWS, NUM_PARTS, train_local
+from xain_workloads.comparing.local import MIN_ROWS, NUM_PARTS, train_local
+from xain_workloads.linear.row_losses import row_losses
+from xain_workloads.measures.figures import Figure, figures
 from xain_workloads.model import Model
-from xain_workloads.preprocessing import prepare
-from xain_workloads.row_losses import row_losses
-from xain_workloads.table import Table
+from xain_workloads.tables.data import load
+from xain_workloads.tables.preprocessing import prepare
+from xain_workloads.tables.table import Table
 from xain_workloads.workload import (
     create,
     fit_centralised,

@@ -5,8 +5,8 @@ import pytest
 from scipy.optimize import approx_fprime
 from sklearn.metrics import log_loss
 
-from xain_workloads.losses import margin_loss, multinomial_loss, penalty, residual_loss
-from xain_workloads.sgd_options import LOSSES
+from xain_workloads.linear.sgd_options import LOSSES
+from xain_workloads.measures.losses import margin_loss, multinomial_loss, penalty, residual_loss
 
 # Not at the points where a derivative jumps.
 POINTS = np.array([-30.0, -2.3, -1.1, -0.4, -0.05, 0.03, 0.2, 0.7, 1.6, 25.0])

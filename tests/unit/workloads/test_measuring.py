@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from sklearn import metrics as sk
 
-from xain_workloads.data import load
-from xain_workloads.dataset import Dataset
-from xain_workloads.figures import figures
+from xain_workloads.measures.figures import figures
+from xain_workloads.measures.tallies import Tallies, counts_by_class, tally_classes
 from xain_workloads.model import Model
-from xain_workloads.preprocessing import prepare
-from xain_workloads.table import Table
-from xain_workloads.tallies import Tallies, counts_by_class, tally_classes
+from xain_workloads.tables.data import load
+from xain_workloads.tables.dataset import Dataset
+from xain_workloads.tables.preprocessing import prepare
+from xain_workloads.tables.table import Table
 from xain_workloads.workload import Workload, create, initial_model, probabilities
 
 LAYERS = [
@@ -143,7 +143,7 @@ def test_figures_of_many_classes_count_the_rows_of_the_classes_once(
         calls.append(tallies)
         return counts_by_class(tallies)
 
-    monkeypatch.setattr("xain_workloads.figures.counts_by_class", counted)
+    monkeypatch.setattr("xain_workloads.measures.figures.counts_by_class", counted)
     figures(tally_classes(100, np.arange(100), np.arange(100)[::-1], np.full((100, 100), 0.01)))
     assert len(calls) <= 2  # for the classes together, and for each of them
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 
-from xain_workloads.data import load
-from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError, Diverged, NoData
-from xain_workloads.mlp import MlpWorkload
-from xain_workloads.mlp_options import ACTIVATIONS, SOLVERS
 from xain_workloads.model import Model, unflatten
-from xain_workloads.preprocessing import target_scale
+from xain_workloads.nets.mlp import MlpWorkload
+from xain_workloads.nets.mlp_options import ACTIVATIONS, SOLVERS
+from xain_workloads.tables.data import load
+from xain_workloads.tables.dataset import Dataset
+from xain_workloads.tables.preprocessing import target_scale
 from xain_workloads.workload import create, evaluate, fit_centralised, from_metadata
 
 

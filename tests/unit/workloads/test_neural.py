@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from unit.workloads.test_neural_layers import CONVOLUTION
-from xain_workloads import neural_builders, neural_modules
-from xain_workloads.data import load
-from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError, Diverged, NoData
 from xain_workloads.model import Model, unflatten
-from xain_workloads.neural import NeuralWorkload
-from xain_workloads.neural_builders import allow_builders, load_builder
+from xain_workloads.nets import neural_builders, neural_modules
+from xain_workloads.nets.neural import NeuralWorkload
+from xain_workloads.nets.neural_builders import allow_builders, load_builder
+from xain_workloads.tables.data import load
+from xain_workloads.tables.dataset import Dataset
 from xain_workloads.workload import create, evaluate, fit_centralised, from_metadata, predict
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -177,7 +177,7 @@ def test_perceptrons_become_estimators_of_scikit_learn(activation: str, data: st
     ]
     workload = neural(task=task, layers=layers, dtype="float64")
     model = fit_centralised(workload, rows, epochs=3, seed=0)
-    from xain_workloads.preprocessing import prepare
+    from xain_workloads.tables.preprocessing import prepare
 
     prepared = prepare(model.metadata, rows)
     estimator = workload.to_sklearn(model)

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError
 from xain_workloads.model import size_of, unflatten
-from xain_workloads.neural_builders import require_name
-from xain_workloads.neural_layers import layout_of_layers, plan
-from xain_workloads.neural_options import MODES
+from xain_workloads.nets.neural_builders import require_name
+from xain_workloads.nets.neural_layers import layout_of_layers, plan
+from xain_workloads.nets.neural_options import MODES
+from xain_workloads.tables.dataset import Dataset
 from xain_workloads.workload import create, from_metadata
 
 CONVOLUTION: list[dict[str, Any]] = [
@@ -51,7 +51,7 @@ def test_coordinator_makes_initial_weights_without_torch() -> None:
     """The coordinator's image has no torch; the module that the workload is in imports none."""
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from xain_workloads.profile import DataProfile\n"
+        "from xain_workloads.tables.profile import DataProfile\n"
         "from xain_workloads.workload import create\n"
         "model = create('neural').initial_model([DataProfile(9, 4, ('a', 'b', 'c'))])\n"
         "print(len(model.vector))"

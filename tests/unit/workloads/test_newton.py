@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from xain_workloads.data import load
+from xain_workloads.ensembles.stacking import PENALTY, Linear, Shape, packed, parsed
 from xain_workloads.errors import InvalidEnsemble
-from xain_workloads.glm.families import sums
-from xain_workloads.stacking import PENALTY, Linear, Shape, packed, parsed
+from xain_workloads.linear.glm.families import sums
+from xain_workloads.tables.data import load
 
 NAMES = {"squared": "diabetes", "binomial": "breast_cancer", "multinomial": "wine"}
 

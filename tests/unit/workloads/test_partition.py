@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xain_workloads.data import Dataset, from_arrays, load
-from xain_workloads.division import Division
-from xain_workloads.partition import (
+from xain_workloads.tables.data import Dataset, from_arrays, load
+from xain_workloads.tables.division import Division
+from xain_workloads.tables.partition import (
     MAX_ALPHA,
     Partition,
     by_column,

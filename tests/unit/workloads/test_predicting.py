@@ -17,12 +17,12 @@ from xain_foundation.exit_statuses import (
     EXIT_OK,
     EXIT_UNKNOWN_INPUT,
 )
-from xain_participant.cli import app as participant
-from xain_workloads.data import Task, load_table
+from xain_participant.cli.cli import app as participant
 from xain_workloads.exported import formats
 from xain_workloads.exported.formats import Exported
 from xain_workloads.exported.predicting import predict_file, predict_with
-from xain_workloads.reading.dialect import Dialect
+from xain_workloads.tables.data import Task, load_table
+from xain_workloads.tables.reading.dialect import Dialect
 from xain_workloads.workload import create, fit_centralised
 
 SEXES = ("female", "male")

@@ -17,11 +17,11 @@ from skl2onnx.common.data_types import FloatTensorType, StringTensorType
 from sklearn.compose import ColumnTransformer
 from sklearn.preprocessing import StandardScaler
 
-from xain_workloads.data import load_table
-from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError
 from xain_workloads.model import Model
-from xain_workloads.preprocessing import (
+from xain_workloads.tables.data import load_table
+from xain_workloads.tables.dataset import Dataset
+from xain_workloads.tables.preprocessing import (
     KEY,
     MAX_PREPROCESSING_BYTES,
     SCALINGS,
@@ -35,9 +35,9 @@ from xain_workloads.preprocessing import (
     preprocessing_of,
     target_center,
 )
-from xain_workloads.scales import Scale
-from xain_workloads.schema import MAX_COLUMNS, Column
-from xain_workloads.table import Table
+from xain_workloads.tables.reading.scales import Scale
+from xain_workloads.tables.schema import MAX_COLUMNS, Column
+from xain_workloads.tables.table import Table
 from xain_workloads.workload import create, evaluate, initial_model, predict
 
 SITE = PreprocessingOptions("site")
@@ -557,9 +557,9 @@ def test_dataset_is_prepared_as_a_table_of_numbers() -> None:
 
 FIT_MANY_SITES = """
 import numpy as np
-from xain_workloads.preprocessing import PreprocessingOptions, fit
-from xain_workloads.schema import Column
-from xain_workloads.table import Table
+from xain_workloads.tables.preprocessing import PreprocessingOptions, fit
+from xain_workloads.tables.schema import Column
+from xain_workloads.tables.table import Table
 
 def peak_mib():
     lines = open("/proc/self/status").read().splitlines()

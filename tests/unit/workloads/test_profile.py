@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from xain_workloads.profile import DataProfile, sort_classes, union
+from xain_workloads.tables.profile import DataProfile, sort_classes, union
 
 
 def test_numbers_sort_as_numbers() -> None:

@@ -19,17 +19,17 @@ import pytest
 
 from support.stata_files import write_stata
 from support.workbooks import write_workbook
-from xain_foundation.hints import hint, quoted
-from xain_foundation.settings import load
+from xain_foundation.settings.hints import hint, quoted
+from xain_foundation.settings.settings import load
 from xain_participant.config import DataSettings, ParticipantConfig
-from xain_participant.fixes import with_fixes
-from xain_workloads.data import BUNDLED, load_rows, load_table
+from xain_participant.tables.fixes import with_fixes
 from xain_workloads.errors import DataError
-from xain_workloads.preprocessing import PreprocessingOptions, fit
-from xain_workloads.reading.dialect import Dialect
-from xain_workloads.reading.errors import DoesNotFit
-from xain_workloads.schema import MAX_COLUMNS
-from xain_workloads.table import Table
+from xain_workloads.tables.data import BUNDLED, load_rows, load_table
+from xain_workloads.tables.preprocessing import PreprocessingOptions, fit
+from xain_workloads.tables.reading.dialect import Dialect
+from xain_workloads.tables.reading.errors import DoesNotFit
+from xain_workloads.tables.schema import MAX_COLUMNS
+from xain_workloads.tables.table import Table
 
 HEADER = ("Âge", "weight", "sex", "smoker", "cost", "outcome")
 ROWS = [

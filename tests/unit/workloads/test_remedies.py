@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from support.unlike import optimum, unlike_sites
-from xain_workloads.minibatch import _nesterov, path_of
+from xain_workloads.linear.minibatch import _nesterov, path_of
 from xain_workloads.model import Model, is_personal, unflatten
-from xain_workloads.profile import DataProfile
 from xain_workloads.scaffold import Variates, with_control, without_control
+from xain_workloads.tables.profile import DataProfile
 from xain_workloads.workload import create
 
 REGRESSION: dict[str, Any] = {"task": "regression", "dtype": "float64"}

@@ -12,13 +12,13 @@ import pytest
 from sklearn.linear_model import LogisticRegression, SGDClassifier, SGDRegressor
 from sklearn.metrics import hinge_loss, log_loss, mean_squared_error, r2_score
 
-from xain_workloads.data import Dataset, from_arrays, load
 from xain_workloads.errors import DataError, Diverged, NoData
+from xain_workloads.linear.sgd_options import LEARNING_RATES, LOSSES, PENALTIES
 from xain_workloads.model import Model, TensorSpec, unflatten
-from xain_workloads.partition import Partition, split_train_test
-from xain_workloads.profile import DataProfile
-from xain_workloads.reading.dialect import Dialect
-from xain_workloads.sgd_options import LEARNING_RATES, LOSSES, PENALTIES
+from xain_workloads.tables.data import Dataset, from_arrays, load
+from xain_workloads.tables.partition import Partition, split_train_test
+from xain_workloads.tables.profile import DataProfile
+from xain_workloads.tables.reading.dialect import Dialect
 from xain_workloads.workload import (
     Workload,
     create,

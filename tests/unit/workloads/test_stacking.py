@@ -7,15 +7,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xain_workloads.bagging import LoadedEstimators, seed_of
-from xain_workloads.data import load
-from xain_workloads.dataset import Dataset
-from xain_workloads.ensembles import pack
+from xain_workloads.ensembles.bagging import LoadedEstimators, seed_of
+from xain_workloads.ensembles.ensembles import pack
+from xain_workloads.ensembles.stacking import (
+    MAX_NUMBERS,
+    Shape,
+    Stack,
+    halfway,
+    next_model,
+    shape_of,
+)
 from xain_workloads.errors import InvalidEnsemble
 from xain_workloads.model import Model
-from xain_workloads.preprocessing import prepare
-from xain_workloads.stacking import MAX_NUMBERS, Shape, Stack, halfway, next_model, shape_of
-from xain_workloads.table import Table
+from xain_workloads.tables.data import load
+from xain_workloads.tables.dataset import Dataset
+from xain_workloads.tables.preprocessing import prepare
+from xain_workloads.tables.table import Table
 from xain_workloads.workload import create, initial_model
 
 TREES = {"estimators": 3, "parameters": {"max_depth": 4}, "publish": True}
@@ -150,7 +157,7 @@ def test_prediction_is_the_linear_model_of_votes_and_columns(name):
 
 
 def initial_scale(federation: Federation) -> Any:
-    from xain_workloads.preprocessing import target_scale
+    from xain_workloads.tables.preprocessing import target_scale
 
     return target_scale(federation.model.metadata)
 

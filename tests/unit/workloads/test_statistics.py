@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
 from xain_workloads.errors import DataError
-from xain_workloads.statistics import (
+from xain_workloads.tables.statistics import (
     MAX_CATEGORIES,
     MAX_NAME_BYTES,
     MAX_STATISTICS_BYTES,

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from xain_workloads.data import MISSING, Table, load_table
 from xain_workloads.errors import DataError
-from xain_workloads.partition import Partition, split_train_test
-from xain_workloads.reading.dialect import Dialect
-from xain_workloads.schema import MAX_COLUMNS, Column
+from xain_workloads.tables.data import MISSING, Table, load_table
+from xain_workloads.tables.partition import Partition, split_train_test
+from xain_workloads.tables.reading.dialect import Dialect
+from xain_workloads.tables.schema import MAX_COLUMNS, Column
 
 WriteCsv = Callable[[str], Path]
 

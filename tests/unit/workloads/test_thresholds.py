@@ -14,17 +14,17 @@ from sklearn.metrics import confusion_matrix, roc_curve
 from sklearn.model_selection import TunedThresholdClassifierCV
 
 from xain_coordinator.assembly.warm_start import load_model_file
-from xain_coordinator.core.values import GlobalModel, WeightsRef
+from xain_coordinator.core.vocabulary.values import GlobalModel, WeightsRef
 from xain_coordinator.http_face.predicting import Predictor
-from xain_workloads.data import load
 from xain_workloads.errors import DataError
 from xain_workloads.exported import formats
 from xain_workloads.exported.predicting import predict_with
+from xain_workloads.measures.tallies import Tallies, add, probability_at, records, tally_classes
+from xain_workloads.measures.thresholds import KEY, Criterion, Threshold, choose, with_threshold
 from xain_workloads.model import Model
-from xain_workloads.preprocessing import prepare
-from xain_workloads.table import Table
-from xain_workloads.tallies import Tallies, add, probability_at, records, tally_classes
-from xain_workloads.thresholds import KEY, Criterion, Threshold, choose, with_threshold
+from xain_workloads.tables.data import load
+from xain_workloads.tables.preprocessing import prepare
+from xain_workloads.tables.table import Table
 from xain_workloads.workload import (
     create,
     initial_model,

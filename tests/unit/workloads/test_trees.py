@@ -14,8 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from xain_workloads import trees
-from xain_workloads.trees import BoosterKind, InvalidTrees, empty_booster, joined, parse_update
+from xain_workloads.trees import trees
+from xain_workloads.trees.trees import (
+    BoosterKind,
+    InvalidTrees,
+    empty_booster,
+    joined,
+    parse_update,
+)
 
 Array = NDArray[Any]
 

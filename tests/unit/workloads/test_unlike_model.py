@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from xain_workloads.preprocessing import prepare
-from xain_workloads.schema import Column
-from xain_workloads.table import Table
-from xain_workloads.unlike_model import unlike_columns
+from xain_workloads.tables.checks.unlike_model import unlike_columns
+from xain_workloads.tables.preprocessing import prepare
+from xain_workloads.tables.schema import Column
+from xain_workloads.tables.table import Table
 from xain_workloads.workload import create, initial_model
 
 COLUMNS = (Column("pressure"), Column("sex", "category"))

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from xain_workloads.errors import DataError
-from xain_workloads.schema import Column
-from xain_workloads.table import Table
-from xain_workloads.where import MAX_LENGTH, filtered, parse
+from xain_workloads.tables.reading.where import MAX_LENGTH, filtered, parse
+from xain_workloads.tables.schema import Column
+from xain_workloads.tables.table import Table
 
 SEX = np.array(["f", "m", None, "f"], dtype=object)
 TABLE = Table(

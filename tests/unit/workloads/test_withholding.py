@@ -5,14 +5,14 @@ from json import loads
 import numpy as np
 import pytest
 
-from xain_workloads.checks import check
 from xain_workloads.class_weights import KEY as CLASS_WEIGHTS
 from xain_workloads.errors import DataError
-from xain_workloads.preprocessing import KEY, Preprocessing, preprocessing_of
-from xain_workloads.profile import DataProfile
-from xain_workloads.scales import Scale
-from xain_workloads.schema import Column
-from xain_workloads.table import Table
+from xain_workloads.tables.checks import check
+from xain_workloads.tables.preprocessing import KEY, Preprocessing, preprocessing_of
+from xain_workloads.tables.profile import DataProfile
+from xain_workloads.tables.reading.scales import Scale
+from xain_workloads.tables.schema import Column
+from xain_workloads.tables.table import Table
 from xain_workloads.workload import create, initial_model
 
 ROWS = 40

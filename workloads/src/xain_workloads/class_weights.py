@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_foundation.hints import hint
+from xain_foundation.settings.hints import hint
 from xain_workloads.errors import DataError
 from xain_workloads.options import require_choice
-from xain_workloads.profile import DataProfile
-from xain_workloads.statistics import from_json
+from xain_workloads.tables.profile import DataProfile
+from xain_workloads.tables.statistics import from_json
 
 KEY = "class_weights"  # in the metadata of a model
 CHOICES = ("", "balanced")

@@ -6,7 +6,7 @@ from json import dumps
 from math import isfinite
 from typing import Any, TypeVar, get_origin, get_type_hints
 
-from xain_foundation.hints import hint
+from xain_foundation.settings.hints import hint
 
 Options = TypeVar("Options")
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xain_workloads.boosting_options import HISTOGRAM
+from xain_workloads.trees.boosting_options import HISTOGRAM
 
 # Passes of a training, by workload. A workload that is not named here trains ROUNDS rounds, and so
 # do scripts.

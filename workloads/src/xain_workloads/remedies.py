@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_workloads.losses import Array
+from xain_workloads.measures.losses import Array
 from xain_workloads.options import require_choice, require_range
 
 SCAFFOLD = "scaffold"

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from xain_foundation.hints import hint
-from xain_workloads.dataset import Dataset
+from xain_foundation.settings.hints import hint
 from xain_workloads.errors import DataError, NoData
+from xain_workloads.measures.tallies import Tallies, does_vary, tally_classes, tally_numbers
 from xain_workloads.options import require_range
-from xain_workloads.preprocessing import target_scale
-from xain_workloads.profile import DataProfile
-from xain_workloads.scales import Scale
-from xain_workloads.tallies import Tallies, does_vary, tally_classes, tally_numbers
+from xain_workloads.tables.dataset import Dataset
+from xain_workloads.tables.preprocessing import target_scale
+from xain_workloads.tables.profile import DataProfile
+from xain_workloads.tables.reading.scales import Scale
 
 Array = NDArray[np.float64]
 

@@ -10,11 +10,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from xain_workloads.class_weights import KEY as CLASS_WEIGHTS_KEY
 from xain_workloads.class_weights import balanced
-from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError
-from xain_workloads.figures import metric_names
+from xain_workloads.measures.figures import metric_names
+from xain_workloads.measures.thresholds import classes_at, threshold_of
 from xain_workloads.model import GROUP, Model, Vector
-from xain_workloads.preprocessing import (
+from xain_workloads.remedies import SCAFFOLD
+from xain_workloads.scaffold import with_control
+from xain_workloads.supervised import Array, Measured
+from xain_workloads.tables.checks.withholding import Shared, withhold
+from xain_workloads.tables.dataset import Dataset
+from xain_workloads.tables.preprocessing import (
     CLIP,
     COLUMNS_KEY,
     KEY,
@@ -23,14 +28,9 @@ from xain_workloads.preprocessing import (
     prepare,
     preprocessing_of,
 )
-from xain_workloads.profile import DataProfile, sort_classes
-from xain_workloads.remedies import SCAFFOLD
-from xain_workloads.scaffold import with_control
-from xain_workloads.statistics import from_json
-from xain_workloads.supervised import Array, Measured
-from xain_workloads.table import Table
-from xain_workloads.thresholds import classes_at, threshold_of
-from xain_workloads.withholding import Shared, withhold
+from xain_workloads.tables.profile import DataProfile, sort_classes
+from xain_workloads.tables.statistics import from_json
+from xain_workloads.tables.table import Table
 
 DEFAULT_PREPROCESSING = PreprocessingOptions()
 MAX_WEIGHTS = 100_000_000  # prepared features times classes, as of a coordinator's sessions
@@ -122,13 +122,13 @@ class Workload(Protocol):
 # Names of classes, which are imported when they are needed. A name that comes with a model from the
 # network can reach these classes and nothing else.
 _WORKLOADS = {
-    "bagging": "xain_workloads.bagging:BaggingWorkload",
-    "describe": "xain_workloads.describing:DescribeWorkload",
-    "glm": "xain_workloads.glm.workload:GlmWorkload",
-    "mlp": "xain_workloads.mlp:MlpWorkload",
-    "neural": "xain_workloads.neural:NeuralWorkload",
-    "sgd": "xain_workloads.sgd:SgdWorkload",
-    "xgboost": "xain_workloads.boosting:BoostingWorkload",
+    "bagging": "xain_workloads.ensembles.bagging:BaggingWorkload",
+    "describe": "xain_workloads.tables.checks.describing:DescribeWorkload",
+    "glm": "xain_workloads.linear.glm.workload:GlmWorkload",
+    "mlp": "xain_workloads.nets.mlp:MlpWorkload",
+    "neural": "xain_workloads.nets.neural:NeuralWorkload",
+    "sgd": "xain_workloads.linear.sgd:SgdWorkload",
+    "xgboost": "xain_workloads.trees.boosting:BoostingWorkload",
 }
 
 

@@ -8,11 +8,11 @@ from typing import Final
 
 from xain_coordinator.access.errors import AccessError, InvalidCertificateRequest
 from xain_coordinator.access.values import Certificate, Token
-from xain_foundation import tls
 from xain_foundation.durable import make_directory, replace_file, sync_directory
-from xain_foundation.identity import Identity, Role
-from xain_foundation.join_token import JoinToken
-from xain_foundation.x509 import (
+from xain_foundation.security import tls
+from xain_foundation.security.identity import Identity, Role
+from xain_foundation.security.join_token import JoinToken
+from xain_foundation.security.x509 import (
     Authority,
     InvalidPem,
     PrivateKey,

@@ -33,9 +33,9 @@ from xain_coordinator.access.evolve import fold
 from xain_coordinator.access.records import KINDS, event_of, line_of
 from xain_coordinator.access.refusals import Refusals, host_of
 from xain_coordinator.access.values import Access, Certificate, Entry, Revocation, Token, entries_of
-from xain_foundation.callers import Caller
-from xain_foundation.identity import Identity, Role
 from xain_foundation.names import shortened
+from xain_foundation.security.callers import Caller
+from xain_foundation.security.identity import Identity, Role
 from xain_wire.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ class AccessControl:
         NotRecorded.
         """
         from xain_coordinator.access.authority import request_key
-        from xain_foundation.x509 import digest_of_key
+        from xain_foundation.security.x509 import digest_of_key
 
         if caller.identity.role is not Role.JOINING:
             raise NotPermitted(f"{caller.identity} has joined; only a token is exchanged")
@@ -245,7 +245,7 @@ class AccessControl:
         Raises Unauthenticated, NotPermitted, InvalidCertificateRequest, NoAuthority, NotRecorded.
         """
         from xain_coordinator.access.authority import request_key
-        from xain_foundation.x509 import digest_of_key
+        from xain_foundation.security.x509 import digest_of_key
 
         key = request_key(request)
         digest = digest_of_key(key)
@@ -261,7 +261,7 @@ class AccessControl:
         Raises InvalidCertificateRequest, NotPermitted, NoAuthority, NotRecorded.
         """
         from xain_coordinator.access.authority import request_key
-        from xain_foundation.x509 import digest_of_key
+        from xain_foundation.security.x509 import digest_of_key
 
         key = request_key(request)
         signer = self._require_signer()
@@ -278,7 +278,7 @@ class AccessControl:
         Raises NoAuthority, NotRecorded, InvalidCertificateRequest, AccessError, OSError.
         """
         from xain_coordinator.access import authority
-        from xain_foundation.x509 import digest_of_key, new_key
+        from xain_foundation.security.x509 import digest_of_key, new_key
 
         signer = self._require_signer()
         names = authority.hosts_of(hosts or authority.own_hosts(tls_folder))

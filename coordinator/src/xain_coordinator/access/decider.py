@@ -20,9 +20,9 @@ from xain_coordinator.access.errors import (
     UnknownCertificate,
 )
 from xain_coordinator.access.values import GRANTED, Access, Certificate, Issued, Token
-from xain_foundation.callers import serial_of
-from xain_foundation.identity import Identity, Role
 from xain_foundation.names import shortened, why_not
+from xain_foundation.security.callers import serial_of
+from xain_foundation.security.identity import Identity, Role
 
 OWN_NAME: Final = "coordinator"  # in the certificate of the coordinator itself
 MAX_LIFETIME_S: Final = 10 * 365 * 86_400.0

@@ -5,7 +5,7 @@ at: seconds since the epoch. by: who caused it. No event has a secret in it.
 
 from dataclasses import dataclass
 
-from xain_foundation.identity import Role
+from xain_foundation.security.identity import Role
 
 
 @dataclass(frozen=True, slots=True)

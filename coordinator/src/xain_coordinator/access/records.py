@@ -7,7 +7,7 @@ from typing import Any, Final, get_args
 
 from xain_coordinator.access.audit_log import Line, NewLine
 from xain_coordinator.access.events import Event
-from xain_foundation.identity import Role
+from xain_foundation.security.identity import Role
 
 _CONVERTED: Final[Mapping[str, Callable[[Any], object]]] = {
     "role": Role,

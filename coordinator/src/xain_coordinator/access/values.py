@@ -7,7 +7,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
-from xain_foundation.identity import Role
+from xain_foundation.security.identity import Role
 
 # Roles that can be given to others.
 GRANTED = (Role.PARTICIPANT, Role.OBSERVER, Role.OPERATOR, Role.NODE)

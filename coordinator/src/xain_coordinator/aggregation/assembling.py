@@ -15,11 +15,11 @@ from pydantic import Field
 from xain_coordinator.aggregation.aggregator import Joining, RuleFailed, Stopped
 from xain_coordinator.aggregation.publishing import Publication
 from xain_coordinator.aggregation.sources import Source
-from xain_coordinator.core.attempts import slice_of
-from xain_coordinator.core.effects import Aggregate
-from xain_coordinator.core.errors import InvalidUpdate
-from xain_coordinator.core.keys import model_key
-from xain_coordinator.core.values import GlobalModel
+from xain_coordinator.core.parts.attempts import slice_of
+from xain_coordinator.core.vocabulary.effects import Aggregate
+from xain_coordinator.core.vocabulary.errors import InvalidUpdate
+from xain_coordinator.core.vocabulary.keys import model_key
+from xain_coordinator.core.vocabulary.values import GlobalModel
 from xain_coordinator.ports import WeightsStore
 from xain_wire.np import npy_header
 

@@ -52,10 +52,10 @@ from xain_coordinator.aggregation.tiles import (
     Vector,
 )
 from xain_coordinator.aggregation.trees import join_updates
-from xain_coordinator.core.attempts import RULE as ASSEMBLE
-from xain_coordinator.core.effects import Aggregate
-from xain_coordinator.core.keys import model_key, state_key
-from xain_coordinator.core.values import BYTES, GlobalModel, Layout
+from xain_coordinator.core.parts.attempts import RULE as ASSEMBLE
+from xain_coordinator.core.vocabulary.effects import Aggregate
+from xain_coordinator.core.vocabulary.keys import model_key, state_key
+from xain_coordinator.core.vocabulary.values import BYTES, GlobalModel, Layout
 from xain_coordinator.extensions.plugins import PluginFailed
 from xain_coordinator.ports import WeightsStore
 from xain_foundation.threads import num_processors

@@ -14,12 +14,12 @@ import numpy as np
 from xain_coordinator.aggregation.aggregator import Joining, RuleFailed, Stopped
 from xain_coordinator.aggregation.publishing import publish
 from xain_coordinator.aggregation.sources import Source
-from xain_coordinator.core.effects import Aggregate
-from xain_coordinator.core.keys import model_key
-from xain_coordinator.core.values import GlobalModel, WeightsRef
+from xain_coordinator.core.vocabulary.effects import Aggregate
+from xain_coordinator.core.vocabulary.keys import model_key
+from xain_coordinator.core.vocabulary.values import GlobalModel, WeightsRef
 from xain_coordinator.ports import WeightsStore
 from xain_wire.np import npy_header
-from xain_workloads.glm.newton import stepped
+from xain_workloads.linear.glm.newton import stepped
 from xain_workloads.model import Vector
 
 RULE = "newton"

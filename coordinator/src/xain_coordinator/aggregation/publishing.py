@@ -5,7 +5,7 @@ from typing import Self
 
 import xxhash
 
-from xain_coordinator.core.values import WeightsRef
+from xain_coordinator.core.vocabulary.values import WeightsRef
 from xain_coordinator.ports import (
     Fenced,
     KeyClaimed,

@@ -5,18 +5,18 @@ from collections.abc import Mapping
 from xain_coordinator.aggregation.aggregator import Aggregator, is_surveyor
 from xain_coordinator.aggregation.assembling import Assemble
 from xain_coordinator.aggregation.averages import Gradient, Identity, Mean, Sum, WeightedAverage
-from xain_coordinator.aggregation.distances import (
+from xain_coordinator.aggregation.newton import Newton
+from xain_coordinator.aggregation.optimizers import OPTIMIZERS, Optimizer
+from xain_coordinator.aggregation.robust.distances import (
     CentredClipping,
     GeometricMedian,
     Krum,
     MultiKrum,
     NormClipping,
 )
-from xain_coordinator.aggregation.newton import Newton
-from xain_coordinator.aggregation.optimizers import OPTIMIZERS, Optimizer
-from xain_coordinator.aggregation.order_statistics import Median, TrimmedMean
+from xain_coordinator.aggregation.robust.order_statistics import Median, TrimmedMean
 from xain_coordinator.aggregation.trees import Ensemble, Trees
-from xain_coordinator.core.values import Option
+from xain_coordinator.core.vocabulary.values import Option
 from xain_coordinator.extensions.options import made_again, make, make_named
 from xain_coordinator.extensions.plugins import AGGREGATORS, PluginFailed, known, load
 

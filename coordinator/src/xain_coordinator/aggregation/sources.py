@@ -7,7 +7,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from xain_coordinator.core.values import WeightsRef
+from xain_coordinator.core.vocabulary.values import WeightsRef
 from xain_coordinator.ports import Reader, StoreError, WeightsStore
 
 

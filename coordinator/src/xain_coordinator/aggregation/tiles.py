@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from xain_coordinator.aggregation.aggregator import Stopped
 from xain_coordinator.aggregation.sources import Source
-from xain_coordinator.core.values import WeightsRef
+from xain_coordinator.core.vocabulary.values import WeightsRef
 from xain_coordinator.ports import WeightsStore
 
 # Columns of a tile at most, where the store is on this machine, and of what is computed at a time.

@@ -18,17 +18,17 @@ import numpy as np
 from xain_coordinator.aggregation.aggregator import Joining, RuleFailed, Stopped
 from xain_coordinator.aggregation.publishing import publish
 from xain_coordinator.aggregation.sources import Source
-from xain_coordinator.core.effects import Aggregate
-from xain_coordinator.core.keys import model_key
-from xain_coordinator.core.values import GlobalModel, Option, Rules, WeightsRef
+from xain_coordinator.core.vocabulary.effects import Aggregate
+from xain_coordinator.core.vocabulary.keys import model_key
+from xain_coordinator.core.vocabulary.values import GlobalModel, Option, Rules, WeightsRef
 from xain_coordinator.ports import WeightsStore
-from xain_foundation.hints import hint
+from xain_foundation.settings.hints import hint
 from xain_wire.np import npy_header
-from xain_workloads import ensembles, stacking
-from xain_workloads.boosting_options import HISTOGRAM, options_of_model
-from xain_workloads.growing import grown
-from xain_workloads.histograms import growing, parse_sums
-from xain_workloads.trees import ANY_NUMBER, BoosterKind, InvalidTrees, joined, parse_update
+from xain_workloads.ensembles import ensembles, stacking
+from xain_workloads.trees.boosting_options import HISTOGRAM, options_of_model
+from xain_workloads.trees.growing import grown
+from xain_workloads.trees.histograms import growing, parse_sums
+from xain_workloads.trees.trees import ANY_NUMBER, BoosterKind, InvalidTrees, joined, parse_update
 
 _DTYPE = np.dtype(np.uint8)
 

@@ -10,10 +10,10 @@ from dataclasses import fields
 from xain_coordinator.assembly.warm_start import is_source
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.config.rule_keys import as_configured, shown
-from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import Phase, Rules
-from xain_foundation.hints import hint
-from xain_foundation.schema import Schema
+from xain_coordinator.core.machine.session import Session
+from xain_coordinator.core.vocabulary.values import Phase, Rules
+from xain_foundation.settings.hints import hint
+from xain_foundation.settings.schema import Schema
 
 # Tables whose items mean nothing beside another value of the first field.
 _OPTIONS_OF = {

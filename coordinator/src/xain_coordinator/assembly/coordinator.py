@@ -24,19 +24,15 @@ from xain_coordinator.config.coordinator import (
     PreprocessingSettings,
     WorkloadSettings,
 )
-from xain_coordinator.core.errors import Unavailable
-from xain_coordinator.core.keys import base_key_of, model_key
-from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import Phase, Point, Step
+from xain_coordinator.core.machine.session import Session
+from xain_coordinator.core.vocabulary.errors import Unavailable
+from xain_coordinator.core.vocabulary.keys import base_key_of, model_key
+from xain_coordinator.core.vocabulary.values import Phase, Point, Step
 from xain_coordinator.driver.clock import SessionClock
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.driver.effects import StoreWorker
-from xain_coordinator.driver.fence import Fence, FencedStore, TakenOver
 from xain_coordinator.driver.log_files import LatencyFile
-from xain_coordinator.driver.model_copies import ModelCopies, copy_latest
-from xain_coordinator.driver.model_folder import ModelFolder, folder_of, write_central
 from xain_coordinator.driver.own_evaluation import Types, load_own_data
-from xain_coordinator.driver.retention import Retention
 from xain_coordinator.extensions import plugins
 from xain_coordinator.extensions.options import WrongOption, make_named
 from xain_coordinator.extensions.strategies import strategy_of_session
@@ -53,22 +49,26 @@ from xain_coordinator.ports import (
     StoreError,
     WeightsStore,
 )
-from xain_coordinator.server.capabilities import Capabilities, PortFile
 from xain_coordinator.server.guard import Guard
 from xain_coordinator.server.operators_socket import OperatorsSocket
 from xain_coordinator.server.serve import GrpcServer
-from xain_coordinator.server.weights_port import Closed, PortTaken, WeightsPort
+from xain_coordinator.server.weights.capabilities import Capabilities, PortFile
+from xain_coordinator.server.weights.weights_port import Closed, PortTaken, WeightsPort
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.stores.opening import open_store
 from xain_coordinator.stores.paths import folder_to_path
 from xain_coordinator.stores.prefixed import PrefixedAccess, PrefixedStore
 from xain_coordinator.stores.secret_files import Secret, authorities_in
+from xain_coordinator.upkeep.fence import Fence, FencedStore, TakenOver
+from xain_coordinator.upkeep.model_copies import ModelCopies, copy_latest
+from xain_coordinator.upkeep.model_folder import ModelFolder, folder_of, write_central
+from xain_coordinator.upkeep.retention import Retention
+from xain_foundation.logs.rate_limited_log import RateLimitedLog
 from xain_foundation.names import shortened
-from xain_foundation.rate_limited_log import RateLimitedLog
 from xain_foundation.threads import run_to_end
 from xain_workloads import workload as workloads
-from xain_workloads.table import Table
+from xain_workloads.tables.table import Table
 
 if TYPE_CHECKING:
     from xain_coordinator.xain06.bucket import XainBucket

@@ -9,9 +9,9 @@ import threading
 import structlog
 
 from xain_coordinator.config.parameters import ParametersSettings
-from xain_foundation.backoff import Backoff
-from xain_foundation.fields import join_host_port
-from xain_foundation.tls import Certificates
+from xain_foundation.net.backoff import Backoff
+from xain_foundation.security.tls import Certificates
+from xain_foundation.settings.fields import join_host_port
 from xain_parameters.errors import Invalid
 from xain_parameters.node.server import ParameterServer
 from xain_parameters.scheduler import reports

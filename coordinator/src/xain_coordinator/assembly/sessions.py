@@ -16,12 +16,12 @@ import structlog
 
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core.commands import CancelFit, RequestFit
-from xain_coordinator.core.errors import AlreadyFitting, Unavailable
-from xain_coordinator.core.history import History
-from xain_coordinator.core.pacing import names_of
-from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import ParticipantState, Phase, Step, WeightsRef
+from xain_coordinator.core.machine.session import Session
+from xain_coordinator.core.rules.pacing import names_of
+from xain_coordinator.core.view.history import History
+from xain_coordinator.core.vocabulary.commands import CancelFit, RequestFit
+from xain_coordinator.core.vocabulary.errors import AlreadyFitting, Unavailable
+from xain_coordinator.core.vocabulary.values import ParticipantState, Phase, Step, WeightsRef
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.journal.restore import restore_session
 from xain_coordinator.ports import JournalError, Reader, WeightsStore

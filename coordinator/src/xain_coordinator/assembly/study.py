@@ -5,10 +5,10 @@ from typing import Self
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.config.study import plan_of
-from xain_coordinator.core.history import History
-from xain_coordinator.core.session import Session
-from xain_coordinator.core.study import Outcome, Plan, next_step, outcome_of, why_not_compared
-from xain_coordinator.core.values import Phase, Step
+from xain_coordinator.core.machine.session import Session
+from xain_coordinator.core.view.history import History
+from xain_coordinator.core.view.study import Outcome, Plan, next_step, outcome_of, why_not_compared
+from xain_coordinator.core.vocabulary.values import Phase, Step
 from xain_coordinator.export.studies import as_json
 from xain_coordinator.journal.restore import restore_session
 from xain_coordinator.ports import Journal

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from pathlib import Path
 
-from xain_coordinator.core.errors import Unavailable
-from xain_coordinator.core.history import RoundRecord
-from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import Phase, Task
+from xain_coordinator.core.machine.session import Session
+from xain_coordinator.core.view.history import RoundRecord
+from xain_coordinator.core.vocabulary.errors import Unavailable
+from xain_coordinator.core.vocabulary.values import Phase, Task
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.extensions import plugins
 from xain_coordinator.extensions.options import WrongOption, make_named

@@ -17,20 +17,20 @@ from xain_coordinator.aggregation.publishing import copy_object
 from xain_coordinator.aggregation.trees import mode_option
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.config.rule_fits import REMEDY
-from xain_coordinator.core.control import why_not_control
-from xain_coordinator.core.events import DurableEvent, ModelInitialised, ModelRequested
-from xain_coordinator.core.keys import model_key, state_key
-from xain_coordinator.core.values import BYTES, DataProfile, GlobalModel, Lineage, Rules
+from xain_coordinator.core.parts.control import why_not_control
+from xain_coordinator.core.vocabulary.events import DurableEvent, ModelInitialised, ModelRequested
+from xain_coordinator.core.vocabulary.keys import model_key, state_key
+from xain_coordinator.core.vocabulary.values import BYTES, DataProfile, GlobalModel, Lineage, Rules
 from xain_coordinator.driver.effects import store_model
-from xain_coordinator.driver.model_folder import MODELS_INDEX
 from xain_coordinator.journal.restore import restore_session
 from xain_coordinator.ports import Journal, Snapshot, WeightsStore
 from xain_coordinator.stores.integrity import read_vector
 from xain_coordinator.stores.journalled import store_of_session
 from xain_coordinator.stores.memory import MemoryStore
+from xain_coordinator.upkeep.model_folder import MODELS_INDEX
 from xain_foundation.commands import CommandFailed
-from xain_foundation.hints import hint
 from xain_foundation.names import shortened
+from xain_foundation.settings.hints import hint
 from xain_workloads.errors import NoModel
 from xain_workloads.exported.formats import read_weights
 from xain_workloads.exported.model_files import (
@@ -38,6 +38,7 @@ from xain_workloads.exported.model_files import (
     metadata_of,
     read_json,
 )
+from xain_workloads.measures.thresholds import KEY as THRESHOLD_KEY
 from xain_workloads.model import (
     OF_TRAINING,
     PERSONAL,
@@ -52,8 +53,7 @@ from xain_workloads.model import (
 from xain_workloads.passes import stride
 from xain_workloads.remedies import SCAFFOLD
 from xain_workloads.scaffold import with_control, without_control
-from xain_workloads.schema import Column
-from xain_workloads.thresholds import KEY as THRESHOLD_KEY
+from xain_workloads.tables.schema import Column
 from xain_workloads.workload import create
 
 LAST, BEST = "last", "best"

@@ -33,7 +33,7 @@ from xain_coordinator.cli.repair import (
     repair,
 )
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core.values import WeightsRef
+from xain_coordinator.core.vocabulary.values import WeightsRef
 from xain_coordinator.extensions.plugins import PluginFailed
 from xain_coordinator.journal.restore import restore_session
 from xain_coordinator.journal.sqlite import SqliteJournal
@@ -49,11 +49,11 @@ from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.integrity import why_damaged
 from xain_coordinator.stores.opening import open_store
 from xain_coordinator.stores.prefixed import PrefixedStore
-from xain_foundation import logs
-from xain_foundation.channels import open_channel
 from xain_foundation.commands import CommandFailed
 from xain_foundation.durable import make_directory, sync_directory
-from xain_foundation.grpc_calls import Cancellable, details_of
+from xain_foundation.logs import logs
+from xain_foundation.net.channels import open_channel
+from xain_foundation.net.grpc_calls import Cancellable, details_of
 from xain_wire.fl.access_pb2 import CopyJournalRequest
 from xain_wire.fl.access_pb2_grpc import ControlStub
 

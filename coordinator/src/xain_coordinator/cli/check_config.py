@@ -6,11 +6,11 @@ import typer
 
 from xain_coordinator.aggregation.rules import known_rules
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core.pacing import plan_of
-from xain_coordinator.core.view import told
+from xain_coordinator.core.rules.pacing import plan_of
+from xain_coordinator.core.view.view import told
 from xain_coordinator.extensions.strategies import strategy_of_session
-from xain_foundation.schema import MASK, is_secret_name
-from xain_foundation.settings import Resolved, Setting
+from xain_foundation.settings.schema import MASK, is_secret_name
+from xain_foundation.settings.settings import Resolved, Setting
 
 _VALUE_WIDTH = 24  # characters; a longer value moves the origin to the right
 

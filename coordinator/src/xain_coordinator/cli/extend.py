@@ -13,17 +13,17 @@ from typing import NoReturn
 from xain_coordinator.access.errors import AccessError, NotRecorded
 from xain_coordinator.assembly.warm_start import LAST, model_of_session
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core.events import SessionOpened
-from xain_coordinator.core.values import Phase
-from xain_coordinator.driver.model_copies import copy_latest
+from xain_coordinator.core.vocabulary.events import SessionOpened
+from xain_coordinator.core.vocabulary.values import Phase
 from xain_coordinator.journal.restore import open_stopped
 from xain_coordinator.ports import Record
 from xain_coordinator.stores.opening import open_store
 from xain_coordinator.stores.prefixed import PrefixedStore
+from xain_coordinator.upkeep.model_copies import copy_latest
 from xain_foundation.commands import CommandFailed, fail
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG
-from xain_foundation.fields import WrongSetting
-from xain_foundation.hints import hint
+from xain_foundation.settings.fields import WrongSetting
+from xain_foundation.settings.hints import hint
 from xain_wire.limits import MAX_INT32
 
 _NUMBER = re.compile(r"\+?[0-9]{1,10}")

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from xain_coordinator.server.inspection_client import clean
 from xain_wire.fl.coordinator_pb2 import Evaluation, Figure
 from xain_wire.fl.inspection_pb2 import GetStatusResponse, ModelThreshold, RoundStatus
-from xain_workloads.figures import SHOWN as SHOWN
-from xain_workloads.thresholds import RATES
+from xain_workloads.measures.figures import SHOWN as SHOWN
+from xain_workloads.measures.thresholds import RATES
 
 
 def label(name: str, evaluations: Iterable[Evaluation]) -> str:

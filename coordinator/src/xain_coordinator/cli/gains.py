@@ -14,9 +14,7 @@ from rich.text import Text
 from xain_coordinator.server.inspection_client import clean
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.inspection_pb2 import GetStatusResponse, RoundStatus
-from xain_workloads.exported.lineage import figures_of
-from xain_workloads.figures import LOSSES, Figure
-from xain_workloads.gains import (
+from xain_workloads.comparing.gains import (
     COMPARED,
     Difference,
     Gain,
@@ -27,6 +25,8 @@ from xain_workloads.gains import (
     gain_of,
     text_of,
 )
+from xain_workloads.exported.lineage import figures_of
+from xain_workloads.measures.figures import LOSSES, Figure
 
 _MAX_NAMES = 3  # of sites in a line
 BETTER, EQUAL, WORSE = READINGS = (

@@ -11,9 +11,9 @@ from rich.text import Text
 from xain_coordinator.server.inspection_client import clean
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.inspection_pb2 import ColumnImportances
+from xain_workloads.comparing.importance import MAX_COLUMNS, REPEATS
 from xain_workloads.exported.lineage import figures_of
-from xain_workloads.figures import Figure
-from xain_workloads.importance import MAX_COLUMNS, REPEATS
+from xain_workloads.measures.figures import Figure
 
 COLUMNS = ("model", "metric", "column", "site", "importance", "low", "high", "rows", "repeats")
 CAVEAT = (

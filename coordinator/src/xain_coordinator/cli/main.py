@@ -34,13 +34,13 @@ from xain_foundation.commands import (
     why_failed,
 )
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_OK
-from xain_foundation.hints import hint
+from xain_foundation.settings.hints import hint
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from xain_coordinator.config.coordinator import CoordinatorConfig
-    from xain_foundation.settings import Resolved
+    from xain_foundation.settings.settings import Resolved
 
 Settings = TypeVar("Settings", bound="BaseModel")
 
@@ -247,8 +247,8 @@ def _check_config(
     resolved = _resolve(config, values)
 
     from xain_coordinator.cli.check_config import show
-    from xain_foundation.fields import WrongSetting
-    from xain_foundation.line_file import why_unwritable
+    from xain_foundation.logs.line_file import why_unwritable
+    from xain_foundation.settings.fields import WrongSetting
 
     logging, server = resolved.config.logging, resolved.config.server
     try:
@@ -266,7 +266,7 @@ def _check_config(
 
 
 def _with_port(address: str | None) -> str | None:
-    from xain_foundation.fields import join_host_port
+    from xain_foundation.settings.fields import join_host_port
 
     host, port = split_host_port(address or "")
     return address if not host or port else join_host_port(host.strip("[]"), DEFAULT_PORT)
@@ -326,7 +326,7 @@ def _status(
     if as_json:
         typer.echo(json.dumps(inspection_client.as_json(snapshot)))
         return
-    from xain_workloads.describe import TableOne
+    from xain_workloads.tables.checks.describe import TableOne
 
     table = TableOne.from_json(described) if described else None
     status_view.render(snapshot, Console(), table)
@@ -760,7 +760,7 @@ def _predict(
     with _explained("predict", tls, address, insecure=insecure):
         from xain_coordinator.export import commands
         from xain_workloads.exported.predicting import RowsSettings
-        from xain_workloads.neural_builders import allow_builders
+        from xain_workloads.nets.neural_builders import allow_builders
 
         allow_builders(allow_builder or ())
         assigned = parse_assignments(PROGRAM, assignments, "data.decimal=,")
@@ -984,8 +984,9 @@ def _explained(
     """
     from xain_coordinator.extensions.plugins import PluginFailed
     from xain_coordinator.ports import JournalError, StoreError
-    from xain_foundation import channels, logs
-    from xain_foundation.tls import Certificates, InvalidCertificates
+    from xain_foundation.logs import logs
+    from xain_foundation.net import channels
+    from xain_foundation.security.tls import Certificates, InvalidCertificates
     from xain_workloads.errors import WorkloadError
 
     logs.configure("warning", console=sys.stderr.isatty(), third_party=False)
@@ -1095,7 +1096,7 @@ def _loaded(
     model: type[Settings], file: Path | None, prefix: str, values: Mapping[str, Any]
 ) -> "Resolved[Settings]":
     """The settings of a command. Ends the process with status 2 if one is wrong."""
-    from xain_foundation.settings import ConfigError, resolve
+    from xain_foundation.settings.settings import ConfigError, resolve
 
     try:
         return resolve(model, file, prefix, values)

@@ -7,10 +7,10 @@ from contextlib import ExitStack, closing
 import typer
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core.commands import NoteDamagedUpdates
-from xain_coordinator.core.decider import decide
-from xain_coordinator.core.events import SoftEvent
-from xain_coordinator.core.values import Update, WeightsRef
+from xain_coordinator.core.machine.decider import decide
+from xain_coordinator.core.vocabulary.commands import NoteDamagedUpdates
+from xain_coordinator.core.vocabulary.events import SoftEvent
+from xain_coordinator.core.vocabulary.values import Update, WeightsRef
 from xain_coordinator.extensions.plugins import PluginFailed
 from xain_coordinator.extensions.strategies import strategy_of_session
 from xain_coordinator.journal.restore import restore
@@ -26,9 +26,9 @@ from xain_coordinator.ports import (
 from xain_coordinator.stores.integrity import why_damaged
 from xain_coordinator.stores.journalled import store_of_session
 from xain_coordinator.stores.opening import open_store
-from xain_foundation import logs
 from xain_foundation.commands import CommandFailed
-from xain_foundation.hints import hint
+from xain_foundation.logs import logs
+from xain_foundation.settings.hints import hint
 
 EXIT_SOUND = 0
 EXIT_DAMAGED = 1

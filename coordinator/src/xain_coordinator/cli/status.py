@@ -9,11 +9,11 @@ from rich.text import Text
 
 from xain_coordinator.cli import figures, gains, importance
 from xain_coordinator.server.inspection_client import MAX_PARTICIPANTS, MAX_ROUNDS, Snapshot, clean
-from xain_foundation.hints import hint
+from xain_foundation.settings.hints import hint
 from xain_foundation.wheels import pip_install
 from xain_wire.fl import coordinator_pb2, inspection_pb2
-from xain_workloads.checks.findings import told
-from xain_workloads.describe import TableOne
+from xain_workloads.tables.checks.describe import TableOne
+from xain_workloads.tables.checks.findings import told
 
 _MAX_NAMES = 6
 MAX_FINDINGS = 20

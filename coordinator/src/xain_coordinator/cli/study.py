@@ -11,7 +11,7 @@ from rich.text import Text
 
 from xain_coordinator.assembly.study import Study
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core.values import Phase
+from xain_coordinator.core.vocabulary.values import Phase
 from xain_coordinator.export.studies import Table, remarks, rows
 from xain_coordinator.journal.restore import open_stopped, restore
 from xain_coordinator.journal.sqlite import SqliteJournal

@@ -1,6 +1,6 @@
 """The configuration of a coordinator: what each key means is told in configs/.
 
-Read by xain_foundation.settings: TOML file, then XAIN_COORDINATOR_SECTION__KEY in the
+Read by xain_foundation.settings.settings: TOML file, then XAIN_COORDINATOR_SECTION__KEY in the
 environment, then flags.
 """
 
@@ -30,10 +30,12 @@ from xain_coordinator.config.parameters import ParametersSettings
 from xain_coordinator.config.rounds import RoundsSettings
 from xain_coordinator.config.schema import SchemaSettings
 from xain_coordinator.config.study import SearchSettings, StudySettings, as_text, rules_of
-from xain_coordinator.core.values import Option, Rules, Step
+from xain_coordinator.core.vocabulary.values import Option, Rules, Step
 from xain_coordinator.extensions import plugins
 from xain_coordinator.extensions.options import options_of
-from xain_foundation.fields import (
+from xain_foundation.logs.logs import LoggingSettings
+from xain_foundation.security.tls_settings import TlsSettings
+from xain_foundation.settings.fields import (
     Allowed,
     Check,
     Conflicts,
@@ -45,10 +47,8 @@ from xain_foundation.fields import (
     is_loopback,
     join_host_port,
 )
-from xain_foundation.hints import hint
-from xain_foundation.logs import LoggingSettings
-from xain_foundation.tls_settings import TlsSettings
-from xain_workloads.figures import LOSSES, OF_WEIGHED_CLASSES
+from xain_foundation.settings.hints import hint
+from xain_workloads.measures.figures import LOSSES, OF_WEIGHED_CLASSES
 from xain_workloads.passes import (
     PATIENCE_ROWS,
     ROUNDS,
@@ -61,7 +61,7 @@ from xain_workloads.passes import (
 if TYPE_CHECKING:
     from xain_coordinator.aggregation.aggregator import Aggregator
     from xain_coordinator.aggregation.optimizers import Optimizer
-    from xain_workloads.preprocessing import PreprocessingOptions
+    from xain_workloads.tables.preprocessing import PreprocessingOptions
     from xain_workloads.workload import Workload
 
 ENV_PREFIX = "XAIN_COORDINATOR_"
@@ -138,7 +138,7 @@ class PreprocessingSettings(Section):
 
     def options(self) -> "PreprocessingOptions":
         """Options with which the initial model is made."""
-        from xain_workloads.preprocessing import PreprocessingOptions
+        from xain_workloads.tables.preprocessing import PreprocessingOptions
 
         return PreprocessingOptions(self.scaling, self.missing, self.indicate_missing, self.clip)
 
@@ -647,7 +647,7 @@ class CoordinatorConfig(Section):
     @Check
     def _checks_are_known(self) -> Conflicts:
         if self.checks:
-            from xain_workloads.checks import CHECKS
+            from xain_workloads.tables.checks import CHECKS
 
             for name in self.checks:
                 if name not in CHECKS:
@@ -694,7 +694,7 @@ class CoordinatorConfig(Section):
 
     @Check
     def _options_can_be_searched(self) -> Conflicts:
-        from xain_foundation.settings import mistakes
+        from xain_foundation.settings.settings import mistakes
 
         for number, options in enumerate(self.search.found(), 1):
             whole = self._with_options(options)

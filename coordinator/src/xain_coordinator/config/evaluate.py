@@ -4,10 +4,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from xain_coordinator.core.evaluation import WELL_KNOWN
-from xain_foundation.fields import Check, Conflicts, WrongSetting
+from xain_coordinator.core.parts.evaluation import WELL_KNOWN
+from xain_foundation.settings.fields import Check, Conflicts, WrongSetting
 from xain_wire.limits import MAX_INT32
-from xain_workloads.table_settings import TableSettings
+from xain_workloads.tables.table_settings import TableSettings
 
 _MAX_WAIT_S = 24 * 3600.0
 
@@ -49,7 +49,7 @@ class EvaluateSettings(TableSettings):
     def _threshold_can_be_chosen(self) -> Conflicts:
         if not self.threshold:
             return
-        from xain_workloads.thresholds import Criterion
+        from xain_workloads.measures.thresholds import Criterion
 
         if self.every == 0:
             yield WrongSetting("threshold", "with evaluate.every = 0 nothing is evaluated")

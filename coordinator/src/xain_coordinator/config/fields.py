@@ -7,11 +7,17 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer, PlainValidator
 
-from xain_coordinator.core import pacing
-from xain_coordinator.core.keys import MAX_PREFIX_BYTES, check_key
-from xain_coordinator.core.values import Expression
-from xain_foundation import tags as tag_rules
-from xain_foundation.fields import Allowed, is_loopback, join_host_port, parse_host, parse_json
+from xain_coordinator.core.rules import pacing
+from xain_coordinator.core.vocabulary.keys import MAX_PREFIX_BYTES, check_key
+from xain_coordinator.core.vocabulary.values import Expression
+from xain_foundation.settings import tags as tag_rules
+from xain_foundation.settings.fields import (
+    Allowed,
+    is_loopback,
+    join_host_port,
+    parse_host,
+    parse_json,
+)
 
 MAX_PARTICIPANTS = 1_000_000
 

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from xain_foundation.fields import Host, Section, join_host_port
+from xain_foundation.settings.fields import Host, Section, join_host_port
 
 _MAX_BODY_BYTES = 256 << 20  # a body is in memory as a whole, several times
 _MAX_WAIT_S = 24 * 3600.0

@@ -8,7 +8,8 @@ from typing import Annotated
 from pydantic import Field, PlainValidator
 
 from xain_coordinator.config.fields import MAX_PREDICT_RETRIES, MAX_PREDICT_TIMEOUT_S
-from xain_foundation.fields import (
+from xain_foundation.names import shortened, why_not
+from xain_foundation.settings.fields import (
     Allowed,
     Check,
     Conflicts,
@@ -18,7 +19,6 @@ from xain_foundation.fields import (
     WrongSetting,
     parse_json,
 )
-from xain_foundation.names import shortened, why_not
 
 MAX_WORKERS = 1000
 MAX_RESTARTS = 1000

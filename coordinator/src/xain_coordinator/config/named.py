@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from xain_coordinator.core.selection import ControllerFailed
+from xain_coordinator.core.rules.selection import ControllerFailed
 from xain_coordinator.extensions.options import WrongOption
 from xain_coordinator.extensions.plugins import PluginFailed
-from xain_foundation.fields import WrongSetting
+from xain_foundation.settings.fields import WrongSetting
 
 
 @contextmanager

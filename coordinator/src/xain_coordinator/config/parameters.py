@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from xain_foundation.fields import (
+from xain_foundation.settings.fields import (
     Check,
     Conflicts,
     FilePath,

@@ -14,8 +14,8 @@ from xain_coordinator.config.fields import (
     TagValues,
 )
 from xain_coordinator.config.named import naming
-from xain_coordinator.core import pacing
-from xain_coordinator.core.values import Consistency, Option
+from xain_coordinator.core.rules import pacing
+from xain_coordinator.core.vocabulary.values import Consistency, Option
 from xain_coordinator.extensions.options import options_of
 from xain_coordinator.extensions.strategies import (
     known_controllers,
@@ -23,9 +23,9 @@ from xain_coordinator.extensions.strategies import (
     make_controller,
     make_pacing,
 )
-from xain_foundation import tags as tag_rules
-from xain_foundation.fields import Check, Conflicts, Section, Texts, WrongSetting
 from xain_foundation.names import shortened, why_not
+from xain_foundation.settings import tags as tag_rules
+from xain_foundation.settings.fields import Check, Conflicts, Section, Texts, WrongSetting
 from xain_messaging.conditional_events import ConditionalEventError, parse
 from xain_wire.limits import MAX_INT32
 from xain_workloads.passes import MAX_ROUNDS, ROUNDS

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from xain_foundation.fields import Conflicts, WrongSetting
-from xain_foundation.hints import hint
+from xain_foundation.settings.fields import Conflicts, WrongSetting
+from xain_foundation.settings.hints import hint
 
 if TYPE_CHECKING:
     from xain_coordinator.config.coordinator import CoordinatorConfig

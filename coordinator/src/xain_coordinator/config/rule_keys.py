@@ -6,9 +6,9 @@ from dataclasses import astuple, fields
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.config.rule_fits import REMEDY
-from xain_coordinator.core.values import Rules
-from xain_coordinator.core.values import Schema as DataSchema
-from xain_foundation.schema import Schema
+from xain_coordinator.core.vocabulary.values import Rules
+from xain_coordinator.core.vocabulary.values import Schema as DataSchema
+from xain_foundation.settings.schema import Schema
 
 _OF_WORKLOAD = "workload.options.*"
 

@@ -4,10 +4,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from xain_coordinator.core.values import Schema
-from xain_foundation.fields import Check, Conflicts, Section, Texts, WrongSetting
+from xain_coordinator.core.vocabulary.values import Schema
+from xain_foundation.settings.fields import Check, Conflicts, Section, Texts, WrongSetting
 from xain_workloads.names import folded
-from xain_workloads.schema import Column, ColumnType, check_names
+from xain_workloads.tables.schema import Column, ColumnType, check_names
 
 
 class SchemaSettings(Section):
@@ -52,7 +52,7 @@ class SchemaSettings(Section):
     def agreed(self, task: str) -> Schema:
         """The schema of a new session. task: of the workload, "" if it has none."""
         from xain_workloads.names import class_name
-        from xain_workloads.profile import sort_classes
+        from xain_workloads.tables.profile import sort_classes
 
         return Schema(
             self._columns,

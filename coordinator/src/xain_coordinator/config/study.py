@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from xain_coordinator.core.study import Kind, Plan
-from xain_coordinator.core.values import Rules, Step
-from xain_foundation.fields import Allowed, Check, Conflicts, Section, WrongSetting
+from xain_coordinator.core.view.study import Kind, Plan
+from xain_coordinator.core.vocabulary.values import Rules, Step
+from xain_foundation.settings.fields import Allowed, Check, Conflicts, Section, WrongSetting
 from xain_wire.limits import MAX_INT32
-from xain_workloads.division import MAX_FOLDS
+from xain_workloads.tables.division import MAX_FOLDS
 
 MAX_OPTIONS = 1000
 _SECTIONS = ("workload", "aggregation", "rounds", "train")

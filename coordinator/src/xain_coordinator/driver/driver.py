@@ -22,31 +22,31 @@ from typing import Any, Protocol
 
 import structlog
 
-from xain_coordinator.core import events as e
-from xain_coordinator.core.commands import (
+from xain_coordinator.core.machine.decider import decide, next_expiry, next_wait, resume
+from xain_coordinator.core.machine.evolve import evolve, open_session
+from xain_coordinator.core.machine.questions import MayUpload, Question, advertise, ask, is_late
+from xain_coordinator.core.machine.session import Session
+from xain_coordinator.core.machine.strategy import Strategy, builtin_strategy
+from xain_coordinator.core.parts.points import late_point
+from xain_coordinator.core.rules.selection import ControllerFailed
+from xain_coordinator.core.view.history import History
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary.commands import (
     AggregationDone,
     Command,
     EndTrainingRound,
     Heartbeat,
     Tick,
 )
-from xain_coordinator.core.decider import decide, next_expiry, next_wait, resume
-from xain_coordinator.core.effects import Aggregate, Effect, Notify, RecordMetrics
-from xain_coordinator.core.errors import (
+from xain_coordinator.core.vocabulary.effects import Aggregate, Effect, Notify, RecordMetrics
+from xain_coordinator.core.vocabulary.errors import (
     LateUpdate,
     NotAMember,
     Refusal,
     Unavailable,
 )
-from xain_coordinator.core.evolve import evolve, open_session
-from xain_coordinator.core.history import History
-from xain_coordinator.core.points import late_point
-from xain_coordinator.core.questions import MayUpload, Question, advertise, ask, is_late
-from xain_coordinator.core.replies import Advertisement, Heard, Reply
-from xain_coordinator.core.selection import ControllerFailed
-from xain_coordinator.core.session import Session
-from xain_coordinator.core.strategy import Strategy, builtin_strategy
-from xain_coordinator.core.values import Lineage, ParticipantState, Phase, Rules
+from xain_coordinator.core.vocabulary.replies import Advertisement, Heard, Reply
+from xain_coordinator.core.vocabulary.values import Lineage, ParticipantState, Phase, Rules
 from xain_coordinator.driver.broadcast import Broadcast
 from xain_coordinator.driver.lateness import Lateness
 from xain_coordinator.driver.log_files import LatencyFile

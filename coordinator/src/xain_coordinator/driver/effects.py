@@ -26,8 +26,8 @@ from xain_coordinator.aggregation.engine import aggregate
 from xain_coordinator.aggregation.publishing import publish
 from xain_coordinator.aggregation.rules import RULES
 from xain_coordinator.aggregation.sources import UpdateChanged
-from xain_coordinator.core.attempts import RULE as ASSEMBLE
-from xain_coordinator.core.commands import (
+from xain_coordinator.core.parts.attempts import RULE as ASSEMBLE
+from xain_coordinator.core.vocabulary.commands import (
     AggregationDone,
     CentralDone,
     Command,
@@ -37,7 +37,7 @@ from xain_coordinator.core.commands import (
     InitialisationFailed,
     NoteDamagedUpdates,
 )
-from xain_coordinator.core.effects import (
+from xain_coordinator.core.vocabulary.effects import (
     Aggregate,
     Effect,
     EvaluateModel,
@@ -45,9 +45,9 @@ from xain_coordinator.core.effects import (
     InitialiseModel,
     RecordMetrics,
 )
-from xain_coordinator.core.errors import StaleModel, Unavailable
-from xain_coordinator.core.keys import PREPROCESSING, TABLE_ONE, model_key
-from xain_coordinator.core.values import (
+from xain_coordinator.core.vocabulary.errors import StaleModel, Unavailable
+from xain_coordinator.core.vocabulary.keys import PREPROCESSING, TABLE_ONE, model_key
+from xain_coordinator.core.vocabulary.values import (
     BYTES,
     CentralModel,
     DataProfile,
@@ -71,17 +71,17 @@ from xain_coordinator.ports import (
 from xain_coordinator.stores.integrity import damaged_updates
 from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.stores.memory import MemoryStore
-from xain_foundation.backoff import Backoff
-from xain_foundation.hints import hint
 from xain_foundation.names import brief
+from xain_foundation.net.backoff import Backoff
+from xain_foundation.settings.hints import hint
 from xain_wire.np import npy_header
-from xain_workloads.checks import Finding, check
-from xain_workloads.describe import OF_TWO, TableOne
 from xain_workloads.errors import DataError
 from xain_workloads.exported.formats import Exported
 from xain_workloads.model import PERSONAL, Model, require_personal
-from xain_workloads.preprocessing import PreprocessingOptions, preprocessing_of
-from xain_workloads.table import Table
+from xain_workloads.tables.checks import Finding, check
+from xain_workloads.tables.checks.describe import OF_TWO, TableOne
+from xain_workloads.tables.preprocessing import PreprocessingOptions, preprocessing_of
+from xain_workloads.tables.table import Table
 from xain_workloads.workload import DEFAULT_PREPROCESSING, Workload, initial_model, trains
 
 log = structlog.get_logger(__name__)

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from xain_coordinator.driver import log_lines
-from xain_foundation import logs
-from xain_foundation.line_file import LineFile
+from xain_foundation.logs import logs
+from xain_foundation.logs.line_file import LineFile
 from xain_foundation.names import shortened
 
 _Latency = tuple[float, str, str, str, int | None, float]

@@ -6,13 +6,13 @@ from itertools import islice
 
 import structlog
 
-from xain_coordinator.core import events as e
-from xain_coordinator.core.accounts import MAX_WARNINGS
-from xain_coordinator.core.evaluation import together
-from xain_coordinator.core.history import MAX_NAMES_OF_A_ROUND, History, RoundRecord
-from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import Evaluation, Task
-from xain_coordinator.core.view import MAX_ABSENT, planned
+from xain_coordinator.core.machine.session import Session
+from xain_coordinator.core.parts.evaluation import together
+from xain_coordinator.core.view.accounts import MAX_WARNINGS
+from xain_coordinator.core.view.history import MAX_NAMES_OF_A_ROUND, History, RoundRecord
+from xain_coordinator.core.view.view import MAX_ABSENT, planned
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary.values import Evaluation, Task
 from xain_coordinator.ports import Record
 
 log = structlog.get_logger(__name__)

@@ -8,23 +8,23 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
-from xain_coordinator.core.evaluation import MAX_METRICS, why_not_metric
-from xain_coordinator.core.profiles import described
-from xain_coordinator.core.values import Evaluation, GlobalModel
+from xain_coordinator.core.parts.evaluation import MAX_METRICS, why_not_metric
+from xain_coordinator.core.parts.profiles import described
+from xain_coordinator.core.vocabulary.values import Evaluation, GlobalModel
 from xain_coordinator.ports import WeightsStore
 from xain_coordinator.stores.integrity import read_vector
 from xain_foundation.wheels import pip_install
+from xain_workloads.comparing.gains import Budget, LocalModel
+from xain_workloads.comparing.local import train_local
 from xain_workloads.errors import DataError
 from xain_workloads.exported.formats import Exported, columns_of
-from xain_workloads.gains import Budget, LocalModel
-from xain_workloads.local import train_local
+from xain_workloads.linear.row_losses import row_losses
 from xain_workloads.model import Model
-from xain_workloads.partition import split_train_test
-from xain_workloads.preprocessing import prepare, preprocessing_of
-from xain_workloads.row_losses import row_losses
-from xain_workloads.schema import ColumnType
-from xain_workloads.table import Table
-from xain_workloads.table_settings import TableSettings
+from xain_workloads.tables.partition import split_train_test
+from xain_workloads.tables.preprocessing import prepare, preprocessing_of
+from xain_workloads.tables.schema import ColumnType
+from xain_workloads.tables.table import Table
+from xain_workloads.tables.table_settings import TableSettings
 from xain_workloads.workload import from_metadata, measure
 
 # Division of the central model's rows: the default of the sites, [data] test_fraction and

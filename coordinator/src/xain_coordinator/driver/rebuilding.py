@@ -13,10 +13,10 @@ import structlog
 import xxhash
 
 from xain_coordinator.aggregation.aggregator import RuleFailed
-from xain_coordinator.core.decider import effect_that_made
-from xain_coordinator.core.effects import Effect
-from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import GlobalModel, WeightsRef
+from xain_coordinator.core.machine.decider import effect_that_made
+from xain_coordinator.core.machine.session import Session
+from xain_coordinator.core.vocabulary.effects import Effect
+from xain_coordinator.core.vocabulary.values import GlobalModel, WeightsRef
 from xain_coordinator.extensions.plugins import PluginFailed
 from xain_coordinator.ports import (
     Fenced,
@@ -29,7 +29,7 @@ from xain_coordinator.ports import (
 )
 from xain_coordinator.stores.integrity import why_damaged
 from xain_coordinator.stores.reading import chunks
-from xain_foundation.hints import hint
+from xain_foundation.settings.hints import hint
 
 log = structlog.get_logger(__name__)
 

@@ -16,18 +16,18 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core import profiles
-from xain_coordinator.core.values import Evaluation
+from xain_coordinator.core.parts import profiles
+from xain_coordinator.core.vocabulary.values import Evaluation
 from xain_coordinator.export.trained import Entry, Trained, ask, open_files
 from xain_coordinator.server.inspection_client import open_channel
-from xain_foundation.grpc_calls import details_of
+from xain_foundation.net.grpc_calls import details_of
 from xain_wire.fl.inspection_pb2 import AskPredictionsRequest
 from xain_wire.fl.inspection_pb2_grpc import InspectionStub
 from xain_workloads.errors import NoModel
 from xain_workloads.exported import formats, lineage
 from xain_workloads.exported.predicting import Predictions, predict_file, predict_with
-from xain_workloads.figures import CLASS_FIGURES, NUMBER_FIGURES, SHOWN, Figure
-from xain_workloads.table import Table
+from xain_workloads.measures.figures import CLASS_FIGURES, NUMBER_FIGURES, SHOWN, Figure
+from xain_workloads.tables.table import Table
 
 PART_BYTES = 1 << 20  # a coordinator takes no more rows in a request
 # Longer than any timeout_s and max_retries that are of use; the coordinator answers before.

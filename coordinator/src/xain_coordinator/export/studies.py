@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from xain_coordinator.core.study import (
+from xain_coordinator.core.view.study import (
     ALL_SITES,
     Outcome,
     Plan,
@@ -23,8 +23,8 @@ from xain_coordinator.core.study import (
     next_step,
     spreads,
 )
-from xain_coordinator.core.values import Step
-from xain_workloads.figures import CLASS_FIGURES, NUMBER_FIGURES, SHOWN
+from xain_coordinator.core.vocabulary.values import Step
+from xain_workloads.measures.figures import CLASS_FIGURES, NUMBER_FIGURES, SHOWN
 
 COMPLETED = "completed"
 # The first value that there is, in a matrix of sites and models.

@@ -11,9 +11,9 @@ from typing import Any, Self
 import grpc
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core.history import History, RoundRecord
-from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import (
+from xain_coordinator.core.machine.session import Session
+from xain_coordinator.core.view.history import History, RoundRecord
+from xain_coordinator.core.vocabulary.values import (
     DataProfile,
     Evaluation,
     GlobalModel,
@@ -22,18 +22,18 @@ from xain_coordinator.core.values import (
 )
 from xain_coordinator.journal.restore import open_stopped, restore_session
 from xain_coordinator.ports import StoreError
+from xain_coordinator.server.calls.translate import layout_of
 from xain_coordinator.server.inspection_client import fetch, open_channel
-from xain_coordinator.server.translate import layout_of
 from xain_coordinator.stores.integrity import parse_vector, read_weights
 from xain_coordinator.stores.journalled import store_of_session
 from xain_coordinator.stores.opening import open_store
-from xain_foundation.grpc_calls import details_of
+from xain_foundation.net.grpc_calls import details_of
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.coordinator_pb2_grpc import CoordinatorStub
 from xain_workloads.errors import NoModel
 from xain_workloads.exported.lineage import Measured, choose, thresholds_of
+from xain_workloads.measures.thresholds import Threshold, with_threshold
 from xain_workloads.model import Model
-from xain_workloads.thresholds import Threshold, with_threshold
 
 DOWNLOAD_S = 600.0
 

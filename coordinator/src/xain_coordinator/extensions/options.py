@@ -8,9 +8,9 @@ from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from xain_coordinator.core.values import Option
+from xain_coordinator.core.vocabulary.values import Option
 from xain_coordinator.extensions.plugins import PluginFailed
-from xain_foundation.hints import hint
+from xain_foundation.settings.hints import hint
 
 T = TypeVar("T")
 

@@ -7,11 +7,11 @@ from functools import partial
 from math import isfinite
 from typing import Any, TypeVar
 
-from xain_coordinator.core.pacing import PACINGS, Pacing, pacing_of
-from xain_coordinator.core.round import Round
-from xain_coordinator.core.selection import CONTROLLERS, Controller, ControllerFailed
-from xain_coordinator.core.strategy import Strategy
-from xain_coordinator.core.values import Rules
+from xain_coordinator.core.machine.strategy import Strategy
+from xain_coordinator.core.parts.round import Round
+from xain_coordinator.core.rules.pacing import PACINGS, Pacing, pacing_of
+from xain_coordinator.core.rules.selection import CONTROLLERS, Controller, ControllerFailed
+from xain_coordinator.core.vocabulary.values import Rules
 from xain_coordinator.extensions import plugins
 from xain_coordinator.extensions.options import made_again, make_named
 

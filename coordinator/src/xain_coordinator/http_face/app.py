@@ -27,7 +27,7 @@ from xain_coordinator.http_face.wrong_requests import sentence
 from xain_coordinator.ports import Reader
 from xain_coordinator.server.inspection_client import as_json
 from xain_coordinator.stores.reading import chunks
-from xain_foundation.fields import is_loopback
+from xain_foundation.settings.fields import is_loopback
 from xain_workloads.errors import NoModel
 from xain_workloads.exported import formats
 

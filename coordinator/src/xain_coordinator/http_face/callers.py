@@ -10,8 +10,8 @@ from typing import Any
 from xain_coordinator.access.errors import NotPermitted, Unauthenticated
 from xain_coordinator.http_face.errors import HttpError
 from xain_coordinator.server.identity import peer_at
-from xain_foundation.callers import Caller
-from xain_foundation.identity import Role
+from xain_foundation.security.callers import Caller
+from xain_foundation.security.identity import Role
 from xain_wire.refusal import Refusal
 
 Scope = MutableMapping[str, Any]

@@ -16,7 +16,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from xain_foundation.tls import Certificates
+from xain_foundation.security.tls import Certificates
 
 MAX_CONNECTIONS = 256
 MAX_HEAD_BYTES = 16 << 10

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from xain_coordinator.assembly.sessions import NoParticipants, Stopping
-from xain_coordinator.core.errors import (
+from xain_coordinator.core.vocabulary.errors import (
     AlreadyFitting,
     NobodyAnswered,
     NotFitted,

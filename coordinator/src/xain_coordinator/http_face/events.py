@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from xain_coordinator.core.values import Evaluation, GlobalModel, Update
+from xain_coordinator.core.vocabulary.values import Evaluation, GlobalModel, Update
 from xain_coordinator.http_face.errors import HttpError
 from xain_coordinator.http_face.fits import Fits
 from xain_coordinator.ports import Journal, JournalError, Record

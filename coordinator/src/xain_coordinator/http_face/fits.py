@@ -15,11 +15,11 @@ from pydantic import ValidationError
 from xain_coordinator.assembly.sessions import Sessions
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.config.rule_fits import REMEDY, own_rule
-from xain_coordinator.core.answers import TRAINING_FAILED
-from xain_coordinator.core.session import Session
-from xain_coordinator.core.strategy import Strategy
-from xain_coordinator.core.values import Phase
-from xain_coordinator.core.view import planned, waiting_for
+from xain_coordinator.core.machine.answers import TRAINING_FAILED
+from xain_coordinator.core.machine.session import Session
+from xain_coordinator.core.machine.strategy import Strategy
+from xain_coordinator.core.view.view import planned, waiting_for
+from xain_coordinator.core.vocabulary.values import Phase
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.export.trained import Entry, Trained
 from xain_coordinator.http_face import bodies
@@ -27,7 +27,7 @@ from xain_coordinator.http_face.errors import KNOWN, HttpError, refuse
 from xain_coordinator.http_face.predicting import Predictor, Rows
 from xain_coordinator.server.inspection_client import Snapshot, ask_service
 from xain_coordinator.server.predictions import Predictions
-from xain_foundation.settings import mistakes
+from xain_foundation.settings.settings import mistakes
 from xain_wire.metadata import COMPLETED
 from xain_workloads.errors import NoModel
 

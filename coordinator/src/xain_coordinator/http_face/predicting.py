@@ -8,18 +8,18 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_coordinator.core.values import GlobalModel
+from xain_coordinator.core.vocabulary.values import GlobalModel
 from xain_coordinator.http_face.errors import HttpError
 from xain_coordinator.server.predictions import Predictions
 from xain_workloads import workload
-from xain_workloads.bagging_options import options_of_model
+from xain_workloads.ensembles.bagging_options import options_of_model
 from xain_workloads.exported.formats import columns_of
+from xain_workloads.measures.thresholds import classes_at, threshold_of
 from xain_workloads.model import Model
 from xain_workloads.names import folded
-from xain_workloads.preprocessing import COLUMNS_KEY, prepare
-from xain_workloads.rows import table_of_rows
-from xain_workloads.schema import shown
-from xain_workloads.thresholds import classes_at, threshold_of
+from xain_workloads.tables.preprocessing import COLUMNS_KEY, prepare
+from xain_workloads.tables.rows import table_of_rows
+from xain_workloads.tables.schema import shown
 
 Cell = str | bool | int | float | None
 Rows = Sequence[Sequence[Cell]]

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import xxhash
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from xain_coordinator.core.events import DurableEvent, TimePassed
+from xain_coordinator.core.vocabulary.events import DurableEvent, TimePassed
 from xain_coordinator.ports import JournalError, Record
 
 FORMAT = 4

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from xain_coordinator.core import events as e
-from xain_coordinator.core.evolve import begin, evolve
-from xain_coordinator.core.history import History
+from xain_coordinator.core.machine.evolve import begin, evolve
+from xain_coordinator.core.view.history import History
+from xain_coordinator.core.vocabulary import events as e
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import Journal, JournalError, Record, Snapshot
-from xain_foundation.hints import hint
+from xain_foundation.settings.hints import hint
 
 
 def restore(journal: Journal) -> tuple[Snapshot, int] | None:

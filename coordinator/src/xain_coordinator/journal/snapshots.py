@@ -15,16 +15,16 @@ from typing import Any, TypeVar
 import structlog
 from pydantic import TypeAdapter
 
-from xain_coordinator.core.accounts import Account
-from xain_coordinator.core.buffered import BufferedWork
-from xain_coordinator.core.evaluation import EvaluationProgress
-from xain_coordinator.core.history import History, RoundRecord
-from xain_coordinator.core.membership import Members
-from xain_coordinator.core.round import Round
-from xain_coordinator.core.selection_state import SelectionState
-from xain_coordinator.core.session import Session
-from xain_coordinator.core.session_warnings import Warned
-from xain_coordinator.core.values import Base, Evaluation, GlobalModel, WeightsRef
+from xain_coordinator.core.machine.session import Session
+from xain_coordinator.core.parts.buffered import BufferedWork
+from xain_coordinator.core.parts.evaluation import EvaluationProgress
+from xain_coordinator.core.parts.membership import Members
+from xain_coordinator.core.parts.round import Round
+from xain_coordinator.core.parts.selection_state import SelectionState
+from xain_coordinator.core.view.accounts import Account
+from xain_coordinator.core.view.history import History, RoundRecord
+from xain_coordinator.core.view.session_warnings import Warned
+from xain_coordinator.core.vocabulary.values import Base, Evaluation, GlobalModel, WeightsRef
 from xain_coordinator.journal.codec import make_adapter, reason
 from xain_coordinator.ports import JournalError, Snapshot
 

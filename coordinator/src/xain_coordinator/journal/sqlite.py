@@ -23,13 +23,13 @@ from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
-from xain_coordinator.core.events import SessionOpened
+from xain_coordinator.core.vocabulary.events import SessionOpened
 from xain_coordinator.journal.codec import FORMAT, Row, decode_record, digest_of, encode_record
 from xain_coordinator.journal.snapshots import encode_snapshot, require_covered, usable_snapshot
 from xain_coordinator.journal.wal import require_sound_log
 from xain_coordinator.ports import JournalDamaged, JournalError, JournalInUse, Record, Snapshot
 from xain_foundation.durable import make_directory
-from xain_foundation.hints import hint
+from xain_foundation.settings.hints import hint
 
 APPLICATION_ID = 0x5841494E  # "XAIN"
 
@@ -64,7 +64,7 @@ _TABLES = (
     """
     CREATE TABLE owner (
         session_id TEXT NOT NULL,
-        name       TEXT NOT NULL,  -- see driver/fence.py
+        name       TEXT NOT NULL,  -- see upkeep/fence.py
         digest     BLOB NOT NULL,
         PRIMARY KEY (session_id, name)
     ) WITHOUT ROWID
@@ -72,7 +72,7 @@ _TABLES = (
     """
     CREATE TABLE object (
         session INTEGER NOT NULL,
-        key     TEXT    NOT NULL,  -- see core/keys.py; the record that names it has its digest
+        key     TEXT    NOT NULL,  -- see core/vocabulary/keys.py; its record has its digest
         data    BLOB    NOT NULL,
         PRIMARY KEY (session, key)
     )

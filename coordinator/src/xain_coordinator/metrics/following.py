@@ -7,8 +7,8 @@ from typing import Final
 import structlog
 
 from xain_coordinator.metrics.trackers import Position, Tracker
-from xain_foundation.backoff import Backoff
-from xain_foundation.group_commit import GroupCommit
+from xain_foundation.logs.group_commit import GroupCommit
+from xain_foundation.net.backoff import Backoff
 
 log = structlog.get_logger(__name__)
 

@@ -21,11 +21,11 @@ from influxdb_client.client.write_api import SYNCHRONOUS
 from influxdb_client.rest import ApiException
 from urllib3.exceptions import HTTPError
 
-from xain_coordinator.core.values import Point
+from xain_coordinator.core.vocabulary.values import Point
 from xain_coordinator.metrics.queue import Stamped
 from xain_coordinator.ports import StoreError
-from xain_foundation.backoff import Backoff
-from xain_foundation.rate_limited_log import RateLimitedLog
+from xain_foundation.logs.rate_limited_log import RateLimitedLog
+from xain_foundation.net.backoff import Backoff
 
 log = structlog.get_logger(__name__)
 

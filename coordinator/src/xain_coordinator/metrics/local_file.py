@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from xain_coordinator.core.values import Point
+from xain_coordinator.core.vocabulary.values import Point
 from xain_coordinator.metrics.queue import QueuedMetrics, Stamped
-from xain_foundation.line_file import AppendedFile
+from xain_foundation.logs.line_file import AppendedFile
 
 MAX_BYTES = 64 * 1024 * 1024
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from xain_coordinator.core.values import Point
+from xain_coordinator.core.vocabulary.values import Point
 
 
 class NullMetricsStore:

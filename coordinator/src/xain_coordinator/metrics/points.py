@@ -19,8 +19,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
-from xain_coordinator.core.evaluation import MAX_METRICS, why_not_metric
-from xain_coordinator.core.values import Evaluation, Point
+from xain_coordinator.core.parts.evaluation import MAX_METRICS, why_not_metric
+from xain_coordinator.core.vocabulary.values import Evaluation, Point
 from xain_foundation.names import shortened
 from xain_wire.limits import MAX_METRICS_BYTES, MAX_POINTS
 

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import structlog
 
-from xain_coordinator.core.values import Point
-from xain_foundation.group_commit import GroupCommit
+from xain_coordinator.core.vocabulary.values import Point
+from xain_foundation.logs.group_commit import GroupCommit
 
 log = structlog.get_logger(__name__)
 

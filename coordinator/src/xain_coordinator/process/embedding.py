@@ -11,15 +11,15 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core.errors import Unavailable
-from xain_coordinator.core.history import History
-from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import Phase, WeightsRef
+from xain_coordinator.core.machine.session import Session
+from xain_coordinator.core.view.history import History
+from xain_coordinator.core.vocabulary.errors import Unavailable
+from xain_coordinator.core.vocabulary.values import Phase, WeightsRef
 from xain_coordinator.process.run import serve
 from xain_coordinator.server.identity import CALLER, THIS_MACHINE
 from xain_coordinator.stores.integrity import read_weights
 from xain_foundation.exit_statuses import EXIT_FAILED
-from xain_foundation.settings import ConfigError, load
+from xain_foundation.settings.settings import ConfigError, load
 
 if TYPE_CHECKING:
     from xain_coordinator.assembly.sessions import Sessions

@@ -26,9 +26,9 @@ from xain_coordinator.config.coordinator import (
     CoordinatorConfig,
     CoordinatorLoggingSettings,
 )
-from xain_coordinator.core.errors import Unavailable
-from xain_coordinator.core.selection import ControllerFailed
-from xain_coordinator.core.values import Phase, Step
+from xain_coordinator.core.rules.selection import ControllerFailed
+from xain_coordinator.core.vocabulary.errors import Unavailable
+from xain_coordinator.core.vocabulary.values import Phase, Step
 from xain_coordinator.driver.effects import FIRST_RETRY_S, LAST_RETRY_S
 from xain_coordinator.driver.log_files import LatencyFile, status_stream
 from xain_coordinator.extensions.plugins import PluginFailed, WrongPluginOption
@@ -42,20 +42,20 @@ from xain_coordinator.ports import (
 from xain_coordinator.process.allocator import configure_allocator
 from xain_coordinator.server.guard import Guard
 from xain_coordinator.server.inspection_client import Snapshot, ask_service
-from xain_coordinator.server.weights_port import PortTaken
-from xain_foundation import logs, streams
-from xain_foundation.backoff import Backoff
+from xain_coordinator.server.weights.weights_port import PortTaken
 from xain_foundation.commands import raise_file_limit
 from xain_foundation.durable import replace_file
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_FENCED, EXIT_OK
-from xain_foundation.fields import WrongSetting, is_loopback
-from xain_foundation.hints import hint
-from xain_foundation.line_file import why_unwritable
-from xain_foundation.tls import InvalidCertificates
+from xain_foundation.logs import logs, streams
+from xain_foundation.logs.line_file import why_unwritable
+from xain_foundation.net.backoff import Backoff
+from xain_foundation.security.tls import InvalidCertificates
+from xain_foundation.settings.fields import WrongSetting, is_loopback
+from xain_foundation.settings.hints import hint
 from xain_foundation.wheels import pip_install
 from xain_workloads.errors import DataError
-from xain_workloads.neural_builders import allow_builders
-from xain_workloads.neural_modules import use_threads
+from xain_workloads.nets.neural_builders import allow_builders
+from xain_workloads.nets.neural_modules import use_threads
 
 if TYPE_CHECKING:
     from xain_coordinator.assembly.parameter_group import ParameterGroup

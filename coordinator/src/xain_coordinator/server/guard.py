@@ -20,14 +20,14 @@ from xain_coordinator.access.errors import (
 )
 from xain_coordinator.server.identity import SENDER, THIS_MACHINE
 from xain_coordinator.server.permissions import require_open, require_permitted
-from xain_foundation.callers import Caller, Callers
-from xain_foundation.certificate_watch import DAY_S, CertificateWatch
-from xain_foundation.fields import is_any, is_loopback, join_host_port
-from xain_foundation.identity import NoIdentity, Role
-from xain_foundation.rate_limited_log import RateLimitedLog
+from xain_foundation.logs.rate_limited_log import RateLimitedLog
+from xain_foundation.security.callers import Caller, Callers
+from xain_foundation.security.certificate_watch import DAY_S, CertificateWatch
+from xain_foundation.security.identity import NoIdentity, Role
+from xain_foundation.security.tls import Certificates
+from xain_foundation.security.tls_settings import TlsSettings
+from xain_foundation.settings.fields import is_any, is_loopback, join_host_port
 from xain_foundation.threads import run_to_end
-from xain_foundation.tls import Certificates
-from xain_foundation.tls_settings import TlsSettings
 from xain_wire.refusal import Refusal
 
 if TYPE_CHECKING:  # certificates take 50 ms to import, and most coordinators have none

@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 
 from xain_coordinator.access.errors import Unauthenticated
-from xain_foundation.callers import Caller
-from xain_foundation.fields import join_host_port
-from xain_foundation.identity import Identity, Role
+from xain_foundation.security.callers import Caller
+from xain_foundation.security.identity import Identity, Role
+from xain_foundation.settings.fields import join_host_port
 from xain_wire.metadata import INSTANCE_ID_KEY, PARTICIPANT_ID_KEY, TIMEOUT_KEY
 
 

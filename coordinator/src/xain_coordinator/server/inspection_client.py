@@ -11,13 +11,13 @@ from typing import Any, cast
 import grpc
 from google.protobuf.message import Message
 
-from xain_foundation import channels
 from xain_foundation.commands import CommandFailed
-from xain_foundation.grpc_calls import details_of
-from xain_foundation.handshakes import Fault
-from xain_foundation.hints import hint
-from xain_foundation.schema import MASK
-from xain_foundation.tls import Certificates
+from xain_foundation.net import channels
+from xain_foundation.net.grpc_calls import details_of
+from xain_foundation.security.handshakes import Fault
+from xain_foundation.security.tls import Certificates
+from xain_foundation.settings.hints import hint
+from xain_foundation.settings.schema import MASK
 from xain_wire.fl import inspection_pb2, inspection_pb2_grpc
 
 TIMEOUT_S = 5.0

@@ -6,8 +6,8 @@ A method that is not in the table is refused, to whoever calls it.
 from collections.abc import Mapping
 
 from xain_coordinator.access.errors import NotPermitted
-from xain_foundation.callers import Caller
-from xain_foundation.identity import Role
+from xain_foundation.security.callers import Caller
+from xain_foundation.security.identity import Role
 
 PARTICIPANT, OBSERVER, OPERATOR, NODE = Role.PARTICIPANT, Role.OBSERVER, Role.OPERATOR, Role.NODE
 

@@ -20,26 +20,26 @@ import structlog
 from numpy.typing import NDArray
 
 from xain_coordinator.config.fields import MAX_PREDICT_RETRIES, MAX_PREDICT_TIMEOUT_S
-from xain_coordinator.core.errors import (
+from xain_coordinator.core.vocabulary.errors import (
     NobodyAnswered,
     NotFitted,
     Refusal,
     TooManyCalls,
     Unavailable,
 )
-from xain_coordinator.core.values import GlobalModel
+from xain_coordinator.core.vocabulary.values import GlobalModel
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import WeightsStore
 from xain_coordinator.stores.integrity import read_vector
 from xain_foundation.names import printable, shortened
 from xain_wire.fl import coordinator_pb2 as pb
-from xain_workloads.bagging_options import options_of_model
+from xain_workloads.ensembles.bagging_options import options_of_model
+from xain_workloads.ensembles.held import Holding
+from xain_workloads.ensembles.stacking import Stack, halfway
 from xain_workloads.errors import DataError
-from xain_workloads.held import Holding
-from xain_workloads.preprocessing import prepare
-from xain_workloads.rows import table_of_rows
-from xain_workloads.stacking import Stack, halfway
 from xain_workloads.supervised import classes_of
+from xain_workloads.tables.preprocessing import prepare
+from xain_workloads.tables.rows import table_of_rows
 
 log = structlog.get_logger(__name__)
 

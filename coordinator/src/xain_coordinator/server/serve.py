@@ -14,35 +14,35 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core.commands import NoteRevoked
-from xain_coordinator.core.errors import Refusal
-from xain_coordinator.core.values import Point
+from xain_coordinator.core.vocabulary.commands import NoteRevoked
+from xain_coordinator.core.vocabulary.errors import Refusal
+from xain_coordinator.core.vocabulary.values import Point
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.driver.effects import StoreWorker
 from xain_coordinator.driver.log_files import LatencyFile
 from xain_coordinator.ports import DirectAccess, MetricsStore, WeightsStore
-from xain_coordinator.server.access_service import AccessService
-from xain_coordinator.server.admission_control import (
+from xain_coordinator.server.calls.access_service import AccessService
+from xain_coordinator.server.calls.admission_control import (
     CALLS_PER_MEMBER,
     UNREGISTERED_CALLS,
     AdmissionControl,
 )
-from xain_coordinator.server.control_service import ControlService
-from xain_coordinator.server.coordinator_service import CoordinatorService, is_known
-from xain_coordinator.server.downloads import Downloads
+from xain_coordinator.server.calls.control_service import ControlService
+from xain_coordinator.server.calls.coordinator_service import CoordinatorService, is_known
+from xain_coordinator.server.calls.inspection_service import InspectionService
+from xain_coordinator.server.calls.interceptor import RefusalInterceptor
 from xain_coordinator.server.guard import Guard
 from xain_coordinator.server.identity import CALLER
-from xain_coordinator.server.inspection_service import InspectionService
-from xain_coordinator.server.interceptor import RefusalInterceptor
 from xain_coordinator.server.operators_socket import OperatorsSocket
 from xain_coordinator.server.predictions import RemotePredictor
-from xain_coordinator.server.weights_port import PortTaken, WeightsPort
+from xain_coordinator.server.weights.downloads import Downloads
+from xain_coordinator.server.weights.weights_port import PortTaken, WeightsPort
 from xain_coordinator.updates.inbox import Inbox
 from xain_coordinator.updates.slots import Slots
 from xain_coordinator.updates.sources import Bucket
 from xain_coordinator.updates.uploads import Uploads
-from xain_foundation.connection_limit import ConnectionLimit, max_connections
-from xain_foundation.identity import Role
+from xain_foundation.net.connection_limit import ConnectionLimit, max_connections
+from xain_foundation.security.identity import Role
 from xain_messaging.discovery.service import (
     KEEPALIVE,
     MAX_MEMBERS,

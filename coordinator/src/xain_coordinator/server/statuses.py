@@ -8,7 +8,7 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
 from xain_coordinator.access import errors as access
-from xain_coordinator.core import errors
+from xain_coordinator.core.vocabulary import errors
 from xain_foundation.names import shortened
 from xain_wire.metadata import ERROR_DOMAIN
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
-from xain_coordinator.core.keys import is_attempt
+from xain_coordinator.core.vocabulary.keys import is_attempt
 from xain_coordinator.ports import KeyExists, KeyNotFound, Reader, StoreUnavailable
 from xain_coordinator.stores.paths import folder_to_path, key_to_path, path_to_key
 from xain_coordinator.stores.spares import MARK_BYTES, SpareFiles, read_mark, write_mark

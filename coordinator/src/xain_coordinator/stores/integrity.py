@@ -7,7 +7,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from xain_coordinator.core.values import Update, WeightsRef
+from xain_coordinator.core.vocabulary.values import Update, WeightsRef
 from xain_coordinator.ports import KeyNotFound, StoreError, WeightsStore
 from xain_coordinator.stores.reading import chunks
 from xain_wire.np.codec import parse_npy_header

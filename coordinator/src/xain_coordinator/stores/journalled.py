@@ -3,7 +3,13 @@
 import threading
 from collections.abc import Iterator, Mapping
 
-from xain_coordinator.core.keys import INCOMING, OPTIMIZER, is_journalled, is_model, round_of
+from xain_coordinator.core.vocabulary.keys import (
+    INCOMING,
+    OPTIMIZER,
+    is_journalled,
+    is_model,
+    round_of,
+)
 from xain_coordinator.ports import (
     Journal,
     JournalError,

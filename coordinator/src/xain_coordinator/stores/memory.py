@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator, Mapping
 
-from xain_coordinator.core.keys import check_key
+from xain_coordinator.core.vocabulary.keys import check_key
 from xain_coordinator.ports import KeyExists, KeyNotFound, Reader
 
 

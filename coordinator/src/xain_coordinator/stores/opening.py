@@ -36,7 +36,7 @@ def open_store(settings: StoreSettings, *, try_out: bool = False) -> OpenStore:
         case "files":
             return FileStore(settings.path)
         case "s3":
-            from xain_coordinator.stores.s3 import open_s3  # boto3 takes half a second to import
+            from xain_coordinator.stores.s3.s3 import open_s3  # boto3 takes half a second to import
 
             return open_s3(settings, try_out=try_out)
         case name:

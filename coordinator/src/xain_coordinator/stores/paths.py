@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from functools import lru_cache
 
-from xain_coordinator.core.keys import check_key
+from xain_coordinator.core.vocabulary.keys import check_key
 
 SUFFIX = ".weights"
 TEXTS = ("preprocessing.json", "table_one.json")  # keys, or the last parts of some

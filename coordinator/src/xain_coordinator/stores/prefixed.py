@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from xain_coordinator.core.keys import check_key
+from xain_coordinator.core.vocabulary.keys import check_key
 from xain_coordinator.ports import DirectAccess, Reader, Unfinished, Upload, WeightsStore
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import structlog
 
 from xain_coordinator.ports import StoreError
-from xain_foundation.rate_limited_log import RateLimitedLog
+from xain_foundation.logs.rate_limited_log import RateLimitedLog
 
 log = structlog.get_logger(__name__)
 

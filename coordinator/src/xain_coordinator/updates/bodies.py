@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from xain_coordinator.core.errors import Unavailable
+from xain_coordinator.core.vocabulary.errors import Unavailable
 from xain_coordinator.ports import Reader
 from xain_coordinator.updates.measured_upload import MeasuredUpload
-from xain_foundation.sockets import unacknowledged_bytes
-from xain_foundation.tls_socket import PIECE_BYTES as ENCRYPTED_BYTES
-from xain_foundation.tls_socket import TlsSocket
+from xain_foundation.net.sockets import unacknowledged_bytes
+from xain_foundation.security.tls_socket import PIECE_BYTES as ENCRYPTED_BYTES
+from xain_foundation.security.tls_socket import TlsSocket
 from xain_wire.limits import LEAST_BYTES, STALLED_S
 
 PIECE_BYTES = 1 << 20  # received, measured and written at a time

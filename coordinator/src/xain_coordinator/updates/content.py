@@ -4,16 +4,18 @@ import math
 
 import numpy as np
 
-from xain_coordinator.core.errors import InvalidUpdate, TooLarge
-from xain_coordinator.core.values import BYTES, GlobalModel, StoredWeights
+from xain_coordinator.core.vocabulary.errors import InvalidUpdate, TooLarge
+from xain_coordinator.core.vocabulary.values import BYTES, GlobalModel, StoredWeights
 from xain_coordinator.ports import WeightsStore
 from xain_coordinator.stores.integrity import read_vector, read_weights
 from xain_wire.np import parse_npy_header
 from xain_wire.np.codec import MAX_HEADER_BYTES
-from xain_workloads import bagging_options, ensembles, held, histograms, newton, stacking, trees
-from xain_workloads.boosting_options import HISTOGRAM, options_of_model
+from xain_workloads.ensembles import bagging_options, ensembles, held, stacking
 from xain_workloads.errors import InvalidEnsemble
-from xain_workloads.glm.options import NAME as GLM
+from xain_workloads.linear import newton
+from xain_workloads.linear.glm.options import NAME as GLM
+from xain_workloads.trees import histograms, trees
+from xain_workloads.trees.boosting_options import HISTOGRAM, options_of_model
 
 MIN_HEADER_BYTES = 64  # what an .npy header is padded to
 

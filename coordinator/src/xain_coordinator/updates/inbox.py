@@ -15,8 +15,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from xain_coordinator.core.errors import TooLarge
-from xain_coordinator.core.keys import (
+from xain_coordinator.core.vocabulary.errors import TooLarge
+from xain_coordinator.core.vocabulary.keys import (
     attempt_key,
     base_key_of,
     incoming_key,
@@ -24,8 +24,8 @@ from xain_coordinator.core.keys import (
     is_journalled,
     update_key,
 )
-from xain_coordinator.core.replies import AlreadyUploaded, Ticket
-from xain_coordinator.core.values import StoredWeights
+from xain_coordinator.core.vocabulary.replies import AlreadyUploaded, Ticket
+from xain_coordinator.core.vocabulary.values import StoredWeights
 from xain_coordinator.ports import DirectAccess, KeyNotFound
 from xain_coordinator.updates.content import ContentCheck, has_content
 from xain_coordinator.updates.measured_upload import Announced

@@ -7,8 +7,8 @@ in memory but a tile or an element that a message has cut in two.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from xain_coordinator.core.errors import InvalidUpdate, UploadMissing
-from xain_coordinator.core.values import StoredWeights
+from xain_coordinator.core.vocabulary.errors import InvalidUpdate, UploadMissing
+from xain_coordinator.core.vocabulary.values import StoredWeights
 from xain_coordinator.ports import Unfinished, Upload, WeightsStore
 from xain_coordinator.stores.reading import CHUNK_BYTES
 from xain_coordinator.updates.measuring import BaseModel, Inspector

@@ -12,8 +12,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from xain_coordinator.core.errors import InvalidUpdate
-from xain_coordinator.core.values import GlobalModel, StoredWeights, WeightsRef
+from xain_coordinator.core.vocabulary.errors import InvalidUpdate
+from xain_coordinator.core.vocabulary.values import GlobalModel, StoredWeights, WeightsRef
 from xain_coordinator.ports import Reader, StoreUnavailable, WeightsStore
 from xain_coordinator.stores.reading import CHUNK_BYTES, READ_BYTES
 from xain_wire.np import NpyHeader, parse_npy_header

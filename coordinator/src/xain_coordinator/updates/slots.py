@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from xain_coordinator.core.errors import TooLarge, Unavailable
-from xain_coordinator.core.keys import base_key_of, update_key
-from xain_coordinator.core.needed import needed_by
-from xain_coordinator.core.questions import MayUpload
-from xain_coordinator.core.replies import AlreadyUploaded, Ticket
-from xain_coordinator.core.values import GlobalModel, StoredWeights, WeightsRef
+from xain_coordinator.core.machine.needed import needed_by
+from xain_coordinator.core.machine.questions import MayUpload
+from xain_coordinator.core.vocabulary.errors import TooLarge, Unavailable
+from xain_coordinator.core.vocabulary.keys import base_key_of, update_key
+from xain_coordinator.core.vocabulary.replies import AlreadyUploaded, Ticket
+from xain_coordinator.core.vocabulary.values import GlobalModel, StoredWeights, WeightsRef
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import WeightsStore
 from xain_coordinator.updates.background import Background

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from xain_coordinator.core.errors import InvalidUpdate
-from xain_coordinator.core.values import StoredWeights
+from xain_coordinator.core.vocabulary.errors import InvalidUpdate
+from xain_coordinator.core.vocabulary.values import StoredWeights
 from xain_coordinator.ports import (
     DirectAccess,
     KeyNotFound,

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from xain_coordinator.core.errors import InvalidUpdate, Unavailable
+from xain_coordinator.core.vocabulary.errors import InvalidUpdate, Unavailable
 from xain_coordinator.updates.bodies import StallTimer
 from xain_coordinator.updates.measured_upload import Announced, Header, MeasuredUpload
 from xain_foundation.threads import run_to_end

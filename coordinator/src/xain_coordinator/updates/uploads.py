@@ -13,10 +13,15 @@ from typing import Protocol
 
 import xxhash
 
-from xain_coordinator.core.errors import InvalidUpdate, NotAMember, Unavailable, UploadMissing
-from xain_coordinator.core.needed import needed_by
-from xain_coordinator.core.replies import AlreadyUploaded, Ticket
-from xain_coordinator.core.values import GlobalModel, Phase, WeightsRef
+from xain_coordinator.core.machine.needed import needed_by
+from xain_coordinator.core.vocabulary.errors import (
+    InvalidUpdate,
+    NotAMember,
+    Unavailable,
+    UploadMissing,
+)
+from xain_coordinator.core.vocabulary.replies import AlreadyUploaded, Ticket
+from xain_coordinator.core.vocabulary.values import GlobalModel, Phase, WeightsRef
 from xain_coordinator.updates.measured_upload import Announced, Decoder, Header, MeasuredUpload
 from xain_coordinator.updates.measuring import BaseModel, Inspector
 from xain_coordinator.updates.slots import Slot, Slots, drop_broken, until_read

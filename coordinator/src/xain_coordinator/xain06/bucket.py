@@ -12,9 +12,9 @@ import numpy as np
 import xxhash
 
 from xain_coordinator.aggregation.publishing import AnotherModel, publish
-from xain_coordinator.core.errors import InvalidUpdate, TooLarge
-from xain_coordinator.core.keys import model_key, update_key
-from xain_coordinator.core.values import GlobalModel
+from xain_coordinator.core.vocabulary.errors import InvalidUpdate, TooLarge
+from xain_coordinator.core.vocabulary.keys import model_key, update_key
+from xain_coordinator.core.vocabulary.values import GlobalModel
 from xain_coordinator.ports import StoreError, WeightsStore
 from xain_coordinator.stores.reading import chunks
 from xain_coordinator.xain06.codec import NotAnArray, find_array, pickle_around

@@ -8,13 +8,13 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from xain_messaging.codec import Parts, encode, snapshot
 from xain_messaging.collectives.members import Members, Step
 from xain_messaging.collectives.registry import Arrived, Differs, Registry
 from xain_messaging.endpoint import Endpoint
 from xain_messaging.errors import CollectiveFailed, MessagingError, OutboxFull
+from xain_messaging.format.codec import Parts, encode, snapshot
+from xain_messaging.format.messages import Message
 from xain_messaging.links import COLLECTIVE
-from xain_messaging.messages import Message
 
 # How long the word that an operation has failed waits for room on its way to another member; never
 # beyond the operation's own time.

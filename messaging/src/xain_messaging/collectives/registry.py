@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
-from xain_messaging.codec import encode
 from xain_messaging.collectives.members import ID_LENGTH, Members, Step
 from xain_messaging.endpoint import Endpoint
 from xain_messaging.errors import CollectiveFailed, MessagingError
+from xain_messaging.format.codec import encode
+from xain_messaging.format.messages import Message
 from xain_messaging.links import COLLECTIVE, Delivery
-from xain_messaging.messages import Message
 
 # Groups of one peer whose members are all there. Parts that come before an operation has begun here
 # are bounded as all that a peer sends and the program does not take, see links.py.

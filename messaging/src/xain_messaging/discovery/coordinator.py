@@ -12,11 +12,11 @@ from typing import Any
 
 import grpc
 
-from xain_foundation.channels import require_private_way, why_unreachable
-from xain_foundation.current_channel import CurrentChannel
-from xain_foundation.grpc_calls import Cancellable, details_of
-from xain_foundation.logger import get_logger
-from xain_foundation.tls import Certificates
+from xain_foundation.logs.logger import get_logger
+from xain_foundation.net.channels import require_private_way, why_unreachable
+from xain_foundation.net.current_channel import CurrentChannel
+from xain_foundation.net.grpc_calls import Cancellable, details_of
+from xain_foundation.security.tls import Certificates
 from xain_messaging import waits
 from xain_messaging.discovery.registry import replaced
 from xain_messaging.discovery.remote import CALL_TIMEOUT_S, RETRY_S, RemoteMembership, left_s

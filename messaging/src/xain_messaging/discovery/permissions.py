@@ -7,11 +7,11 @@ from typing import Any, Final, TypeAlias, cast
 
 import grpc
 
-from xain_foundation.callers import Caller
-from xain_foundation.identity import NoIdentity, Role
-from xain_foundation.logger import get_logger
-from xain_foundation.rate_limited_log import RateLimitedLog
-from xain_foundation.tls import Certificates
+from xain_foundation.logs.logger import get_logger
+from xain_foundation.logs.rate_limited_log import RateLimitedLog
+from xain_foundation.security.callers import Caller
+from xain_foundation.security.identity import NoIdentity, Role
+from xain_foundation.security.tls import Certificates
 
 log = get_logger(__name__)
 

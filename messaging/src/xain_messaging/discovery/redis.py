@@ -22,9 +22,9 @@ from urllib.parse import urlsplit
 import msgspec
 import redis
 
-from xain_foundation.backoff import Backoff
-from xain_foundation.fields import is_loopback
-from xain_foundation.logger import get_logger
+from xain_foundation.logs.logger import get_logger
+from xain_foundation.net.backoff import Backoff
+from xain_foundation.settings.fields import is_loopback
 from xain_messaging.discovery.registry import LEASE_S, SETTLE_S, WORD_S, Registry, State
 from xain_messaging.discovery.remote import (
     CALL_TIMEOUT_S,

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from random import Random
 
-from xain_foundation.logger import get_logger
+from xain_foundation.logs.logger import get_logger
 from xain_messaging import waits
 from xain_messaging.discovery.registry import MAX_FORMER, check_barrier, note_latest, replaced
 from xain_messaging.errors import (

@@ -6,9 +6,9 @@ from typing import Generic, Protocol, Self, TypeVar
 
 import grpc
 
-from xain_foundation.connection_limit import ConnectionLimit, max_connections
-from xain_foundation.fields import require_private
-from xain_foundation.tls import Certificates
+from xain_foundation.net.connection_limit import ConnectionLimit, max_connections
+from xain_foundation.security.tls import Certificates
+from xain_foundation.settings.fields import require_private
 from xain_messaging import background
 from xain_messaging.discovery.permissions import OF_MEMBERSHIP, Permissions, Roles, names_of
 from xain_messaging.discovery.registry import LEASE_S, SETTLE_S

@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn, Self
 
 import grpc
 
-from xain_foundation.logger import get_logger
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.names import shortened, why_not
 from xain_messaging.discovery.registry import (
     GRACE_S,

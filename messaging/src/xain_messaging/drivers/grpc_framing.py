@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from xain_messaging.codec import MAX_FRAMES, Frame, Frames
+from xain_messaging.format.codec import MAX_FRAMES, Frame, Frames
 from xain_messaging.spare import spare
 
 # Each message costs some hand-overs between threads at both ends, whatever its size.

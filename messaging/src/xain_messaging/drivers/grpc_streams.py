@@ -19,20 +19,20 @@ from typing import Any, Final
 
 import grpc
 
-from xain_foundation.backoff import Backoff
-from xain_foundation.callers import Caller
-from xain_foundation.channels import open_channel
-from xain_foundation.connection_limit import ConnectionLimit, max_connections
-from xain_foundation.fields import require_private
-from xain_foundation.grpc_calls import Cancellable
-from xain_foundation.identity import NoIdentity, Role, peer_host
-from xain_foundation.logger import get_logger
-from xain_foundation.rate_limited_log import RateLimitedLog
-from xain_foundation.tls import Certificates
-from xain_messaging.codec import MAX_MESSAGE_BYTES, Frames
+from xain_foundation.logs.logger import get_logger
+from xain_foundation.logs.rate_limited_log import RateLimitedLog
+from xain_foundation.net.backoff import Backoff
+from xain_foundation.net.channels import open_channel
+from xain_foundation.net.connection_limit import ConnectionLimit, max_connections
+from xain_foundation.net.grpc_calls import Cancellable
+from xain_foundation.security.callers import Caller
+from xain_foundation.security.identity import NoIdentity, Role, peer_host
+from xain_foundation.security.tls import Certificates
+from xain_foundation.settings.fields import require_private
 from xain_messaging.drivers.addresses import told_host
 from xain_messaging.drivers.grpc_framing import MAX_CHUNK_BYTES, Malformed, chunks_of, packets
 from xain_messaging.errors import Closed, NotTheSender, UnknownPeer
+from xain_messaging.format.codec import MAX_MESSAGE_BYTES, Frames
 from xain_messaging.links import MAX_HEAD_BYTES
 from xain_messaging.ports import OnPacket, ignore
 from xain_messaging.waits import LONGEST_S, left_s

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import zmq
 
-from xain_foundation.fields import require_private
-from xain_messaging.codec import Frame, Frames
+from xain_foundation.settings.fields import require_private
 from xain_messaging.drivers.addresses import told_host
 from xain_messaging.errors import Closed, UnknownPeer
+from xain_messaging.format.codec import Frame, Frames
 from xain_messaging.ports import OnPacket, ignore
 from xain_messaging.waits import LONGEST_S
 

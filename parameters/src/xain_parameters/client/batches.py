@@ -15,7 +15,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_foundation.logger import get_logger
+from xain_foundation.logs.logger import get_logger
 from xain_parameters.client.core import Core
 from xain_parameters.errors import Invalid
 from xain_parameters.jobs.parts import Source, parts_in

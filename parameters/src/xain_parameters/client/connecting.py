@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
-from xain_foundation.tls import Certificates
+from xain_foundation.security.tls import Certificates
 from xain_parameters.client import asynchronous, sync
 from xain_parameters.client.core import Core
 from xain_parameters.handlers import Handler, answer_nothing

@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from xain_foundation.logger import get_logger
-from xain_foundation.tls import Certificates
+from xain_foundation.logs.logger import get_logger
+from xain_foundation.security.tls import Certificates
 from xain_parameters.client.cuts import summed, unique, whole_numbers
 from xain_parameters.client.requests import Cut, Piece, Requests
 from xain_parameters.errors import (

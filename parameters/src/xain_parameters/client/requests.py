@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_foundation.backoff import Backoff
-from xain_foundation.logger import get_logger
-from xain_foundation.tls import Certificates
+from xain_foundation.logs.logger import get_logger
+from xain_foundation.net.backoff import Backoff
+from xain_foundation.security.tls import Certificates
 from xain_parameters.client.cuts import cut_keys, cut_rows
 from xain_parameters.errors import Closed, Evicted, Invalid, RolledBack, Unavailable
 from xain_parameters.handlers import Reply

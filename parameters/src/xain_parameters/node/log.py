@@ -26,8 +26,8 @@ import msgspec
 import numpy as np
 
 from xain_foundation.durable import make_directory, sync_directory
-from xain_foundation.group_commit import GroupCommit
-from xain_foundation.logger import get_logger
+from xain_foundation.logs.group_commit import GroupCommit
+from xain_foundation.logs.logger import get_logger
 from xain_parameters.errors import Damaged, ParameterError
 from xain_parameters.messages import Declare, Entry, Message, Tile, Whole, decode_head
 from xain_parameters.replica import OutOfOrder, Replica

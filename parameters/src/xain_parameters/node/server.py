@@ -10,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
-from xain_foundation.fields import require_private
-from xain_foundation.logger import get_logger
+from xain_foundation.logs.logger import get_logger
+from xain_foundation.security.tls import Certificates
+from xain_foundation.settings.fields import require_private
 from xain_foundation.threads import num_processors
-from xain_foundation.tls import Certificates
 from xain_parameters.cut import Abandoned
 from xain_parameters.cutfile import encoded
 from xain_parameters.errors import Evicted, Invalid, ParameterError, Unavailable

@@ -12,12 +12,12 @@ from typing import Any, Literal, Self, TypeAlias
 
 import grpc
 
-from xain_foundation.channels import require_private_way, why_unreachable
-from xain_foundation.current_channel import CurrentChannel
-from xain_foundation.grpc_calls import Cancellable
-from xain_foundation.identity import SCHEDULER
-from xain_foundation.logger import get_logger
-from xain_foundation.tls import Certificates
+from xain_foundation.logs.logger import get_logger
+from xain_foundation.net.channels import require_private_way, why_unreachable
+from xain_foundation.net.current_channel import CurrentChannel
+from xain_foundation.net.grpc_calls import Cancellable
+from xain_foundation.security.identity import SCHEDULER
+from xain_foundation.security.tls import Certificates
 from xain_messaging.discovery.coordinator import CoordinatorDiscovery
 from xain_messaging.errors import (
     DiscoveryUnavailable,

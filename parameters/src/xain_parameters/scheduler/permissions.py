@@ -6,7 +6,7 @@ What is not in the table is refused. A server or worker calls in its own name.
 from collections.abc import Mapping
 from typing import Final
 
-from xain_foundation.identity import Role
+from xain_foundation.security.identity import Role
 from xain_messaging.discovery.permissions import OF_MEMBERSHIP, Roles
 
 GROUP: Final = "parameters"

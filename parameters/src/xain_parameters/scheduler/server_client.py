@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection
 import grpc
 from msgspec.structs import replace
 
-from xain_foundation.logger import get_logger
-from xain_foundation.tls import Certificates
+from xain_foundation.logs.logger import get_logger
+from xain_foundation.security.tls import Certificates
 from xain_parameters.scheduler.client import CALL_S, RETRY_S, SchedulerMember
 from xain_parameters.scheduler.commands import LearnerWhole, RangeSaved, SaveFailed
 from xain_parameters.scheduler.permissions import SERVER

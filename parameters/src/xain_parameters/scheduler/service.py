@@ -16,11 +16,11 @@ from typing import Any, Final, NoReturn
 import grpc
 import msgspec
 
-from xain_foundation.callers import Callers
-from xain_foundation.fields import is_loopback
-from xain_foundation.logger import get_logger
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.names import shortened
-from xain_foundation.tls import Certificates
+from xain_foundation.security.callers import Callers
+from xain_foundation.security.tls import Certificates
+from xain_foundation.settings.fields import is_loopback
 from xain_messaging.discovery.permissions import names_of
 from xain_messaging.discovery.server import ServiceServer
 from xain_messaging.discovery.service import MembershipService

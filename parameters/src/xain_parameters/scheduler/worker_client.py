@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from xain_foundation.grpc_calls import Cancellable
-from xain_foundation.logger import get_logger
-from xain_foundation.tls import Certificates
+from xain_foundation.logs.logger import get_logger
+from xain_foundation.net.grpc_calls import Cancellable
+from xain_foundation.security.tls import Certificates
 from xain_parameters.errors import Closed, Invalid, ParameterError, Unavailable
 from xain_parameters.handlers import (
     SCHEDULER,

@@ -13,10 +13,10 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from xain_foundation.identity import NoIdentity, Role
-from xain_foundation.logger import get_logger
-from xain_foundation.sockets import leave_unpaced
-from xain_foundation.tls import Certificates
+from xain_foundation.logs.logger import get_logger
+from xain_foundation.net.sockets import leave_unpaced
+from xain_foundation.security.identity import NoIdentity, Role
+from xain_foundation.security.tls import Certificates
 from xain_parameters.errors import Invalid, Unavailable
 from xain_parameters.messages import VERSION, AnyHead, Done, Hello, Message, Refused
 from xain_parameters.transport.frames import (

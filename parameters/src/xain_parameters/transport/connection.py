@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_foundation.tls import Certificates
+from xain_foundation.security.tls import Certificates
 from xain_parameters.errors import Unavailable
 from xain_parameters.keys import Keys
 from xain_parameters.messages import (

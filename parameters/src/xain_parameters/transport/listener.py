@@ -8,12 +8,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from xain_foundation.callers import Caller
-from xain_foundation.identity import NoIdentity, Role
-from xain_foundation.logger import get_logger
+from xain_foundation.logs.logger import get_logger
+from xain_foundation.logs.rate_limited_log import RateLimitedLog
 from xain_foundation.names import shortened
-from xain_foundation.rate_limited_log import RateLimitedLog
-from xain_foundation.tls import Certificates
+from xain_foundation.security.callers import Caller
+from xain_foundation.security.identity import NoIdentity, Role
+from xain_foundation.security.tls import Certificates
 from xain_parameters.messages import VERSION, AnyHead, Done, Hello, Message, Refused
 from xain_parameters.transport.channel import (
     CLOSE_TIMEOUT_S,

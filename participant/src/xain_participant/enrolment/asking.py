@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from xain_participant.client import CALL_TIMEOUT_S, Refused, open_channel, refused_by
+from xain_participant.wire.client import CALL_TIMEOUT_S, Refused, open_channel, refused_by
 from xain_wire.fl import access_pb2 as pb
 from xain_wire.fl.access_pb2_grpc import AccessStub
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
-from xain_foundation import streams
 from xain_foundation.commands import DEFAULT_PORT, Config, fail, split_host_port, why_failed
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED
-from xain_foundation.hints import hint
+from xain_foundation.logs import streams
+from xain_foundation.settings.hints import hint
 
 if TYPE_CHECKING:
     from xain_participant.config import ParticipantConfig
@@ -167,7 +167,7 @@ def renew(
 ) -> None:
     command = f"{PROGRAM} renew"
     site, _ = _site(command, state_dir, coordinator, config)
-    from xain_foundation.tls import InvalidCertificates
+    from xain_foundation.security.tls import InvalidCertificates
     from xain_participant.enrolment import upkeep
     from xain_participant.enrolment.asking import Refused
     from xain_participant.enrolment.kept import CertificatesInUse
@@ -224,7 +224,7 @@ def tunnel(
     coordinator: CoordinatorFlag = None,
     config: Config = None,
 ) -> None:
-    from xain_foundation.fields import is_loopback
+    from xain_foundation.settings.fields import is_loopback
 
     command = f"{PROGRAM} tunnel"
     host, port = split_host_port(listen)
@@ -296,7 +296,7 @@ def _parts(file: Path) -> tuple[bytes, bytes]:
 
 
 def _text(token: str) -> str:
-    from xain_foundation.join_token import MAX_TOKEN_CHARACTERS
+    from xain_foundation.security.join_token import MAX_TOKEN_CHARACTERS
 
     most = 2 * MAX_TOKEN_CHARACTERS
     if token == "-":
@@ -329,7 +329,7 @@ def _site(
 def _settings(
     config: Path | None, values: dict[str, Any], sections: tuple[str, ...]
 ) -> "ParticipantConfig":
-    from xain_foundation.settings import ConfigError, load
+    from xain_foundation.settings.settings import ConfigError, load
     from xain_participant.config import ENV_PREFIX, ParticipantConfig
 
     try:

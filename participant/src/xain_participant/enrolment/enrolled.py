@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xain_foundation.channels import require_private_way
-from xain_foundation.hints import hint
-from xain_foundation.identity import NoIdentity, Role
-from xain_foundation.tls import Certificates, InvalidCertificates
-from xain_participant.advice import new_token
+from xain_foundation.net.channels import require_private_way
+from xain_foundation.security.identity import NoIdentity, Role
+from xain_foundation.security.tls import Certificates, InvalidCertificates
+from xain_foundation.settings.hints import hint
 from xain_participant.enrolment.kept import KeptCertificates
+from xain_participant.tables.advice import new_token
 
 if TYPE_CHECKING:
     from xain_participant.config import CoordinatorSettings, ParticipantConfig

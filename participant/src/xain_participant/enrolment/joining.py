@@ -15,12 +15,12 @@ from tempfile import TemporaryDirectory
 
 import grpc
 
-from xain_foundation import tls
-from xain_foundation.channels import find_cause
-from xain_foundation.identity import Identity, IdentityRules, NoIdentity
-from xain_foundation.join_token import InvalidToken, JoinToken
-from xain_foundation.tls import Certificates, InvalidCertificates
-from xain_foundation.x509 import (
+from xain_foundation.net.channels import find_cause
+from xain_foundation.security import tls
+from xain_foundation.security.identity import Identity, IdentityRules, NoIdentity
+from xain_foundation.security.join_token import InvalidToken, JoinToken
+from xain_foundation.security.tls import Certificates, InvalidCertificates
+from xain_foundation.security.x509 import (
     Certificate,
     InvalidPem,
     digest_of_key,
@@ -28,8 +28,6 @@ from xain_foundation.x509 import (
     make_request,
     read_certificate,
 )
-from xain_participant.advice import advised, new_token
-from xain_participant.client import Refused
 from xain_participant.enrolment.asking import ask_to_join
 from xain_participant.enrolment.kept import (
     CertificatesInUse,
@@ -37,6 +35,8 @@ from xain_participant.enrolment.kept import (
     Pending,
     extended,
 )
+from xain_participant.tables.advice import advised, new_token
+from xain_participant.wire.client import Refused
 from xain_wire.fl.refusals_pb2 import RefusalReason
 
 _TOKEN_USED = RefusalReason.Name(RefusalReason.TOKEN_USED)

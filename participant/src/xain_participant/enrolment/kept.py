@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from xain_foundation import tls
 from xain_foundation.durable import make_directory, replace_file, sync_directory
+from xain_foundation.security import tls
 
 LINK: Final = "tls"
 _FOLDERS: Final = "certificates"
@@ -97,7 +97,7 @@ class KeptCertificates:
     def pending(self) -> Pending:
         """A key to ask a certificate for: the one that was asked with before and got none, or a new
         one. It is on disk."""
-        from xain_foundation.x509 import key_to_pem, new_key
+        from xain_foundation.security.x509 import key_to_pem, new_key
 
         current = self._current()
         number = max([current, *self._numbers()])

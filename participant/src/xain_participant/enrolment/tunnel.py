@@ -11,11 +11,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from xain_foundation.channels import connect, find_cause
-from xain_foundation.logger import get_logger
-from xain_foundation.rate_limited_log import RateLimitedLog
-from xain_foundation.tls import Certificates
-from xain_participant.advice import advised
+from xain_foundation.logs.logger import get_logger
+from xain_foundation.logs.rate_limited_log import RateLimitedLog
+from xain_foundation.net.channels import connect, find_cause
+from xain_foundation.security.tls import Certificates
+from xain_participant.tables.advice import advised
 
 MAX_CONNECTIONS: Final = 100
 CONNECT_S: Final = 10.0

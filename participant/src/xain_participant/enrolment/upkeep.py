@@ -7,12 +7,12 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
-from xain_foundation.backoff import Backoff
-from xain_foundation.logger import get_logger
-from xain_foundation.tls import Certificates, InvalidCertificates
-from xain_participant.advice import new_token
+from xain_foundation.logs.logger import get_logger
+from xain_foundation.net.backoff import Backoff
+from xain_foundation.security.tls import Certificates, InvalidCertificates
 from xain_participant.enrolment.asking import Refused, ask_to_renew
 from xain_participant.enrolment.kept import CertificatesInUse, KeptCertificates, extended
+from xain_participant.tables.advice import new_token
 
 # Share of its life at which a certificate is renewed, and by how much of it later at most, so that
 # sites which have joined together do not renew together.
@@ -122,7 +122,7 @@ def renew(kept: KeptCertificates, tls: Certificates, address: str) -> None:
     Killed at any step it can be repeated; until the end the certificate before is used. Raises
     Refused, CertificatesInUse, InvalidCertificates and OSError.
     """
-    from xain_foundation.x509 import key_of_pem, make_request
+    from xain_foundation.security.x509 import key_of_pem, make_request
 
     with kept.asking():
         if tls.refresh():

@@ -19,14 +19,12 @@ from typing import Any
 
 import grpc
 
-from xain_foundation.backoff import Backoff
-from xain_foundation.channels import open_async_channel
 from xain_foundation.exit_statuses import EXIT_OK
-from xain_foundation.logger import get_logger
+from xain_foundation.logs.logger import get_logger
+from xain_foundation.net.backoff import Backoff
+from xain_foundation.net.channels import open_async_channel
 from xain_messaging.spare import Spare
-from xain_participant import actions as a
-from xain_participant import events as e
-from xain_participant.agent import (
+from xain_participant.agent.agent import (
     AWAY,
     LEAVE_TIMEOUT_S,
     NO_WATCH_PAUSE_S,
@@ -34,7 +32,14 @@ from xain_participant.agent import (
     advertised,
     joined,
 )
-from xain_participant.client import (
+from xain_participant.agent.protocol import Protocol, jittered
+from xain_participant.agent.work import Work
+from xain_participant.sdk import actions as a
+from xain_participant.sdk import events as e
+from xain_participant.sdk.failures import Failure
+from xain_participant.sdk.participant import Participant
+from xain_participant.sdk.values import Call, Timer
+from xain_participant.wire.client import (
     CALL_TIMEOUT_S,
     Connections,
     CoordinatorClient,
@@ -43,12 +48,7 @@ from xain_participant.client import (
     channel_options,
     refused_by,
 )
-from xain_participant.direct import DirectTransfer, OfferFailed
-from xain_participant.failures import Failure
-from xain_participant.participant import Participant
-from xain_participant.protocol import Protocol, jittered
-from xain_participant.values import Call, Timer
-from xain_participant.work import Work
+from xain_participant.wire.direct import DirectTransfer, OfferFailed
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.coordinator_pb2_grpc import CoordinatorStub
 from xain_wire.metadata import TIMEOUT_KEY

@@ -13,8 +13,8 @@ from typing import Any, Self
 
 import cloudpickle  # type: ignore[import-untyped]  # it has no types
 
-from xain_foundation import streams
 from xain_foundation.backends.port import BackendError, Call, WorkerDied
+from xain_foundation.logs import streams
 from xain_participant.config import ENV_PREFIX
 
 STOP_S = 10.0

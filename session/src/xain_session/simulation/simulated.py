@@ -13,11 +13,11 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from xain_foundation import streams
 from xain_foundation.backends.port import Backend, BackendError
 from xain_foundation.backends.ray_backend import RayBackend
-from xain_foundation.channels import require_private_way
-from xain_foundation.fields import is_loopback
+from xain_foundation.logs import streams
+from xain_foundation.net.channels import require_private_way
+from xain_foundation.settings.fields import is_loopback
 from xain_foundation.wheels import pip_install
 from xain_session.errors import SimulationError
 from xain_session.simulation.local import LocalBackend

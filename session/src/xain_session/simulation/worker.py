@@ -36,9 +36,9 @@ from xain.round import Round, Submitted
 from xain.script import Asked, Failed, Initial, KeptByScript, ScriptParticipant, initial_weights
 from xain.weights import Declared
 from xain_foundation.exit_statuses import EXIT_NO_BETTER, EXIT_NOTHING_COUNTED, EXIT_OK
-from xain_participant import events as e
-from xain_participant.client import Refused
-from xain_participant.values import Call
+from xain_participant.sdk import events as e
+from xain_participant.sdk.values import Call
+from xain_participant.wire.client import Refused
 from xain_session.simulation.light import LightAgent, Lights
 from xain_wire.fl import coordinator_pb2 as pb
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from support.influx_servers import StrictInflux
-from xain_coordinator.core.values import Point
+from xain_coordinator.core.vocabulary.values import Point
 from xain_coordinator.metrics.influx import InfluxWriter
-from xain_foundation.backoff import Backoff
+from xain_foundation.net.backoff import Backoff
 
 
 class Waits(threading.Event):

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 
 from support.influx_servers import StrictInflux
 from xain_coordinator.config.coordinator import MetricsSettings
-from xain_coordinator.core.values import Point
+from xain_coordinator.core.vocabulary.values import Point
 from xain_coordinator.metrics.influx import InfluxWriter
 from xain_coordinator.metrics.queue import QueuedMetrics
 from xain_coordinator.stores.secret_files import Secret
-from xain_foundation.backoff import Backoff
+from xain_foundation.net.backoff import Backoff
 
 
 def connect(

@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from integration.coordinator.influx.points import connect, numbered, numbers
 from support.influx_servers import Answer, StrictInflux
-from xain_coordinator.core.values import Point
+from xain_coordinator.core.vocabulary.values import Point
 
 
 def test_dropped_points_of_a_partial_write_count_as_lost(

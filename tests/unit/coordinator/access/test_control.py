@@ -26,12 +26,12 @@ from xain_coordinator.access.errors import (
     Unauthenticated,
     UnknownCertificate,
 )
-from xain_foundation import tls
-from xain_foundation.callers import Caller, Callers
-from xain_foundation.identity import Identity, IdentityRules, Role
-from xain_foundation.join_token import JoinToken
-from xain_foundation.tls import Certificates
-from xain_foundation.x509 import (
+from xain_foundation.security import tls
+from xain_foundation.security.callers import Caller, Callers
+from xain_foundation.security.identity import Identity, IdentityRules, Role
+from xain_foundation.security.join_token import JoinToken
+from xain_foundation.security.tls import Certificates
+from xain_foundation.security.x509 import (
     digest_of_key,
     key_of_pem,
     key_to_pem,

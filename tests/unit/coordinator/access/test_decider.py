@@ -22,7 +22,7 @@ from xain_coordinator.access.errors import (
 )
 from xain_coordinator.access.evolve import evolve, fold
 from xain_coordinator.access.values import Access, entries_of
-from xain_foundation.identity import Role
+from xain_foundation.security.identity import Role
 
 NOW = 1_800_000_000.25
 DAY = 86_400.0

@@ -10,8 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from xain_coordinator.core.events import DurableEvent, ParticipantJoined, RoundOpened, SessionOpened
-from xain_coordinator.core.values import GlobalModel, Rules
+from xain_coordinator.core.vocabulary.events import (
+    DurableEvent,
+    ParticipantJoined,
+    RoundOpened,
+    SessionOpened,
+)
+from xain_coordinator.core.vocabulary.values import GlobalModel, Rules
 from xain_coordinator.journal.codec import decode, encode
 from xain_coordinator.ports import JournalError
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from xain_coordinator.core.values import Point
+from xain_coordinator.core.vocabulary.values import Point
 from xain_coordinator.metrics import queue
 from xain_coordinator.metrics.local_file import LocalMetricsFile
 from xain_coordinator.metrics.points import parse_points

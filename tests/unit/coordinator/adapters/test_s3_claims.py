@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from xain_coordinator.ports import KeyClaimed, KeyExists, KeyNotFound, StoreError
-from xain_coordinator.stores.s3 import S3Store
-from xain_coordinator.stores.s3_bucket import Bucket, Piece
+from xain_coordinator.stores.s3.s3 import S3Store
+from xain_coordinator.stores.s3.s3_bucket import Bucket, Piece
 
 NUM_STEPS = 5  # requests of a writer that publishes, in the simplest case
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from xain_coordinator.stores.s3_names import key_to_name, name_to_key
+from xain_coordinator.stores.s3.s3_names import key_to_name, name_to_key
 
 parts = st.text(st.characters(exclude_characters="/", exclude_categories=["Cs"]), min_size=1)
 keys = st.lists(parts.filter(lambda part: part not in (".", "..")), min_size=1, max_size=3)

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.core.bench import LEASE_S, PROFILE, Bench, make_rules, stored
 
-from xain_coordinator.core import commands as c
-from xain_coordinator.core import events as e
-from xain_coordinator.core.errors import Refusal
-from xain_coordinator.core.evolve import begin, evolve
-from xain_coordinator.core.history import History
-from xain_coordinator.core.keys import update_key
-from xain_coordinator.core.values import DataProfile, Evaluation, Phase, WeightsRef
+from xain_coordinator.core.machine.evolve import begin, evolve
+from xain_coordinator.core.view.history import History
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary.errors import Refusal
+from xain_coordinator.core.vocabulary.keys import update_key
+from xain_coordinator.core.vocabulary.values import DataProfile, Evaluation, Phase, WeightsRef
 from xain_coordinator.journal.codec import decode, decode_record, encode
 from xain_coordinator.journal.snapshots import (
     FOLD,

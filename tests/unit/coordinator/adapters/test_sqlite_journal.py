@@ -19,11 +19,11 @@ from random import Random
 import pytest
 from structlog.testing import capture_logs
 
-from xain_coordinator.core.accounts import Account
-from xain_coordinator.core.events import RoundClosed, SessionFinished, SessionOpened
-from xain_coordinator.core.evolve import begin
-from xain_coordinator.core.history import History
-from xain_coordinator.core.values import Rules
+from xain_coordinator.core.machine.evolve import begin
+from xain_coordinator.core.view.accounts import Account
+from xain_coordinator.core.view.history import History
+from xain_coordinator.core.vocabulary.events import RoundClosed, SessionFinished, SessionOpened
+from xain_coordinator.core.vocabulary.values import Rules
 from xain_coordinator.journal.codec import FORMAT, digest_of
 from xain_coordinator.journal.restore import restore
 from xain_coordinator.journal.sqlite import APPLICATION_ID, MAX_PREPARED_BYTES, SqliteJournal
@@ -36,10 +36,10 @@ PREAMBLE = """
 import itertools, sys
 from fractions import Fraction
 from pathlib import Path
-from xain_coordinator.core.events import RoundClosed, SessionOpened
-from xain_coordinator.core.evolve import begin
-from xain_coordinator.core.values import Rules
-from xain_coordinator.core.history import History
+from xain_coordinator.core.vocabulary.events import RoundClosed, SessionOpened
+from xain_coordinator.core.machine.evolve import begin
+from xain_coordinator.core.vocabulary.values import Rules
+from xain_coordinator.core.view.history import History
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import JournalError, Record, Snapshot
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from xain_coordinator.aggregation.publishing import AnotherModel
-from xain_coordinator.core.errors import InvalidUpdate, TooLarge
-from xain_coordinator.core.values import GlobalModel, StoredWeights
+from xain_coordinator.core.vocabulary.errors import InvalidUpdate, TooLarge
+from xain_coordinator.core.vocabulary.values import GlobalModel, StoredWeights
 from xain_coordinator.driver.effects import store_model
 from xain_coordinator.ports import KeyNotFound, StoreError
 from xain_coordinator.stores.memory import MemoryStore

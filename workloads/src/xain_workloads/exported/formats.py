@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from xain_foundation.names import shortened
 from xain_foundation.wheels import pip_install_extra
-from xain_workloads import ensembles, held
+from xain_workloads.ensembles import ensembles, held
+from xain_workloads.ensembles.estimators import skops_files
 from xain_workloads.errors import NoModel
-from xain_workloads.estimators import skops_files
 from xain_workloads.exported.model_files import (
     UNREADABLE,
     check_archive,
@@ -32,12 +32,12 @@ from xain_workloads.exported.model_files import (
     parse_json,
     read_json,
 )
-from xain_workloads.glm.coefficients import coefficients_of
+from xain_workloads.linear.glm.coefficients import coefficients_of
+from xain_workloads.measures.thresholds import KEY as THRESHOLD_KEY
+from xain_workloads.measures.thresholds import threshold_of
 from xain_workloads.model import Model, TensorSpec, flatten, unflatten
-from xain_workloads.preprocessing import preprocessing_of
 from xain_workloads.scaffold import without_control
-from xain_workloads.thresholds import KEY as THRESHOLD_KEY
-from xain_workloads.thresholds import threshold_of
+from xain_workloads.tables.preprocessing import preprocessing_of
 from xain_workloads.workload import from_metadata
 
 KEY = "xain"  # name of the JSON object, where the format has names

@@ -9,8 +9,8 @@ from typing import Any
 
 from xain_workloads.errors import NoModel
 from xain_workloads.exported.formats import columns_of
-from xain_workloads.figures import Figure
-from xain_workloads.thresholds import Threshold
+from xain_workloads.measures.figures import Figure
+from xain_workloads.measures.thresholds import Threshold
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,22 +12,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xain_foundation.exit_statuses import EXIT_OK, EXIT_UNKNOWN_INPUT
-from xain_foundation.fields import Section
-from xain_foundation.hints import hint
 from xain_foundation.names import shortened
+from xain_foundation.settings.fields import Section
+from xain_foundation.settings.hints import hint
 from xain_workloads import workload
-from xain_workloads.data import Rows, load_rows
-from xain_workloads.dataset import Task
 from xain_workloads.errors import NoModel
 from xain_workloads.exported.formats import Exported
 from xain_workloads.exported.model_files import metadata_of
-from xain_workloads.figures import figures
-from xain_workloads.preprocessing import CategoryColumn, preprocessing_of
-from xain_workloads.reading.dialect import Dialect
-from xain_workloads.schema import shown
-from xain_workloads.table import Table
-from xain_workloads.tallies import Tallies, tally_classes, tally_numbers
-from xain_workloads.thresholds import threshold_of
+from xain_workloads.measures.figures import figures
+from xain_workloads.measures.tallies import Tallies, tally_classes, tally_numbers
+from xain_workloads.measures.thresholds import threshold_of
+from xain_workloads.tables.data import Rows, load_rows
+from xain_workloads.tables.dataset import Task
+from xain_workloads.tables.preprocessing import CategoryColumn, preprocessing_of
+from xain_workloads.tables.reading.dialect import Dialect
+from xain_workloads.tables.schema import shown
+from xain_workloads.tables.table import Table
 
 MAX_UNKNOWN = 0.2  # default share of the values of a column
 _SHOWN = {"accuracy": "accuracy", "auc": "AUC", "log_loss": "log loss", "r2": "R²", "rmse": "RMSE"}

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
-from xain_foundation.hints import hint
+from xain_foundation.settings.hints import hint
 from xain_workloads.errors import DataError
 from xain_workloads.sources.lines import BLOCK_BYTES, blocks, line_at
 from xain_workloads.sources.parts import Part

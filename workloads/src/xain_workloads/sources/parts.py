@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import fsspec
 
-from xain_foundation.backoff import Backoff
-from xain_foundation.logger import get_logger
+from xain_foundation.logs.logger import get_logger
+from xain_foundation.net.backoff import Backoff
 from xain_workloads.errors import DataError, NoData
 
 FORMATS: Final = ("libsvm", "csv", "parquet")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pyarrow import compute
 from scipy.sparse import csr_matrix, vstack
 
-from xain_foundation.hints import hint
+from xain_foundation.settings.hints import hint
 from xain_workloads.errors import DataError
 from xain_workloads.sources.libsvm import MAX_KEY
 from xain_workloads.sources.parts import find, fingerprint

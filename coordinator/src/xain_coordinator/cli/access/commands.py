@@ -26,7 +26,7 @@ from xain_foundation.commands import (
     why_failed,
 )
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED
-from xain_foundation.hints import hint
+from xain_foundation.settings.hints import hint
 
 if TYPE_CHECKING:
     from xain_coordinator.access.values import Entry
@@ -584,7 +584,7 @@ def _settings(
 ) -> "CoordinatorConfig":
     """Ends the process with status 2 if a setting is wrong."""
     from xain_coordinator.config.coordinator import ENV_PREFIX, CoordinatorConfig
-    from xain_foundation.settings import ConfigError, load
+    from xain_foundation.settings.settings import ConfigError, load
 
     values: dict[str, Any] = {}
     if data_dir is not None:

@@ -16,13 +16,13 @@ from xain_coordinator.access.errors import AccessError
 from xain_coordinator.access.values import Entry, Revocation
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.server.operators_socket import socket_that_answers
-from xain_foundation import channels
 from xain_foundation.commands import CommandFailed
-from xain_foundation.fields import is_loopback, join_host_port
-from xain_foundation.grpc_calls import details_of
-from xain_foundation.hints import hint
-from xain_foundation.identity import Role
-from xain_foundation.tls import Certificates, InvalidCertificates
+from xain_foundation.net import channels
+from xain_foundation.net.grpc_calls import details_of
+from xain_foundation.security.identity import Role
+from xain_foundation.security.tls import Certificates, InvalidCertificates
+from xain_foundation.settings.fields import is_loopback, join_host_port
+from xain_foundation.settings.hints import hint
 from xain_wire.fl import access_pb2 as pb
 from xain_wire.fl.access_pb2_grpc import ControlStub
 from xain_wire.refusal import Refusal

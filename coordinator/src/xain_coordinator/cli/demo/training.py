@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from xain_workloads.data import Dataset, load
-from xain_workloads.partition import Partition, split_train_test
-from xain_workloads.reading.dialect import Dialect
+from xain_workloads.tables.data import Dataset, load
+from xain_workloads.tables.partition import Partition, split_train_test
+from xain_workloads.tables.reading.dialect import Dialect
 from xain_workloads.workload import create, evaluate, fit_centralised
 
 SOURCE = "digits"

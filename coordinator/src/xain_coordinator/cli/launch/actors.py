@@ -22,7 +22,7 @@ from xain_foundation.backends.port import BackendError, WorkerDied
 from xain_foundation.backends.program import ProgramCall
 from xain_foundation.backends.ray_backend import RayBackend
 from xain_foundation.commands import CommandFailed
-from xain_foundation.fields import is_loopback
+from xain_foundation.settings.fields import is_loopback
 from xain_foundation.wheels import pip_install
 
 LOOK_S = 0.05  # between two looks at the cluster, however many programs ask

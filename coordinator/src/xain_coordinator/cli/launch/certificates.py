@@ -4,10 +4,10 @@ import shutil
 import time
 from pathlib import Path
 
-from xain_foundation import tls
 from xain_foundation.durable import replace_file
-from xain_foundation.identity import Identity, Role
-from xain_foundation.x509 import Authority, key_to_pem, make_request, new_key, read_request
+from xain_foundation.security import tls
+from xain_foundation.security.identity import Identity, Role
+from xain_foundation.security.x509 import Authority, key_to_pem, make_request, new_key, read_request
 
 NAME = "launch"  # of the authority
 CERTIFICATES = "certificates"  # in the work folder; those of the programs of one launch

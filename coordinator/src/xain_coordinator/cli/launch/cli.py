@@ -21,7 +21,6 @@ from xain_coordinator.cli.launch.rounds import Request, RoundsLaunch
 from xain_coordinator.cli.launch.supervisor import Backend, Launch, Launcher
 from xain_coordinator.config.coordinator import ENV_PREFIX, CoordinatorConfig
 from xain_coordinator.config.launch import LaunchSettings
-from xain_foundation import streams
 from xain_foundation.commands import (
     CommandFailed,
     Config,
@@ -32,8 +31,9 @@ from xain_foundation.commands import (
     set_option,
 )
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_SIGNAL
-from xain_foundation.hints import hint
-from xain_foundation.settings import ConfigError, resolve
+from xain_foundation.logs import streams
+from xain_foundation.settings.hints import hint
+from xain_foundation.settings.settings import ConfigError, resolve
 from xain_foundation.wheels import pip_install
 
 PROGRAM = "xain-coordinator launch"

@@ -26,8 +26,8 @@ from xain_coordinator.cli.launch.plan import (
 from xain_coordinator.cli.launch.work_folder import is_held
 from xain_coordinator.config.launch import LaunchSettings
 from xain_foundation.commands import CommandFailed
-from xain_foundation.fields import join_host_port
-from xain_workloads.data import BUNDLED
+from xain_foundation.settings.fields import join_host_port
+from xain_workloads.tables.data import BUNDLED
 
 NAME_LABEL, WORK_LABEL = "org.xain.launch", "org.xain.launch.work"
 GRPC_PORT, HTTP_PORT = 50051, 8080  # in the container whose ports are published

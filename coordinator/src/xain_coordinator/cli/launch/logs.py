@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from xain_foundation.logs import line_for_people
+from xain_foundation.logs.logs import line_for_people
 
 COLORS = ("36", "33", "35", "32", "34", "96", "93", "95", "92", "94")
 

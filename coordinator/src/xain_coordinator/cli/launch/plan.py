@@ -10,9 +10,9 @@ from typing import Protocol
 from xain_coordinator.config.coordinator import WorkloadSettings
 from xain_coordinator.config.launch import COORDINATOR, LaunchSettings
 from xain_foundation.commands import CommandFailed
-from xain_foundation.fields import is_loopback
 from xain_foundation.names import why_not
-from xain_workloads.data import BUNDLED, FOLDER_FILES, SUFFIXES, is_folder
+from xain_foundation.settings.fields import is_loopback
+from xain_workloads.tables.data import BUNDLED, FOLDER_FILES, SUFFIXES, is_folder
 
 DEFAULT_WORKERS = 3  # that share one data set, unless their number is given
 KILLED = 128 + 9  # exit status of a program that was killed, as a shell and Docker have it

@@ -11,8 +11,8 @@ from xain_coordinator.cli.launch.logs import LogFile
 from xain_coordinator.cli.launch.plan import COORDINATE, PARAMETERS, PARTICIPATE, Program, Running
 from xain_foundation import child
 from xain_foundation.commands import CommandFailed
-from xain_foundation.fields import join_host_port
-from xain_foundation.sockets import free_ports
+from xain_foundation.net.sockets import free_ports
+from xain_foundation.settings.fields import join_host_port
 from xain_foundation.wheels import pip_install
 
 SETTINGS = ("XAIN_COORDINATOR_", "XAIN_PARAMETERS_", "XAIN_PARTICIPANT_")

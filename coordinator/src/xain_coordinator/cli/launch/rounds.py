@@ -23,13 +23,13 @@ from xain_coordinator.config.coordinator import WorkloadSettings
 from xain_coordinator.config.launch import COORDINATOR
 from xain_coordinator.server import inspection_client
 from xain_coordinator.server.inspection_client import NoStatus, Snapshot
-from xain_foundation import channels
 from xain_foundation.commands import CommandFailed
 from xain_foundation.durable import replace_file
 from xain_foundation.exit_statuses import EXIT_FAILED, EXIT_NO_BETTER, EXIT_OK
-from xain_foundation.fields import is_loopback, join_host_port
-from xain_foundation.identity import Role
-from xain_foundation.tls import AUTHORITY, Certificates
+from xain_foundation.net import channels
+from xain_foundation.security.identity import Role
+from xain_foundation.security.tls import AUTHORITY, Certificates
+from xain_foundation.settings.fields import is_loopback, join_host_port
 from xain_wire.fl.inspection_pb2 import RoundStatus
 from xain_wire.metadata import COMPLETED
 

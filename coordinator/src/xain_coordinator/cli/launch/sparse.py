@@ -35,13 +35,13 @@ from xain_foundation.exit_statuses import (
     EXIT_OK,
     EXIT_ROWS_MISSED,
 )
-from xain_foundation.fields import Section, is_loopback, join_host_port
-from xain_foundation.hints import hint
-from xain_foundation.identity import Role
-from xain_foundation.logs import LoggingSettings
-from xain_foundation.settings import Resolved
-from xain_foundation.tls import Certificates, InvalidCertificates
-from xain_foundation.tls_settings import TlsSettings
+from xain_foundation.logs.logs import LoggingSettings
+from xain_foundation.security.identity import Role
+from xain_foundation.security.tls import Certificates, InvalidCertificates
+from xain_foundation.security.tls_settings import TlsSettings
+from xain_foundation.settings.fields import Section, is_loopback, join_host_port
+from xain_foundation.settings.hints import hint
+from xain_foundation.settings.settings import Resolved
 from xain_parameters.config import ENV_PREFIX, SchedulerSettings, ServerSettings
 from xain_parameters.errors import ParameterError
 from xain_parameters.scheduler.client import SchedulerCalls

@@ -9,9 +9,9 @@ from typing import Any
 from xain_coordinator.cli.report.charts import table
 from xain_coordinator.server.inspection_client import Snapshot
 from xain_wire.fl.inspection_pb2 import GetStatusResponse
-from xain_workloads.describe import TableOne
 from xain_workloads.errors import DataError
-from xain_workloads.preprocessing import CategoryColumn, Preprocessing, preprocessing_of
+from xain_workloads.tables.checks.describe import TableOne
+from xain_workloads.tables.preprocessing import CategoryColumn, Preprocessing, preprocessing_of
 
 MAX_ROWS = 200  # of a table
 MAX_NAMES = 60  # of columns

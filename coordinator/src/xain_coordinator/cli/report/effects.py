@@ -6,8 +6,8 @@ from itertools import groupby
 from math import isinf, sqrt
 
 from xain_coordinator.cli.report.charts import number, table
-from xain_workloads.glm.coefficients import Coefficient, Coefficients
-from xain_workloads.glm.options import LINEAR, POISSON
+from xain_workloads.linear.glm.coefficients import Coefficient, Coefficients
+from xain_workloads.linear.glm.options import LINEAR, POISSON
 
 MAX_ROWS = 200  # of a table
 _LEAST_P = 0.0001  # below it a p-value is told as "below"

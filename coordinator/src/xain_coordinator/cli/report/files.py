@@ -12,9 +12,9 @@ from xain_coordinator.cli.report.about import metadata_of
 from xain_coordinator.cli.report.page import page
 from xain_coordinator.cli.study import table_of
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core.pacing import WantedUpdates
-from xain_coordinator.core.selection import ControllerFailed, Uniform
-from xain_coordinator.core.strategy import Strategy
+from xain_coordinator.core.machine.strategy import Strategy
+from xain_coordinator.core.rules.pacing import WantedUpdates
+from xain_coordinator.core.rules.selection import ControllerFailed, Uniform
 from xain_coordinator.export.describing import table_one
 from xain_coordinator.export.trained import ask, open_files
 from xain_coordinator.extensions.strategies import strategy_of_session
@@ -22,12 +22,12 @@ from xain_coordinator.journal.restore import open_stopped
 from xain_coordinator.metrics.null import NullMetricsStore
 from xain_coordinator.ports import StoreError
 from xain_coordinator.server import inspection_client
+from xain_coordinator.server.calls.inspection_service import InspectionService
 from xain_coordinator.server.inspection_client import NoStatus, Snapshot, ask_service
-from xain_coordinator.server.inspection_service import InspectionService
 from xain_wire.fl.inspection_pb2 import ColumnImportances
 from xain_workloads.errors import NoModel
-from xain_workloads.glm.coefficients import Coefficients, coefficients_of
-from xain_workloads.glm.options import NAME as GLM
+from xain_workloads.linear.glm.coefficients import Coefficients, coefficients_of
+from xain_workloads.linear.glm.options import NAME as GLM
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from xain_coordinator.cli.report.charts import number, table
 from xain_coordinator.cli.report.measured import interval, words
 from xain_wire.fl.inspection_pb2 import GetStatusResponse, RoundStatus
 from xain_workloads.exported.lineage import figures_of
-from xain_workloads.figures import Figure
+from xain_workloads.measures.figures import Figure
 
 MAX_ROWS = 200
 COORDINATOR = "rows of the coordinator"

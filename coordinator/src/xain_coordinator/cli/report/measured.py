@@ -4,13 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from xain_coordinator.cli.report.charts import Line, chart, number, table
-from xain_coordinator.core.evaluation import WELL_KNOWN
-from xain_coordinator.server.translate import tallies_of
+from xain_coordinator.core.parts.evaluation import WELL_KNOWN
+from xain_coordinator.server.calls.translate import tallies_of
 from xain_wire.fl.coordinator_pb2 import Evaluation
 from xain_wire.fl.inspection_pb2 import GetStatusResponse, RoundStatus
-from xain_workloads.calibration import calibration_figures
 from xain_workloads.exported.lineage import Measured, figures_of
-from xain_workloads.figures import (
+from xain_workloads.measures.calibration import calibration_figures
+from xain_workloads.measures.figures import (
     Figure,
     calibration_curve,
     class_figures,
@@ -19,8 +19,8 @@ from xain_workloads.figures import (
     roc_curve,
     share_of,
 )
-from xain_workloads.tallies import Tallies, counts_by_class, records
-from xain_workloads.thresholds import RATES
+from xain_workloads.measures.tallies import Tallies, counts_by_class, records
+from xain_workloads.measures.thresholds import RATES
 
 MAX_CONFUSED = 20  # classes of a confusion matrix
 MAX_CURVES = 3  # classes whose curves are drawn

@@ -10,11 +10,11 @@ from xain_coordinator.cli.report.charts import number, table
 from xain_coordinator.server.inspection_client import Snapshot
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.inspection_pb2 import GetStatusResponse, RoundStatus
-from xain_workloads.describe import TableOne
-from xain_workloads.glm.options import NAME as GLM
+from xain_workloads.linear.glm.options import NAME as GLM
 from xain_workloads.model import GROUP
-from xain_workloads.preprocessing import CategoryColumn, NumberColumn, Preprocessing
-from xain_workloads.scales import Scale
+from xain_workloads.tables.checks.describe import TableOne
+from xain_workloads.tables.preprocessing import CategoryColumn, NumberColumn, Preprocessing
+from xain_workloads.tables.reading.scales import Scale
 
 MAX_ROWS = 200  # of the table of columns
 MAX_CATEGORIES = 30  # of a column

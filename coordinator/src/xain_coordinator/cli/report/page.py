@@ -24,8 +24,8 @@ from xain_coordinator.server.inspection_client import Snapshot
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.coordinator_pb2 import Evaluation
 from xain_wire.fl.inspection_pb2 import GetStatusResponse, RoundStatus
-from xain_workloads.describe import TableOne
-from xain_workloads.glm.coefficients import Coefficients
+from xain_workloads.linear.glm.coefficients import Coefficients
+from xain_workloads.tables.checks.describe import TableOne
 
 MAX_ROUNDS = 60  # of the roster and the timeline; the latest are shown
 MAX_ROWS = 200  # of a table

@@ -6,7 +6,7 @@ from html import escape
 from xain_coordinator.cli.report.charts import number, table
 from xain_coordinator.cli.report.measured import words
 from xain_coordinator.export.studies import Table, pooled, remarks, rows
-from xain_workloads.figures import SHOWN
+from xain_workloads.measures.figures import SHOWN
 
 MAX_SITES = 8  # beside all of them
 

@@ -1,0 +1,1 @@
+"""Rules that few wrong updates do not move far."""

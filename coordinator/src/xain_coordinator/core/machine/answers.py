@@ -1,0 +1,629 @@
+"""Answers to commands: the events and the reply that a command alone leads to, the first step of
+`decide`."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+from xain_coordinator.core.machine.needed import models_in_use
+from xain_coordinator.core.machine.questions import require_member, require_selected
+from xain_coordinator.core.machine.scripted import (
+    SCRIPT_ENDED,
+    evaluation_of,
+    require_configurable,
+    require_measurable,
+    require_scripted,
+)
+from xain_coordinator.core.machine.session import Session
+from xain_coordinator.core.machine.updates import check_update, require_uncounted
+from xain_coordinator.core.parts import attempts
+from xain_coordinator.core.parts.membership import (
+    MIN_CONTENDER_PAUSE_S,
+    Member,
+    check_name,
+    check_tags,
+    without_statistics,
+)
+from xain_coordinator.core.parts.points import departure_point, participant_point
+from xain_coordinator.core.parts.profiles import check_profile, outvoted
+from xain_coordinator.core.rules.pacing import Pacing, num_needed
+from xain_coordinator.core.vocabulary import commands as c
+from xain_coordinator.core.vocabulary import errors
+from xain_coordinator.core.vocabulary import events as e
+from xain_coordinator.core.vocabulary import replies as r
+from xain_coordinator.core.vocabulary.values import (
+    DataProfile,
+    Evaluation,
+    GlobalModel,
+    ParticipantState,
+    Phase,
+    Point,
+    Task,
+    Update,
+)
+from xain_foundation.names import brief, printable
+from xain_wire.metadata import COMPLETED
+
+# Participants that came after the end, which wait for the next session and are no members.
+MAX_NEWCOMERS = 1000
+CANCELLED = "cancelled by a request"  # cause of the end
+FINISHED_BY_OPERATOR = "finished by an operator"
+SCRIPT_FAILED = "the script failed: "  # how the cause begins
+MAX_REASON = 500  # characters of a refusal that are written down
+# The settings that let a participant in stand at the end of the reason.
+MAX_WHY_NOT_ADMITTED = 2000
+MAX_KIND = 80  # of the type of an exception
+MAX_TRACEBACK = 2000
+# Refusals in a row that are written down where there is no limit to them.
+MAX_NOTED = 20
+
+TRAINING_FAILED = "training failed at "  # how the cause begins of a fit that ended for it
+
+Answer = tuple[tuple[e.Event, ...], r.Reply, tuple[Point, ...]]
+
+
+def answer(session: Session, command: c.Command, now: float, pacing: Pacing) -> Answer:
+    """The events of a command, the reply, and points to record. Raises a Refusal."""
+    match command:
+        case c.Heartbeat():
+            return _heartbeat(session, command, now)
+        case c.Rendezvous():
+            return _rendezvous(session, command, now)
+        case c.EndTrainingRound():
+            return _end_training_round(session, command, now)
+        case c.NoteRefusedParticipant(participant_id, reason):
+            return _note_not_admitted(session, participant_id, reason, now), r.Done(), ()
+        case c.NoteRefusedUpdate():
+            return _note_refused(session, command), r.Done(), ()
+        case c.NoteFailure():
+            return _note_failure(session, command, now), r.Done(), ()
+        case c.NoteGroupBroken():
+            return _note_group_broken(session, command), r.Done(), ()
+        case c.NoteDamagedUpdates(reasons):
+            return tuple(_damaged(session, reasons, now)), r.Done(), ()
+        case c.RequestFit():
+            if not session.waits_for_request:
+                raise errors.AlreadyFitting(_why_not_waiting(session))
+            return (e.FitRequested(now),), r.Done(), ()
+        case c.CancelFit():
+            if session.phase is Phase.FINISHED or session.waits_for_request:
+                raise errors.NotFitting(f"session {session.session_id} is not fitting")
+            return (e.SessionFinished(CANCELLED, now),), r.Done(), ()
+        case c.RemoveParticipant(participant_id):
+            removed = _remove(session, participant_id)
+            is_gone = participant_id in session.members and bool(removed)
+            return removed, r.Done(), (departure_point(participant_id),) if is_gone else ()
+        case c.NoteRevoked(participant_id):
+            if session.phase is Phase.FINISHED or participant_id not in session.members:
+                return (), r.Done(), ()
+            left = e.ParticipantLeft(participant_id, "revoked")
+            return (left,), r.Done(), (departure_point(participant_id),)
+        case c.FinishSession(reason):
+            return (_finished_by_operator(session, reason, now),), r.Done(), ()
+        case c.ConfigureRound(round_, config):
+            is_new = require_configurable(session, command)
+            return ((e.RoundConfigured(round_, config, now),) if is_new else ()), r.Done(), ()
+        case c.RecordEvaluation(model):
+            evaluation = evaluation_of(command)
+            is_new = require_measurable(session, command, evaluation)
+            return ((e.ScriptEvaluated(model, evaluation, now),) if is_new else ()), r.Done(), ()
+        case c.EndScript():
+            return _end_of_script(session, command, now), r.Done(), ()
+        case c.Tick(late_s):
+            expired = tuple(_expired(session, now - late_s))
+            points = tuple(departure_point(left.participant_id) for left in expired)
+            note_at = session.note_at(pacing)
+            noted = (e.TimePassed(now),) if note_at is not None and note_at <= now else ()
+            return (*noted, *expired), r.Done(), points
+        case c.InitialisationDone(model, findings):
+            _require_waiting_for_model(session)
+            return (e.ModelInitialised(model, now, findings),), r.Done(), ()
+        case c.InitialisationFailed(reason, findings):
+            _require_waiting_for_model(session)
+            return (e.InitialisationRefused(reason, findings),), r.Done(), ()
+        case c.AggregationDone(model):
+            return _aggregation_done(session, model, now), r.Done(), ()
+        case c.EvaluationDone(round_, evaluation, reason):
+            owed = session.evaluation.owed
+            if not owed or owed[0].round != round_:
+                raise errors.StaleModel(f"the evaluation of model {round_} is not waited for")
+            return (
+                (e.ModelEvaluated(round_, evaluation, now, brief(reason, MAX_REASON)),),
+                r.Done(),
+                (),
+            )
+        case c.CentralDone(central):
+            if session.phase is Phase.FINISHED or session.central_due is None:
+                raise errors.StaleModel("the central model is not waited for")
+            return (e.CentralMeasured(central, now),), r.Done(), ()
+        case c.RemoveModels(rounds):
+            unused = tuple(sorted({*rounds} - models_in_use(session)))
+            return ((e.ModelsRemoved(unused),) if unused else ()), r.Done(), ()
+        case c.EffectFailed(cause):
+            if session.phase is Phase.FINISHED:
+                return (), r.Done(), ()
+            return (e.SessionFinished(cause, now),), r.Done(), ()
+
+
+def _remove(session: Session, participant_id: str) -> tuple[e.Event, ...]:
+    _require_unfinished(session)
+    check_name(participant_id)
+    if participant_id in session.removed:
+        return ()
+    removed = e.ParticipantRemoved(participant_id)
+    if participant_id not in session.members:
+        return (removed,)
+    return e.ParticipantLeft(participant_id, "removed"), removed
+
+
+def _finished_by_operator(session: Session, reason: str, now: float) -> e.SessionFinished:
+    """The end of the training by an operator. Its result is the last model, if one was trained."""
+    _require_unfinished(session)
+    said = brief(printable(reason), MAX_REASON)
+    because = f"{FINISHED_BY_OPERATOR}: {said}" if said else FINISHED_BY_OPERATOR
+    if session.num_trained:
+        return e.SessionFinished(COMPLETED, now, because)
+    return e.SessionFinished(f"{because}, before a model was trained", now)
+
+
+def _end_of_script(session: Session, command: c.EndScript, now: float) -> tuple[e.Event, ...]:
+    """The end of a script. Between two rounds the last model is evaluated, as that of the last
+    round is; a round that is open is not waited for."""
+    require_scripted(session, command.session_id)
+    if session.phase is Phase.FINISHED:
+        return ()
+    if command.failure:
+        return (e.SessionFinished(f"{SCRIPT_FAILED}{command.failure[:MAX_TRACEBACK]}", now),)
+    if session.script.is_over:
+        return ()
+    ended = e.ScriptEnded(now)
+    if not session.num_trained:
+        return ended, e.SessionFinished(f"{SCRIPT_ENDED} before a model was trained", now)
+    if session.open_round is not None:
+        return ended, e.SessionFinished(COMPLETED, now, f"{SCRIPT_ENDED} in round {session.round}")
+    return (ended,)
+
+
+def _require_unfinished(session: Session) -> None:
+    if session.phase is Phase.FINISHED:
+        raise errors.NotFitting(f"session {session.session_id} is finished already")
+
+
+def _why_not_waiting(session: Session) -> str:
+    name = f"session {session.session_id}"
+    if session.phase is Phase.FINISHED:
+        return f"{name} is finished; a fit opens a new session"
+    if session.rules.start != "request":
+        return f"{name} starts by itself as soon as enough participants are connected"
+    return f"{name} is fitting; wait until it is finished"
+
+
+def _require_waiting_for_model(session: Session) -> None:
+    waits = session.phase is Phase.STANDBY and session.requested is not None
+    if not waits or session.model is not None:
+        raise errors.StaleModel("the initial model is not asked for, or is there already")
+
+
+def _rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
+    participant_id = command.participant_id
+    rules = session.rules
+    accepted = r.Accepted(rules.heartbeat_time_s)
+    if session.phase is Phase.FINISHED:
+        return (), accepted, ()  # it will hear FINISHED; the session does not change any more
+    if participant_id in session.removed:
+        raise errors.Removed(
+            f"an operator has removed participant {participant_id!r} from session "
+            f"{session.session_id}"
+        )
+    if command.division != rules.division:
+        if not command.can_divide:
+            raise errors.ProfileMismatch(_cannot_divide(participant_id))
+        return (), r.Divide(rules.division), ()
+    member = session.members.get(participant_id)
+    if member is not None and not member.is_instance(command.instance_id):
+        check_name(command.instance_id)  # it is kept for a while
+        return _id_in_use(session, member, command, now)
+    if member is not None:
+        _check_group_address(session, command.group_address)
+        known: list[e.Event] = [e.ParticipantHeard(participant_id, ParticipantState.READY, -1, now)]
+        opened = session.open_round
+        if session.is_untrained and command.can_initialise != member.can_initialise:
+            # A process of another script now uses this participant id. Only initial weights can be
+            # lost.
+            left = e.ParticipantLeft(participant_id, "left")
+            again = dataclasses.replace(
+                _joined(session, command, now),
+                profile=member.profile,
+                tags=member.tags,
+                instance_id=member.instance_id,
+            )
+            return (left, again), accepted, ()
+        if opened is not None and participant_id in opened.failed:
+            known.insert(0, e.ParticipantReturned(participant_id))
+        if (address := _group_address(session, command)) != member.group_address:
+            known.insert(0, e.GroupAddressChanged(participant_id, address))
+        return tuple(known), accepted, ()
+    check_name(participant_id)
+    check_tags(command.tags)
+    if command.instance_id:
+        check_name(command.instance_id)
+    if _is_full(session, is_eligible=rules.is_eligible(participant_id, command.tags)):
+        # A place is free again when a lease runs out, so that is the natural time to ask again.
+        why = f"rounds.max_participants, {rules.max_participants}, were connected"
+        return (e.NotAdmitted(participant_id, why),), r.Later(rules.lease_s), ()
+    try:
+        _check_group_address(session, command.group_address)
+        if not rules.sites or participant_id in rules.sites:
+            _check_profile(session, command.profile)
+    except errors.ProfileMismatch as refusal:
+        if command.is_enrolled and refusal.is_unlike_others and command.profile is not None:
+            return _vote(session, command, command.profile, str(refusal), now)
+        raise errors.ProfileMismatch(f"participant {participant_id!r}: {refusal}") from None
+    return (_joined(session, command, now),), accepted, ()
+
+
+def _vote(
+    session: Session, command: c.Rendezvous, profile: DataProfile, reason: str, now: float
+) -> Answer:
+    """Let enrolled participants vote on the data of one that is unlike the members. If more of them
+    have data like its own than there are members, these leave for it; else it waits.
+
+    A participant that comes first with wrong data then keeps nobody out. Between two of them only
+    an operator knows who is right.
+    """
+    participant_id, rules = command.participant_id, session.rules
+    members = {
+        p: one.profile
+        for p, one in session.members.items()
+        if one.profile is not None and one.profile.num_samples
+    }
+    known = session.members.unlike.items()
+    waiting = [
+        one
+        for p, (one, at) in known
+        if p != participant_id and p not in session.removed and at + rules.lease_s > now
+    ]
+    is_open = session.requested is None
+    replaced = outvoted(profile, members, waiting, rules.schema) if is_open else None
+    if replaced is None:
+        if session.model is None:
+            until = (
+                "more sites have data like its own, or an operator removes the site that is wrong: "
+                "xain-coordinator participants remove NAME"
+            )
+        else:
+            until = (
+                "an operator ends this session, whose model was made for one site alone, if that "
+                "site is wrong: xain-coordinator session finish"
+            )
+        why = f"{reason}. {participant_id!r} waits until {until}"
+        noted = e.WaitsAsUnlike(participant_id, without_statistics(profile), why, now)
+        return (noted,), r.Later(rules.heartbeat_time_s, why), ()
+    events: list[e.Event] = []
+    for name, why in replaced.items():
+        events += [e.ParticipantLeft(name, "outvoted"), e.NotAdmitted(name, why)]
+    joined = _joined(session, command, now)
+    points = tuple(departure_point(name) for name in replaced)
+    return (*events, joined), r.Accepted(rules.heartbeat_time_s), points
+
+
+def _cannot_divide(participant_id: str) -> str:
+    return (
+        f"participant {participant_id!r}: each session of this study trains on a part of the rows,"
+        " which this participant does not divide: it is of an earlier version, a script, or has"
+        " participant.require_approval, and only all rows were approved"
+    )
+
+
+def _note_not_admitted(
+    session: Session, participant_id: str, reason: str, now: float
+) -> tuple[e.Event, ...]:
+    """Note a participant that was refused. A session of a study ends if all its sites were."""
+    if session.phase is Phase.FINISHED or participant_id in session.members:
+        return ()
+    noted = e.NotAdmitted(participant_id, brief(reason, MAX_WHY_NOT_ADMITTED))
+    refused = {*session.members.not_admitted, participant_id}
+    if session.rules.sites and refused.issuperset(session.rules.sites):
+        return noted, e.SessionFinished(brief(f"{participant_id}: {reason}", MAX_REASON), now)
+    return (noted,)
+
+
+def _joined(session: Session, command: c.Rendezvous, now: float) -> e.ParticipantJoined:
+    return e.ParticipantJoined(
+        command.participant_id,
+        command.profile,
+        now,
+        command.tags,
+        command.can_evaluate,
+        command.instance_id,
+        command.can_initialise,
+        _group_address(session, command),
+    )
+
+
+def _id_in_use(session: Session, member: Member, command: c.Rendezvous, now: float) -> Answer:
+    """Keep a second process out for as long as the first one may be alive.
+
+    A process that was killed and started again waits for the end of the lease here. The other
+    explanation is certain once the first process is heard well after the second one's attempt.
+    """
+    participant_id, rules = member.participant_id, session.rules
+    sign = session.members.heard.get(participant_id)
+    heard_at = max(member.joined_at if sign is None else sign.at, session.members.lease_floor)
+    lease_s = heard_at + rules.lease_s - now
+    known = None if sign is None else sign.contenders.get(command.instance_id)
+    is_alive = known is not None and known.is_second(heard_at, rules)
+    pause_s = max(MIN_CONTENDER_PAUSE_S, min(rules.heartbeat_time_s, lease_s))
+    refused = e.InstanceRefused(participant_id, command.instance_id, command.origin, now)
+    reply = r.IdInUse(now - heard_at, lease_s, None if is_alive else pause_s)
+    return (refused,), reply, ()
+
+
+def _is_full(session: Session, *, is_eligible: bool) -> bool:
+    """Whether the session has no free slot. Eligible participants and others are counted apart."""
+    num_eligible = session.members.num_eligible
+    num_alike = num_eligible if is_eligible else len(session.members) - num_eligible
+    return num_alike >= session.rules.max_participants
+
+
+def _check_profile(session: Session, profile: DataProfile | None) -> None:
+    needed = session.rules.initial == "workload"
+    if profile is None:
+        if needed:
+            raise errors.ProfileMismatch(
+                "the model of this session is made for the participants' data, "
+                "so a rendezvous must carry a data profile"
+            )
+        return
+    check_profile(
+        profile,
+        _profiles_to_fit(session),
+        session.rules.schema,
+        needs_rows=needed,
+        is_model_requested=session.requested is not None,
+        first=lambda: _first_with_data(session),
+    )
+
+
+def _group_address(session: Session, command: c.Rendezvous) -> str:
+    """Address of a participant for process groups; "" in a session without them."""
+    return command.group_address if session.rules.aggregation == attempts.RULE else ""
+
+
+def _check_group_address(session: Session, address: str) -> None:
+    """Check the address of a participant in a session with process groups. Raises ProfileMismatch
+    or InvalidRequest."""
+    if session.rules.aggregation != attempts.RULE:
+        return
+    if not address:
+        raise errors.ProfileMismatch(
+            "the participants of this session train one model in a process group, which this one "
+            "cannot join; install xain-participant[torch]"
+        )
+    attempts.check_address(address)
+
+
+def _first_with_data(session: Session) -> str:
+    """The participant whose data complete the schema; "" if there is none, or it may have left."""
+    if session.model is not None:
+        # Where several had data alike, a later participant is one against many.
+        return session.requested_of[0] if len(session.requested_of) == 1 else ""
+    members = session.members.values()
+    return next(
+        (
+            m.participant_id
+            for m in members
+            if m.is_eligible and m.profile and m.profile.num_samples
+        ),
+        "",
+    )
+
+
+def _profiles_to_fit(session: Session) -> Iterator[DataProfile]:
+    """Profiles that a new one must fit: first those of the requested model, also of participants
+    that have left, then those of the members."""
+    yield from session.requested or ()
+    for _, profile in session.eligible_profiles():
+        yield profile
+
+
+def _heartbeat(session: Session, command: c.Heartbeat, now: float) -> Answer:
+    participant_id = command.participant_id
+    if session.phase is Phase.FINISHED:
+        return _told_of_the_end(session, command, now)
+    require_member(session, participant_id)
+    if command.state is ParticipantState.FINISHED:
+        left = e.ParticipantLeft(participant_id, "left")
+        reply = r.Advertisement(Phase.STANDBY, session.round, False)
+        return (left,), reply, (participant_point(participant_id, command.state, command.round),)
+    state, transfer = command.state, command.transfer
+    heard = e.ParticipantHeard(participant_id, state, command.round, now, transfer)
+    point = participant_point(participant_id, state, command.round)
+    return (heard,), r.Heard(), (point,)
+
+
+def _told_of_the_end(session: Session, command: c.Heartbeat, now: float) -> Answer:
+    """Answer a heartbeat after the end of the session. A member learns of the end and leaves,
+    unless another session may follow."""
+    participant_id, finished = command.participant_id, ParticipantState.FINISHED
+    reply = r.Heard()
+    known = session.members.heard.get(participant_id)
+    if session.rules.stays:  # the participant may stay for the next session
+        is_counted = participant_id in session.members or known is not None
+        if not is_counted and len(session.members.heard) >= len(session.members) + MAX_NEWCOMERS:
+            return (), reply, ()
+        return (e.ParticipantHeard(participant_id, command.state, command.round, now),), reply, ()
+    if participant_id not in session.members:
+        return (), reply, ()
+    if known is not None and known.state is finished:
+        return (), reply, ()
+    heard = e.ParticipantHeard(participant_id, finished, command.round, now)
+    return (heard,), reply, (participant_point(participant_id, finished, session.round),)
+
+
+def _end_training_round(session: Session, command: c.EndTrainingRound, now: float) -> Answer:
+    participant_id = command.participant_id
+    known = session.accepted(participant_id, command.round)
+    # Before anything else: an acknowledged sender may ask for its answer again, even when the
+    # round has closed meanwhile or its lease has run out.
+    if known is not None and command.weights is not None:
+        digest = command.weights.ref.digest
+        if (known.weights.ref.digest, known.num_samples) == (digest, command.num_samples):
+            return (), r.Done(), ()
+    evaluation = command.evaluation or Evaluation(0, {})
+    if (answer := session.evaluated(participant_id, command.round)) is not None:
+        # A local model that was trained anew after a kill may have had less time, and importances.
+        first, again = (
+            dataclasses.replace(one, local=None, importances=()) for one in (answer, evaluation)
+        )
+        if first != again:
+            raise errors.DuplicateUpdate(participant_id, command.round)
+        return (), r.Done(), ()
+    round_ = require_selected(session, participant_id, command.round)
+    number = command.round  # that it trains
+    if round_.task is Task.EVALUATE:
+        evaluated = e.EvaluationAccepted(number, participant_id, evaluation)
+        return (evaluated,), r.Done(), command.metrics
+    if round_.attempt != command.attempt and round_.attempt:
+        raise errors.StaleAttempt(number, command.attempt, round_.attempt)
+    if known is not None:
+        raise errors.DuplicateUpdate(participant_id, number)
+    if command.weights is None:
+        raise errors.UploadMissing(f"there is no such upload for round {number}; upload it first")
+    require_uncounted(session, participant_id, command.weights.ref.key)
+    model = _model(session)
+    # A trained model keeps its layout, whatever an update says. A slice needs one of its own.
+    layout = command.layout if model.is_empty or round_.attempt else ()
+    update = Update(participant_id, command.weights, command.num_samples, layout)
+    limit = session.samples_of(participant_id) if command.is_bounded else None
+    if limit is not None and command.num_samples > limit:
+        raise errors.InvalidUpdate(
+            f"the update declares {command.num_samples} samples, and {participant_id} has said "
+            f"that it has {limit}"
+        )
+    check_update(model, round_, update, session.rules)
+    is_measured = command.evaluation is not None and not model.is_empty
+    accepted = e.UpdateAccepted(
+        round_.number,
+        update,
+        staleness=round_.number - number,
+        metrics=command.training,
+        evaluation=command.evaluation if is_measured and session.evaluates(number) else None,
+        at=now,
+    )
+    return (accepted,), r.Done(), command.metrics
+
+
+def _note_refused(session: Session, command: c.NoteRefusedUpdate) -> tuple[e.Event, ...]:
+    """Count a refused update only of a participant that owes one, for that round, and that is not
+    left out already, so that the number of events is bounded."""
+    participant_id = command.participant_id
+    if not _is_owed(session, participant_id, command.round):
+        return ()  # it came too late, which is no fault
+    if session.is_left_out(participant_id):
+        return ()
+    num_noted = session.selection.faults_of(participant_id).in_a_row
+    if session.rules.refused_limit == 0 and num_noted >= MAX_NOTED:
+        return ()
+    refused = e.UpdateRefused(participant_id, command.round, brief(command.reason, MAX_REASON))
+    return refused, *_left_out(session, participant_id)
+
+
+def _note_failure(session: Session, command: c.NoteFailure, now: float) -> tuple[e.Event, ...]:
+    """Count a failure like a refused update. The participant is not selected again in this round
+    unless it joins again, so that one that goes on has at most one failure a round.
+
+    A fit that was requested ends when too few others are left, and so does a session of a study:
+    their participants stay for the next.
+    """
+    participant_id = command.participant_id
+    require_member(session, participant_id)
+    if not _is_owed(session, participant_id, command.round):
+        return ()
+    failed = e.TrainingFailed(
+        participant_id,
+        command.round,
+        printable(command.kind)[:MAX_KIND],
+        brief(printable(command.message), MAX_REASON),
+        command.traceback[:MAX_TRACEBACK],
+    )
+    if session.rules.stays and _leaves_too_few(session, participant_id):
+        why = f"{TRAINING_FAILED}{participant_id}: {failed.message or failed.kind}"
+        return failed, e.SessionFinished(why, now)
+    return failed, *_left_out(session, participant_id)
+
+
+def _leaves_too_few(session: Session, participant_id: str) -> bool:
+    """Whether the open round cannot be closed any more without this participant."""
+    round_ = session.open_round
+    if round_ is None or round_.task is Task.EVALUATE:
+        return False
+    able = session.chosen_of(session.members.eligible)
+    others = {*able, *round_.updates} - {participant_id, *round_.failed}
+    return len(others) < num_needed(round_, session.rules)
+
+
+def _note_group_broken(session: Session, command: c.NoteGroupBroken) -> tuple[e.Event, ...]:
+    participant_id = command.participant_id
+    require_member(session, participant_id)
+    round_ = session.open_round
+    if round_ is None or not round_.attempt or round_.attempt != command.attempt:
+        return ()
+    if participant_id in round_.broken or not _is_owed(session, participant_id, command.round):
+        return ()
+    reason = brief(printable(command.reason), MAX_REASON)
+    return (e.GroupBroken(participant_id, command.round, command.attempt, reason),)
+
+
+def _is_owed(session: Session, participant_id: str, round_: int) -> bool:
+    if session.phase is Phase.FINISHED or not session.owes_update(participant_id):
+        return False
+    return session.trained_by(participant_id) == round_
+
+
+def _left_out(session: Session, participant_id: str) -> tuple[e.Event, ...]:
+    """Events of one more fault of a participant: it is left out if the fault is one too many."""
+    limit = session.rules.refused_limit
+    num_before = session.selection.faults_of(participant_id).in_a_row
+    if limit == 0 or session.is_left_out(participant_id) or num_before + 1 < limit:
+        return ()
+    until = session.round + session.rules.refused_rounds + 1
+    return (e.ParticipantLeftOut(participant_id, until),)
+
+
+def _damaged(session: Session, reasons: Mapping[str, str], now: float) -> Iterator[e.UpdateDamaged]:
+    """Yield an event for each damaged update that still counts.
+
+    reasons: by key. An update that was read some time ago may have been replaced since then, under
+    another key.
+    """
+    round_ = session.open_round
+    if round_ is None:
+        return
+    for participant_id, update in round_.updates.items():
+        reason = reasons.get(update.weights.ref.key)
+        if reason is not None:
+            yield e.UpdateDamaged(
+                participant_id, round_.number, update.num_samples, brief(reason, MAX_REASON), now
+            )
+
+
+def _model(session: Session) -> GlobalModel:
+    assert session.model is not None, "a round is open without a model"
+    return session.model
+
+
+def _expired(session: Session, now: float) -> Iterator[e.ParticipantLeft]:
+    if session.phase is Phase.FINISHED:
+        return
+    for participant_id, expires_at in session.members.expiries(session.rules.lease_s):
+        if expires_at <= now:
+            yield e.ParticipantLeft(participant_id, "expired")
+
+
+def _aggregation_done(session: Session, model: GlobalModel, now: float) -> tuple[e.Event, ...]:
+    if session.phase is not Phase.AGGREGATING or model.round != session.round + 1:
+        raise errors.StaleModel(
+            f"model {model.round} is not the one that round {session.round} "
+            f"({session.phase}) waits for"
+        )
+    return (e.ModelPublished.after(_model(session), model, now),)

@@ -1,0 +1,1 @@
+"""Views of a session for people: its history, accounts and warnings."""

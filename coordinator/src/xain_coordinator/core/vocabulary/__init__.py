@@ -1,0 +1,1 @@
+"""Words of the core: values, commands, events, replies, effects, refusals."""

@@ -1,0 +1,1 @@
+"""Transfer of models and updates."""

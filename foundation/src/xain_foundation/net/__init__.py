@@ -1,0 +1,1 @@
+"""Connections, channels and calls."""

@@ -1,0 +1,1 @@
+"""Certificates, identities and TLS."""

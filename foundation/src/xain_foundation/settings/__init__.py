@@ -1,0 +1,1 @@
+"""Settings of programs, their fields and their command lines."""

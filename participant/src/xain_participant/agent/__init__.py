@@ -1,0 +1,1 @@
+"""The agent: it joins, trains when it is selected, and stays alive."""

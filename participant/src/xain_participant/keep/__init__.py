@@ -1,0 +1,1 @@
+"""State that a participant keeps on its disk."""

@@ -1,0 +1,1 @@
+"""The interface of a participant, and the values that it deals with."""

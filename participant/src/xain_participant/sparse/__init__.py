@@ -1,0 +1,1 @@
+"""Workers that train sparse models with a parameter server."""

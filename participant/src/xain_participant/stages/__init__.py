@@ -1,0 +1,1 @@
+"""Stages of a model, trained by several participants together."""

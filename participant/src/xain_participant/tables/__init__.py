@@ -1,0 +1,1 @@
+"""Participants that train on tables."""

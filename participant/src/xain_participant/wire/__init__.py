@@ -1,0 +1,1 @@
+"""Calls to a coordinator, and transfers of models and updates."""

@@ -1,0 +1,1 @@
+"""Comparison of models: with a local one, with one column permuted."""

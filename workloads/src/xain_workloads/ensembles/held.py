@@ -1,0 +1,132 @@
+"""The list of fitted estimators that stay at the participants: bagging with publish = false.
+
+An update names the estimators that a participant has fitted in a round and keeps. The model lists
+the estimators of all rounds in the order in which they were added. Neither has an estimator.
+
+Format of both: MAGIC, the length of the list as uint32, and a JSON list with an object for each
+training. A model of stacked votes has a linear model behind the list; see stacking.Stack.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from struct import Struct
+from typing import Any
+
+from xain_foundation.settings.hints import hint
+from xain_workloads.errors import InvalidEnsemble
+
+MAGIC = b"XENHELD2"
+_MAGIC_0_1 = b"XENHELD1"  # of version 0.1: a list with nothing behind it, and without its length
+_LENGTH = Struct("<I")
+MAX_UPDATE_BYTES = 1024
+DIGEST_BYTES = 16
+_DIGEST = re.compile(rf"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
+
+WHY_NO_MODEL = (
+    "the fitted estimators stay at the participants (workload.options.publish = false), and the "
+    "model is only a list of them; to predict, "
+    + hint("xain-coordinator", "xain-coordinator predict --address HOST:PORT --data FILE")
+    + ", or train with "
+    + hint("xain-coordinator", "workload.options.publish = true")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Estimators of one training.
+
+    participant: that keeps them; "" in an update, whose sender is known.
+    rows: that they were fitted on, the weight of each one's vote; 0 in an update.
+    digest: of the frames, in hex; see digest_of().
+    """
+
+    estimators: int
+    digest: str
+    participant: str = ""
+    rows: int = 0
+
+
+def digest_of(frames: bytes) -> str:
+    """The digest that names the packed frames of a training."""
+    return sha256(frames).hexdigest()[: 2 * DIGEST_BYTES]
+
+
+def pack_holdings(holdings: Sequence[Holding]) -> bytes:
+    """The bytes of a list of estimators."""
+    text = json.dumps([asdict(one) for one in holdings], separators=(",", ":")).encode()
+    return MAGIC + _LENGTH.pack(len(text)) + text
+
+
+def unpack_holdings(data: bytes) -> list[Holding]:
+    """A list with nothing behind it. Raises InvalidEnsemble."""
+    holdings, tail = split_holdings(data)
+    if tail:
+        raise InvalidEnsemble(f"{len(tail)} bytes follow the list of estimators")
+    return holdings
+
+
+def is_list(data: bytes) -> bool:
+    """Whether these are the bytes of a list of estimators, and not of an ensemble."""
+    return data.startswith((MAGIC, _MAGIC_0_1))
+
+
+def split_holdings(data: bytes) -> tuple[list[Holding], bytes]:
+    """A list, and the bytes behind it. Raises InvalidEnsemble."""
+    start = len(MAGIC) + _LENGTH.size
+    if data.startswith(_MAGIC_0_1):
+        start, end = len(_MAGIC_0_1), len(data)
+    elif is_list(data) and len(data) >= start:
+        end = start + _LENGTH.unpack_from(data, len(MAGIC))[0]
+    else:
+        raise InvalidEnsemble("the bytes are no list of estimators")
+    if end > len(data):
+        raise InvalidEnsemble("the list of estimators is cut off")
+    try:
+        entries = json.loads(data[start:end])
+        holdings = [Holding(**entry) for entry in entries]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidEnsemble(f"the list of estimators cannot be read: {error}") from None
+    for one in holdings:
+        _require_valid(one)
+    return holdings, data[end:]
+
+
+def _require_valid(one: Holding) -> None:
+    numbers: list[Any] = [one.estimators, one.rows]
+    if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in numbers):
+        raise InvalidEnsemble("a number of estimators or rows is no whole number")
+    texts: list[Any] = [one.digest, one.participant]
+    if not all(isinstance(text, str) for text in texts) or not _DIGEST.fullmatch(one.digest):
+        raise InvalidEnsemble("a digest or a participant is not what a participant writes")
+
+
+def check_holding(data: bytes, estimators: int) -> None:
+    """Refuse an update that does not name as many estimators as a round adds.
+
+    Raises InvalidEnsemble.
+    """
+    if len(data) > MAX_UPDATE_BYTES:
+        raise InvalidEnsemble(
+            f"the update has {len(data)} bytes; with publish = false it names the estimators that "
+            f"stay at the participant, which takes {MAX_UPDATE_BYTES} at most"
+        )
+    holdings = unpack_holdings(data)
+    if len(holdings) != 1:
+        raise InvalidEnsemble(f"the update names {len(holdings)} trainings, and is of one")
+    if holdings[0].estimators != estimators:
+        raise InvalidEnsemble(
+            f"the update names {holdings[0].estimators} estimators, a round adds {estimators}"
+        )
+
+
+def listed(updates: Iterable[tuple[str, bytes, int]]) -> Iterator[Holding]:
+    """The estimators of updates as they are in the list.
+
+    updates: participant, bytes and number of samples. Raises InvalidEnsemble.
+    """
+    for participant, data, num_samples in updates:
+        for one in unpack_holdings(data):
+            yield replace(one, participant=participant, rows=num_samples)

@@ -1,0 +1,1 @@
+"""Linear models: by gradients, by sums, and of generalised families."""

@@ -1,0 +1,92 @@
+"""Scales of columns of numbers, which neither one wrong cell nor one site of three sets for all."""
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import hypot, sqrt
+
+import numpy as np
+
+from xain_workloads.tables.statistics import Moments, NumberStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Standardisation of numbers: (value - center) / scale. scale: above 0."""
+
+    center: float = 0.0
+    scale: float = 1.0
+
+
+# Figures of a normal distribution, in standard deviations: distances of the quantiles 0.05 and 0.95
+# and of the quartiles, and the inverse of the median distance from the median.
+_WIDTH, _QUARTILES, _BY_MEDIAN = 3.29, 1.35, 1.48
+_FEW_BUCKETS = 4  # whose quantiles say less of the spread than the moments
+
+
+class SiteScales:
+    """Median and width of a column at each site: the distance of its quantiles 0.05 and 0.95.
+
+    The typical one is the median over the sites of either. Neither one cell nor one of three sites
+    moves it, as both move the mean and the standard deviation of all rows.
+    """
+
+    def __init__(self, parts: Iterable[NumberStatistics] = ()) -> None:
+        self._medians = array("d")
+        self._widths = array("d")
+        self._ranges = array("d")
+        for part in parts:
+            self.note(part)
+
+    def note(self, column: NumberStatistics) -> None:
+        """Add the column of one site, unless the site tells nothing of it."""
+        if not column.moments.count:
+            return
+        low, median, high = column.quantiles(np.array([0.05, 0.5, 0.95])).tolist()
+        is_few = len(column.buckets) < _FEW_BUCKETS
+        self._medians.append(median)
+        self._widths.append(_WIDTH * sqrt(column.moments.variance) if is_few else high - low)
+        self._ranges.append(column.buckets[-1][0] - column.buckets[0][0] if column.buckets else 0.0)
+
+    def typical(self) -> Scale | None:
+        """Centre, and the standard deviation within the sites and between their medians, as normal
+        distributions of these widths have it; None if most sites have one and the same constant.
+
+        A column that is mostly one value is as wide as its outermost buckets are apart.
+        """
+        if not self._medians:
+            return None
+        center = float(np.median(self._medians))
+        between = _BY_MEDIAN * float(np.median(np.abs(np.array(self._medians) - center)))
+        within = float(np.median(self._widths)) / _WIDTH
+        spread = hypot(within, between) or float(np.median(self._ranges)) / _WIDTH
+        return Scale(center, spread) if spread > 0 else None
+
+
+def scale_of(column: NumberStatistics, sites: SiteScales, scaling: str) -> Scale:
+    """The scale of a column of all sites: by moments or quartiles of all rows, but where they are
+    far from those of most sites, by what is typical there."""
+    if scaling == "none":
+        return Scale()
+    exact, typical = standard_scale(column.moments), sites.typical()
+    if is_constant(column.moments) or typical is None:
+        return exact
+    if scaling == "robust":
+        width = column.quantile(0.75) - column.quantile(0.25)
+        if typical.scale / 4 <= width / _QUARTILES <= 4 * typical.scale:
+            return Scale(column.quantile(0.5), width)
+        return Scale(typical.center, _QUARTILES * typical.scale)
+    return exact if exact.scale <= 2 * typical.scale else typical
+
+
+def standard_scale(moments: Moments) -> Scale:
+    """Mean and standard deviation; 1 for that of a constant."""
+    return Scale(moments.mean, 1.0 if is_constant(moments) else sqrt(moments.variance))
+
+
+def is_constant(moments: Moments) -> bool:
+    """Whether the standard deviation is 0 but for rounding, as scikit-learn decides it."""
+    epsilon = float(np.finfo(np.float64).eps)
+    bound = moments.count * epsilon * moments.variance
+    bound += (moments.count * moments.mean * epsilon) ** 2
+    return moments.variance <= bound
