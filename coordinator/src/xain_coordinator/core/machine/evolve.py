@@ -4,7 +4,41 @@
     evolve(session, event)  -> the session after it
 
 The same events always give the same session. Nothing is refused here: what is in the journal has
-happened.
+happened. Whether something may happen is decided before, in answers.py and steps.py.
+
+A session is in one of four phases, and TRANSITIONS below is the whole of what leads from one to
+another.
+
+STANDBY: no updates are taken in. A session begins here, and waits until enough participants are
+connected, a fit is requested, the first model is made from their profiles, or its script has
+configured the next round. It comes back here after each round, mostly for no time at all: where
+the next round can open, the decision that published the model opens it. A round whose participants
+have become too few waits here as well: it is paused, keeps the updates that it has, and is the
+same round when it is resumed.
+
+COLLECTING: a round is open, and the selected participants train. An UpdateAccepted changes the
+round and no phase; so do those who join, leave, fail or are selected in another's place. A round
+that has its updates, or its deadline with enough of them, is closed. So may be a paused one, since
+what it has makes a model.
+
+AGGREGATING: the round is closed, and its model is made of the updates that it has. This phase ends
+with the model's publication, or with the discovery that one of the updates is damaged in the
+store. Then the round takes updates again, without that one.
+
+FINISHED: the session is over, for good and for a cause. It is reached from each of the others,
+since training may be completed, cancelled, given up or failed at any moment. The last model may be
+evaluated before: that is a round, too, in COLLECTING, whose task is EVALUATE and whose answers are
+measurements. It closes with the session itself, and nothing is aggregated.
+
+An event that names a participant changes the session's parts by the methods of those parts: its
+members (membership.py), the open round (round.py), the state of selection (selection_state.py),
+the work that outlasts its round (buffered.py) and the progress of evaluations (evaluation.py). The
+parts are never changed where they are: each method gives a new one.
+
+Two kinds of events exist. Durable ones are in the journal, and a session that is folded from it
+has seen all of them. Soft ones, such as signs of life, are not: they may be lost with the process,
+and nothing that must outlast it may depend on them. A restart is such an event, too: it gives each
+member a whole lease again.
 """
 
 import dataclasses
