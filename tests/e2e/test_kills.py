@@ -32,7 +32,7 @@ from xain_foundation.net.sockets import free_ports
 KILLS = int(os.environ.get("KILLS") or 10)
 SEED = int(os.environ.get("SEED") or 0)
 KILLS_A_SESSION = 5
-ENCODINGS = ("int8", "float16", "plain")
+ENCODINGS = ("float16", "plain")
 # inline: inside the call that hands it in. stream: through gRPC. resumed: the same, but large, and
 # over lines that are cut in the middle of it. port: as resumed, through the weights port. url: put
 # into S3 by a signed URL. Encoded updates take no URL: then the last two are streams, too.

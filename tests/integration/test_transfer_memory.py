@@ -72,10 +72,10 @@ async def growth(folder: Path, encoding: str) -> int:
     return int(told)
 
 
-@pytest.mark.parametrize("encoding", ["plain", "int8"])
+@pytest.mark.parametrize("encoding", ["plain", "float16"])
 async def test_a_participant_holds_two_models_and_an_encoding_at_most(tmp_path, encoding):
-    """The model that it trains on. With int8 also a copy of that model, which becomes the update,
-    and the encoded update, a quarter of a model."""
-    num_models = 1 if encoding == "plain" else 2.25
+    """The model that it trains on. With an encoding also a copy of that model, which becomes the
+    update, and the encoded update, half a model."""
+    num_models = 1 if encoding == "plain" else 2.5
     grown = await growth(tmp_path, encoding)
     assert grown <= num_models * MODEL_MIB + SLACK_MIB

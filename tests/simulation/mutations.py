@@ -279,9 +279,9 @@ def _keep_what_was_trained() -> Iterator[None]:
     """The state directory gets the vector from before its encoding."""
     trained: dict[int, Any] = {}
 
-    def remember(vector: Any, base: Any, encoding: Any) -> Any:
+    def remember(vector: Any, base: Any) -> Any:
         trained[id(base)] = vector.copy()
-        return quantise(vector, base, encoding)
+        return quantise(vector, base)
 
     def keep(self: Work, result: Result) -> bool:
         plain = trained.get(id(result.vector), result.vector)

@@ -577,9 +577,6 @@ def sent(scenario: Scenario, vector: Vector, base: Vector) -> Vector:
         largest = max(abs(w - m) for w, m in pairs)
         if largest < 2.0**-120:
             decoded += [m for _, m in pairs]
-        elif scenario.encoding == "int8":
-            scale = np.float32(largest / np.float32(127))
-            decoded += [m + np.float32(round(float((w - m) / scale))) * scale for w, m in pairs]
         else:
             scale = np.float32(2.0 ** math.frexp(float(largest))[1])
             decoded += [m + np.float32(np.float16((w - m) / scale)) * scale for w, m in pairs]

@@ -241,7 +241,7 @@ def from_seed(seed: int) -> Scenario:
         scenario = replace(scenario, initial="first")
     kept = Random(f"keep_updates {seed}").choice((0, 0, 1, None))
     of_encoding = Random(f"encoding {seed}")
-    encoding = of_encoding.choice(("plain", "plain", "float16", "int8"))
+    encoding = of_encoding.choice(("plain", "plain", "float16", "float16"))
     if encoding != "plain" and not scenario.is_inline and of_encoding.random() < 0.7:
         scenario = replace(scenario, dtype="float32")  # of another one nothing is encoded
     kept_models = Random(f"keep_models {seed}").choice((None, None, 1, 2))

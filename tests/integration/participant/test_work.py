@@ -15,7 +15,7 @@ from xain_participant.sdk.values import Call
 from xain_participant.wire.client import CoordinatorClient
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.limits import MAX_INLINE_BYTES
-from xain_wire.np import ENCODING_BITS, DeltaCodec
+from xain_wire.np import DeltaCodec
 
 
 class Noise(Participant):
@@ -39,7 +39,7 @@ class Noise(Participant):
 
 def decoded(encoded: Encoded, model: Any) -> Any:
     """The vector, as the coordinator decodes it."""
-    codec, tiles, at = DeltaCodec(ENCODING_BITS[encoded.encoding]), [], 0
+    codec, tiles, at = DeltaCodec(), [], 0
     for first in range(0, len(model), DeltaCodec.tile_elements):
         base = model[first : first + DeltaCodec.tile_elements]
         end = at + codec.encoded_bytes(len(base))
@@ -52,13 +52,12 @@ def decoded(encoded: Encoded, model: Any) -> Any:
 @pytest.mark.parametrize(
     ("size", "dtype", "encoding", "is_encoded"),
     [
-        (100_000, np.float32, pb.INT8, True),
         (100_000, np.float32, pb.FLOAT16, True),
         (100_000, np.float32, pb.PLAIN, False),
-        (100_000, np.float64, pb.INT8, False),
+        (100_000, np.float64, pb.FLOAT16, False),
         (100_000, np.float16, pb.FLOAT16, False),
-        (MAX_INLINE_BYTES // 4, np.float32, pb.INT8, False),
-        (MAX_INLINE_BYTES // 4 + 1, np.float32, pb.INT8, True),
+        (MAX_INLINE_BYTES // 4, np.float32, pb.FLOAT16, False),
+        (MAX_INLINE_BYTES // 4 + 1, np.float32, pb.FLOAT16, True),
     ],
 )
 def test_result_equals_its_decoded_form(
@@ -102,7 +101,7 @@ def test_an_update_that_cannot_be_encoded_stays_as_it_is(
     with CoordinatorClient(server.target, "a", call_timeout_s=PATIENCE_S) as client:
         work = Work(participant, client, "a")
         assignment = client.start_round()
-        assignment.encoding = pb.INT8
+        assignment.encoding = pb.FLOAT16
         work.assign(assignment)
         assert isinstance(work.do(Call.TRAIN, 0), Trained)
     assert work.result is not None

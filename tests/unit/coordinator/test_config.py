@@ -868,7 +868,7 @@ def test_personal_remedy_names_the_tensors(name: str, stays: str) -> None:
             "rounds.consistency is | an update counts in the round that it was trained for",
         ),
         (
-            "workload.name=sgd workload.remedy=scaffold server.update_encoding=int8",
+            "workload.name=sgd workload.remedy=scaffold server.update_encoding=float16",
             'server.update_encoding is | leave it out with workload.remedy = "scaffold"',
         ),
         (
@@ -965,7 +965,7 @@ def test_number_of_stages_follows_from_the_workload() -> None:
             'workload.preprocessing.scaling is "site"; | "site" is for the workloads sgd, mlp and',
         ),
         (SLICES, "aggregation.optimizer=fedadam", "aggregation.optimizer is "),
-        (SLICES, "server.update_encoding=int8", "server.update_encoding is "),
+        (SLICES, "server.update_encoding=float16", "server.update_encoding is "),
         (SLICES, "server.max_update_norm=3.0", "server.max_update_norm is "),
         (SLICES, 'model.personal=["head.*"]', "model.personal is "),
         (SLICES, "rounds.quorum=participant:update:1", "rounds.quorum is "),

@@ -90,7 +90,7 @@ class ServerSettings(Section):
     max_calls_per_s: int = Field(default=CALLS_PER_S, ge=1)
     max_update_bytes: int = Field(default=4096 * _MIB, ge=1)
     max_update_norm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    update_encoding: Literal["plain", "float16", "int8"] = "plain"
+    update_encoding: Literal["plain", "float16"] = "plain"
     drain_s: float = Field(default=10.0, ge=0, le=_MAX_SILENCE_S)
     port_file: FilePath | None = None
     weights_port: Annotated[int, Field(ge=0, le=65535)] | Literal["off"] = 0

@@ -44,9 +44,7 @@ class Decoder:
     An upload that is continued leaves out what the coordinator has already.
     """
 
-    def __init__(self, bits: int, base: BaseModel) -> None:
-        """bits: of an element; see DeltaCodec."""
-        self._bits = bits
+    def __init__(self, base: BaseModel) -> None:
         self._base = base
         self._has_header = False
         self._num_elements = 0
@@ -65,7 +63,7 @@ class Decoder:
     def feed(self, data: bytes | memoryview) -> Iterator[bytes | memoryview]:
         """Decode received bytes. Each piece is valid until the next one is asked for. Raises
         InvalidUpdate."""
-        codec = DeltaCodec(self._bits)  # its buffers are larger than what there is between batches
+        codec = DeltaCodec()  # its buffers are larger than what there is between batches
         view = memoryview(data)
         if not self._has_header:
             self._rest += view

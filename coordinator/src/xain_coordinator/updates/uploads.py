@@ -27,7 +27,6 @@ from xain_coordinator.updates.measuring import BaseModel, Inspector
 from xain_coordinator.updates.slots import Slot, Slots, drop_broken, until_read
 from xain_foundation.threads import run_to_end, wait_to_end
 from xain_wire.fl.coordinator_pb2 import Encoding
-from xain_wire.np import ENCODING_BITS
 from xain_workloads.model import control_size
 
 
@@ -157,15 +156,14 @@ class Uploads:
         """Set the decoder of an encoded upload. Raises InvalidUpdate."""
         if encoding == Encoding.PLAIN:
             return
-        bits = ENCODING_BITS.get(encoding)
-        if bits is None:
+        if encoding != Encoding.FLOAT16:
             raise InvalidUpdate(f"no encoding of updates has the number {encoding}")
         if model is None or not _has_differences(model):
             raise InvalidUpdate(
                 "only updates of a float32 model that there is, and that has no control variate, "
                 "can be encoded; send it as it is"
             )
-        decoder = Decoder(bits, BaseModel(self._store, model))
+        decoder = Decoder(BaseModel(self._store, model))
         if upload.header is not None:
             decoder.resume(upload.header, upload.offset)
         elif upload.offset:

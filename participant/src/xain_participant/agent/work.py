@@ -38,7 +38,7 @@ from xain_participant.sdk.values import Call
 from xain_participant.wire.client import CoordinatorClient, Refused
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.refusals_pb2 import RefusalReason
-from xain_wire.np import ENCODING_BITS, can_encode
+from xain_wire.np import can_encode
 from xain_workloads.comparing.gains import Budget
 from xain_workloads.errors import WorkloadError
 from xain_workloads.model import Kind, Layout, TensorSpec
@@ -225,7 +225,7 @@ class Work:
             )
         encoded = None
         if base is not None:
-            encoded = quantise(vector, base, assignment.encoding)
+            encoded = quantise(vector, base)
             if encoded is not None:
                 vector = base  # the decoded values: every way up sends these
         self.result = Result(
@@ -271,7 +271,7 @@ class Work:
     def _base_for_encoding(self, weights: NDArray[Any]) -> NDArray[Any] | None:
         """A copy of the model, since training may change the array that it is given. None if the
         update stays plain, as a small one does, which travels inside its call."""
-        is_encoded = self._assignment.encoding in ENCODING_BITS and can_encode(weights, weights)
+        is_encoded = self._assignment.encoding == pb.FLOAT16 and can_encode(weights, weights)
         if not is_encoded or weights.nbytes <= self._client.max_inline_bytes:
             return None
         return self._spare.copy(weights)

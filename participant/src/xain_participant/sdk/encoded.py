@@ -6,19 +6,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_wire.fl import coordinator_pb2 as pb
-from xain_wire.np import ENCODING_BITS, DeltaCodec, NotEncodable, can_encode
+from xain_wire.np import DeltaCodec, NotEncodable, can_encode
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """The encoded form of an update. The participant keeps it in memory only.
+    """The form of an update in half precision. The participant keeps it in memory only.
 
     tiles: the encoded tiles of xain_wire.np.delta, one after another, uint8.
     tile_bytes: size of a tile; the last one may be shorter.
     """
 
-    encoding: "pb.Encoding.ValueType"
     tiles: NDArray[np.uint8]
     tile_bytes: int
 
@@ -27,9 +25,7 @@ class Encoded:
         return self.tiles[number * self.tile_bytes :].data
 
 
-def quantise(
-    vector: NDArray[Any], base: NDArray[Any], encoding: "pb.Encoding.ValueType"
-) -> Encoded | None:
+def quantise(vector: NDArray[Any], base: NDArray[Any]) -> Encoded | None:
     """Encode an update, and overwrite `base` with the values that the coordinator will decode.
 
     vector: the update, (d,). base: the model that it was trained from, (d,) float32.
@@ -40,7 +36,7 @@ def quantise(
     """
     if not can_encode(vector, base):
         return None
-    codec = DeltaCodec(ENCODING_BITS[encoding])
+    codec = DeltaCodec()
     size = codec.tile_elements
     borders = [slice(at, at + size) for at in range(0, len(base), size)]
     num_bytes = sum(codec.encoded_bytes(len(base[tile])) for tile in borders)
@@ -53,4 +49,4 @@ def quantise(
         tiles[at : at + len(encoded)] = encoded
         at += len(encoded)
         base[tile] = codec.decode(encoded, base[tile])
-    return Encoded(encoding, tiles, codec.encoded_bytes(size))
+    return Encoded(tiles, codec.encoded_bytes(size))

@@ -26,7 +26,7 @@ class Upload:
         self.start = npy_header(vector.dtype, vector.shape)
         self.data = vector.view(np.uint8).data
         self.size_bytes = len(self.start) + len(self.data)
-        self.encoding: pb.Encoding.ValueType = pb.PLAIN if encoded is None else encoded.encoding
+        self.encoding: pb.Encoding.ValueType = pb.PLAIN if encoded is None else pb.FLOAT16
         self.share = 0.0
         self._encoded = encoded
         self._tile_bytes = DeltaCodec.tile_elements * vector.itemsize

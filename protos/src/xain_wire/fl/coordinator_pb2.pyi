@@ -100,8 +100,6 @@ class _EncodingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Encoding.Val
     PLAIN: _Encoding.ValueType  # 0
     FLOAT16: _Encoding.ValueType  # 1
     """the difference to the model it was trained from, in half precision"""
-    INT8: _Encoding.ValueType  # 2
-    """the same in 8 bits, with a scale for each tile"""
 
 class Encoding(_Encoding, metaclass=_EncodingEnumTypeWrapper):
     """How an update travels to the coordinator. It is decoded as it comes in: sizes, digests and what is
@@ -111,8 +109,6 @@ class Encoding(_Encoding, metaclass=_EncodingEnumTypeWrapper):
 PLAIN: Encoding.ValueType  # 0
 FLOAT16: Encoding.ValueType  # 1
 """the difference to the model it was trained from, in half precision"""
-INT8: Encoding.ValueType  # 2
-"""the same in 8 bits, with a scale for each tile"""
 Global___Encoding: _TypeAlias = Encoding  # noqa: Y015
 
 @_typing.final

@@ -7,10 +7,9 @@ from xain_wire.np.codec import (
     parse_npy_header,
     proto_to_ndarray,
 )
-from xain_wire.np.delta import ENCODING_BITS, DeltaCodec, NotEncodable, can_encode
+from xain_wire.np.delta import DeltaCodec, NotEncodable, can_encode
 
 __all__ = [
-    "ENCODING_BITS",
     "DeltaCodec",
     "NotEncodable",
     "NpyHeader",
