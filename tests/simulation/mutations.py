@@ -31,8 +31,6 @@ from xain_coordinator.core.vocabulary.commands import Command
 from xain_coordinator.core.vocabulary.effects import Aggregate, Effect
 from xain_coordinator.core.vocabulary.script import RoundConfig
 from xain_coordinator.driver import driver as driver_module
-from xain_coordinator.driver import fence as fencing
-from xain_coordinator.driver import retention
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.driver.effects import StoreWorker
 from xain_coordinator.journal import restore as restore_module
@@ -40,6 +38,8 @@ from xain_coordinator.ports import Journal, Record, Snapshot, Unfinished
 from xain_coordinator.server.weights.downloads import Downloads
 from xain_coordinator.updates.measured_upload import MeasuredUpload
 from xain_coordinator.updates.measuring import Inspector
+from xain_coordinator.upkeep import fence as fencing
+from xain_coordinator.upkeep import retention
 from xain_coordinator.upkeep.fence import Fence
 from xain_coordinator.upkeep.retention import Retention
 from xain_foundation.clock_table import ClockTable

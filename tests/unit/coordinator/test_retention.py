@@ -20,10 +20,10 @@ from xain_coordinator.core.vocabulary.errors import Unavailable
 from xain_coordinator.core.vocabulary.events import ModelsRemoved
 from xain_coordinator.core.vocabulary.keys import is_model
 from xain_coordinator.core.vocabulary.values import Base, GlobalModel, Lineage, Phase, WeightsRef
-from xain_coordinator.driver import retention
 from xain_coordinator.driver.broadcast import Broadcast
 from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.stores.memory import MemoryStore
+from xain_coordinator.upkeep import retention
 from xain_coordinator.upkeep.retention import GROUP_SIZE, LARGE_BYTES, Retention
 
 PATIENCE_S = 20.0
