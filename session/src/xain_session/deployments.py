@@ -197,10 +197,14 @@ class Embedded:
         except (*STARTING_ERRORS, InvalidCertificates) as error:
             why = for_script(str(error))
             raise SessionFailed(f"the session in {self._folder} cannot go on: {why}") from None
+        is_interrupted = False
         try:
             yield coordinator
+        except KeyboardInterrupt:
+            is_interrupted = True
+            raise
         finally:
-            stop(coordinator, self._own, tell)
+            stop(coordinator, self._own, tell, is_interrupted=is_interrupted)
 
     @property
     def _own(self) -> list[str]:
@@ -289,12 +293,12 @@ class Embedded:
         assert self._coordinator is not None, "opened() comes first"
         if self._pool is not None:
             self._pool.check(0.0)
-            is_finished = self._coordinator.session.phase is Phase.FINISHED
-            if self._pool.is_over and not is_finished and not self._coordinator.num_connected:
-                raise SessionFailed(
-                    "all simulated participants have left their loops, and the session has rounds "
-                    "left; it goes on at the next start"
-                )
+            session = self._coordinator.session
+            waits = not session.is_trained and session.phase is not Phase.AGGREGATING
+            if self._pool.is_over and waits and not self._coordinator.num_connected:
+                why = "all simulated participants have left their loops, and rounds are left"
+                goes_on = "" if self._always_new else "; the session goes on at the next start"
+                raise SessionFailed(f"{why}{goes_on}")
         if self._coordinator.has_ended:
             failure = self._coordinator.failure
             why = "" if failure is None else f": {type(failure).__name__}: {failure}"

@@ -80,6 +80,22 @@ async def test_each_kind_of_unusable_update_is_counted(start: Any, join: Any) ->
     assert not (await status_of(a, "a")).HasField("left_out_until")
 
 
+async def test_upload_that_is_there_is_handed_in_by_its_digest_alone(start: Any, join: Any) -> None:
+    """Once there is a model, whose updates have a size. What is not there is missing, and no fault
+    of a size that nobody has told."""
+    coordinator = await start(rounds={"rounds": 2, "min_participants": 1})
+    a = join(coordinator, "a")
+    await a.rendezvous()
+    await a.until(pb.ROUND, 0)
+    await a.hand_in(GOOD)
+    await a.until(pb.ROUND, 1)
+    assert (await refused(a.end(pb.WeightsRef(), round_=1)))[1] == "UPLOAD_MISSING"
+    assert (await status_of(a, "a")).num_refused == 0
+    ref = await a.upload(GOOD, 1)
+    await a.end(pb.WeightsRef(key=ref.key, digest=ref.digest), round_=1)
+    await a.until(pb.FINISHED, 1)
+
+
 async def test_a_xain_client_is_counted_by_its_address(start: Any, join: Any) -> None:
     """XAIN's client says neither its name nor which round it means."""
     coordinator = await start(rounds={"rounds": 1})

@@ -150,6 +150,19 @@ def test_names_are_kept_where_they_are_few() -> None:
     assert history.rounds[-1] == many
 
 
+def test_names_of_many_sites_that_never_came_are_not_kept() -> None:
+    absent = tuple(f"p{i}" for i in range(MAX_NAMES_OF_A_ROUND + 1))
+    history = fold(
+        joined("a"),
+        e.RoundOpened(0, ("a",), 5, 0.0, absent=absent),
+        accepted(0, "a"),
+        e.ModelPublished(0, model(1), 1.0),
+    )
+    over = history.rounds[-1]
+    assert over.missing == {}
+    assert over.num_missing == {"not connected": len(absent)}
+
+
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_a_round_is_the_same_whenever_it_is_looked_at(every: int) -> None:
     """A round's record is written when it is asked for."""

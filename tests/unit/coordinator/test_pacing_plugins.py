@@ -95,6 +95,24 @@ def test_closing_time_that_has_passed_closes_a_round_at_once(install: Install) -
     assert bench.session.round == 1
 
 
+def test_rule_is_not_asked_for_a_time_once_nothing_is_outstanding(install: Install) -> None:
+    asks = "return max(round_.outstanding) and None  # time"
+    source = example().replace("return None  # time", asks)
+    install(source)
+    rules = config(
+        pacing="enough_samples",
+        pacing_options={"samples": 9},
+        start_participants=2,
+        max_participants=2,
+    ).rules()
+    bench = Bench(replace(rules, initial="workload", fraction_participants=1, num_required=1))
+    bench.strategy = strategy_of_session(rules)
+    bench.join("a", "b")
+    bench.end("a")
+    bench.end("b")
+    assert bench.session.round == 1
+
+
 def test_a_rule_that_fails_names_itself(install: Install) -> None:
     source = example().replace("return None  # time", "raise ZeroDivisionError  # time")
     install(source)

@@ -108,28 +108,32 @@ class Inbox:
             if accepted is not None:
                 is_meant = reference.means(round_, accepted.weights)
                 return Obtained(accepted.weights) if is_meant else NOTHING
-        data = reference.data
-        announced = Announced(round_, len(data) or reference.size_bytes, reference.digest)
-        ticket = await self._slots.ask(participant_id, announced, is_inside=bool(data))
-        if isinstance(ticket, AlreadyUploaded):
-            return Obtained(ticket.weights)
         # A bucket may hold another one now.
         is_sure = reference.digest is not None or self._bucket is None
         weights = self._slots.stored(slot, round_, reference) if slot.stored and is_sure else None
-        if weights is not None:
-            data = b""  # it is in the store
-        elif data:
-            weights = await self._measured(ticket, announced, data)
-        else:
+        data = b"" if weights is not None else reference.data
+        announced = Announced(round_, len(data) or reference.size_bytes, reference.digest)
+        bring = None
+        if weights is None and not data:
             bring = self._bringer(participant_id, reference, announced)
-            if bring is None:
-                return NOTHING
-            work = partial(
-                self._bring, slot, round_, partial(bring, self._slots.distance(ticket.model))
-            )
+        ticket = await self._slots.ask(
+            participant_id,
+            announced,
+            is_inside=bool(data),
+            is_there=not data and bring is None,
+        )
+        if isinstance(ticket, AlreadyUploaded):
+            return Obtained(ticket.weights)
+        if data:
+            weights = await self._measured(ticket, announced, data)
+        elif bring is not None:
+            bring = partial(bring, self._slots.distance(ticket.model))
+            work = partial(self._bring, slot, round_, bring)
             weights = await self._slots.read(slot, participant_id, what, work)
-            if weights is None or not reference.means(round_, weights):
+            if weights is not None and not reference.means(round_, weights):
                 return NOTHING  # another object lies under the key
+        if weights is None:
+            return NOTHING
         if ticket.model is not None and has_content(ticket.model):
             await self._check_content(ticket, weights, data)
         return Obtained(weights, data)

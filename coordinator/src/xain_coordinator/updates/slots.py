@@ -132,10 +132,18 @@ class Slots:
     # --- may it come ---
 
     async def ask(
-        self, participant_id: str, announced: Announced, *, is_inside: bool = False
+        self,
+        participant_id: str,
+        announced: Announced,
+        *,
+        is_inside: bool = False,
+        is_there: bool = False,
     ) -> Ticket | AlreadyUploaded:
         """Ask the core whether an update may come. Raises TooLarge, InvalidUpdate, and MayUpload's
-        refusals."""
+        refusals.
+
+        is_there: no bytes are to come, and nothing hangs on the size that is announced.
+        """
         size_bytes = announced.size_bytes
         if size_bytes > self._max_update_bytes:
             raise TooLarge(
@@ -147,7 +155,7 @@ class Slots:
         if isinstance(answer, AlreadyUploaded):
             return answer
         assert isinstance(answer, Ticket), "so MayUpload is answered"
-        if answer.model is not None and announced.digest is not None:
+        if answer.model is not None and announced.digest is not None and not is_there:
             check_announced_size(answer.model, size_bytes, is_slice=answer.is_slice)
         return answer
 

@@ -74,8 +74,11 @@ class GroupCommit(Generic[T]):
             if was_empty or self._waiting_size >= self._max_group:
                 self._changed.notify_all()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                # A finaliser that ran meanwhile may have put something, and started one.
+                if self._thread is None:
+                    thread.start()
+                    self._thread = thread
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Write what waits, for timeout_s at most; the rest is lost. May be called again.

@@ -442,8 +442,8 @@ class _Queue:
 
     def run_now(self, request: _Request) -> None:
         """Run a request in this thread, if it is the next one and no thread has it."""
-        waiting = self._waiting
         with self._lock:
+            waiting = self._waiting
             if not waiting or waiting[0][2] is not request or not self._has_room:
                 return
             heappop(waiting)

@@ -156,8 +156,10 @@ def _next_step_of_round(
     is_late = deadline is not None and deadline <= now
     if has_enough(round_, session.rules):
         pacing = strategy.pacing_of_round(session)
+        if is_complete(round_, pacing):
+            return e.RoundClosed(round_.number, now)
         closes_at = closing_time(round_, pacing)
-        if is_complete(round_, pacing) or (closes_at is not None and closes_at <= now):
+        if closes_at is not None and closes_at <= now:
             return e.RoundClosed(round_.number, now)
         # A pause that is about to end the session is late as well.
         gives_up_at = session.gives_up_at
@@ -303,7 +305,8 @@ def _next_step_between_rounds(
     if chosen and rules.aggregation != attempts.RULE:
         # No share of them, and left-out ones among them: the script knows whom it has chosen.
         selected = (*carried, *session.available)
-        absent = tuple(p for p in chosen if p not in selected)
+        there = frozenset(selected)
+        absent = tuple(p for p in chosen if p not in there)
         return e.RoundOpened(session.round, selected, epochs, now, len(chosen), absent=absent)
     k = num_selected(num_connected, fraction, rules.over_selection)
     # A participant that trains for longer than a round may take occupies no slot.

@@ -267,9 +267,14 @@ class RoundRecord:
             missing=missing,
             num_missing=dict(num_missing),
         )
-        if self.num_selected + self.num_contributors <= MAX_NAMES_OF_A_ROUND:
-            return over
-        return over.without_names()
+        return over if self.names_are_few else over.without_names()
+
+    @property
+    def names_are_few(self) -> bool:
+        """Whether the names of the round are kept when it is over, and are told of it."""
+        # Sites that a script has chosen may be missing without having been selected.
+        num_names = max(self.num_selected, len(self.missing)) + self.num_contributors
+        return num_names <= MAX_NAMES_OF_A_ROUND
 
     def without_names(self) -> "RoundRecord":
         """The record with numbers and means only."""

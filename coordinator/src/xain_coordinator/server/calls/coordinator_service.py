@@ -503,8 +503,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self, participant_id: str, round_: int, request: pb.EndTrainingRoundRequest
     ) -> Reference | None:
         """The update that an EndTrainingRound hands in, as its sender describes it."""
-        is_evaluated = request.HasField("evaluation") or not request.update.data
-        if is_evaluated and self._driver.session.evaluates_last(round_):
+        if self._driver.session.evaluates_last(round_):
             return None  # nothing is trained in it
         if not request.HasField("update"):
             return Reference(request.participant_id)

@@ -72,7 +72,7 @@ def _means(record: RoundRecord) -> inspection.RoundStatus:
 
 
 def _names(record: RoundRecord) -> inspection.RoundStatus:
-    if record.num_selected + record.num_contributors > MAX_NAMES_OF_A_ROUND:
+    if not record.names_are_few:
         return inspection.RoundStatus()
     return inspection.RoundStatus(
         selected=record.selected,
