@@ -226,7 +226,7 @@ async def test_calls_cancelled_while_they_are_refused_log_nothing(start, join, c
 
 
 async def test_refused_metrics_are_logged_at_a_bounded_rate(start, join):
-    """Those of a member without an update are read, and logged, before the call is refused; those
+    """Metrics of a member without an update are read, and logged, before the call is refused; those
     of an unregistered client are not."""
     coordinator, member = await begin(start, join)
     with capture_logs() as entries:

@@ -109,7 +109,7 @@ class Tiles:
         vectors = [*self.rows, *self.extras]
         width = self._width
         tiles = deque(enumerate(range(0, self.length, width)))
-        num_threads = min(self.num_threads, len(tiles))
+        num_threads = min(self.num_threads, len(tiles), self.max_readers)  # each reads by itself
         digests, results = OrderedLock(), OrderedLock()
 
         def cancel() -> None:
