@@ -47,7 +47,10 @@ def test_union_refuses_profiles_that_do_not_fit() -> None:
         union([DataProfile(0, 4)])
 
 
-@pytest.mark.parametrize("module", ["model", "workload", "tables.profile", "tables.partition", "linear.sgd"])
+LIGHT = ["model", "workload", "tables.profile", "tables.partition", "linear.sgd"]
+
+
+@pytest.mark.parametrize("module", LIGHT)
 def test_light_modules_stay_light(module: str) -> None:
     """The coordinator imports these, and has neither scikit-learn nor Arrow."""
     code = (
