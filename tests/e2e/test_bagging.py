@@ -52,7 +52,7 @@ def flags(site: SiteProcess) -> list[str]:
     return [f"--data={own}.csv", f"--state-dir={own}", "--serve", "--test-fraction=0"]
 
 
-DIES_AT = 21  # in a round of the linear model
+DIES_AT = 4  # a round of the linear model
 
 
 @asynccontextmanager
@@ -65,7 +65,7 @@ async def fitted(
     """
     held_out = write_tables(folder)
     coordinator = CoordinatorProcess(folder / "data", KEPT)
-    coordinator.dies_at, coordinator.dies_of = DIES_AT, "after-commit"
+    coordinator.dies_at, coordinator.dies_of = DIES_AT, "after-opening"
     sites = [SiteProcess(folder, name) for name in SITES]
     try:
         await coordinator.start()

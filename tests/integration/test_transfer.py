@@ -109,7 +109,7 @@ async def test_upload_that_cannot_be_decoded_is_refused(start, join):
     await a.hand_in(VECTOR)
     await a.until(pb.ROUND, 1)
     no_tiles = DATA[:HEADER_BYTES] + b"\xff" * MIB  # a scale that is no number
-    too_many = DATA[:HEADER_BYTES] + bytes(4 * MIB)
+    too_many = DATA[:HEADER_BYTES] + bytes(VECTOR.nbytes // 2 + 100_000)
     other = npy(VECTOR.astype(np.float64))[:HEADER_BYTES] + bytes(MIB)
 
     async def requests(

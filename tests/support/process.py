@@ -18,6 +18,7 @@ DeathStep = Literal[
     "sync",
     "before-commit",
     "after-commit",
+    "after-opening",
     "audit-before",
     "audit-torn",
     "audit-unsynced",
