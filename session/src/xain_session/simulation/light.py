@@ -182,6 +182,7 @@ class LightAgent:
         )
         self._known_findings = b""
         self._leaves = False  # the session, once the result is handed in or dropped
+        self._has_left = False
         self.exit_status: int | None = None  # None: it takes part in the session
         # Seconds of the last training; before the first a participant may take longest.
         self.last_s = float("inf")
@@ -248,6 +249,8 @@ class LightAgent:
                     self.post(self.work.assign(announced))
                 else:
                     self._spawn(self._answered(Call.BEGIN_ROUND, self._begin_round()))
+            case a.Train() if self._has_left:
+                pass  # a newer round has opened before its goodbye
             case a.Train(round_):
                 self.work.session_id = self._protocol.session_id
                 self._lights.train(self, round_)
@@ -267,7 +270,7 @@ class LightAgent:
 
     def _leave_if_wanted(self) -> None:
         if self._leaves:
-            self._leaves = False
+            self._leaves, self._has_left = False, True
             self.post(e.StopRequested(EXIT_OK))
 
     def _begin_hand_in(self, round_: int) -> None:

@@ -334,8 +334,6 @@ class _Run:
             return
         if agent.exit_status is not None:
             return  # the session has ended meanwhile
-        if job.kind == TRAINING and self._scripts[agent.name].has_left:
-            return  # a newer round has opened before its goodbye
         if job.kind == TRAINING:
             begin = time.monotonic()
             outcome = agent.work.do(Call.TRAIN, round_)
