@@ -144,6 +144,7 @@ class LightAgent:
     __slots__ = (
         "_client",
         "_events",
+        "_has_left",
         "_is_back",
         "_known_findings",
         "_leaves",
