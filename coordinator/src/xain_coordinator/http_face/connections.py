@@ -196,7 +196,7 @@ class Connection(H11Protocol):
         elif is_sure:
             self.end()
         else:
-            # What came while the loop was busy is read first.
+            # Bytes that came while the loop was busy are read first.
             again = partial(self._end_if_stalled, is_sure=True)
             self._timer = self.loop.call_later(0, again)
 

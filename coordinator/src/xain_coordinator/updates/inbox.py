@@ -134,8 +134,12 @@ class Inbox:
                 return NOTHING  # another object lies under the key
         if weights is None:
             return NOTHING
-        if ticket.model is not None and has_content(ticket.model):
-            await self._check_content(ticket, weights, data)
+        # Bytes and sums that are no update of the model; numbers were checked while they came.
+        model = ticket.model
+        if model is not None and model.dtype == weights.dtype and has_content(model):
+            async with self._parsing:
+                check = self._content.check
+                await run_to_end(check, model, weights, ticket.epochs, data)
         return Obtained(weights, data)
 
     async def _measured(self, ticket: Ticket, announced: Announced, data: bytes) -> StoredWeights:
@@ -189,18 +193,6 @@ class Inbox:
         # An object without an attempt in its key is the participant's, which may write it again.
         is_ours = is_attempt(measured.ref.key)
         return measured if not is_ours or self._slots.keep(slot, round_, measured) else None
-
-    async def _check_content(self, ticket: Ticket, weights: StoredWeights, array: bytes) -> None:
-        """Refuse bytes or sums that are no update of the round's model, before they count. Any
-        other update of numbers has been checked while it came.
-
-        array: the bytes, if they are not in the store. Raises InvalidUpdate and the store's errors.
-        """
-        model = ticket.model
-        if model is None or model.dtype != weights.dtype:
-            return
-        async with self._parsing:
-            await run_to_end(self._content.check, model, weights, ticket.epochs, array)
 
 
 def _new_attempt_at(base_key: str) -> str:

@@ -166,7 +166,7 @@ def _next_step_of_round(
         if is_late or (gives_up_at is not None and gives_up_at <= now):
             return e.RoundClosed(round_.number, now, "deadline", _missed(session, round_))
     has_required = session.members.num_eligible >= session.rules.num_required
-    enough = has_required and not (session.is_untrained and session.lacks_initialisers)
+    enough = has_required and not session.lacks_initialisers
     if session.phase is Phase.COLLECTING and not enough:
         return e.RoundPaused(round_.number, now)
     if session.phase is Phase.STANDBY and enough:
