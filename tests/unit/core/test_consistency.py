@@ -35,10 +35,6 @@ def buffered_round(*names: str, **rules: Any) -> Bench:
     return bench
 
 
-def ssp_round(*names: str, staleness: int = 1, **rules: Any) -> Bench:
-    return buffered_round(*names, consistency="ssp", staleness=staleness, **rules)
-
-
 def trains(bench: Bench) -> dict[str, int]:
     """The participants that owe an update of the open round, with the round of each."""
     return {name: bench.session.trained_by(name) for name in bench.outstanding}
@@ -53,18 +49,6 @@ def staleness(bench: Bench) -> dict[str, int]:
 
 
 # --- who trains what ------------------------------------------------------------------------------
-
-
-def test_every_buffer_size_updates_make_a_model() -> None:
-    """A slower participant goes on with the round that it trains."""
-    bench = buffered_round("a", "b", "c", "d", buffer_size=2)
-    bench.end("b")
-    assert bench.session.round == 0
-    bench.end("c")
-    assert bench.happened(e.RoundClosed)[-1].cause == "complete"
-    assert staleness(bench) == {"b": 0, "c": 0}
-    assert bench.session.round == 1
-    assert trains(bench) == {"a": 0, "d": 0, "b": 1, "c": 1}
 
 
 def test_carried_over_participant_hears_of_its_own_round() -> None:
@@ -91,52 +75,6 @@ def test_carried_over_participant_hears_of_its_own_round() -> None:
     assert staleness(bench) == {"b": 2}
 
 
-def test_an_update_is_never_refused_for_its_age() -> None:
-    """In ASP a participant may be as slow as it likes."""
-    bench = buffered_round("a", "b")
-    for i in range(40):
-        bench.end("a", f"a@{i}")
-        bench.pass_time(DEADLINE_S / 4)
-    assert bench.heartbeat("b").round == 0
-    assert bench.start("b").model.round == 0
-    bench.end("b", round_=0)
-    assert staleness(bench) == {"b": 40}
-
-
-def test_a_deadline_makes_no_update_late_in_asp() -> None:
-    """A deadline closes the round for waiting participants; training ones go on with their work."""
-    bench = buffered_round("a", "b", "c", buffer_size=2)
-    bench.end("a")
-    bench.pass_time(DEADLINE_S)
-    assert bench.happened(e.RoundClosed)[-1].cause == "deadline"
-    assert trains(bench) == {"b": 0, "c": 0, "a": 1}
-    bench.end("b", round_=0)
-    bench.end("c", round_=0)
-    assert staleness(bench) == {"b": 1, "c": 1}
-
-
-def test_fewer_than_a_buffer_may_be_all_there_are() -> None:
-    """When all have answered nothing is waited for."""
-    bench = buffered_round("a", "b", "c", buffer_size=3)
-    bench.end("a")
-    bench.end("b")
-    assert bench.session.round == 0
-    bench.leave("c")
-    assert staleness(bench) == {"a": 0, "b": 0}
-
-
-def test_the_carried_are_among_the_fraction() -> None:
-    """No more train at a time than the fraction says, whatever they train."""
-    bench = buffered_round("a", "b", "c", "d", "e", "f", fraction="0.5")
-    assert trains(bench) == {"a": 0, "b": 0, "c": 0}
-    bench.end("c")
-    # The controller "ordered" draws the first by name of the free ones.
-    assert trains(bench) == {"a": 0, "b": 0, "c": 1}
-    bench.join("g", "h")
-    bench.end("a")
-    assert trains(bench) == {"b": 0, "c": 1, "a": 2, "d": 2}
-
-
 def test_participant_that_trains_longer_than_the_deadline_is_replaced() -> None:
     """Otherwise a few stuck participants would be the whole selection, and each round would last to
     its deadline. Their late updates are still taken."""
@@ -149,29 +87,6 @@ def test_participant_that_trains_longer_than_the_deadline_is_replaced() -> None:
     assert trains(bench) == {"a": 0, "b": 0, "c": 2, "d": 2, "e": 2}
     bench.end("a", round_=0)
     assert staleness(bench) == {"a": 2}
-
-
-def test_the_first_model_is_made_of_all() -> None:
-    """Round 0 of XAIN initialises: without its model nobody has anything to train, and nobody could
-    be carried over from it."""
-    bench = buffered_round("a", "b", "c", initial="empty")
-    bench.end("a")
-    bench.end("b")
-    assert bench.session.round == 0
-    bench.end("c")
-    assert staleness(bench) == {"a": 0, "b": 0, "c": 0}
-    assert trains(bench) == {"a": 1, "b": 1, "c": 1}
-    bench.end("a")
-    assert trains(bench) == {"b": 1, "c": 1, "a": 2}, "from then on nobody is waited for"
-
-
-def test_participant_late_for_the_first_model_is_not_carried_over() -> None:
-    """Initial weights are trained from no model, so that the next round has no use for them."""
-    bench = buffered_round("a", "b", initial="empty")
-    bench.end("a")
-    bench.pass_time(DEADLINE_S)
-    assert trains(bench) == {"a": 1, "b": 1}
-    bench.refuses_end(errors.StaleRound, "b", round_=0)
 
 
 # --- while a model is made, and while too few are here ------------------------------------------
@@ -224,88 +139,10 @@ def test_participants_do_not_go_on_while_the_last_model_is_made() -> None:
     bench.refuses_end(errors.RoundAlreadyClosed, "b")
 
 
-def test_the_last_model_is_the_end_for_the_slow() -> None:
-    """After the last round their results have no use."""
-    bench = buffered_round("a", "b", rounds=1)
-    bench.end("a")
-    assert bench.phase is Phase.FINISHED
-    bench.refuses_end(errors.RoundAlreadyClosed, "b", round_=0)
-    assert (bench.session.buffered.carried, bench.session.buffered.bases) == ({}, {})
-
-
-def test_between_two_rounds_the_slow_go_on() -> None:
-    """Too few are connected for the next round: participants that train an earlier one still do."""
-    bench = buffered_round("a", "b", "c", min_participants=2, buffer_size=2)
-    bench.answers = False
-    bench.end("a")
-    bench.end("b")
-    bench.leave("a", "b")
-    bench.answer()
-    assert (bench.phase, bench.session.round) == (Phase.STANDBY, 1)
-    assert bench.heartbeat("c") == r.Advertisement(Phase.STANDBY, 0, False)
-    bench.refuses_end(errors.NotInRound, "c", round_=0)
-    bench.answers = True
-    bench.join("d")
-    assert trains(bench) == {"c": 0, "d": 1}
-    bench.end("c", round_=0)
-    bench.end("d")
-    assert staleness(bench) == {"c": 1, "d": 0}
-
-
 # --- leaving and coming back ----------------------------------------------------------------------
 
 
-def test_participant_that_returns_trains_the_newest_round() -> None:
-    """The round that it trained before is forgotten, and its update of that round is late."""
-    bench = buffered_round("a", "b")
-    bench.end("a")
-    assert trains(bench) == {"b": 0, "a": 1}
-    bench.leave("b")
-    bench.join("b")
-    assert trains(bench) == {"a": 1, "b": 1}
-    bench.refuses_end(errors.StaleRound, "b", round_=0)
-    bench.end("b", round_=1)
-    assert staleness(bench) == {"b": 0}
-
-
 # --- bounded staleness ----------------------------------------------------------------------------
-
-
-def test_in_ssp_the_fast_wait_for_the_slow() -> None:
-    """No participant trains more than `staleness` rounds ahead of one that still trains."""
-    bench = ssp_round("a", "b", "c")
-    bench.end("a", "a@0")
-    assert trains(bench) == {"b": 0, "c": 0, "a": 1}
-    bench.end("a", "a@1")
-    assert trains(bench) == {"b": 0, "c": 0}, "round 2 would be two ahead of them"
-    assert bench.heartbeat("a") == r.Advertisement(Phase.COLLECTING, 1, True)
-    bench.end("b", "b@0", round_=0)
-    assert bench.session.round == 1
-    bench.end("c", "c@0", round_=0)
-    assert staleness(bench) == {"a": 0, "b": 1, "c": 1}
-    assert trains(bench) == {"a": 2, "b": 2, "c": 2}
-
-
-def test_at_the_deadline_the_slowest_are_left_behind() -> None:
-    """Participants within the staleness go on; the others are late from the closing on."""
-    bench = ssp_round("a", "b", "c")
-    bench.end("a", "a@0")
-    bench.end("b", "b@0", round_=0)
-    assert trains(bench) == {"c": 0, "a": 1}
-    bench.end("a", "a@1")
-    assert trains(bench) == {"c": 0}
-    bench.join("d")
-    bench.leave("b")
-    assert trains(bench) == {"c": 0}
-    bench.answers = False
-    bench.pass_time(DEADLINE_S)
-    assert bench.happened(e.RoundClosed)[-1].cause == "deadline"
-    bench.refuses_end(errors.RoundAlreadyClosed, "c", round_=0)
-    bench.answer()
-    assert bench.session.round == 2
-    assert trains(bench) == {"a": 2, "c": 2, "d": 2}
-    bench.refuses_end(errors.StaleRound, "c", round_=0)
-    assert bench.start("c").model.round == 2
 
 
 # --- exactly once ---------------------------------------------------------------------------------
@@ -357,18 +194,6 @@ def test_resends_of_members_are_known() -> None:
     bench.refuses_end(errors.StaleRound, "b", "b@0", round_=0)
 
 
-def test_a_resend_is_known_after_the_end() -> None:
-    """XAIN's clients mean the round that they have trained."""
-    bench = buffered_round("a", "b", rounds=2)
-    bench.end("a", "a@0")
-    bench.end("b", "b@0", round_=None)
-    assert bench.phase is Phase.FINISHED
-    for round_ in (0, None):
-        assert bench.end("b", "b@0", round_=round_).events == ()
-    bench.refuses_end(errors.RoundAlreadyClosed, "b", "other", round_=None)
-    assert bench.heartbeat("b").round == 1, "the last round, whatever it has trained"
-
-
 def test_another_update_for_the_same_round_is_refused() -> None:
     bench = buffered_round("a", "b", "c", buffer_size=2)
     bench.end("a", "a@0")
@@ -394,21 +219,6 @@ def test_xains_clients_mean_the_round_that_they_train() -> None:
     bench.refuses_end(errors.DuplicateUpdate, "b", "other", upload_name="uuid-b", round_=None)
     bench.end("a", "a@1", round_=None)
     assert staleness(bench) == {"a": 0, "b": 1}
-
-
-def test_an_upload_counts_once_also_when_it_is_stale() -> None:
-    """In the open round, and in the one before; under the same name in a later round lies another
-    upload."""
-    bench = buffered_round("a", "b", "c", "d", buffer_size=2)
-    bench.end("a", upload_name="uuid-a")
-    bench.end("b")
-    assert trains(bench) == {"c": 0, "d": 0, "a": 1, "b": 1}
-    bench.leave("a")
-    bench.refuses_end(errors.UploadTaken, "c", upload_name="uuid-a", round_=0)
-    bench.end("c", upload_name="uuid-c", round_=0)
-    bench.leave("c")
-    bench.refuses_end(errors.UploadTaken, "d", upload_name="uuid-c", round_=0)
-    bench.end("b", upload_name="uuid-c", round_=1)
 
 
 @pytest.mark.parametrize("rules", [{}, {"consistency": "ssp", "staleness": 3}])

@@ -5,8 +5,6 @@ from tests.unit.core.bench import (
     IDLE_S,
     Bench,
     answer_to,
-    closing,
-    counted,
     make_rules,
     opened_round,
     timed_round,
@@ -15,7 +13,6 @@ from tests.unit.core.bench import (
 from xain_coordinator.core.view.history import History
 from xain_coordinator.core.vocabulary import commands as c
 from xain_coordinator.core.vocabulary import events as e
-from xain_coordinator.core.vocabulary.effects import Aggregate
 from xain_coordinator.core.vocabulary.values import Phase
 
 REASON = "0/b has the digest 1 in the store, not 2"
@@ -60,16 +57,6 @@ def test_same_update_makes_the_same_model() -> None:
     assert not bench.heartbeat("b").update_damaged
 
 
-def test_model_made_of_a_damaged_update_is_not_wanted() -> None:
-    bench = closed_round("a", "b")
-    (effect,) = (one for one in bench.effects if isinstance(one, Aggregate))
-    damage(bench, "b")
-    bench.end("b", "another")
-    assert bench.aggregates[-1] != effect
-    bench.answer()
-    assert bench.session.round == 1
-
-
 def test_update_that_was_replaced_meanwhile_counts() -> None:
     """The news of the damage may be old, or come twice."""
     bench = closed_round("a", "b")
@@ -80,21 +67,6 @@ def test_update_that_was_replaced_meanwhile_counts() -> None:
     bench.send(answer_to(bench.aggregates[-1]))
     bench.send(c.NoteDamagedUpdates({key: REASON}))
     assert not bench.happened(e.UpdateDamaged)
-
-
-def test_damaged_update_after_the_deadline_gets_a_deadline_of_its_own() -> None:
-    bench = timed_round("a", "b", "c")
-    bench.answers = False
-    bench.end("a")
-    bench.end("b")
-    bench.pass_time(DEADLINE_S)
-    assert closing(bench) == (DEADLINE_S, "deadline")
-    damage(bench, "b")
-    assert bench.phase is Phase.COLLECTING
-    bench.end("b")
-    bench.pass_time(DEADLINE_S)
-    assert closing(bench) == (2 * DEADLINE_S, "deadline")
-    assert counted(bench) == ("a", "b")
 
 
 def test_damage_in_an_overdue_round_does_not_put_off_the_end_of_its_wait() -> None:
@@ -111,23 +83,6 @@ def test_damage_in_an_overdue_round_does_not_put_off_the_end_of_its_wait() -> No
     damage(bench, "b")
     assert bench.phase is Phase.COLLECTING
     assert bench.session.gives_up_at == DEADLINE_S + IDLE_S
-
-
-def test_damaged_update_of_a_round_that_still_collects_is_dropped_too() -> None:
-    bench = opened_round("a", "b", answers=False)
-    bench.end("a")
-    damage(bench, "a")
-    assert bench.phase is Phase.COLLECTING
-    assert bench.outstanding == ("a", "b")
-
-
-def test_damaged_upload_no_longer_counts() -> None:
-    """The sender may bring it anew under its name."""
-    bench = opened_round("a", "b", answers=False)
-    bench.end("a", upload_name="site-a")
-    damage(bench, "a")
-    bench.end("a", upload_name="site-a")
-    assert bench.outstanding == ("b",)
 
 
 def test_late_update_of_an_asynchronous_session_is_asked_for_of_its_own_round() -> None:

@@ -17,7 +17,6 @@ from tests.unit.core.bench import (
 )
 
 from xain_coordinator.core.machine.decider import next_deadline
-from xain_coordinator.core.machine.questions import MayUpload
 from xain_coordinator.core.rules.pacing import WantedUpdates, noted_every_s
 from xain_coordinator.core.vocabulary import commands as c
 from xain_coordinator.core.vocabulary import errors
@@ -27,70 +26,6 @@ from xain_coordinator.core.vocabulary.values import DataProfile, Phase
 JUST = 1 / 1024  # exact in binary
 
 # --- the deadline ---------------------------------------------------------------------------------
-
-
-def test_at_its_deadline_a_round_closes_with_the_updates_it_has() -> None:
-    """Two stragglers hold up no round for longer than deadline_s, exactly."""
-    bench = timed_round("a", "b", "c")
-    bench.end("a")
-    bench.pass_time(DEADLINE_S - JUST)
-    assert bench.phase is Phase.COLLECTING
-    bench.pass_time(JUST)
-    assert closing(bench) == (DEADLINE_S, "deadline")
-    assert counted(bench) == ("a",)
-    assert (bench.session.round, bench.phase) == (1, Phase.COLLECTING)
-
-
-def test_a_tick_is_due_at_the_deadline() -> None:
-    """The Tick does not depend on commands or on noted time."""
-    bench = Bench(make_rules(min_participants=2, start_participants=3, **TIMED))
-    bench.join("a", "b", "c", at=3.0)
-    bench.pass_time(DEADLINE_S - 2.0)
-    assert next_deadline(bench.session) == 3.0 + DEADLINE_S
-    bench.end("a")
-    bench.end("b")
-    bench.leave("a", "b")
-    assert bench.phase is Phase.STANDBY
-    assert next_deadline(bench.session) == 3.0 + DEADLINE_S, "it has enough, and closes there"
-
-
-def test_a_straggler_is_late() -> None:
-    """An update after the deadline is refused as late, in every state that the session can then be
-    in, and so are the straggler's questions."""
-    bench = timed_round("a", "b", rounds=2)
-    bench.answers = False
-    bench.end("a")
-    bench.pass_time(DEADLINE_S)
-    assert bench.phase is Phase.AGGREGATING
-    bench.refuses_end(errors.RoundAlreadyClosed, "b", round_=0)
-    bench.refuses(MayUpload("b", 0, "x"), errors.RoundAlreadyClosed)
-    bench.answer()
-    assert bench.session.round == 1
-    bench.refuses_end(errors.StaleRound, "b", round_=0)
-    bench.end_all()
-    bench.answer()
-    assert bench.phase is Phase.FINISHED
-    bench.refuses_end(errors.RoundAlreadyClosed, "b", round_=0)
-    assert issubclass(errors.RoundAlreadyClosed, errors.LateUpdate)
-    assert issubclass(errors.StaleRound, errors.LateUpdate)
-    assert counted(bench) == ("a", "b"), "of round 1"
-
-
-def test_with_too_few_updates_others_are_asked_besides() -> None:
-    """An overdue round keeps its selection, since the late may still come, and asks all others
-    as well. The update that makes enough closes it."""
-    bench = timed_round("a", "b", "c", "d", "e", min_participants=2, fraction="0.5")
-    assert bench.selected == ("a", "b", "c")
-    bench.end("a")
-    bench.pass_time(DEADLINE_S)
-    assert bench.happened(e.RoundOverdue) == [e.RoundOverdue(0, DEADLINE_S, ("b", "c"))]
-    assert bench.phase is Phase.COLLECTING
-    assert bench.selected == ("a", "b", "c", "d", "e")
-    assert bench.start("b").round == bench.start("d").round == 0
-    bench.end("d")
-    assert closing(bench) == (DEADLINE_S, "complete")
-    assert counted(bench) == ("a", "d")
-    bench.refuses_end(errors.StaleRound, "b", round_=0)
 
 
 def test_idle_timeout_closes_a_paused_round_with_its_updates() -> None:

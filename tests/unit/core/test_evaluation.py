@@ -289,13 +289,6 @@ def test_last_model_is_evaluated_by_all_that_can() -> None:
     assert point.fields["accuracy_min"] == 0.7
 
 
-def test_session_ends_at_once_if_no_participant_can_evaluate() -> None:
-    bench = bench_of(without=("a",))
-    train(bench, 0.1, 0.2)
-    assert bench.phase is Phase.FINISHED
-    assert not [event for event in bench.happened(e.RoundOpened) if event.task is Task.EVALUATE]
-
-
 def test_evaluation_that_is_sent_again_is_answered_again() -> None:
     bench = bench_of("a", "b")
     train(bench, 0.1, 0.2)
@@ -338,17 +331,6 @@ def test_weights_are_not_taken_while_the_last_model_is_evaluated() -> None:
     bench.refuses(MayUpload("a", 2, "good"), errors.RoundAlreadyClosed)
 
 
-def test_evaluation_goes_on_without_leaving_participants() -> None:
-    bench = bench_of("a", "b", "c")
-    train(bench, 0.1, 0.2)
-    evaluate(bench, "a", 0.9)
-    bench.leave("b")
-    assert bench.phase is Phase.COLLECTING, "nobody is needed for the round to stay open"
-    bench.expire("c")
-    assert bench.phase is Phase.FINISHED
-    assert bench.session.cause == "completed"
-
-
 def test_evaluation_of_the_last_model_ends_at_its_deadline() -> None:
     bench = bench_of("a", "b", evaluate_metric="accuracy", evaluate_deadline_s=30.0, **TIMED)
     train(bench, 0.1, 0.2)
@@ -370,17 +352,6 @@ def test_time_is_written_down_often_enough_for_the_deadline_of_an_evaluation() -
     bench.pass_time(29.0)
     noted = max(event.at for event in bench.happened(e.TimePassed))
     assert noted - began >= 29.0 - 3.0
-
-
-def test_restart_goes_on_with_the_evaluation() -> None:
-    bench = bench_of("a", "b", evaluate_deadline_s=30.0)
-    train(bench, 0.1, 0.2)
-    evaluate(bench, "a", 0.9)
-    bench.restart()
-    assert bench.heartbeat("a").update_accepted
-    assert bench.start("b").task is Task.EVALUATE
-    evaluate(bench, "b", 0.9)
-    assert bench.phase is Phase.FINISHED
 
 
 def test_participants_behind_are_asked_to_evaluate_and_not_to_train() -> None:

@@ -44,16 +44,6 @@ def test_failed_participant_is_replaced_and_not_selected_again_in_the_round() ->
     assert bench.selected == ("c",), "neither a nor b again"
 
 
-def test_process_that_joins_anew_after_a_failure_is_selected_in_the_same_round() -> None:
-    """The new process may be a mended one."""
-    bench = opened_round("a", "b", rules=strict(min_participants=2))
-    fail(bench, "a")
-    bench.leave("a")
-    assert bench.phase is Phase.STANDBY
-    bench.join("a")
-    assert bench.selected == ("b", "a")
-
-
 def test_failed_participant_that_joins_again_within_its_lease_is_selected_in_the_same_round() -> (
     None
 ):
@@ -70,24 +60,6 @@ def test_failed_participant_that_joins_again_within_its_lease_is_selected_in_the
     assert len(bench.happened(e.ParticipantReturned)) == 1
     bench.end_all()
     assert [update.participant_id for update in bench.aggregates[-1].updates] == ["a", "b"]
-
-
-def test_failed_participant_that_joins_again_and_again_is_left_out() -> None:
-    bench = opened_round("a", "b", rules=strict(min_participants=2))
-    for _ in range(3):
-        fail(bench, "a")
-        bench.join("a")
-    assert left_out(bench)
-    assert len(bench.happened(e.TrainingFailed)) == 3
-
-
-def test_failures_and_refused_updates_in_a_row_leave_out() -> None:
-    bench = opened_round("a", "b", "c", rules=strict(min_participants=2))
-    bench.bring_refused("a")
-    fail(bench, "a")
-    bench.end_all()
-    fail(bench, "a")
-    assert left_out(bench) == [("a", 4)]
 
 
 def test_failure_of_another_round_changes_nothing() -> None:
@@ -165,48 +137,6 @@ def test_participant_that_misses_deadlines_in_a_row_is_left_out_and_comes_back()
         assert bench.selected == ("b", "c")
         bench.end_all()
     assert bench.selected == ("a", "b", "c")
-
-
-def test_update_that_is_not_waited_for_is_no_fault() -> None:
-    bench = hanging(quorum="participant:update:2")
-    for _ in range(LIMIT + 1):
-        bench.end("b")
-        bench.end("c")
-    assert left_out(bench) == []
-    assert bench.session.selection.faults == {}
-
-
-def test_deadline_after_a_refused_update_is_not_counted_again() -> None:
-    bench = hanging()
-    bench.bring_refused("a", LIMIT - 1)
-    hang(bench, "a")
-    assert bench.session.selection.faults_of("a").in_a_row == LIMIT - 1
-    assert left_out(bench) == []
-
-
-def test_participant_that_helps_an_overdue_round_is_not_late() -> None:
-    bench = hanging(min_participants=2, start_participants=3, fraction="0.5")
-    assert bench.selected == ("a", "b")
-    bench.end("b")
-    bench.pass_time(DEADLINE_S)
-    assert bench.happened(e.RoundOverdue) == [e.RoundOverdue(0, DEADLINE_S, ("a",))]
-    assert bench.selected == ("a", "b", "c")
-    assert bench.session.selection.faults_of("a").in_a_row == 1
-    bench.end("a")
-    assert bench.session.round == 1
-    assert (
-        bench.session.selection.faults_of("a").in_a_row
-        == bench.session.selection.faults_of("c").in_a_row
-        == 0
-    )
-
-
-def test_with_a_limit_of_0_deadlines_leave_nobody_out() -> None:
-    bench = hanging(refused_limit=0)
-    for _ in range(5):
-        hang(bench, "a")
-    assert left_out(bench) == []
-    assert "a" in bench.selected
 
 
 # --- fits that were requested ---

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.unit.core.bench import DEADLINE_S, IDLE_S, TIMED, Bench, make_rules, timed_round
+from tests.unit.core.bench import IDLE_S, TIMED, Bench, make_rules
 
 from xain_coordinator.core.view.view import waiting_for
 from xain_coordinator.core.vocabulary import errors
@@ -61,45 +61,6 @@ def test_all_rounds_of_the_configuration_train_after_the_initialisation() -> Non
     assert bench.session.round == 3  # the last one, counted from 0
 
 
-def test_first_participant_that_leaves_is_replaced() -> None:
-    bench = opened("a", "b", "c")
-    bench.join("d")
-    bench.leave("a")
-    assert bench.selected == ("b",)
-    assert bench.start("b").task is Task.INITIALISE
-    bench.end("b")
-    assert bench.session.round == 1
-
-
-def test_first_participant_whose_weights_are_refused_is_replaced() -> None:
-    bench = opened("a", "b", refused_limit=2, refused_rounds=1)
-    bench.bring_refused("a", 2)
-    assert bench.selected == ("b",)
-
-
-def test_a_round_that_waits_for_initial_weights_ends_with_the_first_after_its_deadline() -> None:
-    bench = timed_round("a", "b", "c", min_participants=2, initial="first")
-    bench.pass_time(DEADLINE_S)
-    assert bench.selected == ("a", "b", "c")
-    assert bench.start("c").task is Task.INITIALISE
-    bench.end("c", "of c")
-    assert bench.session.round == 1
-    assert bench.session.model is not None
-    assert bench.session.model.ref.digest == "of c"
-
-
-def test_initialisation_goes_on_after_a_restart() -> None:
-    bench = opened("a", "b")
-    bench.restart()
-    assert bench.selected == ("a",)
-    bench.answers = False
-    bench.end("a", "first", layout=LAYOUT)
-    bench.restart()
-    bench.answer()
-    assert bench.session.model is not None
-    assert bench.session.model.layout == LAYOUT
-
-
 @pytest.mark.parametrize(
     ("layout", "why"),
     [
@@ -115,11 +76,6 @@ def test_a_layout_that_does_not_describe_the_weights_is_refused(layout: Any, why
     with pytest.raises(errors.InvalidUpdate, match=why):
         bench.end("a", layout=layout)
     bench.end("a", layout=LAYOUT)
-
-
-def test_initial_weights_that_are_not_finite_are_refused() -> None:
-    bench = opened("a", "b")
-    bench.refuses_end(errors.InvalidUpdate, "a", first_bad=1)
 
 
 def test_layout_of_averaged_weights_is_the_one_that_all_declare() -> None:
@@ -145,17 +101,6 @@ def waiting(**rules: Any) -> Bench:
     bench = Bench(make_rules(min_participants=2, initial="first", **rules))
     bench.join("a", "b", can_initialise=False)
     return bench
-
-
-@pytest.mark.parametrize("controller", ["ordered", "random", "all", "round_robin"])
-def test_participant_without_initial_weights_is_not_asked_for_them(controller: str) -> None:
-    bench = Bench(make_rules(min_participants=3, initial="first", controller=controller))
-    bench.join("a", "c", can_initialise=False)
-    bench.join("b")
-    assert bench.selected == ("b",)
-    bench.end("b", "of b")
-    for name in "abc":
-        assert bench.start(name).task is Task.TRAIN
 
 
 def test_session_waits_for_a_participant_with_initial_weights_and_says_so() -> None:
@@ -207,28 +152,6 @@ def test_participant_of_a_trained_model_keeps_its_work_whatever_weights_it_has()
     assert not bench.happened(e.ParticipantLeft)[1:], "b left once, when it came with weights"
 
 
-def test_round_is_paused_when_the_only_one_with_initial_weights_leaves() -> None:
-    bench = waiting()
-    bench.join("c")
-    bench.leave("c")
-    assert bench.phase is Phase.STANDBY
-    assert bench.session.lacks_initialisers
-    bench.restart()
-    bench.join("d")
-    assert bench.selected == ("d",)
-    bench.end("d")
-    assert bench.session.round == 1
-
-
-def test_overdue_round_asks_only_participants_with_initial_weights() -> None:
-    bench = Bench(make_rules(min_participants=2, initial="first", **TIMED))
-    bench.join("a")
-    bench.join("b", can_initialise=False)
-    bench.pass_time(DEADLINE_S)
-    assert bench.session.opened.overdue_at is not None
-    assert bench.selected == ("a",)
-
-
 def test_average_waits_for_enough_participants_with_initial_weights() -> None:
     """Participants without initial weights take part in the rounds of training."""
     bench = Bench(make_rules(min_participants=2, rounds=3, initial="empty"))
@@ -242,9 +165,3 @@ def test_average_waits_for_enough_participants_with_initial_weights() -> None:
     assert set(bench.selected) == {"a", "c"}
     bench.end_all()
     assert set(bench.selected) == {"a", "b", "c"}
-
-
-def test_participant_without_initial_weights_trains_from_a_model_that_is_there() -> None:
-    bench = Bench(make_rules(min_participants=2))
-    bench.join("a", "b", can_initialise=False)
-    assert set(bench.selected) == {"a", "b"}

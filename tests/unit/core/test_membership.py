@@ -10,8 +10,6 @@ from tests.unit.core.bench import (
     opened_round,
 )
 
-from xain_coordinator.core.machine.decider import next_deadline
-from xain_coordinator.core.machine.questions import AssignmentFor, MayUpload, Question
 from xain_coordinator.core.parts.membership import MAX_NOT_ADMITTED
 from xain_coordinator.core.vocabulary import commands as c
 from xain_coordinator.core.vocabulary import errors
@@ -34,16 +32,6 @@ def waiting(*names: str) -> Bench:
 def test_participant_that_joins_is_told_the_heartbeat_time() -> None:
     bench = Bench(make_rules(min_participants=2))
     assert bench.join("a") == r.Accepted(HEARTBEAT_TIME_S)
-
-
-def test_beyond_max_participants_later_with_a_suggested_delay() -> None:
-    """LATER changes nothing; the delay is the time after which a silent one's place is free."""
-    bench = Bench(make_rules(min_participants=2, max_participants=2))
-    bench.join("a", "b")
-    events = len(bench.journal)
-    assert bench.join("c") == r.Later(LEASE_S)
-    assert len(bench.journal) == events
-    assert bench.connected == ("a", "b")
 
 
 def test_end_of_the_session_has_everybody_that_was_never_let_in() -> None:
@@ -80,45 +68,7 @@ def test_names_of_those_that_are_not_let_in_are_bounded() -> None:
     assert kept == [f"p{number}" for number in range(MAX_NOT_ADMITTED)]
 
 
-def test_slot_of_a_member_that_left_is_given_again() -> None:
-    bench = Bench(make_rules(min_participants=2, max_participants=2))
-    bench.join("a", "b")
-    bench.leave("a")
-    assert isinstance(bench.join("c"), r.Accepted)
-
-
-def test_rendezvous_of_a_member_is_accepted_and_changes_nothing() -> None:
-    """The same holds when all slots are taken, in a round, and with another profile."""
-    bench = Bench(make_rules(min_participants=2, max_participants=2))
-    bench.join("a", "b")
-    journal, session = list(bench.journal), bench.session
-    decision = bench.send(c.Rendezvous("a", DataProfile(9, 9)))
-    assert decision.reply == r.Accepted(HEARTBEAT_TIME_S)
-    assert bench.journal == journal
-    assert bench.session == session
-    assert decision.effects == ()
-
-
-def test_rendezvous_of_a_member_renews_its_lease() -> None:
-    bench = waiting("a")
-    bench.join("a", at=10.0)
-    bench.tick(at=LEASE_S)
-    assert bench.connected == ("a",)
-    bench.tick(at=10.0 + LEASE_S)
-    assert bench.connected == ()
-
-
 # --- profiles ---
-
-
-def test_data_of_another_width_is_refused() -> None:
-    """The model has one width; the message names both."""
-    bench = waiting("nobody")
-    bench.join("a", profile=DataProfile(100, 4))
-    refusal = bench.refuses(c.Rendezvous("b", DataProfile(100, 5)), errors.ProfileMismatch)
-    assert "5" in str(refusal)
-    assert "4" in str(refusal)
-    bench.join("b", profile=DataProfile(1, 4))
 
 
 def test_an_empty_partition_says_nothing_about_the_width() -> None:
@@ -128,16 +78,6 @@ def test_an_empty_partition_says_nothing_about_the_width() -> None:
     bench.join("empty", profile=DataProfile(0, 99))
     bench.join("a", profile=DataProfile(100, 4))
     bench.join("empty too", profile=DataProfile(0, 7))
-    bench.refuses(c.Rendezvous("b", DataProfile(100, 5)), errors.ProfileMismatch)
-
-
-def test_the_width_stays_that_of_the_model_when_its_participants_have_gone() -> None:
-    """The initial model was asked for with 4 features; later participants must have them."""
-    bench = Bench(make_rules(min_participants=1), answers=False)
-    bench.join("a", profile=DataProfile(100, 4))
-    bench.leave("a")
-    bench.refuses(c.Rendezvous("b", DataProfile(100, 5)), errors.ProfileMismatch)
-    bench.answer()
     bench.refuses(c.Rendezvous("b", DataProfile(100, 5)), errors.ProfileMismatch)
 
 
@@ -164,45 +104,7 @@ def test_initial_model_is_made_once_from_the_profiles_of_the_gathered() -> None:
 # --- unregistered clients ---
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        c.Heartbeat("unregistered"),
-        c.Heartbeat("unregistered", ParticipantState.FINISHED),
-        AssignmentFor("unregistered"),
-        MayUpload("unregistered", 0, "good"),
-    ],
-)
-def test_unregistered_clients_must_rendezvous_first(command: c.Command | Question) -> None:
-    """The refusal is the same in a round and outside of one."""
-    waiting("a").refuses(command, errors.NotAMember)
-    opened_round("a").refuses(command, errors.NotAMember)
-
-
-def test_update_of_an_unregistered_client_is_refused() -> None:
-    opened_round("a").refuses_end(errors.NotAMember, "unregistered")
-
-
 # --- leases ---
-
-
-def test_a_heartbeat_begins_a_lease_anew_and_is_not_journalled() -> None:
-    bench = waiting("a")
-    events = len(bench.journal)
-    bench.heartbeat("a", at=12.0)
-    assert len(bench.journal) == events
-    assert next_deadline(bench.session) == 12.0 + LEASE_S
-    bench.tick(at=LEASE_S)
-    assert bench.connected == ("a",)
-
-
-def test_new_lease_forgets_earlier_heartbeats() -> None:
-    """A participant that comes back has a full lease from its return."""
-    bench = waiting("a")
-    bench.heartbeat("a", at=1.0)
-    bench.leave("a")
-    bench.join("a", at=100.0)
-    assert next_deadline(bench.session) == 100.0 + LEASE_S
 
 
 def test_leaving_takes_effect_at_once() -> None:
@@ -225,23 +127,6 @@ def test_lateness_of_the_coordinator_ends_no_lease() -> None:
 
 
 # --- what participants are told ---
-
-
-def test_only_the_selected_are_told_of_the_round() -> None:
-    bench = opened_round("a", "b")
-    bench.join("c")
-    assert bench.heartbeat("a") == r.Advertisement(Phase.COLLECTING, 0, False)
-    assert bench.heartbeat("c") == r.Advertisement(Phase.STANDBY, 0, False)
-    bench.end("a")
-    assert bench.heartbeat("a") == r.Advertisement(Phase.COLLECTING, 0, True)
-
-
-def test_while_a_round_is_aggregated_the_selected_stay_in_it() -> None:
-    bench = opened_round("a", "b", answers=False)
-    bench.join("c")
-    bench.end_all()
-    assert bench.heartbeat("a") == r.Advertisement(Phase.AGGREGATING, 0, True)
-    assert bench.heartbeat("c") == r.Advertisement(Phase.STANDBY, 0, False)
 
 
 def test_heartbeats_departures_and_the_coordinators_state_are_measured() -> None:

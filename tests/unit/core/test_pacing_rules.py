@@ -6,8 +6,6 @@ from tests.unit.core.bench import Bench, closing, counted, make_rules
 from xain_coordinator.core.machine.decider import next_deadline
 from xain_coordinator.core.rules.pacing import AfterFirst, noted_every_s
 from xain_coordinator.core.view.view import waiting_for
-from xain_coordinator.core.vocabulary import commands as c
-from xain_coordinator.core.vocabulary import events as e
 from xain_coordinator.core.vocabulary.values import Phase
 
 JUST = 1e-3
@@ -45,40 +43,6 @@ def test_a_round_closes_a_while_after_its_first_update() -> None:
     assert counted(bench) == ("a", "b")
 
 
-def test_a_round_with_all_updates_closes_at_once() -> None:
-    bench = bench_of("a", "b")
-    bench.end_all()
-    assert closing(bench) == (0.0, "complete")
-
-
-def test_slower_sites_are_not_at_fault() -> None:
-    """A site that comes after the round has closed has missed no deadline."""
-    bench = bench_of("a", "b", rounds=5, refused_limit=1, refused_rounds=3)
-    bench.end("a")
-    bench.pass_time(SECONDS)
-    assert bench.session.round == 1
-    assert bench.session.selection.faults_of("b").in_a_row == 0
-    assert set(bench.selected) == {"a", "b"}
-
-
-def test_too_few_updates_do_not_close_a_round() -> None:
-    """The least number comes first, and then closes it without a further wait."""
-    bench = bench_of("a", "b", "c", min_participants=2)
-    bench.end("a")
-    bench.pass_time(2 * SECONDS)
-    assert bench.session.round == 0
-    bench.end("c")
-    assert counted(bench) == ("a", "c")
-
-
-def test_without_an_update_the_deadline_stands() -> None:
-    bench = bench_of("a", "b")
-    bench.pass_time(DEADLINE_S + 1.0)
-    assert bench.happened(e.RoundOverdue)
-    bench.end("a")
-    assert bench.session.round == 1
-
-
 def test_initial_weights_are_awaited_from_all() -> None:
     """The rule is asked from the first model on."""
     bench = bench_of("a", "b", "c", initial="empty")
@@ -101,35 +65,6 @@ def test_a_rule_sees_when_each_update_was_accepted() -> None:
     bench.restart()
     updates = bench.session.opened.updates
     assert {name: one.accepted_at for name, one in updates.items()} == {"a": 5.0, "b": 12.0}
-
-
-def test_a_restart_changes_nothing() -> None:
-    bench = bench_of("a", "b")
-    bench.pass_time(10.0)
-    bench.end("a")
-    bench.restart()
-    bench.heartbeat("a", "b")
-    assert bench.session.opened.first_update_at == 10.0
-    bench.pass_time(SECONDS)
-    assert closing(bench) == (10.0 + SECONDS, "complete")
-
-
-def test_a_reopened_round_waits_for_the_sender_of_a_damaged_update() -> None:
-    bench = bench_of("a", "b", "c")
-    bench.answers = False
-    bench.end("a")
-    bench.end("b")
-    bench.pass_time(SECONDS)
-    assert bench.phase is Phase.AGGREGATING
-    key = bench.session.opened.updates["b"].weights.ref.key
-    bench.send(c.NoteDamagedUpdates({key: "its digest is wrong"}))
-    assert bench.phase is Phase.COLLECTING
-    assert next_deadline(bench.session) <= bench.now + SECONDS
-    bench.pass_time(SECONDS / 2)
-    bench.end("b", digest="again")
-    bench.pass_time(SECONDS / 2)
-    assert bench.phase is Phase.AGGREGATING
-    assert counted(bench) == ("a", "b")
 
 
 def test_session_time_is_recorded_while_the_wait_lasts() -> None:

@@ -7,9 +7,8 @@ import pytest
 from tests.unit.core.bench import closing, counted, timed_round
 
 from xain_coordinator.core.rules.pacing import num_selected
-from xain_coordinator.core.vocabulary import errors
 from xain_coordinator.core.vocabulary import events as e
-from xain_coordinator.core.vocabulary.values import Expression, Phase
+from xain_coordinator.core.vocabulary.values import Expression
 
 # --- quorum ---------------------------------------------------------------------------------------
 
@@ -54,11 +53,6 @@ def test_a_round_closes_with_its_quorum(quorum: Expression, number: int) -> None
     assert updates_until_closed(quorum, "a", "b", "c", "d", "e") == number
 
 
-def test_the_least_number_prevails_over_a_quorum() -> None:
-    """min_participants is what a model needs."""
-    assert updates_until_closed("participant:update:1", *"abcde", min_participants=3) == 3
-
-
 # --- over-selection -------------------------------------------------------------------------------
 
 
@@ -80,40 +74,3 @@ def test_more_are_selected_than_are_wanted(
 ) -> None:
     """ceil(k · (1 + over_selection)), in exact arithmetic, and no participant twice."""
     assert num_selected(connected, Fraction(fraction), Fraction(excess)) == number
-
-
-def test_the_first_k_of_those_selected_close_a_round() -> None:
-    """k = 2 of 4; the slowest third of the selection is not waited for."""
-    bench = timed_round("a", "b", "c", "d", fraction="0.5", over_selection=Fraction(1, 2))
-    assert bench.selected == ("a", "b", "c")
-    bench.end("b")
-    assert bench.phase is Phase.COLLECTING
-    bench.end("c")
-    assert closing(bench) == (0.0, "complete")
-    assert counted(bench) == ("b", "c")
-    bench.refuses_end(errors.StaleRound, "a", round_=0)
-
-
-def test_all_that_a_controller_chose_are_wanted() -> None:
-    """A controller may choose more participants than it is asked for."""
-    bench = timed_round("a", "b", "c", "d", fraction="0.5", controller="all")
-    bench.end("a")
-    bench.end("b")
-    assert bench.session.round == 0
-    bench.end("c")
-    bench.end("d")
-    assert bench.session.round == 1
-
-
-def test_quorum_counts_all_selected() -> None:
-    """The quorum decides alone, whatever over_selection wants."""
-    bench = timed_round(
-        "a", "b", "c", "d",
-        fraction="0.5", over_selection=Fraction(1), quorum="participant:update:75%",
-    )  # fmt: skip
-    assert bench.selected == ("a", "b", "c", "d")
-    bench.end("a")
-    bench.end("b")
-    assert bench.phase is Phase.COLLECTING
-    bench.end("c")
-    assert counted(bench) == ("a", "b", "c")

@@ -25,14 +25,6 @@ def test_a_spread_leaves_time_for_a_second_attempt(lease_s: float) -> None:
     assert 2 * reconnect_spread_s(1_000_000, lease_s) < lease_s
 
 
-def test_names_are_a_tuple_that_looks_them_up() -> None:
-    names = Names(("b", "a"))
-    assert names == ("b", "a")
-    assert list(names) == ["b", "a"]
-    assert "a" in names
-    assert "c" not in names
-
-
 def test_a_round_knows_its_selection() -> None:
     """However it was made: from an event, or from a snapshot."""
     round_ = Round(0, ("a", "b"), target=2, epochs=1, opened_at=0.0, num_wanted=2)

@@ -142,19 +142,6 @@ def test_round_robin_takes_the_longest_waiting() -> None:
     assert selections == [("a", "b"), ("c", "d"), ("e", "a"), ("b", "c"), ("d", "e")]
 
 
-def test_round_robin_goes_on_after_a_restart() -> None:
-    """The next selection follows from the journal."""
-    rules = make_rules(rounds=4, fraction="0.3", start_participants=3, controller="round_robin")
-    bench = Bench(rules)
-    bench.join("a", "b", "c")
-    selections = []
-    while bench.phase is not Phase.FINISHED:
-        selections += bench.selected
-        bench.end_all()
-        bench.restart()
-    assert selections == ["a", "b", "c", "a"]
-
-
 def test_returning_participant_waits_behind_the_connected() -> None:
     rules = make_rules(rounds=9, fraction="0.25", start_participants=3, controller="round_robin")
     bench = Bench(rules)
@@ -320,22 +307,6 @@ def test_a_controller_that_fails_changes_nothing() -> None:
 # --- who is selected when ---
 
 
-def test_k_of_all_connected_are_selected() -> None:
-    """A round selects ceil(fraction · connected), from all that are connected at its opening."""
-    bench = Bench(make_rules(min_participants=2, fraction="0.3", start_participants=11))
-    bench.join(*NAMES[:11])
-    assert len(bench.selected) == 4  # ceil(3.3)
-
-
-def test_participant_that_joins_a_full_round_waits_for_the_next() -> None:
-    """The selection of an open round does not grow beyond its target."""
-    bench = opened_round("b", "c")
-    bench.join("a")
-    assert bench.selected == ("b", "c")
-    bench.end_all()
-    assert bench.selected == ("a", "b", "c")
-
-
 def test_a_replacement_is_added_behind_the_others() -> None:
     """The order of aggregation is that of selection, so no participant moves."""
     bench = opened_round("b", "c", "d")
@@ -344,28 +315,6 @@ def test_a_replacement_is_added_behind_the_others() -> None:
     assert bench.selected == ("b", "d", "a")
     assert bench.happened(e.ParticipantsSelected) == [e.ParticipantsSelected(0, ("a",))]
     assert bench.notified, "the replacement must hear of its round"
-
-
-def test_participant_that_has_handed_in_is_not_replaced() -> None:
-    """An accepted update fills the slot of its sender, even after the sender has left."""
-    bench = opened_round("a", "b", "c", rules=make_rules(min_participants=2))
-    assert bench.selected == ("a", "b")
-    bench.end("a")
-    bench.leave("a")
-    assert bench.selected == ("a", "b")
-    assert bench.happened(e.ParticipantsSelected) == []
-
-
-def test_a_participant_that_has_handed_in_and_comes_back_replaces_nobody() -> None:
-    """The round would wait for a second update of it, which is refused."""
-    bench = opened_round("a", "b", rules=make_rules(min_participants=2))
-    bench.end("a")
-    bench.leave("a")
-    bench.join("a")
-    bench.leave("b")
-    assert bench.selected == ("a",)
-    bench.join("c")
-    assert bench.selected == ("a", "c")
 
 
 def test_a_replacement_is_a_fresh_draw() -> None:
@@ -386,52 +335,3 @@ def test_a_replacement_is_a_fresh_draw() -> None:
     assert bench.selected == select(
         "random", everybody, len(bench.selected), seed=rules.seed, round_=1, draw=0
     )
-
-
-def test_all_replaces_one_by_one() -> None:
-    """The controller "all" selects all when a round opens; a replacement stays one."""
-    bench = opened_round("a", "b", rules=make_rules(min_participants=2, controller="all"))
-    bench.join("c", "d", "e")
-    bench.leave("a")
-    assert len(bench.selected) == 2
-    assert set(bench.selected) <= {"b", "c", "d", "e"}
-    bench.end_all()
-    assert set(bench.selected) == {"b", "c", "d", "e"}, "a new round selects everybody"
-
-
-def test_next_participant_to_join_fills_a_vacancy_of_the_round() -> None:
-    """Below its target a round takes the next who joins."""
-    bench = opened_round("a", "b", "c", rules=make_rules(min_participants=1, start_participants=3))
-    bench.leave("b")
-    assert bench.phase is Phase.COLLECTING
-    assert bench.selected == ("a", "c")
-    bench.join("z")
-    assert bench.selected == ("a", "c", "z")
-
-
-def test_participant_that_returns_takes_its_free_slot() -> None:
-    """A short absence costs a slot only if another participant has taken it."""
-    bench = opened_round("a", "b", rules=make_rules(min_participants=1, start_participants=2))
-    bench.leave("b")
-    bench.join("b")
-    assert bench.selected == ("a", "b")
-
-
-def test_sessions_share_nothing() -> None:
-    """Two sessions of one process, side by side, decide as each would alone."""
-
-    def run(bench: Bench) -> list[tuple[str, ...]]:
-        bench.join(*(f"p{i}" for i in range(9)))
-        seen = [bench.selected]
-        bench.end_all()
-        return [*seen, bench.selected]
-
-    wide = make_rules(min_participants=3, fraction="0.5", controller="random", start_participants=9)
-    narrow = make_rules(
-        min_participants=1, fraction="0.2", controller="random", start_participants=9
-    )
-    alone = run(Bench(wide))
-    one, other = Bench(wide), Bench(narrow)
-    run(other)
-    assert run(one) == alone
-    assert not one.session.members.keys() - {f"p{i}" for i in range(9)}

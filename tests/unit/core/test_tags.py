@@ -3,16 +3,12 @@
 import re
 
 import pytest
-from tests.unit.core.bench import LEASE_S, PROFILE, Bench, make_rules
+from tests.unit.core.bench import PROFILE, Bench, make_rules
 
-from xain_coordinator.core.machine.decider import next_deadline
-from xain_coordinator.core.machine.questions import AssignmentFor
 from xain_coordinator.core.vocabulary import commands as c
 from xain_coordinator.core.vocabulary import errors
-from xain_coordinator.core.vocabulary import events as e
-from xain_coordinator.core.vocabulary import replies as r
 from xain_coordinator.core.vocabulary.effects import InitialiseModel
-from xain_coordinator.core.vocabulary.values import DataProfile, Phase
+from xain_coordinator.core.vocabulary.values import DataProfile
 
 NORTH = {"site": "north", "ward": "7"}
 SOUTH = {"site": "south"}
@@ -20,13 +16,6 @@ SOUTH = {"site": "south"}
 
 def northern(**rules: object) -> Bench:
     return Bench(make_rules(tags={"site": ("north",)}, **rules))  # type: ignore[arg-type]  # all
-
-
-def test_without_a_filter_all_are_eligible() -> None:
-    bench = Bench(make_rules(min_participants=2))
-    bench.join("a", tags=SOUTH)
-    bench.join("b")
-    assert bench.selected == ("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -48,54 +37,6 @@ def test_each_tag_that_is_asked_for_must_have_one_of_its_values(
     assert rules.is_eligible("ward-7", tags) is is_eligible
 
 
-def test_only_those_with_the_tags_are_counted_and_selected() -> None:
-    """The others are connected, hear STANDBY, and take no slot."""
-    bench = northern(rounds=2, min_participants=2, controller="all")
-    bench.join("a", tags=NORTH)
-    bench.join("s", "t", tags=SOUTH)
-    assert bench.phase is Phase.STANDBY, "one of two is here"
-    bench.join("b", tags=NORTH)
-    assert bench.selected == ("a", "b")
-    assert bench.heartbeat("s").phase is Phase.STANDBY
-    bench.refuses(AssignmentFor("s"), errors.NotSelected)
-    bench.end("a")
-    bench.leave("b")
-    assert bench.phase is Phase.STANDBY, "nobody from the south takes its place"
-    assert bench.selected == ("a",)
-    bench.join("c", tags=NORTH)
-    assert bench.selected == ("a", "c")
-    bench.end("c")
-    assert bench.selected == ("a", "c"), "the next round"
-    assert bench.connected == ("a", "s", "t", "c")
-
-
-def test_an_overdue_round_asks_only_eligible_participants() -> None:
-    bench = northern(min_participants=2, start_participants=3, fraction="0.6", deadline_s=5.0)
-    bench.join("s", tags=SOUTH)
-    bench.join("a", "b", "c", tags=NORTH)
-    assert len(bench.selected) == 2
-    bench.tick(at=5.0)
-    assert set(bench.selected) == {"a", "b", "c"}
-
-
-def test_the_fraction_is_of_the_eligible() -> None:
-    bench = northern(fraction="0.5", start_participants=4)
-    bench.join(*"stuvwx", tags=SOUTH)
-    bench.join(*"abcd", tags=NORTH)
-    assert len(bench.selected) == 2
-
-
-def test_the_start_timeout_begins_with_the_first_eligible_participant() -> None:
-    bench = northern(start_participants=2)
-    bench.join("s", tags=SOUTH, at=0.0)
-    assert next_deadline(bench.session) == LEASE_S
-    bench.join("a", tags=NORTH, at=10.0)
-    bench.pass_time(59.0)
-    assert bench.phase is Phase.STANDBY
-    bench.pass_time(1.0)
-    assert bench.selected == ("a",)
-
-
 def test_the_model_is_made_for_the_data_of_the_eligible() -> None:
     """Data that are not trained on must not decide how wide the model is, nor keep others out."""
     bench = northern(min_participants=2)
@@ -103,17 +44,6 @@ def test_the_model_is_made_for_the_data_of_the_eligible() -> None:
     bench.join("s", tags=SOUTH, profile=DataProfile(5, 99))
     bench.join("a", "b", tags=NORTH)
     assert bench.owed == [InitialiseModel("workload", (PROFILE, PROFILE), names=("a", "b"))]
-
-
-def test_participants_that_are_not_eligible_take_no_slots_of_the_others() -> None:
-    """Participants that are not eligible have as many slots of their own, and no more."""
-    bench = northern(min_participants=2, max_participants=2)
-    bench.join("s", "t", tags=SOUTH)
-    assert bench.join("u", tags=SOUTH) == r.Later(LEASE_S)
-    bench.join("a", "b", tags=NORTH)
-    assert bench.selected == ("a", "b")
-    assert bench.join("c", tags=NORTH) == r.Later(LEASE_S)
-    assert bench.session.rules.max_connected == len(bench.connected) == 4
 
 
 def test_a_known_participant_keeps_the_tags_that_it_came_with() -> None:
@@ -125,15 +55,6 @@ def test_a_known_participant_keeps_the_tags_that_it_came_with() -> None:
     bench.leave("a")
     bench.join("a", tags=NORTH)
     assert bench.session.members.num_eligible == 1
-
-
-def test_tags_are_in_the_journal() -> None:
-    bench = northern(min_participants=2)
-    bench.join("a", tags=NORTH)
-    assert bench.happened(e.ParticipantJoined)[0].tags == NORTH
-    bench.restart()
-    bench.join("b", tags=NORTH)
-    assert bench.selected == ("a", "b")
 
 
 @pytest.mark.parametrize(
