@@ -39,18 +39,8 @@ def test_flags_before_a_command_with_its_own_flags_are_refused(
         (["--port"], "Option '--port' requires an argument."),
         (["status", "--zzz"], "there is no flag --zzz; see --help"),
         (["demo", "--rounds", "x"], "Invalid value for '--rounds': "),
-        (
-            ["--set", "storage.secret_access_key=", "hunter2"],
-            "one argument is neither a flag nor the value of one; there are the commands: "
-            "audit, backup, certs, check-config, demo, describe, evaluate, export, extend, gains, "
-            "importance, launch, models, participants, predict, repair, report, restore, session, "
-            "status, study, timings, tokens "
-            '(write KEY=VALUE without blanks, or in quotes: "KEY=VALUE"',
-        ),
-        (
-            ["status", "hunter2"],
-            "one argument is neither a flag nor the value of one (write KEY=VALUE without blanks",
-        ),
+        (["--set", "storage.secret_access_key=", "hunter2"], "one argument is neither a flag nor"),
+        (["status", "hunter2"], "one argument is neither a flag nor the value of one (write"),
         (["--set", "rounds.zzz:hunter2==x"], "command line: unknown key rounds.********; "),
     ],
 )

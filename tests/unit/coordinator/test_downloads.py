@@ -96,7 +96,3 @@ async def test_bytes_of_models_in_memory_are_bounded(sender: Downloads) -> None:
         assert len(sender._blocks) <= 3
 
     await asyncio.gather(*(sender.send(KEY, n * BLOCK_BYTES, write) for n in range(12)))
-
-
-class Enough(Exception):
-    """Raised once enough bytes were received."""

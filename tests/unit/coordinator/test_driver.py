@@ -27,7 +27,7 @@ from xain_coordinator.core.rules.selection import ControllerFailed
 from xain_coordinator.core.vocabulary import commands as c
 from xain_coordinator.core.vocabulary import events as e
 from xain_coordinator.core.vocabulary import replies as r
-from xain_coordinator.core.vocabulary.errors import NotAMember, Refusal, UploadMissing
+from xain_coordinator.core.vocabulary.errors import NotAMember, Refusal
 from xain_coordinator.core.vocabulary.values import Phase, Task
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import JournalError, Record
@@ -195,19 +195,6 @@ async def test_a_failing_append_fails_all_waiting_callers(bench):
     assert bench.journal.groups == [["SessionOpened"], ["ParticipantJoined"]]
 
 
-async def test_effects_run_after_the_commit(bench):
-    """An event that is not durable has no consequences."""
-    await bench.driver.submit(c.Rendezvous("a"))
-    bench.journal.hold()
-    joining = await bench.submit(c.Rendezvous("b"))
-    await bench.journal.writing()
-    await settled()
-    assert bench.worker.num_initialisations == 0
-    bench.journal.let_go()
-    await joining
-    assert bench.worker.num_initialisations == 1
-
-
 async def test_watchers_see_durable_events_only(bench):
     """A round is announced when it is on the disk, not when it is decided."""
     await bench.driver.submit(c.Rendezvous("a"))
@@ -312,17 +299,6 @@ async def test_a_tick_that_meets_a_defect_ends_the_process(bench, monkeypatch):
     await asyncio.wait_for(bench.driver.failed.wait(), 30)
     assert isinstance(bench.driver.failure, RuntimeError)
     await fails(bench.driver.submit(c.Heartbeat("a")))
-
-
-async def test_a_refused_command_changes_nothing(bench):
-    """Nothing is written for it."""
-    await bench.driver.submit(c.Rendezvous("a"))
-    await bench.driver.submit(c.Rendezvous("b"))
-    await bench.driver.submit(c.InitialisationDone(MODEL))
-    before, groups = bench.driver.session, list(bench.journal.groups)
-    with pytest.raises(UploadMissing):
-        await bench.driver.submit(c.EndTrainingRound("a", 0, 1, None))
-    assert (bench.driver.session, bench.journal.groups) == (before, groups)
 
 
 async def test_a_new_session_is_written_when_it_starts():

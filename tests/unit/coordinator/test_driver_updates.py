@@ -148,15 +148,6 @@ async def test_update_is_taken_by_the_round_that_opens_while_its_refusal_is_writ
     await bench.driver.close()
 
 
-async def test_update_that_no_round_awaits_is_refused_at_once():
-    """Another round than it trains, or one who has its answer already."""
-    bench = await asynchronous_bench()
-    with pytest.raises(StaleRound):
-        await bench.driver.submit(update("b", 0 + 7))
-    assert await bench.driver.submit(update("a", 1)) == r.Done()
-    await bench.driver.close()
-
-
 async def test_a_stop_ends_the_wait():
     bench = await asynchronous_bench()
     late = asyncio.create_task(bench.driver.submit(update("b", 1)))

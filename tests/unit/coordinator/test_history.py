@@ -23,8 +23,6 @@ from xain_coordinator.core.vocabulary.values import (
     Update,
     WeightsRef,
 )
-from xain_coordinator.journal.codec import decode_record, encode_record
-from xain_coordinator.ports import Record
 from xain_workloads.model import TensorSpec
 
 LAYOUT = (TensorSpec("weights", (2, 3), "float32"),)
@@ -52,20 +50,6 @@ def accepted(round_: int, participant_id: str, num_samples: int = 1) -> e.Update
     return e.UpdateAccepted(round_, update)
 
 
-def test_participant_that_is_left_out_stays_selected_with_its_reason() -> None:
-    """One that has handed in stays counted."""
-    history = fold(
-        e.RoundOpened(0, ("a", "b"), 1, 0.0),
-        accepted(0, "b"),
-        e.ParticipantLeftOut("a", 4),
-        e.ParticipantLeftOut("b", 4),
-        e.ParticipantsSelected(0, ("c",)),
-    )
-    assert history.rounds[-1].selected == ("a", "b", "c")
-    assert history.rounds[-1].missing == {"a": "replaced"}
-    assert history.accounts.contributions() == {"b": 1}
-
-
 def test_a_round_as_it_was() -> None:
     """A round's record has its selection, its contributors and its duration."""
     history = fold(
@@ -79,51 +63,6 @@ def test_a_round_as_it_was() -> None:
     assert record == RoundRecord(0, ("a", "b"), 10.0, ("b", "a"), 10, 4.5, lost=(0, 10))
     assert history.models == {"1/global": model(1)}
     assert history.accounts.contributions() == {"a": 1, "b": 1}
-
-
-def test_round_of_initial_weights_counts_for_nobody_and_against_nobody() -> None:
-    """The record of the round has all names; the accounts have what was trained."""
-    empty = replace(model(0), shape=(0,))
-    history = fold(
-        joined("a"),
-        joined("b"),
-        joined("c"),
-        e.ModelInitialised(empty, 0.0),
-        e.RoundOpened(0, ("a", "b"), 0, 1.0),
-        e.ParticipantLeft("b", "left"),
-        e.ParticipantsSelected(0, ("c",)),
-        accepted(0, "a"),
-        accepted(0, "c"),
-        e.UpdateDamaged("c", 0, 1, "bits", 1.5),
-        e.RoundClosed(0),
-        e.ModelPublished(0, model(1), 2.0),
-    )
-    assert history.rounds[-1].contributors == ("a",)
-    assert history.rounds[-1].missing == {"b": "left", "c": "damaged"}
-    assert history.accounts.contributions() == {}
-    assert history.accounts.never() == []
-    assert history.lost_share() == 0
-    history.apply(e.RoundOpened(1, ("a", "c"), 1, 3.0))
-    history.apply(accepted(1, "a"))
-    assert history.accounts.contributions() == {"a": 1}
-    assert history.accounts.by_name["c"].num_selected == 1
-
-
-def test_selected_are_all_that_were_with_the_reasons_of_those_that_went() -> None:
-    """One that handed in before it left counts."""
-    history = fold(
-        joined("a"),
-        joined("b"),
-        joined("c"),
-        e.RoundOpened(0, ("a", "b"), 5, 0.0),
-        accepted(0, "a"),
-        e.ParticipantLeft("a", "left"),
-        e.ParticipantLeft("b", "expired"),
-        e.ParticipantsSelected(0, ("c",)),
-    )
-    assert history.rounds[-1].selected == ("a", "b", "c")
-    history.apply(e.ParticipantLeft("nobody in it", "left"))
-    assert history.rounds[-1].missing == {"b": "expired"}
 
 
 def test_names_are_kept_where_they_are_few() -> None:
@@ -148,19 +87,6 @@ def test_names_are_kept_where_they_are_few() -> None:
     assert (many.selected, many.contributors) == ((), ())
     history.apply(e.ParticipantLeft("p1", "left"))
     assert history.rounds[-1] == many
-
-
-def test_names_of_many_sites_that_never_came_are_not_kept() -> None:
-    absent = tuple(f"p{i}" for i in range(MAX_NAMES_OF_A_ROUND + 1))
-    history = fold(
-        joined("a"),
-        e.RoundOpened(0, ("a",), 5, 0.0, absent=absent),
-        accepted(0, "a"),
-        e.ModelPublished(0, model(1), 1.0),
-    )
-    over = history.rounds[-1]
-    assert over.missing == {}
-    assert over.num_missing == {"not connected": len(absent)}
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])
@@ -225,29 +151,6 @@ def test_a_copy_stays_as_it_is() -> None:
     assert copy.accounts.contributions() == {"b": 1}
     assert copy.accounts.by_name["b"].away == "left"
     assert copy.rounds.maxlen == History.max_rounds
-
-
-def test_models_share_their_common_parts_after_a_restart() -> None:
-    """A week of rounds: each event read back from a journal brings its own layout."""
-    history = History()
-    for number in range(3):
-        published = e.ModelPublished(number, model(number + 1), float(number))
-        event = decode_record(encode_record(Record(0.0, published))).event
-        history.apply(e.RoundOpened(number, ("a",), 5, 0.0))
-        history.apply(event)
-    first, second, third = history.models.values()
-    assert (first, second, third) == (model(1), model(2), model(3))
-    assert first.layout is second.layout is third.layout
-    assert first.metadata is second.metadata is third.metadata
-    assert first.shape is third.shape
-
-
-def test_models_that_differ_are_kept_apart() -> None:
-    """XAIN's empty model has nothing in common with the next."""
-    empty = GlobalModel(0, WeightsRef("0/global", 128, "e"), "float64", (0,))
-    opened = e.RoundOpened(0, ("a",), 0, 0.0)
-    history = fold(e.ModelInitialised(empty), opened, e.ModelPublished(0, model(1), 1.0))
-    assert list(history.models.values()) == [empty, model(1)]
 
 
 class Short(History):
@@ -371,18 +274,6 @@ def test_evaluation_with_a_late_update_is_that_of_the_model_it_was_trained_from(
     assert first.metrics == {"loss": 0.5}
     assert second.evaluation is None
     assert second.metrics == {"loss": pytest.approx(0.1)}
-
-
-def test_round_of_many_sites_keeps_means_and_no_sites() -> None:
-    names = tuple(f"site-{i}" for i in range(MAX_NAMES_OF_A_ROUND))
-    history = fold(
-        e.RoundOpened(0, names, 1, 0.0),
-        *(measured(0, name, 0.5) for name in names),
-        e.ModelPublished(0, model(1), 1.0),
-    )
-    (record,) = history.rounds
-    assert not record.sites
-    assert record.evaluation == Evaluation(len(names), {"accuracy": 0.5})
 
 
 def test_metrics_of_single_sites_are_bounded() -> None:

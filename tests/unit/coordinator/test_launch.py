@@ -213,10 +213,7 @@ def test_log_shows_the_name_before_each_line(capsys: pytest.CaptureFixture[str])
         ([], "the workers have no data; add --data"),
         (["--data=iris"], "there is nothing to train; add --workload"),
         (["--data=iris", "--workload=sgd", "--with=vm"], "--with takes process, docker or ray"),
-        (
-            ["--data=iris", "--workload=sgd", "--workers=many"],
-            'launch.workers is "many"; it must be a whole number',
-        ),
+        (["--data=iris", "--workload=sgd", "--workers=many"], 'launch.workers is "many"; it must'),
         (["--data=iris", "--workload=sdg"], "workload.name is"),
         (["--data=iris", "--worker-set=seed"], "--worker-set takes KEY=VALUE"),
         (["--data=nowhere", "--workload=sgd"], "there is no such file or folder"),

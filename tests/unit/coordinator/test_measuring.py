@@ -2,7 +2,6 @@
 
 import io
 import struct
-import tracemalloc
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
@@ -75,13 +74,6 @@ def test_pieces_do_not_matter(vector: NDArray[Any], cuts: list[int]) -> None:
     assert inspect(pieces) == expected(vector, data)
 
 
-@given(vectors)
-def test_one_byte_at_a_time(vector: NDArray[Any]) -> None:
-    """The smallest pieces there are."""
-    data = npy(vector)
-    assert inspect(data[i : i + 1] for i in range(len(data))) == expected(vector, data)
-
-
 def test_the_index_of_a_nan_counts_over_chunks() -> None:
     """The first one is named, by its place in the vector and not in its chunk."""
     vector = np.zeros(READ_BYTES // 2, np.float32)  # two chunks and a header
@@ -111,19 +103,6 @@ def test_a_store_on_this_machine_is_read_in_small_pieces(
     monkeypatch.setattr(MemoryReader, "read_into", noted)
     measure(store, KEY)
     assert sizes == {read_bytes}
-
-
-def test_the_first_piece_is_not_copied() -> None:
-    """Only as much of it as a header may have."""
-    data = npy(np.zeros(READ_BYTES, np.uint8).view(np.float32))
-    inspector = Inspector()
-    tracemalloc.start()
-    try:
-        inspector.feed(memoryview(data))
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < len(data) / 2  # which elements are finite takes a quarter
 
 
 def test_a_nan_whose_bytes_lie_in_two_pieces() -> None:

@@ -22,7 +22,7 @@ from xain_coordinator.aggregation.rules import BUILT_IN, RULES
 from xain_coordinator.aggregation.sources import UpdateChanged
 from xain_coordinator.core.vocabulary.effects import Aggregate
 from xain_coordinator.core.vocabulary.values import GlobalModel
-from xain_coordinator.ports import Fenced, StoreUnavailable
+from xain_coordinator.ports import Fenced
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
 from xain_workloads.model import TensorSpec
@@ -338,19 +338,3 @@ def test_state_that_has_changed(tmp_path: Path) -> None:
     file.write_bytes(data)
     with pytest.raises(UpdateChanged, match="the optimiser's state 'optimizer/4/momentum' has"):
         aggregate(store, again)
-
-
-def test_a_store_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    """No part of an upload that will not be finished."""
-    store = FileStore(tmp_path)
-    work = work_on(store, "mean", [np.ones(3, np.float32)], np.zeros(3, np.float32))
-
-    class Full(FileStore):
-        def upload(self, key: str, label: str = "", size_bytes: int = 0) -> Any:
-            if key.startswith("optimizer/"):
-                raise StoreUnavailable("the disk is full")
-            return super().upload(key)
-
-    with pytest.raises(StoreUnavailable):
-        aggregate(Full(tmp_path), replace(work, optimizer="fedadam"))
-    assert list((tmp_path / ".incoming").glob("*.part")) == []

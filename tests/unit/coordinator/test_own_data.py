@@ -211,14 +211,6 @@ async def test_central_model_that_cannot_be_trained_is_a_warning(store: MemorySt
     assert (line["log_level"], line["reason"]) == ("warning", reason)
 
 
-def test_evaluating_a_model_twice_gives_the_same(
-    iris: Table, store: MemoryStore, stored: GlobalModel
-) -> None:
-    assert evaluate_stored(store, stored, lambda _: iris) == evaluate_stored(
-        store, stored, lambda _: iris
-    )
-
-
 def test_own_data_are_read_by_the_keys_of_evaluate(tmp_path: Path) -> None:
     """A message names the coordinator's keys, which are those of the sites, and they mend it."""
     file = tmp_path / "own.csv"

@@ -130,15 +130,6 @@ def test_stale_participant_keeps_only_the_updates_of_its_round():
         assert folder(store, "incoming") == left
 
 
-def test_objects_of_an_earlier_process_are_dropped():
-    """However long ago, and under other settings."""
-    store = store_of(40)
-    Retention(store, None).drop(Needed(39, 39))
-    assert updates(store) == list(range(40))
-    Retention(store, 1).drop(Needed(39, 39))
-    assert updates(store) == [38, 39]
-
-
 def test_many_go_in_groups_between_which_it_can_be_stopped():
     store = store_of(1)
     store.put(dict.fromkeys([f"0/{number}.x" for number in range(3 * GROUP_SIZE)], b"x"))

@@ -269,31 +269,6 @@ async def test_a_store_that_is_away_at_the_end_is_not_waited_for() -> None:
     assert isinstance(journal.events[-1], e.SessionFinished)
 
 
-async def test_a_coordinator_stops_while_the_store_is_away() -> None:
-    """A stop does not wait for the next attempt, which the next start makes."""
-    store, journal = HookedStore(), Disk()
-    loop, tried = asyncio.get_running_loop(), asyncio.Event()
-
-    def away() -> None:
-        loop.call_soon_threadsafe(tried.set)
-        raise StoreUnavailable("no route")
-
-    store.hook = away
-    async with fleet(journal, store, first_retry_s=1e6) as f:
-        await f.join("p0")
-        await f.until(Phase.COLLECTING)
-        await f.hand_in("p0")
-        await tried.wait()
-        await f.worker.close()
-        assert f.worker.trouble == "no route"
-        assert f.driver.session.phase is Phase.AGGREGATING
-    assert f.driver.failure is None
-    store.hook = lambda: None
-    async with fleet(journal, store) as f:
-        await f.until(Phase.FINISHED)
-        assert f.driver.session.cause == "completed"
-
-
 async def test_a_coordinator_stops_while_a_thread_is_at_work() -> None:
     """The thread ends after its tile, close() waits for it, and nothing is published by it."""
     store, journal = HookedStore(), Disk()
@@ -357,18 +332,6 @@ async def test_small_model_is_committed_with_the_update_that_closes_its_round() 
         assert read(part, "1/global") == read(store, "1/global") == npy(VECTOR + 1)
         assert journal.read_object("1/global") is None
         assert JournalledStore(store, journal).models == []
-
-
-async def test_small_model_that_was_copied_before_a_crash_is_copied_again() -> None:
-    """The process died between the copy and the removal from the journal."""
-    store, journal = MemoryStore(), Disk()
-    async with fleet(journal, store, make_rules(num_participants=2)) as f:
-        await small_session(f)
-    put(store, "1/global", VECTOR + 1)
-    part = JournalledStore(store, journal)
-    ModelCopies(part).copy()
-    assert part.models == []
-    assert read(store, "1/global") == npy(VECTOR + 1)
 
 
 async def test_small_model_is_written_to_the_store_while_too_many_wait_to_be_copied() -> None:
@@ -603,18 +566,6 @@ async def test_sites_see_no_table_one_before_the_model_is_made() -> None:
         await f.join("p1")
         await f.driver.brings(c.InitialisationDone)
         assert TableOne.from_json(f.worker.description()).num_sites == 2
-
-
-async def test_profiles_that_do_not_suffice_are_told_to_the_session() -> None:
-    """Others may come whose data do; nothing ends."""
-    workload = Workload(ValueError("no participant has any rows"))
-    async with fleet(Disk(), MemoryStore(), WITH_WORKLOAD, workload=workload) as f:
-        await f.join("p0")
-        command = await f.driver.brings(c.InitialisationFailed)
-        assert isinstance(command, c.InitialisationFailed)
-        assert command.reason == "no participant has any rows"
-        assert f.driver.session.phase is Phase.STANDBY
-        assert f.driver.failure is None
 
 
 @pytest.mark.parametrize("error", [MemoryError("400 GB"), RuntimeError("a defect")])

@@ -795,10 +795,7 @@ def test_importances_without_tallies_or_with_wrong_sums_are_refused() -> None:
 @pytest.mark.parametrize(
     ("probabilities", "told"),
     [
-        (
-            (0.55, 0.6, 0.7, 0.8, 0.9),
-            "fell by 53 % a pass from model 3 to model 4: more passes are",
-        ),
+        ((0.55, 0.6, 0.7, 0.8, 0.9), "fell by 53 % a pass from model 3 to model 4: more passes"),
         ((0.55, 0.6, 0.8, 0.8, 0.8), "hardly changed from model 3 to model 4: more passes would"),
         ((0.55, 0.6, 0.9, 0.8, 0.7), "rose by 60 % a pass from model 3 to model 4: more passes"),
     ],

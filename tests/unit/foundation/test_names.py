@@ -1,10 +1,6 @@
 """Names that may be the last part of a key, and travel as gRPC metadata."""
 
-import string
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from xain_foundation.names import MAX_BYTES, why_not
 
@@ -38,8 +34,3 @@ def test_wrong_name_is_told_why(name: str, why: str) -> None:
     told = why_not(name)
     assert told is not None
     assert why in told
-
-
-@given(st.text(string.ascii_letters + string.digits + "-_:.", min_size=1, max_size=MAX_BYTES))
-def test_only_dots_matter_in_plain_names(name: str) -> None:
-    assert (why_not(name) is None) == (".." not in name and name not in (".", "global"))

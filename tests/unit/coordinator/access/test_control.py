@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import ssl
 import stat
 import threading
 import time
@@ -24,7 +23,6 @@ from xain_coordinator.access.errors import (
     NotRecorded,
     TokenUsed,
     Unauthenticated,
-    UnknownCertificate,
 )
 from xain_foundation.security import tls
 from xain_foundation.security.callers import Caller, Callers
@@ -34,7 +32,6 @@ from xain_foundation.security.tls import Certificates
 from xain_foundation.security.x509 import (
     digest_of_key,
     key_of_pem,
-    key_to_pem,
     make_request,
     new_key,
     read_certificate,
@@ -109,21 +106,6 @@ def test_site_joins_under_the_name_of_its_token(control, clock):
     assert found.key_digest == digest_of_key(key.public_key())
     assert found.not_after == pytest.approx(clock.now + 90 * DAY, abs=2)
     control.check(caller_of(certificate, clock))
-
-
-def test_same_key_gets_the_same_bytes_also_after_a_restart(folder, control, clock):
-    key, holder = new_key(), token_of(control, clock)
-    first = control.join(holder, request(key), "a")
-    clock.now += 100
-    assert control.join(holder, request(key, "again"), "b") == first
-    renewing, site = new_key(), caller_of(first, clock)
-    renewed = control.renew(site, request(renewing))
-    assert renewed != first
-    control.close()
-    control = AccessControl.open(folder, now=clock)
-    assert control.join(holder, request(key), "c") == first
-    assert control.renew(site, request(renewing)) == renewed
-    control.close()
 
 
 def test_used_token_names_both_times_and_hosts(folder, control, clock):
@@ -218,11 +200,6 @@ def test_subscriber_is_told_once_a_revocation_counts(control, clock):
     assert heard == [{holder.serial}]
 
 
-def test_revocation_of_an_unknown_name_is_refused(control):
-    with pytest.raises(UnknownCertificate, match="certs list"):
-        control.revoke("nobody", by="alice")
-
-
 def test_bearer_token_expires_and_others_are_refused(control, clock):
     text, _, expires_at = control.create_bearer("page", "observer", 10, by="alice")
     for wrong in ("", text[:-1], text + "x", "\udcff", "ä"):
@@ -248,21 +225,6 @@ def test_no_secret_is_in_the_folder_but_the_keys(folder, control, clock):
 
 def _content(path: Path) -> bytes:
     return path.read_bytes() if path.is_file() else b""
-
-
-def test_state_is_the_fold_of_the_log(folder, control, clock):
-    holder = token_of(control, clock, reusable=True)
-    site = caller_of(control.join(holder, request(), "a"), clock)
-    control.renew(site, request())
-    control.create_bearer("page", "observer", DAY, by="alice")
-    control.revoke(site.serial, by="alice")
-    control.note("session_opened", by="alice", session="s1")
-    state, entries = control.access, control.entries()
-    control.close()
-    again = AccessControl.open(folder, now=clock)
-    assert (again.access, again.entries()) == (state, entries)
-    assert (again.num_lines, again.last_hash) == (control.num_lines, control.last_hash)
-    again.close()
 
 
 def test_notes_and_refused_identities_are_lines(folder, control):
@@ -407,17 +369,6 @@ def test_hosts_may_be_names_and_addresses(tmp_path):
     assert own.names.hosts == (*names, "10.0.0.1", "::1", "127.0.0.1")
 
 
-def test_passphrase_encrypts_the_key_of_the_authority(tmp_path, clock):
-    initialise(tmp_path / "access", [HOST], passphrase=b"secret")
-    assert b"ENCRYPTED" in (tmp_path / "access/ca.key").read_bytes()
-    for wrong, why in ((b"", "is encrypted.*passphrase_file"), (b"other", "passphrase is wrong")):
-        with pytest.raises(AccessError, match=rf"ca\.key.*{why}"):
-            AccessControl.open(tmp_path / "access", wrong, clock)
-    control = AccessControl.open(tmp_path / "access", b"secret", clock)
-    assert token_of(control, clock).identity.name == "ward-7"
-    control.close()
-
-
 def test_unusable_files_are_named(folder, clock):
     (folder / "ca.key").write_bytes(b"x")
     with pytest.raises(AccessError, match=r"ca\.key.*no key in PEM"):
@@ -442,9 +393,6 @@ def test_certificate_without_its_key_is_not_replaced(folder):
 
 class Killed(BaseException):
     """The process ends here."""
-
-
-STEPS = ("fsync", "replace", "rename")
 
 
 def dying(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
@@ -490,20 +438,6 @@ def test_initialising_can_be_repeated_after_a_kill_at_any_step(tmp_path, clock):
     assert number > 10
 
 
-def test_own_certificate_is_renewed_under_way(folder, control, clock):
-    """The certificate keeps its hosts, and programs that follow the folder use the new one."""
-    followed = Certificates(folder / "tls", clock)
-    before = followed.own
-    control.renew_own([], folder / "tls")
-    assert followed.refresh()
-    assert followed.own.names == before.names
-    assert followed.own.key_digest != before.key_digest
-    control.renew_own(["other.example.org"], folder / "tls")
-    assert followed.refresh()
-    assert followed.own.names.hosts == ("other.example.org", "localhost", "127.0.0.1")
-    assert not list((folder / "tls").glob("*.new"))
-
-
 def test_renewal_of_the_own_certificate_can_end_at_any_step(folder, clock):
     """Key and certificate belong together after the next start, old ones or new ones."""
     serials = set()
@@ -524,33 +458,3 @@ def test_renewal_of_the_own_certificate_can_end_at_any_step(folder, clock):
     assert number > 8
     assert len(serials) > 1
     control.close()
-
-
-def test_handshake_with_the_certificates_that_are_made(folder, control, clock):
-    """OpenSSL, which checks more than names, takes the coordinator's, a token's and a site's."""
-    text, _, _ = control.create_token("ward-7", "participant", DAY, ADDRESS, by="alice")
-    token, key = JoinToken.decode(text), new_key()
-    site = control.join(caller_of(token.certificate, clock), request(key), "a")
-    for name, certificate, pem in (
-        ("token", token.certificate, token.key),
-        ("site", site, key_to_pem(key)),
-    ):
-        other = folder.parent / name
-        other.mkdir()
-        for file, content in zip(tls.FILES, (control.authority, certificate, pem), strict=True):
-            (other / file).write_bytes(content)
-        shown = _handshake(Certificates(folder / "tls"), Certificates(other))
-        assert shown == ssl.PEM_cert_to_DER_cert(certificate.decode())
-
-
-def _handshake(server: Certificates, client: Certificates) -> bytes | None:
-    """The certificate that the server is shown."""
-    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
-    asking = client.connects.wrap_bio(down, up, server_hostname=HOST)
-    answering = server.accepts.wrap_bio(up, down, server_side=True)
-    for side in (asking, answering, asking, answering):
-        try:
-            side.do_handshake()
-        except ssl.SSLWantReadError:
-            continue
-    return answering.getpeercert(binary_form=True)

@@ -1,14 +1,11 @@
 """Commands to access control in, events out."""
 
-from dataclasses import replace
-
 import pytest
 
 from xain_coordinator.access import commands as c
 from xain_coordinator.access import events as e
 from xain_coordinator.access.decider import (
     MAX_VALID,
-    REFUSED_AGAIN_S,
     SERIALS_A_LINE,
     decide,
     made_by,
@@ -16,11 +13,10 @@ from xain_coordinator.access.decider import (
 from xain_coordinator.access.errors import (
     InvalidCertificateRequest,
     NotPermitted,
-    TokenUsed,
     Unauthenticated,
     UnknownCertificate,
 )
-from xain_coordinator.access.evolve import evolve, fold
+from xain_coordinator.access.evolve import evolve
 from xain_coordinator.access.values import Access, entries_of
 from xain_foundation.security.identity import Role
 
@@ -78,104 +74,9 @@ def test_token_gives_its_own_name_and_role(bench):
     )
 
 
-def test_same_key_gets_its_certificate_again(bench):
-    """The answer may have been lost, so a repeated request decides nothing new."""
-    bench.token()
-    bench.join(FIRST, "key")
-    bench.now += 100
-    assert bench.join(SECOND, "key", peer="10.0.0.2") == ()
-    found = bench.access.certificate_for(TOKEN, "key")
-    assert found is not None
-    assert found.serial == FIRST
-
-
-def test_token_counts_for_one_key(bench):
-    """Another key is refused, the audit log has both times and peers, and the first key stays."""
-    bench.token()
-    bench.join(FIRST, "key")
-    bench.now += 100
-    (refused,) = bench.join(SECOND, "other", peer="10.9.9.9")
-    assert refused == e.TokenRefused(
-        NOW + 100, "joining", TOKEN, "ward-7", "other", "10.9.9.9", NOW, "10.0.0.1"
-    )
-    assert bench.access.certificate_for(TOKEN, "other") is None
-    assert bench.join(SECOND, "key") == ()
-
-
-def test_audit_log_tells_of_a_refused_token_once_a_minute(bench):
-    """A thief with a used token cannot fill the disk; each of its calls is refused all the
-    same."""
-    bench.token()
-    bench.join(FIRST, "key")
-    assert bench.join(SECOND, "other")
-    bench.now += REFUSED_AGAIN_S - 1
-    with pytest.raises(TokenUsed, match=r"(?s)10\.0\.0\.1.*10\.9\.9\.9"):
-        bench.join(SECOND, "third", peer="10.9.9.9")
-    bench.now += 1
-    assert bench.join(SECOND, "other")
-
-
-def test_reusable_token_counts_for_several_keys(bench):
-    bench.token(reusable=True)
-    bench.join(FIRST, "one")
-    bench.join(SECOND, "two")
-    assert bench.join("c3", "one") == bench.join("c4", "two") == ()
-    assert [bench.access.certificate_for(TOKEN, key).serial for key in ("one", "two")] == [
-        FIRST,
-        SECOND,
-    ]
-
-
-def test_token_expires_also_when_its_connection_stands(bench):
-    """A handshake before the end of its life does not make a token last longer."""
-    bench.token()
-    bench.now += DAY + 2
-    with pytest.raises(Unauthenticated, match="has expired at"):
-        bench.join(FIRST, "key")
-
-
 def test_unknown_token_is_refused(bench):
     with pytest.raises(Unauthenticated, match="no token with the serial number 70"):
         bench.join(FIRST, "key")
-
-
-def test_certificate_is_no_token_and_a_token_is_not_renewed(bench):
-    bench.token()
-    bench.join(FIRST, "key")
-    with pytest.raises(Unauthenticated, match="no token"):
-        bench.join(SECOND, "key", token=FIRST)
-    with pytest.raises(NotPermitted, match="exchange it"):
-        bench.renew(SECOND, TOKEN, "key")
-
-
-def test_renewal_keeps_name_and_role(bench):
-    bench.token()
-    bench.join(FIRST, "key")
-    bench.now += 60 * DAY
-    (issued,) = bench.renew(SECOND, FIRST, "new")
-    assert (issued.name, issued.role, issued.basis) == ("ward-7", Role.PARTICIPANT, FIRST)
-    assert issued.expires_at == 1_800_000_001.0 + 150 * DAY
-
-
-def test_renewal_with_the_same_key_gets_its_certificate_again(bench):
-    """A renewal whose answer was lost is repeated; and one with another key is allowed, for
-    a site that has lost the key."""
-    bench.token()
-    bench.join(FIRST, "key")
-    bench.renew(SECOND, FIRST, "new")
-    assert bench.renew("c3", FIRST, "new") == ()
-    assert bench.renew("c4", FIRST, "newer")
-    assert bench.renew("c5", FIRST, "new") == ()
-    assert bench.renew("c6", SECOND, "new")  # a longer life for the same key
-
-
-@pytest.mark.parametrize("which", ["ward-7", FIRST])
-def test_revoked_certificate_is_not_renewed(bench, which):
-    bench.token()
-    bench.join(FIRST, "key")
-    bench.revoke(which)
-    with pytest.raises(Unauthenticated, match="was revoked"):
-        bench.renew(SECOND, FIRST, "new")
 
 
 def test_expired_and_foreign_certificates_are_not_renewed(bench):
@@ -194,20 +95,6 @@ def test_coordinator_renews_its_own_certificate_itself(bench):
         bench.renew(SECOND, FIRST, "new")
 
 
-def test_revocation_of_a_name_takes_all_that_it_has(bench):
-    """Certificates, tokens and bearer tokens; those of other names stay."""
-    bench.token()
-    bench.token("71", "ward-8")
-    bench.join(FIRST, "key")
-    bench.renew(SECOND, FIRST, "new")
-    bench.do(c.CreateBearer("b1", "ward-7", "observer", DAY, "alice", "digest"))
-    (revoked,) = bench.revoke("ward-7")
-    assert revoked == e.Revoked(NOW, "alice", "ward-7", (TOKEN, FIRST, SECOND, "b1"))
-    assert {each.serial for each in entries_of(bench.access) if not each.revoked} == {"71"}
-    with pytest.raises(Unauthenticated, match="was revoked"):
-        bench.join("c3", "key")
-
-
 @pytest.mark.parametrize("which", ["0A:BC", "abc", SECOND, "c3"])
 def test_revocation_of_a_serial_takes_all_of_its_renewals(bench, which):
     """Certificates before and after it go, since the one before could be renewed again. The token
@@ -223,15 +110,6 @@ def test_revocation_of_a_serial_takes_all_of_its_renewals(bench, which):
     assert revoked.serials == ("abc", SECOND, "c3", "c4")
     with pytest.raises(Unauthenticated):  # the same certificate is not given out again
         bench.join("c5", "key")
-
-
-def test_revocation_of_a_used_token_takes_its_certificates(bench):
-    bench.token(reusable=True)
-    bench.join(FIRST, "key")
-    bench.join(SECOND, "other key")
-    bench.do(c.Sign("71", "ward-7", "participant", "key", DAY, "alice"))
-    (revoked,) = bench.revoke("0x" + TOKEN)
-    assert revoked.serials == (TOKEN, FIRST, SECOND)
 
 
 @pytest.mark.parametrize(
@@ -287,25 +165,6 @@ def test_revocation_takes_the_beginning_of_a_serial(bench):
     assert revoked.serials == ("aaaaddddeee3",)
 
 
-def test_revocation_can_be_repeated(bench):
-    bench.token()
-    bench.revoke("ward-7")
-    assert bench.revoke("ward-7") == ()
-
-
-def test_name_can_have_a_new_token_after_its_revocation(bench):
-    bench.token()
-    bench.revoke("ward-7")
-    bench.token("71")
-    assert bench.join(FIRST, "key", token="71")
-
-
-def test_revocation_of_an_unknown_name_or_serial_is_refused(bench):
-    bench.token()
-    with pytest.raises(UnknownCertificate, match="nothing was issued for 'ward-8'"):
-        bench.revoke("ward-8")
-
-
 def test_revocation_of_many_serials_is_many_lines(bench):
     """No line of the audit log gets longer than a reader takes."""
     for number in range(SERIALS_A_LINE + 1):
@@ -354,24 +213,6 @@ def test_impossible_names_are_refused(bench, name):
 def test_impossible_lifetimes_are_refused(bench, lifetime_s):
     with pytest.raises(InvalidCertificateRequest, match="10 years"):
         bench.do(c.CreateToken("1", "x", "node", lifetime_s, "alice"))
-
-
-def test_refused_command_changes_nothing(bench):
-    bench.token()
-    before = bench.access
-    with pytest.raises(UnknownCertificate):
-        bench.revoke("nobody")
-    assert bench.access is before
-    assert fold(Access(), bench.events) == replace(before)
-
-
-def test_earlier_states_stay_as_they_were(bench):
-    """Other threads read the state while it is changed."""
-    bench.token()
-    before, copy = bench.access, fold(Access(), bench.events)
-    bench.join(FIRST, "key")
-    bench.revoke("ward-7")
-    assert before == copy
 
 
 def test_list_has_the_kind_of_each_entry(bench):

@@ -168,13 +168,6 @@ def test_a_full_disk(tmp_path: Path) -> None:
     put(store, "1/b", bytes(2 << 20))
 
 
-def test_a_root_that_cannot_be(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_bytes(b"")
-    with pytest.raises(StoreUnavailable, match=r"cannot use .*file/store: Not a directory"):
-        FileStore(file / "store")
-
-
 def test_a_root_that_is_gone_is_not_an_empty_one(tmp_path: Path) -> None:
     """An unmounted disk must not look as if the weights had never been there."""
     store = FileStore(tmp_path / "store")

@@ -58,20 +58,6 @@ def test_tags_are_not_for_participants_to_choose() -> None:
     assert type(points[0].fields["epoch_global"]) is float
 
 
-@pytest.mark.parametrize("text", ["", "last", "nan", "inf", "1e999"])
-def test_an_epoch_that_is_no_number_costs_no_report(text: str) -> None:
-    document = [with_(tags={"epoch_global": text}, fields={"loss": 0.5})]
-    (point,), error = parse_points(json.dumps(document), NOW)
-    assert error is None
-    assert point.fields == {"loss": 0.5}
-
-
-def test_a_field_is_not_replaced_by_a_tag() -> None:
-    document = [with_(tags={"epoch_global": "1"}, fields={"epoch_global": 2})]
-    (point,), _ = parse_points(json.dumps(document), NOW)
-    assert point.fields == {"epoch_global": 2.0}
-
-
 @pytest.mark.parametrize("off_ns", [0, -MAX_AGE_NS, MAX_AHEAD_NS, -3600 * 10**9, 3600 * 10**9])
 def test_a_time_is_kept(off_ns: int) -> None:
     """That of a clock which is an hour wrong, too: the distances between its points are right."""

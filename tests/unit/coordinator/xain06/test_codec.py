@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 import pytest
 
-from unit.coordinator.xain06.recorded import EMPTY, VECTORS
+from unit.coordinator.xain06.recorded import VECTORS
 from unit.coordinator.xain06.strict import StrictReader
 from xain_coordinator.ports import Reader
 from xain_coordinator.xain06.codec import NotAnArray, find_array, pickle_around
@@ -50,11 +50,6 @@ def test_vectors_are_found(protocol, dtype, size):
 def test_vectors_of_other_versions_are_found(data):
     """The versions go from Python 3.6 with numpy 1.16 to Python 3.13 with numpy 2.3."""
     assert_same(load(data), np.float32([1.5, -2, 3.14159274]))
-
-
-@pytest.mark.parametrize("data", EMPTY.values(), ids=EMPTY)
-def test_empty_vectors_of_other_versions_are_found(data):
-    assert_same(load(data), np.empty((0,)))
 
 
 @pytest.mark.parametrize("size", SIZES)
