@@ -83,10 +83,3 @@ def test_rollback_of_one_job_changes_nothing_in_another(seed: int) -> None:
         rollbacks.append(simulate(with_job(replace(job, events=(death,)), job)).num_rollbacks)
     assert {"": 1, "other": 0} in rollbacks
     assert {"": 0, "other": 1} in rollbacks
-
-
-def test_same_seed_gives_the_same_history() -> None:
-    first, second = [], []
-    simulate(from_seed(7), show=first.append)
-    simulate(from_seed(7), show=second.append)
-    assert first == second

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, load_wine
 
-from xain_workloads.tables.checks import CHECKS, Finding, check
+from xain_workloads.tables.checks import Finding, check
 from xain_workloads.tables.checks.checking import MAX_FINDINGS
 from xain_workloads.tables.checks.summaries import summarise
 from xain_workloads.tables.dataset import Dataset
@@ -528,21 +528,6 @@ def test_real_tables_have_at_most_three_warnings_and_no_refusal(name: str, numbe
     levels = [one.level for one in found(given)]
     assert levels.count("refuse") == 0
     assert levels.count("warn") <= 3
-
-
-def test_every_check_of_the_list_is_made() -> None:
-    """No finding has a name that is not in the list."""
-    made = {name for name, _, _ in (*AT_ONE, *AT_ALL)}
-    made |= {
-        "groups",
-        "unlike_classes",
-        "untold",
-        "many_classes",
-        "few_events",
-        "no_statistics",
-        "small_site",
-    }
-    assert made | {"untold_column", "withheld"} == set(CHECKS)
 
 
 @pytest.mark.parametrize(("num_classes", "words"), [(6, ()), (7, ("opposite",)), (21, ("alone",))])
