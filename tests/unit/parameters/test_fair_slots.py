@@ -9,22 +9,6 @@ A, B = 1, 2
 LONG_S = 30.0
 
 
-def test_item_of_the_job_that_has_used_least_is_next():
-    queue = FairQueue[str]()
-    for item in ("a1", "a2", "a3", "a4"):
-        queue.add(A, item)
-    queue.add(B, "b1")
-    assert queue.take() == "a1"
-    queue.charge(A, 1.0)
-    assert queue.take() == "b1"
-    queue.charge(B, 0.2)
-    queue.add(B, "b2")
-    assert queue.take() == "b2"
-    queue.charge(B, 5.0)
-    queue.add(B, "b3")
-    assert [queue.take() for _ in range(5)] == ["a2", "a3", "a4", "b3", None]
-
-
 def test_jobs_get_equal_time_whatever_their_number_of_requests_and_the_length_of_each():
     """One job has 20 waiting all the time, each of 4 s; another has 2, each of 1 s."""
     queue = FairQueue[float]()

@@ -4,7 +4,6 @@ import statistics
 import numpy as np
 import pytest
 
-from support.parameter_state import keys_of
 from xain_parameters.errors import Invalid
 from xain_parameters.specs import Plugin
 from xain_parameters.tables import initialisers
@@ -12,27 +11,6 @@ from xain_parameters.tables.initialisers import Constant, Normal, Uniform, Zeros
 
 F32, F64 = np.dtype("float32"), np.dtype("float64")
 MANY = np.arange(20_000, dtype=np.uint64)
-
-
-def splitmix64(state):
-    """The next state and output, as Steele, Lea and Flood print it, on Python's integers."""
-    mask = 2**64 - 1
-    state = (state + 0x9E3779B97F4A7C15) & mask
-    z = state
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-    return state, z ^ (z >> 31)
-
-
-def test_random_bits_are_a_splitmix64_stream_for_each_row():
-    keys = keys_of([0, 1, 2**64 - 1])
-    bits = initialisers.random_bits(7, keys, 4)
-    start = int(initialisers.mixed(keys_of([7]))[0])
-    for key, row in zip(keys.tolist(), bits.tolist(), strict=True):
-        state = int(initialisers.mixed(keys_of([key ^ start]))[0])
-        for number in row:
-            state, expected = splitmix64(state)
-            assert number == expected
 
 
 def test_first_values_have_the_same_bits_on_every_machine():
@@ -48,21 +26,6 @@ def test_first_values_have_the_same_bits_on_every_machine():
     assert digest(Normal(0.5, seed=1), F64) == "60ea2c0a17d41fb9"
 
 
-def test_uniform_values_fill_their_interval_evenly():
-    rows = Uniform(2.0, seed=5).rows(MANY, 2, F64)
-    assert -2 <= rows.min() < -1.99
-    assert 1.99 < rows.max() < 2
-    counts = np.histogram(rows, 10, (-2, 2))[0]
-    assert (abs(counts - 4_000) < 300).all()
-
-
-def test_normal_values_have_their_mean_and_deviation():
-    rows = Normal(3.0, seed=5).rows(MANY, 2, F64)
-    assert abs(rows.mean()) < 0.1
-    assert abs(rows.std() - 3) < 0.1
-    assert abs(np.corrcoef(rows.T)[0, 1]) < 0.05
-
-
 def test_normal_values_are_distributed_normally():
     """At no point does the share of values below differ from that of the distribution by more than
     chance explains (Kolmogorov and Smirnov: 1.63 / sqrt(n) once in a hundred)."""
@@ -70,19 +33,6 @@ def test_normal_values_are_distributed_normally():
     expected = np.array([statistics.NormalDist().cdf(value) for value in values])
     below = np.arange(1, len(values) + 1) / len(values)
     assert abs(below - expected).max() < 1.63 / np.sqrt(len(values))
-
-
-def test_a_row_does_not_depend_on_the_rows_beside_it():
-    for initialiser in (Zeros(), Constant(2.5), Uniform(1.0, seed=2), Normal(1.0, seed=2)):
-        together = initialiser.rows(MANY, 3, F32)
-        alone = initialiser.rows(MANY[12_345:12_346], 3, F32)
-        assert (together[12_345] == alone[0]).all()
-
-
-def test_seeds_give_different_rows():
-    assert (
-        Uniform(1.0, seed=1).rows(MANY, 1, F64) != Uniform(1.0, seed=2).rows(MANY, 1, F64)
-    ).all()
 
 
 def test_an_initialiser_is_declared_by_name_and_options():

@@ -18,7 +18,6 @@ from xain_parameters.messages import (
     Rows,
     Section,
     Several,
-    Tile,
 )
 from xain_parameters.node.ports import Source
 from xain_parameters.node.protocol import ServerNode
@@ -102,86 +101,6 @@ def push(request: int, clock: int, *, is_held: bool = True) -> Push:
 
 
 ONES = np.ones((8, 1), np.float32)
-
-
-class Wired(Host):
-    """A host whose messages to the other server arrive at once, until the connection breaks after
-    so many."""
-
-    def __init__(self, name: str, num_messages: int) -> None:
-        super().__init__()
-        self.node = ServerNode(name, self)
-        self.node.renew(1e9)
-        self.name = name
-        self.other: Wired | None = None
-        self.connection = 1
-        self.num_messages = num_messages
-        self.whole: list[str] = []
-        self._num_left = num_messages
-        self._queue: list[Message] = []
-
-    def emit(self, destination: Source | str, message: Message) -> None:
-        name = destination if isinstance(destination, str) else destination.name
-        if self.other is None or name != self.other.name:
-            self.sent.append(message)
-        elif self._num_left:
-            self._num_left -= 1
-            self._queue.append(message)
-
-    def report_whole(self, range_: int, epoch: int, server: str) -> None:
-        self.whole.append(server)
-
-    def deliver(self) -> bool:
-        """Have the next message arrive; returns whether there was one."""
-        assert self.other is not None
-        if not self._queue:
-            return False
-        message = self._queue.pop(0)
-        self.sent.append(message)
-        self.other.node.handle(Source(self.name, self.connection), message, 0.0)
-        return True
-
-    def reconnect(self) -> None:
-        self._queue.clear()
-        self._num_left = self.num_messages
-        self.connection += 1
-
-
-def test_fill_goes_on_where_the_connection_broke() -> None:
-    """The connection breaks after 9 messages each way, of which 6 are needed to begin again, and a
-    push comes before each. No tile that has arrived is sent once more, and the learner comes to the
-    bits of the primary."""
-    table = TableSpec(1, "t", 1 << 20, 4, True, "float32", Plugin("add"), Plugin("zeros"))
-    learning = RangeView(1, 0, END - 1, 2, ("a",), ("b",))
-    addresses = {"a": "x", "b": "y"}
-    first, second = Wired("a", 9), Wired("b", 9)
-    first.other, second.other = second, first
-    first.node.take_view(
-        View(1, 1, (table,), (RangeView(1, 0, END - 1, 1, ("a",)),), addresses), 0.0
-    )
-    for host in (first, second):
-        host.node.take_view(View(1, 2, (table,), (learning,), addresses), 0.0)
-    values = np.ones((8, 4), np.float32)
-    num_breaks = 0
-    while not first.whole:
-        head = Push(num_breaks, (1, 2), 1, 1, 0, -1, num_breaks, False, start=0, stop=8)
-        first.node.handle(Source("w", 1), Message(head, None, values), 0.0)
-        while first.deliver() or second.deliver():
-            pass
-        first.reconnect()
-        second.reconnect()
-        first.node.lost("b")
-        first.node.tick(0.0)
-        num_breaks += 1
-        assert num_breaks < 100, "no end"
-    replicas = [host.node.replica_of(1) for host in (first, second)]
-    rows = [replica.pull(pull(0), None) for replica in replicas if replica is not None]
-    assert rows[0][0, 0] == num_breaks
-    np.testing.assert_array_equal(*rows)
-    num_tiles = len(list(replicas[0].tiles())) if replicas[0] is not None else 0
-    num_sent = sum(isinstance(each.head, Tile) for each in first.sent)
-    assert num_breaks > 3
-    assert num_sent == num_tiles
 
 
 def test_loaded_range_and_a_view_at_the_same_time_do_not_wait_for_each_other() -> None:
@@ -350,20 +269,6 @@ def test_request_for_several_ranges_has_one_answer(node: Node) -> None:
     assert answer.head == Rows(3)
     assert [body[1].reshape(-1).tolist() for body in answer.bodies] == [[0, 1], [2, 3, 4, 5]]
     assert len(node.host.sent) == 3
-
-
-@pytest.mark.parametrize("num_rows", [8, 1 << 16])
-def test_large_answer_of_several_ranges_is_not_copied(node: Node, num_rows: int) -> None:
-    """A small one is one array; the rows of a large one are sent as they lie in each range."""
-    table = replace(TABLE, bound=num_rows, shape=(num_rows, 1))
-    node.see(1, *HALVES, tables=(table,))
-    rows = (1, 0, num_rows // 2), (2, num_rows // 2, num_rows)
-    opened = replace(pull(1), start=0, stop=0)
-    node.node.handle(Source("w", 1), Message(several(opened, *rows)), 0.0)
-    answer = node.host.sent[-1]
-    arrays = [answer.values] if num_rows == 8 else [values for _, values in answer.bodies]
-    assert sum(map(len, arrays)) == num_rows
-    assert [array.flags.owndata for array in arrays] == ([True] if num_rows == 8 else [False] * 2)
 
 
 def test_range_that_refuses_refuses_the_request_for_several(node: Node) -> None:

@@ -33,35 +33,11 @@ def value(replica, spec, key):
     return replica.pull(pull(spec), keys_of([key]))[0].tolist()
 
 
-def test_pull_gives_the_sum_of_pushes_in_the_order_of_its_keys(replica):
-    keys = keys_of([5, 7, 2**64 - 1])
-    values = np.array([[1.0], [2], [3]], np.float32)
-    send(replica, "w", push(OPEN), keys, values)
-    send(replica, "w", push(OPEN, part=1), keys[1:], values[1:])
-    assert replica.pull(pull(OPEN), keys_of([2**64 - 1, 6, 5, 7])).tolist() == [[6], [0], [1], [4]]
-
-
 def test_values_may_come_as_bytes(replica):
     values = np.arange(1, 7, dtype=np.float32).reshape(2, 3)
     send(replica, "w", push(DENSE, start=3, stop=5), None, values.reshape(-1).view(np.uint8))
     pulled = replica.pull(pull(DENSE, 2, 6), None)
     assert (pulled != 0).any(axis=1).tolist() == [False, True, True, False]
-
-
-def test_rows_of_a_bounded_table_begin_with_their_first_values_seen_or_not(replica):
-    keys = keys_of([3, 900])
-    before = replica.pull(pull(BOUNDED), keys)
-    assert (before == Uniform(0.5, seed=3).rows(keys, 2, np.dtype("float32"))).all()
-    send(replica, "w", push(BOUNDED), keys[:1], np.zeros((1, 2), np.float32))
-    assert (replica.pull(pull(BOUNDED), keys) == before).all()
-
-
-def test_held_pushes_are_applied_when_their_clock_is_opened(replica):
-    send(replica, "w2", push(OPEN, is_held=True), keys_of([1]), ones(1, OPEN))
-    assert value(replica, OPEN, 1) == [0]
-    replica.apply(replica.open(1, {}))
-    assert value(replica, OPEN, 1) == [1]
-    assert replica.open(1, {}) is None
 
 
 def test_held_push_of_an_ended_worker_is_dropped_for_good(replica):
@@ -218,22 +194,6 @@ def test_pull_of_another_thread_never_sees_garbage_while_a_table_grows(bound):
     assert not wrong
 
 
-def test_held_push_that_is_opened_before_its_tile_is_not_sent(replica):
-    send(replica, "w", push(OPEN, is_held=True), keys_of([1]), ones(1, OPEN))
-    learner = Replica(range_view(1), TABLES, generation=1, is_whole=False)
-    tiles = replica.tiles()
-    learner.take(*next(tiles))
-    entries = [replica.open(1, {})]
-    replica.apply(entries[0])
-    learner.apply(entries[0])
-    for tile in tiles:
-        learner.take(*tile)
-    last = replica.open(2, {})
-    for each in (replica, learner):
-        each.apply(last)
-        assert value(each, OPEN, 1) == [1]
-
-
 def test_learner_refuses_entries_and_tiles_that_do_not_follow(replica):
     learner = Replica(range_view(1), TABLES, generation=1, is_whole=False)
     tiles = replica.tiles()
@@ -250,42 +210,6 @@ def test_learner_refuses_entries_and_tiles_that_do_not_follow(replica):
     for tile in tiles:
         learner.take(*tile)
     assert everything(learner) == everything(replica)
-
-
-@pytest.mark.parametrize("bound", [None, 200_000])
-def test_cut_has_no_row_that_is_changed_between_two_pieces(bound):
-    spec = table(1, bound=bound)
-    replica = Replica(range_view(1), [spec], generation=1)
-    keys = np.arange(200_000, dtype=np.uint64)
-    send(replica, "w", push(spec), keys, ones(len(keys), spec))
-    replica.keeps_cuts = True
-    replica.apply(replica.cut(1))
-    pieces = replica.cuts[1].pieces()
-    read = []
-    for part, piece in enumerate(pieces, 1):
-        read.append(piece)
-        if piece.name == "rows":
-            send(replica, "w", push(spec, part=part), keys, ones(len(keys), spec))
-    assert len([piece for piece in read if piece.name == "rows"]) > 1
-    restored = Replica(range_view(1), [spec], generation=2)
-    restored.load([read])
-    assert (restored.pull(pull(spec), keys) == 1).all()
-
-
-def test_cut_has_rows_of_a_bounded_table_that_are_far_apart():
-    """Where there are no rows, the cut looks through more and more row numbers at once."""
-    spec = table(1, bound=5_000_000, dim=4)
-    replica = Replica(range_view(1), [spec], generation=1)
-    keys = keys_of([0, 1, 70_000, 140_000, 2_500_000, 4_999_999])
-    send(replica, "w", push(spec), keys, ones(len(keys), spec))
-    replica.keeps_cuts = True
-    replica.apply(replica.cut(1))
-    read = list(replica.cuts[1].pieces())
-    restored = Replica(range_view(1), [spec], generation=2)
-    restored.load([read])
-    found = np.concatenate([some for some, _ in restored.rows(spec.number)])
-    assert found.tolist() == keys.tolist()
-    assert (restored.pull(pull(spec), keys) == 1).all()
 
 
 @pytest.mark.parametrize("dim", [1, 64])
@@ -351,17 +275,6 @@ def test_open_checkpoint_records_no_push_outside_of_clocks(replica):
     other = Replica(range_view(1), TABLES, generation=2)
     other.load([pieces])
     assert [value(other, OPEN, key) for key in (1, 2)] == [[0], [1]]
-
-
-def test_first_values_of_a_dense_array_are_not_computed_where_tiles_bring_them(monkeypatch):
-    """The lock of the range is held meanwhile."""
-    spec = table(1, bound=40, dim=3, is_dense=True, init=Uniform(0.5, seed=3))
-    whole = Replica(range_view(1), [spec], generation=1)
-    monkeypatch.setattr(Uniform, "rows", lambda *_: pytest.fail("computed"))
-    learner = Replica(range_view(1), [spec], generation=1, is_whole=False)
-    for tile, keys, body in whole.tiles():
-        learner.take(tile, keys, body)
-    assert everything(learner) == everything(whole)
 
 
 @pytest.mark.parametrize("bound", [None, 5_000], ids=["open", "bounded"])

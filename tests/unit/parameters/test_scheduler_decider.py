@@ -8,7 +8,7 @@ from xain_parameters.scheduler import commands as c
 from xain_parameters.scheduler import state as e
 from xain_parameters.scheduler.decider import MAX_JOBS, decide, is_saved
 from xain_parameters.scheduler.state import Job, Settings, State, fold, view_of
-from xain_parameters.specs import Gap, Plugin, RangeView, TableSpec, View, cut_folder, openings
+from xain_parameters.specs import Gap, Plugin, TableSpec, View, openings
 
 TABLE = TableSpec(0, "w", 100, 4, True, "float32", Plugin("add"), Plugin("zeros"), (100, 4))
 
@@ -92,64 +92,6 @@ def test_number_of_servers_can_double_and_each_has_a_range(num_servers: int) -> 
     group.join(*names[num_servers:])
     group.fill()
     assert set(group.primaries()) == set(names)
-
-
-def test_joining_server_takes_ranges_over_one_step_each() -> None:
-    group = make_group("a")
-    group.join("b")
-    learning = [each for each in group.job.ranges if each.learners]
-    assert [each.servers for each in learning] == [("a",), ("a",)]
-    each = learning[0]
-    group(c.LearnerWhole(each.number, each.epoch, "b"))
-    moved = group.job.range(each.number)
-    assert moved is not None
-    assert moved.servers == ("b",)
-    assert moved.epoch == each.epoch + 1
-    group.fill()
-    assert group.primaries() == ["a", "a", "b", "b"]
-
-
-def test_no_more_ranges_than_allowed_are_copied_at_a_time() -> None:
-    group = make_group("a", num_ranges=20, max_learners=3)
-    group.join("b")
-    assert sum(bool(each.learners) for each in group.job.ranges) == 3
-    group.fill()
-    assert group.primaries() == ["a"] * 10 + ["b"] * 10
-
-
-def test_stale_report_of_a_learner_changes_nothing() -> None:
-    group = make_group("a")
-    group.join("b")
-    each = next(each for each in group.job.ranges if each.learners)
-    assert group(c.LearnerWhole(each.number, each.epoch - 1, "b")) == ()
-    assert group(c.LearnerWhole(each.number, each.epoch, "z")) == ()
-
-
-def test_backup_becomes_primary_when_the_primary_dies() -> None:
-    group = make_group("a", "b", num_replicas=1)
-    assert all(len(each.servers) == 2 for each in group.job.ranges)
-    generation = group.job.generation
-    group(c.ServerDied("a"))
-    assert all(each.servers == ("b",) for each in group.job.ranges)
-    assert group.job.generation == generation
-    group.join("a")
-    group.fill()
-    assert all(set(each.servers) == {"a", "b"} for each in group.job.ranges)
-    assert group.primaries() == ["a", "a", "b", "b"]
-
-
-def test_servers_may_die_again_and_again() -> None:
-    group = make_group("a", "b", "c", num_replicas=1, num_ranges=6)
-    for _ in range(10):
-        for name in "abc":
-            group(c.ServerDied(name))
-            assert all(each.servers for each in group.job.ranges)
-            group.fill()
-            group.join(name)
-            group.fill()
-            assert all(len(each.servers) == 2 for each in group.job.ranges)
-    assert group.job.num_rollbacks == 0
-    assert group.primaries() == ["a", "a", "b", "b", "c", "c"]
 
 
 def test_leaving_server_keeps_its_ranges_until_they_have_moved() -> None:
@@ -261,74 +203,11 @@ def fields(table: TableSpec) -> dict[str, object]:
 # --- clocks ---
 
 
-def test_slowest_live_worker_opens_clocks() -> None:
-    group = make_group("a")
-    group.begin("w1")
-    group.begin("w2")
-    group.tick("w1", 0)
-    assert group.job.opened == 0
-    assert not group.job.may_begin("w1")
-    group.tick("w2", 0)
-    assert group.job.opened == 1
-    assert group.job.may_begin("w1")
-    assert group.job.may_begin("w2")
-
-
-def test_tick_that_comes_twice_counts_once() -> None:
-    group = make_group("a")
-    group.begin("w1")
-    group.tick("w1", 0)
-    assert group(c.Tick("w1", 1, group.job.generation, 0)) == ()
-    assert group.job.workers["w1"].ticked == 1
-
-
 def test_tick_after_ticks_that_a_power_cut_took_counts() -> None:
     group = make_group("a")
     group.begin("w1")
     group.tick("w1", 4)
     assert group.job.workers["w1"].ticked == 5
-
-
-def test_each_worker_has_the_staleness_of_its_loop() -> None:
-    group = make_group("a")
-    group.begin("bsp", 0)
-    group.begin("ssp", 2)
-    group.begin("asp", None)
-    group.begin("slow", 0)
-    for clock in range(3):
-        group.tick("asp", clock)
-        group.tick("ssp", clock)
-    group.tick("bsp", 0)
-    assert group.job.may_begin("asp")
-    assert not group.job.may_begin("ssp")  # at 3, the slowest at 0
-    assert not group.job.may_begin("bsp")
-    group.tick("slow", 0)
-    assert group.job.may_begin("ssp")
-    assert group.job.may_begin("bsp")
-
-
-def test_dead_worker_holds_back_no_other() -> None:
-    group = make_group("a")
-    group.begin("w1")
-    group.begin("w2")
-    group.tick("w1", 0)
-    group(c.WorkerDied("w2"))
-    assert group.job.opened == 1
-    assert group.job.may_begin("w1")
-    assert view_of(group.state).ended == {"w2": 0}
-
-
-def test_worker_that_comes_back_goes_on_at_its_clock() -> None:
-    group = make_group("a")
-    group.begin("w1")
-    group.tick("w1", 0)
-    group(c.WorkerDied("w1"))
-    group.begin("w1", incarnation=2)
-    assert group.job.workers["w1"].ticked == 1
-    assert group.job.gaps == ()
-    with pytest.raises(Evicted):
-        group.tick("w1", 1, incarnation=1)
-    group.tick("w1", 1, incarnation=2)
 
 
 def test_worker_that_comes_back_too_late_leaves_a_gap() -> None:
@@ -341,28 +220,6 @@ def test_worker_that_comes_back_too_late_leaves_a_gap() -> None:
     group.begin("w2", incarnation=2)
     assert group.job.workers["w2"].ticked == 2
     assert group.job.gaps == (Gap("w2", 0, 2),)
-
-
-def test_worker_that_joins_in_the_middle_begins_at_the_slowest_clock() -> None:
-    group = make_group("a")
-    group.begin("w1", None)
-    group.begin("w2", None)
-    for clock in range(5):
-        group.tick("w1", clock)
-    for clock in range(3):
-        group.tick("w2", clock)
-    group.begin("w3", None)
-    assert group.job.workers["w3"].ticked == 3
-
-
-def test_process_within_the_lease_goes_on_as_though_nothing_was() -> None:
-    group = make_group("a")
-    group.begin("w1")
-    group.tick("w1", 0)
-    before = view_of(group.state).ended
-    group.begin("w1", incarnation=2)
-    assert group.job.workers["w1"].ticked == 1
-    assert view_of(group.state).ended == before
 
 
 def test_loop_waits_for_workers_and_counts_those_that_have_left() -> None:
@@ -499,16 +356,6 @@ def test_openings_keep_the_pushes_after_a_gap() -> None:
     assert list(openings(view, 14, 14)) == []
 
 
-def test_scheduler_that_starts_again_has_higher_views() -> None:
-    group = make_group("a")
-    before = view_of(group.state)
-    group(c.Start(group.state.settings))
-    assert view_of(group.state).version > before.version
-    assert view_of(group.state).number >> 32 == (before.number >> 32) + 1
-    assert isinstance(before.ranges[0], RangeView)
-    assert fold(group.first, group.events) == group.state
-
-
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -566,36 +413,6 @@ def with_two_jobs(**settings: object) -> Group:
     return group
 
 
-def untouched(job: e.Job) -> tuple[object, ...]:
-    """Everything but where its ranges are."""
-    return (
-        job.generation,
-        job.tables,
-        job.workers,
-        job.opened,
-        job.gathered,
-        job.gaps,
-        job.cut,
-        job.cuts,
-        job.num_rollbacks,
-    )
-
-
-def test_clocks_checkpoints_and_deaths_of_workers_are_of_one_job() -> None:
-    group = with_two_jobs(checkpoints="cuts")
-    other = untouched(group.state.jobs["two"])
-    group.tick("w1", 1)
-    group.begin("w3")
-    group(c.CheckpointDue())
-    group(c.WorkerDied("w1"))
-    group.save()
-    group(c.WorkerLeft("w3", 1))
-    assert untouched(group.state.jobs["two"]) == other
-    assert group.job.opened == 2
-    with pytest.raises(Evicted, match="no job 'three'"):
-        group(c.Tick("w1", 1, 7, 0, job="three"))
-
-
 def test_ranges_have_numbers_of_the_group_and_servers_are_balanced_over_all_jobs() -> None:
     group = with_two_jobs(num_ranges=3)
     ranges = group.state.ranges
@@ -603,34 +420,6 @@ def test_ranges_have_numbers_of_the_group_and_servers_are_balanced_over_all_jobs
     assert sorted(each.servers[0] for each in ranges) == [*"aaabbb"]
     group(c.DeclareTable(TABLE, job="three"))
     assert sorted(each.servers[0] for each in group.state.ranges) == [*"aaaaabbbb"]
-
-
-def test_job_without_a_range_on_a_lost_server_is_not_rolled_back() -> None:
-    group = make_group("a", num_ranges=1)
-    group(c.WorkerJoined("w1", 1, 0))
-    group.join("b")
-    group(c.DeclareTable(TABLE, job="two"))
-    (range_,) = group.state.jobs["two"].ranges
-    assert range_.servers == ("b",)
-    before = untouched(group.job)
-    group(c.ServerDied("b"))
-    assert group.state.jobs["two"].num_rollbacks == 1
-    assert untouched(group.job) == before
-    group(c.ServerDied("a"))
-    group.join("b")
-    assert group.job.num_rollbacks == 1
-
-
-def test_each_job_goes_back_to_its_own_checkpoint() -> None:
-    group = with_two_jobs(checkpoints="cuts", num_ranges=2)
-    group(c.CheckpointDue())
-    group.save({"w1": 1})
-    group.tick("w1", 1)
-    group(c.ServerDied("a"))
-    assert group.job.clocks == {"w1": 1}
-    assert group.state.jobs["two"].clocks == {"w2": 0}
-    assert group.job.cuts[-1].folder == "cut-7-1"
-    assert cut_folder(7, 1, group.state.jobs["two"].job) == "cut-7-1-1"
 
 
 def test_job_that_is_removed_begins_anew_under_other_numbers() -> None:
