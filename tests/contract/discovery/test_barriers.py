@@ -2,19 +2,16 @@
 
 import math
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import grpc
 import pytest
 
 from support.discovery import MemberCalls, Peer
-from support.messaging import PATIENCE_S, discovery_of, until
-from xain_messaging.discovery.redis import RedisDiscovery, RedisMembership
+from support.messaging import PATIENCE_S, until
 from xain_messaging.discovery.registry import MAX_BARRIERS
 from xain_messaging.discovery.server import MembershipServer
-from xain_messaging.errors import Closed, DiscoveryUnavailable, MessagingError, TimedOut
+from xain_messaging.errors import Closed, TimedOut
 from xain_messaging.ports import Discovery
-from xain_wire.messaging import membership_pb2 as pb
 
 
 def test_a_barrier_opens_when_all_are_there(discovery: Discovery) -> None:
@@ -55,16 +52,6 @@ def test_a_barrier_waits_without_end(
         waiting.result(PATIENCE_S)
 
 
-def test_cancelled_wait_is_not_counted_at_a_barrier(discovery: Discovery) -> None:
-    """Two who wait one after the other do not open it."""
-    first, second = Peer(discovery, "anna"), Peer(discovery, "ben")
-    for peer in (first, second):
-        with pytest.raises(TimedOut):
-            peer.membership.barrier("epoch", 2, 0.2)
-    first.leave()
-    second.leave()
-
-
 def test_member_that_has_left_is_at_no_barrier(discovery: Discovery) -> None:
     """A member that has left waits no more and is not counted; nor is another process under its
     name that came for something else."""
@@ -84,82 +71,6 @@ def test_member_that_has_left_is_at_no_barrier(discovery: Discovery) -> None:
     ben.leave()
 
 
-def test_a_newer_call_at_a_barrier_ends_the_older(
-    discovery: Discovery, arrivals: list[tuple[str, int]]
-) -> None:
-    """A member waits there once, and is counted as long as the newer call waits."""
-    anna, ben = Peer(discovery, "anna"), Peer(discovery, "ben")
-    with ThreadPoolExecutor() as pool:
-        older = pool.submit(anna.membership.barrier, "epoch", 2, 2 * PATIENCE_S)
-        until(lambda: len(arrivals) > 0, "the older to have come")
-        newer = pool.submit(anna.membership.barrier, "epoch", 2, 2 * PATIENCE_S)
-        error = older.exception(PATIENCE_S)
-        assert isinstance(error, MessagingError)
-        assert "a newer call waits at the barrier 'epoch'" in str(error)
-        # A Redis may not have written the first change; the second is of a call that is there.
-        seen = 1 if isinstance(discovery, RedisDiscovery) else 0
-        until(lambda: arrivals.count(("anna", 2)) > seen, "the newer to have come")
-        ben.membership.barrier("epoch", 2, PATIENCE_S)
-        newer.result(PATIENCE_S)
-    anna.leave()
-    ben.leave()
-
-
-class Broken(grpc.RpcError):
-    """The error of a call whose connection breaks."""
-
-    def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.UNAVAILABLE
-
-    def details(self) -> str:
-        return "the line has broken"
-
-
-def lose_the_first_answer(membership: Any) -> list[str]:
-    """Lose the answer that a barrier has opened. Returns what has been lost so far."""
-    lost: list[str] = []
-    if isinstance(membership, RedisMembership):
-        decide = membership._decide
-
-        def note(change: Any, *timeout_s: float) -> Any:
-            answer = decide(change, *timeout_s)
-            if change.__name__ == "arrive" and answer and not lost:
-                lost.append("redis")
-                raise DiscoveryUnavailable("the connection has broken")
-            return answer
-
-        membership._decide = note  # type: ignore[method-assign]  # of this one alone
-    else:
-        pass_on = membership._channel._now.stub.Barrier
-
-        def barrier(request: pb.BarrierRequest, **options: Any) -> pb.BarrierResponse:
-            response: pb.BarrierResponse = pass_on(request, **options)
-            if not lost:
-                lost.append("coordinator")
-                raise Broken
-            return response
-
-        membership._channel._now.stub.Barrier = barrier
-    return lost
-
-
-@pytest.mark.parametrize("kind", ["coordinator", "redis"])
-def test_a_call_whose_answer_is_lost_does_not_wait_for_the_next_opening(kind: str) -> None:
-    """The call is not counted there either."""
-    with discovery_of(kind) as discovery:
-        anna, ben = Peer(discovery, "anna"), Peer(discovery, "ben")
-        lost = lose_the_first_answer(anna.membership)
-        with ThreadPoolExecutor() as pool:
-            waiting = pool.submit(anna.membership.barrier, "epoch", 2, 2 * PATIENCE_S)
-            ben.membership.barrier("epoch", 2, PATIENCE_S)
-            waiting.result(PATIENCE_S)
-        assert lost == [kind]
-        with pytest.raises(TimedOut):
-            ben.membership.barrier("epoch", 2, 0.5)
-        anna.leave()
-        ben.leave()
-
-
 @pytest.mark.parametrize(("name", "number"), [("", 1), ("a/b", 1), ("epoch", 0), ("epoch", -1)])
 def test_barrier_needs_a_name_and_a_number_of_members(
     discovery: Discovery, name: str, number: int
@@ -169,26 +80,6 @@ def test_barrier_needs_a_name_and_a_number_of_members(
     with pytest.raises(ValueError, match="barrier"):
         peer.membership.barrier(name, number, PATIENCE_S)
     peer.leave()
-
-
-def test_the_end_of_an_older_call_at_a_barrier_leaves_the_newer_there(
-    arrivals: list[tuple[str, int]],
-) -> None:
-    """The line of the older was dead, which is noticed when the newer waits already."""
-    with (
-        MembershipServer(settle_s=0.0) as server,
-        MemberCalls(server.target, "anna").join() as anna,
-        MemberCalls(server.target, "ben").join() as ben,
-    ):
-        older = anna.barrier("epoch", 2)
-        until(lambda: len(arrivals) >= 1, "the older")
-        newer = anna.barrier("epoch", 2)
-        until(lambda: len(arrivals) >= 2, "the newer")
-        older.cancel()
-        # A call of anna's that is answered after the service has heard of that.
-        anna.stub.Renew(pb.RenewRequest(**anna.who), timeout=PATIENCE_S)
-        ben.barrier("epoch", 2).result()
-        newer.result()
 
 
 def test_barriers_of_a_member_are_bounded(arrivals: list[tuple[str, int]]) -> None:
@@ -206,18 +97,3 @@ def test_barriers_of_a_member_are_bounded(arrivals: list[tuple[str, int]]) -> No
         anna.barrier("another", 1).result()
         for call in waiting[1:]:
             call.cancel()
-
-
-def test_the_service_says_in_time_that_a_barrier_has_not_opened() -> None:
-    """Before the caller's own time is over: so both know that it was not counted."""
-    with (
-        MembershipServer(settle_s=0.0) as server,
-        MemberCalls(server.target, "anna").join() as anna,
-    ):
-
-        def says_so() -> bool:
-            call = anna.barrier("epoch", 2, timeout_s=1.0)
-            assert call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            return "'epoch' has not opened" in call.details()
-
-        until(says_so, "an answer that is faster than a tenth of a second")

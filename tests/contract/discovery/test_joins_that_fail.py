@@ -1,6 +1,5 @@
 """Failed joins leave nothing behind."""
 
-import math
 import threading
 from functools import partial
 
@@ -8,7 +7,6 @@ import pytest
 
 from support.discovery import NETWORKED, Peer, Service
 from support.messaging import LEASE_S, PATIENCE_S, until
-from xain_messaging.discovery.remote import RemoteMembership
 from xain_messaging.errors import DiscoveryUnavailable
 
 
@@ -61,19 +59,3 @@ def test_a_member_waits_for_a_thread(kind: str, monkeypatch: pytest.MonkeyPatch)
         assert threads.num_asked > 2
         assert anna.sees == {"anna": "here"}
         anna.leave()
-
-
-@pytest.mark.parametrize("kind", NETWORKED)
-def test_a_join_without_end_can_be_interrupted(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the name is free, before a lease could end."""
-
-    def interrupt(membership: RemoteMembership, deadline: float) -> None:
-        raise KeyboardInterrupt
-
-    with Service(kind, 2 * PATIENCE_S) as service:
-        membership = type(Peer(service.discovery, "ben").membership)
-        with monkeypatch.context() as patched:
-            patched.setattr(membership, "_begin", interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                Peer(service.discovery, "anna", timeout_s=math.inf)
-        Peer(service.discovery, "anna").leave()

@@ -35,24 +35,6 @@ def test_groups_do_not_know_each_other(discovery: Discovery) -> None:
     two.leave()
 
 
-def test_ranks_are_counted_by_role_and_filled_up(discovery: Discovery) -> None:
-    """Ranks of a role are 0, 1, 2 and on; one that has become free is given again, and to the name
-    that had it if that comes back."""
-    workers = [Peer(discovery, f"worker-{i}") for i in range(3)]
-    master = Peer(discovery, "master", role="master")
-    assert [worker.rank for worker in workers] == [0, 1, 2]
-    assert master.rank == 0
-    for worker in workers[:2]:
-        worker.leave()
-    back = Peer(discovery, "worker-1", address="elsewhere")
-    assert back.rank == 1
-    until(lambda: master.sees.get("worker-1") == "elsewhere", "the new address")
-    another = Peer(discovery, "worker-3")
-    assert another.rank == 0
-    for peer in (*workers, master, back, another):
-        peer.leave()
-
-
 def test_join_without_a_timeout_waits_for_the_name(
     discovery: Discovery, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -22,7 +22,6 @@ from xain_messaging.discovery.service import (
     KEEPALIVE,
     MAX_MEMBERS,
     MembershipService,
-    to_message,
 )
 from xain_messaging.errors import DiscoveryUnavailable, NameTaken
 from xain_wire.messaging import membership_pb2 as pb
@@ -53,26 +52,6 @@ def test_claims_of_members_are_checked() -> None:
         assert (before.rank, before.incarnation) == (3, now + 10**12)
         stub.Leave(pb.LeaveRequest(group="g", name="anna", incarnation=before.incarnation))
         assert join().incarnation > before.incarnation
-
-
-def test_the_newest_stream_of_a_member_ends_the_older_ones() -> None:
-    """Their lines may be dead, and nobody has noticed yet; it must not be the newest that hears
-    nothing."""
-    with (
-        MembershipServer(settle_s=0.0) as server,
-        MemberCalls(server.target, "anna").join() as anna,
-        MemberCalls(server.target, "ben") as ben,
-    ):
-        older: list[Any] = []
-        for _ in range(10):
-            newest = anna.watch()
-            assert [member.name for member in next(newest).members] == ["anna"]
-            for call in older:
-                assert call.code() is grpc.StatusCode.ABORTED
-            older = [newest]
-        ben.join()
-        assert [member.name for member in next(newest).members] == ["anna", "ben"]
-        newest.cancel()
 
 
 def test_stream_without_a_reader_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +92,7 @@ def test_stream_without_a_reader_is_ended(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(
             service._registry,
             "stream_ended",
-            lambda *rest: over.append(rest) or has_ended(*rest),  # type: ignore[func-returns-value]  # it is called
+            lambda *rest: over.append(rest) or has_ended(*rest),
         )
         for line in lines:
             line.who = lines[0].who
@@ -124,31 +103,6 @@ def test_stream_without_a_reader_is_ended(monkeypatch: pytest.MonkeyPatch) -> No
         until(lambda: len(over) == 2, "the older streams to be over")
         crowd.stub.Leave(pb.LeaveRequest(**lines[0].who), timeout=PATIENCE_S)
         until(lambda: not service._streams, "the last one to be over")
-
-
-def test_roster_for_all_members_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A change of a group costs a message for each member, not for each member and stream."""
-    made: list[str] = []
-    monkeypatch.setattr(
-        "xain_messaging.discovery.service.to_message",
-        # The result of append(), which is None, selects the right side.
-        lambda member: made.append(member.name) or to_message(member),  # type: ignore[func-returns-value]
-    )
-    with MembershipServer(settle_s=0.0) as server, ExitStack() as stack:
-        calls = [stack.enter_context(MemberCalls(server.target, f"m{i}")) for i in range(8)]
-        streams = [call.join().watch() for call in calls]
-        for stream in streams:
-            assert any(len(told.members) == 8 for told in stream)
-        made.clear()
-        stack.enter_context(MemberCalls(server.target, "new")).join()
-        assert [len(next(stream).members) for stream in streams] == [9] * 8
-        assert made == [
-            "new",
-            *(f"m{i}" for i in range(8)),
-            "new",
-        ]  # for Join, then for all streams
-        for stream in streams:
-            stream.cancel()
 
 
 def test_a_member_of_a_large_group_hears_of_many_changes_at_once(
@@ -248,24 +202,6 @@ def test_members_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         third = Peer(discovery, "cleo")
         second.leave()
         third.leave()
-
-
-def test_an_interrupted_start_leaves_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The port is free, though the server had begun to serve."""
-    with MembershipServer() as server:
-        pass
-    run = background.run
-
-    def interrupt(work: Coroutine[Any, Any, None]) -> None:
-        monkeypatch.setattr(background, "run", run)  # once
-        run(work)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(background, "run", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        server.start()
-    with MembershipServer(server.target):
-        pass
 
 
 def test_a_server_whose_port_is_taken() -> None:

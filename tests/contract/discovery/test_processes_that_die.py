@@ -1,9 +1,5 @@
 """Members whose process is killed, or held up for longer than its lease."""
 
-import threading
-from contextlib import ExitStack
-from typing import Any
-
 import pytest
 
 from support.discovery import NETWORKED, Peer, Service, is_refused
@@ -77,48 +73,3 @@ def test_member_that_was_taken_for_dead_is_told(kind: str, meanwhile: str) -> No
         finally:
             ben.end()
             watcher.leave()
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize("kind", NETWORKED)
-def test_replaced_member_does_not_come_back(kind: str) -> None:
-    """The service may have been started again with nothing, and the replaced one be back first:
-    members that know the later one are not told of the earlier one, which gives way when the later
-    one is back."""
-    with Service(kind, lease_s=3.0) as service, ExitStack() as stack:
-        watcher = Peer(service.discovery, "anna")
-        ben = process(service.discovery, "ben")
-        stack.callback(ben.end)
-        before = ben.do(member)
-        until(lambda: "ben" in watcher.sees, "anna to hear of ben")
-        ben.suspend()
-        stack.callback(ben.resume)
-        until(lambda: "ben" not in watcher.sees, "ben to be taken for dead")
-        other = Peer(service.discovery, "ben", address="elsewhere")
-        until(lambda: watcher.sees.get("ben") == "elsewhere", "anna to hear of the other")
-        service.stop()
-        may_come_back = threading.Event()
-        stack.callback(may_come_back.set)
-        ask = other.membership._ask_to_join  # type: ignore[attr-defined]  # of those over a network
-
-        def ask_later(timeout_s: float) -> Any:
-            may_come_back.wait(PATIENCE_S)
-            return ask(timeout_s)
-
-        other.membership._ask_to_join = ask_later  # type: ignore[attr-defined]  # as above
-        service.start()
-        ben.resume()
-        newcomer = Peer(service.discovery, "carl", role="other")
-        until(lambda: newcomer.sees.get("ben") == before.address, "ben to be back")
-        Peer(service.discovery, "dora", role="other")
-        until(lambda: "dora" in watcher.sees, "anna to hear what the service lists")
-        may_come_back.set()
-        until(lambda: newcomer.sees.get("ben") == "elsewhere", "the other to be back")
-        until(lambda: watcher.sees.get("ben") == "elsewhere", "anna to hear of it")
-        told = [roster["ben"].incarnation for roster in watcher.rosters if "ben" in roster]
-        assert told == sorted(told)
-        assert told[-1] == other.membership.member.incarnation
-        assert not other.lost
-        assert not watcher.lost
-        with pytest.raises(MembershipLost, match="taken for dead"):
-            ben.do(answer, 1)

@@ -5,12 +5,10 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
 
 import pytest
 
-from support.discovery import NETWORKED, Peer, Service, all_are_back, is_refused
+from support.discovery import NETWORKED, Peer, Service, all_are_back
 from support.fault_proxy import FaultProxy
 from support.messaging import LEASE_S, PATIENCE_S, RedisServer, until
 from xain_messaging.discovery.coordinator import CoordinatorDiscovery
@@ -48,29 +46,6 @@ def test_a_service_that_was_away_changes_nothing(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", NETWORKED)
-def test_newcomers_wait_for_returning_members(kind: str) -> None:
-    """One that is faster than they after a restart gets neither the name nor the rank of one of
-    them, but is told to come again."""
-    with Service(kind, LEASE_S) as service:
-        peers = [Peer(service.discovery, f"worker-{i}") for i in range(2)]
-        before = [peer.membership.member for peer in peers]
-        service.stop()
-        service.settle_s = PATIENCE_S
-        service.start()
-
-        def join(name: str, timeout_s: float) -> Peer:
-            return Peer(service.discovery, name, timeout_s=timeout_s)
-
-        for name in ("worker-0", "newcomer"):
-            is_refused(DiscoveryUnavailable, "newcomers are let in", partial(join, name))
-        all_are_back(peers)
-        assert [peer.membership.member for peer in peers] == before
-        assert not any(peer.lost for peer in peers)
-        for peer in peers:
-            peer.leave()
-
-
-@pytest.mark.parametrize("kind", NETWORKED)
 def test_member_that_leaves_a_restarted_service_is_removed(kind: str) -> None:
     """The others hear of it at once, not a lease later."""
     with Service(kind, lease_s=3600.0) as service:
@@ -87,24 +62,6 @@ def test_member_that_leaves_a_restarted_service_is_removed(kind: str) -> None:
             until(lambda: all(len(peer.sees) == 2 for peer in peers), "it to be gone")
         for peer in peers:
             peer.leave()
-
-
-@pytest.mark.parametrize("kind", NETWORKED)
-def test_clock_that_is_set_back_makes_no_newcomer_older(kind: str) -> None:
-    """Newcomers are later than all members that the returning ones have heard of, also than one
-    that does not come back."""
-    with Service(kind, lease_s=3600.0) as service:
-        anna: Any = Peer(service.discovery, "anna").membership
-        day = 10**9 * 3600 * 12 if kind == "coordinator" else 10**6 * 3600 * 12
-        ahead = anna.member.incarnation + day
-        anna._heard = ahead  # of one who came later, by a clock that was ahead
-        service.stop()
-        service.start()
-        anna.barrier("back", 1, PATIENCE_S)
-        ben = Peer(service.discovery, "ben")
-        assert ben.membership.member.incarnation > ahead
-        assert anna.member.incarnation < ahead
-        ben.leave()
 
 
 @contextmanager

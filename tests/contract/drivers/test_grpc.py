@@ -5,7 +5,6 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import grpc
 import pytest
@@ -154,71 +153,6 @@ def test_a_driver_may_be_closed_where_packets_are_handed_over() -> None:
         here.send("there", [b"x"])
         assert closed.wait(PATIENCE_S)
         assert not is_served(there.address)
-
-
-def test_an_interrupted_close_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And all connections."""
-    driver, other = GrpcDriver(), GrpcDriver()
-    driver.connect("other", other.address)
-    connection = driver._connections["other"]
-
-    def interrupt(deadline: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(connection, "join", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        driver.close(PATIENCE_S)
-    assert connection._is_closed
-    assert not is_served(driver.address)
-    other.close(0.0)
-
-
-def test_close_does_what_an_interrupted_one_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever the interrupt came."""
-    driver, other = GrpcDriver(), GrpcDriver()
-    driver.connect("other", other.address)
-
-    def interrupt(peer: str) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(driver, "disconnect", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            driver.close(0.0)
-    driver.close(0.0)
-    assert not driver._connections
-    assert not is_served(driver.address)
-    other.close(0.0)
-
-
-def test_an_interrupted_constructor_leaves_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though it listens already."""
-    made: list[grpc.Server] = []
-    ports: list[int] = []
-    make = grpc.server
-
-    def interrupted(*arguments: Any, **options: Any) -> grpc.Server:
-        server = make(*arguments, **options)
-        made.append(server)
-        add, start = server.add_insecure_port, server.start
-
-        def note(address: str) -> int:
-            ports.append(add(address))
-            return ports[-1]
-
-        def interrupt() -> None:
-            start()
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(server, "add_insecure_port", note)
-        monkeypatch.setattr(server, "start", interrupt)
-        return server
-
-    monkeypatch.setattr(grpc, "server", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        GrpcDriver()
-    assert not is_served(f"127.0.0.1:{ports[0]}")
-    assert not made[0].wait_for_termination(0.0)
 
 
 PROGRAM = textwrap.dedent(
