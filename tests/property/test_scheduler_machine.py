@@ -41,7 +41,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.processes: dict[str, int] = {}  # incarnation of each worker in a loop
         self.ticked: dict[str, int] = {}  # the book beside the scheduler's
         # The chosen settings are integers by name.
-        self.run(c.Start(Settings(**chosen, checkpoints="cuts")))  # type: ignore[arg-type]
+        self.run(c.Start(Settings(**chosen, checkpoints="cuts")))
         self.run(c.DeclareTable(TABLE))
 
     @property

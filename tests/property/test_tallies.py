@@ -75,7 +75,6 @@ def test_figures_of_a_classification_are_those_of_scikit_learn_for_any_division(
     for one in sites:
         check(one)
     together = add(sites)
-    assert together is not None
     assert add([sites[at] for at in chance.permutation(len(sites))]) == together
 
     matrix = np.zeros((num_classes, num_classes), int)

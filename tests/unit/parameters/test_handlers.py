@@ -135,7 +135,7 @@ def test_whatever_a_handler_raises_is_told_and_the_next_request_done(
 
 def test_answer_that_is_no_text_is_an_error() -> None:
     replies: SimpleQueue[Reply] = SimpleQueue()
-    thread = HandlerThread("s0", lambda request: 3)  # type: ignore[arg-type, return-value]
+    thread = HandlerThread("s0", lambda request: 3)
     thread.put(("w0", 1, 1), Request(1, "", "w0"), replies.put)
     text = "TypeError: the handler returned int, and no text"
     assert replies.get(timeout=LONG_S) == Reply(error=text)

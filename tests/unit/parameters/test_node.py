@@ -77,14 +77,14 @@ class Node:
     def see(self, number: int, *ranges: RangeView, **changes: object) -> None:
         given: dict[str, object] = {"tables": (TABLE,), "addresses": {"b": "y"}} | changes
         # What is given are fields by name, of several types.
-        self.node.take_view(View(1, number, ranges=ranges, **given), 0.0)  # type: ignore[arg-type]
+        self.node.take_view(View(1, number, ranges=ranges, **given), 0.0)
 
     def ask(self, worker: str, head: Pull | Push, values: object = None) -> Message:
         """The answer to a request, which comes at once."""
-        message = Message(head, None, values)  # type: ignore[arg-type]  # an array or None
+        message = Message(head, None, values)
         self.node.handle(Source(worker, 1), message, 0.0)
         # The messages it has sent are answers, each with the number of its request.
-        return next(each for each in self.host.sent if each.head.request == head.request)  # type: ignore[attr-defined]
+        return next(each for each in self.host.sent if each.head.request == head.request)
 
 
 @pytest.fixture
@@ -149,7 +149,6 @@ def test_request_for_a_table_that_a_range_does_not_know_yet_is_busy(node: Node) 
     halves = (RangeView(1, 0, 2**63 - 1, 1, ("b",)), RangeView(2, 2**63, END - 1, 1, ("b",)))
     node.see(1, *halves)
     replica = node.node.replica_of(1)
-    assert replica is not None
     is_declaring, may_declare = threading.Event(), threading.Event()
     declare = replica.declare
 
@@ -158,7 +157,7 @@ def test_request_for_a_table_that_a_range_does_not_know_yet_is_busy(node: Node) 
         may_declare.wait(LONG_S)
         return declare(table)
 
-    replica.declare = slow  # type: ignore[method-assign]  # a probe
+    replica.declare = slow
     thread = threading.Thread(target=lambda: node.see(2, *halves, tables=(TABLE, OTHER)))
     thread.start()
     assert is_declaring.wait(LONG_S)
@@ -190,17 +189,16 @@ def test_range_takes_no_push_after_one_that_could_not_be_applied(node: Node) -> 
     """The server is about to end: log and backups must not get two entries of the same number."""
     node.see(1, WHOLE)
     replica = node.node.replica_of(1)
-    assert replica is not None
     part = replica._parts[1]
     apply = part.push
 
     def fail(*arguments: object) -> None:
         raise MemoryError("no memory to grow")
 
-    part.push = fail  # type: ignore[method-assign]  # fails once
+    part.push = fail
     with pytest.raises(MemoryError):
         node.ask("w", push(1, 0, is_held=False), ONES)
-    part.push = apply  # type: ignore[method-assign]  # as it was
+    part.push = apply
     for request, worker in ((2, "w"), (3, "v")):
         refused = node.ask(worker, push(request, 0, is_held=False), ONES).head
         assert isinstance(refused, Refused)

@@ -117,20 +117,6 @@ def test_inspect_finds_a_cell_far_outside_among_the_rows_that_are_held_out(tmp_p
         assert (told in result.output) == is_told, result.output
 
 
-def test_inspect_reads_csv_of_a_german_spreadsheet(tmp_path: Path) -> None:
-    """Semicolons, decimal commas and a byte order mark."""
-    rows = "".join(f"{i},5;{'f' if i % 2 else 'm'};tot\n" for i in range(12))
-    (tmp_path / "a.csv").write_text(f"Größe;Geschlecht;Ausgang\n{rows}", encoding="utf-8-sig")
-    result = run("inspect", "--data", str(tmp_path / "a.csv"))
-    assert result.exit_code == 0
-    kinds = [line.split()[:2] for line in result.output.splitlines()]
-    assert ["Größe", "number"] in kinds
-    assert ["Geschlecht", "category"] in kinds
-    stated = run("inspect", "--data", str(tmp_path / "a.csv"), "--set", "data.decimal=.")
-    assert stated.exit_code == 1
-    assert re.search(r"'0,5', .* where the decimal mark is '\.'", stated.output)
-
-
 EXPORT = (
     "Ward 7\n\n"
     + "Größe;seit;CRP;Ausgang\n"
@@ -227,13 +213,6 @@ def test_inspect_takes_its_flags_after_it() -> None:
     result = run("--data", "iris", "inspect")
     assert result.exit_code == 2
     assert "inspect takes no flags before it" in result.output
-
-
-def test_inspect_help_teaches_with_examples() -> None:
-    """The help of the command has examples of its own."""
-    result = run("inspect", "--help")
-    assert result.exit_code == 0
-    assert "--drop name,phone --type ward=category" in re.sub(r"\s+", " ", result.output)
 
 
 def test_no_rows_need_no_coordinator(tmp_path: Path) -> None:

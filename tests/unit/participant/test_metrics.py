@@ -37,10 +37,6 @@ def test_metrics_are_finite(value: Any) -> None:
         flatten_values({"loss": value})
 
 
-def test_no_metrics_are_an_empty_list() -> None:
-    assert to_json([], participant_id="p", round_=0) == ("[]", 0)
-
-
 def test_oldest_points_are_left_out_first() -> None:
     """The coordinator takes 64 KiB, and of more nothing at all."""
     measured = [Measured(i, {f"loss_{j}": 0.123456789 for j in range(100)}) for i in range(200)]

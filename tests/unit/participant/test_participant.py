@@ -119,12 +119,6 @@ def test_the_first_weights_choose_the_dtype_unless_they_are_no_floats(
     assert layout == ()
 
 
-def test_the_defaults_say_nothing() -> None:
-    participant = Returns()
-    assert participant.profile() is None
-    participant.on_model((), {})
-
-
 def test_metrics_need_no_init() -> None:
     """XAIN's participants broke when a subclass forgot super().__init__()."""
     participant = Returns()

@@ -75,7 +75,7 @@ def test_weights_come_back_as_they_were_sent() -> None:
 def test_tied_weights_travel_once_and_come_back_under_all_names() -> None:
     """load_state_dict() would otherwise write the old value over the new one."""
 
-    class Tied(torch.nn.Module):  # type: ignore[name-defined,misc]  # mypy sees no torch
+    class Tied(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.embed = torch.nn.Embedding(4, 2)

@@ -22,7 +22,7 @@ def source(tmp_path: Path) -> Source:
 
 def job(**fields: object) -> Job:
     # The fields by name are of several types.
-    return Job("t", LogisticRegression(), batch_rows=3, **fields)  # type: ignore[arg-type]
+    return Job("t", LogisticRegression(), batch_rows=3, **fields)
 
 
 def columns(pieces: Iterator[Piece]) -> list[list[int]]:

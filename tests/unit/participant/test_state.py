@@ -54,14 +54,6 @@ def assert_is(found: Result | None, expected: Result) -> None:
         assert getattr(found, name) == getattr(expected, name)
 
 
-def test_a_result_is_there_for_the_next_process(state: StateDirectory, folder: Path) -> None:
-    assert state.load() is None
-    state.keep(RESULT)
-    with again(state, folder) as next_one:
-        assert_is(next_one.load(), RESULT)
-        assert_is(next_one.load(), RESULT)
-
-
 @pytest.mark.parametrize("vector", [np.zeros(0), np.ones(1, np.float16), np.float64([1, np.pi])])
 def test_vectors_of_every_size_and_dtype_come_back(
     state: StateDirectory, folder: Path, vector: np.ndarray
@@ -363,7 +355,6 @@ def test_a_lock_ends_with_its_process(folder: Path) -> None:
     command = [sys.executable, "-c", HOLDER, str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stdout is not None
             child = int(process.stdout.readline())
             with pytest.raises(StateError, match="another process uses it"):
                 StateDirectory(folder, "ward-7")

@@ -17,11 +17,13 @@ from xain_participant.sdk.participant import (
 )
 from xain_participant.tables.workload_participant import WorkloadParticipant
 from xain_workloads.comparing.gains import Budget
-from xain_workloads.errors import NoWorkload
+from xain_workloads.errors import Diverged, NoWorkload
 from xain_workloads.model import Model
 from xain_workloads.tables.data import Dataset, load
+from xain_workloads.tables.preprocessing import PreprocessingOptions
+from xain_workloads.tables.schema import Column
 from xain_workloads.tables.table import Table
-from xain_workloads.workload import create
+from xain_workloads.workload import create, initial_model
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +84,6 @@ def test_rows_set_aside_measure_the_global_model(iris: Dataset, model: Model) ->
     assert sorted(before.values) == ["test_accuracy", "test_loss"]
     assert sorted(after.values) == ["accuracy", "loss", "samples", "seconds"]
     evaluation = take_evaluation(participant)
-    assert evaluation is not None
     assert evaluation.num_samples == 10
     measured = create("sgd").measure(model, test)
     assert (evaluation.metrics, evaluation.tallies) == (measured.metrics, measured.tallies)
@@ -131,9 +132,7 @@ def test_evaluation_of_the_last_model_comes_with_a_local_model(
     with caplog.at_level("INFO"):
         participant.evaluate_round(model.vector)
     evaluation = take_evaluation(participant)
-    assert evaluation is not None
     local = evaluation.local
-    assert local is not None
     assert [one.round for one in local.differences] == [4, 2]
     assert all(one.total < 0 for one in local.differences)
     assert from_json(json.loads(json.dumps(to_json(evaluation)))) == evaluation
@@ -157,7 +156,6 @@ def test_model_that_has_run_away_is_compared_with_no_local_model() -> None:
     participant.on_round(Assignment("s1", 4, "evaluate", local=Budget(3, 60.0)))
     participant.evaluate_round(np.full_like(model.vector, 1e80))
     evaluation = take_evaluation(participant)
-    assert evaluation is not None
     assert evaluation.tallies is None
     assert evaluation.local is None
 
@@ -185,6 +183,18 @@ def test_without_a_workload_the_error_says_what_to_configure(iris: Dataset) -> N
         participant.train_round(np.zeros(3), 1, 0)
 
 
-def test_an_unknown_workload_is_named(iris: Dataset) -> None:
-    with pytest.raises(ValueError, match="unknown workload 'alchemy'"):
-        WorkloadParticipant(iris).on_model((), {"workload": "alchemy", "options": "{}"})
+def test_divergence_names_the_column_that_is_not_scaled() -> None:
+    """Smaller steps would not help. With scaled columns the steps alone are to blame."""
+    numbers = np.random.default_rng(0).normal(0, 1, 200)
+    table = Table(
+        (Column("age"), Column("salary")), {"age": numbers, "salary": 1e6 * numbers}, numbers
+    )
+    for scaling, eta0, names_it in (("none", 0.01, True), ("standard", 1e6, False)):
+        workload = create("sgd", {"task": "regression", "eta0": eta0})
+        model = initial_model(workload, [table.profile()], PreprocessingOptions(scaling))
+        site = WorkloadParticipant(table)
+        site.on_model(model.layout, model.metadata)
+        with pytest.raises(Diverged, match="lower eta0") as told:
+            site.train_round(model.vector, 5, 0)
+        assert ("column 'salary'" in str(told.value)) == names_it
+        assert ('workload.preprocessing.scaling = "standard"' in str(told.value)) == names_it

@@ -486,21 +486,6 @@ def test_votes_of_kept_estimators_are_those_of_the_published_ensemble(vote: str)
     assert names[np.argmax(total, axis=1)].tolist() == expected.tolist()
 
 
-def test_kept_regressors_predict_as_the_published_ensemble() -> None:
-    data = load("diabetes", task="regression")
-    parts = [data.subset(range(100)), data.subset(range(100, 130))]
-    trees = {"estimator": "DecisionTreeRegressor"}
-    model, kept = held(data, parts, **trees)
-    weights = [one.rows for one in unpack_holdings(model.vector.tobytes())]
-    assert weights == [100, 30]
-    sums = [LoadedEstimators(k, model.metadata).sum_of_votes(data.features)[:, 0] for k in kept]
-    mean = np.average(sums, axis=0, weights=weights) / 3
-    expected = create("bagging", {**TREES, **trees}).predict(
-        ensemble(data, parts, **trees), data.features
-    )
-    np.testing.assert_allclose(mean, expected, rtol=1e-12)
-
-
 def test_list_of_estimators_of_version_0_1_is_read() -> None:
     known = [Holding(3, "ab" * 16, "east", 7)]
     text = pack_holdings(known)[12:]

@@ -2,39 +2,18 @@
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from xain_workloads.errors import DataError, NoData
-from xain_workloads.model import Model
 from xain_workloads.tables.data import from_arrays, load, load_table
-from xain_workloads.tables.dataset import Dataset
 from xain_workloads.tables.preprocessing import prepare
 from xain_workloads.tables.profile import DataProfile
 from xain_workloads.tables.schema import Column
 from xain_workloads.tables.table import Table
-from xain_workloads.trees import trees
-from xain_workloads.workload import Workload, create, evaluate, from_metadata, initial_model
-
-
-def federated(
-    workload: Workload, parts: Sequence[Dataset], *, rounds: int, epochs: int = 1
-) -> Model:
-    """Bagging without a coordinator."""
-    model = workload.initial_model([part.profile() for part in parts])
-    kind = trees.BoosterKind.from_metadata(model.metadata)
-    for number in range(rounds):
-        updates = []
-        for part in parts:
-            result = workload.train(model, part, epochs=epochs, epoch_base=number * epochs, seed=0)
-            added = trees.parse_update(result.vector.tobytes(), kind, epochs)
-            updates.append((added, result.num_samples))
-        joined = trees.joined(model.vector.tobytes(), updates, kind)
-        model = replace(model, vector=np.frombuffer(joined, np.uint8))
-    return model
+from xain_workloads.workload import create, evaluate, from_metadata, initial_model
 
 
 def test_participants_of_earlier_versions_know_the_options_of_bagging() -> None:
@@ -44,36 +23,6 @@ def test_participants_of_earlier_versions_know_the_options_of_bagging() -> None:
     assert "mode" not in json.loads(model.metadata["options"])
     cyclic = create("xgboost", {"mode": "cyclic"})
     assert from_metadata(cyclic.initial_model([profile]).metadata) == cyclic
-
-
-def halves(data: Dataset) -> tuple[Dataset, Dataset]:
-    rows = np.random.default_rng(0).permutation(data.num_samples)
-    middle = data.num_samples // 2
-    return data.subset(rows[:middle]), data.subset(rows[middle:])
-
-
-@pytest.mark.parametrize(
-    ("name", "task", "metric", "least"),
-    [
-        ("breast_cancer", "classification", "accuracy", 0.93),
-        ("wine", "classification", "accuracy", 0.93),
-        ("diabetes", "regression", "r2", 0.3),
-    ],
-)
-def test_three_participants_learn_what_they_hold_together(
-    name: str, task: str, metric: str, least: float
-) -> None:
-    """The accuracy is measured on rows that were not trained on."""
-    train, test = halves(load(name, task=task))
-    rows = np.array_split(np.arange(train.num_samples), 3)
-    workload = create("xgboost", {"task": task, "max_depth": 3, "eta": 0.2})
-    model = federated(workload, [train.subset(part) for part in rows], rounds=20)
-    assert workload.measure(model, test).metrics[metric] > least
-    predicted = workload.predict(model, test.features)
-    if task == "classification":
-        assert (
-            np.mean(predicted == test.target) == workload.measure(model, test).metrics["accuracy"]
-        )
 
 
 def test_training_is_the_same_every_time_and_subsamples_anew_in_each_round() -> None:
@@ -87,27 +36,6 @@ def test_training_is_the_same_every_time_and_subsamples_anew_in_each_round() -> 
 
     assert bytes_of(0, 1) == bytes_of(0, 1)
     assert len({bytes_of(0, 1), bytes_of(2, 1), bytes_of(0, 2)}) == 3
-
-
-def test_model_is_rebuilt_from_its_metadata() -> None:
-    data = load("wine")
-    workload = create("xgboost", {"max_depth": 2})
-    model = workload.initial_model([data.profile()])
-    assert model.layout == ()
-    assert from_metadata(model.metadata) == workload
-    assert workload.predict(model, data.features[:2]).tolist() == ["class_0", "class_0"]
-
-
-def test_missing_values_are_a_direction_of_their_own() -> None:
-    """The label is whether the value is missing, which no number could stand for."""
-    chance = np.random.default_rng(3)
-    features = chance.normal(size=(200, 2))
-    missing = chance.random(200) < 0.5
-    features[missing, 0] = np.nan
-    data = Dataset(features, np.where(missing, "yes", "no"))
-    workload = create("xgboost", {"max_depth": 1})
-    model = federated(workload, halves(data), rounds=5)
-    assert workload.measure(model, data).metrics["accuracy"] == 1.0
 
 
 def test_initial_model_needs_no_xgboost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, load_wine
+from sklearn.datasets import load_breast_cancer
 
 from xain_workloads.tables.checks import Finding, check
 from xain_workloads.tables.checks.checking import MAX_FINDINGS
@@ -505,29 +505,6 @@ def test_pairs_of_column_and_class_above_the_bound_take_no_memory() -> None:
     told["columns"][0]["association"] = [0.5] * 100
     found = summarise([("north", replace(profile, statistics=json.dumps(told)))])
     assert found.associations == [None]
-
-
-LOADERS = {
-    "iris": load_iris,
-    "wine": load_wine,
-    "breast_cancer": load_breast_cancer,
-    "diabetes": load_diabetes,
-}
-
-
-@pytest.mark.parametrize("number", [2, 3, 4, 5])
-@pytest.mark.parametrize("name", LOADERS)
-def test_real_tables_have_at_most_three_warnings_and_no_refusal(name: str, number: int) -> None:
-    data = LOADERS[name]()
-    order = np.random.RandomState(number).permutation(len(data.target))
-    given = {}
-    for site, rows in zip(NAMES, np.array_split(order, number), strict=False):
-        values = dict(zip(data.feature_names, data.data[rows].T, strict=True))
-        target = data.target[rows]
-        given[site] = values, target if name == "diabetes" else target.astype(str)
-    levels = [one.level for one in found(given)]
-    assert levels.count("refuse") == 0
-    assert levels.count("warn") <= 3
 
 
 @pytest.mark.parametrize(("num_classes", "words"), [(6, ()), (7, ("opposite",)), (21, ("alone",))])

@@ -188,7 +188,6 @@ def test_trees_are_those_of_sample_weights(mode: str, counts: tuple[int, ...]) -
     matrix = xgboost.DMatrix(data.features, codes, weight=weights)
     theirs = xgboost.train(parameters, matrix, num_boost_round=1).predict(matrix)
     ours = workload.probabilities(model, data.features)
-    assert ours is not None
     ours = ours[:, 1] if len(counts) == 2 else ours
     if mode == "bagging":
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
@@ -204,7 +203,7 @@ def test_bagged_estimators_are_fitted_with_the_weights() -> None:
     model, (data,) = opened(workload, rows([95, 5]))
     result = workload.train(model, data, epochs=1, epoch_base=0, seed=0)
     (frame,) = unpack(result.vector.tobytes())
-    fitted = load(frame.file, workload.options, data.num_features)  # type: ignore[attr-defined]
+    fitted = load(frame.file, workload.options, data.num_features)
     drawn = np.random.default_rng((0, 0, 0)).integers(0, 100, 100)
     codes = data.target[drawn].astype(int)
     theirs = LogisticRegression().fit(

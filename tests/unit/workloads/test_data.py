@@ -1,7 +1,6 @@
 """Every format gives the same data set, and what is wrong with a file is told in one line."""
 
 import re
-import socket
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -16,7 +15,6 @@ from pyarrow import parquet
 
 from xain_workloads.errors import DataError
 from xain_workloads.tables.data import (
-    BUNDLED,
     Dataset,
     Task,
     class_name,
@@ -75,27 +73,6 @@ def test_every_format_reads_the_same_data(write: Write, tmp_path: Path) -> None:
         assert dataset.features.dtype == np.float64
         assert dataset.features.flags.c_contiguous
         assert dataset.profile() == DataProfile(3, 2, ("3", "10")), path.name
-
-
-@pytest.mark.parametrize("name", BUNDLED)
-def test_bundled_sets_need_no_network(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The demo runs on a laptop in a train."""
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("a bundled set opened a socket")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    task: Task = "regression" if name == "diabetes" else "classification"
-    dataset = load(name, task=task)
-    assert dataset.task == task
-    assert dataset.num_samples > 100
-    assert len(dataset.feature_names) == dataset.num_features
-
-
-def test_bundled_classes_have_names() -> None:
-    """A prediction says "setosa", and digits are in numeric order."""
-    assert load("iris").profile() == DataProfile(150, 4, ("setosa", "versicolor", "virginica"))
-    assert load("digits").profile() == DataProfile(1797, 64, tuple("0123456789"))
 
 
 def test_scale_multiplies_features_alone() -> None:
@@ -345,7 +322,7 @@ def test_unknown_source_says_what_there_is(write: Write, tmp_path: Path) -> None
     with _refused("a target column can be chosen in .csv, .tsv"):
         load("iris", target="species")
     with _refused("task is 'clustering'"):
-        load("iris", task="clustering")  # type: ignore[arg-type]  # on purpose
+        load("iris", task="clustering")
     with _refused("set task='regression'"):
         load("diabetes")
     with _refused("4 feature columns, but num_features is 5"):
@@ -364,7 +341,7 @@ def test_dataset_checks_its_arrays() -> None:
     with _refused("target has shape (3,), expected (2,)"):
         Dataset(np.ones((2, 1)), np.ones(3))
     with _refused("target has dtype int64"):
-        Dataset(np.ones((2, 1)), np.ones(2, dtype=np.int64))  # type: ignore[arg-type]  # on purpose
+        Dataset(np.ones((2, 1)), np.ones(2, dtype=np.int64))
     with _refused("1 feature names for 2 columns"):
         Dataset(np.ones((2, 2)), np.ones(2), ("a",))
 

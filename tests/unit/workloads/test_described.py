@@ -151,22 +151,6 @@ def test_estimator_of_two_classes_is_refused_for_more_before_it_is_fitted() -> N
     create("bagging", {"estimator": pairs}).initial_model([flowers().profile()])
 
 
-def test_scores_stay_those_of_the_data_with_groups() -> None:
-    """Early stopping of a nested estimator would divide the rows of a group."""
-    data = flowers()
-    grouped = Dataset(data.features, data.target, groups=np.arange(150, dtype=np.uint64) // 3)
-    inner = {"estimator": "HistGradientBoostingClassifier", "parameters": {"max_iter": 2}}
-    workload = create("bagging", {"estimator": {"pipeline": ["PCA", inner]}})
-    made = workload._fitted(
-        grouped,
-        data.features,
-        np.arange(150) // 50,
-        np.random.default_rng(0),
-        None,
-    )
-    assert made.steps[-1][1].early_stopping is False
-
-
 def test_early_stopping_of_one_estimator_decides_for_no_other() -> None:
     """Two of one class, of which one says that it stops early."""
     data = flowers()

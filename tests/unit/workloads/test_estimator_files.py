@@ -1,7 +1,6 @@
 """Files of fitted estimators: what comes back, how large they are, and what is refused."""
 
 import json
-import pickle
 import random
 import subprocess
 import sys
@@ -69,15 +68,6 @@ def test_estimators_come_back_as_they_were(description: Any) -> None:
         np.testing.assert_allclose(again.predict_proba(ROWS), estimator.predict_proba(ROWS))
     assert again.get_params().keys() == estimator.get_params().keys()
     assert files.dump(again) == file
-
-
-@pytest.mark.parametrize("trees", [10, 100])
-@pytest.mark.parametrize("depth", [1, 3, None])
-def test_forests_are_not_larger_than_pickles(trees: int, depth: int | None) -> None:
-    parameters = {"n_estimators": trees, "max_depth": depth}
-    for name in ("RandomForestClassifier", "ExtraTreesRegressor"):
-        estimator, _ = fitted({"estimator": name, "parameters": parameters})
-        assert len(files.dump(estimator)) <= 1.2 * len(pickle.dumps(estimator))
 
 
 def test_other_estimators_are_files_of_skops() -> None:

@@ -26,7 +26,7 @@ EVERY = [name for kind in ("classifier", "regressor") for name, _ in all_estimat
 
 def table_of(task: str) -> Table:
     source = "breast_cancer" if task == "classification" else "diabetes"
-    whole = load_table(source, task=task)  # type: ignore[arg-type]  # one of the literals
+    whole = load_table(source, task=task)
     return whole.subset(np.random.default_rng(0).permutation(whole.num_samples)[:ROWS])
 
 

@@ -12,9 +12,7 @@ import xgboost
 
 from xain_workloads.errors import DataError
 from xain_workloads.model import Model
-from xain_workloads.tables.data import load_table
 from xain_workloads.tables.dataset import Dataset
-from xain_workloads.tables.partition import dirichlet, split_train_test
 from xain_workloads.tables.preprocessing import prepare
 from xain_workloads.tables.profile import DataProfile
 from xain_workloads.tables.schema import Column
@@ -153,14 +151,6 @@ def test_trees_do_not_depend_on_how_rows_are_divided(task: str) -> None:
                 assert ours[name] == other[name]
             for name in ("split_conditions", "base_weights", "sum_hessian"):
                 np.testing.assert_allclose(ours[name], other[name], rtol=1e-4, atol=1e-5)
-
-
-def test_sites_with_few_classes_learn() -> None:
-    """Wine at three sites, divided by Dirichlet(0.1): as good as in one place."""
-    train, test = split_train_test(load_table("wine"), 0.3, 0)
-    sites = [train.subset(rows) for rows in dirichlet(train.target, 3, alpha=0.1, seed=0)]
-    model = federated(workload_of("three classes", eta=0.3), sites, 30)
-    assert evaluate(model, test)["accuracy"] > 0.93
 
 
 @pytest.mark.parametrize("task", TASKS)

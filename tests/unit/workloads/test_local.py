@@ -70,7 +70,6 @@ def test_each_workload_has_local_models(name: str, options: Mapping[str, Any]) -
     local, _, test = local_of(name, options)
     assert local.why_not == ""
     assert local.passes == 3
-    assert local.tallies is not None
     assert local.tallies.num_rows == test.num_samples
     assert local.tallies.num_classes == 3
     assert figures(local.tallies)["accuracy"].value > 0.5
@@ -106,7 +105,6 @@ def test_difference_is_that_of_each_row(task: str) -> None:
     workload = create("sgd", {"task": task})
     model = fit_centralised(workload, whole, epochs=2, seed=1)
     of_all = row_losses(workload, model, prepare(model.metadata, test))
-    assert of_all is not None
     if task == "regression":
         assert of_all.mean() == pytest.approx(mean_squared_error(test.target, predict(model, test)))
     else:
@@ -121,12 +119,10 @@ def test_difference_is_that_of_each_row(task: str) -> None:
     n = test.num_samples
     assert difference.total / n == pytest.approx(known[name].value - of_all.mean())
     gain = gain_of({name: Figure(of_all.mean())}, replace(local, figures=known, num_samples=n), 7)
-    assert gain is not None
     assert gain.metric == name
-    assert gain.difference is not None
     spread = np.sqrt((difference.squares / n - gain.difference.value**2) / (n - 1))
     assert gain.difference.low == pytest.approx(gain.difference.value - 1.96 * spread, rel=1e-3)
-    assert gain_of({name: Figure(1.0)}, replace(local, figures=known), 8).difference is None  # type: ignore[union-attr]
+    assert gain_of({name: Figure(1.0)}, replace(local, figures=known), 8).difference is None
 
 
 @pytest.mark.parametrize("dataset", ["breast_cancer", "iris"])
@@ -142,7 +138,6 @@ def test_models_with_class_weights_are_compared_by_auc_or_balanced_accuracy(
     model = fit_centralised(workload, own, epochs=1, seed=1)
     held_out = prepare(model.metadata, test)
     losses = row_losses(workload, model, held_out)
-    assert losses is not None
     if loss == "log_loss":
         name, shares = "auc", probabilities(model, test)
         truth = roc_auc_score(
@@ -160,12 +155,9 @@ def test_models_with_class_weights_are_compared_by_auc_or_balanced_accuracy(
     known = figures(local.tallies)
     told = replace(local, figures=known, num_samples=90)
     same, alone = (gain_of(known, told, number, weighs_classes=True) for number in (1, 2))
-    assert same is not None
-    assert alone is not None
     assert (same.metric, alone.metric) == (name, name)
     assert (same.is_gain, same.is_loss) == (False, False), "the model is the same"
     assert alone.is_loss, "the other model has nothing right"
-    assert alone.difference is not None
     assert -alone.difference.value == pytest.approx(known[name].value, abs=known[name].bound + 1e-9)
     if (loss, dataset) == ("log_loss", "breast_cancer"):
         assert alone.difference.low is not None
@@ -199,7 +191,6 @@ def test_held_out_rows_of_a_class_that_the_site_does_not_train_on_count() -> Non
     metadata = initial_model(create("sgd", {}), [whole.profile()]).metadata
     without = own.subset(np.flatnonzero(own.target != own.target[0]))
     local, _ = train_local(metadata, without.profile(), without, test, Budget(3, 1e9), 1)
-    assert local.tallies is not None
     assert local.tallies.num_classes == 3
     assert local.tallies.num_rows == test.num_samples
 

@@ -5,27 +5,10 @@ import pytest
 from scipy.optimize import approx_fprime
 from sklearn.metrics import log_loss
 
-from xain_workloads.linear.sgd_options import LOSSES
-from xain_workloads.measures.losses import margin_loss, multinomial_loss, penalty, residual_loss
+from xain_workloads.measures.losses import margin_loss, multinomial_loss, penalty
 
 # Not at the points where a derivative jumps.
 POINTS = np.array([-30.0, -2.3, -1.1, -0.4, -0.05, 0.03, 0.2, 0.7, 1.6, 25.0])
-
-
-@pytest.mark.parametrize("loss", LOSSES["classification"])
-def test_derivatives_of_margin_losses(loss: str) -> None:
-    _, derivatives = margin_loss(loss, POINTS)
-    step = 1e-6
-    differences = margin_loss(loss, POINTS + step)[0] - margin_loss(loss, POINTS - step)[0]
-    np.testing.assert_allclose(derivatives, differences / (2 * step), atol=1e-6)
-
-
-@pytest.mark.parametrize("loss", LOSSES["regression"])
-def test_derivatives_of_residual_losses(loss: str) -> None:
-    _, derivatives = residual_loss(loss, POINTS, 0.1)
-    step = 1e-6
-    above, below = (residual_loss(loss, POINTS + by, 0.1)[0] for by in (step, -step))
-    np.testing.assert_allclose(derivatives, (above - below) / (2 * step), atol=1e-6)
 
 
 def test_log_loss_of_margins_is_that_of_scikit_learn() -> None:

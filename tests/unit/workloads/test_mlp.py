@@ -14,7 +14,7 @@ from xain_workloads.nets.mlp_options import ACTIVATIONS, SOLVERS
 from xain_workloads.tables.data import load
 from xain_workloads.tables.dataset import Dataset
 from xain_workloads.tables.preprocessing import target_scale
-from xain_workloads.workload import create, evaluate, fit_centralised, from_metadata
+from xain_workloads.workload import create, from_metadata
 
 
 @pytest.fixture(scope="module")
@@ -188,18 +188,6 @@ def test_one_row_is_enough_to_train_on(iris: Dataset) -> None:
     workload = mlp()
     model = workload.initial_model([iris.profile()])
     assert np.isfinite(train(workload, model, iris.subset([0])).vector).all()
-
-
-@pytest.mark.parametrize(
-    ("source", "task", "metric", "least"),
-    [("wine", "classification", "accuracy", 0.97), ("diabetes", "regression", "r2", 0.45)],
-)
-def test_network_learns(source: str, task: Any, metric: str, least: float) -> None:
-    """On columns and a target as they are in the file, since both are scaled."""
-    data = load(source, task=task)
-    workload = create("mlp", {"task": task})
-    model = fit_centralised(workload, data, epochs=20, seed=0)
-    assert evaluate(model, data)[metric] >= least
 
 
 def test_metadata_alone_are_enough_to_go_on(iris: Dataset) -> None:

@@ -156,13 +156,6 @@ def test_centralised_training_learns(task: str, metric: str) -> None:
         assert measured["mse"] == pytest.approx(errors.mean())
 
 
-def test_convolutions_learn_images(digits: Dataset) -> None:
-    model = fit_centralised(
-        neural(layers=CONVOLUTION, learning_rate=0.05), digits, epochs=10, seed=0
-    )
-    assert evaluate(model, digits)["accuracy"] > 0.9
-
-
 @pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid"])
 @pytest.mark.parametrize("data", ["iris", "breast_cancer", "diabetes"])
 def test_perceptrons_become_estimators_of_scikit_learn(activation: str, data: str) -> None:
@@ -269,7 +262,7 @@ def test_torch_computes_with_as_many_threads_as_the_process_allows(
 def test_builder_makes_the_network(builders: ModuleType, iris: Dataset) -> None:
     """Frozen parameters do not travel, tied ones travel once, and buffers are statistics."""
 
-    class Net(torch.nn.Module):  # type: ignore[misc, name-defined]  # mypy sees no torch
+    class Net(torch.nn.Module):
         def __init__(self, num_features: int, num_outputs: int) -> None:
             super().__init__()
             self.frozen = torch.nn.Linear(num_features, num_features)
@@ -283,7 +276,7 @@ def test_builder_makes_the_network(builders: ModuleType, iris: Dataset) -> None:
         def forward(self, x: Any) -> Any:
             return self.last(self.norm(self.second(self.first(self.frozen(x)).relu())))
 
-    builders.Net = Net  # type: ignore[attr-defined]  # a made-up module
+    builders.Net = Net
     allow_builders(["nets:*"])
     workload = neural(builder="nets:Net")
     model = workload.initial_model([iris.profile()])

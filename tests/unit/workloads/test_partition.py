@@ -154,15 +154,6 @@ def test_regression_is_skewed_by_decile() -> None:
         assert set(deciles.values()) <= {100}
 
 
-def test_more_parts_than_rows() -> None:
-    """Participants that get nothing get an empty data set with the same columns."""
-    dataset = from_arrays(np.ones((2, 3)), ["a", "b"])
-    for kind in ("iid", "dirichlet"):
-        parts = [Partition(kind, 5, index).apply(dataset) for index in range(5)]
-        assert sum(part.num_samples for part in parts) == 2
-        assert {part.num_features for part in parts} == {3}
-
-
 def test_apply_takes_our_part() -> None:
     """The parts of all participants together are the data set."""
     dataset = load("iris")

@@ -24,7 +24,7 @@ from xain_foundation.settings.settings import load
 from xain_participant.config import DataSettings, ParticipantConfig
 from xain_participant.tables.fixes import with_fixes
 from xain_workloads.errors import DataError
-from xain_workloads.tables.data import BUNDLED, load_rows, load_table
+from xain_workloads.tables.data import load_rows, load_table
 from xain_workloads.tables.preprocessing import PreprocessingOptions, fit
 from xain_workloads.tables.reading.dialect import Dialect
 from xain_workloads.tables.reading.errors import DoesNotFit
@@ -794,31 +794,6 @@ def test_stata_is_read_with_its_labels_and_dates(tmp_path: Path) -> None:
     }
 
 
-FORMS: dict[str, Callable[[Lines], bytes]] = {
-    "plain": lambda table: text(table).encode(),
-    "German": lambda table: text(german(table), separator=";").encode("cp1252"),
-    "Excel": lambda table: text(german(table), separator="\t", end="\r\n").encode("utf-16"),
-    "per cent": lambda table: text(
-        [table[0], *([f"{row[0]}%", *row[1:]] for row in table[1:])]
-    ).encode(),
-}
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", BUNDLED)
-def test_real_tables_are_the_same_in_every_form(name: str, form: str, tmp_path: Path) -> None:
-    """All numbers and labels of scikit-learn's tables, through text and back."""
-    task: Any = "regression" if name == "diabetes" else "classification"
-    whole = load_table(name, task=task)
-    names = [column.name for column in whole.columns]
-    columns = [map(repr, whole.values[name].tolist()) for name in names]
-    rows = zip(*columns, map(str, whole.target.tolist()), strict=True)
-    (tmp_path / "a.csv").write_bytes(FORMS[form]([[*names, "y"], *map(list, rows)]))
-    read = load_table(tmp_path / "a.csv", task=task)
-    assert cells(read) == cells(whole)
-    assert read.target.tolist() == whole.target.tolist()
-
-
 def test_booleans_among_ones_and_zeros_are_numbers_and_none_is_missing(tmp_path: Path) -> None:
     """The setting of the message keeps the values that are numbers already."""
     path = tmp_path / "site.csv"
@@ -915,13 +890,11 @@ def test_column_of_groups_is_no_feature_and_equal_in_all_formats(tmp_path: Path)
     table = load_table(file, target="y", group="No", dialect=dialect)
     assert [column.name for column in table.columns] == ["x"]
     assert table.group == "patient"
-    assert table.groups is not None
     seven, missing = 16667848380713045890, 16476032584258269876
     assert table.groups[[0, 2, 3, 4]].tolist() == [seven, seven, missing, missing]
     assert table.num_groups == 3
     parquet.write_table(pa.table({"x": [1, 2], "No": [7, None], "y": "ab"}), tmp_path / "a.parquet")
     typed = load_table(tmp_path / "a.parquet", target="y", group="No").groups
-    assert typed is not None
     assert typed.tolist() == table.groups[[0, 3]].tolist()
     with pytest.raises(DataError, match="group names 'id', which is no column"):
         load_table(file, target="y", group="id", dialect=dialect)

@@ -2,8 +2,6 @@
 and averaging it gives what training in one place would have given."""
 
 import json
-import warnings
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +11,9 @@ from sklearn.linear_model import LogisticRegression, SGDClassifier, SGDRegressor
 from sklearn.metrics import hinge_loss, log_loss, mean_squared_error, r2_score
 
 from xain_workloads.errors import DataError, Diverged, NoData
-from xain_workloads.linear.sgd_options import LEARNING_RATES, LOSSES, PENALTIES
+from xain_workloads.linear.sgd_options import LEARNING_RATES, LOSSES
 from xain_workloads.model import Model, TensorSpec, unflatten
 from xain_workloads.tables.data import Dataset, from_arrays, load
-from xain_workloads.tables.partition import Partition, split_train_test
 from xain_workloads.tables.profile import DataProfile
 from xain_workloads.tables.reading.dialect import Dialect
 from xain_workloads.workload import (
@@ -25,7 +22,6 @@ from xain_workloads.workload import (
     evaluate,
     fit_centralised,
     from_metadata,
-    known_workloads,
 )
 
 REGRESSION = {"task": "regression"}
@@ -185,13 +181,6 @@ def test_wrong_options_are_named(options: dict[str, object], complaint: str) -> 
         create("sgd", options)
 
 
-def test_unknown_workload_lists_the_known() -> None:
-    """A typo in a configuration is told with the choices."""
-    with pytest.raises(ValueError, match="'sdg'; known: bagging, describe, glm, mlp, neural, sgd"):
-        create("sdg")
-    assert "sgd" in known_workloads()
-
-
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -213,37 +202,6 @@ def test_foreign_models_are_refused(digits: Dataset, spoil: Any) -> None:
 
 
 # Training
-
-
-@pytest.mark.parametrize("task", ["classification", "regression"])
-def test_every_combination_of_options_trains_silently(
-    task: str, binary: Dataset, diabetes: Dataset
-) -> None:
-    """Every documented option works, and scikit-learn warns of nothing."""
-    data = (binary if task == "classification" else diabetes).subset(np.arange(0, 400, 4))
-    for loss in LOSSES[task]:
-        for penalty in PENALTIES:
-            for learning_rate in LEARNING_RATES:
-                for fit_intercept in (True, False):
-                    options = {
-                        "task": task,
-                        "loss": loss,
-                        "penalty": penalty,
-                        "learning_rate": learning_rate,
-                        "fit_intercept": fit_intercept,
-                        "alpha": 0.1,
-                        "eta0": 0.001,
-                    }
-                    workload = create("sgd", options)
-                    model = _start(workload, data)
-                    with warnings.catch_warnings():
-                        warnings.simplefilter("error")
-                        result = workload.train(model, data, epochs=2, epoch_base=3, seed=1)
-                    assert np.isfinite(result.vector).all()
-                    # L1 may hold every weight at zero.
-                    assert result.vector.any() or penalty in {"l1", "elasticnet"}, options
-                    intercept = unflatten(result.vector, model.layout)["intercept"]
-                    assert fit_intercept or not intercept.any()
 
 
 @pytest.mark.parametrize("learning_rate", LEARNING_RATES)
@@ -525,41 +483,6 @@ def test_r2_of_a_constant_target_is_finite() -> None:
 
 
 # Federated
-
-
-def _federate(
-    workload: Workload, parts: Sequence[Dataset], *, rounds: int, epochs: int, seed: int
-) -> Model:
-    """FedAvg in one process, McMahan et al. 2017, Algorithm 1, with all sites in every round."""
-    model = _start(workload, *parts)
-    for number in range(rounds):
-        results = [
-            workload.train(model, part, epochs=epochs, epoch_base=number * epochs, seed=seed + i)
-            for i, part in enumerate(parts)
-            if part.num_samples
-        ]
-        weights = np.array([result.num_samples for result in results], dtype=np.float64)
-        average = weights @ np.stack([result.vector for result in results]) / weights.sum()
-        model = _with(model, average.astype(np.float32))
-    return model
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_federated_digits_match_centralised(digits: Dataset, seed: int) -> None:
-    """Four participants with unlike data reach, without sharing a row, the accuracy of one that
-    has them all, to two points."""
-    train, test = split_train_test(digits, 0.2, seed)
-    parts = [
-        Partition("dirichlet", 4, index, alpha=0.5, seed=seed).apply(train) for index in range(4)
-    ]
-    workload = create("sgd", {"eta0": 0.1})
-
-    federated = _federate(workload, parts, rounds=20, epochs=5, seed=100 * seed)
-    centralised = fit_centralised(workload, train, epochs=100, seed=seed)
-
-    reached = workload.measure(federated, test).metrics["accuracy"]
-    assert reached > 0.93
-    assert reached > workload.measure(centralised, test).metrics["accuracy"] - 0.02
 
 
 def test_model_of_an_earlier_version_goes_on_with_one_class_against_the_rest() -> None:

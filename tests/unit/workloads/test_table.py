@@ -13,9 +13,8 @@ from pyarrow import parquet
 
 from xain_workloads.errors import DataError
 from xain_workloads.tables.data import MISSING, Table, load_table
-from xain_workloads.tables.partition import Partition, split_train_test
 from xain_workloads.tables.reading.dialect import Dialect
-from xain_workloads.tables.schema import MAX_COLUMNS, Column
+from xain_workloads.tables.schema import Column
 
 WriteCsv = Callable[[str], Path]
 
@@ -99,7 +98,7 @@ def test_column_of_numbers_with_texts_may_be_one_of_categories(write: WriteCsv) 
     path = write("age,y\n50,0\n61,1\nn/a,1\n")
     for types in ({}, {"age": "number"}):
         with _refused("column 'age', row 3: 'n/a' is not a number, 2 of the column's 3 values are"):
-            load_table(path, types=types)  # type: ignore[arg-type]  # of literals
+            load_table(path, types=types)
     assert _cells(load_table(path, types={"age": "category"}), "age") == ["50", "61", "n/a"]
 
 
@@ -134,7 +133,7 @@ def test_columns_are_selected_dropped_and_renamed(write: WriteCsv) -> None:
         ({"select": ["age"], "drop": ["age"]}, "no column of features is left"),
     ):
         with _refused(complaint):
-            load_table(path, **arguments)  # type: ignore[arg-type]  # of several types
+            load_table(path, **arguments)
 
 
 def test_parquet_columns_have_the_types_of_the_file(tmp_path: Path) -> None:
@@ -188,16 +187,6 @@ def test_declared_classes_stay_with_every_part(write: WriteCsv) -> None:
     assert load_table("digits").subset([]).profile().classes == tuple("0123456789")
 
 
-def test_parts_of_a_table(write: WriteCsv) -> None:
-    """Partitions and test sets are cut from tables as from data sets."""
-    table = load_table(write("a,b,y\n" + "1,u,0\n2,v,1\n" * 10))
-    parts = [Partition("iid", 4, i).apply(table) for i in range(4)]
-    assert [part.num_samples for part in parts] == [5, 5, 5, 5]
-    train, test = split_train_test(table, 0.2, seed=0)
-    assert (train.num_samples, test.num_samples) == (16, 4)
-    assert test.columns == table.columns
-
-
 def test_arranged_takes_columns_by_name(write: WriteCsv) -> None:
     """The order of another table's columns; what is missing is named."""
     table = load_table(write("a,b,y\n1,2,0\n"))
@@ -226,10 +215,3 @@ def test_table_checks_its_arrays() -> None:
         Table((Column("x"),), {"x": np.array([0, np.inf])}, target)
     with _refused("no column of features is left"):
         Table((), {}, target)
-
-
-def test_names_of_very_many_columns_are_not_told(tmp_path: Path) -> None:
-    """A wide array is compared by its number of columns; a profile has its bounds."""
-    np.savez(tmp_path / "a.npz", X=np.zeros((2, MAX_COLUMNS + 1)), y=[0, 1])
-    profile = load_table(tmp_path / "a.npz").profile()
-    assert (profile.num_features, profile.columns) == (MAX_COLUMNS + 1, ())

@@ -8,10 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sklearn.frozen import FrozenEstimator
-from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import confusion_matrix, roc_curve
-from sklearn.model_selection import TunedThresholdClassifierCV
 
 from xain_coordinator.assembly.warm_start import load_model_file
 from xain_coordinator.core.vocabulary.values import GlobalModel, WeightsRef
@@ -103,27 +100,6 @@ def test_threshold_by_cost_is_the_cheapest_of_all(cost: float) -> None:
     assert cost_at(found.value) == min(map(cost_at, [*edges, 1.1]))
 
 
-def test_threshold_is_that_of_the_tuned_classifier() -> None:
-    """TunedThresholdClassifierCV, with the same candidates, on a model that is fitted."""
-    data = load("breast_cancer")
-    target = (np.asarray(data.target) == data.profile().classes[1]).astype(np.intp)
-    rows = data.features[:, :4]
-    model = LogisticRegression(max_iter=5000).fit(rows, target)
-    tallies = of_sites(target, model.predict_proba(rows))
-    found = chosen(tallies, "youden")
-    edges = [probability_at(at, tallies.level) for at, _, _ in records(tallies.scores[1], 3)]
-    tuned = TunedThresholdClassifierCV(
-        FrozenEstimator(model),
-        scoring="balanced_accuracy",
-        thresholds=edges,
-        cv="prefit",
-        refit=False,
-    ).fit(rows, target)
-    mean = (found.figures["sensitivity"].value + found.figures["specificity"].value) / 2
-    assert mean == pytest.approx(tuned.best_score_, abs=1e-12)
-    assert found.value == pytest.approx(tuned.best_threshold_, rel=1e-9)
-
-
 @pytest.mark.parametrize("text", CRITERIA)
 def test_figures_are_those_of_the_rows_that_are_predicted_by_it(text: str) -> None:
     """Rows of one bin lie on one side of the threshold: the counts are exact."""
@@ -208,7 +184,6 @@ def trained(name: str, options: Mapping[str, Any]) -> tuple[Model, Table]:
 def test_model_predicts_by_its_threshold(name: str, options: Mapping[str, Any]) -> None:
     model, table = trained(name, options)
     shares = probabilities(model, table)
-    assert shares is not None
     value = float(np.unique(shares[:, 1])[1])
     fixed = with_threshold(model, Threshold(value, "youden"))
     expected = np.array(["benign", "malignant"])[(shares[:, 1] >= value).astype(int)]
@@ -222,7 +197,6 @@ def test_prediction_over_http_follows_the_threshold(name: str, options: Mapping[
     """With the probabilities that are asked for, or without."""
     model, table = trained(name, options)
     shares = probabilities(model, table)
-    assert shares is not None
     value = float(np.unique(shares[:, 1])[1])
     fixed = with_threshold(model, Threshold(value, "youden"))
     source = GlobalModel(1, WeightsRef("1/global", 1, "0" * 32), "float32", (1,))
@@ -240,7 +214,6 @@ def test_exported_model_predicts_by_its_threshold(suffix: str, tmp_path: Path) -
     """The tensors' files keep it in the metadata, a Pipeline as a FixedThresholdClassifier."""
     model, table = trained("sgd", {})
     shares = probabilities(model, table)
-    assert shares is not None
     value = float(np.quantile(shares[:, 1], 0.2))
     fixed = with_threshold(model, Threshold(value, "youden"))
     about = {"classes": ["benign", "malignant"], "columns": formats.columns_of(model.metadata)}

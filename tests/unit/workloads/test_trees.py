@@ -340,20 +340,3 @@ def test_mutated_booster_is_refused_or_usable(kind: BoosterKind) -> None:
         assert len(predicted) == 60
         num_taken += 1
     assert 0 < num_taken < 200
-
-
-def test_flipped_bytes_are_refused_or_usable() -> None:
-    chance = Random(8)
-    empty = empty_booster(BINARY)
-    good = update(BINARY, empty, 1)
-    for _ in range(200):
-        data = bytearray(good)
-        for _ in range(chance.randint(1, 4)):
-            data[chance.randrange(len(data))] = chance.randrange(256)
-        try:
-            added = parse_update(
-                bytes(data[: chance.choice((len(data), len(data) // 2))]), BINARY, 1
-            )
-        except InvalidTrees:
-            continue
-        assert len(load(joined(empty, [(added, 1)], BINARY)).predict(matrix(BINARY))) == 60

@@ -53,18 +53,6 @@ def column(
     ]
 
 
-LONG = "1 " + " ".join(f"{key}:1" for key in range(3_000)) + "\n"
-# (text of a libsvm file, targets of its rows)
-ODD_LIBSVM = {
-    "no newline at the end": ("1 1:1\n2 1:1\n3 1:1", [1, 2, 3]),
-    "one row": ("5", [5]),
-    "blank lines": ("\n\n1 1:1\n\n  \n2 1:1\n\n\n\n\n3 1:1\n\n", [1, 2, 3]),
-    "CRLF": ("1 1:1\r\n\r\n2 1:1\r\n3 1:1\r\n", [1, 2, 3]),
-    "a line that is longer than a share": (f"2\n{LONG}3\n4", [2, 1, 3, 4]),
-    "a long line first": (f"{LONG}3\n4\n", [1, 3, 4]),
-    "comments": ("# one\n1 1:1 # two\n#three\n2\n", [1, 2]),
-    "blank lines alone": ("\n \n\r\n\n", []),
-}
 # (text of a CSV file, values of its column "a")
 ODD_CSV = {
     "a header alone": ("a,b\n", []),
@@ -81,15 +69,6 @@ ODD_CSV = {
     "quoted cells": ('"a","b"\n1,"x, y"\n2,"say ""no"""\n3,\n', [1, 2, 3]),
     "semicolons": ("a;b\n1;2,5\n3;4\n", [1, 3]),
 }
-
-
-@pytest.mark.parametrize("name", ODD_LIBSVM)
-def test_each_row_of_an_odd_libsvm_file_is_read_once(name):
-    text, targets = ODD_LIBSVM[name]
-    for others, expected in (((), targets), ((b"", b"9 1:1"), [*targets, 9])):
-        parts = parts_of(text.encode(), *others)
-        for num_shares in range(1, 51):
-            assert column(parts, num_shares, "target") == expected
 
 
 @pytest.mark.parametrize("name", ODD_CSV)

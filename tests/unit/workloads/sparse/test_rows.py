@@ -139,17 +139,6 @@ def test_libsvm_files_take_no_names_of_columns(tmp_path):
         Source(str(tmp_path), target="a")
 
 
-def test_batches_have_the_keys_that_occur_in_them(tmp_path):
-    (tmp_path / "x.svm").write_text("1 1:1 9:2\n-1 9:3\n1 4:5\n")
-    source = Source(str(tmp_path))
-    (rows,) = source.read(source.shares(1)[0])
-    first, second = rows.batches(2)
-    assert first.keys.tolist() == [1, 9]
-    assert first.features.toarray().tolist() == [[1, 2], [0, 3]]
-    assert second.keys.tolist() == [4]
-    assert np.array_equal(second.targets, [1])
-
-
 @pytest.mark.parametrize("block_bytes", [16, 100, 1 << 20])
 def test_batches_are_the_same_wherever_blocks_end(tmp_path, block_bytes):
     """Batches of 7 rows, and the rest last, with the keys that occur in each."""
