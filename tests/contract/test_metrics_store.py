@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from contract.test_weights_store import CONTRACT, in_folder
 from support.influx_servers import StrictInflux, VictoriaMetrics
+from support.stores import CONTRACT, in_folder
 from xain_coordinator.assembly.coordinator import metrics_plugin
 from xain_coordinator.core.vocabulary.values import Point
 from xain_coordinator.metrics import queue
@@ -92,7 +92,7 @@ def victoria_metrics(_: Path) -> Iterator[Kept]:
 ADAPTERS: dict[str, Callable[[Path], Iterator[Kept]]] = {
     f.__name__: f for f in (null, file, strict_influx, victoria_metrics)
 }
-# Plug-ins that are installed, see test_weights_store.py: {"metrics": {NAME: {OPTION: VALUE}},
+# Plug-ins that are installed, see support/stores.py: {"metrics": {NAME: {OPTION: VALUE}},
 # "read": {NAME: "MODULE:FUNCTION"}}. The function is called with the options, and returns Numbers.
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 import xxhash
-from tests.contract.test_weights_store import put, store  # noqa: F401  # a fixture
 from tests.unit.core.bench import make_rules
 
+from support.stores import get, put
 from xain_coordinator.aggregation.publishing import publish
 from xain_coordinator.core.machine.evolve import fold, open_session
 from xain_coordinator.core.machine.session import Session
@@ -29,11 +29,6 @@ def session_with_a_model() -> Session:
     return fold(session, [e.ModelRequested(()), e.ModelInitialised(model, 0.0)])
 
 
-def read(store: WeightsStore, key: str) -> bytes:  # noqa: F811  # a fixture
-    with store.open(key) as reader:
-        return reader.read(0, reader.size)
-
-
 def making(data: bytes) -> Callable[[WeightsStore, Effect], object]:
     """Work whose result is these bytes."""
 
@@ -44,22 +39,20 @@ def making(data: bytes) -> Callable[[WeightsStore, Effect], object]:
     return make
 
 
-# `store` is the fixture that is imported.
-def test_damaged_object_is_replaced_and_set_aside(store: WeightsStore) -> None:  # noqa: F811
+def test_damaged_object_is_replaced_and_set_aside(store: WeightsStore) -> None:
     session = session_with_a_model()
     put(store, KEY, DATA)
     assert not rebuild_damaged_model(store, session, {}, making(b"never made"))
     put(store, KEY, ROTTEN, overwrite=True)
     assert rebuild_damaged_model(store, session, {}, making(DATA))
-    assert (read(store, KEY), read(store, f"{DAMAGED}{KEY}")) == (DATA, ROTTEN)
+    assert (get(store, KEY), get(store, f"{DAMAGED}{KEY}")) == (DATA, ROTTEN)
     assert not rebuild_damaged_model(store, session, {}, making(b"never made"))
     put(store, KEY, ROTTEN[:-1], overwrite=True)
     assert rebuild_damaged_model(store, session, {}, making(DATA))
-    assert read(store, KEY) == DATA
+    assert get(store, KEY) == DATA
 
 
-# `store` is the fixture that is imported.
-def test_coordinator_that_was_overtaken_replaces_nothing(store: WeightsStore) -> None:  # noqa: F811
+def test_coordinator_that_was_overtaken_replaces_nothing(store: WeightsStore) -> None:
     """The newer one may have another model there. It is not told as damage."""
 
     def check() -> None:
@@ -68,29 +61,29 @@ def test_coordinator_that_was_overtaken_replaces_nothing(store: WeightsStore) ->
     put(store, KEY, ROTTEN)
     with pytest.raises(Fenced):
         rebuild_damaged_model(FencedStore(store, check), session_with_a_model(), {}, making(DATA))
-    assert read(store, KEY) == ROTTEN
+    assert get(store, KEY) == ROTTEN
     store.delete(KEY)
     with pytest.raises(Fenced):
         rebuild_damaged_model(FencedStore(store, check), session_with_a_model(), {}, making(DATA))
     assert set(store.keys()) == set()
 
 
-def test_object_that_is_gone_is_made_again(store: WeightsStore) -> None:  # noqa: F811  # a fixture
+def test_object_that_is_gone_is_made_again(store: WeightsStore) -> None:
     assert rebuild_damaged_model(store, session_with_a_model(), {}, making(DATA))
-    assert read(store, KEY) == DATA
+    assert get(store, KEY) == DATA
     assert set(store.keys()) == {KEY}
 
 
-def test_another_result_changes_nothing(store: WeightsStore) -> None:  # noqa: F811  # a fixture
+def test_another_result_changes_nothing(store: WeightsStore) -> None:
     """Another result, as of another version of a plug-in, is no proof that the object was right."""
     put(store, KEY, ROTTEN)
     with pytest.raises(DamagedModel, match="its rebuilt copy has the digest"):
         rebuild_damaged_model(store, session_with_a_model(), {}, making(DATA + b"more"))
-    assert read(store, KEY) == ROTTEN
+    assert get(store, KEY) == ROTTEN
     assert set(store.keys()) == {KEY}
 
 
-def test_store_that_is_away_is_no_damage(store: WeightsStore) -> None:  # noqa: F811  # a fixture
+def test_store_that_is_away_is_no_damage(store: WeightsStore) -> None:
     put(store, KEY, ROTTEN)
 
     def away(into: WeightsStore, effect: Effect) -> object:

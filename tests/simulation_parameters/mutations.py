@@ -275,8 +275,7 @@ _CHECKPOINT = replace(
     events=(Event(1.5, Fault.KILL_SERVER, 0, 0, 0.2),),
 )
 
-# A seed that finds each; `python -m simulation_parameters --mutants 4000` finds others. Or a
-# scenario, which finds it with some seeds.
+# A seed that finds each, or a scenario, which finds it with some seeds.
 FOUND_BY: dict[str, int | Scenario] = {
     "acknowledged before it is on disk": _SLOW_DISK,
     "gaps are forgotten": _AWAY_FOR_A_CLOCK,

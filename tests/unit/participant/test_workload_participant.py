@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from support.learning import table_of
 from xain_participant.sdk.evaluations import evaluation_message, from_json, to_json
 from xain_participant.sdk.participant import (
     Assignment,
@@ -21,7 +22,6 @@ from xain_workloads.errors import Diverged, NoWorkload
 from xain_workloads.model import Model
 from xain_workloads.tables.data import Dataset, load
 from xain_workloads.tables.preprocessing import PreprocessingOptions
-from xain_workloads.tables.schema import Column
 from xain_workloads.tables.table import Table
 from xain_workloads.workload import create, initial_model
 
@@ -186,9 +186,7 @@ def test_without_a_workload_the_error_says_what_to_configure(iris: Dataset) -> N
 def test_divergence_names_the_column_that_is_not_scaled() -> None:
     """Smaller steps would not help. With scaled columns the steps alone are to blame."""
     numbers = np.random.default_rng(0).normal(0, 1, 200)
-    table = Table(
-        (Column("age"), Column("salary")), {"age": numbers, "salary": 1e6 * numbers}, numbers
-    )
+    table = table_of({"age": numbers, "salary": 1e6 * numbers}, numbers)
     for scaling, eta0, names_it in (("none", 0.01, True), ("standard", 1e6, False)):
         workload = create("sgd", {"task": "regression", "eta0": eta0})
         model = initial_model(workload, [table.profile()], PreprocessingOptions(scaling))

@@ -7,12 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from support.learning import table_of
 from xain_workloads.errors import DataError, NoData
 from xain_workloads.tables.data import from_arrays, load, load_table
 from xain_workloads.tables.preprocessing import prepare
 from xain_workloads.tables.profile import DataProfile
-from xain_workloads.tables.schema import Column
-from xain_workloads.tables.table import Table
 from xain_workloads.workload import create, evaluate, from_metadata, initial_model
 
 
@@ -82,7 +81,7 @@ def test_wrong_options_are_named(option: str, value: float) -> None:
 def test_missing_numbers_of_a_table_stay_missing() -> None:
     """The preprocessing that is fitted for trees neither fills nor scales; other workloads fill."""
     values = {"a": np.array([1.0, np.nan, 3.0, 500.0]), "b": np.array([np.nan] * 4)}
-    table = Table((Column("a"), Column("b")), values, np.array(["x", "y", "x", "y"]))
+    table = table_of(values, np.array(["x", "y", "x", "y"]))
     kept = prepare(initial_model(create("xgboost"), [table.profile()]).metadata, table)
     np.testing.assert_array_equal(kept.features, np.stack(list(values.values()), axis=1))
     filled = prepare(initial_model(create("sgd"), [table.profile()]).metadata, table)

@@ -11,29 +11,16 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.datasets import load_breast_cancer
 
+from support.learning import table_of
 from xain_workloads.tables.checks import Finding, check
 from xain_workloads.tables.checks.checking import MAX_FINDINGS
 from xain_workloads.tables.checks.summaries import summarise
 from xain_workloads.tables.dataset import Dataset
 from xain_workloads.tables.profile import DataProfile
-from xain_workloads.tables.schema import Column
 from xain_workloads.tables.table import Table
 
 Values = dict[str, NDArray[Any]]
 NAMES = ("north", "south", "east", "west", "mid")
-
-
-def table_of(values: Mapping[str, Any], target: Any, name: str = "outcome") -> Table:
-    columns, arrays = [], {}
-    for column, given in values.items():
-        array = np.asarray(given)
-        is_number = array.dtype.kind in "iuf"
-        columns.append(Column(column, "number" if is_number else "category"))
-        arrays[column] = array.astype(np.float64) if is_number else array.astype(object)
-    aim = np.asarray(target)
-    return Table(
-        tuple(columns), arrays, aim.astype(np.float64 if aim.dtype.kind == "f" else "U40"), name
-    )
 
 
 def patients(num_rows: int, seed: int) -> tuple[Values, NDArray[Any]]:
@@ -58,7 +45,7 @@ def sites(number: int = 3, rows: int = 160) -> dict[str, tuple[Values, NDArray[A
 
 
 def found(given: Mapping[str, tuple[Mapping[str, Any], Any]], **levels: Any) -> tuple[Finding, ...]:
-    profiles = [(name, table_of(*one).profile()) for name, one in given.items()]
+    profiles = [(name, table_of(*one, "outcome").profile()) for name, one in given.items()]
     return check(profiles, levels)
 
 
@@ -331,14 +318,16 @@ def test_measurements_and_codes_that_repeat_are_no_ids() -> None:
 def test_site_without_groups_beside_others_is_told_once() -> None:
     profiles = {}
     for name, one in sites().items():
-        table = table_of(*one)
+        table = table_of(*one, "outcome")
         groups = np.arange(table.num_samples, dtype=np.uint64) // 4
         grouped = replace(table, groups=groups, group="patient")
         profiles[name] = (table if name == "south" else grouped).profile()
     (one,) = [one for one in check(profiles.items()) if one.check == "groups"]
     assert one.site == "south"
     assert "those of other sites are kept together by 'patient'" in one.text
-    table = replace(table_of(*visits(60, 0, "id")), groups=np.arange(180, dtype=np.uint64))
+    table = replace(
+        table_of(*visits(60, 0, "id"), "outcome"), groups=np.arange(180, dtype=np.uint64)
+    )
     declared = replace(table, group="visit").profile()
     assert [one for one in check([("north", declared)]) if one.check == "groups"] == []
 
@@ -386,7 +375,7 @@ def test_finding_tells_no_figure_of_another_site() -> None:
 
 def test_sites_of_four_rows_are_refused_together_unless_they_tell_more() -> None:
     """Nothing would be scaled. Refused by name, with the two ways out."""
-    given = {f"clinic-{i}": table_of(*patients(4, i)) for i in range(30)}
+    given = {f"clinic-{i}": table_of(*patients(4, i), "outcome") for i in range(30)}
     told = [(name, table.profile()) for name, table in given.items()]
     (finding,) = check(told)
     assert (finding.level, finding.check) == ("refuse", "untold")
@@ -450,7 +439,7 @@ def test_wide_table_notes_the_checks_that_it_skips(num_columns: int, is_told: bo
     """Two thousand columns of ten classes are 20,000 pairs. The first column is the target."""
     outcome = np.repeat([f"c{i}" for i in range(10)], 20)
     columns = {f"{i}": (np.arange(200) * (i + 3) // 7) % 9.0 for i in range(num_columns - 1)}
-    told = table_of({"leak": outcome.astype(object), **columns}, outcome).profile()
+    told = table_of({"leak": outcome.astype(object), **columns}, outcome, "outcome").profile()
     findings = [one for one in check([("north", told)]) if one.check == "leak"]
     assert [(one.level, one.column) for one in findings] == [
         ("warn", "leak") if is_told else ("note", "")
@@ -480,7 +469,8 @@ def test_findings_are_bounded_and_the_worst_come_first() -> None:
 
 def test_profiles_of_earlier_versions_are_checked_as_far_as_they_tell() -> None:
     told = [
-        (name, replace(table_of(*one).profile(), statistics="")) for name, one in sites(2).items()
+        (name, replace(table_of(*one, "outcome").profile(), statistics=""))
+        for name, one in sites(2).items()
     ]
     assert {one.check for one in check(told)} == {"no_statistics"}
     assert check([("empty", DataProfile(0, 3))]) == ()
@@ -500,7 +490,7 @@ def test_sites_with_unlike_classes_are_told_the_remedy() -> None:
 def test_pairs_of_column_and_class_above_the_bound_take_no_memory() -> None:
     """A site of 6,000 columns can name 10,000 classes in its statistics."""
     names = [f"c{i}" for i in range(300)]
-    profile = table_of({name: [1.0, 2.0] for name in names}, ["a", "b"]).profile()
+    profile = table_of({name: [1.0, 2.0] for name in names}, np.array(["a", "b"])).profile()
     told = json.loads(profile.statistics) | {"class_counts": {str(i): 0 for i in range(100)}}
     told["columns"][0]["association"] = [0.5] * 100
     found = summarise([("north", replace(profile, statistics=json.dumps(told)))])

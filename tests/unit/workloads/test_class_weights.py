@@ -10,18 +10,18 @@ import pytest
 from sklearn.linear_model import LogisticRegression, SGDClassifier
 from sklearn.utils.class_weight import compute_class_weight
 
+from support.learning import opened
 from xain_workloads.class_weights import KEY
 from xain_workloads.ensembles.ensembles import load, unpack
 from xain_workloads.errors import DataError
 from xain_workloads.model import Model, unflatten
 from xain_workloads.tables.data import from_arrays
 from xain_workloads.tables.dataset import Dataset
-from xain_workloads.tables.preprocessing import prepare
 from xain_workloads.tables.table import Table
 from xain_workloads.trees.growing import grown
 from xain_workloads.trees.histograms import growing, parse_sums
 from xain_workloads.trees.trees import BoosterKind, joined, parse_update
-from xain_workloads.workload import Workload, create, initial_model
+from xain_workloads.workload import create, initial_model
 
 BALANCED: dict[str, Any] = {"class_weight": "balanced"}
 
@@ -32,13 +32,6 @@ def rows(counts: Sequence[int], seed: int = 0) -> Dataset:
     codes = chance.permutation(np.repeat(np.arange(len(counts)), counts))
     features = chance.normal(size=(len(codes), 3)) + codes[:, np.newaxis]
     return from_arrays(features, codes.astype(str))
-
-
-def opened(workload: Workload, *sites: Dataset) -> tuple[Model, list[Dataset]]:
-    """The initial model of some sites, and their prepared rows."""
-    tables = [Table.from_dataset(site) for site in sites]
-    model = initial_model(workload, [table.profile() for table in tables])
-    return model, [prepare(model.metadata, table) for table in tables]
 
 
 def weights_in(model: Model) -> list[float]:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from support.learning import refused
 from xain_workloads.errors import DataError
 from xain_workloads.tables.data import (
     Dataset,
@@ -41,10 +42,6 @@ def write(tmp_path: Path) -> Write:
 def _parquet(path: Path, **columns: Any) -> Path:
     parquet.write_table(pa.table(columns), path)
     return path
-
-
-def _refused(complaint: str) -> Any:
-    return pytest.raises(DataError, match=re.escape(complaint))
 
 
 # Formats
@@ -117,9 +114,9 @@ def test_libsvm_width_and_base_are_given_not_guessed(write: Write) -> None:
         [0, 0, 5, 0],
         [0, 0, 6, 0],
     ]
-    with _refused("line 1: there is a key 0, and the first feature is 1"):
+    with refused("line 1: there is a key 0, and the first feature is 1"):
         load(write("b.svm", "1 0:5\n"))
-    with _refused("line 1: there is a key 2, and with num_features 1 the last is 1"):
+    with refused("line 1: there is a key 2, and with num_features 1 the last is 1"):
         load(part, num_features=1)
 
 
@@ -196,7 +193,7 @@ def test_csv_errors_name_file_column_and_row(
     write: Write, text: str | bytes, complaint: str
 ) -> None:
     """Someone with a million rows finds the one that is wrong."""
-    with _refused(complaint):
+    with refused(complaint):
         load(write("a.csv", text))
 
 
@@ -262,9 +259,9 @@ def test_damaged_file_is_a_sentence_about_the_file(
 
 def test_regression_target_must_be_numbers(write: Write) -> None:
     """Text, gaps and infinities in a regression target are named like those in features."""
-    with _refused("a.csv: column 'y', row 1: 'x' is not a number"):
+    with refused("a.csv: column 'y', row 1: 'x' is not a number"):
         load(write("a.csv", "a,y\n1,x\n"), task="regression")
-    with _refused("a.csv: column 'y', row 2: inf is not finite"):
+    with refused("a.csv: column 'y', row 2: inf is not finite"):
         load(write("a.csv", "a,y\n1,1\n1,inf\n"), task="regression")
 
 
@@ -283,49 +280,49 @@ def test_parquet_errors_name_column_and_row(
     tmp_path: Path, columns: dict[str, Any], complaint: str
 ) -> None:
     """Typed columns are held to the same rules as text."""
-    with _refused(f"a.parquet: {complaint}"):
+    with refused(f"a.parquet: {complaint}"):
         load(_parquet(tmp_path / "a.parquet", **columns))
 
 
 def test_npz_never_unpickles(tmp_path: Path) -> None:
     """An object array in an archive is refused, not run."""
     np.savez(tmp_path / "a.npz", X=np.eye(2), y=np.array(["a", "b"], dtype=object))
-    with _refused("a.npz: the file is no archive of arrays of numbers or text"):
+    with refused("a.npz: the file is no archive of arrays of numbers or text"):
         load(tmp_path / "a.npz")
 
 
 def test_npz_names_its_arrays(tmp_path: Path) -> None:
     """Wrong array names and shapes say what is there."""
     np.savez(tmp_path / "a.npz", data=np.eye(2), label=np.ones(2))
-    with _refused(
+    with refused(
         "a.npz: neither arrays 'features' and 'target' nor 'X' and 'y'; there are: 'data'"
     ):
         load(tmp_path / "a.npz")
     np.savez(tmp_path / "b.npz", X=np.eye(2), y=np.ones(3))
-    with _refused("b.npz: target has shape (3,), expected (2,)"):
+    with refused("b.npz: target has shape (3,), expected (2,)"):
         load(tmp_path / "b.npz")
     np.savez(tmp_path / "c.npz", X=np.ones((2, 2, 2)), y=np.ones(2))
-    with _refused("c.npz: features have shape (2, 2, 2), expected (n, p)"):
+    with refused("c.npz: features have shape (2, 2, 2), expected (n, p)"):
         load(tmp_path / "c.npz")
 
 
 def test_unknown_source_says_what_there_is(write: Write, tmp_path: Path) -> None:
     """Unknown names, suffixes, columns and missing files list the choices or the path."""
-    with _refused("unknown data source 'mnist': neither a bundled set (breast_cancer, diabetes"):
+    with refused("unknown data source 'mnist': neither a bundled set (breast_cancer, diabetes"):
         load("mnist")
-    with _refused("nor a file ending in .csv, .tsv, .parquet, .xlsx"):
+    with refused("nor a file ending in .csv, .tsv, .parquet, .xlsx"):
         load(write("a.docx", "x"))
-    with _refused("gone.csv: no such file"):
+    with refused("gone.csv: no such file"):
         load(tmp_path / "gone.csv")
-    with _refused("no column 'z'; there are: 'a', 'y'"):
+    with refused("no column 'z'; there are: 'a', 'y'"):
         load(write("a.csv", "a,y\n1,2\n"), target="z")
-    with _refused("a target column can be chosen in .csv, .tsv"):
+    with refused("a target column can be chosen in .csv, .tsv"):
         load("iris", target="species")
-    with _refused("task is 'clustering'"):
+    with refused("task is 'clustering'"):
         load("iris", task="clustering")
-    with _refused("set task='regression'"):
+    with refused("set task='regression'"):
         load("diabetes")
-    with _refused("4 feature columns, but num_features is 5"):
+    with refused("4 feature columns, but num_features is 5"):
         load("iris", num_features=5)
 
 
@@ -334,25 +331,25 @@ def test_unknown_source_says_what_there_is(write: Write, tmp_path: Path) -> None
 
 def test_dataset_checks_its_arrays() -> None:
     """A Dataset that exists is consistent, wherever it came from."""
-    with _refused("features have shape (2,)"):
+    with refused("features have shape (2,)"):
         Dataset(np.ones(2), np.ones(2))
-    with _refused("features have shape (2, 0)"):
+    with refused("features have shape (2, 0)"):
         Dataset(np.ones((2, 0)), np.ones(2))
-    with _refused("target has shape (3,), expected (2,)"):
+    with refused("target has shape (3,), expected (2,)"):
         Dataset(np.ones((2, 1)), np.ones(3))
-    with _refused("target has dtype int64"):
+    with refused("target has dtype int64"):
         Dataset(np.ones((2, 1)), np.ones(2, dtype=np.int64))
-    with _refused("1 feature names for 2 columns"):
+    with refused("1 feature names for 2 columns"):
         Dataset(np.ones((2, 2)), np.ones(2), ("a",))
 
 
 def test_from_arrays_names_the_first_bad_value() -> None:
     """Arrays get the same care as files."""
-    with _refused("data: column 'x1', row 3: the value is missing"):
+    with refused("data: column 'x1', row 3: the value is missing"):
         from_arrays([[1.0, 2.0], [3.0, 4.0], [5.0, np.nan]], [0, 1, 0])
-    with _refused("data: column 'target', row 2: the label is empty"):
+    with refused("data: column 'target', row 2: the label is empty"):
         from_arrays([[1], [2]], ["a", " "])
-    with _refused("data: features have dtype"):
+    with refused("data: features have dtype"):
         from_arrays([["a"]], [1])
 
 
@@ -401,5 +398,5 @@ def test_folder_whose_files_do_not_fit(ward: Path, labels: str | None, complaint
     (ward / "y_train.csv").unlink()
     if labels is not None:
         (ward / "y_train.csv").write_text(labels)
-    with _refused(complaint):
+    with refused(complaint):
         load_table(ward)

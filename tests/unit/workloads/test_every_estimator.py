@@ -24,7 +24,7 @@ WEAK = {"classification": "LogisticRegression", "regression": "Ridge"}
 EVERY = [name for kind in ("classifier", "regressor") for name, _ in all_estimators(kind)]
 
 
-def table_of(task: str) -> Table:
+def rows_for(task: str) -> Table:
     source = "breast_cancer" if task == "classification" else "diabetes"
     whole = load_table(source, task=task)
     return whole.subset(np.random.default_rng(0).permutation(whole.num_samples)[:ROWS])
@@ -34,7 +34,7 @@ def fitted_score(estimator: Any, parameters: Mapping[str, Any] = {}) -> float:
     options: dict[str, Any] = {"estimator": estimator, "parameters": parameters}
     options |= {"estimators": 1, "publish": True, "vote": "hard"}
     task = BaggingOptions(estimator, dict(parameters)).task
-    workload, table = create("bagging", options), table_of(task)
+    workload, table = create("bagging", options), rows_for(task)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of iterations that do not suffice
         model = initial_model(workload, [table.profile()])

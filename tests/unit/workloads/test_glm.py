@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from support.learning import table_of
 from xain_workloads.errors import DataError, NoModel
 from xain_workloads.linear.glm.coefficients import SEPARATED, Coefficients, coefficients_of
 from xain_workloads.linear.glm.families import null_deviance
@@ -18,7 +19,6 @@ from xain_workloads.linear.glm.workload import GlmWorkload
 from xain_workloads.linear.newton import Fit, InvalidSums, check_sums
 from xain_workloads.model import ENDED, TOLD, Model
 from xain_workloads.tables.preprocessing import PreprocessingOptions, prepare
-from xain_workloads.tables.schema import Column
 from xain_workloads.tables.table import Table
 from xain_workloads.workload import create, fit_centralised, from_metadata, initial_model
 
@@ -137,17 +137,11 @@ def study() -> dict[str, NDArray[Any]]:
     }
 
 
-def table(values: dict[str, NDArray[Any]], target: NDArray[Any]) -> Table:
-    columns = tuple(
-        Column(name, "number" if one.dtype.kind == "f" else "category")
-        for name, one in values.items()
-    )
-    return Table(columns, values, target)
-
-
 def study_of(name: str) -> Table:
     whole = study()
-    return table({key: whole[key] for key in ("age", "dose", "sex", "ward")}, whole[TARGETS[name]])
+    return table_of(
+        {key: whole[key] for key in ("age", "dose", "sex", "ward")}, whole[TARGETS[name]]
+    )
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -245,7 +239,7 @@ def test_columns_without_a_coefficient_are_named() -> None:
         "ward": ward,
         "code": np.where(ward == "A", "x", "y").astype(object),
     }
-    model, _ = fitted({}, by_target(table(values, whole["ill"]), 2))
+    model, _ = fitted({}, by_target(table_of(values, whole["ill"]), 2))
     told = model.metadata[TOLD].splitlines()
     assert told[0] == "Column 'dead' has no coefficient: it is constant."
     assert told[1].startswith("Column 'sum' has no coefficient: it follows from column 'age', colu")
@@ -284,7 +278,7 @@ def test_classes_that_columns_tell_for_every_row_end_the_fit(name: str) -> None:
     age = data.values["age"]
     parts = np.digitize(age, [60.0] if name == "logistic" else [55.0, 65.0])
     target = np.array(["I", "II", "III"])[parts]
-    model, rounds = fitted({}, by_target(table(dict(data.values), target), 2))
+    model, rounds = fitted({}, by_target(table_of(dict(data.values), target), 2))
     assert rounds < 25
     assert model.metadata[ENDED].startswith("stopped: the columns together tell the class of every")
     assert model.metadata[TOLD].startswith("The columns together tell the class of every row")
@@ -313,14 +307,14 @@ def test_a_step_too_far_is_halved() -> None:
     x = chance.normal(size=200)
     counts = chance.poisson(np.exp(2 * x)).astype(float)
     counts[0] = 1e6
-    model, rounds = fitted({"family": "poisson"}, [table({"x": x}, counts)])
+    model, rounds = fitted({"family": "poisson"}, [table_of({"x": x}, counts)])
     assert rounds < 25
     assert model.metadata[ENDED].startswith("converged")
 
 
 def test_a_perfect_line_ends_too() -> None:
     x = np.arange(30.0)
-    model, rounds = fitted({"family": "linear"}, [table({"x": x}, 2 * x + 1)])
+    model, rounds = fitted({"family": "linear"}, [table_of({"x": x}, 2 * x + 1)])
     assert rounds <= 4
     assert [one.value for one in coefficients_of(model).of] == pytest.approx([1, 2])
 
@@ -331,7 +325,7 @@ def test_numbers_are_not_cut_off() -> None:
     x = chance.normal(size=300)
     x[0] = 40.0
     y = 3 * x + chance.normal(size=300)
-    model, _ = fitted({"family": "linear"}, [table({"x": x}, y)])
+    model, _ = fitted({"family": "linear"}, [table_of({"x": x}, y)])
     slope, intercept = np.polyfit(x, y, 1)
     assert [one.value for one in coefficients_of(model).of] == pytest.approx([intercept, slope])
 
@@ -457,7 +451,7 @@ def test_counts_that_no_rows_have_stop_no_report(family: str) -> None:
 
 def test_negative_counts_are_refused() -> None:
     workload = create("glm", {"family": "poisson"})
-    data = table({"x": np.arange(9.0)}, np.arange(9.0) - 1)
+    data = table_of({"x": np.arange(9.0)}, np.arange(9.0) - 1)
     model = initial_model(workload, [data.profile()])
     with pytest.raises(DataError, match="below 0"):
         workload.train(model, prepare(model.metadata, data), epochs=1, epoch_base=0, seed=0)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import xgboost
 
+from support.learning import table_of
 from xain_workloads.errors import DataError
 from xain_workloads.model import Model
 from xain_workloads.tables.dataset import Dataset
@@ -32,7 +33,7 @@ def workload_of(task: str, **options: Any) -> Workload:
 
 
 @cache
-def table_of(task: str, num_rows: int = 600) -> Table:
+def rows_of_task(task: str, num_rows: int = 600) -> Table:
     """Features of ten values each, a tenth of which are missing, so that the bins of XGBoost and
     ours divide the rows alike."""
     chance = np.random.default_rng(4)
@@ -112,7 +113,7 @@ def xgboost_of(workload: Any, model: Model, data: Dataset, iterations: int) -> x
 def test_one_site_makes_the_trees_that_xgboost_makes(task: str, options: dict[str, Any]) -> None:
     """Same margins after five iterations, with missing values; and the same numbers in the trees
     but for thresholds, which lie elsewhere between the same values."""
-    table = table_of(task)
+    table = rows_of_task(task)
     workload = workload_of(task, **options)
     model = initial_model(workload, [table.profile()])
     data = prepare(model.metadata, table)
@@ -140,7 +141,7 @@ def test_one_site_makes_the_trees_that_xgboost_makes(task: str, options: dict[st
 def test_trees_do_not_depend_on_how_rows_are_divided(task: str) -> None:
     """The same splits, and the same values but for rounding, for 1, 2 and 7 sites, of which most
     have one class only."""
-    workload, table = workload_of(task), table_of(task)
+    workload, table = workload_of(task), rows_of_task(task)
     start = initial_model(workload, [table.profile()])
     whole = trees_of(federated(workload, [table], 9, start))
     assert len(whole) == 3 * (3 if task == "three classes" else 1)
@@ -156,7 +157,7 @@ def test_trees_do_not_depend_on_how_rows_are_divided(task: str) -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_each_model_on_the_way_is_a_booster_that_predicts_better(task: str) -> None:
     """A round adds a level; the loss on the training rows falls in every round."""
-    workload, table = workload_of(task, eta=0.5), table_of(task)
+    workload, table = workload_of(task, eta=0.5), rows_of_task(task)
     model = initial_model(workload, [table.profile()])
     data = prepare(model.metadata, table)
     name = "mse" if task == "regression" else "loss"
@@ -199,7 +200,7 @@ def test_training_begins_with_the_shares_of_the_classes_over_all_sites() -> None
 
 def test_iteration_without_a_split_ends_at_once() -> None:
     """A round whose rows cannot be split still takes a step; the next one opens a new iteration."""
-    table = table_of("two classes")
+    table = rows_of_task("two classes")
     model = federated(workload_of("two classes", gamma=1e6), [table], 3)
     assert [tree["left_children"] for tree in trees_of(model)] == [[-1]] * 3
     assert trees_of(model)[0]["split_conditions"][0] != 0
@@ -209,7 +210,7 @@ def test_iteration_ends_when_no_node_has_rows_enough() -> None:
     """150 hessians at the root; two children of 60 cannot be split again, so depth 6 takes one
     round."""
     workload = workload_of("two classes", max_depth=6, min_child_weight=60.0)
-    model = federated(workload, [table_of("two classes")], 4)
+    model = federated(workload, [rows_of_task("two classes")], 4)
     assert [depth(tree) for tree in trees_of(model)] == [1] * 4
 
 
@@ -231,8 +232,7 @@ def test_categories_indicators_and_scaled_numbers_have_bins() -> None:
     chance = np.random.default_rng(0)
     age = chance.integers(20, 40, 300).astype(np.float64)
     ward = np.array(["north", "south"], dtype=object)[chance.integers(0, 2, 300)]
-    table = Table(
-        (Column("age"), Column("ward", "category")),
+    table = table_of(
         {"age": age, "ward": ward},
         np.where((age > 30) ^ (ward == "north"), "a", "b"),
     )
@@ -246,7 +246,7 @@ def test_categories_indicators_and_scaled_numbers_have_bins() -> None:
 def test_edges_are_few_and_divide_the_rows(max_bin: int) -> None:
     """The sketches of three sites; with two bins the edge is near the median."""
     values = np.random.default_rng(1).exponential(size=900)
-    table = Table((Column("a"),), {"a": values}, np.where(values > 1, "x", "y"))
+    table = table_of({"a": values}, np.where(values > 1, "x", "y"))
     sites = [table.subset(rows) for rows in np.array_split(np.arange(900), 3)]
     model = initial_model(
         workload_of("two classes", max_bin=max_bin), [site.profile() for site in sites]
@@ -261,7 +261,7 @@ def test_edges_are_few_and_divide_the_rows(max_bin: int) -> None:
 
 def test_rows_and_columns_are_drawn_once_for_an_iteration() -> None:
     """`subsample` takes the same rows for all levels; `colsample_bytree` two of five columns."""
-    table = table_of("two classes")
+    table = rows_of_task("two classes")
     workload = workload_of("two classes", subsample=0.5, colsample_bytree=0.4)
     model = federated(workload, [table], 18)
     for tree in trees_of(model):
@@ -281,7 +281,7 @@ def test_rows_and_columns_are_drawn_once_for_an_iteration() -> None:
 
 
 def test_histograms_that_do_not_fit_are_refused() -> None:
-    table = table_of("two classes")
+    table = rows_of_task("two classes")
     workload = workload_of("two classes")
     model = federated(workload, [table], 1)
     state = histograms.growing(model.vector.tobytes(), model.metadata)
@@ -311,7 +311,7 @@ def test_histograms_that_do_not_fit_are_refused() -> None:
 def test_largest_sums_make_finite_trees() -> None:
     """Wrong numbers may harm the model; they must not stop the session."""
     workload = workload_of("two classes", reg_lambda=0.0, min_child_weight=0.0)
-    model = initial_model(workload, [table_of("two classes").profile()])
+    model = initial_model(workload, [rows_of_task("two classes").profile()])
     state = histograms.growing(model.vector.tobytes(), model.metadata)
     sums = np.zeros(state.shape)
     sums[0] = np.random.default_rng(0).choice([-1e30, 1e30], size=state.shape[1:])
@@ -327,7 +327,7 @@ def test_model_without_sketches_is_not_made() -> None:
     told = 'needs statistics of the columns.* set aggregation.options.mode = "bagging"'
     with pytest.raises(DataError, match=told):
         initial_model(workload, [DataProfile(9, 3, ("a", "b"))])
-    few = table_of("two classes").subset(range(4))
+    few = rows_of_task("two classes").subset(range(4))
     with pytest.raises(DataError, match="no participant has rows enough"):
         initial_model(workload, [few.profile()])
 
@@ -343,7 +343,7 @@ def test_histograms_larger_than_an_update_are_refused_at_the_start() -> None:
 
 
 def test_model_of_another_mode_has_no_histograms() -> None:
-    table = table_of("two classes")
+    table = rows_of_task("two classes")
     bagging = create("xgboost", {"max_depth": 3})
     model = initial_model(bagging, [table.profile()])
     data = prepare(model.metadata, table)

@@ -11,14 +11,14 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.inspection import permutation_importance
 
+from support.learning import table_of, trained
 from xain_workloads.comparing.importance import MAX_COLUMNS, REPEATS, Importance, added, check
 from xain_workloads.comparing.permuting import importances_of, permuted_by
 from xain_workloads.exported.formats import pipeline_of
 from xain_workloads.model import Model
 from xain_workloads.tables.preprocessing import PreprocessingOptions, prepare
-from xain_workloads.tables.schema import Column
 from xain_workloads.tables.table import Table
-from xain_workloads.workload import create, from_metadata, initial_model
+from xain_workloads.workload import Workload, from_metadata
 
 ROWS = 90
 
@@ -32,19 +32,12 @@ def patients(task: str = "classification") -> Table:
     age[::7] = nan
     target = np.where(score > 0.5, "ill", "well") if task == "classification" else score * 30
     values = {"age": age, "ward": ward, "noise": noise}
-    columns = (Column("age"), Column("ward", "category"), Column("noise"))
-    return Table(columns, values, target)
+    return table_of(values, target)
 
 
-def trained(name: str, options: Mapping[str, Any], table: Table) -> Model:
-    workload = create(name, options)
+def learned(name: str, options: Mapping[str, Any], table: Table) -> tuple[Workload, Model]:
     indicated = PreprocessingOptions(indicate_missing=name != "xgboost")
-    model = initial_model(workload, [table.profile()], indicated)
-    if name == "xgboost":
-        options = {**options, "mode": "bagging"}
-        model = initial_model(create(name, options), [table.profile()], indicated)
-    rows = prepare(model.metadata, table, to_train=True)
-    return replace(model, vector=workload.train(model, rows, epochs=5, epoch_base=0, seed=1).vector)
+    return trained(name, options, table, epochs=5, preprocessing=indicated)
 
 
 def orders_of_sklearn(seed: int) -> Mapping[tuple[str, int, int], NDArray[np.intp]]:
@@ -75,7 +68,7 @@ def test_importances_are_those_of_scikit_learn_on_the_columns_of_the_table(
     """The permutations are the same. Categories and indicators of missing values are prepared
     before they are permuted here, and after that by the pipeline."""
     table = patients(str(options.get("task", "classification")))
-    model = trained(name, options, table)
+    _, model = learned(name, options, table)
     orders = orders_of_sklearn(3)
     (found,) = importances_of(
         from_metadata(model.metadata),
@@ -107,12 +100,12 @@ def test_importances_are_those_of_scikit_learn_on_the_columns_of_the_table(
 
 def test_trees_of_rows_with_gaps_are_measured_too() -> None:
     table = patients()
-    model = trained("xgboost", {"mode": "bagging", "max_depth": 2}, table)
+    _, model = learned("xgboost", {"mode": "bagging", "max_depth": 2}, table)
     (found,) = at_site(model, table)
     assert found.totals[1] > abs(found.totals[2])
     unused = replace(table, values={**table.values, "noise": np.zeros(ROWS)})
     options = {"mode": "bagging", "max_depth": 3, "class_weight": "balanced"}
-    (found,) = at_site(trained("xgboost", options, unused), unused)
+    (found,) = at_site(learned("xgboost", options, unused)[1], unused)
     assert (found.totals[2], found.squares[2]) == (0.0, 0.0), "no tree asks for it"
 
 
@@ -138,7 +131,7 @@ def test_sums_do_not_depend_on_how_many_permutations_are_predicted_at_once(
     num_predicted: int,
 ) -> None:
     table = patients()
-    model = trained("sgd", {}, table)
+    _, model = learned("sgd", {}, table)
     (expected,), (found,) = (
         at_site(model, table),
         at_site(model, table, num_predicted=num_predicted),
@@ -156,7 +149,7 @@ def test_short_time_leaves_out_permutations_and_then_columns(
 ) -> None:
     """Each look at the clock is a second later."""
     table, seconds = patients(), count()
-    model = trained("sgd", {}, table)
+    _, model = learned("sgd", {}, table)
     found = at_site(model, table, limit_s, clock=lambda: next(seconds), num_predicted=1)
     told = [(len(one.columns), one.repeats) for one in found]
     assert told == ([(columns, repeats)] if columns else [])
@@ -164,7 +157,7 @@ def test_short_time_leaves_out_permutations_and_then_columns(
 
 def test_table_without_names_of_columns_has_no_importances() -> None:
     table = patients()
-    model = trained("sgd", {}, table)
+    _, model = learned("sgd", {}, table)
     rows = prepare(model.metadata, table)
     bare = replace(
         model, metadata={k: v for k, v in model.metadata.items() if k != "preprocessing"}

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from sklearn import metrics as sk
 
+from support.learning import trained
 from xain_workloads.measures.figures import figures
 from xain_workloads.measures.tallies import tally_classes
-from xain_workloads.model import Model
 from xain_workloads.tables.data import load
-from xain_workloads.tables.dataset import Dataset
 from xain_workloads.tables.preprocessing import prepare
 from xain_workloads.tables.table import Table
-from xain_workloads.workload import Workload, create, initial_model, probabilities
+from xain_workloads.workload import probabilities
 
 LAYERS = [
     {"type": "linear", "out_features": 8},
@@ -31,17 +30,6 @@ WITH_PROBABILITIES: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("xgboost", {"mode": "bagging", "max_depth": 3}),
     ("bagging", {"estimator": "DecisionTreeClassifier", "publish": True}),
 )
-
-
-def trained(name: str, options: Mapping[str, Any], data: Dataset) -> tuple[Workload, Model]:
-    """A model after one round of one site."""
-    workload = create(name, options)
-    model = initial_model(workload, [Table.from_dataset(data).profile()])
-    prepared = prepare(model.metadata, Table.from_dataset(data))
-    result = workload.train(model, prepared, epochs=1, epoch_base=0, seed=1)
-    if options.get("mode") == "gradient":
-        return workload, replace(model, vector=model.vector - 5 * result.vector)
-    return workload, replace(model, vector=result.vector)
 
 
 @pytest.mark.parametrize("source", ["breast_cancer", "iris"])

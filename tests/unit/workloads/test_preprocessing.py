@@ -17,6 +17,7 @@ from skl2onnx.common.data_types import FloatTensorType, StringTensorType
 from sklearn.compose import ColumnTransformer
 from sklearn.preprocessing import StandardScaler
 
+from support.learning import table_of
 from xain_workloads.errors import DataError
 from xain_workloads.model import Model
 from xain_workloads.tables.data import load_table
@@ -56,8 +57,7 @@ def mixed_table(num_rows: int = 300, seed: int = 0, *, task: str = "regression")
     target: Any = np.nan_to_num(np.log(income), nan=10.0) + 1e3 * noise
     if task == "classification":
         target = np.where(target > 10, "rich", "poor")
-    return Table(
-        (Column("income"), Column("colour", "category"), Column("noise"), Column("constant")),
+    return table_of(
         {"income": income, "colour": colour, "noise": noise, "constant": np.full(num_rows, 0.1)},
         target,
     )
@@ -184,7 +184,7 @@ def test_indicator_tells_where_numbers_were_missing() -> None:
 def test_robust_scaling_ignores_one_wild_value() -> None:
     numbers = np.random.RandomState(0).standard_normal(640)
     numbers[0] = 1e9
-    table = Table((Column("x"),), {"x": numbers}, numbers)
+    table = table_of({"x": numbers}, numbers)
     scale = fit([table.profile()], PreprocessingOptions("robust")).numbers[0].scale
     assert scale.center == pytest.approx(0.0, abs=0.15)
     assert scale.scale == pytest.approx(1.35, abs=0.15)
@@ -200,7 +200,7 @@ def test_one_of_three_sites_with_another_unit_does_not_set_the_scale(
     chance = np.random.default_rng(0)
     sites = [chance.normal(100, 10, size) for size in (90, 90, 200)]
     sites[2] *= factor
-    tables = [Table((Column("x"),), {"x": numbers}, numbers) for numbers in sites]
+    tables = [table_of({"x": numbers}, numbers) for numbers in sites]
     preprocessing = fit([table.profile() for table in tables], PreprocessingOptions(scaling))
     prepared = [preprocessing.apply(table).features[:, 0] for table in tables]
     assert 0.4 < np.std(np.concatenate(prepared[:2])) < 1.6
@@ -216,7 +216,7 @@ def test_robust_scaling_of_a_column_that_is_mostly_one_value_trains() -> None:
     chance = np.random.default_rng(0)
     is_given = chance.random(600) < 0.15
     dose = np.where(is_given, chance.normal(100, 10, 600), chance.normal(0, 1e-3, 600))
-    table = Table((Column("dose"),), {"dose": dose}, dose / 100)
+    table = table_of({"dose": dose}, dose / 100)
     model = initial_model(
         create("sgd", {"task": "regression"}), [table.profile()], PreprocessingOptions("robust")
     )
@@ -228,7 +228,7 @@ def test_rare_values_of_a_column_are_kept(scaling: str) -> None:
     """Quantiles of a column of zeros say nothing, and its few ones differ from the zeros."""
     rare = np.zeros(2000)
     rare[:3] = 1.0
-    table = Table((Column("rare"),), {"rare": rare}, rare)
+    table = table_of({"rare": rare}, rare)
     profiles = [part.profile() for part in parts_of(table, 2)]
     prepared = fit(profiles, PreprocessingOptions(scaling)).apply(table).features[:, 0]
     assert (prepared[:3] - prepared[-1] >= 1).all()
@@ -237,7 +237,7 @@ def test_rare_values_of_a_column_are_kept(scaling: str) -> None:
 def test_column_of_which_no_site_tells_anything_is_bounded() -> None:
     """Four numbers at each site are no statistics, and are not taken as they are either."""
     few = np.array([1e6, -2e6, 0.5, 3.0])
-    table = Table((Column("x"), Column("few")), {"x": np.arange(4.0), "few": few}, few)
+    table = table_of({"x": np.arange(4.0), "few": few}, few)
     prepared = fit([table.profile()] * 3, PreprocessingOptions("standard")).apply(table)
     assert prepared.features[:, 1].tolist() == [5.0, -5.0, 0.5, 3.0]
 
@@ -245,7 +245,7 @@ def test_column_of_which_no_site_tells_anything_is_bounded() -> None:
 def test_sites_that_tell_one_number_each_have_the_scale_of_all() -> None:
     """Where nothing is known of the spread within the sites, that between them counts."""
     numbers = np.random.default_rng(0).normal(50, 10, 40)
-    tables = [Table((Column("x"),), {"x": x}, x) for x in np.array_split(numbers, 40)]
+    tables = [table_of({"x": x}, x) for x in np.array_split(numbers, 40)]
     fitted = fit([table.profile(min_known=1) for table in tables], STANDARD)
     assert fitted.numbers[0].scale.center == pytest.approx(numbers.mean())
     assert fitted.numbers[0].scale.scale == pytest.approx(numbers.std())
@@ -286,7 +286,7 @@ def test_row_whose_target_is_far_outside_is_not_trained_on() -> None:
     """The row is evaluated. A site with no other rows is refused, in words without a value."""
     target = np.random.default_rng(0).normal(50, 10, 300)
     target[5] = 1e9
-    table = Table((Column("x"),), {"x": np.arange(300.0)}, target, "price")
+    table = table_of({"x": np.arange(300.0)}, target, "price")
     for name in ("sgd", "xgboost"):
         workload = create(name, {"task": "regression"})
         model = initial_model(workload, [table.profile()])
@@ -312,7 +312,7 @@ def test_preprocessing_is_read_back_as_it_was_written() -> None:
 
 
 def test_names_beyond_ascii_can_be_read_by_people() -> None:
-    table = Table((Column("Größe"),), {"Größe": np.arange(9.0)}, np.arange(9.0))
+    table = table_of({"Größe": np.arange(9.0)}, np.arange(9.0))
     assert '"Größe"' in fit([table.profile()], PreprocessingOptions()).to_readable_json()
 
 
@@ -402,8 +402,8 @@ def test_without_preprocessing_columns_are_matched_by_name() -> None:
     """A site of an earlier version sends no statistics; the others still agree on the order."""
     target = np.array(["no", "yes"])
     values = {"a": np.array([1.0, 2.0]), "b": np.array([3.0, 4.0])}
-    first = Table((Column("a"), Column("b")), values, target)
-    second = Table((Column("b"), Column("a")), values, target)
+    first = table_of(values, target)
+    second = table_of(dict(reversed(values.items())), target)
     earlier = replace(first.profile(), columns=(), statistics="", target="", task="")
     model = initial_model(create("sgd"), [earlier, first.profile(), second.profile()])
     assert KEY not in model.metadata
@@ -434,7 +434,7 @@ def test_category_without_preprocessing_is_refused_without_a_value() -> None:
 
 def mixed_wards(*names: str) -> Table:
     wards = np.array(names, dtype=object)
-    return Table((Column("ward", "category"),), {"ward": wards}, np.zeros(len(names)))
+    return table_of({"ward": wards}, np.zeros(len(names)))
 
 
 def wide(number: int) -> Table:

@@ -1,6 +1,5 @@
 """Tables: types of columns, gaps, chosen and renamed columns."""
 
-import re
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -11,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from xain_workloads.errors import DataError
+from support.learning import refused
 from xain_workloads.tables.data import MISSING, Table, load_table
 from xain_workloads.tables.reading.dialect import Dialect
 from xain_workloads.tables.schema import Column
@@ -34,10 +33,6 @@ def write(tmp_path: Path) -> WriteCsv:
         return path
 
     return _write
-
-
-def _refused(complaint: str) -> Any:
-    return pytest.raises(DataError, match=re.escape(complaint))
 
 
 def _cells(table: Table, name: str) -> list[Any]:
@@ -97,7 +92,7 @@ def test_codes_of_digits_are_categories_if_declared(write: WriteCsv) -> None:
 def test_column_of_numbers_with_texts_may_be_one_of_categories(write: WriteCsv) -> None:
     path = write("age,y\n50,0\n61,1\nn/a,1\n")
     for types in ({}, {"age": "number"}):
-        with _refused("column 'age', row 3: 'n/a' is not a number, 2 of the column's 3 values are"):
+        with refused("column 'age', row 3: 'n/a' is not a number, 2 of the column's 3 values are"):
             load_table(path, types=types)
     assert _cells(load_table(path, types={"age": "category"}), "age") == ["50", "61", "n/a"]
 
@@ -132,7 +127,7 @@ def test_columns_are_selected_dropped_and_renamed(write: WriteCsv) -> None:
         ),
         ({"select": ["age"], "drop": ["age"]}, "no column of features is left"),
     ):
-        with _refused(complaint):
+        with refused(complaint):
             load_table(path, **arguments)
 
 
@@ -148,7 +143,7 @@ def test_parquet_columns_have_the_types_of_the_file(tmp_path: Path) -> None:
         "y": [1, 2],
     }
     parquet.write_table(pa.table(columns), path)
-    with _refused(
+    with refused(
         "column 'seen', row 1: '2020-01-01': dates are neither numbers nor categories; set"
     ):
         load_table(path)
@@ -172,7 +167,7 @@ def test_arrays_may_have_gaps(tmp_path: Path) -> None:
         tmp_path / "a.npz", types={"x1": "category"}, dialect=Dialect(rename={"target": "y"})
     )
     assert (_cells(table, "x0"), _cells(table, "x1"), table.target_name) == ([1], [None], "y")
-    with _refused("column 'x1', row 1: the value is missing"):
+    with refused("column 'x1', row 1: the value is missing"):
         load_table(tmp_path / "a.npz").to_dataset()
 
 
@@ -182,7 +177,7 @@ def test_declared_classes_stay_with_every_part(write: WriteCsv) -> None:
     assert table.subset([0]).profile().classes == ("alive", "dead")
     declared = load_table(write(PATIENTS), classes=["unknown", "dead", "alive"])
     assert declared.profile().classes == ("alive", "dead", "unknown")
-    with _refused("column 'outcome', row 2: label 'dead' is none of the declared classes: 'alive'"):
+    with refused("column 'outcome', row 2: label 'dead' is none of the declared classes: 'alive'"):
         load_table(write(PATIENTS), classes=["alive"])
     assert load_table("digits").subset([]).profile().classes == tuple("0123456789")
 
@@ -192,26 +187,26 @@ def test_arranged_takes_columns_by_name(write: WriteCsv) -> None:
     table = load_table(write("a,b,y\n1,2,0\n"))
     assert table.arranged(["b", "a"]).to_dataset().features.tolist() == [[2, 1]]
     assert table.arranged(["b"]).to_dataset().feature_names == ("b",)
-    with _refused("a.csv: no column 'c'; there are: 'a', 'b'"):
+    with refused("a.csv: no column 'c'; there are: 'a', 'b'"):
         table.arranged(["c"])
 
 
 def test_dataset_needs_complete_numbers(write: WriteCsv) -> None:
     """A cell that prevents training on a table is named with column and row."""
-    with _refused("column 'sex', row 1: 'f' is not a number, the column is a category"):
+    with refused("column 'sex', row 1: 'f' is not a number, the column is a category"):
         load_table(write(PATIENTS), drop=["age", "weight"]).to_dataset()
-    with _refused("column 'age', row 3: the value is missing"):
+    with refused("column 'age', row 3: the value is missing"):
         load_table(write(PATIENTS), drop=["sex", "weight"]).to_dataset()
 
 
 def test_table_checks_its_arrays() -> None:
     """A Table that exists is consistent, wherever it came from."""
     target = np.array(["a", "b"])
-    with _refused("column 'x' is of shape (3,) and dtype float64; a number column"):
+    with refused("column 'x' is of shape (3,) and dtype float64; a number column"):
         Table((Column("x"),), {"x": np.zeros(3)}, target)
-    with _refused("column 'x' is of shape (2,) and dtype float64; a category column"):
+    with refused("column 'x' is of shape (2,) and dtype float64; a category column"):
         Table((Column("x", "category"),), {"x": np.zeros(2)}, target)
-    with _refused("column 'x', row 2: inf is not finite"):
+    with refused("column 'x', row 2: inf is not finite"):
         Table((Column("x"),), {"x": np.array([0, np.inf])}, target)
-    with _refused("no column of features is left"):
+    with refused("no column of features is left"):
         Table((), {}, target)

@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.metrics import confusion_matrix, roc_curve
 
+from support.learning import trained
 from xain_coordinator.assembly.warm_start import load_model_file
 from xain_coordinator.core.vocabulary.values import GlobalModel, WeightsRef
 from xain_coordinator.http_face.predicting import Predictor
@@ -18,13 +19,10 @@ from xain_workloads.exported import formats
 from xain_workloads.exported.predicting import predict_with
 from xain_workloads.measures.tallies import Tallies, add, probability_at, records, tally_classes
 from xain_workloads.measures.thresholds import KEY, Criterion, Threshold, choose, with_threshold
-from xain_workloads.model import Model
 from xain_workloads.tables.data import load
 from xain_workloads.tables.preprocessing import prepare
 from xain_workloads.tables.table import Table
 from xain_workloads.workload import (
-    create,
-    initial_model,
     predict,
     predict_prepared,
     probabilities,
@@ -161,6 +159,7 @@ def test_wrong_criterion_says_what_it_must_be(text: str, why: str) -> None:
 
 # --- models with a threshold ----------------------------------------------------------------------
 
+TUMOURS = Table.from_dataset(load("breast_cancer"))
 MODELS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("sgd", {}),
     ("mlp", {"hidden_layers": [4]}),
@@ -169,78 +168,67 @@ MODELS: tuple[tuple[str, Mapping[str, Any]], ...] = (
 )
 
 
-def trained(name: str, options: Mapping[str, Any]) -> tuple[Model, Table]:
-    """A model of the patients' tumours, and their table."""
-    data = load("breast_cancer")
-    table = Table.from_dataset(data)
-    workload = create(name, options)
-    model = initial_model(workload, [table.profile()])
-    prepared = prepare(model.metadata, table)
-    result = workload.train(model, prepared, epochs=1, epoch_base=0, seed=1)
-    return replace(model, vector=result.vector), table
-
-
 @pytest.mark.parametrize(("name", "options"), MODELS)
 def test_model_predicts_by_its_threshold(name: str, options: Mapping[str, Any]) -> None:
-    model, table = trained(name, options)
-    shares = probabilities(model, table)
+    _, model = trained(name, options, TUMOURS)
+    shares = probabilities(model, TUMOURS)
     value = float(np.unique(shares[:, 1])[1])
     fixed = with_threshold(model, Threshold(value, "youden"))
     expected = np.array(["benign", "malignant"])[(shares[:, 1] >= value).astype(int)]
-    assert predict(fixed, table).tolist() == expected.tolist()
-    assert predict(model, table).tolist() != expected.tolist()
+    assert predict(fixed, TUMOURS).tolist() == expected.tolist()
+    assert predict(model, TUMOURS).tolist() != expected.tolist()
     assert with_threshold(model, None) is model
 
 
 @pytest.mark.parametrize(("name", "options"), [MODELS[0], MODELS[-1]])
 def test_prediction_over_http_follows_the_threshold(name: str, options: Mapping[str, Any]) -> None:
     """With the probabilities that are asked for, or without."""
-    model, table = trained(name, options)
-    shares = probabilities(model, table)
+    _, model = trained(name, options, TUMOURS)
+    shares = probabilities(model, TUMOURS)
     value = float(np.unique(shares[:, 1])[1])
     fixed = with_threshold(model, Threshold(value, "youden"))
     source = GlobalModel(1, WeightsRef("1/global", 1, "0" * 32), "float32", (1,))
     predictor = Predictor("5e5510", source, fixed)
     assert predictor.threshold == value
-    columns = [column.name for column in table.columns]
-    rows = np.column_stack([table.values[column] for column in columns]).tolist()
+    columns = [column.name for column in TUMOURS.columns]
+    rows = np.column_stack([TUMOURS.values[column] for column in columns]).tolist()
     for wanted in (True, False):
         found = predictor.predict(columns, rows, probabilities=wanted)
-        assert found.values.tolist() == predict(fixed, table).tolist()
+        assert found.values.tolist() == predict(fixed, TUMOURS).tolist()
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".skops", ".onnx"])
 def test_exported_model_predicts_by_its_threshold(suffix: str, tmp_path: Path) -> None:
     """The tensors' files keep it in the metadata, a Pipeline as a FixedThresholdClassifier."""
-    model, table = trained("sgd", {})
-    shares = probabilities(model, table)
+    _, model = trained("sgd", {}, TUMOURS)
+    shares = probabilities(model, TUMOURS)
     value = float(np.quantile(shares[:, 1], 0.2))
     fixed = with_threshold(model, Threshold(value, "youden"))
     about = {"classes": ["benign", "malignant"], "columns": formats.columns_of(model.metadata)}
     path = tmp_path / f"model{suffix}"
     formats.write(path, fixed, about)
-    expected = predict(fixed, table).tolist()
+    expected = predict(fixed, TUMOURS).tolist()
     if suffix == ".onnx":
         import onnxruntime
 
         session = onnxruntime.InferenceSession(path)
-        rows = np.column_stack([table.values[column.name] for column in table.columns])
+        rows = np.column_stack([TUMOURS.values[column.name] for column in TUMOURS.columns])
         found = session.run(None, {"X": rows.astype(np.float32)})[0]
         assert np.mean(found == np.array(expected)) > 0.99  # in single precision
         return
-    assert predict_with(formats.read(path))(table).values.tolist() == expected
+    assert predict_with(formats.read(path))(TUMOURS).values.tolist() == expected
 
 
 def test_session_that_begins_with_an_exported_model_has_not_its_threshold(tmp_path: Path) -> None:
     """The threshold is of that model alone, and the session makes others."""
-    model, _ = trained("sgd", {})
+    _, model = trained("sgd", {}, TUMOURS)
     formats.write(tmp_path / "model.npz", with_threshold(model, Threshold(0.2, "youden")), {})
     assert load_model_file(tmp_path / "model.npz")[0].metadata == model.metadata
 
 
 def test_threshold_that_is_no_probability_is_refused() -> None:
-    model, table = trained("sgd", {})
+    _, model = trained("sgd", {}, TUMOURS)
     for text in ("high", "nan", "1.5", "-0.1"):
         wrong = replace(model, metadata={**model.metadata, KEY: text})
         with pytest.raises(DataError, match="no probability"):
-            predict_prepared(wrong, prepare(model.metadata, table).features)
+            predict_prepared(wrong, prepare(model.metadata, TUMOURS).features)

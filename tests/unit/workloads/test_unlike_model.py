@@ -3,13 +3,11 @@
 import numpy as np
 import pytest
 
+from support.learning import table_of
 from xain_workloads.tables.checks.unlike_model import unlike_columns
 from xain_workloads.tables.preprocessing import prepare
-from xain_workloads.tables.schema import Column
 from xain_workloads.tables.table import Table
 from xain_workloads.workload import create, initial_model
-
-COLUMNS = (Column("pressure"), Column("sex", "category"))
 
 
 def site(pressures: np.ndarray, sexes: tuple[str | None, ...] = ("female", "male")) -> Table:
@@ -17,7 +15,7 @@ def site(pressures: np.ndarray, sexes: tuple[str | None, ...] = ("female", "male
     names = np.empty(rows, dtype=object)
     names[:] = [sexes[i % len(sexes)] for i in range(rows)]
     target = np.array(["alive", "dead"] * (rows // 2))
-    return Table(COLUMNS, {"pressure": pressures, "sex": names}, target)
+    return table_of({"pressure": pressures, "sex": names}, target)
 
 
 PRESSURES = np.random.default_rng(1).normal(140, 30, 60)

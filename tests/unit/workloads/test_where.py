@@ -3,14 +3,12 @@
 import numpy as np
 import pytest
 
+from support.learning import table_of
 from xain_workloads.errors import DataError
 from xain_workloads.tables.reading.where import MAX_LENGTH, filtered, parse
-from xain_workloads.tables.schema import Column
-from xain_workloads.tables.table import Table
 
 SEX = np.array(["f", "m", None, "f"], dtype=object)
-TABLE = Table(
-    (Column("age"), Column("blood pressure"), Column("sex", "category"), Column("µg"), Column("é")),
+TABLE = table_of(
     {
         "µg": np.arange(4.0),
         "é": np.arange(4.0),

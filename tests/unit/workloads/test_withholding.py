@@ -5,18 +5,16 @@ from json import loads
 import numpy as np
 import pytest
 
+from support.learning import table_of
 from xain_workloads.class_weights import KEY as CLASS_WEIGHTS
 from xain_workloads.errors import DataError
 from xain_workloads.tables.checks import check
 from xain_workloads.tables.preprocessing import KEY, Preprocessing, preprocessing_of
 from xain_workloads.tables.profile import DataProfile
 from xain_workloads.tables.reading.scales import Scale
-from xain_workloads.tables.schema import Column
-from xain_workloads.tables.table import Table
 from xain_workloads.workload import create, initial_model
 
 ROWS = 40
-AGE, WARD, CREATININE = Column("age"), Column("ward", "category"), Column("creatinine")
 
 
 def site(
@@ -31,11 +29,10 @@ def site(
     age = random.normal(60.0, 10.0, ROWS)
     age[:num_missing] = np.nan
     values = {"age": age, "ward": np.array([wards[i % len(wards)] for i in range(ROWS)], object)}
-    columns = (AGE, WARD)
     if creatinine:
-        values["creatinine"], columns = random.normal(90.0, 5.0, ROWS), (*columns, CREATININE)
+        values["creatinine"] = random.normal(90.0, 5.0, ROWS)
     target = np.array([classes[i % len(classes)] for i in range(ROWS)], object)
-    return Table(columns, values, target).profile()
+    return table_of(values, target).profile()
 
 
 def made_of(
@@ -96,9 +93,7 @@ def test_class_of_one_site_weighs_one() -> None:
 
 def test_target_of_one_site_makes_no_model() -> None:
     """A regression cannot be trained without its mean."""
-    columns, values = (AGE,), {"age": np.arange(40.0)}
-    large = Table(columns, values, np.arange(40.0)).profile()
-    small = Table(columns, {"age": np.arange(4.0)}, np.arange(4.0)).profile()
+    large, small = (table_of({"age": np.arange(n)}, np.arange(n)).profile() for n in (40.0, 4.0))
     with pytest.raises(DataError, match=r"told by 1 of 2 sites, and schema\.min_sites is 2"):
         made_of(large, small, task="regression")
     made_of(large, large, task="regression")
