@@ -421,7 +421,8 @@ def test_values_below_a_limit_of_detection_are_mended_by_its_setting() -> None:
 
 
 def test_numbers_taken_for_classes_are_refused() -> None:
-    given = {name: (values, np.arange(len(y)) % 60) for name, (values, y) in sites(2, 120).items()}
+    labels = (np.arange(120) % 60).astype(str)
+    given = {name: (values, labels) for name, (values, _) in sites(2, 120).items()}
     finding = found(given)[0]
     assert (finding.level, finding.check) == ("refuse", "many_classes")
     assert "regression" in finding.fix

@@ -284,73 +284,81 @@ def test_parquet_errors_name_column_and_row(
         load(_parquet(tmp_path / "a.parquet", **columns))
 
 
-def test_npz_never_unpickles(tmp_path: Path) -> None:
-    """An object array in an archive is refused, not run."""
-    np.savez(tmp_path / "a.npz", X=np.eye(2), y=np.array(["a", "b"], dtype=object))
-    with refused("a.npz: the file is no archive of arrays of numbers or text"):
-        load(tmp_path / "a.npz")
-
-
-def test_npz_names_its_arrays(tmp_path: Path) -> None:
-    """Wrong array names and shapes say what is there."""
-    np.savez(tmp_path / "a.npz", data=np.eye(2), label=np.ones(2))
-    with refused(
-        "a.npz: neither arrays 'features' and 'target' nor 'X' and 'y'; there are: 'data'"
+def test_archive_of_other_arrays_is_refused(tmp_path: Path) -> None:
+    """Wrong names and shapes say what is there; an object array is not unpickled."""
+    eye, cube = np.eye(2), np.ones((2, 2, 2))
+    for arrays, complaint in (
+        (
+            {"X": eye, "y": np.array(["a", "b"], dtype=object)},
+            "the file is no archive of arrays of numbers or text",
+        ),
+        (
+            {"data": eye, "label": np.ones(2)},
+            "neither arrays 'features' and 'target' nor 'X' and 'y'; there are: 'data'",
+        ),
+        ({"X": eye, "y": np.ones(3)}, "target has shape (3,), expected (2,)"),
+        ({"X": cube, "y": np.ones(2)}, "features have shape (2, 2, 2), expected (n, p)"),
     ):
-        load(tmp_path / "a.npz")
-    np.savez(tmp_path / "b.npz", X=np.eye(2), y=np.ones(3))
-    with refused("b.npz: target has shape (3,), expected (2,)"):
-        load(tmp_path / "b.npz")
-    np.savez(tmp_path / "c.npz", X=np.ones((2, 2, 2)), y=np.ones(2))
-    with refused("c.npz: features have shape (2, 2, 2), expected (n, p)"):
-        load(tmp_path / "c.npz")
+        np.savez(tmp_path / "a.npz", **arrays)
+        with refused(f"a.npz: {complaint}"):
+            load(tmp_path / "a.npz")
 
 
-def test_unknown_source_says_what_there_is(write: Write, tmp_path: Path) -> None:
-    """Unknown names, suffixes, columns and missing files list the choices or the path."""
-    with refused("unknown data source 'mnist': neither a bundled set (breast_cancer, diabetes"):
-        load("mnist")
-    with refused("nor a file ending in .csv, .tsv, .parquet, .xlsx"):
-        load(write("a.docx", "x"))
-    with refused("gone.csv: no such file"):
-        load(tmp_path / "gone.csv")
-    with refused("no column 'z'; there are: 'a', 'y'"):
-        load(write("a.csv", "a,y\n1,2\n"), target="z")
-    with refused("a target column can be chosen in .csv, .tsv"):
-        load("iris", target="species")
-    with refused("task is 'clustering'"):
-        load("iris", task="clustering")
-    with refused("set task='regression'"):
-        load("diabetes")
-    with refused("4 feature columns, but num_features is 5"):
-        load("iris", num_features=5)
+@pytest.mark.parametrize(
+    ("source", "more", "complaint"),
+    [
+        (
+            "mnist",
+            {},
+            "unknown data source 'mnist': neither a bundled set (breast_cancer, diabetes",
+        ),
+        ("a.docx", {}, "nor a file ending in .csv, .tsv, .parquet, .xlsx"),
+        ("gone.csv", {}, "gone.csv: no such file"),
+        ("a.csv", {"target": "z"}, "no column 'z'; there are: 'a', 'y'"),
+        ("iris", {"target": "species"}, "a target column can be chosen in .csv, .tsv"),
+        ("iris", {"task": "clustering"}, "task is 'clustering'"),
+        ("diabetes", {}, "set task='regression'"),
+        ("iris", {"num_features": 5}, "4 feature columns, but num_features is 5"),
+    ],
+)
+def test_unknown_source_says_what_there_is(
+    write: Write, source: str, more: dict[str, Any], complaint: str
+) -> None:
+    file = write("a.csv", "a,y\n1,2\n").with_name(source)
+    if source == "a.docx":
+        file.touch()
+    with refused(complaint):
+        load(file if "." in source else source, **more)
 
 
 # Datasets
 
 
-def test_dataset_checks_its_arrays() -> None:
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (lambda: Dataset(np.ones(2), np.ones(2)), "features have shape (2,)"),
+        (lambda: Dataset(np.ones((2, 0)), np.ones(2)), "features have shape (2, 0)"),
+        (lambda: Dataset(np.ones((2, 1)), np.ones(3)), "target has shape (3,), expected (2,)"),
+        (lambda: Dataset(np.ones((2, 1)), np.ones(2, np.int64)), "target has dtype int64"),
+        (lambda: Dataset(np.ones((2, 2)), np.ones(2), ("a",)), "1 feature names for 2 columns"),
+        (
+            lambda: from_arrays([[1.0, 2.0], [3.0, 4.0], [5.0, np.nan]], [0, 1, 0]),
+            "data: column 'x1', row 3: the value is missing",
+        ),
+        (
+            lambda: from_arrays([[1], [2]], ["a", " "]),
+            "data: column 'target', row 2: the label is empty",
+        ),
+        (lambda: from_arrays([["a"]], [1]), "data: features have dtype"),
+    ],
+)
+def test_arrays_that_make_no_data_set_are_refused(
+    make: Callable[[], Dataset], complaint: str
+) -> None:
     """A Dataset that exists is consistent, wherever it came from."""
-    with refused("features have shape (2,)"):
-        Dataset(np.ones(2), np.ones(2))
-    with refused("features have shape (2, 0)"):
-        Dataset(np.ones((2, 0)), np.ones(2))
-    with refused("target has shape (3,), expected (2,)"):
-        Dataset(np.ones((2, 1)), np.ones(3))
-    with refused("target has dtype int64"):
-        Dataset(np.ones((2, 1)), np.ones(2, dtype=np.int64))
-    with refused("1 feature names for 2 columns"):
-        Dataset(np.ones((2, 2)), np.ones(2), ("a",))
-
-
-def test_from_arrays_names_the_first_bad_value() -> None:
-    """Arrays get the same care as files."""
-    with refused("data: column 'x1', row 3: the value is missing"):
-        from_arrays([[1.0, 2.0], [3.0, 4.0], [5.0, np.nan]], [0, 1, 0])
-    with refused("data: column 'target', row 2: the label is empty"):
-        from_arrays([[1], [2]], ["a", " "])
-    with refused("data: features have dtype"):
-        from_arrays([["a"]], [1])
+    with refused(complaint):
+        make()
 
 
 def test_subset_keeps_order_and_copies() -> None:

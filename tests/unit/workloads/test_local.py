@@ -29,7 +29,6 @@ from xain_workloads.tables.table import Table
 from xain_workloads.workload import (
     create,
     fit_centralised,
-    from_metadata,
     initial_model,
     predict,
     probabilities,
@@ -298,14 +297,3 @@ def test_differences_of_sites_add_up_by_model() -> None:
 def test_differences_that_cannot_be_are_refused(differences: tuple[Difference, ...]) -> None:
     with pytest.raises(ValueError, match="difference"):
         check(LocalModel(differences=differences))
-
-
-def test_global_and_local_model_of_the_same_rows_differ_by_preprocessing_alone() -> None:
-    """A session of one site gains nothing, and loses nothing."""
-    _, own, test = tables()
-    model = fit_centralised(create("sgd", {}), own, epochs=1, seed=1)
-    of_all = row_losses(from_metadata(model.metadata), model, prepare(model.metadata, test))
-    local, _ = train_local(
-        model.metadata, own.profile(), own, test, Budget(1, 1e9), 1, losses={1: of_all}
-    )
-    assert local.differences == (Difference(1, 0.0, 0.0),)

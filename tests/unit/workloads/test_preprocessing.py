@@ -21,7 +21,6 @@ from support.learning import table_of
 from xain_workloads.errors import DataError
 from xain_workloads.model import Model
 from xain_workloads.tables.data import load_table
-from xain_workloads.tables.dataset import Dataset
 from xain_workloads.tables.preprocessing import (
     KEY,
     MAX_PREPROCESSING_BYTES,
@@ -511,15 +510,6 @@ def test_exported_estimator_predicts_the_same_from_the_same_rows(name: str, task
         assert predicted.tolist() == predict(model, table).tolist()
     else:
         np.testing.assert_allclose(predicted, predict(model, table), rtol=1e-12)
-
-
-def test_dataset_is_prepared_as_a_table_of_numbers() -> None:
-    table = load_table("wine")
-    model = initial_model(create("sgd"), [table.profile()])
-    dataset = table.to_dataset()
-    assert isinstance(dataset, Dataset)
-    prepared = prepare(model.metadata, dataset)
-    assert (prepared.features == prepare(model.metadata, table).features).all()
 
 
 FIT_MANY_SITES = """

@@ -9,14 +9,17 @@ import pytest
 from xain_workloads.tables.profile import DataProfile, sort_classes, union
 
 
-def test_numbers_sort_as_numbers() -> None:
+@pytest.mark.parametrize(
+    ("names", "in_order"),
+    [
+        (["10", "9", "-1", "2.5", "9"], ("-1", "2.5", "9", "10")),
+        (["10", "9", "b", "a"], ("10", "9", "a", "b")),
+    ],
+    ids=["numbers", "text, because of one name that is no number"],
+)
+def test_classes_sort_as_what_they_are(names: list[str], in_order: tuple[str, ...]) -> None:
     """Class order is weight order, and "10" comes after "9" for all."""
-    assert sort_classes(["10", "9", "-1", "2.5", "9"]) == ("-1", "2.5", "9", "10")
-
-
-def test_text_sorts_as_text() -> None:
-    """One name that is no number makes all of them text."""
-    assert sort_classes(["10", "9", "b", "a"]) == ("10", "9", "a", "b")
+    assert sort_classes(names) == in_order
 
 
 @pytest.mark.parametrize(
@@ -27,16 +30,17 @@ def test_order_of_classes_does_not_depend_on_the_order_of_joining(names: list[st
     assert len({sort_classes(order) for order in permutations(names)}) == 1
 
 
-def test_union_adds_rows_and_merges_classes() -> None:
+@pytest.mark.parametrize(
+    ("first", "together"),
+    [
+        (DataProfile(3, 4, ("0", "2")), DataProfile(8, 4, ("0", "1", "2"))),
+        # An empty partition, whose width may be a guess, stops no other.
+        (DataProfile(0, 1), DataProfile(5, 4, ("1", "2"))),
+    ],
+)
+def test_union_adds_rows_and_merges_classes(first: DataProfile, together: DataProfile) -> None:
     """The model knows every class that any participant knows."""
-    profiles = [DataProfile(3, 4, ("0", "2")), DataProfile(5, 4, ("1", "2"))]
-    assert union(profiles) == DataProfile(8, 4, ("0", "1", "2"))
-
-
-def test_union_passes_over_profiles_without_rows() -> None:
-    """An empty partition, whose width may be a guess, stops no other."""
-    profiles = [DataProfile(0, 1), DataProfile(5, 4, ("1", "2"))]
-    assert union(profiles) == DataProfile(5, 4, ("1", "2"))
+    assert union([first, DataProfile(5, 4, ("1", "2"))]) == together
 
 
 def test_union_refuses_profiles_that_do_not_fit() -> None:
