@@ -78,11 +78,13 @@ def test_request_that_comes_again_is_done_once_and_told_to_the_last_that_put_it(
 
 
 def test_replies_that_are_kept_are_bounded(held: Held) -> None:
+    """The latest request that comes again is answered from memory, and the first is done again."""
     held.go.release(1000)
-    for number in range(MAX_KEPT + 10):
+    for number in (*range(MAX_KEPT + 1), MAX_KEPT, 0):
         held.put(number)
         held.replies.get(timeout=LONG_S)
-    assert len(held.thread._kept) == MAX_KEPT
+    seen = [held.seen.get(timeout=LONG_S) for _ in range(MAX_KEPT + 2)]
+    assert seen == [*range(MAX_KEPT + 1), 0]
 
 
 def test_closed_handler_begins_no_request(held: Held) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import xain
 from xain.correction import Correction
@@ -12,7 +13,6 @@ from xain_participant.sdk.participant import Assignment
 from xain_workloads.linear.minibatch import path_of
 from xain_workloads.model import CONTROL_LOST, Model, TensorSpec
 
-torch = pytest.importorskip("torch")
 SIZE, STEPS = 5, 20
 LAYOUT = (TensorSpec("w", (SIZE,), "float64"), TensorSpec("control", (SIZE,), "float64", "control"))
 

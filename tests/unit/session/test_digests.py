@@ -278,7 +278,6 @@ def test_change_of_a_rule_is_in_its_digest(change: str, tmp_path: Path) -> None:
 
 
 def test_change_of_a_tensor_is_in_the_digest(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     for kind in ("float32", "bfloat16"):
         script = (
             "import torch\n\nshare = torch.tensor([OLD], dtype=torch.KIND, requires_grad=True)\n"
@@ -292,7 +291,6 @@ def test_change_of_a_tensor_is_in_the_digest(tmp_path: Path) -> None:
 
 
 def test_weights_that_a_module_draws_at_each_start_are_not_in_the_digest(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     script = (
         "import torch\n\nclass Net(torch.nn.Module):\n"
         "    def __init__(self):\n        super().__init__()\n"

@@ -110,8 +110,6 @@ def test_optimum_is_that_of_logistic_regression(counts: tuple[int, ...]) -> None
 @pytest.mark.parametrize("name", ["mlp", "neural"])
 def test_networks_predict_the_rarest_class(name: str) -> None:
     """Without weights a network seldom predicts the rarest of three classes."""
-    if name == "neural":
-        pytest.importorskip("torch")
     chance = np.random.default_rng(1)
     codes = np.repeat([0, 1, 2], [930, 50, 20])
     features = chance.normal(size=(1000, 4)) + 0.5 * codes[:, np.newaxis]
@@ -130,7 +128,6 @@ def test_networks_predict_the_rarest_class(name: str) -> None:
 
 def test_gradients_of_networks_have_the_weights() -> None:
     """The gradient over all rows is that of rows which are there as often as they weigh."""
-    pytest.importorskip("torch")
     options = {"mode": "gradient", "layers": [{"type": "linear"}]}
     weighted = create("neural", {**options, **BALANCED})
     model, (data,) = opened(weighted, rows([30, 10]))  # they weigh 2/3 and 2
@@ -152,7 +149,8 @@ def model_without(model: Model) -> Model:
 @pytest.mark.parametrize("mode", ["bagging", "histogram"])
 def test_trees_are_those_of_sample_weights(mode: str, counts: tuple[int, ...]) -> None:
     """The trees of one site are those that XGBoost grows with the weights of its rows."""
-    xgboost = pytest.importorskip("xgboost")
+    import xgboost
+
     workload = create("xgboost", {"mode": mode, "max_depth": 3, **BALANCED})
     times = 1 if mode == "bagging" else 10  # for a sketch with more points
     model, (data,) = opened(workload, rows([times * count for count in counts]))

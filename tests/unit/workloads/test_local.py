@@ -230,8 +230,6 @@ def test_time_is_bounded_by_the_parts_that_are_trained() -> None:
 @pytest.mark.parametrize("name", ["sgd", "mlp", "neural", "bagging"])
 def test_a_part_that_takes_too_long_ends_at_the_limit(name: str) -> None:
     """However long an epoch takes: the time is looked at after each mini-batch or estimator."""
-    if name == "neural":
-        pytest.importorskip("torch")
     options: dict[str, Mapping[str, Any]] = {
         "bagging": {**WORKLOADS[-1][1], "estimators": 100},
         "neural": {"layers": [{"type": "linear"}]},

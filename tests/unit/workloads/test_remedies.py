@@ -66,8 +66,6 @@ def test_scaffold_ends_in_the_optimum_of_all_rows(name: str, per_round: int) -> 
     """Averaging ends beside the optimum, since each site draws the model to its own. Also where
     half of the sites train in turn, and with momentum, by which steps are longer than the learning
     rate."""
-    if name == "neural":
-        pytest.importorskip("torch")
     options: dict[str, Any] = {**SGD, "batch_size": 100}
     if name == "neural":
         options = {**NEURAL, "learning_rate": 0.01, "momentum": 0.5, "batch_size": 100}
@@ -93,7 +91,8 @@ def test_path_is_how_far_a_constant_gradient_leads(is_nesterov: bool) -> None:
             step(np.ones(1), size)
         moved = -float(vector[0])
     else:
-        torch = pytest.importorskip("torch")
+        import torch
+
         weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
         optimizer = torch.optim.SGD([weight], 0.1, momentum=0.9)
         for _ in sizes:
@@ -116,8 +115,6 @@ def test_proximal_term_is_the_difference_to_the_global_model(
 ) -> None:
     """Two full steps: the second has mu times the way of the first in its gradient, by all its
     length, so that it ends that much nearer to the global model."""
-    if name == "neural":
-        pytest.importorskip("torch")
     site, mu = unlike_sites()[0], 0.5
     plain: Any = create(name, options)
     model = plain.initial_model([site.profile()])
