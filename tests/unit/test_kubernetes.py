@@ -291,7 +291,6 @@ def test_settings_can_be_loaded(name):
         coordinator.storage.secret_access_key_file,
         coordinator.metrics.token_file,
     ):
-        assert secret is not None
         assert secret.parent == mounts["credentials"]
         assert secret.name in example["stringData"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}

@@ -40,11 +40,7 @@ USUAL = {EXIT_OK, EXIT_FAILED, EXIT_BAD_CONFIG}
 STATUSES = {
     "xain-coordinator": USUAL | {EXIT_FENCED},
     "xain-participant": USUAL | SIGNALS | {EXIT_NOTHING_COUNTED},
-    "xain-coordinator repair": {
-        repair.EXIT_SOUND,
-        repair.EXIT_DAMAGED,
-        repair.EXIT_NOT_CHECKED,
-    },
+    "xain-coordinator repair": {repair.EXIT_SOUND, repair.EXIT_DAMAGED, repair.EXIT_NOT_CHECKED},
     "xain-coordinator launch": USUAL | LAUNCH_SIGNALS | {EXIT_NOTHING_COUNTED, EXIT_ROWS_MISSED},
     "xain-coordinator demo": USUAL | LAUNCH_SIGNALS,
     "xain-participant sparse": USUAL | SIGNALS | {EXIT_NOTHING_COUNTED, EXIT_ROWS_MISSED},

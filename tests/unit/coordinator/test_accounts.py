@@ -113,14 +113,6 @@ def test_session_warns_of_a_site_that_does_not_count_for_three_rounds() -> None:
     assert history.warnings(is_over=False) == []
 
 
-def test_rounds_that_a_site_was_not_selected_for_by_chance_are_no_fault() -> None:
-    history = session(("a", 10), ("b", 10))
-    for number in range(5):
-        run_round(history, number, ("a",), ("a",))
-    assert history.warnings(is_over=False) == []
-    assert history.lost_share() == 0.0
-
-
 def test_session_warns_of_sites_that_are_left_out_expired_or_not_eligible() -> None:
     rules = make_rules(tags={"site": ("north",)}, max_lost_share=1.0)
     history = History(rules=rules)
@@ -198,12 +190,7 @@ def test_initial_weights_count_as_no_round_of_their_maker() -> None:
     """The round of initial weights is no round that another participant has missed."""
     history = session(("a", 10), ("b", 10), ("c", 10))
     run_round(
-        history,
-        0,
-        ("a", "b"),
-        ("b",),
-        e.TrainingFailed("a", 0, "TypeError"),
-        task=Task.INITIALISE,
+        history, 0, ("a", "b"), ("b",), e.TrainingFailed("a", 0, "TypeError"), task=Task.INITIALISE
     )
     assert not history.accounts.contributions()
     assert [account.num_selected for account in history.accounts.by_name.values()] == [0, 0, 0]

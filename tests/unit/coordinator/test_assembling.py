@@ -37,8 +37,7 @@ def work(store: MemoryStore, **slices: str) -> Aggregate:
 
 
 @pytest.mark.parametrize(
-    "slices",
-    [{"a": "pqrs"}, {"a": "pq", "b": "rs"}, {"a": "s", "b": "pq", "c": "r"}],
+    "slices", [{"a": "pqrs"}, {"a": "pq", "b": "rs"}, {"a": "s", "b": "pq", "c": "r"}]
 )
 def test_slices_in_any_order_of_names_make_up_the_model(slices: dict[str, str]) -> None:
     store = MemoryStore()

@@ -84,9 +84,3 @@ def test_one_participant_is_no_participants() -> None:
     told = run("check-config", "--min-participants", "2").stdout
     assert "The first round waits for 2 participants." in told
     assert re.search("N = 2 connected participants, .*k = 2 are ", told)
-
-
-def test_file_that_cannot_be_used_is_named_with_the_reason() -> None:
-    result = run("timings", "nowhere/latency.jsonl")
-    assert result.exit_code == 1
-    assert result.stderr.endswith(": nowhere/latency.jsonl: No such file or directory\n")

@@ -3,6 +3,7 @@ import re
 import tomllib
 from datetime import date
 from fractions import Fraction
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.unit.core.bench import Bench
 
+from support.configured import config, error_of
 from support.examples import keys_in, keys_of
 from xain_coordinator.cli.check_config import length
 from xain_coordinator.config.coordinator import ENV_PREFIX, CoordinatorConfig, WorkloadSettings
@@ -28,20 +30,6 @@ from xain_foundation.settings.settings import ConfigError, load
 from xain_workloads.tables.schema import Column
 
 CONFIGS = Path(__file__).parents[3] / "configs"
-
-
-def config(**overrides: object) -> CoordinatorConfig:
-    """rounds__epochs=3 for rounds.epochs."""
-    return load(
-        CoordinatorConfig,
-        overrides={key.replace("__", "."): value for key, value in overrides.items()},
-    )
-
-
-def error_of(**overrides: object) -> str:
-    with pytest.raises(ConfigError) as caught:
-        config(**overrides)
-    return str(caught.value).removeprefix("command line: ")
 
 
 def given_as(written: str) -> dict[str, object]:
@@ -81,13 +69,6 @@ def test_invalid_fractions(written: object) -> None:
     )
 
 
-@pytest.mark.parametrize("written", [["head.*", "output.*"], "head.*,output.*"])
-def test_personal_tensors_can_be_named_by_a_flag(written: object) -> None:
-    """A flag and the environment have text only."""
-    config = load(CoordinatorConfig, overrides={"model.personal": written})
-    assert config.model.personal == ("head.*", "output.*")
-
-
 def test_rules_follow_from_the_settings() -> None:
     """N from fraction and minimum, who starts from N; min_participants is no maximum."""
     rules = config(
@@ -107,11 +88,7 @@ def test_initial_weights_come_from_one_participant_unless_another_way_is_chosen(
     """Sessions of XAIN's participants keep the average, which is all that those know."""
     assert config().rules().initial == "first"
     assert config(rounds__initial_weights="average").rules().initial == "empty"
-    pickle = {
-        "storage__kind": "s3",
-        "storage__bucket": "xain-fl",
-        "storage__format": "xain-pickle",
-    }
+    pickle = {"storage__kind": "s3", "storage__bucket": "xain-fl", "storage__format": "xain-pickle"}
     assert config(**pickle).rules().initial == "empty"
     assert config(**pickle, rounds__initial_weights="first").rules().initial == "first"
     told = error_of(workload__name="sgd", rounds__initial_weights="first")
@@ -157,11 +134,6 @@ def test_rules_carry_the_consistency(
     rules = config(**{f"rounds__{key}": value for key, value in written.items()}).rules()
     assert rules.consistency == written["consistency"]
     assert (rules.staleness, rules.buffer_size) == (limit, buffer_size)
-
-
-def test_stale_updates_need_a_rule_that_can_mix_them() -> None:
-    told = error_of(rounds__consistency="asp", aggregation__rule="sum")
-    assert told.startswith('aggregation.rule is "sum"; rounds.consistency = "asp" mixes updates')
 
 
 # --- no configuration waits for ever ---
@@ -407,28 +379,6 @@ SGD = "workload.name=sgd"
 
 
 @pytest.mark.parametrize(
-    ("workload", "rule"),
-    [
-        ("", "weighted_average"),
-        (SGD, "weighted_average"),
-        ("workload.name=sgd workload.options.mode=gradient", "gradient"),
-        ("workload.name=xgboost", "trees"),
-        ("workload.name=bagging", "ensemble"),
-        ('workload.name=neural workload.options={"mode":"pipeline","cuts":[2]}', "assemble"),
-    ],
-)
-@pytest.mark.parametrize("unset", ["", "aggregation.rule="])
-def test_workload_brings_its_rule(workload: str, rule: str, unset: str) -> None:
-    """--workload xgboost is enough: the only rule that fits needs no word."""
-    assert config(**given_as(f"{workload} {unset}")).aggregation.rule == rule
-
-
-def test_options_are_those_of_the_rule_that_the_workload_brings() -> None:
-    written = "workload.name=xgboost aggregation.options.mode=bagging"
-    assert config(**given_as(written)).rules().aggregation_options == {"mode": "bagging"}
-
-
-@pytest.mark.parametrize(
     ("written", "told"),
     [
         ("workload.name=xgboost", "100 passes at 1 site: 300 rounds, 3 for each boosting"),
@@ -468,58 +418,6 @@ def test_length_of_a_training_is_told_before_it(written: str, told: str) -> None
     assert told in length(config(**given_as(written)))
 
 
-@pytest.mark.parametrize(
-    ("written", "optimizer"),
-    [
-        ("workload.name=sgd workload.options.mode=gradient", "fedadam"),
-        ("workload.name=sgd workload.options.mode=gradient aggregation.options.eta0=0.5", ""),
-        ("workload.name=sgd workload.options.mode=gradient aggregation.optimizer=", ""),
-        ("workload.name=mlp workload.options.mode=gradient", "fedadam"),
-        ("workload.name=neural workload.options.mode=gradient", "fedadam"),
-        ("workload.name=neural workload.options.mode=gradient aggregation.options.eta0=0.5", ""),
-        ("workload.name=sgd", ""),
-        ("aggregation.rule=gradient", ""),
-    ],
-)
-def test_gradient_descent_without_a_step_of_its_own_has_an_optimiser(
-    written: str, optimizer: str
-) -> None:
-    """A model by gradient descent is trained by FedAdam, unless a step is set."""
-    assert config(**given_as(written)).aggregation.optimizer == optimizer
-
-
-@pytest.mark.parametrize(
-    ("more", "rule"),
-    [
-        ("", "gradient"),
-        ("rounds.passes=80 workload.options.class_weight=balanced", "gradient"),
-        ("rounds.consistency=bsp rounds.fraction_participants=1", "gradient"),
-        ("workload.options.mode=federated", "weighted_average"),
-        ("workload.options.batch_size=8", "weighted_average"),
-        ("rounds.rounds=20", "weighted_average"),
-        ("rounds.epochs=2", "weighted_average"),
-        ("rounds.epochs=0", "weighted_average"),
-        ("rounds.min_participants=2 rounds.fraction_participants=0.5", "weighted_average"),
-        ("rounds.consistency=asp", "weighted_average"),
-        ("workload.remedy=proximal", "weighted_average"),
-        ("aggregation.optimizer=", "weighted_average"),
-        ("aggregation.rule=median rounds.min_participants=3", "median"),
-    ],
-)
-@pytest.mark.parametrize("name", ["mlp", "neural"])
-def test_network_sends_gradients_unless_settings_ask_for_local_training(
-    name: str, more: str, rule: str
-) -> None:
-    """Summed gradients train alike however the rows are divided; what they cannot do averages."""
-    assert config(**given_as(f"workload.name={name} {more}")).aggregation.rule == rule
-
-
-def test_network_with_layers_of_its_own_is_averaged() -> None:
-    """The defaults were measured on tables, with the default network."""
-    layers = 'workload.name=neural workload.options.layers=[{"type":"linear"}]'
-    assert config(**given_as(layers)).aggregation.rule == "weighted_average"
-
-
 @pytest.mark.parametrize("options", [{"learning_rate_init": 0.1}, {"mode": "federated"}])
 def test_searched_option_of_local_training_is_taken_as_if_it_were_set(
     options: dict[str, object],
@@ -541,50 +439,6 @@ def test_searched_step_of_gradient_descent_is_taken_as_if_it_were_set() -> None:
     assert settings.rules(step).optimizer == ""
 
 
-@pytest.mark.parametrize(
-    ("written", "metric"),
-    [
-        ("workload.name=sgd workload.options.class_weight=balanced", "auc"),
-        (
-            "workload.name=sgd workload.options.class_weight=balanced workload.options.loss=hinge",
-            "balanced_accuracy",
-        ),
-        (
-            "workload.name=sgd workload.options.class_weight=balanced evaluate.metric=f1",
-            "f1",
-        ),
-        ("workload.name=sgd", ""),
-    ],
-)
-def test_models_whose_rows_weigh_by_class_are_compared_by_no_log_loss(
-    written: str, metric: str
-) -> None:
-    """Class weights change the probabilities, and with them the log loss, for the worse."""
-    assert config(**given_as(written)).rules().evaluate_metric == metric
-
-
-@pytest.mark.parametrize(
-    ("written", "patience", "rows"),
-    [
-        (SGD, 10, 100),
-        (f"{SGD} evaluate.patience=0", 0, 0),
-        (f"{SGD} evaluate.patience=3", 3, 0),
-        (f"{SGD} rounds.rounds=20", 0, 0),
-        (f"{SGD} evaluate.every=0", 0, 0),
-        (f"{SGD} rounds.fraction_participants=0.5", 0, 0),
-        (f"{SGD} rounds.fraction_participants=0.5 evaluate.data=digits", 10, 100),
-        ("", 0, 0),
-        ("evaluate.patience=3 evaluate.metric=loss", 3, 0),
-    ],
-)
-def test_training_on_tables_stops_by_default_where_figures_tell(
-    written: str, patience: int, rows: int
-) -> None:
-    """Rounds that are set are trained, and figures of other rows each round are not compared."""
-    rules = config(**given_as(written)).rules()
-    assert (rules.evaluate_patience, rules.evaluate_patience_rows) == (patience, rows)
-
-
 @pytest.mark.parametrize("name", ["sgd", "mlp", "neural"])
 def test_remedy_is_an_option_of_the_workload(name: str) -> None:
     """The remedy stands among the options in the metadata of the model, for the participants."""
@@ -604,29 +458,115 @@ def test_personal_remedy_names_the_tensors(name: str, stays: str) -> None:
     assert given.workload.personal == of_session.personal == (stays,)
 
 
-def test_trees_are_joined_by_the_rule_for_trees() -> None:
-    """Histograms are the default; cyclic training has one participant a round."""
-    assert config(**given_as(TREES)).rules().aggregation_options == {"mode": "histogram"}
-    cyclic = config(**given_as(CYCLIC), rounds__max_participants=3)
-    assert cyclic.rules().aggregation_options == {"mode": "cyclic"}
+XGBOOST = "workload.name=xgboost"
+NEURAL = "workload.name=neural"
+MLP = "workload.name=mlp"
+GRADIENT = f"{SGD} workload.options.mode=gradient"
+BALANCED = "workload.options.class_weight=balanced"
+RULE, OPTIMIZER = "aggregation.rule", "aggregation.optimizer"
+
+FOLLOWS = [
+    # The only rule that fits needs no word, set or not.
+    ("", RULE, "weighted_average"),
+    (SGD, RULE, "weighted_average"),
+    (GRADIENT, RULE, "gradient"),
+    (XGBOOST, RULE, "trees"),
+    ("workload.name=bagging", RULE, "ensemble"),
+    (STAGES, RULE, "assemble"),
+    (f"{XGBOOST} aggregation.rule=", RULE, "trees"),
+    (
+        f"{XGBOOST} aggregation.options.mode=bagging",
+        "rules.aggregation_options",
+        {"mode": "bagging"},
+    ),
+    (TREES, "rules.aggregation_options", {"mode": "histogram"}),
+    (f"{CYCLIC} rounds.max_participants=3", "rules.aggregation_options", {"mode": "cyclic"}),
+    (STAGES, "rules.aggregation_options", {"stages": 2}),
+    (BAGGING, "workload.task", "regression"),
+    # No model is evaluated where estimators stay at the participants.
+    (BAGGING, "rules.evaluate_every", 1),
+    (HELD, "rules.evaluate_every", 0),
+    # Gradient descent without a step of its own has an optimiser.
+    (GRADIENT, OPTIMIZER, "fedadam"),
+    (f"{GRADIENT} aggregation.options.eta0=0.5", OPTIMIZER, ""),
+    (f"{GRADIENT} aggregation.optimizer=", OPTIMIZER, ""),
+    (f"{MLP} workload.options.mode=gradient", OPTIMIZER, "fedadam"),
+    (f"{NEURAL} workload.options.mode=gradient", OPTIMIZER, "fedadam"),
+    (f"{NEURAL} workload.options.mode=gradient aggregation.options.eta0=0.5", OPTIMIZER, ""),
+    (SGD, OPTIMIZER, ""),
+    ("aggregation.rule=gradient", OPTIMIZER, ""),
+    # Networks send gradients, unless settings ask for what those cannot do.
+    (MLP, RULE, "gradient"),
+    (f"{NEURAL} rounds.passes=80 {BALANCED}", RULE, "gradient"),
+    (f"{MLP} rounds.consistency=bsp rounds.fraction_participants=1", RULE, "gradient"),
+    (f"{NEURAL} workload.options.mode=federated", RULE, "weighted_average"),
+    (f"{MLP} workload.options.batch_size=8", RULE, "weighted_average"),
+    (f"{NEURAL} rounds.rounds=20", RULE, "weighted_average"),
+    (f"{MLP} rounds.epochs=2", RULE, "weighted_average"),
+    (f"{NEURAL} rounds.epochs=0", RULE, "weighted_average"),
+    (f"{MLP} rounds.min_participants=2 rounds.fraction_participants=0.5", RULE, "weighted_average"),
+    (f"{NEURAL} rounds.consistency=asp", RULE, "weighted_average"),
+    (f"{MLP} workload.remedy=proximal", RULE, "weighted_average"),
+    (f"{NEURAL} aggregation.optimizer=", RULE, "weighted_average"),
+    (f"{MLP} aggregation.rule=median rounds.min_participants=3", RULE, "median"),
+    ('workload.name=neural workload.options.layers=[{"type":"linear"}]', RULE, "weighted_average"),
+    # Class weights change probabilities, and with them the log loss, for the worse.
+    (f"{SGD} {BALANCED}", "rules.evaluate_metric", "auc"),
+    (f"{SGD} {BALANCED} workload.options.loss=hinge", "rules.evaluate_metric", "balanced_accuracy"),
+    (f"{SGD} {BALANCED} evaluate.metric=f1", "rules.evaluate_metric", "f1"),
+    (SGD, "rules.evaluate_metric", ""),
+    # Rounds that are set are trained, and figures of other rows each round are not compared.
+    (SGD, "rules.evaluate_patience", 10),
+    (f"{SGD} evaluate.patience=0", "rules.evaluate_patience", 0),
+    (f"{SGD} evaluate.patience=3", "rules.evaluate_patience", 3),
+    (f"{SGD} rounds.rounds=20", "rules.evaluate_patience", 0),
+    (f"{SGD} evaluate.every=0", "rules.evaluate_patience", 0),
+    (f"{SGD} rounds.fraction_participants=0.5", "rules.evaluate_patience", 0),
+    (f"{SGD} rounds.fraction_participants=0.5 evaluate.data=digits", "rules.evaluate_patience", 10),
+    ("", "rules.evaluate_patience", 0),
+    ("evaluate.patience=3 evaluate.metric=loss", "rules.evaluate_patience", 3),
+    (SGD, "rules.evaluate_patience_rows", 100),
+    (f"{SGD} evaluate.patience=3", "rules.evaluate_patience_rows", 0),
+    # XAIN refused "[::]", its own example, and bound "::1" to a malformed address.
+    ("server.host=::", "server.address", "[::]:50051"),
+    ("server.host=[::]", "server.address", "[::]:50051"),
+    ("server.host=::1", "server.address", "[::1]:50051"),
+    ("server.host=0.0.0.0", "server.address", "0.0.0.0:50051"),
+    ("server.host=localhost", "server.address", "localhost:50051"),
+    # Sessions wait for a request with the HTTP face only.
+    ("", "rules.start", "participants"),
+    ("", "http.is_on", False),
+    ("http.port=8080", "rules.start", "request"),
+    ("http.port=8080 rounds.start=participants", "rules.start", "participants"),
+    # The parameter server is off without a port, and its checkpoints are below its path.
+    ("", "parameters.is_on", False),
+    ("parameters.port=0", "parameters.is_on", True),
+    ("parameters.path=/data/tables", "parameters.checkpoints_url", "/data/tables/checkpoints"),
+    (
+        "parameters.checkpoints=s3://models/parameters",
+        "parameters.checkpoints_url",
+        "s3://models/parameters",
+    ),
+    # Refused participants are left out unless that is switched off.
+    ("", "rules.refused_limit", 3),
+    ("", "rules.refused_rounds", 3),
+    ("rounds.refused_limit=0", "rules.refused_limit", 0),
+    # A flag and the environment have text only.
+    ("model.personal=head.*,output.*", "model.personal", ("head.*", "output.*")),
+]
 
 
-def test_estimators_are_joined_by_the_rule_for_ensembles() -> None:
-    assert config(**given_as(BAGGING)).workload.task == "regression"
-
-
-def test_no_model_is_evaluated_where_estimators_stay_at_the_participants() -> None:
-    assert config(**given_as(BAGGING)).rules().evaluate_every == 1
-    assert config(**given_as(HELD)).rules().evaluate_every == 0
-
-
-def test_number_of_stages_follows_from_the_workload() -> None:
-    assert config(**given_as(STAGES)).rules().aggregation_options == {"stages": 2}
+@pytest.mark.parametrize(("written", "key", "value"), FOLLOWS)
+def test_what_is_not_set_follows_from_what_is(written: str, key: str, value: object) -> None:
+    """A key of the configuration, or of the rules of its session."""
+    found: Any = config(**given_as(written))
+    of_rules = key.removeprefix("rules.")
+    found = found if of_rules == key else found.rules()
+    assert attrgetter(of_rules)(found) == value
 
 
 S3 = "storage.kind=s3 storage.bucket=b"
 INFLUX = "metrics.kind=influxdb metrics.org=o"
-MLP = "workload.name=mlp"
 SCAFFOLD = f"{SGD} workload.remedy=scaffold"
 ASP = "rounds.consistency=asp"
 SSP = "rounds.consistency=ssp rounds.staleness=1"
@@ -636,7 +576,6 @@ THIRD = "rounds.fraction_participants=1/3"
 MORE = "rounds.over_selection=0.3"
 PAIR = "storage.access_key_id=AKIA1 storage.secret_access_key=hunter2"
 PIPELINE = "workload.name=neural workload.options.mode=pipeline rounds.rounds=2"
-GRADIENT = f"{SGD} workload.options.mode=gradient"
 HALF = "rounds.fraction_participants=0.5 rounds.max_participants=8"
 SCRIPTED = "rounds.scripted=true"
 
@@ -689,6 +628,20 @@ REFUSED = [
     ("rounds.min_participants=1000000000", "rounds.min_participants | it must be a whole number,"),
     (f"{TWO} rounds.fraction_participants=1/1000000", "rounds.fraction_participants | 1000001"),
     ('server.grpc_options={"grpc.x":2147483648}', "server.grpc_options. | it must be text, or a"),
+    ("rounds.refused_limit=-1", "rounds.refused_limit | at least 0"),
+    ("rounds.start=request", "rounds.start | without http.port nothing could request a fit"),
+    ("aggregation.rule=average", 'aggregation.rule is "average"; | one of: | weighted_average'),
+    (f"{ASP} aggregation.rule=sum", 'aggregation.rule is "sum"; rounds.consistency = "asp" mixes'),
+    ("logging.status_file=x logging.latency_file=x", "logging.latency_file is | is the same"),
+    ("server.health_port=50051", "server.health_port is 50051; | server.port"),
+    ("server.heartbeat_time_s=1e12", "server.heartbeat_time_s is | 86400"),
+    ("server.heartbeat_timeout_s=1e12", "server.heartbeat_timeout_s is | 86400"),
+    ("server.drain_s=1e12", "server.drain_s is | 86400"),
+    ("storage.timeout_s=1e12", "storage.timeout_s is | 86400"),
+    ("metrics.timeout_s=1e12", "metrics.timeout_s is | 86400"),
+    ("parameters.tls=x", "parameters.tls is called tls.folder now"),
+    ("parameters.insecure=x", "parameters.insecure is called server.insecure now"),
+    ("parameters.port=1 parameters.host=0.0.0.0", "parameters.advertised: it must be given with"),
     ("rounds.seed=9223372036854775808", "rounds.seed | a whole number must have at most 64"),
     ("rounds.passes=3 rounds.rounds=3", "rounds.passes is 3; rounds.rounds = 3 is given too"),
     ("rounds.passes=3 rounds.epochs=0", "rounds.epochs is 0; | set it to 1 or more"),
@@ -757,29 +710,6 @@ def test_setting_that_cannot_be_is_refused_in_one_line_by_its_key(written: str, 
     assert "\n" not in message
 
 
-def test_unknown_rules_of_aggregation_are_refused() -> None:
-    """The line lists the known ones."""
-    told = error_of(aggregation__rule="average")
-    assert told.startswith('aggregation.rule is "average"; it must be one of: ')
-    assert "weighted_average" in told
-
-
-@pytest.mark.parametrize(
-    ("host", "address"),
-    [
-        ("::", "[::]:50051"),
-        ("[::]", "[::]:50051"),
-        ("::1", "[::1]:50051"),
-        ("0.0.0.0", "0.0.0.0:50051"),
-        ("localhost", "localhost:50051"),
-    ],
-)
-def test_ipv6_hosts_are_bound_with_brackets(host: str, address: str) -> None:
-    """XAIN refused "[::]", its own example, and bound "::1" to a malformed address."""
-    assert config(server__host=host).server.address == address
-    assert config(server__host=host).server.address_at(1) == address.replace("50051", "1")
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -828,13 +758,6 @@ def test_impossible_tags_are_refused(key: str, written: object, why: str) -> Non
     with pytest.raises(ConfigError) as caught:
         load(CoordinatorConfig, overrides={"rounds.tags": {key: written}})
     assert why in str(caught.value)
-
-
-def test_refused_participants_are_left_out_unless_switched_off() -> None:
-    rules = CoordinatorConfig().rules()
-    assert (rules.refused_limit, rules.refused_rounds) == (3, 3)
-    assert config(rounds__refused_limit=0).rules().refused_limit == 0
-    assert "at least 0" in error_of(rounds__refused_limit=-1)
 
 
 def test_section_train_takes_any_key_and_is_kept_with_the_rules() -> None:
@@ -910,25 +833,6 @@ def test_defaults_that_the_example_tells_are_true() -> None:
     assert load(CoordinatorConfig, overrides=told) == CoordinatorConfig()
 
 
-def test_two_streams_cannot_share_a_file() -> None:
-    told = error_of(logging__status_file="x.jsonl", logging__latency_file="x.jsonl")
-    assert_told('logging.latency_file is "x.jsonl" | logging.status_file is the same', told)
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        *("server__heartbeat_time_s", "server__heartbeat_timeout_s", "server__drain_s"),
-        *("storage__timeout_s", "metrics__timeout_s"),
-    ],
-)
-def test_deadline_is_a_day_by_default(key: str) -> None:
-    """Nothing waits for ever; and a lease must fit the milliseconds of the wire."""
-    told = error_of(**{key: 1e12})
-    assert told.startswith(key.replace("__", "."))
-    assert "86400" in told
-
-
 def test_schema_of_the_configuration_is_that_of_the_session() -> None:
     """[schema] gives columns, target and classes; the workload gives the task."""
     config = load(
@@ -969,14 +873,6 @@ def test_schema_that_no_data_can_have_is_refused(
 # --- the HTTP face ---
 
 
-def test_sessions_wait_for_a_request_with_the_http_face_only() -> None:
-    assert config().rules().start == "participants"
-    assert not config().http.is_on
-    assert config(http__port=8080).rules().start == "request"
-    assert config(http__port=8080, rounds__start="participants").rules().start == "participants"
-    assert "without http.port nothing could request a fit" in error_of(rounds__start="request")
-
-
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.0.1", "::1", "localhost"])
 def test_http_face_listens_on_this_machine(host: str) -> None:
     assert config(http__port=8080, http__host=host).http.host == host
@@ -987,12 +883,6 @@ def test_http_face_beyond_this_machine_needs_consent(host: str) -> None:
     with pytest.raises(WrongSetting, match=r"^http\.host: .*--insecure"):
         config(http__port=8080, http__host=host).require_certificates()
     config(http__port=8080, http__host=host, server__insecure=True).require_certificates()
-
-
-def test_example_for_http_is_usable() -> None:
-    loaded = load(CoordinatorConfig, CONFIGS / "coordinator-http.toml")
-    assert loaded.http.is_on
-    assert loaded.rules().start == "request"
 
 
 # --- certificates ---
@@ -1007,16 +897,7 @@ def test_own_certificates_are_found_beside_the_journal(tmp_path: Path) -> None:
     assert settings.certificates == tmp_path / "access" / "tls"
 
 
-def test_port_of_health_checks_is_one_of_its_own() -> None:
-    assert "server.port" in error_of(server__health_port=50051)
-
-
 # --- the parameter server ---
-
-
-def test_parameter_server_is_off_without_a_port() -> None:
-    assert not config().parameters.is_on
-    assert config(parameters__port=0).parameters.is_on
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.3", "coordinator.example.org"])
@@ -1028,28 +909,6 @@ def test_parameter_server_beyond_this_machine_needs_consent(host: str) -> None:
     assert "--insecure" in str(refused.value)
     config(**given, server__insecure=True).require_certificates()
     config(**given, tls__folder="certificates").require_certificates()
-
-
-@pytest.mark.parametrize(("key", "now"), [("tls", "tls.folder"), ("insecure", "server.insecure")])
-def test_former_key_of_the_parameter_server_names_the_new_one(key: str, now: str) -> None:
-    told = error_of(**{f"parameters__{key}": "x"})
-    assert f"parameters.{key} is called {now} now" in told
-
-
-def test_parameter_server_on_all_addresses_needs_a_name_for_workers() -> None:
-    given = {
-        "parameters__port": 50052,
-        "parameters__host": "0.0.0.0",
-    }
-    assert error_of(**given).startswith("parameters.advertised: it must be given with")
-    assert config(**given, parameters__server=False).parameters.is_on
-
-
-def test_checkpoints_of_the_parameter_server_are_below_its_path() -> None:
-    given = config(parameters__path="/data/tables").parameters
-    assert given.checkpoints_url == "/data/tables/checkpoints"
-    given = config(parameters__checkpoints="s3://models/parameters").parameters
-    assert given.checkpoints_url == "s3://models/parameters"
 
 
 def test_closed_coordinator_does_not_open_itself(tmp_path: Path) -> None:

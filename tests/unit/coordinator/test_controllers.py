@@ -1,63 +1,29 @@
 """Controllers of other distributions, by their entry points; their options."""
 
-import re
-import uuid
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from xain_coordinator.config.coordinator import CoordinatorConfig
+from support.configured import config
+from support.pages import executed
 from xain_coordinator.core.rules.selection import Candidate, Weighted, select
 from xain_coordinator.extensions.options import WrongOption
-from xain_coordinator.extensions.plugins import PluginFailed
+from xain_coordinator.extensions.plugins import CONTROLLERS, PluginFailed
 from xain_coordinator.extensions.strategies import (
     known_controllers,
     make_controller,
     strategy_of_session,
 )
-from xain_foundation.settings.settings import ConfigError, load
-
-DOCS = Path(__file__).parents[3] / "docs" / "controllers.md"
-
-
-@pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Install a distribution with one module and one controller, as pip lays it out."""
-
-    def lay_out(source: str, name: str = "one_of_each", value: str = "OneOfEach") -> str:
-        module = f"acme_{uuid.uuid4().hex}"  # no other test has imported it
-        # A folder for each: what is installed is looked for once for a path.
-        info = tmp_path / module / f"{module}-1.2.dist-info"
-        info.mkdir(parents=True)
-        (tmp_path / module / f"{module}.py").write_text(source, encoding="utf-8")
-        (info / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.2\n", encoding="utf-8"
-        )
-        (info / "entry_points.txt").write_text(
-            f"[xain.controllers]\n{name} = {module}:{value}\n", encoding="utf-8"
-        )
-        monkeypatch.syspath_prepend(str(tmp_path / module))
-        return module
-
-    return lay_out
-
-
-def example() -> str:
-    """The controller in the documentation."""
-    text = DOCS.read_text(encoding="utf-8")
-    return re.search(r"<!-- executed by a test -->\n```python\n(.*?)```", text, re.S)[1]
-
-
-def config(**rounds: object) -> CoordinatorConfig:
-    return load(CoordinatorConfig, overrides={f"rounds.{k}": v for k, v in rounds.items()})
+from xain_foundation.settings.settings import ConfigError
 
 
 def test_the_example_of_the_documentation_selects(install: Any) -> None:
     """Installed beside the coordinator it is chosen by its name, and does what is said of it."""
-    install(example())
+    install(executed("controllers.md"), CONTROLLERS, "one_of_each", "OneOfEach")
     assert "one_of_each" in known_controllers()
-    rules = config(controller="one_of_each", controller_options={"tag": "site"}).rules()
+    rules = config(
+        rounds__controller="one_of_each", rounds__controller_options={"tag": "site"}
+    ).rules()
     assert (rules.controller, rules.controller_options) == ("one_of_each", {"tag": "site"})
     controller = strategy_of_session(rules).controller
     candidates = [Candidate(f"n{i}", tags={"site": "north"}) for i in range(8)]
@@ -75,7 +41,7 @@ def test_the_example_of_the_documentation_selects(install: Any) -> None:
     ("source", "why"), [("X = 7", "not a class"), ("class X: pass", "no select")]
 )
 def test_invalid_controller_is_told_at_the_start(install: Any, source: str, why: str) -> None:
-    install(source, "x", "X")
+    install(source, CONTROLLERS, "x", "X")
     with pytest.raises(PluginFailed, match=f"'x' is no controller: it .*{why}"):
         make_controller("x", {})
 
@@ -87,10 +53,14 @@ def test_options_are_checked_at_the_start() -> None:
         make_controller("random", {"seed": 3})
     for value, why in (("many", "valid integer"), (-1, "must not be negative"), (1.5, "integer")):
         with pytest.raises(ConfigError, match=f"rounds.controller_options.*{why}"):
-            config(controller="weighted", controller_options={"default_samples": value})
+            config(
+                rounds__controller="weighted", rounds__controller_options={"default_samples": value}
+            )
 
 
 def test_a_session_keeps_the_defaults_that_it_was_opened_with() -> None:
     """A later version may have others."""
-    assert config(controller="weighted").rules().controller_options == {"default_samples": 1}
+    assert config(rounds__controller="weighted").rules().controller_options == {
+        "default_samples": 1
+    }
     assert config().rules().controller_options == {}

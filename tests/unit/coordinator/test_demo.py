@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from support.inspected import snapshot
 from xain_coordinator.cli.demo import cli, view
 from xain_coordinator.cli.demo.sites import DemoLaunch, Settings
 from xain_coordinator.cli.launch import processes
@@ -66,7 +67,7 @@ def test_without_the_participant_package_the_demo_names_it(monkeypatch):
 )
 def test_demo_shows_the_difference_of_the_numbers_it_shows(federated, centralised, difference):
     """95.6 % beside 95.8 % differ by 0.2 points, whatever further digits say."""
-    shown = view.comparison(snapshot(360, federated), 360, centralised)
+    shown = view.comparison(ended(360, federated), 360, centralised)
     left, right = re.findall(r"(\d+\.\d)%", shown)
     assert f"{float(left) - float(right):+.1f}" == difference
     assert f"{difference} points" in shown
@@ -75,16 +76,12 @@ def test_demo_shows_the_difference_of_the_numbers_it_shows(federated, centralise
 
 def test_demo_says_of_how_many_rows_its_accuracy_is():
     """A site that is gone measures nothing."""
-    shown = view.comparison(snapshot(270, 0.9), 360, 0.9)
+    shown = view.comparison(ended(270, 0.9), 360, 0.9)
     assert "270 test rows" in shown
 
 
-def snapshot(num_samples: int, accuracy: float) -> Snapshot:
+def ended(num_samples: int, accuracy: float) -> Snapshot:
     """The end of a session whose last model has this accuracy."""
     evaluation = Evaluation(num_samples=num_samples, metrics={"accuracy": accuracy})
-    return Snapshot(
-        inspection.GetStatusResponse(cause="completed"),
-        inspection.ListParticipantsResponse(),
-        inspection.ListRoundsResponse(rounds=[inspection.RoundStatus(evaluation=evaluation)]),
-        inspection.ListModelsResponse(),
-    )
+    last = inspection.RoundStatus(evaluation=evaluation)
+    return snapshot(cause="completed", rounds=[last])

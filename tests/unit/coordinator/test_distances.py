@@ -13,12 +13,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
-from xain_coordinator.aggregation.aggregator import (
-    Aggregator,
-    RuleFailed,
-    Surveyor,
-    is_surveyor,
-)
+from xain_coordinator.aggregation.aggregator import Aggregator, RuleFailed, Surveyor, is_surveyor
 from xain_coordinator.aggregation.robust.distances import (
     CentredClipping,
     GeometricMedian,

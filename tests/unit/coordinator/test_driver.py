@@ -8,17 +8,7 @@ from contextlib import suppress
 import pytest
 
 from support.clock import HeldClock
-from support.driver import (
-    MODEL,
-    RULES,
-    Bench,
-    HeldJournal,
-    Recorder,
-    fails,
-    model,
-    settled,
-    update,
-)
+from support.driver import MODEL, RULES, Bench, HeldJournal, Recorder, fails, model, settled, update
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.machine.questions import AssignmentFor, MayUpload, Question
 from xain_coordinator.core.machine.strategy import Strategy

@@ -18,7 +18,6 @@ from oracle.staleness import shares as shares_of
 from support.aggregation import hand_in, model_of, npy, put, read
 from xain_coordinator.aggregation.aggregator import RuleFailed, Stopped
 from xain_coordinator.aggregation.engine import aggregate
-from xain_coordinator.aggregation.publishing import publish
 from xain_coordinator.aggregation.rules import RULES
 from xain_coordinator.aggregation.sources import UpdateChanged
 from xain_coordinator.core.vocabulary.effects import Aggregate
@@ -27,7 +26,6 @@ from xain_coordinator.ports import Fenced, KeyNotFound, Reader, StoreUnavailable
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
 from xain_coordinator.stores.paths import key_to_path
-from xain_coordinator.updates.measuring import measure
 
 Array = NDArray[Any]
 
@@ -121,20 +119,6 @@ class FarStore(CountingStore):
 
 
 # --- the same bytes -------------------------------------------------------------------------------
-
-
-def test_the_order_of_arrival_does_not_matter() -> None:
-    """The order is that of the selection; when the objects were written plays no part."""
-    models = []
-    for arrival in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
-        store = MemoryStore()
-        vectors = random_vectors()
-        for i in arrival:
-            put(store, f"3/p{i}", npy(vectors[i]))
-        updates = [Update(f"p{i}", measure(store, f"3/p{i}"), i + 1) for i in arrival]
-        selection = tuple(sorted(updates, key=lambda update: update.participant_id))
-        models.append(aggregate(store, work_on(selection)))
-    assert models[0] == models[1]
 
 
 @pytest.mark.parametrize("max_readers", [1, NUM_UPDATES - 1])
@@ -362,14 +346,6 @@ def test_publish_meets_its_own_object(store: WeightsStore) -> None:
     updates = hand_in(store, random_vectors())
     first = aggregate(store, work_on(updates))
     assert aggregate(store, work_on(updates)) == first
-
-
-def test_publish_meets_another_object(store: WeightsStore) -> None:
-    """A model is never written over."""
-    put(store, "4/global", b"another")
-    with pytest.raises(Fenced, match="another model lies under '4/global'"):
-        publish(store, "4/global", [b"ours"])
-    assert read(store, "4/global") == b"another"
 
 
 def test_model_is_written_over_the_file_of_a_removed_update(tmp_path: Path) -> None:

@@ -94,7 +94,6 @@ def alone() -> Iterator[Alone]:
         [sys.executable, "-c", PLAIN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdin is not None
-        assert process.stdout is not None
 
         def run(code: str, path: Path, data: Table) -> Any:
             rows = [
@@ -124,7 +123,6 @@ def test_a_written_model_is_read_back(tmp_path: Path, name: str, suffix: str) ->
     formats.write(path, model, ABOUT)
     read = formats.read(path)
     assert read.about["round"] == 7
-    assert read.model is not None
     assert read.model.layout == model.layout
     assert dict(read.model.metadata) == dict(model.metadata)
     assert list(predicted(read.model, data)) == list(predicted(model, data))
@@ -159,7 +157,6 @@ def test_a_session_begins_with_an_exported_model_or_says_why_not(
     read, found = load_model_file(path)
     assert read.layout == model.layout
     assert dict(read.metadata) == dict(model.metadata)
-    assert found is not None
     assert (found.num_features, found.classes, found.target) == (3, ("ill", "well"), "outcome")
     if name == "xgboost":
         assert json.loads(read.vector.tobytes()) == json.loads(model.vector.tobytes())

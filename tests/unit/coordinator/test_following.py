@@ -67,9 +67,7 @@ def test_next_process_tells_what_was_not_taken_alone(path: Path) -> None:
     assert third.calls == []
 
 
-def test_call_that_fails_is_made_again_before_the_next_one(
-    path: Path,
-) -> None:
+def test_call_that_fails_is_made_again_before_the_next_one(path: Path) -> None:
     """One warning tells of it, however often it fails."""
     tracker = Memory(num_refused=3)
     follower = Follower("memory", tracker, Position(path), SESSION)
@@ -83,9 +81,7 @@ def test_call_that_fails_is_made_again_before_the_next_one(
     assert [(one["event"], one["round"]) for one in logs] == [("tracker_failed", 0)]
 
 
-def test_rounds_behind_one_that_fails_at_the_end_are_left_to_the_next_process(
-    path: Path,
-) -> None:
+def test_rounds_behind_one_that_fails_at_the_end_are_left_to_the_next_process(path: Path) -> None:
     refusing, later = Memory(num_refused=1), Memory()
     follower = Follower("memory", refusing, Position(path), SESSION)
     follower.first_wait_s = PATIENCE_S

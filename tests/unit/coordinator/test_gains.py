@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from support import inspected
 from xain_coordinator.cli.gains import BETTER, EQUAL, WORSE, gains, sentence, to_csv
 from xain_coordinator.cli.report.page import page
 from xain_coordinator.cli.status import render
@@ -46,7 +47,7 @@ def at_site(name: str) -> Evaluation:
     return Evaluation(ROWS, {}, tallies(0.7), local=local)
 
 
-def snapshot(*, has_best_round: bool = True, lacking: str = "") -> Snapshot:
+def compared(*, has_best_round: bool = True, lacking: str = "") -> Snapshot:
     """A session that has ended with model 4, whose best is 3. lacking: site without a difference to
     that."""
     without = Evaluation(ROWS, {}, tallies(0.7), local=LocalModel(why_not="all of one class"))
@@ -71,18 +72,14 @@ def snapshot(*, has_best_round: bool = True, lacking: str = "") -> Snapshot:
     ]
     threshold = choose(tallies(0.8), "youden")
     assert threshold is not None
-    return Snapshot(
-        inspection.GetStatusResponse(
-            phase="finished",
-            cause="completed",
-            best_round=3,
-            metric="log_loss",
-            trend="The log loss still fell.",
-            thresholds=[threshold_message(3, threshold, "ill")],
-        ),
-        inspection.ListParticipantsResponse(),
-        inspection.ListRoundsResponse(rounds=rounds if has_best_round else rounds[1:]),
-        inspection.ListModelsResponse(),
+    return inspected.snapshot(
+        rounds=rounds if has_best_round else rounds[1:],
+        phase="finished",
+        cause="completed",
+        best_round=3,
+        metric="log_loss",
+        trend="The log loss still fell.",
+        thresholds=[threshold_message(3, threshold, "ill")],
     )
 
 
@@ -96,7 +93,7 @@ def with_central(whole: Snapshot, central: CentralModel) -> Snapshot:
 @pytest.mark.parametrize("has_sites", [True, False])
 def test_central_model_is_the_row_of_the_coordinator(has_sites: bool) -> None:
     """The central model is listed beside those of the sites, or alone without held-out rows."""
-    whole = snapshot()
+    whole = compared()
     if not has_sites:
         del whole.rounds.rounds[:]
     whole = with_central(whole, CentralModel(3, at_site("north"), "my models/central.npz"))
@@ -117,24 +114,24 @@ def test_central_model_is_the_row_of_the_coordinator(has_sites: bool) -> None:
 
 
 def test_csv_has_all_figures_of_sites_and_coordinator() -> None:
-    whole = with_central(snapshot(), CentralModel(3, at_site("north")))
+    whole = with_central(compared(), CentralModel(3, at_site("north")))
     found = gains(whole.status, whole.rounds.rounds)
     assert found is not None
     rows = list(csv.DictReader(io.StringIO(to_csv(found))))
-    compared = {(one["rows of"], one["site"]): one for one in rows if one["reading"]}
-    assert [*compared] == [
+    by_rows = {(one["rows of"], one["site"]): one for one in rows if one["reading"]}
+    assert [*by_rows] == [
         ("all sites", ""),
         *(("site", name) for name in sorted((*SITES, "east"))),
         ("coordinator", ""),
     ]
-    south = compared["site", "south"]
+    south = by_rows["site", "south"]
     assert (south["metric"], south["model"], south["rows"]) == ("log_loss", "3", str(ROWS))
     assert float(south["global"]) == pytest.approx(-np.log(0.8))
     assert float(south["own"]) == pytest.approx(-np.log(0.6))
     assert float(south["difference"]) == pytest.approx(-0.3)
     assert float(south["difference low"]) < float(south["difference high"]) < 0
-    assert compared["site", "east"]["reading"] == "all of one class"
-    assert float(compared["coordinator", ""]["difference"]) == pytest.approx(0.2)
+    assert by_rows["site", "east"]["reading"] == "all of one class"
+    assert float(by_rows["coordinator", ""]["difference"]) == pytest.approx(0.2)
     of_south = {one["metric"]: one for one in rows if one["site"] == "south"}
     assert of_south["accuracy"]["global"] == of_south["accuracy"]["own"] == "1.0"
     assert of_south["accuracy"]["difference"] == ""
@@ -142,7 +139,7 @@ def test_csv_has_all_figures_of_sites_and_coordinator() -> None:
 
 def test_reason_without_a_central_model_is_told() -> None:
     without = Evaluation(0, {}, local=LocalModel(why_not="own.csv is gone"))
-    whole = with_central(snapshot(), CentralModel(3, without))
+    whole = with_central(compared(), CentralModel(3, without))
     assert "not compared with model 3: own.csv is gone" in shown(whole)["central"]
     part = page(whole).split("<h2>What does each site gain?</h2>")[1].split("<h2>")[0]
     (row,) = (line for line in part.split("<tr>")[1:] if "rows of the coordinator" in line)
@@ -153,9 +150,8 @@ def test_reason_without_a_central_model_is_told() -> None:
 @pytest.mark.parametrize("has_best_round", [True, False])
 def test_each_site_is_told_by_its_paired_difference_to_the_best_model(has_best_round: bool) -> None:
     """Also where the round of the best model is not among those that are listed."""
-    whole = snapshot(has_best_round=has_best_round)
+    whole = compared(has_best_round=has_best_round)
     found = gains(whole.status, whole.rounds.rounds)
-    assert found is not None
     assert found.number == 3
     assert {name: one.reading for name, one in found.sites.items()} == {
         "north": BETTER,
@@ -163,9 +159,7 @@ def test_each_site_is_told_by_its_paired_difference_to_the_best_model(has_best_r
         "west": EQUAL,
         "east": "all of one class",
     }
-    assert found.together is not None
     difference = found.together.difference
-    assert difference is not None
     assert difference.value == pytest.approx(-0.03)
     assert found.together.local.num_samples == 3 * ROWS
     told = sentence(found)
@@ -183,14 +177,14 @@ def shown(whole: Snapshot) -> dict[str, str]:
 
 
 def test_status_has_a_line_of_gain_trend_and_threshold() -> None:
-    lines = shown(snapshot())
+    lines = shown(compared())
     assert "with model 3 than with local models" in lines["gain"]
     assert lines["more passes"].rstrip().endswith("The log loss still fell.")
     assert "0.799 of ill, by youden: sensitivity 1 (0.9" in lines["threshold"]
 
 
 def test_report_has_both_figures_of_each_site() -> None:
-    text = page(snapshot())
+    text = page(compared())
     part = text.split("<h2>What does each site gain?</h2>")[1].split("<h2>")[0]
     assert "log loss, model 3" in part
     assert "log loss, its own alone" in part
@@ -205,10 +199,9 @@ def test_report_has_both_figures_of_each_site() -> None:
 
 def test_models_with_class_weights_are_compared_by_auc() -> None:
     """The log loss of such models is too high on purpose."""
-    whole = snapshot()
+    whole = compared()
     whole.status.weighs_classes = True
     found = gains(whole.status, whole.rounds.rounds)
-    assert found is not None
     assert found.metric == "auc"
     assert sentence(found).startswith("AUC 0.03 (-0.0")
     assert "less with model 3 than with local models" in sentence(found)
@@ -217,12 +210,9 @@ def test_models_with_class_weights_are_compared_by_auc() -> None:
 
 def test_difference_of_all_rows_is_of_the_sites_that_have_one() -> None:
     """The rows of others do not count as if the two models were equally good there."""
-    whole = snapshot(lacking="south")
+    whole = compared(lacking="south")
     found = gains(whole.status, whole.rounds.rounds)
-    assert found is not None
-    assert found.together is not None
     difference = found.together.difference
-    assert difference is not None
     assert difference.value == pytest.approx((0.2 + 0.01) / 2)
     rows = f"on {2 * ROWS:,} of {3 * ROWS:,} rows"
     assert rows in sentence(found)
@@ -230,7 +220,7 @@ def test_difference_of_all_rows_is_of_the_sites_that_have_one() -> None:
 
 
 def test_session_without_local_models_has_no_such_section() -> None:
-    whole = snapshot()
+    whole = compared()
     for one in whole.rounds.rounds:
         one.evaluation.ClearField("local")
         for site in one.sites:

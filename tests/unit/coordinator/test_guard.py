@@ -30,7 +30,6 @@ def folder(tmp_path: Path) -> Path:
 def test_change_that_a_connection_has_noticed_is_logged_once(folder: Path) -> None:
     guard = Guard.open(TlsSettings(), folder / "tls", folder)
     certificates = guard.certificates
-    assert certificates is not None
     certificates.look_s = 0.0
     guard.require_access().renew_own((), folder / "tls")
     assert certificates.look() == 1  # as each connection does

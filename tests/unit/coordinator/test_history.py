@@ -219,12 +219,7 @@ def test_participant_that_comes_back_keeps_its_account() -> None:
 
 
 def measured(
-    round_: int,
-    participant_id: str,
-    accuracy: float,
-    *,
-    staleness: int = 0,
-    num_evaluated: int = 1,
+    round_: int, participant_id: str, accuracy: float, *, staleness: int = 0, num_evaluated: int = 1
 ) -> e.UpdateAccepted:
     return replace(
         accepted(round_, participant_id, 2),

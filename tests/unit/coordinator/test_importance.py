@@ -6,6 +6,7 @@ import io
 import pytest
 from rich.console import Console
 
+from support.inspected import snapshot
 from xain_coordinator.cli.importance import sentence, show, to_csv, told
 from xain_coordinator.cli.report.page import page
 from xain_coordinator.cli.status import render
@@ -37,15 +38,8 @@ def importances(
     return found
 
 
-def snapshot() -> Snapshot:
-    return Snapshot(
-        inspection.GetStatusResponse(
-            session_id="5e5510", phase="finished", cause="completed", importance=importances()
-        ),
-        inspection.ListParticipantsResponse(),
-        inspection.ListRoundsResponse(),
-        inspection.ListModelsResponse(),
-    )
+def finished() -> Snapshot:
+    return snapshot(phase="finished", cause="completed", importance=importances())
 
 
 def printed(console: Console) -> str:
@@ -59,7 +53,7 @@ def console() -> Console:
 
 def test_status_names_the_columns_that_matter() -> None:
     screen = console()
-    render(snapshot(), screen)
+    render(finished(), screen)
     (line,) = (one for one in printed(screen).splitlines() if one.startswith("importance"))
     assert "age <i> 0.25 more log loss with the column shuffled (model 7)" in line
     assert "noise" not in line
@@ -119,13 +113,13 @@ def test_csv_has_a_line_for_each_column_and_for_each_site() -> None:
 
 
 def test_report_has_a_section_with_the_columns_at_each_site() -> None:
-    part = page(snapshot()).split("<h2>Which columns does model 7 need?</h2>")[1].split("<h2>")[0]
+    part = page(finished()).split("<h2>Which columns does model 7 need?</h2>")[1].split("<h2>")[0]
     (age,) = (line for line in part.split("<tr>") if "age &lt;i&gt;" in line)
     for cell in ("<b>0.25</b>", "0.1 to 0.4", "+50.0%", ">0.3<", ">0.2<"):
         assert cell in age
     (noise,) = (line for line in part.split("<tr>") if "noise" in line)
     assert "-0.01" in noise
     assert "not what causes the outcome" in part
-    bare = snapshot()
+    bare = finished()
     bare.status.ClearField("importance")
     assert "Which columns does model" not in page(bare)

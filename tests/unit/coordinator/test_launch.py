@@ -31,10 +31,7 @@ def test_each_folder_of_the_data_is_a_worker(tmp_path: Path) -> None:
     (root / "notes").mkdir()
     (root / "README.txt").touch()
     found = find_workers(str(root), LaunchSettings())
-    assert found == (
-        Worker("ward-1", str(root / "ward-1")),
-        Worker("ward-2", str(root / "ward-2")),
-    )
+    assert found == (Worker("ward-1", str(root / "ward-1")), Worker("ward-2", str(root / "ward-2")))
 
 
 def test_chosen_folders_in_the_order_of_their_names(tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ import re
 import pytest
 from rich.console import Console
 
+from support import inspected
 from xain_coordinator.cli.live_view import line, sparkline, view
 from xain_coordinator.server.inspection_client import Snapshot
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 
 
-def snapshot(**status: object) -> Snapshot:
+def after_three_rounds(**status: object) -> Snapshot:
     rounds = [
         inspection.RoundStatus(
             round=number,
@@ -41,14 +42,8 @@ def snapshot(**status: object) -> Snapshot:
             participant_id="f", not_eligible_because="left out until round 7: it missed deadlines"
         ),
     ]
-    return Snapshot(
-        inspection.GetStatusResponse(
-            session_id="5e5510", phase="collecting", round=3, num_rounds=9, num_trained=3, **status
-        ),
-        inspection.ListParticipantsResponse(participants=sites),
-        inspection.ListRoundsResponse(rounds=rounds),
-        inspection.ListModelsResponse(),
-    )
+    known = {"phase": "collecting", "round": 3, "num_rounds": 9, "num_trained": 3, **status}
+    return inspected.snapshot(participants=sites, rounds=rounds, **known)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +63,9 @@ def test_a_sparkline_goes_from_the_lowest_to_the_highest(values: list[float], ba
 def test_the_view_shows_state_curves_sites_and_problems() -> None:
     """Names come from the network, and move no cursor."""
     console = Console(file=io.StringIO(), width=120)
-    console.print(view(snapshot(num_updates=1, num_selected=2, warnings=["site c is left out"])))
+    console.print(
+        view(after_three_rounds(num_updates=1, num_selected=2, warnings=["site c is left out"]))
+    )
     shown = console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
     for told in (
         "3 of 9 rounds",
@@ -105,7 +102,7 @@ def test_view_names_sites_that_are_away_and_why() -> None:
         ),
     ]
     console = Console(file=io.StringIO(), width=120)
-    console.print(view(snapshot(sites=sites)))
+    console.print(view(after_three_rounds(sites=sites)))
     # The file of this console is a StringIO.
     told = [" ".join(row.split()) for row in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
     assert "a handed in 0 of 3 not counted for 2 rounds: deadline passed" in told
@@ -117,7 +114,7 @@ def test_headline_fits_80_columns() -> None:
     console = Console(file=io.StringIO(), width=80)
     console.print(
         view(
-            snapshot(
+            after_three_rounds(
                 num_updates=10,
                 num_selected=12,
                 num_connected=12,
@@ -138,7 +135,9 @@ def test_headline_fits_80_columns() -> None:
 def test_finished_view_says_why_and_shows_the_sites() -> None:
     """A session that stopped early does not show all of its rounds as made."""
     console = Console(file=io.StringIO(), width=120)
-    over = snapshot(state=pb.FINISHED, cause="completed", ended_because="stopped early: no gain")
+    over = after_three_rounds(
+        state=pb.FINISHED, cause="completed", ended_because="stopped early: no gain"
+    )
     over.status.phase = "finished"
     console.print(view(over))
     told = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]  # a StringIO

@@ -173,13 +173,7 @@ def test_a_model_that_leaves_the_range(value: float, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Nothing, "value", value)
     store = MemoryStore()
     vectors = [np.full(3, 3e38, np.float32)]
-    work = work_on(
-        store,
-        "nothing",
-        vectors,
-        np.zeros(3, np.float32),
-        optimizer="fedavgm",
-    )
+    work = work_on(store, "nothing", vectors, np.zeros(3, np.float32), optimizer="fedavgm")
     with pytest.raises(RuleFailed, match=r"'nothing' .*'fedavgm' .*float32 in round 3"):
         aggregate(store, work)
     assert not [*store.keys("4/"), *store.keys("optimizer/")]

@@ -82,9 +82,7 @@ def test_session_without_a_limit_of_scaled_numbers_goes_on():
     )
     assert list(differences(Session("5e55104", rules), session)) == []
     limited = config_of(workload={"name": "sgd", "preprocessing": {"clip": 3.0}})
-    assert told(session, limited) == [
-        "workload.preprocessing.clip = (not set) (configured: 3.0)",
-    ]
+    assert told(session, limited) == ["workload.preprocessing.clip = (not set) (configured: 3.0)"]
 
 
 def test_every_rule_names_its_key():

@@ -29,12 +29,7 @@ def test_outage_has_one_warning_and_one_line_at_its_end(logs: list[Any]) -> None
     outage.worked(PUT)
     assert logs == [
         {"event": "store_unavailable", "log_level": "warning", "error": str(FULL), "method": PUT},
-        {
-            "event": "store_available",
-            "log_level": "info",
-            "duration_s": 87.5,
-            "num_refused": 350,
-        },
+        {"event": "store_available", "log_level": "info", "duration_s": 87.5, "num_refused": 350},
     ]
 
 

@@ -76,23 +76,18 @@ def test_central_model_is_trained_on_four_fifths_and_compared_on_the_others(
     train, test = split_train_test(iris, TEST_FRACTION, SEED)
     assert found.tallies == measure(whole, test).tallies
     local = found.local
-    assert local is not None
     alone = fit_centralised(workload, train, epochs=1, seed=SEED)
     assert local.passes == 1
-    assert local.tallies is not None
     assert local.tallies.num_rows == test.num_samples == 30
     (difference,) = local.differences
     assert difference.round == 4
     losses = [single_losses(workload, one, prepare(one.metadata, test)) for one in (whole, alone)]
-    assert exported is not None
-    assert exported.model is not None
     kept = write_central(tmp_path, exported)
     loaded, profile = load_model_file(Path(kept))
     np.testing.assert_array_equal(loaded.vector, exported.model.vector)
     assert measure(loaded, test).tallies == local.tallies
     assert measure(alone, test).tallies == local.tallies
     assert difference.total == pytest.approx((losses[1] - losses[0]).sum())
-    assert profile is not None
     assert [column.name for column in profile.columns] == [one.name for one in iris.columns]
 
 
@@ -102,7 +97,6 @@ def test_central_model_is_cut_short_by_a_clock_that_goes_ahead(
     """A coordinator that is stopped does not wait for the end of the training."""
     stored = store_model(store, 1, fit_centralised(create("sgd"), iris, epochs=1, seed=1))
     found, exported = fit_central(store, stored, lambda _: iris, Budget(1000, 1e9), lambda: inf)
-    assert found.local is not None
     assert found.local.why_not == "there was no time for the first part of its training"
     assert exported is None
 
@@ -203,8 +197,6 @@ async def test_central_model_that_cannot_be_trained_is_a_warning(store: MemorySt
             await f.until(Phase.FINISHED)
             assert f.driver.session.cause == "completed"
             central = f.driver.session.evaluation.central
-    assert central is not None
-    assert central.evaluation.local is not None
     reason = central.evaluation.local.why_not
     assert reason.startswith("[evaluate] data is not set")
     (line,) = [one for one in logs if one["event"] == "no_central_model"]

@@ -13,14 +13,7 @@ from xain_foundation.security.identity import Identity, Role
 from xain_wire.fl import access_pb2, coordinator_pb2, inspection_pb2
 from xain_wire.messaging import membership_pb2
 
-FILES = (
-    access_pb2,
-    coordinator_pb2,
-    inspection_pb2,
-    membership_pb2,
-    health_pb2,
-    reflection_pb2,
-)
+FILES = (access_pb2, coordinator_pb2, inspection_pb2, membership_pb2, health_pb2, reflection_pb2)
 SERVICES: dict[str, ServiceDescriptor] = {
     one.full_name: one for file in FILES for one in file.DESCRIPTOR.services_by_name.values()
 }

@@ -5,7 +5,7 @@ import asyncio
 import contextlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from support.aggregation import load, npy, put, work_on
+from support.configured import config, error_of
 from xain_coordinator.aggregation.aggregator import RuleFailed
 from xain_coordinator.aggregation.engine import aggregate
 from xain_coordinator.aggregation.rules import BUILT_IN, known_rules, make_rule
@@ -26,8 +27,6 @@ from xain_coordinator.extensions.plugins import AGGREGATORS, PluginFailed
 from xain_coordinator.process import embedding, run
 from xain_coordinator.stores.memory import MemoryStore
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED
-from xain_foundation.settings import settings
-from xain_foundation.settings.settings import ConfigError
 
 DOCS = Path(__file__).parents[3] / "docs" / "aggregation.md"
 
@@ -39,51 +38,20 @@ def example(language: str) -> str:
     return str(block)
 
 
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder where distributions are installed."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield tmp_path
-    for name in [name for name in sys.modules if name.startswith("acme_")]:
-        del sys.modules[name]
+Install = Callable[..., Path]
 
 
-def install(site: Path, module: str, source: str, entries: str, version: str = "1.2") -> None:
-    """Leave what an installer does: the module, and its metadata beside it."""
-    (site / f"{module}.py").write_text(source, encoding="utf-8")
-    info = site / f"{module}-{version}.dist-info"
-    info.mkdir()
-    name = module.replace("_", "-")
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (info / "entry_points.txt").write_text(entries)
-    # What was looked up before is remembered by the path that was searched.
-    plugins._search.cache_clear()  # nobody installs into a running coordinator
-
-
-def install_example(site: Path) -> None:
-    found = re.search(r"(\[project\.entry-points[^\n]*\n)([^\n]+)", example("toml"))
-    assert found is not None
+def install_example(install: Install) -> None:
+    found = re.search(r"(\[project\.entry-points[^\n]*\n)(\w+) = \"(\w+):(\w+)\"", example("toml"))
     assert found[1].strip() == f'[project.entry-points."{AGGREGATORS}"]'
-    entry = found[2].replace('"', "")
-    install(site, "acme_rules", example("python"), f"[{AGGREGATORS}]\n{entry}\n")
+    install(example("python"), AGGREGATORS, found[2], found[4], found[3])
 
 
-def error_of(**options: object) -> str:
-    overrides = {key.replace("__", "."): value for key, value in options.items()}
-    with pytest.raises(ConfigError) as caught:
-        settings.load(CoordinatorConfig, overrides=overrides)
-    return str(caught.value)
-
-
-def test_the_example_of_the_documentation(site: Path) -> None:
+def test_the_example_of_the_documentation(install: Install) -> None:
     """Installed, named in a configuration, with an option, and run by the engine over tiles."""
-    install_example(site)
+    install_example(install)
     assert "midrange" in known_rules()
-    config = settings.load(
-        CoordinatorConfig,
-        overrides={"aggregation.rule": "midrange", "aggregation.options.towards": "0.25"},
-    )
-    rules = config.rules()
+    rules = config(aggregation__rule="midrange", aggregation__options__towards="0.25").rules()
     assert (rules.aggregation, rules.aggregation_options) == ("midrange", {"towards": 0.25})
     store = MemoryStore()
     chance = np.random.default_rng(2)
@@ -99,10 +67,9 @@ def test_the_example_of_the_documentation(site: Path) -> None:
     assert models[0] == models[1]
 
 
-def test_unused_plug_ins_are_not_imported(site: Path) -> None:
+def test_unused_plug_ins_are_not_imported(install: Install) -> None:
     """A plug-in that is broken breaks only its users, and is named then."""
-    entries = f"[{AGGREGATORS}]\nbroken = acme_broken:Rule\n"
-    install(site, "acme_broken", "import nowhere_to_be_found\n", entries)
+    install("import nowhere_to_be_found\n", AGGREGATORS, "broken", module="acme_broken")
     make_rule("mean", {})
     assert "acme_broken" not in sys.modules
     with pytest.raises(
@@ -110,12 +77,12 @@ def test_unused_plug_ins_are_not_imported(site: Path) -> None:
     ):
         make_rule("broken", {})
     told = error_of(aggregation__rule="broken")
-    assert told.startswith('command line: aggregation.rule is "broken"; the plug-in')
+    assert told.startswith('aggregation.rule is "broken"; the plug-in')
 
 
-def test_a_plug_in_replaces_nothing(site: Path) -> None:
+def test_a_plug_in_replaces_nothing(install: Install) -> None:
     """A name that is built in means what it means, or nothing."""
-    install(site, "acme_mean", "class Mean: ...\n", f"[{AGGREGATORS}]\nmean = acme_mean:Mean\n")
+    install("class Mean: ...\n", AGGREGATORS, "mean", "Mean", "acme_mean")
     assert known_rules() == sorted(BUILT_IN)
     make_rule("sum", {})
     with pytest.raises(PluginFailed, match=r"'mean' is built in, .*acme-mean 1\.2"):
@@ -123,14 +90,16 @@ def test_a_plug_in_replaces_nothing(site: Path) -> None:
 
 
 @pytest.mark.parametrize(("section", "group"), [("storage", "stores"), ("metrics", "metrics")])
-def test_wrong_option_of_a_store_is_a_wrong_setting(site: Path, section: str, group: str) -> None:
+def test_wrong_option_of_a_store_is_a_wrong_setting(
+    install: Install, section: str, group: str
+) -> None:
     """The coordinator names its key, and ends with the status of a wrong configuration."""
     source = "class Store:\n    def __init__(self, depth: int = 1) -> None: ...\n"
-    install(site, "acme_store", source, f"[xain.{group}]\nacme = acme_store:Store\n")
+    folder = install(source, f"xain.{group}", "acme", "Store")
     chosen = {
         "server.port": 0,
-        "journal.path": site / "journal.sqlite",
-        "storage.path": site / "weights",
+        "journal.path": folder / "journal.sqlite",
+        "storage.path": folder / "weights",
         "metrics.kind": "none",
         f"{section}.kind": "acme",
         f"{section}.options.width": 3,
@@ -141,10 +110,10 @@ def test_wrong_option_of_a_store_is_a_wrong_setting(site: Path, section: str, gr
     assert coordinator.stop() == EXIT_BAD_CONFIG
 
 
-def test_two_plug_ins_of_one_name(site: Path) -> None:
+def test_two_plug_ins_of_one_name(install: Install) -> None:
     """The name is ambiguous, and the error names both packages."""
     for name in ("acme_one", "acme_two"):
-        install(site, name, "class Rule: ...\n", f"[{AGGREGATORS}]\nclever = {name}:Rule\n")
+        install("class Rule: ...\n", AGGREGATORS, "clever", module=name)
     assert plugins.known(AGGREGATORS, ()) == ["clever"]
     with pytest.raises(PluginFailed, match=r"'clever' .*acme-.* and acme-.*; uninstall"):
         make_rule("clever", {})
@@ -160,14 +129,14 @@ def test_two_plug_ins_of_one_name(site: Path) -> None:
         ),
     ],
 )
-def test_plug_in_that_is_no_rule(site: Path, source: str, missing: str) -> None:
+def test_plug_in_that_is_no_rule(install: Install, source: str, missing: str) -> None:
     """The error comes at the start, and not at the end of the first round."""
-    install(site, "acme_other", source, f"[{AGGREGATORS}]\nother = acme_other:Rule\n")
+    install(source, AGGREGATORS, "other")
     with pytest.raises(PluginFailed, match=f"'other' is no rule: it has no {missing}"):
         make_rule("other", {})
 
 
-def test_a_rule_that_makes_something_else(site: Path) -> None:
+def test_a_rule_that_makes_something_else(install: Install) -> None:
     """The engine does not guess."""
     source = """
 class Rule:
@@ -175,20 +144,20 @@ class Rule:
     def check(self, num_updates): ...
     def combine(self, tile, weights): return tile.mean(axis=1)
 """
-    install(site, "acme_odd", source, f"[{AGGREGATORS}]\nodd = acme_odd:Rule\n")
+    install(source, AGGREGATORS, "odd")
     store = MemoryStore()
     vectors = [np.ones(5, np.float32)] * 3
     with pytest.raises(ValueError, match=r"'odd' .*float32 .*\(3,\) .*5 columns"):
         aggregate(store, work_on(store, "odd", vectors, vectors[0]))
 
 
-def test_a_plug_in_that_is_gone_in_the_middle_of_a_session(site: Path) -> None:
+def test_a_plug_in_that_is_gone_in_the_middle_of_a_session(install: Install) -> None:
     """The plug-in can be installed again: no failure of the rule, which would end the session."""
     store = MemoryStore()
     work = work_on(store, "midrange", [np.ones(5, np.float32)] * 3, np.ones(5, np.float32))
     with pytest.raises(PluginFailed, match=r"'midrange', .*not installed"):
         aggregate(store, work)
-    install_example(site)
+    install_example(install)
     aggregate(store, work)
     with pytest.raises(PluginFailed, match=r"'midrange', .*option"):
         aggregate(store, replace(work, options={"far": 1}))
@@ -206,20 +175,16 @@ class Rule:
 """
 
 
-def install_rule(site: Path, source: str) -> None:
-    install(site, "acme_odd", source, f"[{AGGREGATORS}]\nodd = acme_odd:Rule\n")
-
-
-def test_a_rule_that_surveys_takes_no_stale_updates(site: Path) -> None:
+def test_a_rule_that_surveys_takes_no_stale_updates(install: Install) -> None:
     """Their weights follow from their age, and the survey would be left out without a word."""
-    install_rule(site, SURVEYOR.replace("takes_stale = False", "takes_stale = True"))
+    install(SURVEYOR.replace("takes_stale = False", "takes_stale = True"), AGGREGATORS, "odd")
     with pytest.raises(PluginFailed, match=r"'odd' is no rule: .*survey and takes_stale"):
         make_rule("odd", {})
 
 
-def test_a_weight_for_a_global_model_that_is_not_there(site: Path) -> None:
+def test_a_weight_for_a_global_model_that_is_not_there(install: Install) -> None:
     """A round that initialises has none, and the rule is named."""
-    install_rule(site, SURVEYOR)
+    install(SURVEYOR, AGGREGATORS, "odd")
     store = MemoryStore()
     vectors = [np.ones(5, np.float32)] * 3
     aggregate(store, work_on(store, "odd", vectors, vectors[0]))
@@ -241,9 +206,9 @@ def test_a_weight_for_a_global_model_that_is_not_there(site: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_a_rule_that_raises(site: Path, part: str, body: str, num_threads: int) -> None:
+def test_a_rule_that_raises(install: Install, part: str, body: str, num_threads: int) -> None:
     """The error names the rule, and the session goes on once the plug-in has been put right."""
-    install_rule(site, re.sub(rf"(def {part}\(.*?\)): .*", rf"\1: {body}", SURVEYOR))
+    install(re.sub(rf"(def {part}\(.*?\)): .*", rf"\1: {body}", SURVEYOR), AGGREGATORS, "odd")
     store = MemoryStore()
     vectors = [np.ones(30_000, np.float32)] * 3
     work = work_on(store, "odd", vectors, vectors[0])
@@ -258,26 +223,26 @@ def test_a_rule_that_raises(site: Path, part: str, body: str, num_threads: int) 
 @pytest.mark.parametrize(
     ("entry", "body", "told"),
     [
-        ("acme_odd", "...", "the plug-in 'odd' is no rule: it is not a class"),
-        ("acme_odd:made", "...", "the plug-in 'odd' is no rule: it is not a class"),
-        ("acme_odd:Rule", "def __init__(self, depth: 'Nowhere' = 0): ...", "NameError: name 'No"),
-        ("acme_odd:Rule", "def __init__(self): {}['depth']", "made: KeyError: 'depth'"),
+        ("", "...", "the plug-in 'odd' is no rule: it is not a class"),
+        ("made", "...", "the plug-in 'odd' is no rule: it is not a class"),
+        ("Rule", "def __init__(self, depth: 'Nowhere' = 0): ...", "NameError: name 'No"),
+        ("Rule", "def __init__(self): {}['depth']", "made: KeyError: 'depth'"),
         (
-            "acme_odd:Rule",
+            "Rule",
             "def check(self, num_updates): raise ValueError('needs five')",
             "its check() fails with num_updates = 1: ValueError: needs five",
         ),
     ],
 )
-def test_a_plug_in_that_cannot_be_used(site: Path, entry: str, body: str, told: str) -> None:
+def test_a_plug_in_that_cannot_be_used(install: Install, entry: str, body: str, told: str) -> None:
     """The start fails with one line."""
     lines = SURVEYOR.replace("class Rule:\n", f"class Rule:\n    {body}\n")
     if "def check" in body:
         lines = lines.replace("    def check(self, num_updates): ...\n", "")
-    made = "made = Rule()\n" if entry.endswith("made") else ""
-    install(site, "acme_odd", lines + made, f"[{AGGREGATORS}]\nodd = {entry}\n")
+    made = "made = Rule()\n" if entry == "made" else ""
+    install(lines + made, AGGREGATORS, "odd", entry)
     line = error_of(aggregation__rule="odd")
-    assert line.startswith('command line: aggregation.rule is "odd"; ')
+    assert line.startswith('aggregation.rule is "odd"; ')
     assert told in line
     assert "\n" not in line
 
@@ -301,14 +266,14 @@ class Rule:
 """
 
 
-def test_options_that_a_journal_keeps_as_they_were_given(site: Path) -> None:
+def test_options_that_a_journal_keeps_as_they_were_given(install: Install) -> None:
     """Options that the rule converts on its side are kept in their given form."""
-    install_rule(site, PICKY)
-    given = {"aggregation.options.side": "most", "aggregation.options.table": "b"}
-    config = settings.load(CoordinatorConfig, overrides={"aggregation.rule": "odd", **given})
-    options = config.rules().aggregation_options
+    install(PICKY, AGGREGATORS, "odd")
+    given = {"aggregation__options__side": "most", "aggregation__options__table": "b"}
+    found = config(aggregation__rule="odd", **given)
+    options = found.rules().aggregation_options
     assert options == {"side": "most", "table": "b", "scale": 1.0}
-    assert make_rule("odd", options) == config.aggregation.made_rule()
+    assert make_rule("odd", options) == found.aggregation.made_rule()
 
 
 def test_options_that_no_journal_keeps() -> None:
@@ -335,21 +300,22 @@ async def _status_of(config: CoordinatorConfig) -> object:
         return run._status_after(raised.value)
 
 
-def test_a_session_whose_plug_in_is_gone(site: Path, tmp_path: Path) -> None:
+def test_a_session_whose_plug_in_is_gone(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The error comes when the coordinator starts, and not at the end of a round."""
-    install_rule(site, PICKY)
+    folder = install(PICKY, AGGREGATORS, "odd")
     overrides: dict[str, object] = {
         "server.port": 0,
         "journal.path": str(tmp_path / "journal.sqlite"),
         "storage.path": str(tmp_path / "weights"),
         "metrics.kind": "none",
     }
-    odd = settings.load(CoordinatorConfig, overrides={**overrides, "aggregation.rule": "odd"})
+    odd = config(**overrides, aggregation__rule="odd")
     open_session(odd)
     open_session(odd)
-    (site / "acme_odd-1.2.dist-info" / "entry_points.txt").unlink()
-    plugins._search.cache_clear()
-    other = settings.load(CoordinatorConfig, overrides=overrides)
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one != str(folder)])
+    other = config(**overrides)
     with pytest.raises(PluginFailed, match=r"'odd', .*not installed"):
         SessionCoordinator(other, resume=True)
     assert asyncio.run(_status_of(other)) == EXIT_FAILED

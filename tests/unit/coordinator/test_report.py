@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.inspected import snapshot
 from support.pages import OTHER_HOST
 from xain_coordinator.cli.report.charts import Line, chart
 from xain_coordinator.cli.report.page import page
@@ -57,8 +58,8 @@ class Checked(HTMLParser):
         self.text += data
 
 
-def read(snapshot: Snapshot, *more: Any) -> Checked:
-    text = page(snapshot, *more)
+def read(whole: Snapshot, *more: Any) -> Checked:
+    text = page(whole, *more)
     checked = Checked()
     checked.feed(text)
     checked.close()
@@ -73,15 +74,8 @@ def evaluated(value: float) -> pb.Evaluation:
 
 
 def session(*rounds: inspection.RoundStatus, **status: object) -> Snapshot:
-    return Snapshot(
-        # The status is fields by name, of several types.
-        inspection.GetStatusResponse(session_id="5e5510", num_rounds=3, **status),  # type: ignore[arg-type]
-        inspection.ListParticipantsResponse(
-            participants=[inspection.ParticipantStatus(participant_id=EVIL, last_failure=EVIL)]
-        ),
-        inspection.ListRoundsResponse(rounds=rounds),
-        inspection.ListModelsResponse(),
-    )
+    evil = [inspection.ParticipantStatus(participant_id=EVIL, last_failure=EVIL)]
+    return snapshot(session_id="5e5510", num_rounds=3, participants=evil, rounds=rounds, **status)
 
 
 def test_a_page_shows_curves_sites_rosters_and_reasons() -> None:

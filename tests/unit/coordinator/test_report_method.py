@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.inspected import snapshot
 from xain_coordinator.cli.report.page import page
 from xain_coordinator.core.view.study import Outcome, Plan
 from xain_coordinator.core.vocabulary.values import Evaluation, Step
@@ -81,17 +82,12 @@ def trained(
         "measured_round": 3,
         **status,
     }
-    return Snapshot(
-        inspection.GetStatusResponse(**of),
-        inspection.ListParticipantsResponse(),
-        inspection.ListRoundsResponse(rounds=rounds),
-        inspection.ListModelsResponse(models=models),
-    )
+    return snapshot(rounds=rounds, models=models, **of)
 
 
-def read(snapshot: Snapshot, study: Any = None) -> str:
+def read(whole: Snapshot, study: Any = None) -> str:
     """The text of the page, without the charts."""
-    text = page(snapshot, study_table=study)
+    text = page(whole, study_table=study)
     text = re.sub(r"<(style|svg)[^>]*>.*?</\1>", "", text, flags=re.DOTALL)
     return unescape(re.sub(r"<[^>]+>", "\n", text))
 

@@ -24,7 +24,7 @@ from xain_coordinator.driver.broadcast import Broadcast
 from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.stores.memory import MemoryStore
 from xain_coordinator.upkeep import retention
-from xain_coordinator.upkeep.retention import GROUP_SIZE, LARGE_BYTES, Retention
+from xain_coordinator.upkeep.retention import GROUP_SIZE, Retention
 
 PATIENCE_S = 20.0
 RULES = CoordinatorConfig().rules()
@@ -272,20 +272,6 @@ async def test_retention_drops_at_the_start_and_after_each_model():
     await driver.until_it_waits()
     assert not store.asked
     driver.at(4)
-    await driver.until_it_waits()
-    assert updates(store) == [4, 5]
-    await end(driver, watching)
-
-
-async def test_updates_of_a_large_model_are_dropped_without_a_pause():
-    """Uploads of the next round can be written over their files."""
-    driver, store = driver_of(), store_of(6)
-    driver.at(2, LARGE_BYTES)
-    dropping = Retention(store, 0)
-    dropping.every_s = 1e6
-    watching = asyncio.create_task(dropping.watch(driver))
-    await driver.until_it_waits()
-    driver.at(4, LARGE_BYTES)
     await driver.until_it_waits()
     assert updates(store) == [4, 5]
     await end(driver, watching)

@@ -13,6 +13,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from oracle.staleness import shares
+from support.configured import error_of
 from xain_coordinator.aggregation.aggregator import RuleFailed
 from xain_coordinator.aggregation.rules import RULES
 from xain_coordinator.aggregation.staleness import mixing_weights
@@ -161,13 +162,6 @@ def test_which_rules_take_stale_updates() -> None:
 
 
 # --- which rule a configuration may name ----------------------------------------------------------
-
-
-def error_of(**options: object) -> str:
-    overrides = {key.replace("__", "."): value for key, value in options.items()}
-    with pytest.raises(ConfigError) as caught:
-        load(CoordinatorConfig, overrides=overrides)
-    return str(caught.value).removeprefix("command line: ")
 
 
 @pytest.mark.parametrize(

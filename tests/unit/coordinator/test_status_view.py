@@ -5,23 +5,16 @@ import io
 import numpy as np
 from rich.console import Console
 
+from support.inspected import snapshot
 from xain_coordinator.cli.status import MAX_LINES, render
-from xain_coordinator.server.inspection_client import Snapshot
-from xain_wire.fl import inspection_pb2 as inspection
 from xain_workloads.tables.checks.describe import TableOne
 from xain_workloads.tables.dataset import Dataset
 from xain_workloads.tables.table import Table
 
 
 def shown(table_one: TableOne | None) -> str:
-    snapshot = Snapshot(
-        inspection.GetStatusResponse(phase="collecting"),
-        inspection.ListParticipantsResponse(),
-        inspection.ListRoundsResponse(),
-        inspection.ListModelsResponse(),
-    )
     text = io.StringIO()
-    render(snapshot, Console(file=text, width=100), table_one)
+    render(snapshot(phase="collecting"), Console(file=text, width=100), table_one)
     return text.getvalue()
 
 

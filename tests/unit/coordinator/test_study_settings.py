@@ -5,26 +5,18 @@ from typing import Any
 
 import pytest
 
+from support import configured
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.config.study import plan_of
 from xain_coordinator.core.view.study import next_step
 from xain_coordinator.core.vocabulary.values import Step
-from xain_foundation.settings.settings import ConfigError, load
 
 ALPHA, EPOCHS = "workload.options.alpha", "rounds.epochs"
 LOSS, WEIGHT = "workload.options.loss", "workload.options.class_weight"
 
 
 def config(**overrides: Any) -> CoordinatorConfig:
-    """Settings by dotted key, with two underscores for a dot."""
-    given = {key.replace("__", "."): value for key, value in overrides.items()}
-    return load(CoordinatorConfig, overrides={"workload.name": "sgd", **given})
-
-
-def error_of(**overrides: Any) -> str:
-    with pytest.raises(ConfigError) as caught:
-        config(**overrides)
-    return str(caught.value)
+    return configured.config(**{"workload__name": "sgd", **overrides})
 
 
 @pytest.mark.parametrize(
@@ -59,7 +51,7 @@ def error_of(**overrides: Any) -> str:
     ],
 )
 def test_studies_that_cannot_be_done(given: dict[str, Any], told: str) -> None:
-    message = error_of(**given)
+    message = configured.error_of(**{"workload__name": "sgd", **given})
     assert told in message, message
 
 
@@ -115,8 +107,6 @@ def test_rules_of_a_step_are_those_of_its_task_sites_and_options() -> None:
 def test_plan_in_the_journal_is_that_of_the_settings() -> None:
     rules = config(study__folds=3, study__seed=9, study__final=True).rules()
     step = next_step(plan_of(rules.study), "x", ())
-    assert step is not None
-    assert step.division is not None
     assert (step.division.folds, step.division.seed, step.shown) == (3, 9, "fold 1 of 3")
 
 

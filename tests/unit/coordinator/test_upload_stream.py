@@ -113,9 +113,7 @@ async def test_cancelled_upload_ends_wherever_it_waits(
 
 @pytest.mark.parametrize("number", [1, 2])
 async def test_failed_write_ends_the_upload_and_keeps_no_part(
-    upload: MeasuredUpload,
-    monkeypatch: pytest.MonkeyPatch,
-    number: int,
+    upload: MeasuredUpload, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """A batch that was measured and not written is no part to go on with."""
     write, sizes = FileUpload.write, list[int]()

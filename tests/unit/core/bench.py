@@ -299,13 +299,7 @@ class Bench:
         weights = stored(key, digest, shape=shape, dtype=dtype, first_bad=first_bad)
         return self.send(
             c.EndTrainingRound(
-                name,
-                number,
-                num_samples,
-                weights,
-                metrics,
-                layout=layout,
-                training=training or {},
+                name, number, num_samples, weights, metrics, layout=layout, training=training or {}
             )
         )
 

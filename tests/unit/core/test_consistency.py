@@ -130,15 +130,6 @@ def test_work_is_assigned_while_a_model_is_made() -> None:
     assert staleness(bench) == {"b": 3}
 
 
-def test_participants_do_not_go_on_while_the_last_model_is_made() -> None:
-    bench = buffered_round("a", "b", rounds=1)
-    bench.answers = False
-    bench.end("a")
-    assert bench.phase is Phase.AGGREGATING
-    bench.refuses(AssignmentFor("b"), errors.RoundAlreadyClosed)
-    bench.refuses_end(errors.RoundAlreadyClosed, "b")
-
-
 # --- leaving and coming back ----------------------------------------------------------------------
 
 

@@ -159,16 +159,6 @@ def test_requested_fit_ends_with_the_reason_when_too_few_can_train() -> None:
     assert bench.session.cause == "training failed at b: no columns"
 
 
-def test_update_of_a_participant_that_has_gone_counts_for_a_requested_fit() -> None:
-    bench = requested_fit("a", "b", "c")
-    bench.end("a")
-    bench.leave("a")
-    fail(bench, "b")
-    assert bench.session.phase is Phase.COLLECTING
-    fail(bench, "c")
-    assert bench.session.phase is Phase.FINISHED
-
-
 def test_session_that_nobody_requested_waits_for_mended_processes() -> None:
     bench = opened_round("a", "b", rules=strict(min_participants=2))
     fail(bench, "a")

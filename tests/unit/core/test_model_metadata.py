@@ -45,7 +45,6 @@ def test_metadata_are_journalled_once_for_all_models() -> None:
     assert num_bytes < 1.5 * len(METADATA["preprocessing"])
     session, history = replayed([decode(*row) for row in rows])
     assert session == bench.session
-    assert session.model is not None
     assert session.model.metadata == METADATA
     assert session.model.layout == LAYOUT
     first, *others = history.models.values()

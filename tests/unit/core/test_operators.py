@@ -30,16 +30,6 @@ def test_participant_that_is_away_can_be_removed_once() -> None:
     bench.refuses(c.RemoveParticipant("a/b"), errors.InvalidName)
 
 
-def test_accepted_update_of_a_removed_participant_counts() -> None:
-    bench = Bench(make_rules(min_participants=2, rounds=1))
-    bench.join("a", "b")
-    bench.end("a")
-    bench.send(c.RemoveParticipant("a"))
-    bench.join("c")
-    assert bench.session.open_round is not None
-    assert "a" in bench.session.open_round.updates
-
-
 def test_participant_whose_certificate_was_revoked_may_come_with_another_one() -> None:
     bench = Bench(make_rules())
     bench.send(c.NoteRevoked("a"))

@@ -43,29 +43,6 @@ def test_a_round_is_measured_when_its_model_is_published() -> None:
     assert bench.points.count(point) == 1
 
 
-def test_every_round_is_measured_by_itself() -> None:
-    """The last one too."""
-    bench = opened_round("a", rules=make_rules(rounds=2))
-    bench.now += 4.0
-    bench.end("a")
-    bench.now += 1.5
-    bench.end("a", "better")
-    _, point = of_rounds(bench)
-    assert point is bench.points[-1]
-    assert (point.fields["state"], point.fields["round"]) == (2, 1)
-    assert (point.fields["round_seconds"], point.fields["num_updates"]) == (1.5, 1)
-
-
-def test_accepted_updates_of_former_members_count() -> None:
-    bench = opened_round("a", "b", rules=make_rules(rounds=1, min_participants=2))
-    bench.end("a")
-    bench.leave("a")
-    bench.join("c")
-    bench.end("b")
-    (point,) = of_rounds(bench)
-    assert (point.fields["num_updates"], point.fields["update_bytes"]) == (2, 256)
-
-
 def test_aggregation_is_timed_over_a_restart() -> None:
     """The times are in the journal: a later reader measures the same."""
     bench = opened_round("a", rules=make_rules(rounds=1), answers=False)

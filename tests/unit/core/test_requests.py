@@ -39,15 +39,6 @@ def test_waiting_for_a_request_has_no_timeout() -> None:
     assert bench.session.phase is Phase.FINISHED
 
 
-def test_requested_fit_waits_for_participants() -> None:
-    bench = Bench(RULES)
-    bench.send(c.RequestFit())
-    bench.join("a")
-    assert not bench.session.gathered
-    bench.join("b")
-    assert bench.session.gathered
-
-
 def test_second_request_is_refused_in_every_phase() -> None:
     bench = Bench(RULES)
     bench.send(c.RequestFit())
@@ -150,14 +141,6 @@ def test_requested_fit_waits_for_the_expected_from_the_request_on() -> None:
     assert not bench.session.gathered
     bench.tick(at=due)
     assert bench.selected == ("a", "b")
-
-
-def test_requested_fit_begins_at_once_with_all_that_are_expected() -> None:
-    bench = Bench(EXPECTED)
-    bench.join("a", "b", "c")
-    bench.send(c.RequestFit())
-    assert bench.selected == ("a", "b", "c")
-    assert bench.session.missing == ()
 
 
 def test_status_names_the_missing_until_they_have_joined() -> None:

@@ -3,13 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.unit.core.bench import (
-    PROFILE,
-    Bench,
-    make_rules,
-    opened_round,
-    replay,
-)
+from tests.unit.core.bench import PROFILE, Bench, make_rules, opened_round, replay
 
 from xain_coordinator.core.machine.decider import effect_that_made
 from xain_coordinator.core.machine.evolve import TRANSITIONS

@@ -27,13 +27,7 @@ NAMES = [f"p{i}" for i in range(30)]
 
 
 def select(
-    controller: str,
-    names: Sequence[str],
-    k: int,
-    *,
-    seed: int = 0,
-    round_: int = 0,
-    draw: int = 0,
+    controller: str, names: Sequence[str], k: int, *, seed: int = 0, round_: int = 0, draw: int = 0
 ) -> tuple[str, ...]:
     """A choice of one of the core's controllers among participants without a profile."""
     candidates = [Candidate(name) for name in names]
@@ -78,14 +72,6 @@ def test_the_draw_does_not_depend_on_the_order_of_joining(
     assert select(controller, order, 3, seed=1, round_=2, draw=0) == select(
         controller, NAMES[:8], 3, seed=1, round_=2, draw=0
     )
-
-
-def test_ordered_takes_the_first_by_name() -> None:
-    assert select("ordered", ["c", "a", "b"], 2, seed=0, round_=0, draw=0) == ("a", "b")
-
-
-def test_all_takes_everybody() -> None:
-    assert select("all", ["c", "a", "b"], 1) == ("a", "b", "c")
 
 
 def test_random_depends_on_seed_round_and_draw_and_on_nothing_else() -> None:
@@ -261,10 +247,6 @@ def test_a_controller_that_answers_nonsense_is_named(answer: Any, why: str) -> N
     """A selection of no participants, or of unknown ones, would stop the session."""
     with pytest.raises(ControllerFailed, match=f"Says.*{why}"):
         choose(Says(answer), having({"a": 1, "b": 1, "c": 1}), 2)
-
-
-def test_a_controller_may_choose_more_than_are_wanted() -> None:
-    assert choose(Says(["c", "b", "a"]), having({"a": 1, "b": 1, "c": 1}), 2) == ("c", "b", "a")
 
 
 def test_controller_sees_the_facts_of_each_candidate() -> None:

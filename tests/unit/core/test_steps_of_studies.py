@@ -63,23 +63,6 @@ def test_site_that_is_left_out_is_connected_and_nothing_of_it_is_in_the_session(
     assert sorted(bench.session.opened.selected) == ["a", "b"]
 
 
-def test_last_evaluation_waits_for_a_site_that_is_away_for_a_moment() -> None:
-    bench = bench_of("a", "b")
-    join(bench, "a")
-    join(bench, "b")
-    hand_in(bench, "a")
-    hand_in(bench, "b")
-    bench.send(c.Heartbeat("b", ParticipantState.FINISHED))
-    evaluate(bench, "a", 0.5)
-    assert bench.phase is Phase.COLLECTING
-    join(bench, "b")
-    evaluate(bench, "b", 0.7)
-    assert bench.phase is Phase.FINISHED
-    last = bench.session.evaluation.last_round
-    assert last is not None
-    assert sorted(last.evaluations) == ["a", "b"]
-
-
 def test_site_that_stays_away_is_waited_for_until_the_deadline() -> None:
     bench = bench_of("a", "b", evaluate_deadline_s=50.0)
     for name in ("a", "b"):

@@ -34,7 +34,6 @@ def test_child_ends_with_its_parent_and_not_with_what_the_parent_has_forked(tmp_
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     )
-    assert parent.stdout is not None
     with parent.stdout:
         (child,) = map(int, parent.stdout.readline().split())
         fork, child_of_fork = map(int, parent.stdout.readline().split())

@@ -76,14 +76,6 @@ def test_lines_of_library_loggers_are_json_in_a_command(capsys: pytest.CaptureFi
     )
 
 
-def test_a_second_call_does_not_double_the_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    """A process may be set up again, by a test or a reload."""
-    for _ in range(3):
-        configure("INFO", console=False, third_party=False)
-    structlog.get_logger("xain_messaging.x").info("once")
-    assert len(lines(capsys)) == 1
-
-
 def test_third_parties_are_silent_below_warning(capsys: pytest.CaptureFixture[str]) -> None:
     """Unless they are asked for; then they come out in the same form."""
     configure("info", console=False, third_party=False)
@@ -107,14 +99,6 @@ def test_warnings_are_lines_too(capsys: pytest.CaptureFixture[str]) -> None:
         warnings.warn("old", DeprecationWarning, stacklevel=1)
     (line,) = lines(capsys)
     assert (line["level"], line["logger"]) == ("warning", "py.warnings")
-
-
-def test_third_parties_are_not_louder_than_we_are(capsys: pytest.CaptureFixture[str]) -> None:
-    """level = "error" holds for all."""
-    configure("error", console=False, third_party=False)
-    logging.getLogger("some_library").warning("hidden")
-    structlog.get_logger("xain_coordinator").warning("hidden")
-    assert lines(capsys) == []
 
 
 @pytest.mark.parametrize("console", [False, True])

@@ -72,14 +72,12 @@ def test_hosts_of_no_proxy_are_reached_without_one(
 @pytest.mark.parametrize("url", ["socks5://u:secret@h", "https://h:1", "http://", "http://h:x"])
 def test_proxy_of_another_kind_is_not_gone_around(url: str) -> None:
     proxy = proxy_for("fleet.example", 50051, {"https_proxy": url})
-    assert proxy is not None
     assert not proxy.host
     assert str(proxy) == "https_proxy is not an http:// one"
 
 
 def test_password_is_told_to_the_proxy_only() -> None:
     proxy = proxy_for("fleet.example", 1, {"http_proxy": "http://user:p%40ss@proxy.example"})
-    assert proxy is not None
     assert "ss" not in f"{proxy} {proxy!r}"
     assert proxy.headers == {"Proxy-Authorization": "Basic dXNlcjpwQHNz"}
     assert proxy.url == "http://user:p%40ss@proxy.example:80"

@@ -325,8 +325,7 @@ def test_all_conflicts_of_a_section_are_told(toml: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "mistake",
-    ["path = ''", "pth = 'x'", "paths = ['x']", "path = 3", "path = '~nosuchuser/x'"],
+    "mistake", ["path = ''", "pth = 'x'", "paths = ['x']", "path = 3", "path = '~nosuchuser/x'"]
 )
 def test_conflict_with_the_default_of_a_mistaken_key_is_not_told(toml: Path, mistake: str) -> None:
     """A key with a wrong value or a misspelt name is not known; conflicts of others are told."""

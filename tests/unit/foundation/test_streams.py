@@ -195,8 +195,6 @@ print("all are logged")
     with subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         assert process.stdout.readline() == b"all are logged\n"
         entries = [json.loads(line) for line in process.stderr]
     numbers = [entry["number"] for entry in entries if entry["event"] == "event"]

@@ -7,13 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from xain_wire.np import (
-    NpyHeader,
-    ndarray_to_proto,
-    npy_header,
-    parse_npy_header,
-    proto_to_ndarray,
-)
+from xain_wire.np import NpyHeader, ndarray_to_proto, npy_header, parse_npy_header, proto_to_ndarray
 from xain_wire.np.codec import MAX_HEADER_BYTES
 from xain_wire.np.ndarray_pb2 import NDArray
 

@@ -4,12 +4,7 @@ import pytest
 
 from xain_coordinator.access import commands as c
 from xain_coordinator.access import events as e
-from xain_coordinator.access.decider import (
-    MAX_VALID,
-    SERIALS_A_LINE,
-    decide,
-    made_by,
-)
+from xain_coordinator.access.decider import MAX_VALID, SERIALS_A_LINE, decide, made_by
 from xain_coordinator.access.errors import (
     InvalidCertificateRequest,
     NotPermitted,

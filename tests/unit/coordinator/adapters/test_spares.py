@@ -249,7 +249,6 @@ def test_upload_killed_over_an_old_file_goes_on_after_its_own_bytes(
     killed(tmp_path, LABEL, *sizes)
     store = FileStore(tmp_path)
     unfinished = store.find_unfinished("2/a", LABEL)
-    assert unfinished is not None
     assert unfinished.size == sum(sizes)
     assert unfinished.read(0, 8 * MIB)[: sum(sizes)] == b"n" * sum(sizes)
     upload = unfinished.resume(unfinished.size)

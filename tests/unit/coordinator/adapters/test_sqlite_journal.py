@@ -120,7 +120,6 @@ def test_nothing_acknowledged_is_lost_to_kill_9(tmp_path: Path) -> None:
     """Each append is also in the journal whole or not at all."""
     path = tmp_path / "journal"
     with start(WRITER, path) as process:
-        assert process.stdout is not None
         try:
             acknowledged = [int(process.stdout.readline()) for _ in range(40)]
         finally:
@@ -142,7 +141,6 @@ def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
     """The lock is the kernel's: its holder loses it with its life."""
     path = tmp_path / "journal"
     with start(HOLDER, path) as process:
-        assert process.stdout is not None
         try:
             assert process.stdout.readline() == "open\n"
             with pytest.raises(JournalError, match=f"{path} is in use by another process"):
@@ -166,7 +164,6 @@ def test_journal_is_durable(tmp_path: Path) -> None:
     """WAL alone is not: without synchronous=FULL a power cut takes what was acknowledged."""
     with closing(SqliteJournal(tmp_path / "journal")) as journal:
         db = journal._db
-        assert db is not None
         assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert db.execute("PRAGMA synchronous").fetchone() == (2,)
 
@@ -177,7 +174,6 @@ def test_a_full_disk(tmp_path: Path) -> None:
     with closing(SqliteJournal(path)) as journal:
         journal.append([OPENED])
         db = journal._db
-        assert db is not None
         db.execute("PRAGMA max_page_count = 2")
         with pytest.raises(JournalError, match=f"{path} has no room left on its disk"):
             journal.append([closed(n) for n in range(10_000)])
@@ -194,7 +190,6 @@ def test_room_is_made_on_a_full_disk(tmp_path: Path, num_bytes: int, is_prepared
     with closing(SqliteJournal(tmp_path / "journal")) as journal:
         journal.append([OPENED])
         db = journal._db
-        assert db is not None
         (num_pages,) = db.execute("PRAGMA page_count").fetchone()
         asked: list[bool] = []
 
@@ -232,7 +227,6 @@ def test_no_room_for_a_snapshot(tmp_path: Path) -> None:
         journal.append([OPENED])
         journal.save(before)
         db = journal._db
-        assert db is not None
         (num_pages,) = db.execute("PRAGMA page_count").fetchone()
         db.execute(f"PRAGMA max_page_count = {num_pages + 2}")
         with pytest.raises(JournalError, match=f"{path} has no room left on its disk"):
@@ -257,7 +251,6 @@ def test_only_the_latest_snapshot_takes_room(tmp_path: Path) -> None:
         snapshot = journal.snapshot()
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("SELECT count(*) FROM snapshot").fetchone() == (1,)
-    assert snapshot is not None
     assert snapshot.session.session_id == "three"
 
 
@@ -339,7 +332,6 @@ class Killed:
 def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Killed:
     path = tmp_path_factory.mktemp("killed") / "journal"
     with start(TORN, path, request.param) as process:
-        assert process.stdout is not None
         try:
             assert process.stdout.readline() == "written\n"
         finally:
@@ -649,7 +641,6 @@ def test_damaged_snapshot_is_passed_over_for_the_records(tmp_path: Path) -> None
         db.commit()
     with closing(SqliteJournal(path)) as journal, capture_logs() as logs:
         restored = restore(journal)
-    assert restored is not None
     assert restored[0].num_records == 1
     assert [(line["event"], line["log_level"]) for line in logs] == [
         ("snapshot_ignored", "warning")
@@ -702,7 +693,6 @@ def test_prepare_leaves_large_records_to_the_commit(tmp_path: Path) -> None:
     with closing(SqliteJournal(tmp_path / "journal.sqlite")) as journal:
         journal.append([OPENED])
         commit = journal.prepare([large])
-        assert journal._db is not None
         assert not journal._db.in_transaction
         commit()
         assert list(journal.load(1)) == [large]
@@ -717,7 +707,6 @@ def test_readers_at_the_end_of_a_session_do_not_search_all_records(tmp_path: Pat
         assert journal.session_ids() == ["old"]
         journal.append([Record(0.0, SessionOpened("new", rules(), 0.0))])
         steps = Counter[str]()
-        assert journal._db is not None
         journal._db.set_progress_handler(lambda: steps.update(["100"]), 100)
         assert journal.session_ids() == ["old", "new"]
         for session_id, end in (("old", num_records), ("new", 1)):

@@ -61,5 +61,5 @@ EMPTY = {
         "gANjbnVtcHkuY29yZS5tdWx0aWFycmF5Cl9yZWNvbnN0cnVjdApxAGNudW1weQpuZGFycmF5CnEBSwCF"
         "cQJDAWJxA4dxBFJxBShLAUsAhXEGY251bXB5CmR0eXBlCnEHWAIAAABmOHEISwBLAYdxCVJxCihLA1gB"
         "AAAAPHELTk5OSv////9K/////0sAdHEMYolDAHENdHEOYi4="
-    ),
+    )
 }
