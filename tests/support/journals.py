@@ -1,8 +1,11 @@
 """Journals as files."""
 
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+
+from xain_coordinator.journal.sqlite import SqliteJournal
 
 
 def copy_journal(source: Path, target: Path) -> None:
@@ -20,3 +23,10 @@ def copy_journal(source: Path, target: Path) -> None:
         check=True,
         timeout=60,
     )
+
+
+def database(journal: SqliteJournal) -> sqlite3.Connection:
+    """The connection of an open journal, whose bounds and settings no other one has."""
+    connection = journal._db
+    assert connection is not None
+    return connection

@@ -47,11 +47,6 @@ def sender(store: Store) -> Downloads:
     return Downloads(cast(Driver, driver), store)
 
 
-async def discard(_: WeightsRef, chunk: bytes) -> None:
-    """Take a chunk at once, as a fast connection does."""
-    await asyncio.sleep(0)  # one iteration of the event loop
-
-
 @pytest.mark.parametrize("offset", [0, 1, MESSAGE_BYTES - 1, BLOCK_BYTES + 5, len(DATA) - 1])
 async def test_model_is_sent_from_any_offset_in_small_messages(
     sender: Downloads, offset: int
@@ -64,15 +59,6 @@ async def test_model_is_sent_from_any_offset_in_small_messages(
 
     await sender.send(KEY, offset, write)
     assert received == DATA[offset:]
-
-
-async def test_failed_read_is_not_kept(sender: Downloads, store: Store) -> None:
-    """The next download reads the block again."""
-    store.is_away = True
-    with pytest.raises(StoreUnavailable):
-        await sender.send(KEY, 0, discard)
-    store.is_away = False
-    await sender.send(KEY, 0, discard)
 
 
 async def test_receiver_that_takes_nothing_is_ended(sender: Downloads) -> None:

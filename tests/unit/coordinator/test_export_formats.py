@@ -114,22 +114,6 @@ def same(a: Any, b: Any, tolerance: float = 1e-9) -> bool:
     return bool(np.allclose(a, b, rtol=tolerance, atol=tolerance))
 
 
-@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".json"])
-@pytest.mark.parametrize("name", ["sgd", "mlp", "neural", "xgboost"])
-def test_a_written_model_is_read_back(tmp_path: Path, name: str, suffix: str) -> None:
-    """Weights, layout and metadata are those of the model, and so are its predictions."""
-    model, data = trained(name, "classification")
-    path = tmp_path / f"model{suffix}"
-    formats.write(path, model, ABOUT)
-    read = formats.read(path)
-    assert read.about["round"] == 7
-    assert read.model.layout == model.layout
-    assert dict(read.model.metadata) == dict(model.metadata)
-    assert list(predicted(read.model, data)) == list(predicted(model, data))
-    if name != "xgboost":
-        np.testing.assert_array_equal(read.model.vector, model.vector)
-
-
 @pytest.mark.parametrize("suffix", sorted(formats.WRITERS))
 @pytest.mark.parametrize("name", ["sgd", "mlp", "neural", "xgboost", "script"])
 def test_a_session_begins_with_an_exported_model_or_says_why_not(

@@ -110,26 +110,6 @@ def test_retention_continues_after_an_error():
     assert store.asked == ["incoming/4/", "4/", "optimizer/4/"]
 
 
-def test_stale_participant_keeps_only_the_updates_of_its_round():
-    """The updates stay until the participant has handed in, or never will; also at the start."""
-    for keep, kept in ((0, []), (1, [3])):
-        store = store_of(6)
-        Retention(store, keep).drop(Needed(4, 4, frozenset({1, 2})))
-        assert updates(store) == [1, 2, *kept, 4, 5]
-        assert folder(store, "incoming") == [1, 2, 4, 5]
-    store = store_of(6)
-    dropping = Retention(store, 0)
-    for needed, left in (
-        (Needed(2, 2, frozenset({1})), [1, 2, 3, 4, 5]),
-        (Needed(4, 4, frozenset({1, 2})), [1, 2, 4, 5]),
-        (Needed(5, 5, frozenset({2})), [2, 5]),
-        (Needed(5, 5), [5]),
-    ):
-        dropping.drop(needed)
-        assert updates(store) == left
-        assert folder(store, "incoming") == left
-
-
 def test_many_go_in_groups_between_which_it_can_be_stopped():
     store = store_of(1)
     store.put(dict.fromkeys([f"0/{number}.x" for number in range(3 * GROUP_SIZE)], b"x"))

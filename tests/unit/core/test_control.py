@@ -31,43 +31,12 @@ class Variates(Bench):
         return self.aggregates[-1].control_share
 
 
-def test_share_is_that_of_the_rows_of_all_sites_that_have_counted() -> None:
-    """A site counts with the rows of its latest update, and initial weights are no update."""
-    bench = Variates("a", "b", "c", "d", fraction=0.5, controller="round_robin")
-    assert bench.share is None
-    shares, rows = [], {"a": 10, "b": 20, "c": 30, "d": 40}
-    counted: dict[str, int] = {}
-    for _ in range(4):
-        selected = bench.selected
-        for name in selected:
-            bench.bring(name, rows[name])
-            counted[name] = rows[name]
-        shares.append(sum(rows[name] for name in selected) / sum(counted.values()))
-        assert bench.share == shares[-1]
-        rows = {name: 2 * number for name, number in rows.items()}
-    assert min(shares) < 1.0
-
-
 def test_sites_without_rows_share_alike() -> None:
     bench = Variates("a", "b", fraction=0.5, controller="round_robin")
     bench.bring(*bench.selected, 0)
     assert bench.share == 1.0
     bench.bring(*bench.selected, 0)
     assert bench.share == 0.5
-
-
-def test_site_is_told_the_round_in_which_it_counted_last() -> None:
-    """Not those whose updates came too late."""
-    bench = Variates("a", "b", quorum="a:update:100%", min_participants=1)
-    assert bench.start("a").counted_round == -1
-    bench.bring("a", 10)
-    assert (bench.start("a").counted_round, bench.start("b").counted_round) == (1, -1)
-    bench.refuses_end(errors.StaleRound, "b", round_=1, shape=(4,))
-    bench.bring("b", 10)
-    bench.bring("a", 10)
-    assert (bench.start("a").counted_round, bench.start("b").counted_round) == (2, 2)
-    bench.restart()
-    assert bench.start("b").counted_round == 2
 
 
 def test_all_begin_anew_if_one_has_lost_its_variate() -> None:

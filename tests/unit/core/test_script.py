@@ -266,15 +266,6 @@ def test_others_are_asked_at_the_deadline_when_a_chosen_participant_has_left() -
 # --- epochs ---------------------------------------------------------------------------------------
 
 
-def test_epochs_of_a_round_are_those_of_the_script_and_count_for_the_next() -> None:
-    bench = scripted(epochs=5)
-    bench.send(c.ConfigureRound(0, RoundConfig(epochs=2, site_epochs={"b": 7})))
-    assert [bench.start(name).epochs for name in "abc"] == [2, 7, 2]
-    bench.end_all()
-    bench.send(c.ConfigureRound(1, RoundConfig()))
-    assert (bench.start("b").epochs, bench.start("b").epoch_base) == (5, 2)
-
-
 @pytest.mark.parametrize("rule", ["gradient", "newton", "ensemble"])
 def test_rule_of_one_epoch_takes_no_other(rule: str) -> None:
     bench = Bench(dataclasses.replace(make_rules(scripted=True, epochs=1), aggregation=rule))

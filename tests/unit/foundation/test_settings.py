@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr
 
 from xain_foundation.settings.fields import (
     Check,
@@ -362,14 +362,6 @@ def test_keys_of_a_conflict_within_a_section_are_read_by_no_check_of_the_whole(t
         "settings: store.api_key: it must be given",
     ]
     assert Fleet().store == Store(), "the default is as it was"
-
-
-def test_section_with_conflicts_cannot_be_made() -> None:
-    with pytest.raises(ValidationError) as caught:
-        Fleet.model_validate({"server": {"port": 7, "limit": 1, "keep": 3}})
-    (told,) = caught.value.errors()
-    assert told["loc"] == ("server",)
-    assert told["msg"].endswith("limit: it must not be set with port 7; path: it must be given too")
 
 
 def test_long_values_are_cut(toml: Path) -> None:

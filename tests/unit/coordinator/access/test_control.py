@@ -108,6 +108,21 @@ def test_site_joins_under_the_name_of_its_token(control, clock):
     control.check(caller_of(certificate, clock))
 
 
+def test_same_key_gets_the_same_bytes_also_after_a_restart(folder, control, clock):
+    key, holder = new_key(), token_of(control, clock)
+    first = control.join(holder, request(key), "a")
+    clock.now += 100
+    assert control.join(holder, request(key, "again"), "b") == first
+    renewing, site = new_key(), caller_of(first, clock)
+    renewed = control.renew(site, request(renewing))
+    assert renewed != first
+    control.close()
+    control = AccessControl.open(folder, now=clock)
+    assert control.join(holder, request(key), "c") == first
+    assert control.renew(site, request(renewing)) == renewed
+    control.close()
+
+
 def test_used_token_names_both_times_and_hosts(folder, control, clock):
     holder = token_of(control, clock)
     control.join(holder, request(), "ipv4:10.0.0.1:5000")
@@ -184,7 +199,7 @@ def test_revocation_holds_at_once_and_after_a_restart(folder, control, clock):
     again.close()
 
 
-def test_subscriber_is_told_once_a_revocation_counts(control, clock):
+def test_subscriber_is_told_once_a_revocation_counts(folder, control, clock):
     """A call that arrives while the subscriber ends streams is refused."""
     holder = token_of(control, clock)
     heard = []
@@ -192,7 +207,7 @@ def test_subscriber_is_told_once_a_revocation_counts(control, clock):
     def check(serials: frozenset[str]) -> None:
         with pytest.raises(Unauthenticated):
             control.check(holder)
-        assert audit_log.verify(control._folder / "audit.log").last_hash == control.last_hash
+        assert audit_log.verify(folder / "audit.log").last_hash == control.last_hash
         heard.append(serials)
 
     control.on_revoked = check
@@ -240,8 +255,18 @@ def test_notes_and_refused_identities_are_lines(folder, control):
     assert first.event == "identity_refused"
 
 
-def test_certificate_is_signed_after_its_line_is_on_disk(folder, control, clock, monkeypatch):
-    """A revocation that was not acknowledged does not count either."""
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda control, holder: control.join(holder, request(), "a"),
+        lambda control, holder: control.revoke("ward-7", by="alice"),
+        lambda control, holder: control.create_bearer("x", "observer", 1, by="alice"),
+        lambda control, holder: control.note("x", by="alice"),
+    ],
+    ids=["join", "revoke", "bearer", "note"],
+)
+def test_change_counts_only_when_its_line_is_on_disk(control, clock, monkeypatch, change):
+    """A certificate is not signed before, and a revocation that was not acknowledged counts not."""
     holder = token_of(control, clock)
     state = control.access
 
@@ -250,15 +275,8 @@ def test_certificate_is_signed_after_its_line_is_on_disk(folder, control, clock,
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fails)
-        for refused in (
-            lambda: control.join(holder, request(), "a"),
-            lambda: control.revoke("ward-7", by="alice"),
-            lambda: control.create_bearer("x", "observer", 1, by="alice"),
-            lambda: control.note("x", by="alice"),
-        ):
-            with pytest.raises(NotRecorded, match="Input/output error"):
-                refused()
-            control._log._trouble = ""  # each of them shall meet the disk
+        with pytest.raises(NotRecorded, match="Input/output error"):
+            change(control, holder)
         control.refused("a", "b")
     assert control.access is state
     control.check(holder)
@@ -320,7 +338,7 @@ def test_certificate_ends_with_its_authority(control, clock):
         control.create_token("x", "node", DAY, ADDRESS, by="alice")
 
 
-def test_many_threads_join_with_one_token(control, clock):
+def test_many_threads_join_with_one_token(folder, control, clock):
     """One of the keys gets a certificate, and all who have it get the same."""
     holder = token_of(control, clock)
     keys = [new_key() for _ in range(4)]
@@ -337,7 +355,7 @@ def test_many_threads_join_with_one_token(control, clock):
         thread.join()
     assert len(results) == 4
     assert len(set(results)) == 1
-    assert audit_log.verify(control._folder / "audit.log").num_lines == control.num_lines
+    assert audit_log.verify(folder / "audit.log").num_lines == control.num_lines
 
 
 # --- the files ---
@@ -367,6 +385,17 @@ def test_hosts_may_be_names_and_addresses(tmp_path):
     own = Certificates(tmp_path / "access/tls").own
     names = ("ward_1.example.org", "*.pods", "localhost")
     assert own.names.hosts == (*names, "10.0.0.1", "::1", "127.0.0.1")
+
+
+def test_passphrase_encrypts_the_key_of_the_authority(tmp_path, clock):
+    initialise(tmp_path / "access", [HOST], passphrase=b"secret")
+    assert b"ENCRYPTED" in (tmp_path / "access/ca.key").read_bytes()
+    for wrong, why in ((b"", "is encrypted.*passphrase_file"), (b"other", "passphrase is wrong")):
+        with pytest.raises(AccessError, match=rf"ca\.key.*{why}"):
+            AccessControl.open(tmp_path / "access", wrong, clock)
+    control = AccessControl.open(tmp_path / "access", b"secret", clock)
+    assert token_of(control, clock).identity.name == "ward-7"
+    control.close()
 
 
 def test_unusable_files_are_named(folder, clock):

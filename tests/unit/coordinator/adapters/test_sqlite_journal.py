@@ -19,6 +19,7 @@ from random import Random
 import pytest
 from structlog.testing import capture_logs
 
+from support.journals import database
 from xain_coordinator.core.machine.evolve import begin
 from xain_coordinator.core.view.accounts import Account
 from xain_coordinator.core.view.history import History
@@ -163,7 +164,7 @@ def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
 def test_journal_is_durable(tmp_path: Path) -> None:
     """WAL alone is not: without synchronous=FULL a power cut takes what was acknowledged."""
     with closing(SqliteJournal(tmp_path / "journal")) as journal:
-        db = journal._db
+        db = database(journal)
         assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert db.execute("PRAGMA synchronous").fetchone() == (2,)
 
@@ -173,7 +174,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     with closing(SqliteJournal(path)) as journal:
         journal.append([OPENED])
-        db = journal._db
+        db = database(journal)
         db.execute("PRAGMA max_page_count = 2")
         with pytest.raises(JournalError, match=f"{path} has no room left on its disk"):
             journal.append([closed(n) for n in range(10_000)])
@@ -189,7 +190,7 @@ def test_room_is_made_on_a_full_disk(tmp_path: Path, num_bytes: int, is_prepared
     """The append is tried again, once: on a disk that stays full it fails."""
     with closing(SqliteJournal(tmp_path / "journal")) as journal:
         journal.append([OPENED])
-        db = journal._db
+        db = database(journal)
         (num_pages,) = db.execute("PRAGMA page_count").fetchone()
         asked: list[bool] = []
 
@@ -226,7 +227,7 @@ def test_no_room_for_a_snapshot(tmp_path: Path) -> None:
     with closing(SqliteJournal(path)) as journal:
         journal.append([OPENED])
         journal.save(before)
-        db = journal._db
+        db = database(journal)
         (num_pages,) = db.execute("PRAGMA page_count").fetchone()
         db.execute(f"PRAGMA max_page_count = {num_pages + 2}")
         with pytest.raises(JournalError, match=f"{path} has no room left on its disk"):
@@ -693,7 +694,7 @@ def test_prepare_leaves_large_records_to_the_commit(tmp_path: Path) -> None:
     with closing(SqliteJournal(tmp_path / "journal.sqlite")) as journal:
         journal.append([OPENED])
         commit = journal.prepare([large])
-        assert not journal._db.in_transaction
+        assert not database(journal).in_transaction
         commit()
         assert list(journal.load(1)) == [large]
 
@@ -707,7 +708,7 @@ def test_readers_at_the_end_of_a_session_do_not_search_all_records(tmp_path: Pat
         assert journal.session_ids() == ["old"]
         journal.append([Record(0.0, SessionOpened("new", rules(), 0.0))])
         steps = Counter[str]()
-        journal._db.set_progress_handler(lambda: steps.update(["100"]), 100)
+        database(journal).set_progress_handler(lambda: steps.update(["100"]), 100)
         assert journal.session_ids() == ["old", "new"]
         for session_id, end in (("old", num_records), ("new", 1)):
             records = journal.records_of(session_id, end)
