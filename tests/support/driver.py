@@ -12,7 +12,7 @@ from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.machine.questions import Question
 from xain_coordinator.core.vocabulary import commands as c
 from xain_coordinator.core.vocabulary import replies as r
-from xain_coordinator.core.vocabulary.effects import Aggregate, Effect, InitialiseModel
+from xain_coordinator.core.vocabulary.effects import Aggregate, Effect
 from xain_coordinator.core.vocabulary.errors import Unavailable
 from xain_coordinator.core.vocabulary.values import GlobalModel, Rules, StoredWeights, WeightsRef
 from xain_coordinator.driver.driver import Driver
@@ -105,10 +105,6 @@ class Recorder:
 
     def perform(self, effect: Effect) -> None:
         self.effects.append(effect)
-
-    @property
-    def num_initialisations(self) -> int:
-        return sum(isinstance(effect, InitialiseModel) for effect in self.effects)
 
 
 class Bench:

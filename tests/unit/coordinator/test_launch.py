@@ -204,20 +204,36 @@ def test_log_shows_the_name_before_each_line(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == ""
 
 
+SGD = ["--data=iris", "--workload=sgd"]
+SPARSE = ["--workload=sparse", "--data=."]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "the workers have no data; add --data"),
         (["--data=iris"], "there is nothing to train; add --workload"),
-        (["--data=iris", "--workload=sgd", "--with=vm"], "--with takes process, docker or ray"),
-        (["--data=iris", "--workload=sgd", "--workers=many"], 'launch.workers is "many"; it must'),
+        ([*SGD, "--with=vm"], "--with takes process, docker or ray"),
+        ([*SGD, "--workers=many"], 'launch.workers is "many"; it must be a whole number'),
         (["--data=iris", "--workload=sdg"], "workload.name is"),
         (["--data=iris", "--worker-set=seed"], "--worker-set takes KEY=VALUE"),
         (["--data=nowhere", "--workload=sgd"], "there is no such file or folder"),
-        (
-            ["--data=iris", "--workload=sgd", "--set=launch.cpu_shares=2,3"],
-            "launch.cpu_shares has 2 numbers for 3 workers",
-        ),
+        ([*SGD, "--set=launch.cpu_shares=2,3"], "launch.cpu_shares has 2 numbers for 3 workers"),
+        *[
+            ([*SGD, flag], "is not for --workload sgd")
+            for flag in ("--servers=2", "--replicas=1", "--test=x")
+        ],
+        (["--workload=sparse", "--data=nowhere"], "--data nowhere: there is no such file or"),
+        ([*SPARSE, "--test=nowhere"], "--test nowhere: there is no such file or folder"),
+        ([*SPARSE, "--rounds=3"], "--rounds is not for --workload sparse"),
+        ([*SPARSE, "--serve"], "--serve is not for --workload sparse"),
+        ([*SPARSE, "--servers=0"], "launch.servers is 0; it must be a whole number, at least 1"),
+        ([*SPARSE, "--replicas=many"], 'scheduler.replicas is "many"; it must be a whole'),
+        ([*SPARSE, "--set=rounds.rounds=3"], "unknown key rounds.rounds"),
+        ([*SPARSE, "--worker-set=data.target=x"], "--worker-set has 'data.target'; sparse"),
+        ([*SPARSE, "--set=launch.names=a,score"], "launch.names has 'score', which another"),
+        ([*SPARSE, "--with=ray"], "--with ray is not for --workload sparse"),
+        ([*SPARSE, "--with=vm"], "--with takes process, docker or ray"),
     ],
 )
 def test_wrong_command_lines_are_told_in_one_line(
@@ -227,37 +243,6 @@ def test_wrong_command_lines_are_told_in_one_line(
     errors = capsys.readouterr().err
     assert message in errors
     assert len(errors.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--data=nowhere"], "--data nowhere: there is no such file or folder"),
-        (["--data=.", "--test=nowhere"], "--test nowhere: there is no such file or folder"),
-        (["--data=.", "--rounds=3"], "--rounds is not for --workload sparse"),
-        (["--data=.", "--serve"], "--serve is not for --workload sparse"),
-        (["--data=.", "--servers=0"], "launch.servers is 0; it must be a whole number, at least 1"),
-        (["--data=.", "--replicas=many"], 'scheduler.replicas is "many"; it must be a whole'),
-        (["--data=.", "--set=rounds.rounds=3"], "unknown key rounds.rounds"),
-        (["--data=.", "--worker-set=data.target=x"], "--worker-set has 'data.target'; sparse"),
-        (["--data=.", "--set=launch.names=a,score"], "launch.names has 'score', which another"),
-        (["--data=.", "--with=ray"], "--with ray is not for --workload sparse"),
-        (["--data=.", "--with=vm"], "--with takes process, docker or ray"),
-    ],
-)
-def test_wrong_command_lines_of_sparse_are_told_in_one_line(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    assert cli.main(["--workload=sparse", *arguments]) == 2
-    errors = capsys.readouterr().err
-    assert message in errors
-    assert len(errors.splitlines()) == 1
-
-
-def test_flags_of_sparse_are_not_for_other_workloads(capsys: pytest.CaptureFixture[str]) -> None:
-    for flag in ("--servers=2", "--replicas=1", "--test=x"):
-        assert cli.main(["--data=iris", "--workload=sgd", flag]) == 2
-        assert "is not for --workload sgd" in capsys.readouterr().err
 
 
 def test_work_folder_that_cannot_be_used_is_told_in_one_line(

@@ -15,7 +15,7 @@ from xain_coordinator.assembly.warm_start import load_model_file
 from xain_coordinator.config.evaluate import EvaluateSettings
 from xain_coordinator.core.vocabulary import commands as c
 from xain_coordinator.core.vocabulary import events as e
-from xain_coordinator.core.vocabulary.values import GlobalModel, Phase, WeightsRef
+from xain_coordinator.core.vocabulary.values import GlobalModel, Phase
 from xain_coordinator.driver.effects import store_model
 from xain_coordinator.driver.own_evaluation import (
     SEED,
@@ -119,14 +119,7 @@ def test_model_without_a_workload_cannot_be_measured(iris: Table, store: MemoryS
 def test_damaged_model_is_not_measured(
     iris: Table, store: MemoryStore, stored: GlobalModel
 ) -> None:
-    other = GlobalModel(
-        0,
-        WeightsRef(stored.ref.key, stored.ref.size_bytes, "0" * 32),
-        stored.dtype,
-        stored.shape,
-        stored.layout,
-        stored.metadata,
-    )
+    other = replace(stored, ref=replace(stored.ref, digest="0" * 32))
     with pytest.raises(StoreError, match="damaged"):
         evaluate_stored(store, other, lambda _: iris)
 

@@ -146,13 +146,6 @@ def test_requests_that_cannot_be_signed_are_refused_with_the_reason() -> None:
             read_request(pem)
 
 
-def test_certificate_ends_with_its_authority() -> None:
-    now = time.time()
-    brief = Authority.create("brief", now, 600.0)
-    certificate, _ = issued(brief, Role.PARTICIPANT, "ward-7", lifetime_s=3600.0)
-    assert read_certificate(certificate).not_after <= now + 600.0
-
-
 def test_certificate_with_the_name_of_its_authority_is_none_that_signs_itself(
     tmp_path: Path,
 ) -> None:
