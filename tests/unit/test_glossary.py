@@ -57,15 +57,3 @@ def test_no_identifier_is_a_metaphor(folder: Path) -> None:
             if name not in HONEST and parts(name) & forbidden:
                 found.append(f"{relative}:{line}: {name}")
     assert not found, "\n".join(found)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("_take_turns", {"take", "turns"}),
-        ("HTTPPlace", {"http", "place"}),
-        ("turnkey", {"turnkey"}),
-    ],
-)
-def test_names_are_split_into_words(name: str, expected: set[str]) -> None:
-    assert parts(name) == expected

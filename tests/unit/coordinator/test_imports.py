@@ -4,10 +4,13 @@ import subprocess
 import sys
 
 HEAVY = {"boto3", "influxdb_client", "reactivex", "sklearn", "torch", "mlflow", "fastapi", "docker"}
+HEAVY |= {"ray"}  # which only a launch on a cluster loads
 
 PROGRAM = """
 import sys
+import xain
 import xain_coordinator.assembly.coordinator
+import xain_coordinator.cli.launch.cli
 import xain_coordinator.cli.main
 import xain_coordinator.process.run
 print(sorted(HEAVY & set(sys.modules)))

@@ -40,7 +40,9 @@ def with_method(name: str, answer: str) -> str:
     return f"{EXAMPLE}\n    def {name}(self):\n        return {answer}\n"
 
 
-def paced(rules: Rules, *names: str, all_of_them: bool = False, initial: str = "workload") -> Bench:
+def session_of(
+    rules: Rules, *names: str, all_of_them: bool = False, initial: str = "workload"
+) -> Bench:
     """A session with these rules, which these participants have joined. all_of_them: the least
     number is not 1."""
     changes: dict[str, Any] = {} if all_of_them else {"fraction_participants": 1, "num_required": 1}
@@ -54,7 +56,7 @@ def test_the_example_of_the_documentation_closes_a_round(install: Install) -> No
     rules = rules_of(install, EXAMPLE, 60, **THREE, rounds__controller="ordered")
     assert {"after_first", "enough_samples"} <= set(known_pacings())
     assert rules.pacing_options == {"samples": 60}
-    bench = paced(rules, "a", "b", "c")
+    bench = session_of(rules, "a", "b", "c")
     bench.end("a", num_samples=30)
     assert bench.phase is Phase.COLLECTING
     assert waiting_for(bench.session, strategy=bench.strategy) == "30 of 60 samples are in."
@@ -65,7 +67,7 @@ def test_the_example_of_the_documentation_closes_a_round(install: Install) -> No
 def test_closing_time_that_has_passed_closes_a_round_at_once(install: Install) -> None:
     closes_at = "return round_.opened_at + 30 if len(round_.updates) > 1 else None  # time"
     rules = rules_of(install, EXAMPLE.replace(NO_TIME, closes_at), **THREE)
-    bench = paced(rules, "a", "b", "c")
+    bench = session_of(rules, "a", "b", "c")
     bench.end("a")
     bench.pass_time(31)
     assert bench.session.round == 0
@@ -75,7 +77,7 @@ def test_closing_time_that_has_passed_closes_a_round_at_once(install: Install) -
 
 def test_rule_is_not_asked_for_a_time_once_nothing_is_outstanding(install: Install) -> None:
     asks = "return max(round_.outstanding) and None  # time"
-    bench = paced(rules_of(install, EXAMPLE.replace(NO_TIME, asks), 9, **TWO), "a", "b")
+    bench = session_of(rules_of(install, EXAMPLE.replace(NO_TIME, asks), 9, **TWO), "a", "b")
     bench.end("a")
     bench.end("b")
     assert bench.session.round == 1
@@ -83,7 +85,7 @@ def test_rule_is_not_asked_for_a_time_once_nothing_is_outstanding(install: Insta
 
 def test_a_rule_that_fails_names_itself(install: Install) -> None:
     source = EXAMPLE.replace(NO_TIME, "raise ZeroDivisionError  # time")
-    bench = paced(rules_of(install, source, **TWO), "a", "b", all_of_them=True)
+    bench = session_of(rules_of(install, source, **TWO), "a", "b", all_of_them=True)
     with pytest.raises(ControllerFailed, match="'enough_samples' has failed in round 0: ZeroDiv"):
         bench.end("a")
 
@@ -92,7 +94,7 @@ def test_late_participants_go_on_under_a_rule_that_takes_stale_updates(install: 
     """The rule's answer is in the journal, which folds without the code of the rule."""
     rules = rules_of(install, with_method("max_staleness", "1"), 10, **TWO, rounds__rounds=4)
     assert rules.staleness == 1
-    bench = paced(rules, "a", "b", all_of_them=True)
+    bench = session_of(rules, "a", "b", all_of_them=True)
     bench.end("a", num_samples=10)
     bench.restart()
     assert {name: bench.session.trained_by(name) for name in "ab"} == {"a": 1, "b": 0}
@@ -136,7 +138,7 @@ def test_rule_tells_how_often_session_time_is_recorded(
 def test_rule_may_close_the_round_of_the_initial_weights(install: Install) -> None:
     source = with_method("closes_initial_round", "True")
     rules = rules_of(install, source, 10, **TWO, rounds__initial_weights="average")
-    bench = paced(rules, "a", "b", all_of_them=True, initial="empty")
+    bench = session_of(rules, "a", "b", all_of_them=True, initial="empty")
     assert bench.session.is_untrained
     bench.end("a", num_samples=10)
     assert bench.session.round == 1
@@ -158,7 +160,7 @@ def test_rule_that_cannot_describe_itself_stops_neither_status_nor_check_config(
         head = f"def {method} -> str:\n"
         assert head in source
         source = source.replace(head, f"{head}        raise ZeroDivisionError('no')\n")
-    bench = paced(rules_of(install, source, **TWO), "a", "b")
+    bench = session_of(rules_of(install, source, **TWO), "a", "b")
     failed = "the pacing rule 'enough_samples' has failed"
     assert f"{failed}: ZeroDivisionError: no" in bench.strategy.pacing.describe()
     said = waiting_for(bench.session, strategy=bench.strategy)
