@@ -126,11 +126,6 @@ def test_all_or_nothing(journal: Journal, bad: Record) -> None:
     assert list(journal.load()) == [opened(), closed(2)]
 
 
-def test_an_unknown_event_is_named(journal: Journal) -> None:
-    with pytest.raises(JournalError, match="'Unknown'"):
-        journal.append([Record(1.0, cast(DurableEvent, Unknown()))])
-
-
 def test_loaded_records_do_not_change(journal: Journal) -> None:
     """load() gives the records of the moment of its call, even if they are read later."""
     journal.append([opened("one")])

@@ -136,17 +136,6 @@ def test_each_row_is_read_once(location: Location, kind: str) -> None:
     assert targets([one], 2) == list(range(400))
 
 
-def test_odd_files_are_read_alike(location: Location) -> None:
-    """An empty one, one without a newline at its end, and one with a line longer than a share."""
-    location.put("0.svm", b"")
-    location.put("1.svm", b"\r\n0 1:1\r\n\r\n1 1:1")
-    location.put("2.svm", b"2 " + b" ".join(b"%d:1" % key for key in range(5_000)) + b"\n3")
-    parts = find(f"{location.url}/*.svm")
-    assert [part.name for part in parts] == ["1.svm", "2.svm"]
-    for num_shares in (1, 2, 7):
-        assert targets(parts, num_shares) == [0, 1, 2, 3]
-
-
 def test_missing_and_empty_files_are_told_apart(location: Location) -> None:
     location.put("empty.svm", b"")
     for name in ("no.svm", "no*.svm", "no/*.svm"):

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from support.node_host import Host
 from support.parameter_state import everything, state_of, table
 from xain_parameters.cut import Abandoned
 from xain_parameters.keys import even, owners
@@ -19,7 +20,6 @@ from xain_parameters.specs import CutView, RangeView, View
 from xain_parameters.tables.initialisers import Uniform
 from xain_parameters.tables.rules import Adam, Momentum
 from xain_parameters.tables.sparse import OpenPart
-from xain_parameters.transport.sections import Sections
 
 NUM_RANGES = 3
 BOUND = 12
@@ -43,28 +43,6 @@ def _small_sizes():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OpenPart, "first_rows", 2)
         yield
-
-
-class Host:
-    """See ports.Host."""
-
-    def __init__(self):
-        self.sent = []
-
-    def emit(self, destination, message):
-        if isinstance(destination, Source) and isinstance(destination.connection, Sections):
-            destination.connection.send(message)
-        elif isinstance(destination, Source):
-            self.sent.append(message)
-
-    def open_log(self, range_):
-        return None
-
-    def save(self, range_, view):
-        pass
-
-    def report_returned(self, generation, has, lacks):
-        pass
 
 
 class Server:

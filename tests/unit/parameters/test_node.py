@@ -1,12 +1,13 @@
 """A server node without sockets and disk, called by several threads as a server does."""
 
 import threading
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from support.node_host import Host
+from support.parameter_state import table
 from xain_parameters.keys import END
 from xain_parameters.messages import (
     Done,
@@ -22,48 +23,11 @@ from xain_parameters.messages import (
 from xain_parameters.node.ports import Source
 from xain_parameters.node.protocol import ServerNode
 from xain_parameters.replica import Replica
-from xain_parameters.specs import CutView, Plugin, RangeView, TableSpec, View
-from xain_parameters.transport.sections import Sections
+from xain_parameters.specs import CutView, RangeView, TableSpec, View
 
 LONG_S = 20.0
-TABLE = TableSpec(1, "t", 8, 1, True, "float32", Plugin("add"), Plugin("zeros"), (8, 1))
-OTHER = TableSpec(2, "u", 8, 1, True, "float32", Plugin("add"), Plugin("zeros"), (8, 1))
+TABLE, OTHER = (table(number, bound=8, is_dense=True) for number in (1, 2))
 WHOLE = RangeView(1, 0, END - 1, 1, ("b",))
-
-
-class Host:
-    """See ports.Host."""
-
-    def __init__(self) -> None:
-        self.sent: list[Message] = []
-        self.returned: list[tuple[int, dict[int, int], dict[int, int]]] = []
-        self.saved: list[tuple[int, int]] = []  # range, checkpoint
-        self.on_open_log: Callable[[], None] = lambda: None
-
-    def emit(self, destination: Source | str, message: Message) -> None:
-        if isinstance(destination, Source) and isinstance(destination.connection, Sections):
-            destination.connection.send(message)
-        else:
-            self.sent.append(message)
-
-    def open_log(self, range_: int) -> None:
-        self.on_open_log()
-
-    def load(self, range_: RangeView, view: View) -> None:
-        pass
-
-    def save(self, range_: int, view: View) -> None:
-        assert view.cut is not None
-        self.saved.append((range_, view.cut.number))
-
-    def report_returned(self, generation: int, has: dict[int, int], lacks: dict[int, int]) -> None:
-        self.returned.append((generation, has, lacks))
-
-    def report_whole(self, range_: int, epoch: int, server: str) -> None:
-        pass
-
-    def command(self, source: Source, head: int, text: str) -> str:
-        return text
 
 
 class Node:

@@ -17,14 +17,6 @@ def error_of(**overrides: object) -> str:
     return str(caught.value).removeprefix("command line: ")
 
 
-def test_defaults() -> None:
-    """A participant looks for a coordinator on its own machine."""
-    config = ParticipantConfig()
-    assert config.coordinator.address == "localhost:50051"
-    assert config.partition.partition() == Partition()
-    assert config.data.target is None
-
-
 def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """One file for a fleet; name and part come from the environment."""
     monkeypatch.setenv("XAIN_PARTICIPANT_PARTICIPANT__ID", "007")
@@ -55,14 +47,6 @@ def test_wrong_settings() -> None:
     assert error_of(storage__bucket="b").startswith("storage.bucket is gone: weights travel")
 
 
-@pytest.mark.parametrize("source", ["rows.docx", "digit", "patients"])
-def test_a_source_that_nothing_can_read_is_a_wrong_setting(source: str) -> None:
-    """The mistake is found before any file is opened."""
-    told = error_of(data__source=source)
-    assert told.startswith(f'data.source is "{source}"; it must be one of: breast_cancer, ')
-    assert told.endswith("or a folder with X_train.csv and y_train.csv")
-
-
 @pytest.mark.parametrize("source", ["iris", "part.npz", "part.libsvm"])
 def test_a_target_where_no_column_has_a_name_is_a_wrong_setting(source: str) -> None:
     told = error_of(data__source=source, data__target="label")
@@ -83,16 +67,6 @@ def test_diabetes_has_no_classes() -> None:
 def test_files_of_all_kinds_are_sources() -> None:
     for name in ("a.csv", "a.PARQUET", "a.npz", "a.libsvm", "iris"):
         assert load(ParticipantConfig, overrides={"data.source": name}).data.source == name
-
-
-@pytest.mark.parametrize(
-    "name", ["a/b", "..", ".", "global", "a\\b", "a\nb", "x" * 129, "Köln", " a", "a "]
-)
-def test_names_that_the_coordinator_refuses(name: str) -> None:
-    """A wrong name is refused before the data are loaded."""
-    told = error_of(participant__id=name)
-    assert told.startswith("participant.id is ")
-    assert "at most 128 bytes" in told
 
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("participant-*.toml")), ids=lambda f: f.stem)
