@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from xain_coordinator.driver.log_files import LatencyFile
 from xain_coordinator.server.calls.interceptor import COORDINATOR, _timed
+from xain_coordinator.telemetry.log_files import LatencyFile
 
 ROUNDS = 7
 

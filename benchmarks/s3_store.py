@@ -24,7 +24,7 @@ import flags
 import results
 
 from support.s3_servers import SeaweedFS
-from xain_coordinator.config.coordinator import StorageSettings
+from xain_coordinator.config.sections.storage import StorageSettings
 from xain_coordinator.stores.reading import READ_BYTES
 from xain_coordinator.stores.s3.s3 import open_s3
 

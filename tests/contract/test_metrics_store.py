@@ -15,12 +15,12 @@ from support.influx_servers import StrictInflux, VictoriaMetrics
 from support.stores import CONTRACT, in_folder
 from xain_coordinator.assembly.coordinator import metrics_plugin
 from xain_coordinator.core.vocabulary.values import Point
-from xain_coordinator.metrics import queue
-from xain_coordinator.metrics.influx import LINGER_S, InfluxWriter
-from xain_coordinator.metrics.local_file import LocalMetricsFile
-from xain_coordinator.metrics.null import NullMetricsStore
-from xain_coordinator.metrics.queue import QueuedMetrics
 from xain_coordinator.ports import MetricsStore
+from xain_coordinator.telemetry import queue
+from xain_coordinator.telemetry.influx import LINGER_S, InfluxWriter
+from xain_coordinator.telemetry.local_file import LocalMetricsFile
+from xain_coordinator.telemetry.null import NullMetricsStore
+from xain_coordinator.telemetry.queue import QueuedMetrics
 
 # Whole milliseconds, which is all that some stores keep, and not too long ago for any of them.
 START_NS = time.time_ns() // 10**6 * 10**6 - 3600 * 10**9

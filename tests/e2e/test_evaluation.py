@@ -16,7 +16,7 @@ from support.process import PATIENCE_S, CoordinatorProcess, ParticipantProcess, 
 from support.trainee import predicted, predicted_numbers
 from support.training import close_gates
 from xain_coordinator.assembly.warm_start import load_model_file
-from xain_coordinator.server.inspection_client import fetch
+from xain_coordinator.inspection.client import fetch
 from xain_foundation.exit_statuses import EXIT_NO_BETTER
 from xain_workloads.measures.tallies import records
 

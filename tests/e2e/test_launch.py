@@ -18,8 +18,8 @@ import pytest
 from support.launches import VARIABLE, pid_with, processes_of
 from support.shown import Shown
 from support.terminals import BIN, Terminals, commands_of, files_of
-from xain_coordinator.server import inspection_client
-from xain_coordinator.server.inspection_client import NoStatus
+from xain_coordinator.inspection import client as inspection_client
+from xain_coordinator.inspection.client import NoStatus
 from xain_workloads.tables.data import load
 
 ROOT = Path(__file__).parents[2]

@@ -17,8 +17,8 @@ from e2e.test_launch import asked_with, launched, write_wards
 from support.containers import engine
 from support.containers.engine import BAGGING, PARTICIPANT, SPARSE, docker
 from xain_coordinator.cli.launch import containers
-from xain_coordinator.server import inspection_client
-from xain_coordinator.server.inspection_client import NoStatus
+from xain_coordinator.inspection import client as inspection_client
+from xain_coordinator.inspection.client import NoStatus
 from xain_workloads.sparse.generator import SHAPES, write
 from xain_workloads.tables.data import load
 

@@ -12,7 +12,7 @@ import pytest
 
 from e2e.test_take_home import command
 from support.process import PATIENCE_S, CoordinatorProcess
-from xain_coordinator.server.inspection_client import fetch
+from xain_coordinator.inspection.client import fetch
 
 pytestmark = pytest.mark.e2e
 

@@ -17,7 +17,7 @@ from support.certificates import make_authority, write_folder
 from support.command_lines import APPS
 from support.streams import broken_streams
 from support.terminals import BIN
-from xain_coordinator.server import inspection_client
+from xain_coordinator.inspection import client as inspection_client
 from xain_foundation.net.sockets import free_ports
 from xain_foundation.security.identity import Role
 from xain_parameters.errors import ParameterError

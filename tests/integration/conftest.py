@@ -12,8 +12,8 @@ from support.s3_servers import SeaweedFS
 from support.wire import Member
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.driver.log_files import LatencyFile
 from xain_coordinator.server.guard import Guard
+from xain_coordinator.telemetry.log_files import LatencyFile
 
 Start = Callable[..., Awaitable[SessionCoordinator]]
 Join = Callable[..., Member]

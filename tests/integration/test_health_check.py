@@ -14,7 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from integration.conftest import config_for
 from support.process import PATIENCE_S, CoordinatorProcess
 from xain_coordinator.cli.backup import back_up
-from xain_coordinator.server import inspection_client
+from xain_coordinator.inspection import client as inspection_client
 from xain_coordinator.server.operators_socket import OperatorsSocket
 
 pytestmark = pytest.mark.e2e

@@ -12,7 +12,7 @@ from integration.conftest import config_for
 from support.wire import digest, npy
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.assembly.warm_start import CannotStartFrom, load_model_file
-from xain_coordinator.export.commands import export
+from xain_coordinator.cli.models import export
 from xain_coordinator.export.trained import open_files
 from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.upkeep import model_copies

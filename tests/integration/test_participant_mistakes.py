@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.process import PATIENCE_S, CoordinatorProcess, Process
-from xain_coordinator.server.inspection_client import fetch
+from xain_coordinator.inspection.client import fetch
 from xain_foundation.exit_statuses import EXIT_NOTHING_COUNTED
 
 SETTINGS: dict[str, object] = {

@@ -20,7 +20,7 @@ from xain_coordinator.core.view.history import RoundRecord
 from xain_coordinator.core.vocabulary.commands import Rendezvous, Tick
 from xain_coordinator.core.vocabulary.values import DataProfile, GlobalModel, WeightsRef
 from xain_coordinator.export.trained import ask as ask_trained
-from xain_coordinator.server.inspection_client import fetch
+from xain_coordinator.inspection.client import fetch
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_workloads.model import TensorSpec

@@ -20,8 +20,6 @@ from xain_coordinator.core.machine.session import Session
 from xain_coordinator.core.vocabulary.values import DataProfile, Point
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.driver.effects import StoreWorker
-from xain_coordinator.metrics.null import NullMetricsStore
-from xain_coordinator.metrics.points import parse_points
 from xain_coordinator.ports import Clock, StoreUnavailable
 from xain_coordinator.server.calls.admission_control import AdmissionControl
 from xain_coordinator.server.calls.control_service import ControlService
@@ -31,6 +29,8 @@ from xain_coordinator.server.guard import Guard
 from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.server.weights.downloads import Downloads
 from xain_coordinator.stores.journalled import JournalledStore
+from xain_coordinator.telemetry.null import NullMetricsStore
+from xain_coordinator.telemetry.points import parse_points
 from xain_coordinator.updates.inbox import Inbox
 from xain_coordinator.updates.slots import Slots
 from xain_coordinator.updates.uploads import Uploads

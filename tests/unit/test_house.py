@@ -86,15 +86,23 @@ def imports(folder: Path) -> Iterator[tuple[Path, str]]:
     files = list(folder.rglob("*.py"))
     assert files, f"{folder} is empty"
     for file in files:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                yield from ((file, alias.name) for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{file} imports relatively"
-                assert node.module
-                for alias in node.names:
-                    name = f"{node.module}.{alias.name}"
-                    yield file, name if is_module(name) else node.module
+        yield from ((file, module) for module in imported_by(file))
+
+
+@cache
+def imported_by(file: Path) -> tuple[str, ...]:
+    """The modules that a file imports."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file} imports relatively"
+            assert node.module
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                found.append(name if is_module(name) else node.module)
+    return tuple(found)
 
 
 @cache
@@ -181,16 +189,23 @@ def test_no_folder_has_more_than_13_modules(name):
         assert len(modules) <= MAX_MODULES, folder
 
 
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_no_sibling_folders_import_each_other_in_a_circle(name):
+def siblings(name: str) -> Iterator[tuple[str, Path, set[str]]]:
+    """(package, its folder, its members) for the folders in each package, and for the files."""
     known = packages(name)
     for parent, folder in known.items():
-        siblings = {one for one in known if one.rpartition(".")[0] == parent}
-        rooms: dict[str, set[str]] = {one: set() for one in siblings}
+        yield parent, folder, {one for one in known if one.rpartition(".")[0] == parent}
+        yield parent, folder, {f"{parent}.{file.stem}" for file in folder.glob("[!_]*.py")}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_no_sibling_folders_or_files_import_each_other_in_a_circle(name):
+    for parent, folder, members in siblings(name):
+        rooms: dict[str, set[str]] = {one: set() for one in members}
         for file, module in imports(folder):
-            importing = f"{parent}.{file.relative_to(folder).parts[0]}"
+            inside = file.relative_to(folder).with_suffix("").parts[0]
+            importing = f"{parent}.{inside}"
             imported = ".".join(module.split(".")[: parent.count(".") + 2])
-            if {importing, imported} <= siblings and importing != imported:
+            if {importing, imported} <= members and importing != imported:
                 rooms[importing].add(imported)
         while leaves := {one for one in rooms if not rooms[one] & rooms.keys()}:
             rooms = {one: imported for one, imported in rooms.items() if one not in leaves}

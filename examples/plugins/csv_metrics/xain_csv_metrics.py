@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 
-from xain_coordinator.metrics.queue import QueuedMetrics, Stamped
+from xain_coordinator.telemetry.queue import QueuedMetrics, Stamped
 
 
 class CsvMetrics(QueuedMetrics):

@@ -20,14 +20,14 @@ from xain_coordinator.assembly.changed_rules import differences
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.vocabulary.values import Phase
 from xain_coordinator.export.trained import ask, open_files
+from xain_coordinator.inspection.client import TLS
 from xain_coordinator.journal.restore import restore
 from xain_coordinator.journal.sqlite import SqliteJournal
-from xain_coordinator.metrics.trackers import Position
 from xain_coordinator.ports import JournalError, StoreError
 from xain_coordinator.process.embedding import Coordinator
 from xain_coordinator.process.run import STARTING_ERRORS, SWITCH_INTERVAL_S
-from xain_coordinator.server.inspection_client import TLS
 from xain_coordinator.server.operators_socket import socket_of
+from xain_coordinator.telemetry.trackers import Position
 from xain_foundation.commands import CommandFailed
 from xain_foundation.durable import replace_file
 from xain_foundation.net import channels
@@ -442,12 +442,10 @@ def _downloaded(url: str, folder: Path) -> Path:
 
 
 def _export(opened: AbstractContextManager[Any], path: Path, which: str) -> None:
-    from xain_coordinator.export.commands import described  # the program's tables come with it
-
     try:
         with opened as trained:
             entry = trained.choose(which)
-            formats.write(path, trained.load(entry.model), described(trained, entry))
+            formats.write(path, trained.load(entry.model), trained.described(entry))
     except (NoModel, CommandFailed, JournalError, StoreError) as error:
         why = for_script(str(error))
         raise SessionFailed(f"model {which!r} cannot be written to {path}: {why}") from None

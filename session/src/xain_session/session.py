@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TextIO, TypeVar, cast
 
-from xain_coordinator.metrics.trackers import Position
 from xain_coordinator.server.calls.translate import layout_of
+from xain_coordinator.telemetry.trackers import Position
 from xain_foundation.logs import streams
 from xain_session.errors import SessionFailed
 from xain_session.record import Best, Record, Result, Site, W

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from xain_coordinator.metrics import trackers
+from xain_coordinator.telemetry import trackers
 from xain_session.errors import SessionFailed
 from xain_session.record import Record, Result
 

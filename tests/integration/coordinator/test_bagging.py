@@ -23,7 +23,7 @@ from integration.coordinator.test_trees import (
 from support.agents import ends_of
 from unit.workloads.test_bagging import edit_schema, rewritten
 from xain_coordinator.assembly.coordinator import SessionCoordinator
-from xain_coordinator.driver.log_files import LatencyFile
+from xain_coordinator.telemetry.log_files import LatencyFile
 from xain_participant import Agent, WorkloadParticipant
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.limits import MAX_INLINE_BYTES

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from support.certificates import make_authority, write_folder
-from xain_coordinator.config.coordinator import StorageSettings
+from xain_coordinator.config.sections.storage import StorageSettings
 from xain_coordinator.core.vocabulary.values import Point
-from xain_coordinator.metrics.influx import InfluxWriter
 from xain_coordinator.ports import StoreError, StoreUnavailable
 from xain_coordinator.stores.s3.s3_bucket import connect
 from xain_coordinator.stores.secret_files import authorities_in
+from xain_coordinator.telemetry.influx import InfluxWriter
 from xain_foundation.security.identity import Role
 from xain_foundation.security.tls import AUTHORITY, CERTIFICATE, KEY
 

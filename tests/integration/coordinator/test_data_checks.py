@@ -20,7 +20,7 @@ from google.protobuf.message import Message
 
 from integration.conftest import Start
 from support.logs import capture_logs
-from xain_coordinator.server.inspection_client import fetch
+from xain_coordinator.inspection.client import fetch
 from xain_participant import Agent
 from xain_participant.tables.workload_participant import WorkloadParticipant
 from xain_participant.wire.client import CoordinatorClient, open_channel

@@ -13,7 +13,8 @@ from structlog.testing import capture_logs
 from support.journals import copy_journal
 from support.memory_journal import MemoryJournal
 from support.s3_servers import S3Server
-from xain_coordinator.config.coordinator import CoordinatorConfig, StorageSettings
+from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.config.sections.storage import StorageSettings
 from xain_coordinator.core.machine.needed import Needed
 from xain_coordinator.driver.clock import SessionClock
 from xain_coordinator.driver.driver import Driver

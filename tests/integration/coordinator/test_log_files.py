@@ -13,7 +13,7 @@ import pytest
 from support.process import CoordinatorProcess
 from support.wire import Member
 from xain_coordinator.cli.timings import TRAINING, read
-from xain_coordinator.driver.log_files import LatencyFile
+from xain_coordinator.telemetry.log_files import LatencyFile
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2
 

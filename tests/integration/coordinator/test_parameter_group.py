@@ -20,7 +20,7 @@ from support.certificates import make_authority, write_folder
 from support.process import CoordinatorProcess, ParticipantProcess
 from xain_coordinator.assembly.parameter_group import ParameterGroup
 from xain_coordinator.cli import main as coordinator_cli
-from xain_coordinator.config.parameters import ParametersSettings
+from xain_coordinator.config.sections.parameters import ParametersSettings
 from xain_foundation.net.sockets import free_ports
 from xain_foundation.security.identity import Role
 from xain_parameters import cli as server_cli

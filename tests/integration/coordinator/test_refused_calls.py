@@ -15,8 +15,8 @@ from support.hostile import METHODS, Metadata, ask, channel, path
 from support.wire import Member, digest, reason
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.core.vocabulary.errors import Refusal
-from xain_coordinator.driver.log_files import LatencyFile
 from xain_coordinator.server.calls import requests
+from xain_coordinator.telemetry.log_files import LatencyFile
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 

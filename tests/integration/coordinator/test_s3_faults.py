@@ -16,7 +16,7 @@ from support.crooked import Answer, http_server, s3_error
 from support.descriptors import open_files
 from support.fault_proxy import FaultProxy
 from support.s3_servers import Identity, MinioGateway, S3Server, SeaweedFS
-from xain_coordinator.config.coordinator import StorageSettings
+from xain_coordinator.config.sections.storage import StorageSettings
 from xain_coordinator.ports import KeyExists, StoreError, StoreUnavailable
 from xain_coordinator.stores.s3.s3 import S3Store, open_s3
 from xain_coordinator.stores.s3.s3_requests import Sizes

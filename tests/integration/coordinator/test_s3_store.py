@@ -16,7 +16,7 @@ import xxhash
 
 from support.descriptors import open_files
 from support.s3_servers import S3Server
-from xain_coordinator.config.coordinator import StorageSettings
+from xain_coordinator.config.sections.storage import StorageSettings
 from xain_coordinator.ports import (
     KeyClaimed,
     KeyExists,

@@ -12,7 +12,7 @@ from support.logs import capture_logs
 from support.process import PATIENCE_S
 from xain_coordinator.cli.report.files import snapshot_of_files
 from xain_coordinator.cli.report.page import page
-from xain_coordinator.server.inspection_client import fetch
+from xain_coordinator.inspection.client import fetch
 
 
 async def test_own_data_that_measure_nothing_are_told_by_status_report_and_end(

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from xain_coordinator.cli import main as cli
-from xain_coordinator.server import inspection_client
+from xain_coordinator.inspection import client as inspection_client
 from xain_wire.fl import coordinator_pb2, inspection_pb2, inspection_pb2_grpc
 
 
@@ -338,7 +338,7 @@ def test_another_machine_is_not_asked_in_the_clear(words: tuple[str, ...]) -> No
 
 INTERRUPTED = """
 import contextlib, signal, sys
-from xain_coordinator.server import inspection_client
+from xain_coordinator.inspection import client as inspection_client
 
 signal.signal(signal.SIGALRM, signal.default_int_handler)
 for number in range(20):

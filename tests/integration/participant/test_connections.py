@@ -18,7 +18,7 @@ from integration.participant.scripted import (
     ScriptedCoordinator,
 )
 from support.fault_proxy import FaultProxy
-from xain_coordinator.config.coordinator import ServerSettings
+from xain_coordinator.config.sections.server import ServerSettings
 from xain_participant import Agent, CoordinatorClient, Participant, Refused
 from xain_participant.agent.protocol import MIN_BACKOFF_S
 from xain_participant.wire import client as client_module

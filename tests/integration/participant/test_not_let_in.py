@@ -11,7 +11,7 @@ from integration.conftest import config_for
 from support.logs import capture_logs
 from xain_coordinator.cli.report.files import snapshot_of_files
 from xain_coordinator.cli.report.page import page
-from xain_coordinator.server.inspection_client import ask_service
+from xain_coordinator.inspection.client import ask_service
 from xain_participant import Participant
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from support.containers.engine import BASE, PATIENCE_S, docker, run
-from xain_coordinator.server import inspection_client
+from xain_coordinator.inspection import client as inspection_client
 from xain_foundation.net.sockets import free_ports
 from xain_foundation.security.tls import Certificates
 from xain_participant.enrolment import joining

@@ -15,7 +15,8 @@ from tests.unit.core.bench import Bench
 from support.configured import config, error_of
 from support.examples import keys_in, keys_of
 from xain_coordinator.cli.check_config import length
-from xain_coordinator.config.coordinator import ENV_PREFIX, CoordinatorConfig, WorkloadSettings
+from xain_coordinator.config.coordinator import ENV_PREFIX, CoordinatorConfig
+from xain_coordinator.config.sections.workload import WorkloadSettings
 from xain_coordinator.core.vocabulary import events as e
 from xain_coordinator.core.vocabulary.keys import attempt_key, incoming_key, model_key, update_key
 from xain_coordinator.core.vocabulary.values import Phase, Rules, Schema, Step

@@ -19,7 +19,7 @@ from xain_coordinator.core.vocabulary.errors import (
     UploadMissing,
 )
 from xain_coordinator.core.vocabulary.values import ParticipantState, Phase, Point
-from xain_coordinator.driver.log_lines import MAX_UPDATE_LINES
+from xain_coordinator.telemetry.log_lines import MAX_UPDATE_LINES
 
 # --- late updates ---
 

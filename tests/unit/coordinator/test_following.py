@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from xain_coordinator.metrics.following import Follower, TrackedEnd, TrackedRound
-from xain_coordinator.metrics.trackers import End, Position, Round, figures_of
+from xain_coordinator.telemetry.following import Follower, TrackedEnd, TrackedRound
+from xain_coordinator.telemetry.trackers import End, Position, Round, figures_of
 
 SESSION = "s1"
 PATIENCE_S = 60.0

@@ -14,12 +14,12 @@ from xain_coordinator.cli.report.page import page
 from xain_coordinator.cli.status import render
 from xain_coordinator.core.parts.evaluation import together
 from xain_coordinator.core.vocabulary.values import CentralModel, Evaluation, LocalModel
+from xain_coordinator.inspection.client import Snapshot
 from xain_coordinator.server.calls.translate import (
     central_message,
     evaluation_message,
     threshold_message,
 )
-from xain_coordinator.server.inspection_client import Snapshot
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_workloads.comparing.gains import Difference

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from xain_coordinator.config.http import HttpSettings
+from xain_coordinator.config.sections.http import HttpSettings
 from xain_coordinator.http_face.app import _Guarded, make_app
 from xain_coordinator.http_face.errors import HttpError
 from xain_coordinator.http_face.server import open_listener

@@ -7,7 +7,7 @@ import pytest
 from starlette.routing import Route
 
 from support.pages import OTHER_HOST
-from xain_coordinator.config.http import HttpSettings
+from xain_coordinator.config.sections.http import HttpSettings
 from xain_coordinator.http_face.app import make_app
 
 HTTP = HttpSettings(port=8080)

@@ -10,7 +10,7 @@ from support.inspected import snapshot
 from xain_coordinator.cli.importance import sentence, show, to_csv, told
 from xain_coordinator.cli.report.page import page
 from xain_coordinator.cli.status import render
-from xain_coordinator.server.inspection_client import Snapshot
+from xain_coordinator.inspection.client import Snapshot
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 import pytest
 
 from xain_coordinator.cli.launch import actors, cli
-from xain_coordinator.config.launch import LaunchSettings
+from xain_coordinator.config.sections.launch import LaunchSettings
 from xain_foundation.backends.port import BackendError
 from xain_foundation.backends.program import ProgramCall
 from xain_foundation.backends.ray_backend import RayBackend

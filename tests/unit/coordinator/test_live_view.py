@@ -8,7 +8,7 @@ from rich.console import Console
 
 from support import inspected
 from xain_coordinator.cli.live_view import line, sparkline, view
-from xain_coordinator.server.inspection_client import Snapshot
+from xain_coordinator.inspection.client import Snapshot
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 

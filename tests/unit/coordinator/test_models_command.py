@@ -1,7 +1,7 @@
 """`xain-coordinator models`: the columns of its table."""
 
+from xain_coordinator.cli.models import headings
 from xain_coordinator.core.vocabulary.values import Evaluation
-from xain_coordinator.export.commands import headings
 from xain_workloads.measures.figures import Figure
 
 

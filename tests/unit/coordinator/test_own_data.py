@@ -12,7 +12,7 @@ from tests.unit.coordinator.test_work import Disk, fleet, make_rules
 
 from support.logs import capture_logs
 from xain_coordinator.assembly.warm_start import load_model_file
-from xain_coordinator.config.evaluate import EvaluateSettings
+from xain_coordinator.config.sections.evaluate import EvaluateSettings
 from xain_coordinator.core.vocabulary import commands as c
 from xain_coordinator.core.vocabulary import events as e
 from xain_coordinator.core.vocabulary.values import GlobalModel, Phase

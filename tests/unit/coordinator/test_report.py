@@ -13,8 +13,8 @@ from support.inspected import snapshot
 from support.pages import OTHER_HOST
 from xain_coordinator.cli.report.charts import Line, chart
 from xain_coordinator.cli.report.page import page
+from xain_coordinator.inspection.client import Snapshot
 from xain_coordinator.server.calls.translate import tallies_message
-from xain_coordinator.server.inspection_client import Snapshot
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_workloads.measures.tallies import Tallies, tally_classes, tally_numbers

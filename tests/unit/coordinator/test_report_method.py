@@ -15,8 +15,8 @@ from xain_coordinator.cli.report.page import page
 from xain_coordinator.core.view.study import Outcome, Plan
 from xain_coordinator.core.vocabulary.values import Evaluation, Step
 from xain_coordinator.export.studies import as_json
+from xain_coordinator.inspection.client import Snapshot
 from xain_coordinator.server.calls.translate import tallies_message
-from xain_coordinator.server.inspection_client import Snapshot
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_workloads.measures.tallies import Tallies, tally_classes

@@ -7,7 +7,7 @@ import pytest
 
 from support import configured
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.config.study import plan_of
+from xain_coordinator.config.sections.study import plan_of
 from xain_coordinator.core.view.study import next_step
 from xain_coordinator.core.vocabulary.values import Step
 

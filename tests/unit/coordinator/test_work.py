@@ -29,10 +29,10 @@ from xain_coordinator.core.vocabulary.replies import Reply
 from xain_coordinator.core.vocabulary.values import DataProfile, Phase, Rules
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.driver.effects import StoreWorker, WorkloadMissing, checks_off
-from xain_coordinator.metrics.null import NullMetricsStore
 from xain_coordinator.ports import Fenced, JournalError, KeyNotFound, Record, StoreUnavailable
 from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
+from xain_coordinator.telemetry.null import NullMetricsStore
 from xain_coordinator.updates.measuring import measure, measure_bytes
 from xain_coordinator.upkeep.fence import TakenOver
 from xain_coordinator.upkeep.model_copies import ModelCopies

@@ -3,7 +3,8 @@
 import pytest
 
 from xain_coordinator.cli.main import app as coordinator
-from xain_coordinator.config.coordinator import CoordinatorConfig, ServerSettings
+from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.config.sections.server import ServerSettings
 from xain_foundation.commands import DEFAULT_PORT, parse_assignments, run_app, split_host_port
 from xain_parameters import config as parameters
 from xain_parameters.cli import app as parameter_server

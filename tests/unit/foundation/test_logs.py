@@ -225,7 +225,7 @@ def test_copied_lines_are_those_from_info_on_whatever_the_level_is(
 ) -> None:
     """The level decides what standard error shows, with a copy and without one."""
     configure(level, console=False, third_party=False)
-    log = structlog.get_logger("xain_coordinator.driver.log_lines")
+    log = structlog.get_logger("xain_coordinator.telemetry.log_lines")
     copies: list[str] = []
 
     def write() -> list[str]:
@@ -235,7 +235,7 @@ def test_copied_lines_are_those_from_info_on_whatever_the_level_is(
         return [line["event"] for line in lines(capsys)]
 
     shown = write()
-    with copied("xain_coordinator.driver.log_lines", copies.append, level):
+    with copied("xain_coordinator.telemetry.log_lines", copies.append, level):
         assert write() == shown
     assert write() == shown
     assert [json.loads(line)["event"] for line in copies] == ["round_opened", "failed"]

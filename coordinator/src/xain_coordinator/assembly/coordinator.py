@@ -19,11 +19,8 @@ from xain_coordinator.assembly.changed_rules import require_same_rules
 from xain_coordinator.assembly.study import Known, Study
 from xain_coordinator.assembly.tracking import Tracking
 from xain_coordinator.assembly.warm_start import FirstModel, first_model
-from xain_coordinator.config.coordinator import (
-    CoordinatorConfig,
-    PreprocessingSettings,
-    WorkloadSettings,
-)
+from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.config.sections.workload import PreprocessingSettings, WorkloadSettings
 from xain_coordinator.core.machine.session import Session
 from xain_coordinator.core.vocabulary.errors import Unavailable
 from xain_coordinator.core.vocabulary.keys import base_key_of, model_key
@@ -31,16 +28,11 @@ from xain_coordinator.core.vocabulary.values import Phase, Point, Step
 from xain_coordinator.driver.clock import SessionClock
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.driver.effects import StoreWorker
-from xain_coordinator.driver.log_files import LatencyFile
 from xain_coordinator.driver.own_evaluation import Types, load_own_data
 from xain_coordinator.extensions import plugins
 from xain_coordinator.extensions.options import WrongOption, make_named
 from xain_coordinator.extensions.strategies import strategy_of_session
 from xain_coordinator.journal.sqlite import SqliteJournal
-from xain_coordinator.metrics.local_file import LocalMetricsFile
-from xain_coordinator.metrics.null import NullMetricsStore
-from xain_coordinator.metrics.points import parse_points
-from xain_coordinator.metrics.queue import QueuedMetrics
 from xain_coordinator.ports import (
     Clock,
     DirectAccess,
@@ -60,6 +52,11 @@ from xain_coordinator.stores.opening import open_store
 from xain_coordinator.stores.paths import folder_to_path
 from xain_coordinator.stores.prefixed import PrefixedAccess, PrefixedStore
 from xain_coordinator.stores.secret_files import Secret, authorities_in
+from xain_coordinator.telemetry.local_file import LocalMetricsFile
+from xain_coordinator.telemetry.log_files import LatencyFile
+from xain_coordinator.telemetry.null import NullMetricsStore
+from xain_coordinator.telemetry.points import parse_points
+from xain_coordinator.telemetry.queue import QueuedMetrics
 from xain_coordinator.upkeep.fence import Fence, FencedStore, TakenOver
 from xain_coordinator.upkeep.model_copies import ModelCopies, copy_latest
 from xain_coordinator.upkeep.model_folder import ModelFolder, folder_of, write_central
@@ -531,7 +528,7 @@ def _metrics(config: CoordinatorConfig, clock: Clock) -> MetricsStore:
     if config.metrics.kind == "none":
         return NullMetricsStore()
     if config.metrics.kind == "influxdb":
-        from xain_coordinator.metrics.influx import LINGER_S, InfluxWriter
+        from xain_coordinator.telemetry.influx import LINGER_S, InfluxWriter
 
         chosen = config.metrics
         token = Secret("metrics", chosen, "token")

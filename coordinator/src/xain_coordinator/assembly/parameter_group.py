@@ -8,7 +8,7 @@ import threading
 
 import structlog
 
-from xain_coordinator.config.parameters import ParametersSettings
+from xain_coordinator.config.sections.parameters import ParametersSettings
 from xain_foundation.net.backoff import Backoff
 from xain_foundation.security.tls import Certificates
 from xain_foundation.settings.fields import join_host_port

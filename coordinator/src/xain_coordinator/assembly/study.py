@@ -4,7 +4,7 @@ import uuid
 from typing import Self
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.config.study import plan_of
+from xain_coordinator.config.sections.study import plan_of
 from xain_coordinator.core.machine.session import Session
 from xain_coordinator.core.view.history import History
 from xain_coordinator.core.view.study import Outcome, Plan, next_step, outcome_of, why_not_compared

@@ -12,8 +12,8 @@ from xain_coordinator.core.vocabulary.values import Phase, Task
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.extensions import plugins
 from xain_coordinator.extensions.options import WrongOption, make_named
-from xain_coordinator.metrics.following import Follower, TrackedEnd, TrackedRound
-from xain_coordinator.metrics.trackers import METHODS, TRACKERS, NotInstalled, Position, Tracker
+from xain_coordinator.telemetry.following import Follower, TrackedEnd, TrackedRound
+from xain_coordinator.telemetry.trackers import METHODS, TRACKERS, NotInstalled, Position, Tracker
 
 
 class Tracking:

@@ -15,8 +15,8 @@ import numpy as np
 
 from xain_coordinator.aggregation.publishing import copy_object
 from xain_coordinator.aggregation.trees import mode_option
+from xain_coordinator.config.choices import REMEDY
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.config.rule_fits import REMEDY
 from xain_coordinator.core.parts.control import why_not_control
 from xain_coordinator.core.vocabulary.events import DurableEvent, ModelInitialised, ModelRequested
 from xain_coordinator.core.vocabulary.keys import model_key, state_key

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from xain_coordinator.server.inspection_client import clean
+from xain_coordinator.inspection.client import clean
 from xain_wire.fl.coordinator_pb2 import Evaluation, Figure
 from xain_wire.fl.inspection_pb2 import GetStatusResponse, ModelThreshold, RoundStatus
 from xain_workloads.measures.figures import SHOWN as SHOWN

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from xain_coordinator.server.inspection_client import clean
+from xain_coordinator.inspection.client import clean
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.inspection_pb2 import GetStatusResponse, RoundStatus
 from xain_workloads.comparing.gains import (

@@ -19,8 +19,8 @@ from rich.text import Text
 
 from xain_coordinator.cli import status as status_view
 from xain_coordinator.cli.status import duration
-from xain_coordinator.server import inspection_client
-from xain_coordinator.server.inspection_client import NoStatus, Snapshot, clean
+from xain_coordinator.inspection import client as inspection_client
+from xain_coordinator.inspection.client import NoStatus, Snapshot, clean
 from xain_foundation.logs import logs
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.inspection_pb2 import RoundStatus

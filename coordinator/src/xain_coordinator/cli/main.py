@@ -302,7 +302,8 @@ def _status(
     from rich.console import Console
 
     from xain_coordinator.cli import status as status_view
-    from xain_coordinator.server import inspection_client
+    from xain_coordinator.inspection import client as inspection_client
+    from xain_coordinator.inspection.plain import snapshot_json
 
     if watch and as_json:
         fail(PROGRAM, "command line: --watch and --json exclude each other", EXIT_BAD_CONFIG)
@@ -324,7 +325,7 @@ def _status(
             with suppress(inspection_client.NoStatus):
                 of_study = inspection_client.study_of(address)
     if as_json:
-        typer.echo(json.dumps(inspection_client.as_json(snapshot)))
+        typer.echo(json.dumps(snapshot_json(snapshot)))
         return
     from xain_workloads.tables.checks.describe import TableOne
 
@@ -614,7 +615,7 @@ def _models(
     resolved = _resolve(config, _values(data_dir, assignments))
 
     with _explained("models", tls, address, insecure=insecure):
-        from xain_coordinator.export.commands import models
+        from xain_coordinator.cli.models import models
 
         models(resolved.config, _running(resolved.config, address), as_json=as_json)
 
@@ -675,7 +676,7 @@ def _export(
     resolved = _resolve(config, _values(data_dir, assignments))
 
     with _explained("export", tls, address, insecure=insecure):
-        from xain_coordinator.export.commands import export
+        from xain_coordinator.cli.models import export
 
         export(
             resolved.config,
@@ -758,7 +759,7 @@ def _predict(
             EXIT_BAD_CONFIG,
         )
     with _explained("predict", tls, address, insecure=insecure):
-        from xain_coordinator.export import commands
+        from xain_coordinator.cli import models
         from xain_workloads.exported.predicting import RowsSettings
         from xain_workloads.nets.neural_builders import allow_builders
 
@@ -773,9 +774,9 @@ def _predict(
         }
         status = EXIT_OK
         if address is not None:
-            status = commands.ask_predictions(address, data, to, timeout_s, max_retries, **options)
+            status = models.ask_predictions(address, data, to, timeout_s, max_retries, **options)
         elif model is not None:
-            status = commands.predict(model, data, to, **options)
+            status = models.predict(model, data, to, **options)
     raise typer.Exit(status)
 
 
@@ -1002,7 +1003,7 @@ def _explained(
             except ValueError as error:
                 fail(program, f"--address: {error}", EXIT_BAD_CONFIG)
         if certificates is not None:
-            from xain_coordinator.server import inspection_client
+            from xain_coordinator.inspection import client as inspection_client
 
             inspection_client.TLS.set(certificates)
         yield

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from xain_coordinator.cli import figures, gains, importance
-from xain_coordinator.server.inspection_client import MAX_PARTICIPANTS, MAX_ROUNDS, Snapshot, clean
+from xain_coordinator.inspection.client import MAX_PARTICIPANTS, MAX_ROUNDS, Snapshot, clean
 from xain_foundation.settings.hints import hint
 from xain_foundation.wheels import pip_install
 from xain_wire.fl import coordinator_pb2, inspection_pb2

@@ -13,10 +13,10 @@ from xain_coordinator.assembly.study import Study
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.vocabulary.values import Phase
 from xain_coordinator.export.studies import Table, remarks, rows
+from xain_coordinator.inspection.client import clean, study_of
 from xain_coordinator.journal.restore import open_stopped, restore
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.process.run import run
-from xain_coordinator.server.inspection_client import clean, study_of
 from xain_foundation.commands import CommandFailed
 
 

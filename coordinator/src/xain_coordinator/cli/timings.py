@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from xain_coordinator.server.inspection_client import clean
+from xain_coordinator.inspection.client import clean
 from xain_foundation.commands import CommandFailed
 
 TRAINING = "training"  # the endpoint of updates

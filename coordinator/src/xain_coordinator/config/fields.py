@@ -20,6 +20,7 @@ from xain_foundation.settings.fields import (
 )
 
 MAX_PARTICIPANTS = 1_000_000
+MAX_SILENCE_S = 24 * 3600.0  # of a peer that is to answer
 
 # Without a limit "1e-400000000" would be computed for minutes, with 400 million digits.
 _EXACT = re.compile(r"[+-]?(\d{1,20}/\d{1,20}|\d{0,20}(\.\d{0,30})?([eE][+-]?\d{1,2})?)")

@@ -1,12 +1,13 @@
 """Settings that name a class, such as a rule of aggregation, and its options."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from xain_coordinator.core.rules.selection import ControllerFailed
+from xain_coordinator.extensions import plugins
 from xain_coordinator.extensions.options import WrongOption
 from xain_coordinator.extensions.plugins import PluginFailed
-from xain_foundation.settings.fields import WrongSetting
+from xain_foundation.settings.fields import Conflicts, WrongSetting
 
 
 @contextmanager
@@ -24,3 +25,15 @@ def naming(key: str, options: str, known: Callable[[], Iterable[str]]) -> Iterat
         raise WrongSetting(option, error.text) from None
     except (PluginFailed, ControllerFailed) as error:
         raise WrongSetting(key, str(error)) from None
+
+
+def known_kind(
+    group: str, kind: str, builtin: Sequence[str], options: Mapping[str, object]
+) -> Conflicts:
+    """The kind is built in, or a plug-in that can be imported; only plug-ins have options."""
+    if kind in builtin:
+        if options:
+            yield WrongSetting("options", f'kind = "{kind}" has keys of its own in this section')
+        return
+    with naming("kind", "options", lambda: plugins.known(group, builtin)):
+        _: object = plugins.load(group, kind, {})

@@ -1,163 +1,11 @@
 """Checks that the rule of aggregation, the workload and the other settings fit together."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
 
+from xain_coordinator.config.choices import PAIRS, REMEDY
+from xain_coordinator.config.sections.together import Sections
 from xain_foundation.settings.fields import Conflicts, WrongSetting
 from xain_foundation.settings.hints import hint
-
-if TYPE_CHECKING:
-    from xain_coordinator.config.coordinator import CoordinatorConfig
-
-# Rules and the settings of the workload that need each other.
-_PAIRS = {
-    "trees": ("workload.name", "xgboost"),
-    "ensemble": ("workload.name", "bagging"),
-    "gradient": ("workload.options.mode", "gradient"),
-    "assemble": ("workload.options.mode", "pipeline"),
-    "newton": ("workload.name", "glm"),
-}
-
-ANY_RULE = "weighted_average"  # where the workload needs none
-
-# Chosen by measurement, see docs/learning.md. A site with few rows has none to hold out, and
-# without a penalty nothing keeps a network from learning those of such sites by heart.
-_OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "mlp": {"mode": "gradient", "alpha": 0.01},
-    "neural": {"mode": "gradient", "weight_decay": 0.01},
-}
-
-# Options of the server optimiser of gradient descent, by workload, likewise: a network learns badly
-# by steps that suit a linear model. tau is beside the gradient times eta0, which is 0.01.
-_STEPS: Mapping[str, Mapping[str, float]] = {
-    "sgd": {},
-    "mlp": {"learning_rate": 0.01, "tau": 1e-5},
-    "neural": {"learning_rate": 0.01, "tau": 1e-5},
-}
-
-# Options of a workload that speak of local steps, or of a network that is not its default one.
-_OF_LOCAL_STEPS: Mapping[str, tuple[str, ...]] = {
-    "mlp": ("solver", "learning_rate_init", "momentum", "batch_size"),
-    "neural": ("builder", "layers", "optimizer", "learning_rate", "momentum", "batch_size"),
-}
-
-# Settings that speak of averaging, or of rounds in which a part of the sites trains, and how a
-# default is written that does not.
-_OF_AVERAGING: Mapping[str, tuple[str, ...]] = {
-    "rounds.rounds": (),
-    "rounds.epochs": (),
-    "rounds.fraction_participants": ("1", "1.0"),
-    "rounds.over_selection": ("0", "0.0"),
-    "rounds.consistency": ("bsp",),
-    "rounds.pacing": (),
-    "rounds.quorum": (),
-    "workload.remedy": (),
-    "model.personal": (),
-    "aggregation.rule": (),
-    "aggregation.options": (),
-    "aggregation.optimizer_options": (),
-    "server.update_encoding": ("plain",),
-    "server.max_update_norm": (),
-}
-
-# Settings of [workload] that stand among its options in the metadata of a model alone.
-REMEDY = ("remedy", "proximal_mu")
-
-_UNSET: tuple[Any, ...] = (None, "", [], (), {})
-
-
-def own_rule(workload: Mapping[str, Any]) -> str:
-    """The only rule that can train a workload; "" where any rule can.
-
-    workload: [workload] as it was given.
-    """
-    options = workload.get("options")
-    mode = options.get("mode") if isinstance(options, Mapping) else None
-    given = {"workload.name": workload.get("name"), "workload.options.mode": mode}
-    return next((rule for rule, (key, value) in _PAIRS.items() if given[key] == value), "")
-
-
-def own_optimizer(
-    rule: str, workload: Mapping[str, Any], aggregation: Mapping[str, Any]
-) -> tuple[str, Mapping[str, float]]:
-    """The server optimiser of a training of which no step is set, and its options; "" for none.
-
-    workload, aggregation: the sections as they were given. With a constant step, which must suit
-    the table, gradient descent of as many steps learns a tenth of what this one does on some.
-    """
-    is_set = any(aggregation.get(key) for key in ("options", "optimizer_options"))
-    name = str(workload.get("name"))
-    if rule != "gradient" or name not in _STEPS or "optimizer" in aggregation or is_set:
-        return "", {}
-    return "fedadam", _STEPS[name]
-
-
-def own_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Options of a network whose settings ask for no local training: mode and penalty; else none.
-
-    given: all sections as they were given. With summed gradients a network learns the same however
-    the rows are divided, in few rounds if tables are small; with averaging it loses where sites
-    have few rows or unlike ones.
-    """
-    name, options = _at(given, "workload.name"), _at(given, "workload.options") or {}
-    if not (isinstance(options, Mapping) and isinstance(name, str) and name in _OF_LOCAL_STEPS):
-        return {}
-    is_local = any(option in options for option in ("mode", *REMEDY, *_OF_LOCAL_STEPS[name]))
-    has_optimizer = _at(given, "aggregation.optimizer") is not None  # "" is for none
-    is_averaged = any(
-        (value := _at(given, key)) not in _UNSET and str(value) not in defaults
-        for key, defaults in _OF_AVERAGING.items()
-    )
-    return {} if is_local or has_optimizer or is_averaged else _OPTIONS[name]
-
-
-def with_choices(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The sections with the options of a network, rule and optimiser as the workload chooses them
-    where they are not set."""
-    workload, aggregation = given.get("workload", {}), given.get("aggregation", {})
-    if not (isinstance(workload, Mapping) and isinstance(aggregation, Mapping)):
-        return {**given}
-    chosen: dict[str, Any] = {}
-    if options := own_options(given):
-        workload = {**workload, "options": {**options, **(workload.get("options") or {})}}
-        chosen["workload"] = workload
-    rule = aggregation.get("rule") or own_rule(workload) or ANY_RULE
-    aggregation = {**aggregation, "rule": rule}
-    optimizer, of_optimizer = own_optimizer(rule, workload, aggregation)
-    if optimizer:
-        aggregation |= {"optimizer": optimizer, "optimizer_options": dict(of_optimizer)}
-    return {**given, **chosen, "aggregation": aggregation}
-
-
-def without_choices(whole: Mapping[str, Any]) -> dict[str, Any]:
-    """The sections without what with_choices() has added to them."""
-    of_rule = ("rule", "optimizer", "optimizer_options")
-    for keys, has_options in ((of_rule, True), (of_rule, False), (("rule",), False)):
-        workload, aggregation = dict(whole.get("workload", {})), dict(whole.get("aggregation", {}))
-        aggregation = {key: value for key, value in aggregation.items() if key not in keys}
-        if has_options:
-            own = _OPTIONS.get(workload.get("name", ""), {}).items()
-            options = workload.get("options", {}).items()
-            workload["options"] = {key: value for key, value in options if (key, value) not in own}
-        before = {**whole, "workload": workload, "aggregation": aggregation}
-        after = with_choices(before)
-        if all(after[name] == whole.get(name, {}) for name in ("workload", "aggregation")):
-            return before
-    return {**whole}
-
-
-def _at(given: Mapping[str, Any], key: str) -> Any:
-    """The value of a dotted key; None if it is not set."""
-    value: Any = given
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
-
-
-def is_own(rule: str) -> bool:
-    """Whether a rule is for one kind of training, in which a round has no epochs to choose."""
-    return rule in _PAIRS
-
 
 _OF_BYTES = ("aggregation.optimizer", "model.personal", "server.max_update_norm", "storage.format")
 # A step is made of the rows of all sites.
@@ -173,11 +21,11 @@ _LEFT_OUT: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def workload_fits(config: "CoordinatorConfig") -> Conflicts:
+def workload_fits(config: Sections) -> Conflicts:
     """The rule needs the workload, and the workload the rule; told once, of the first pair."""
     rule = config.aggregation.rule
     workload = config.workload
-    for needed, (key, value) in _PAIRS.items():
+    for needed, (key, value) in PAIRS.items():
         is_named = key == "workload.name"
         has_workload = value == (workload.name if is_named else workload.options.get("mode"))
         if has_workload and rule != needed:
@@ -189,7 +37,7 @@ def workload_fits(config: "CoordinatorConfig") -> Conflicts:
             return
 
 
-def all_is_read(config: "CoordinatorConfig") -> Conflicts:
+def all_is_read(config: Sections) -> Conflicts:
     """Settings that the rule does not read have their defaults."""
     rule = config.aggregation.rule
     if "model.personal" in _LEFT_OUT.get(rule, ()) and config.workload.remedy == "personal":
@@ -204,7 +52,7 @@ def all_is_read(config: "CoordinatorConfig") -> Conflicts:
         )
 
 
-def scaffold_fits(config: "CoordinatorConfig") -> Conflicts:
+def scaffold_fits(config: Sections) -> Conflicts:
     """Control variates are averaged by rows, and come as exact as they were made. Their size says
     nothing about that of a step, so that no bound of updates holds for them."""
     if config.workload.remedy != "scaffold":
@@ -230,7 +78,7 @@ def scaffold_fits(config: "CoordinatorConfig") -> Conflicts:
             yield WrongSetting(key, f"leave it out with {needed_by}")
 
 
-def epochs_fit(config: "CoordinatorConfig") -> Conflicts:
+def epochs_fit(config: Sections) -> Conflicts:
     """The rule can train a round with this number of epochs."""
     rule, epochs = config.aggregation.rule, config.rounds.effective_epochs
     if rule == "trees" and epochs == 0:
@@ -254,7 +102,7 @@ def epochs_fit(config: "CoordinatorConfig") -> Conflicts:
     yield WrongSetting("rounds.epochs", must)
 
 
-def script_fits(config: "CoordinatorConfig") -> Conflicts:
+def script_fits(config: Sections) -> Conflicts:
     """A script can configure each round of the session."""
     rounds = config.rounds
     if not rounds.scripted:
@@ -282,7 +130,7 @@ def script_fits(config: "CoordinatorConfig") -> Conflicts:
         )
 
 
-def passes_fit(config: "CoordinatorConfig") -> Conflicts:
+def passes_fit(config: Sections) -> Conflicts:
     """A round of the rule uses rows."""
     if config.aggregation.rule == "ensemble" and config.rounds.passes is not None:
         yield WrongSetting(
@@ -298,7 +146,7 @@ def passes_fit(config: "CoordinatorConfig") -> Conflicts:
         )
 
 
-def participants_fit(config: "CoordinatorConfig") -> Conflicts:
+def participants_fit(config: Sections) -> Conflicts:
     """The rule can make a model of the updates of this number of participants."""
     rule = config.aggregation.rule
     if rule == "trees" and config.aggregation.whole_options["mode"] == "cyclic":
@@ -318,7 +166,7 @@ def participants_fit(config: "CoordinatorConfig") -> Conflicts:
         )
 
 
-def options_fit(config: "CoordinatorConfig") -> Conflicts:
+def options_fit(config: Sections) -> Conflicts:
     """Options that rule and workload have in common are given to the one that reads them."""
     rule = config.aggregation.rule
     section = {
@@ -344,14 +192,14 @@ def options_fit(config: "CoordinatorConfig") -> Conflicts:
         )
 
 
-def evaluated_every(config: "CoordinatorConfig") -> int:
+def evaluated_every(config: Sections) -> int:
     """How often models are evaluated. Those before the last one of Newton's method are no results:
     none of them may be called the best."""
     every = config.evaluate.every
     return config.num_rounds if every and config.aggregation.rule == "newton" else every
 
 
-def estimators_fit(config: "CoordinatorConfig") -> Conflicts:
+def estimators_fit(config: Sections) -> Conflicts:
     """Fitted estimators get columns as they need them, and stay where they can be measured."""
     if config.aggregation.rule != "ensemble":
         return

@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import astuple, fields
 
+from xain_coordinator.config.choices import REMEDY
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.config.rule_fits import REMEDY
 from xain_coordinator.core.vocabulary.values import Rules
 from xain_coordinator.core.vocabulary.values import Schema as DataSchema
 from xain_foundation.settings.schema import Schema

@@ -49,15 +49,15 @@ from xain_coordinator.core.vocabulary.replies import Advertisement, Heard, Reply
 from xain_coordinator.core.vocabulary.values import Lineage, ParticipantState, Phase, Rules
 from xain_coordinator.driver.broadcast import Broadcast
 from xain_coordinator.driver.lateness import Lateness
-from xain_coordinator.driver.log_files import LatencyFile
-from xain_coordinator.driver.log_lines import (
+from xain_coordinator.journal.restore import restore
+from xain_coordinator.ports import Clock, Journal, Record, Snapshot
+from xain_coordinator.telemetry.log_files import LatencyFile
+from xain_coordinator.telemetry.log_lines import (
     MAX_UPDATE_LINES,
     log_event,
     log_lacking,
     log_many_updates,
 )
-from xain_coordinator.journal.restore import restore
-from xain_coordinator.ports import Clock, Journal, Record, Snapshot
 
 log = structlog.get_logger(__name__)
 

@@ -4,9 +4,9 @@ from contextlib import closing
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.vocabulary.keys import TABLE_ONE
+from xain_coordinator.inspection.client import description
 from xain_coordinator.journal.restore import open_stopped
 from xain_coordinator.ports import KeyNotFound
-from xain_coordinator.server.inspection_client import description
 from xain_coordinator.stores.journalled import store_of_session
 from xain_coordinator.stores.opening import open_store
 from xain_workloads.errors import NoModel

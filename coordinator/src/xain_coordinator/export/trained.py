@@ -3,6 +3,7 @@
 They come from the files of a stopped coordinator, or from one that runs.
 """
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import grpc
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.machine.session import Session
+from xain_coordinator.core.parts import profiles
 from xain_coordinator.core.view.history import History, RoundRecord
 from xain_coordinator.core.vocabulary.values import (
     DataProfile,
@@ -20,10 +22,10 @@ from xain_coordinator.core.vocabulary.values import (
     Task,
     WeightsRef,
 )
+from xain_coordinator.inspection.client import fetch, open_channel
 from xain_coordinator.journal.restore import open_stopped, restore_session
 from xain_coordinator.ports import StoreError
 from xain_coordinator.server.calls.translate import layout_of
-from xain_coordinator.server.inspection_client import fetch, open_channel
 from xain_coordinator.stores.integrity import parse_vector, read_weights
 from xain_coordinator.stores.journalled import store_of_session
 from xain_coordinator.stores.opening import open_store
@@ -31,7 +33,7 @@ from xain_foundation.net.grpc_calls import details_of
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.coordinator_pb2_grpc import CoordinatorStub
 from xain_workloads.errors import NoModel
-from xain_workloads.exported.lineage import Measured, choose, thresholds_of
+from xain_workloads.exported.lineage import Measured, about, choose, thresholds_of
 from xain_workloads.measures.thresholds import Threshold, with_threshold
 from xain_workloads.model import Model
 
@@ -122,6 +124,34 @@ class Trained:
             raise NoModel(f"model {model.round} cannot be fetched: {details_of(error)}") from None
         loaded = Model(vector, model.layout, dict(model.metadata))
         return with_threshold(loaded, self.thresholds.get(model.round))
+
+    def described(self, entry: Entry) -> dict[str, Any]:
+        """The lineage and metrics of a model, its columns and classes, as a JSON object."""
+        model = entry.model
+        return about(
+            "xain-coordinator",
+            session_id=self.session_id,
+            number=model.round,
+            digest=model.ref.digest,
+            metadata=model.metadata,
+            is_best=model.round == self.best,
+            is_last=model.round == self.last,
+            num_updates=entry.num_updates,
+            num_samples=entry.num_samples,
+            metrics=entry.metrics,
+            evaluation=_measured_by(entry.evaluation),
+            coordinator_evaluation=_measured_by(entry.coordinator_evaluation),
+            profile=profiles.described(
+                self.profiles, json.loads(model.metadata.get("classes", "[]"))
+            ),
+            threshold=self.thresholds.get(model.round),
+        )
+
+
+def _measured_by(evaluation: Evaluation | None) -> Measured | None:
+    if evaluation is None:
+        return None
+    return Measured(evaluation.num_samples, evaluation.metrics, evaluation.figures)
 
 
 def _entry(

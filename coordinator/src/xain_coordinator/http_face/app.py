@@ -14,8 +14,7 @@ from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 
-from xain_coordinator.config.http import HttpSettings
-from xain_coordinator.export.commands import described
+from xain_coordinator.config.sections.http import HttpSettings
 from xain_coordinator.http_face import bodies, chimera
 from xain_coordinator.http_face.admission import RELEASE, Bodies, Gone
 from xain_coordinator.http_face.callers import HttpCallers
@@ -24,8 +23,8 @@ from xain_coordinator.http_face.errors import HttpError
 from xain_coordinator.http_face.events import EventReaders
 from xain_coordinator.http_face.fits import Fits
 from xain_coordinator.http_face.wrong_requests import sentence
+from xain_coordinator.inspection.plain import snapshot_json
 from xain_coordinator.ports import Reader
-from xain_coordinator.server.inspection_client import as_json
 from xain_coordinator.stores.reading import chunks
 from xain_foundation.settings.fields import is_loopback
 from xain_workloads.errors import NoModel
@@ -151,7 +150,9 @@ def _add_paths(app: FastAPI, fits: Fits) -> None:
     async def rounds() -> bodies.Rounds:
         """The latest rounds of the present session: who was selected, who counted, metrics."""
         snapshot = await fits.snapshot()
-        return bodies.Rounds(session=snapshot.status.session_id, rounds=as_json(snapshot)["rounds"])
+        return bodies.Rounds(
+            session=snapshot.status.session_id, rounds=snapshot_json(snapshot)["rounds"]
+        )
 
     @app.get("/v1/models", responses=_errors(404, 422, 503))
     async def models(session: SessionId = None) -> bodies.Models:
@@ -159,7 +160,7 @@ def _add_paths(app: FastAPI, fits: Fits) -> None:
         trained = await fits.models(session)
         if trained is None:
             return bodies.Models(session=fits.sessions.session.session_id, models=[])
-        listed = [described(trained, entry) for entry in trained.entries.values()]
+        listed = [trained.described(entry) for entry in trained.entries.values()]
         return bodies.Models(session=trained.session_id, models=listed)
 
     @app.get("/v1/models/{round}", responses=_errors(404, 422, 503))
@@ -167,7 +168,7 @@ def _add_paths(app: FastAPI, fits: Fits) -> None:
         """Lineage and metrics of a global model of the present session."""
         trained = await fits.trained(session)
         try:
-            return described(trained, trained.choose(round_))
+            return trained.described(trained.choose(round_))
         except NoModel as error:
             raise HttpError("NO_MODEL", str(error)) from None
 
@@ -197,7 +198,7 @@ def _add_paths(app: FastAPI, fits: Fits) -> None:
                 return name, _read(fits.sessions.open(trained.session_id, entry.model.ref))
             with tempfile.TemporaryDirectory(prefix="xain-") as folder:
                 path = Path(folder) / f"model.{format_}"
-                formats.write(path, trained.load(entry.model), described(trained, entry))
+                formats.write(path, trained.load(entry.model), trained.described(entry))
                 return name, _read_file(path.open("rb"))  # its folder may go meanwhile
 
         name, data = await fits.in_thread(work)

@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeVar
 from pydantic import ValidationError
 
 from xain_coordinator.assembly.sessions import Sessions
+from xain_coordinator.config.choices import REMEDY, own_rule
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.config.rule_fits import REMEDY, own_rule
 from xain_coordinator.core.machine.answers import TRAINING_FAILED
 from xain_coordinator.core.machine.session import Session
 from xain_coordinator.core.machine.strategy import Strategy
@@ -25,7 +25,7 @@ from xain_coordinator.export.trained import Entry, Trained
 from xain_coordinator.http_face import bodies
 from xain_coordinator.http_face.errors import KNOWN, HttpError, refuse
 from xain_coordinator.http_face.predicting import Predictor, Rows
-from xain_coordinator.server.inspection_client import Snapshot, ask_service
+from xain_coordinator.inspection.client import Snapshot, ask_service
 from xain_coordinator.server.predictions import Predictions
 from xain_foundation.settings.settings import mistakes
 from xain_wire.metadata import COMPLETED

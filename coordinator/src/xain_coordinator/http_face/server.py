@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from xain_coordinator.config.http import HttpSettings
+from xain_coordinator.config.sections.http import HttpSettings
 from xain_coordinator.server.guard import Guard
 from xain_foundation.wheels import pip_install
 

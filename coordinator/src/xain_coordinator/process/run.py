@@ -22,17 +22,15 @@ from xain_coordinator.assembly.changed_rules import OtherRules, differences
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.assembly.study import first_step
 from xain_coordinator.assembly.warm_start import CannotStartFrom
-from xain_coordinator.config.coordinator import (
-    CoordinatorConfig,
-    CoordinatorLoggingSettings,
-)
+from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.config.sections.server import CoordinatorLoggingSettings
 from xain_coordinator.core.rules.selection import ControllerFailed
 from xain_coordinator.core.vocabulary.errors import Unavailable
 from xain_coordinator.core.vocabulary.values import Phase, Step
 from xain_coordinator.driver.effects import FIRST_RETRY_S, LAST_RETRY_S
-from xain_coordinator.driver.log_files import LatencyFile, status_stream
 from xain_coordinator.extensions.plugins import PluginFailed, WrongPluginOption
 from xain_coordinator.http_face.server import open_listener, serving
+from xain_coordinator.inspection.client import Snapshot, ask_service
 from xain_coordinator.ports import (
     Fenced,
     JournalError,
@@ -41,8 +39,8 @@ from xain_coordinator.ports import (
 )
 from xain_coordinator.process.allocator import configure_allocator
 from xain_coordinator.server.guard import Guard
-from xain_coordinator.server.inspection_client import Snapshot, ask_service
 from xain_coordinator.server.weights.weights_port import PortTaken
+from xain_coordinator.telemetry.log_files import LatencyFile, status_stream
 from xain_foundation.commands import raise_file_limit
 from xain_foundation.durable import replace_file
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_FENCED, EXIT_OK

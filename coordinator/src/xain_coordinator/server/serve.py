@@ -19,7 +19,6 @@ from xain_coordinator.core.vocabulary.errors import Refusal
 from xain_coordinator.core.vocabulary.values import Point
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.driver.effects import StoreWorker
-from xain_coordinator.driver.log_files import LatencyFile
 from xain_coordinator.ports import DirectAccess, MetricsStore, WeightsStore
 from xain_coordinator.server.calls.access_service import AccessService
 from xain_coordinator.server.calls.admission_control import (
@@ -37,6 +36,7 @@ from xain_coordinator.server.operators_socket import OperatorsSocket
 from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.server.weights.downloads import Downloads
 from xain_coordinator.server.weights.weights_port import PortTaken, WeightsPort
+from xain_coordinator.telemetry.log_files import LatencyFile
 from xain_coordinator.updates.inbox import Inbox
 from xain_coordinator.updates.slots import Slots
 from xain_coordinator.updates.sources import Bucket

@@ -7,7 +7,7 @@ import pytest
 
 from support.influx_servers import StrictInflux
 from xain_coordinator.core.vocabulary.values import Point
-from xain_coordinator.metrics.influx import InfluxWriter
+from xain_coordinator.telemetry.influx import InfluxWriter
 from xain_foundation.net.backoff import Backoff
 
 

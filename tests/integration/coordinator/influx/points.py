@@ -4,11 +4,11 @@ import time
 from collections.abc import Mapping
 
 from support.influx_servers import StrictInflux
-from xain_coordinator.config.coordinator import MetricsSettings
+from xain_coordinator.config.sections.metrics import MetricsSettings
 from xain_coordinator.core.vocabulary.values import Point
-from xain_coordinator.metrics.influx import InfluxWriter
-from xain_coordinator.metrics.queue import QueuedMetrics
 from xain_coordinator.stores.secret_files import Secret
+from xain_coordinator.telemetry.influx import InfluxWriter
+from xain_coordinator.telemetry.queue import QueuedMetrics
 from xain_foundation.net.backoff import Backoff
 
 

@@ -12,9 +12,9 @@ from integration.coordinator.influx.points import connect, numbered, numbers
 from support.influx_servers import Answer, StrictInflux
 from support.logs import restored
 from xain_coordinator.core.vocabulary.values import Point
-from xain_coordinator.metrics.influx import InfluxWriter
-from xain_coordinator.metrics.queue import cost
 from xain_coordinator.ports import StoreError
+from xain_coordinator.telemetry.influx import InfluxWriter
+from xain_coordinator.telemetry.queue import cost
 from xain_foundation.logs.logs import configure
 
 

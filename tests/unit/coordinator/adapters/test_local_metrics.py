@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from xain_coordinator.core.vocabulary.values import Point
-from xain_coordinator.metrics import queue
-from xain_coordinator.metrics.local_file import LocalMetricsFile
-from xain_coordinator.metrics.points import parse_points
+from xain_coordinator.telemetry import queue
+from xain_coordinator.telemetry.local_file import LocalMetricsFile
+from xain_coordinator.telemetry.points import parse_points
 
 SIZE = queue.cost(Point("m", {"n": 1000}))  # of a numbered point
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from xain_coordinator.core.vocabulary.values import Point
-from xain_coordinator.metrics.points import (
+from xain_coordinator.telemetry.points import (
     MAX_AGE_NS,
     MAX_AHEAD_NS,
     MAX_FIELDS,

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from xain_coordinator.access.audit_log import Line
 from xain_coordinator.access.values import Entry
-from xain_coordinator.server.inspection_client import clean
+from xain_coordinator.inspection.client import clean
 
 
 def moment(at: float) -> str:

@@ -24,9 +24,10 @@ from xain_coordinator.cli.launch.supervisor import Launcher, Rank
 from xain_coordinator.cli.live_view import shown
 from xain_coordinator.cli.report.files import report
 from xain_coordinator.cli.report.page import page
-from xain_coordinator.config.coordinator import CoordinatorConfig, WorkloadSettings
-from xain_coordinator.config.launch import COORDINATOR
-from xain_coordinator.server.inspection_client import NoStatus
+from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.config.sections.launch import COORDINATOR
+from xain_coordinator.config.sections.workload import WorkloadSettings
+from xain_coordinator.inspection.client import NoStatus
 from xain_foundation.commands import CommandFailed
 from xain_wire.fl import coordinator_pb2 as pb
 

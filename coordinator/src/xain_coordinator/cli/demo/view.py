@@ -9,7 +9,7 @@ from rich.text import Text
 
 from xain_coordinator.cli import figures
 from xain_coordinator.cli.demo.training import Split
-from xain_coordinator.server.inspection_client import Snapshot
+from xain_coordinator.inspection.client import Snapshot
 from xain_wire.fl.coordinator_pb2 import Evaluation
 from xain_wire.metadata import COMPLETED
 

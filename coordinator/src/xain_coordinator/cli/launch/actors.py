@@ -17,7 +17,7 @@ from xain_coordinator.cli.launch.processes import (
     SETTINGS,
     ProcessBackend,
 )
-from xain_coordinator.config.launch import LaunchSettings
+from xain_coordinator.config.sections.launch import LaunchSettings
 from xain_foundation.backends.port import BackendError, WorkerDied
 from xain_foundation.backends.program import ProgramCall
 from xain_foundation.backends.ray_backend import RayBackend

@@ -20,7 +20,7 @@ from xain_coordinator.cli.launch.processes import ProcessBackend
 from xain_coordinator.cli.launch.rounds import Request, RoundsLaunch
 from xain_coordinator.cli.launch.supervisor import Backend, Launch, Launcher
 from xain_coordinator.config.coordinator import ENV_PREFIX, CoordinatorConfig
-from xain_coordinator.config.launch import LaunchSettings
+from xain_coordinator.config.sections.launch import LaunchSettings
 from xain_foundation.commands import (
     CommandFailed,
     Config,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from xain_coordinator.config.coordinator import WorkloadSettings
-from xain_coordinator.config.launch import COORDINATOR, LaunchSettings
+from xain_coordinator.config.sections.launch import COORDINATOR, LaunchSettings
+from xain_coordinator.config.sections.workload import WorkloadSettings
 from xain_foundation.commands import CommandFailed
 from xain_foundation.names import why_not
 from xain_foundation.settings.fields import is_loopback

@@ -19,10 +19,10 @@ from xain_coordinator.cli.launch.plan import (
     worker_program,
 )
 from xain_coordinator.cli.launch.supervisor import Launcher, Rank, Supervisor, ended_early
-from xain_coordinator.config.coordinator import WorkloadSettings
-from xain_coordinator.config.launch import COORDINATOR
-from xain_coordinator.server import inspection_client
-from xain_coordinator.server.inspection_client import NoStatus, Snapshot
+from xain_coordinator.config.sections.launch import COORDINATOR
+from xain_coordinator.config.sections.workload import WorkloadSettings
+from xain_coordinator.inspection import client as inspection_client
+from xain_coordinator.inspection.client import NoStatus, Snapshot
 from xain_foundation.commands import CommandFailed
 from xain_foundation.durable import replace_file
 from xain_foundation.exit_statuses import EXIT_FAILED, EXIT_NO_BETTER, EXIT_OK

@@ -27,7 +27,7 @@ from xain_coordinator.cli.launch.plan import (
     with_shares,
 )
 from xain_coordinator.cli.launch.supervisor import Launcher, Rank, Supervisor, ended_early
-from xain_coordinator.config.launch import COORDINATOR, LaunchSettings
+from xain_coordinator.config.sections.launch import COORDINATOR, LaunchSettings
 from xain_foundation.commands import CommandFailed
 from xain_foundation.exit_statuses import (
     EXIT_FAILED,

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from xain_coordinator.cli.report.charts import table
-from xain_coordinator.server.inspection_client import Snapshot
+from xain_coordinator.inspection.client import Snapshot
 from xain_wire.fl.inspection_pb2 import GetStatusResponse
 from xain_workloads.errors import DataError
 from xain_workloads.tables.checks.describe import TableOne

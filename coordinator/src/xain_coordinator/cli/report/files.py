@@ -18,12 +18,12 @@ from xain_coordinator.core.rules.selection import ControllerFailed, Uniform
 from xain_coordinator.export.describing import table_one
 from xain_coordinator.export.trained import ask, open_files
 from xain_coordinator.extensions.strategies import strategy_of_session
+from xain_coordinator.inspection import client as inspection_client
+from xain_coordinator.inspection.client import NoStatus, Snapshot, ask_service
 from xain_coordinator.journal.restore import open_stopped
-from xain_coordinator.metrics.null import NullMetricsStore
 from xain_coordinator.ports import StoreError
-from xain_coordinator.server import inspection_client
 from xain_coordinator.server.calls.inspection_service import InspectionService
-from xain_coordinator.server.inspection_client import NoStatus, Snapshot, ask_service
+from xain_coordinator.telemetry.null import NullMetricsStore
 from xain_wire.fl.inspection_pb2 import ColumnImportances
 from xain_workloads.errors import NoModel
 from xain_workloads.linear.glm.coefficients import Coefficients, coefficients_of

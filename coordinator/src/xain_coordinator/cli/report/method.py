@@ -7,7 +7,7 @@ from typing import Any
 
 from xain_coordinator.cli.report.about import metadata_of, prepared_of
 from xain_coordinator.cli.report.charts import number, table
-from xain_coordinator.server.inspection_client import Snapshot
+from xain_coordinator.inspection.client import Snapshot
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.inspection_pb2 import GetStatusResponse, RoundStatus
 from xain_workloads.linear.glm.options import NAME as GLM

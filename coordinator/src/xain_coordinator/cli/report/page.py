@@ -20,7 +20,7 @@ from xain_coordinator.cli.report.measured import measured, site_cells
 from xain_coordinator.cli.report.method import method
 from xain_coordinator.cli.status import duration
 from xain_coordinator.export.studies import Table
-from xain_coordinator.server.inspection_client import Snapshot
+from xain_coordinator.inspection.client import Snapshot
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.coordinator_pb2 import Evaluation
 from xain_wire.fl.inspection_pb2 import GetStatusResponse, RoundStatus

@@ -37,7 +37,6 @@ from xain_coordinator.core.vocabulary.values import (
     WeightsRef,
 )
 from xain_coordinator.driver.driver import Driver
-from xain_coordinator.metrics.points import newest_metrics
 from xain_coordinator.ports import StoreError
 from xain_coordinator.server.calls.assignments import Assignments
 from xain_coordinator.server.calls.translate import (
@@ -63,6 +62,7 @@ from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.server.rate_limit import RateLimit
 from xain_coordinator.server.statuses import message_of
 from xain_coordinator.server.weights.downloads import Downloads
+from xain_coordinator.telemetry.points import newest_metrics
 from xain_coordinator.updates.inbox import Inbox, Obtained
 from xain_coordinator.updates.measured_upload import Announced
 from xain_coordinator.updates.slots import Reference

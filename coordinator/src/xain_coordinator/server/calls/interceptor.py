@@ -22,7 +22,6 @@ import structlog
 
 from xain_coordinator.access.errors import NotPermitted, Unauthenticated
 from xain_coordinator.core.vocabulary.errors import InvalidRequest, NoRequest, Refusal, Unavailable
-from xain_coordinator.driver.log_files import LatencyFile
 from xain_coordinator.driver.outage import Outage
 from xain_coordinator.ports import StoreError
 from xain_coordinator.server.calls.admission_control import AdmissionControl, Call
@@ -37,6 +36,7 @@ from xain_coordinator.server.identity import (
     waited_s,
 )
 from xain_coordinator.server.statuses import status_of
+from xain_coordinator.telemetry.log_files import LatencyFile
 from xain_foundation.logs.rate_limited_log import RateLimitedLog
 from xain_wire.fl import coordinator_pb2 as pb
 

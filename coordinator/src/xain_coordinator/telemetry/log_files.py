@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from xain_coordinator.driver import log_lines
+from xain_coordinator.telemetry import log_lines
 from xain_foundation.logs import logs
 from xain_foundation.logs.line_file import LineFile
 from xain_foundation.names import shortened

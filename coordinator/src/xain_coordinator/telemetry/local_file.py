@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from xain_coordinator.core.vocabulary.values import Point
-from xain_coordinator.metrics.queue import QueuedMetrics, Stamped
+from xain_coordinator.telemetry.queue import QueuedMetrics, Stamped
 from xain_foundation.logs.line_file import AppendedFile
 
 MAX_BYTES = 64 * 1024 * 1024

@@ -16,15 +16,14 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core.parts import profiles
 from xain_coordinator.core.vocabulary.values import Evaluation
 from xain_coordinator.export.trained import Entry, Trained, ask, open_files
-from xain_coordinator.server.inspection_client import open_channel
+from xain_coordinator.inspection.client import open_channel
 from xain_foundation.net.grpc_calls import details_of
 from xain_wire.fl.inspection_pb2 import AskPredictionsRequest
 from xain_wire.fl.inspection_pb2_grpc import InspectionStub
 from xain_workloads.errors import NoModel
-from xain_workloads.exported import formats, lineage
+from xain_workloads.exported import formats
 from xain_workloads.exported.predicting import Predictions, predict_file, predict_with
 from xain_workloads.measures.figures import CLASS_FIGURES, NUMBER_FIGURES, SHOWN, Figure
 from xain_workloads.tables.table import Table
@@ -41,7 +40,7 @@ def models(config: CoordinatorConfig, address: str | None, *, as_json: bool = Fa
     """
     with _opened(config, address) as trained:
         if as_json:
-            listed = [described(trained, entry) for entry in trained.entries.values()]
+            listed = [trained.described(entry) for entry in trained.entries.values()]
             typer.echo(json.dumps(listed))
         else:
             _show(trained)
@@ -63,7 +62,7 @@ def export(
     with _opened(config, address, session_id) as trained:
         entry = trained.choose(which)
         model = trained.load(entry.model)
-        about = described(trained, entry)
+        about = trained.described(entry)
     told = f"model {entry.model.round} of session {trained.session_id}"
     if to is not None:
         formats.write(to, model, about)
@@ -102,7 +101,7 @@ def ask_predictions(
     with ask(address) as trained:
         entry = trained.choose("last")
         model = trained.load(entry.model)
-        about = {**described(trained, entry), "metadata": model.metadata}
+        about = {**trained.described(entry), "metadata": model.metadata}
     if formats.is_held(model):
         ask_them = partial(_asked, address, timeout_s=timeout_s, max_retries=max_retries)
         return predict_file(about, ask_them, data, to, **options)
@@ -113,38 +112,6 @@ def _opened(
     config: CoordinatorConfig, address: str | None, session_id: str = ""
 ) -> AbstractContextManager[Trained]:
     return open_files(config, session_id) if address is None else ask(address)
-
-
-# --- lineage and metrics of a model ---
-
-
-def described(trained: Trained, entry: Entry) -> dict[str, Any]:
-    """The lineage and metrics of a model, its columns and classes, as a JSON object."""
-    model = entry.model
-    return lineage.about(
-        "xain-coordinator",
-        session_id=trained.session_id,
-        number=model.round,
-        digest=model.ref.digest,
-        metadata=model.metadata,
-        is_best=model.round == trained.best,
-        is_last=model.round == trained.last,
-        num_updates=entry.num_updates,
-        num_samples=entry.num_samples,
-        metrics=entry.metrics,
-        evaluation=_measured_by(entry.evaluation),
-        coordinator_evaluation=_measured_by(entry.coordinator_evaluation),
-        profile=profiles.described(
-            trained.profiles, json.loads(model.metadata.get("classes", "[]"))
-        ),
-        threshold=trained.thresholds.get(model.round),
-    )
-
-
-def _measured_by(evaluation: Evaluation | None) -> lineage.Measured | None:
-    if evaluation is None:
-        return None
-    return lineage.Measured(evaluation.num_samples, evaluation.metrics, evaluation.figures)
 
 
 def _show(trained: Trained) -> None:

@@ -6,7 +6,7 @@ from typing import Final
 
 import structlog
 
-from xain_coordinator.metrics.trackers import Position, Tracker
+from xain_coordinator.telemetry.trackers import Position, Tracker
 from xain_foundation.logs.group_commit import GroupCommit
 from xain_foundation.net.backoff import Backoff
 

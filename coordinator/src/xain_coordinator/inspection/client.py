@@ -1,9 +1,8 @@
-"""Answers of the Inspection service as one snapshot, and the snapshot as JSON."""
+"""Answers of the Inspection service as one snapshot."""
 
 import asyncio
-import json
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, cast
@@ -188,63 +187,6 @@ def _why(address: str, error: grpc.RpcError, timeout_s: float) -> str:
             return f"{address} answers, but not as a coordinator that can be inspected"
         case code:
             return f"{address} answered {code.name}: {clean(details_of(error))}"
-
-
-# --- JSON -----------------------------------------------------------------------------------------
-
-
-def as_json(snapshot: Snapshot) -> dict[str, Any]:
-    """A snapshot in plain values. Unlike protobuf's own JSON, whole numbers are numbers and digests
-    are in hex."""
-    told = snapshot.status.parameters
-    return {
-        "status": _plain(snapshot.status),
-        "participants": _plain(snapshot.participants)["participants"],
-        "rounds": _plain(snapshot.rounds)["rounds"],
-        "models": _plain(snapshot.models)["models"],
-        "parameters": json.loads(told) if told else None,
-    }
-
-
-# Fields that do not travel with a status, or, as `parameters`, are shown apart from it.
-_LEFT_OUT = frozenset(
-    (
-        "xain_proto.fl.GetStatusResponse.parameters",
-        "xain_proto.fl.Evaluation.tallies",
-        "xain_proto.fl.WeightsRef.data",
-        "xain_proto.fl.WeightsRef.url",
-        "xain_proto.fl.DataProfile.columns",
-        "xain_proto.fl.DataProfile.statistics",
-    )
-)
-
-
-def _plain(message: Message) -> dict[str, Any]:
-    fields = message.DESCRIPTOR.fields
-    return {f.name: _field(f, message) for f in fields if f.full_name not in _LEFT_OUT}
-
-
-def _field(field: Any, message: Message) -> Any:  # a FieldDescriptor, of Python's or upb's
-    value = getattr(message, field.name)
-    if isinstance(value, Mapping):
-        of_values = field.message_type.fields_by_name["value"]
-        return {key: _value(of_values, value[key]) for key in sorted(value)}
-    if field.is_repeated:
-        return [_value(field, item) for item in value]
-    if field.has_presence and not message.HasField(field.name):
-        return None
-    return _value(field, value)
-
-
-def _value(field: Any, value: Any) -> Any:
-    if isinstance(value, Message):
-        return _plain(value)
-    if isinstance(value, bytes):
-        return value.hex()
-    if field.enum_type is not None:
-        known = field.enum_type.values_by_number.get(value)
-        return known.name if known else value
-    return value
 
 
 def clean(text: str) -> str:

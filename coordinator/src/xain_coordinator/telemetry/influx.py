@@ -22,8 +22,8 @@ from influxdb_client.rest import ApiException
 from urllib3.exceptions import HTTPError
 
 from xain_coordinator.core.vocabulary.values import Point
-from xain_coordinator.metrics.queue import Stamped
 from xain_coordinator.ports import StoreError
+from xain_coordinator.telemetry.queue import Stamped
 from xain_foundation.logs.rate_limited_log import RateLimitedLog
 from xain_foundation.net.backoff import Backoff
 

@@ -1,0 +1,1 @@
+"""One file for each section of the configuration, or for a few that belong together."""

@@ -1,0 +1,1 @@
+"""Questions to the Inspection service of a coordinator that runs, and their answers."""

@@ -1,1 +1,0 @@
-"""Adapters of MetricsStore, and the metrics that participants send."""

@@ -1,0 +1,1 @@
+"""Events in the log, metrics of participants in a store, and trackers."""
