@@ -91,54 +91,54 @@ sbom: setup  ## what an installation consists of, as CycloneDX, in dist/sbom.jso
 audit:  ## known holes in the locked packages (asks an index over the network, by pip-audit)
 	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && $(PYTHON) -m venv "$$scratch/venv" && \
 	"$$scratch/venv/bin/pip" install --quiet pip-audit && \
-	for lock in requirements-coordinator.lock requirements-participant.lock requirements-s3.lock; do \
+	for lock in locks/requirements-coordinator.lock locks/requirements-participant.lock locks/requirements-s3.lock; do \
 		"$$scratch/venv/bin/pip-audit" --require-hashes --disable-pip -r $$lock || exit 1; \
 	done
 
 lock:  ## refresh the hash-only locks (needs uv)
 	uv lock --quiet
 	uv export --quiet --frozen --all-packages --no-default-groups --group build --no-emit-workspace \
-		--no-header --no-annotate --format requirements-txt -o requirements.lock
+		--no-header --no-annotate --format requirements-txt -o locks/requirements.lock
 	uv export --quiet --frozen --all-packages --all-groups --no-emit-workspace \
-		--no-header --no-annotate --format requirements-txt -o requirements-dev.lock
+		--no-header --no-annotate --format requirements-txt -o locks/requirements-dev.lock
 	uv export --quiet --frozen --only-group build --no-emit-workspace \
-		--no-header --no-annotate --format requirements-txt -o requirements-build.lock
+		--no-header --no-annotate --format requirements-txt -o locks/requirements-build.lock
 	uv export --quiet --frozen --package xain-coordinator --extra export --extra http --extra parameters --no-default-groups \
 		--no-emit-workspace --no-header --no-annotate --format requirements-txt \
-		-o requirements-coordinator.lock
+		-o locks/requirements-coordinator.lock
 	uv export --quiet --frozen --package xain-participant --extra tables --no-default-groups --no-emit-workspace \
-		--no-header --no-annotate --format requirements-txt -o requirements-participant.lock
+		--no-header --no-annotate --format requirements-txt -o locks/requirements-participant.lock
 	uv export --quiet --frozen --package xain-participant --extra tables --extra bagging --no-default-groups \
 		--no-emit-workspace --no-header --no-annotate --format requirements-txt \
-		-o requirements-participant-bagging.lock
+		-o locks/requirements-participant-bagging.lock
 	uv export --quiet --frozen --package xain-participant --extra sparse --no-default-groups \
 		--no-emit-workspace --no-header --no-annotate --format requirements-txt \
-		-o requirements-participant-sparse.lock
+		-o locks/requirements-participant-sparse.lock
 	uv export --quiet --frozen --package xain-workloads --extra s3 --no-default-groups \
-		--no-emit-workspace --no-header --no-annotate --format requirements-txt -o requirements-s3.lock
+		--no-emit-workspace --no-header --no-annotate --format requirements-txt -o locks/requirements-s3.lock
 
 setup: $(VENV)/.ready  ## the environment that running needs
 setup-torch: $(VENV)/.ready-torch  ## PyTorch in it, for neural workloads
 setup-dev: $(VENV)/.ready-dev  ## PyTorch and what testing needs in it
 
-$(VENV)/.ready: requirements.lock $(wildcard */pyproject.toml)
+$(VENV)/.ready: locks/requirements.lock $(wildcard */pyproject.toml)
 	@echo 'Setting up $(VENV) (once) ...'
 	@test -x $(BIN)/python || $(CREATE)
-	@$(INSTALL) --require-hashes -r requirements.lock
+	@$(INSTALL) --require-hashes -r locks/requirements.lock
 	@$(INSTALL) --no-deps --no-build-isolation $(EDITABLE)
 	@touch $@
 
 # Without hashes: every platform has a build of its own, and any one of them will do.
-$(VENV)/.ready-torch: requirements-torch.txt $(VENV)/.ready
+$(VENV)/.ready-torch: locks/requirements-torch.txt $(VENV)/.ready
 	@echo 'Adding PyTorch to $(VENV) (once) ...'
-	@$(INSTALL) -r requirements-torch.txt
+	@$(INSTALL) -r locks/requirements-torch.txt
 	@touch $@
 
-$(VENV)/.ready-dev: requirements-dev.lock requirements-s3.lock requirements-frameworks.txt $(VENV)/.ready-torch
+$(VENV)/.ready-dev: locks/requirements-dev.lock locks/requirements-s3.lock locks/requirements-frameworks.txt $(VENV)/.ready-torch
 	@echo 'Adding the test tools to $(VENV) (once) ...'
-	@$(INSTALL) --require-hashes -r requirements-dev.lock
-	@$(INSTALL) --require-hashes -r requirements-s3.lock
-	@$(INSTALL) -r requirements-frameworks.txt
+	@$(INSTALL) --require-hashes -r locks/requirements-dev.lock
+	@$(INSTALL) --require-hashes -r locks/requirements-s3.lock
+	@$(INSTALL) -r locks/requirements-frameworks.txt
 	@touch $@
 
 clean:  ## remove what the tools left behind (not your data)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-LOCKS = ("requirements-coordinator.lock", "requirements-participant.lock")
+LOCKS = ("locks/requirements-coordinator.lock", "locks/requirements-participant.lock")
 _PINNED = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 

@@ -337,7 +337,7 @@ def pinned(file):
 def test_images_install_the_tested_versions():
     """The locks of the images are parts of the one that everything else is installed from: run
     `make lock` if they are not."""
-    everything = pinned("requirements.lock")
+    everything = pinned("locks/requirements.lock")
     for part in (
         "build",
         "coordinator",
@@ -345,7 +345,7 @@ def test_images_install_the_tested_versions():
         "participant-bagging",
         "participant-sparse",
     ):
-        lock = pinned(f"requirements-{part}.lock")
+        lock = pinned(f"locks/requirements-{part}.lock")
         assert len(lock) > 5
         assert lock <= everything
 

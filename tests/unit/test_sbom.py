@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_bill_of_materials_names_each_locked_package_once() -> None:
-    lock = ROOT / "requirements-coordinator.lock"
+    lock = ROOT / "locks/requirements-coordinator.lock"
     made = subprocess.run(
         [sys.executable, str(ROOT / "deploy" / "sbom.py"), str(lock), str(lock)],
         capture_output=True,
