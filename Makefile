@@ -6,7 +6,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 UV     := $(shell command -v uv 2>/dev/null)
 
-DISTRIBUTIONS := protos foundation messaging workloads parameters coordinator participant session
+DISTRIBUTIONS := protos foundation membership messaging workloads parameters coordinator participant session
 EDITABLE      := $(patsubst %,-e ./%,$(DISTRIBUTIONS))
 
 ifeq ($(UV),)

@@ -48,9 +48,9 @@ import zmq
 from numpy.typing import NDArray
 from processes import processor_time
 
+from xain_membership.ports import Member, Roster
 from xain_messaging import MembershipServer, Message, Proxy, SessionMessage
 from xain_messaging.drivers import open_driver
-from xain_messaging.ports import Member, Roster
 
 SMALL = b"x" * 1000
 AT_A_TIME = 4

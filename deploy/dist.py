@@ -3,7 +3,8 @@
     FOLDER/xain_participant-*.whl    the participant with the five libraries inside
     FOLDER/xain_coordinator-*.whl    the coordinator, which needs the participant's wheel
     FOLDER/xain_session-*.whl        xain.session() and xain.simulate(), which need both
-    FOLDER/libraries/                protos, foundation, messaging, parameters, workloads
+    FOLDER/xain_messaging-*.whl      messages between programs, which needs the participant's wheel
+    FOLDER/libraries/                protos, foundation, membership, parameters, workloads
 
 docs/decisions/0026-wheels.md gives the reasons. Needs hatchling.
 """
@@ -23,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 LIBRARIES = {
     "xain-wire": "protos",
     "xain-foundation": "foundation",
-    "xain-messaging": "messaging",
+    "xain-membership": "membership",
     "xain-parameters": "parameters",
     "xain-workloads": "workloads",
 }
@@ -59,7 +60,7 @@ def main(folder: Path) -> None:
         old.unlink()
     for source in LIBRARIES.values():
         build(source, configuration(source), folder / "libraries")
-    for source in ("participant", "coordinator", "session"):
+    for source in ("participant", "coordinator", "session", "messaging"):
         config = configuration(source)
         project = config["project"]
         project["dependencies"] = sorted({*without_libraries(project["dependencies"])})
@@ -71,7 +72,7 @@ def main(folder: Path) -> None:
                 f"../{library}/src/{name.replace('-', '_')}": name.replace("-", "_")
                 for name, library in LIBRARIES.items()
             }
-        elif source == "coordinator":
+        elif source in ("coordinator", "messaging"):
             project["dependencies"].append("xain-participant")
         # Wheels of one version belong together.
         project["dependencies"] = [

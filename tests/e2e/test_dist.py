@@ -91,10 +91,11 @@ def test_one_wheel_is_enough_for_a_site(dist: Path, tmp_path: Path) -> None:
     site = Machine(tmp_path / "site")
     site.install(path)
     assert "inspect" in site.run("xain-participant", "--help")
-    shown = site.run(
-        "python", "-c", "import xain; import xain_messaging; xain.rounds; print(xain_messaging)"
-    )
+    shown = site.run("python", "-c", "import xain; import xain_wire; xain.rounds; print(xain_wire)")
     assert str(tmp_path) in shown
+    assert not [name for name in ZipFile(path).namelist() if name.startswith("xain_messaging")]
+    site.install(wheel(dist, "xain_messaging"))
+    assert "Proxy" in site.run("python", "-c", "import xain_messaging; print(xain_messaging.Proxy)")
 
 
 def test_coordinator_shares_no_file_with_the_participant(dist: Path, tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ def test_coordinator_shares_no_file_with_the_participant(dist: Path, tmp_path: P
     assert {path.name.split("-")[0] for path in (dist / "libraries").iterdir()} == {
         "xain_wire",
         "xain_foundation",
-        "xain_messaging",
+        "xain_membership",
         "xain_parameters",
         "xain_workloads",
     }

@@ -17,7 +17,7 @@ from support.drivers import Receiving, closing_all, received
 from support.messaging import until
 from support.silent import SilentConnection
 from xain_foundation.net import connection_limit
-from xain_messaging.discovery.server import MembershipServer, ServiceServer
+from xain_membership.server import MembershipServer, ServiceServer
 from xain_messaging.drivers.grpc_streams import GrpcDriver
 from xain_parameters.scheduler.journal import Journal
 from xain_parameters.scheduler.service import SchedulerServer

@@ -13,7 +13,7 @@ from math import ceil, inf
 
 from xain_coordinator.core.vocabulary import events as e
 from xain_coordinator.core.vocabulary.values import GlobalModel, Task
-from xain_messaging.conditional_events import parse
+from xain_foundation.conditional_events import parse
 
 ROUNDING_S = 1e-6  # between sums of times in different orders
 

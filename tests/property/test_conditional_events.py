@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xain_messaging.conditional_events import EventTable, Fired, parse
+from xain_foundation.conditional_events import EventTable, Fired, parse
 
 NAMES = ["w1", "ipv4:127.0.0.1:50", "learner", "l1"]  # one is called as a type is
 SOURCES = ["*", "worker", "learner", "nobody", *NAMES]

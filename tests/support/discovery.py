@@ -9,11 +9,12 @@ import grpc
 import pytest
 
 from support.messaging import PATIENCE_S, RedisServer, until
-from xain_messaging.discovery.coordinator import CoordinatorDiscovery
+from xain_foundation.net.errors import MessagingError
+from xain_membership.coordinator import CoordinatorDiscovery
+from xain_membership.errors import DiscoveryUnavailable, NameTaken
+from xain_membership.ports import Discovery, Membership, Roster
+from xain_membership.server import MembershipServer
 from xain_messaging.discovery.redis import RedisDiscovery
-from xain_messaging.discovery.server import MembershipServer
-from xain_messaging.errors import DiscoveryUnavailable, MessagingError, NameTaken
-from xain_messaging.ports import Discovery, Membership, Roster
 from xain_wire.messaging import membership_pb2 as pb
 from xain_wire.messaging.membership_pb2_grpc import MembershipStub
 

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from xain_messaging.discovery.coordinator import CoordinatorDiscovery
-from xain_messaging.discovery.in_process import InProcessDiscovery
+from xain_membership.coordinator import CoordinatorDiscovery
+from xain_membership.in_process import InProcessDiscovery
+from xain_membership.ports import Discovery
+from xain_membership.server import MembershipServer
 from xain_messaging.discovery.redis import RedisDiscovery
-from xain_messaging.discovery.server import MembershipServer
 from xain_messaging.drivers.grpc_streams import GrpcDriver
 from xain_messaging.drivers.in_process import InProcessDriver, Switchboard
 from xain_messaging.drivers.zeromq import ZmqDriver
-from xain_messaging.ports import Discovery, Driver
+from xain_messaging.ports import Driver
 
 PATIENCE_S = 60.0  # for what takes milliseconds, on a machine that has other things to do
 LEASE_S = 4.0  # in a Redis, which has no other way to notice that a process has died

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from support.messaging import PATIENCE_S, driver_maker, until
+from xain_membership.ports import Discovery, Member
 from xain_messaging.format.messages import SessionMessage
-from xain_messaging.ports import Discovery, Member
 from xain_messaging.proxy import Proxy
 
 

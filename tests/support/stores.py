@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import pytest
 
 from support.s3_servers import S3Server
-from xain_coordinator.config.coordinator import StorageSettings
+from xain_coordinator.config.sections.storage import StorageSettings
 from xain_coordinator.ports import WeightsStore
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.memory import MemoryStore

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 DISTRIBUTIONS = {
     "protos": "xain_wire",
     "foundation": "xain_foundation",
+    "membership": "xain_membership",
     "messaging": "xain_messaging",
     "workloads": "xain_workloads",
     "parameters": "xain_parameters",
@@ -39,7 +40,7 @@ CORE_MAY_KNOW = {
     "typing",
     "xain_foundation.clock_table",
     "xain_foundation.settings.hints",
-    "xain_messaging.conditional_events",
+    "xain_foundation.conditional_events",
     "xain_foundation.names",
     "xain_foundation.settings.tags",
     "xain_wire.fl.refusals_pb2",
@@ -145,6 +146,13 @@ def test_distributions_import_along_the_arrows(name):
         top = module.partition(".")[0]
         is_ours = top == SCRIPTS or top.startswith("xain_")
         assert not is_ours or top in allowed, f"{file} imports {module}"
+
+
+def test_messaging_is_a_guest():
+    """Programs of others send messages with it, and no other distribution knows it."""
+    for name in DISTRIBUTIONS.keys() - {"messaging"}:
+        for file, module in imports(ROOT / name / "src"):
+            assert module.partition(".")[0] != "xain_messaging", file
 
 
 def imported_rooms(name: str) -> dict[str, set[str]]:

@@ -9,34 +9,34 @@ from typing import TYPE_CHECKING
 from xain_foundation.on_use import loaded_on_use
 
 if TYPE_CHECKING:
+    from xain_foundation.conditional_events import ConditionalEventError as ConditionalEventError
+    from xain_foundation.conditional_events import EventTable as EventTable
+    from xain_foundation.conditional_events import EventTableFull as EventTableFull
+    from xain_foundation.net.errors import MessagingError as MessagingError
     from xain_foundation.security.identity import IdentityRules as IdentityRules
     from xain_foundation.security.tls import Certificates as Certificates
+    from xain_membership.coordinator import CoordinatorDiscovery as CoordinatorDiscovery
+    from xain_membership.errors import Closed as Closed
+    from xain_membership.errors import DiscoveryUnavailable as DiscoveryUnavailable
+    from xain_membership.errors import MembershipLost as MembershipLost
+    from xain_membership.errors import NameTaken as NameTaken
+    from xain_membership.errors import TimedOut as TimedOut
+    from xain_membership.in_process import InProcessDiscovery as InProcessDiscovery
+    from xain_membership.server import MembershipServer as MembershipServer
     from xain_messaging.collectives import Group as Group
-    from xain_messaging.conditional_events import ConditionalEventError as ConditionalEventError
-    from xain_messaging.conditional_events import EventTable as EventTable
-    from xain_messaging.conditional_events import EventTableFull as EventTableFull
-    from xain_messaging.discovery.coordinator import CoordinatorDiscovery as CoordinatorDiscovery
-    from xain_messaging.discovery.in_process import InProcessDiscovery as InProcessDiscovery
     from xain_messaging.discovery.redis import RedisDiscovery as RedisDiscovery
-    from xain_messaging.discovery.server import MembershipServer as MembershipServer
     from xain_messaging.distributed import dist as dist
     from xain_messaging.drivers.grpc_streams import GrpcDriver as GrpcDriver
     from xain_messaging.drivers.in_process import InProcessDriver as InProcessDriver
     from xain_messaging.drivers.in_process import Switchboard as Switchboard
     from xain_messaging.drivers.zeromq import ZmqDriver as ZmqDriver
     from xain_messaging.errors import BodyError as BodyError
-    from xain_messaging.errors import Closed as Closed
     from xain_messaging.errors import CollectiveFailed as CollectiveFailed
-    from xain_messaging.errors import DiscoveryUnavailable as DiscoveryUnavailable
     from xain_messaging.errors import MalformedMessage as MalformedMessage
-    from xain_messaging.errors import MembershipLost as MembershipLost
-    from xain_messaging.errors import MessagingError as MessagingError
-    from xain_messaging.errors import NameTaken as NameTaken
     from xain_messaging.errors import NotTheSender as NotTheSender
     from xain_messaging.errors import OutboxFull as OutboxFull
     from xain_messaging.errors import PeersMissing as PeersMissing
     from xain_messaging.errors import SessionError as SessionError
-    from xain_messaging.errors import TimedOut as TimedOut
     from xain_messaging.errors import TooFewPeers as TooFewPeers
     from xain_messaging.errors import UnknownPeer as UnknownPeer
     from xain_messaging.format.messages import Message as Message
@@ -52,22 +52,23 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = loaded_on_use(
     __name__,
     {
+        "xain_foundation.conditional_events": "ConditionalEventError EventTable EventTableFull",
+        "xain_foundation.net.errors": "MessagingError",
         "xain_foundation.security.identity": "IdentityRules",
         "xain_foundation.security.tls": "Certificates",
+        "xain_membership.coordinator": "CoordinatorDiscovery",
+        "xain_membership.errors": "Closed DiscoveryUnavailable MembershipLost NameTaken TimedOut",
+        "xain_membership.in_process": "InProcessDiscovery",
+        "xain_membership.server": "MembershipServer",
         "collectives": "Group",
-        "conditional_events": "ConditionalEventError EventTable EventTableFull",
-        "discovery.coordinator": "CoordinatorDiscovery",
-        "discovery.in_process": "InProcessDiscovery",
         "discovery.redis": "RedisDiscovery",
-        "discovery.server": "MembershipServer",
         "distributed": "dist",
         "drivers.grpc_streams": "GrpcDriver",
         "drivers.in_process": "InProcessDriver Switchboard",
         "drivers.zeromq": "ZmqDriver",
         "errors": (
-            "BodyError Closed CollectiveFailed DiscoveryUnavailable MalformedMessage "
-            "MembershipLost MessagingError NameTaken NotTheSender OutboxFull PeersMissing "
-            "SessionError TimedOut TooFewPeers UnknownPeer"
+            "BodyError CollectiveFailed MalformedMessage NotTheSender OutboxFull PeersMissing "
+            "SessionError TooFewPeers UnknownPeer"
         ),
         "links": "Bounds",
         "format.messages": (

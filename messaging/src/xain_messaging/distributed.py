@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from functools import update_wrapper
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-from xain_messaging.conditional_events import (
+from xain_foundation.conditional_events import (
     MAX_HELD,
     EventTable,
     Expression,

@@ -26,13 +26,11 @@ from typing import TypeVar
 from xain_foundation.logs.logger import get_logger
 from xain_foundation.names import why_not
 from xain_foundation.net.backoff import Backoff
-from xain_messaging.errors import (
-    Closed,
-    MalformedMessage,
-    MessagingError,
-    OutboxFull,
-    UnknownPeer,
-)
+from xain_foundation.net.errors import MessagingError
+from xain_foundation.waits import LONGEST_S
+from xain_membership.errors import Closed
+from xain_membership.ports import Discovery, Member, Membership, Roster
+from xain_messaging.errors import MalformedMessage, OutboxFull, UnknownPeer
 from xain_messaging.format.codec import Frames, Parts, decode, num_bytes
 from xain_messaging.format.messages import Message, SessionMessage
 from xain_messaging.inbox import Inbox
@@ -48,9 +46,8 @@ from xain_messaging.links import (
     read_head,
     require_sender,
 )
-from xain_messaging.ports import Discovery, Driver, Member, Membership, Roster
+from xain_messaging.ports import Driver
 from xain_messaging.sessions import Sessions
-from xain_messaging.waits import LONGEST_S
 
 log = get_logger(__name__)
 

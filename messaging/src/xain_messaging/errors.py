@@ -1,14 +1,8 @@
-"""Errors between peers. All of them are MessagingErrors, and none ends the process."""
+"""Errors of messages. All of them are MessagingErrors, and none ends the process."""
 
 from collections.abc import Collection
 
-
-class MessagingError(Exception):
-    """The root of all that is raised here."""
-
-
-class Closed(MessagingError):
-    """The proxy, driver or discovery has been closed."""
+from xain_foundation.net.errors import MessagingError
 
 
 class BodyError(MessagingError, ValueError):
@@ -25,10 +19,6 @@ class NotTheSender(MessagingError):
 
 class SessionError(MessagingError):
     """A stage that does not follow on what the session has come to."""
-
-
-class TimedOut(MessagingError, TimeoutError):
-    """A wait that is over without its result."""
 
 
 class OutboxFull(MessagingError):
@@ -60,18 +50,6 @@ class PeersMissing(MessagingError):
 
 class TooFewPeers(PeersMissing):
     """Fewer of a role than `minimal_peers` have been there for too long."""
-
-
-class NameTaken(MessagingError):
-    """The name belongs to another process of the group, which is alive."""
-
-
-class MembershipLost(MessagingError):
-    """We have been taken for dead, and another one has our name now."""
-
-
-class DiscoveryUnavailable(MessagingError):
-    """The coordinator or the Redis that knows the peers cannot be reached, or takes no more."""
 
 
 class CollectiveFailed(MessagingError):

@@ -31,11 +31,13 @@ from typing import Any, Final, Self, TypeVar
 import msgspec
 
 from xain_foundation.names import why_not
+from xain_membership.errors import Closed
+from xain_membership.ports import Discovery, Roster
 from xain_messaging.collectives import Collectives, Group
 from xain_messaging.discovery import open_discovery
 from xain_messaging.drivers import open_driver
 from xain_messaging.endpoint import Endpoint
-from xain_messaging.errors import Closed, OutboxFull, PeersMissing, TooFewPeers
+from xain_messaging.errors import OutboxFull, PeersMissing, TooFewPeers
 from xain_messaging.format.codec import Parts, num_bytes, parts, snapshot
 from xain_messaging.format.messages import (
     SAME,
@@ -46,7 +48,7 @@ from xain_messaging.format.messages import (
 )
 from xain_messaging.inbox import Awaited
 from xain_messaging.links import DEFAULT_BOUNDS, MESSAGE, Bounds, Delivery
-from xain_messaging.ports import Discovery, Driver, Roster
+from xain_messaging.ports import Driver
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ import pytest
 
 from support.discovery import Peer
 from support.messaging import DISCOVERIES, discovery_of
-from xain_messaging.discovery.registry import Registry
-from xain_messaging.ports import Discovery
+from xain_membership.ports import Discovery
+from xain_membership.registry import Registry
 
 
 @pytest.fixture(params=DISCOVERIES)

@@ -8,10 +8,10 @@ import pytest
 
 from support.discovery import MemberCalls, Peer
 from support.messaging import PATIENCE_S, until
-from xain_messaging.discovery.registry import MAX_BARRIERS
-from xain_messaging.discovery.server import MembershipServer
-from xain_messaging.errors import Closed, TimedOut
-from xain_messaging.ports import Discovery
+from xain_membership.errors import Closed, TimedOut
+from xain_membership.ports import Discovery
+from xain_membership.registry import MAX_BARRIERS
+from xain_membership.server import MembershipServer
 
 
 def test_a_barrier_opens_when_all_are_there(discovery: Discovery) -> None:
@@ -41,7 +41,7 @@ def test_a_barrier_waits_without_end(
     discovery: Discovery, arrivals: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wait lasts as long as the barrier is closed, which may be longer than any one wait."""
-    monkeypatch.setattr("xain_messaging.waits.LONGEST_S", 0.2)
+    monkeypatch.setattr("xain_foundation.waits.LONGEST_S", 0.2)
     anna, ben = Peer(discovery, "anna"), Peer(discovery, "ben")
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(anna.membership.barrier, "epoch", 2, math.inf)

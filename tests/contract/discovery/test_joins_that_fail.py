@@ -7,7 +7,7 @@ import pytest
 
 from support.discovery import NETWORKED, Peer, Service
 from support.messaging import LEASE_S, PATIENCE_S, until
-from xain_messaging.errors import DiscoveryUnavailable
+from xain_membership.errors import DiscoveryUnavailable
 
 
 class Threads:

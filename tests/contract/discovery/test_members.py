@@ -7,10 +7,10 @@ import pytest
 
 from support.discovery import Peer, is_refused
 from support.messaging import PATIENCE_S, until
-from xain_messaging.discovery.coordinator import CoordinatorDiscovery
+from xain_membership.coordinator import CoordinatorDiscovery
+from xain_membership.errors import DiscoveryUnavailable, NameTaken
+from xain_membership.ports import Discovery
 from xain_messaging.discovery.redis import RedisDiscovery
-from xain_messaging.errors import DiscoveryUnavailable, NameTaken
-from xain_messaging.ports import Discovery
 
 
 def test_a_newcomer_knows_all_and_is_known_to_all(discovery: Discovery) -> None:
@@ -39,7 +39,7 @@ def test_join_without_a_timeout_waits_for_the_name(
     discovery: Discovery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The name may stay taken for longer than any one wait."""
-    monkeypatch.setattr("xain_messaging.waits.LONGEST_S", 0.2)
+    monkeypatch.setattr("xain_foundation.waits.LONGEST_S", 0.2)
     first = Peer(discovery, "anna")
     with ThreadPoolExecutor() as pool:
         joining = pool.submit(Peer, discovery, "anna", address="there", timeout_s=math.inf)

@@ -14,16 +14,16 @@ from support.discovery import MemberCalls, Peer, Service, is_refused
 from support.fault_proxy import FaultProxy
 from support.logs import capture_logs
 from support.messaging import LEASE_S, PATIENCE_S, until
-from xain_messaging import background
-from xain_messaging.discovery.coordinator import CoordinatorDiscovery
-from xain_messaging.discovery.server import MembershipServer
-from xain_messaging.discovery.service import (
+from xain_membership import background
+from xain_membership.coordinator import CoordinatorDiscovery
+from xain_membership.errors import DiscoveryUnavailable, NameTaken
+from xain_membership.server import MembershipServer
+from xain_membership.service import (
     GATHER_S,
     KEEPALIVE,
     MAX_MEMBERS,
     MembershipService,
 )
-from xain_messaging.errors import DiscoveryUnavailable, NameTaken
 from xain_wire.messaging import membership_pb2 as pb
 from xain_wire.messaging.membership_pb2_grpc import MembershipStub
 
@@ -63,8 +63,8 @@ def test_stream_without_a_reader_is_ended(monkeypatch: pytest.MonkeyPatch) -> No
             super().__init__(*rest, **more)
             services.append(self)
 
-    monkeypatch.setattr("xain_messaging.discovery.server.MembershipService", Service)
-    monkeypatch.setattr("xain_messaging.discovery.service.GATHER_FOR_EACH_S", 0.0)
+    monkeypatch.setattr("xain_membership.server.MembershipService", Service)
+    monkeypatch.setattr("xain_membership.service.GATHER_FOR_EACH_S", 0.0)
     with (
         MembershipServer(settle_s=0.0) as server,
         MemberCalls(server.target, "crowd") as crowd,
@@ -110,7 +110,7 @@ def test_a_member_of_a_large_group_hears_of_many_changes_at_once(
 ) -> None:
     """A while passes between two messages to a member, which grows with the group. It hears at once
     that its stream has ended."""
-    monkeypatch.setattr("xain_messaging.discovery.service.GATHER_FOR_EACH_S", 3600.0)
+    monkeypatch.setattr("xain_membership.service.GATHER_FOR_EACH_S", 3600.0)
     with (
         MembershipServer(settle_s=0.0) as server,
         MemberCalls(server.target, "anna").join() as anna,
@@ -185,7 +185,7 @@ def test_service_that_stood_still_removes_no_member() -> None:
 
 def test_members_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member beyond the bound waits for its time, and gets the slot of a member that leaves."""
-    monkeypatch.setattr("xain_messaging.discovery.service.MAX_MEMBERS", 2)
+    monkeypatch.setattr("xain_membership.service.MAX_MEMBERS", 2)
     with Service("coordinator", LEASE_S) as service:
         discovery = service.discovery
         first, second = Peer(discovery, "anna"), Peer(discovery, "ben", group="another")

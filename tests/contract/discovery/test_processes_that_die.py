@@ -5,8 +5,8 @@ import pytest
 from support.discovery import NETWORKED, Peer, Service, is_refused
 from support.messaging import PATIENCE_S, until
 from support.peers import PeerProcess, answer, member
-from xain_messaging.errors import MembershipLost, NameTaken
-from xain_messaging.ports import Discovery
+from xain_membership.errors import MembershipLost, NameTaken
+from xain_membership.ports import Discovery
 
 
 def process(discovery: Discovery, name: str, timeout_s: float = PATIENCE_S) -> PeerProcess:

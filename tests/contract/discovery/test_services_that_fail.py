@@ -11,11 +11,11 @@ import pytest
 from support.discovery import NETWORKED, Peer, Service, all_are_back
 from support.fault_proxy import FaultProxy
 from support.messaging import LEASE_S, PATIENCE_S, RedisServer, until
-from xain_messaging.discovery.coordinator import CoordinatorDiscovery
+from xain_membership.coordinator import CoordinatorDiscovery
+from xain_membership.errors import Closed, DiscoveryUnavailable, TimedOut
+from xain_membership.ports import Discovery
+from xain_membership.server import MembershipServer
 from xain_messaging.discovery.redis import RedisDiscovery
-from xain_messaging.discovery.server import MembershipServer
-from xain_messaging.errors import Closed, DiscoveryUnavailable, TimedOut
-from xain_messaging.ports import Discovery
 
 
 @pytest.mark.parametrize("kind", NETWORKED)
@@ -88,8 +88,9 @@ def hangs(kind: str) -> Iterator[tuple[Discovery, Callable[[], None]]]:
 def test_times_hold_whatever_the_service_does(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A service that hangs keeps nobody for longer than the time that was given; to leave takes a
     moment."""
-    monkeypatch.setattr("xain_messaging.discovery.remote.CALL_TIMEOUT_S", 3600.0)
-    monkeypatch.setattr(f"xain_messaging.discovery.{kind}.CALL_TIMEOUT_S", 3600.0)
+    monkeypatch.setattr("xain_membership.remote.CALL_TIMEOUT_S", 3600.0)
+    home = "xain_messaging.discovery.redis" if kind == "redis" else "xain_membership.coordinator"
+    monkeypatch.setattr(f"{home}.CALL_TIMEOUT_S", 3600.0)
     with ThreadPoolExecutor() as pool, hangs(kind) as (discovery, hang):
         anna = Peer(discovery, "anna")
         hang()

@@ -9,7 +9,8 @@ import pytest
 
 from support.drivers import Arrived, Event, Lost, Receiving, next_event, received
 from support.messaging import PATIENCE_S
-from xain_messaging.errors import Closed, UnknownPeer
+from xain_membership.errors import Closed
+from xain_messaging.errors import UnknownPeer
 from xain_messaging.format.codec import Frame
 
 

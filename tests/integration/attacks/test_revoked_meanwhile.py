@@ -30,7 +30,7 @@ from xain_foundation.security.tls import KEY, REVOKED
 from xain_foundation.security.tls_settings import TlsSettings
 from xain_foundation.security.tls_socket import TlsSocket
 from xain_foundation.security.x509 import key_to_pem, make_request, new_key, read_certificate
-from xain_messaging.discovery.server import MembershipServer
+from xain_membership.server import MembershipServer
 from xain_messaging.drivers.grpc_streams import GrpcDriver
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.messaging import membership_pb2 as mpb

@@ -29,7 +29,7 @@ from support.wire import Member
 from xain_coordinator.server.operators_socket import socket_of
 from xain_foundation.security.identity import Role
 from xain_foundation.security.tls import AUTHORITY, CERTIFICATE, KEY
-from xain_messaging.discovery.server import MembershipServer
+from xain_membership.server import MembershipServer
 from xain_messaging.drivers.grpc_streams import GrpcDriver
 
 HTTP1 = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"

@@ -14,11 +14,11 @@ from support.lossy import JoinLossy, LossyDriver
 from support.messaging import DRIVERS, PATIENCE_S, discovery_of, driver_maker
 from support.peers import PeerProcess
 from support.process import CoordinatorProcess
-from xain_messaging.discovery.coordinator import CoordinatorDiscovery
-from xain_messaging.discovery.in_process import InProcessDiscovery
+from xain_membership.coordinator import CoordinatorDiscovery
+from xain_membership.in_process import InProcessDiscovery
+from xain_membership.ports import Discovery
 from xain_messaging.drivers.in_process import Switchboard
 from xain_messaging.links import Bounds
-from xain_messaging.ports import Discovery
 from xain_messaging.proxy import Proxy
 
 

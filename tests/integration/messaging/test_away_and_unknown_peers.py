@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from support.logs import capture_logs
 from support.lossy import JoinLossy, tags
 from support.messaging import PATIENCE_S, until
+from xain_membership.ports import Member
 from xain_messaging.format.messages import Message, SessionMessage
-from xain_messaging.ports import Member
 
 
 def test_forgotten_peer_that_comes_back_hears_new_messages(lossy: JoinLossy) -> None:

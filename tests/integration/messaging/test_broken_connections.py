@@ -12,13 +12,14 @@ import pytest
 from support.fault_proxy import FaultProxy
 from support.lossy import JoinLossy, tags
 from support.messaging import PATIENCE_S, until
-from xain_messaging.discovery.in_process import InProcessDiscovery
+from xain_membership.errors import MembershipLost
+from xain_membership.in_process import InProcessDiscovery
+from xain_membership.ports import Member, Membership
 from xain_messaging.drivers.grpc_streams import GrpcDriver
 from xain_messaging.drivers.zeromq import ZmqDriver
-from xain_messaging.errors import CollectiveFailed, MembershipLost
+from xain_messaging.errors import CollectiveFailed
 from xain_messaging.format.messages import Message
 from xain_messaging.links import Bounds
-from xain_messaging.ports import Member, Membership
 from xain_messaging.proxy import Proxy
 
 

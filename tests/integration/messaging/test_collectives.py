@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from integration.messaging.conftest import Group as Proxies
 from support.messaging import PATIENCE_S, discovery_of, until
 from support.peers import OPERATIONS, OPERATORS, arrays_of, given_to, results_of, same
+from xain_foundation.net.errors import MessagingError
 from xain_messaging.collectives import Group
 from xain_messaging.collectives.algorithms import tree_broadcast
 from xain_messaging.collectives.members import ID_LENGTH
 from xain_messaging.collectives.operation import Operation
 from xain_messaging.collectives.registry import MAX_GROUPS, MAX_NAME
-from xain_messaging.errors import CollectiveFailed, MessagingError, PeersMissing
+from xain_messaging.errors import CollectiveFailed, PeersMissing
 from xain_messaging.format.codec import encode, snapshot
 from xain_messaging.format.messages import Message
 from xain_messaging.links import COLLECTIVE, Bounds

@@ -13,10 +13,10 @@ import pytest
 from integration.messaging.conftest import Group
 from support.messaging import PATIENCE_S, until
 from support.peers import OPERATIONS, PeerProcess, arrays_of, collective, given_to, results_of, same
+from xain_membership.ports import Discovery
 from xain_messaging.collectives import Group as CollectiveGroup
 from xain_messaging.errors import CollectiveFailed
 from xain_messaging.links import Bounds
-from xain_messaging.ports import Discovery
 from xain_messaging.proxy import Proxy
 
 NAMES = [f"worker-{i}" for i in range(4)]

@@ -9,7 +9,7 @@ import pytest
 
 from integration.messaging.conftest import Group
 from support.messaging import PATIENCE_S, until
-from xain_messaging.conditional_events import ConditionalEventError, EventTableFull
+from xain_foundation.conditional_events import ConditionalEventError, EventTableFull
 from xain_messaging.distributed import dist
 from xain_messaging.format.messages import Message
 from xain_messaging.proxy import Proxy

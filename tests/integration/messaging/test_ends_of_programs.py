@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import pytest
 
 from support.messaging import PATIENCE_S, RedisServer, discovery_of, until
+from xain_membership.ports import Discovery, Roster
 from xain_messaging.discovery.redis import RedisDiscovery
 from xain_messaging.format.messages import Message
-from xain_messaging.ports import Discovery, Roster
 from xain_messaging.proxy import Proxy
 
 PROGRAM = textwrap.dedent(

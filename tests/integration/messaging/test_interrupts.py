@@ -13,8 +13,8 @@ import pytest
 from integration.messaging.conftest import Group
 from support.lossy import JoinLossy, LossyDriver, tags
 from support.messaging import PATIENCE_S, until
+from xain_membership.errors import Closed
 from xain_messaging.endpoint import Endpoint
-from xain_messaging.errors import Closed
 from xain_messaging.format.codec import Frames
 from xain_messaging.format.messages import Message, SessionMessage, SessionType
 from xain_messaging.inbox import Inbox

@@ -13,17 +13,17 @@ import pytest
 
 from integration.messaging.conftest import Group
 from support.messaging import PATIENCE_S, until
+from xain_membership.errors import Closed, TimedOut
+from xain_membership.in_process import InProcessDiscovery
+from xain_membership.ports import Membership
 from xain_messaging import endpoint as endpoint_module
 from xain_messaging import proxy as proxy_module
-from xain_messaging.discovery.in_process import InProcessDiscovery
 from xain_messaging.drivers.in_process import InProcessDriver, Switchboard
 from xain_messaging.errors import (
     BodyError,
-    Closed,
     OutboxFull,
     PeersMissing,
     SessionError,
-    TimedOut,
     TooFewPeers,
     UnknownPeer,
 )
@@ -31,7 +31,6 @@ from xain_messaging.format.codec import Frames
 from xain_messaging.format.messages import Message, SessionMessage, SessionType, TaskSessionStage
 from xain_messaging.inbox import Awaited
 from xain_messaging.links import BATCH_MESSAGES, MESSAGE, Bounds, read_head
-from xain_messaging.ports import Membership
 from xain_messaging.proxy import Proxy
 
 

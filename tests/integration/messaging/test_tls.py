@@ -15,19 +15,20 @@ from support.certificates import make_authority, write_folder
 from support.drivers import Arrived, Receiving, next_event
 from support.messaging import PATIENCE_S, until
 from xain_foundation.net.channels import open_channel
+from xain_foundation.net.errors import MessagingError
 from xain_foundation.net.sockets import free_ports
 from xain_foundation.security.identity import IdentityRules, Role
 from xain_foundation.security.tls import FILES, Certificates
 from xain_foundation.security.x509 import Authority
-from xain_messaging.discovery.coordinator import CoordinatorDiscovery
-from xain_messaging.discovery.in_process import InProcessDiscovery
+from xain_membership.coordinator import CoordinatorDiscovery
+from xain_membership.errors import DiscoveryUnavailable
+from xain_membership.in_process import InProcessDiscovery
+from xain_membership.ports import Membership
+from xain_membership.server import MembershipServer
 from xain_messaging.discovery.redis import RedisDiscovery
-from xain_messaging.discovery.server import MembershipServer
 from xain_messaging.drivers.grpc_streams import GrpcDriver
 from xain_messaging.drivers.zeromq import ZmqDriver
-from xain_messaging.errors import DiscoveryUnavailable, MessagingError
 from xain_messaging.format.messages import Message, SessionMessage
-from xain_messaging.ports import Membership
 from xain_messaging.proxy import Proxy
 from xain_wire.messaging import membership_pb2 as pb
 from xain_wire.messaging.membership_pb2_grpc import MembershipStub

@@ -5,7 +5,7 @@ import threading
 
 from support.lossy import LossyDriver, tags
 from support.messaging import PATIENCE_S, until
-from xain_messaging.discovery.in_process import InProcessDiscovery
+from xain_membership.in_process import InProcessDiscovery
 from xain_messaging.drivers.in_process import InProcessDriver, Switchboard
 from xain_messaging.drivers.zeromq import ZmqDriver
 from xain_messaging.format.codec import Frames

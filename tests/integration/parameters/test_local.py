@@ -14,8 +14,8 @@ import pytest
 
 import xain_parameters as parameters
 from support.logs import capture_logs
-from xain_messaging.discovery.coordinator import CoordinatorMembership
-from xain_messaging.ports import Member
+from xain_membership.coordinator import CoordinatorMembership
+from xain_membership.ports import Member
 from xain_parameters import Invalid, KVWorker, LocalGroup, Unavailable
 from xain_parameters.messages import Message
 from xain_parameters.node.server import ParameterServer

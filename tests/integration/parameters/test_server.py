@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from xain_foundation.net.sockets import free_ports
-from xain_messaging import background
+from xain_membership import background
 from xain_parameters.client.core import Core
 from xain_parameters.client.sync import Server
 from xain_parameters.errors import Closed, Invalid, RolledBack, Unavailable

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 import pytest
 
 from support.messaging import PATIENCE_S, until
-from xain_messaging.conditional_events import EventTableFull
-from xain_messaging.discovery.in_process import InProcessDiscovery
+from xain_foundation.conditional_events import EventTableFull
+from xain_membership.in_process import InProcessDiscovery
 from xain_messaging.distributed import dist
 from xain_messaging.drivers.in_process import InProcessDriver, Switchboard
 from xain_messaging.format.messages import Message

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xain_messaging.discovery.registry import Registry
+from xain_membership.registry import Registry
 from xain_parameters.jobs.absences import Absences
 from xain_parameters.scheduler.service import GRACE_S, LEASE_S, WORKER_LEASE_S
 

@@ -43,7 +43,7 @@ from xain_coordinator.updates.sources import Bucket
 from xain_coordinator.updates.uploads import Uploads
 from xain_foundation.net.connection_limit import ConnectionLimit, max_connections
 from xain_foundation.security.identity import Role
-from xain_messaging.discovery.service import (
+from xain_membership.service import (
     KEEPALIVE,
     MAX_MEMBERS,
     MembershipService,

@@ -31,6 +31,7 @@ Level = Literal["notset", "debug", "info", "warning", "error", "critical"]
 # Loggers below these names are ours; all others are third parties.
 _OURS = (
     "xain_coordinator",
+    "xain_membership",
     "xain_messaging",
     "xain_parameters",
     "xain_participant",

@@ -8,10 +8,11 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from xain_foundation.net.errors import MessagingError
 from xain_messaging.collectives.members import Members, Step
 from xain_messaging.collectives.registry import Arrived, Differs, Registry
 from xain_messaging.endpoint import Endpoint
-from xain_messaging.errors import CollectiveFailed, MessagingError, OutboxFull
+from xain_messaging.errors import CollectiveFailed, OutboxFull
 from xain_messaging.format.codec import Parts, encode, snapshot
 from xain_messaging.format.messages import Message
 from xain_messaging.links import COLLECTIVE

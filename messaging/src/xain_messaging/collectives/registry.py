@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
+from xain_foundation.net.errors import MessagingError
 from xain_messaging.collectives.members import ID_LENGTH, Members, Step
 from xain_messaging.endpoint import Endpoint
-from xain_messaging.errors import CollectiveFailed, MessagingError
+from xain_messaging.errors import CollectiveFailed
 from xain_messaging.format.codec import encode
 from xain_messaging.format.messages import Message
 from xain_messaging.links import COLLECTIVE, Delivery

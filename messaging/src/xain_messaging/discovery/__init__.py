@@ -1,6 +1,6 @@
 """Ways to find each other: see ports.Discovery."""
 
-from xain_messaging.ports import Discovery
+from xain_membership.ports import Discovery
 
 
 def open_discovery(target: str) -> Discovery:
@@ -11,6 +11,6 @@ def open_discovery(target: str) -> Discovery:
         from xain_messaging.discovery.redis import RedisDiscovery
 
         return RedisDiscovery(target)
-    from xain_messaging.discovery.coordinator import CoordinatorDiscovery
+    from xain_membership.coordinator import CoordinatorDiscovery
 
     return CoordinatorDiscovery(target)

@@ -25,15 +25,15 @@ import redis
 from xain_foundation.logs.logger import get_logger
 from xain_foundation.net.backoff import Backoff
 from xain_foundation.settings.fields import is_loopback
-from xain_messaging.discovery.registry import LEASE_S, SETTLE_S, WORD_S, Registry, State
-from xain_messaging.discovery.remote import (
+from xain_membership.errors import DiscoveryUnavailable
+from xain_membership.ports import Member, Roster
+from xain_membership.registry import LEASE_S, SETTLE_S, WORD_S, Registry, State
+from xain_membership.remote import (
     CALL_TIMEOUT_S,
     RETRY_S,
     RemoteMembership,
     left_s,
 )
-from xain_messaging.errors import DiscoveryUnavailable
-from xain_messaging.ports import Member, Roster
 
 log = get_logger(__name__)
 

@@ -18,8 +18,8 @@ from typing import Final
 
 import numpy as np
 
+from xain_foundation.spare import spare
 from xain_messaging.format.codec import MAX_FRAMES, Frame, Frames
-from xain_messaging.spare import spare
 
 # Each message costs some hand-overs between threads at both ends, whatever its size.
 CHUNK_BYTES: Final = 2 << 20

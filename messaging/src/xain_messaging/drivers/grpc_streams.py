@@ -29,13 +29,14 @@ from xain_foundation.security.callers import Caller
 from xain_foundation.security.identity import NoIdentity, Role, peer_host
 from xain_foundation.security.tls import Certificates
 from xain_foundation.settings.fields import require_private
+from xain_foundation.waits import LONGEST_S, left_s
+from xain_membership.errors import Closed
 from xain_messaging.drivers.addresses import told_host
 from xain_messaging.drivers.grpc_framing import MAX_CHUNK_BYTES, Malformed, chunks_of, packets
-from xain_messaging.errors import Closed, NotTheSender, UnknownPeer
+from xain_messaging.errors import NotTheSender, UnknownPeer
 from xain_messaging.format.codec import MAX_MESSAGE_BYTES, Frames
 from xain_messaging.links import MAX_HEAD_BYTES
 from xain_messaging.ports import OnPacket, ignore
-from xain_messaging.waits import LONGEST_S, left_s
 
 log = get_logger(__name__)
 

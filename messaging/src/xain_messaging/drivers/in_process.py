@@ -6,10 +6,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from xain_messaging.errors import Closed, UnknownPeer
+from xain_foundation.waits import LONGEST_S
+from xain_membership.errors import Closed
+from xain_messaging.errors import UnknownPeer
 from xain_messaging.format.codec import Frames
 from xain_messaging.ports import OnPacket, ignore
-from xain_messaging.waits import LONGEST_S
 
 
 @dataclass

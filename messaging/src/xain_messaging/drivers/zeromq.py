@@ -15,11 +15,12 @@ from typing import Any, Final
 import zmq
 
 from xain_foundation.settings.fields import require_private
+from xain_foundation.waits import LONGEST_S
+from xain_membership.errors import Closed
 from xain_messaging.drivers.addresses import told_host
-from xain_messaging.errors import Closed, UnknownPeer
+from xain_messaging.errors import UnknownPeer
 from xain_messaging.format.codec import Frame, Frames
 from xain_messaging.ports import OnPacket, ignore
-from xain_messaging.waits import LONGEST_S
 
 # Smaller frames are copied: that costs less than to hand them over.
 HAND_OVER_BYTES: Final = 64 << 10

@@ -28,9 +28,9 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from xain_foundation.spare import spare
 from xain_messaging.errors import BodyError, MalformedMessage
 from xain_messaging.format.messages import STAGES, Body, Message, SessionMessage, SessionStage
-from xain_messaging.spare import spare
 
 VERSION: Final = 1
 MAX_DEPTH = 500  # of lists and maps in each other; msgpack goes no deeper than 511

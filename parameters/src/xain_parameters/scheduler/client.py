@@ -15,17 +15,12 @@ import grpc
 from xain_foundation.logs.logger import get_logger
 from xain_foundation.net.channels import require_private_way, why_unreachable
 from xain_foundation.net.current_channel import CurrentChannel
+from xain_foundation.net.errors import MessagingError
 from xain_foundation.net.grpc_calls import Cancellable
 from xain_foundation.security.identity import SCHEDULER
 from xain_foundation.security.tls import Certificates
-from xain_messaging.discovery.coordinator import CoordinatorDiscovery
-from xain_messaging.errors import (
-    DiscoveryUnavailable,
-    MembershipLost,
-    MessagingError,
-    NameTaken,
-    TimedOut,
-)
+from xain_membership.coordinator import CoordinatorDiscovery
+from xain_membership.errors import DiscoveryUnavailable, MembershipLost, NameTaken, TimedOut
 from xain_parameters.errors import Closed, Evicted, Invalid, TableConflict, Unavailable
 from xain_parameters.handlers import check_member_name
 from xain_parameters.scheduler.permissions import GROUP

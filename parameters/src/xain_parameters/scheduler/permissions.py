@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from xain_foundation.security.identity import Role
-from xain_messaging.discovery.permissions import OF_MEMBERSHIP, Roles
+from xain_membership.permissions import OF_MEMBERSHIP, Roles
 
 GROUP: Final = "parameters"
 SERVER, WORKER = "server", "worker"

@@ -21,9 +21,9 @@ from xain_foundation.names import shortened
 from xain_foundation.security.callers import Callers
 from xain_foundation.security.tls import Certificates
 from xain_foundation.settings.fields import is_loopback
-from xain_messaging.discovery.permissions import names_of
-from xain_messaging.discovery.server import ServiceServer
-from xain_messaging.discovery.service import MembershipService
+from xain_membership.permissions import names_of
+from xain_membership.server import ServiceServer
+from xain_membership.service import MembershipService
 from xain_parameters.errors import (
     Evicted,
     Invalid,

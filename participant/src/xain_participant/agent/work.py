@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xain_foundation.logs.logger import get_logger
-from xain_messaging.spare import Spare
+from xain_foundation.spare import Spare
 from xain_participant.keep.result import NotKept, Result
 from xain_participant.keep.state import StateDirectory
 from xain_participant.sdk import events as e

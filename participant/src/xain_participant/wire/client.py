@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from xain_foundation.net import channels
 from xain_foundation.net.current_channel import CurrentChannel
 from xain_foundation.net.grpc_calls import Cancellable, details_of
-from xain_messaging.spare import Spare
+from xain_foundation.spare import Spare
 from xain_participant.sdk.encoded import Encoded
 from xain_participant.sdk.evaluations import evaluation_message
 from xain_participant.sdk.events import RefusedBy

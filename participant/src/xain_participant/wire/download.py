@@ -5,7 +5,7 @@ from typing import Any
 import xxhash
 from numpy.typing import NDArray
 
-from xain_messaging.spare import Spare
+from xain_foundation.spare import Spare
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.np import parse_npy_header
 from xain_wire.np.codec import MAX_HEADER_BYTES

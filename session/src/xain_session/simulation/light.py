@@ -23,7 +23,7 @@ from xain_foundation.exit_statuses import EXIT_OK
 from xain_foundation.logs.logger import get_logger
 from xain_foundation.net.backoff import Backoff
 from xain_foundation.net.channels import open_async_channel
-from xain_messaging.spare import Spare
+from xain_foundation.spare import Spare
 from xain_participant.agent.agent import (
     AWAY,
     LEAVE_TIMEOUT_S,

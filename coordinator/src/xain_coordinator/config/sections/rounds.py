@@ -23,10 +23,10 @@ from xain_coordinator.extensions.strategies import (
     make_controller,
     make_pacing,
 )
+from xain_foundation.conditional_events import ConditionalEventError, parse
 from xain_foundation.names import shortened, why_not
 from xain_foundation.settings import tags as tag_rules
 from xain_foundation.settings.fields import Check, Conflicts, Section, Texts, WrongSetting
-from xain_messaging.conditional_events import ConditionalEventError, parse
 from xain_wire.limits import MAX_INT32
 from xain_workloads.passes import MAX_ROUNDS, ROUNDS
 

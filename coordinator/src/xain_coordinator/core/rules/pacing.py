@@ -20,7 +20,7 @@ from xain_coordinator.core.parts import attempts, descent
 from xain_coordinator.core.parts.round import Round
 from xain_coordinator.core.vocabulary.values import Expression, Plan, Rules, Task
 from xain_foundation.clock_table import ClockTable
-from xain_messaging.conditional_events import Condition, parse
+from xain_foundation.conditional_events import Condition, parse
 from xain_workloads.passes import plan
 
 # A quorum counts the updates of participants.

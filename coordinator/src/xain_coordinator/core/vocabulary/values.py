@@ -7,7 +7,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Literal
 
-from xain_messaging.conditional_events import Expression as Expression
+from xain_foundation.conditional_events import Expression as Expression
 from xain_workloads.comparing.gains import LocalModel as LocalModel
 from xain_workloads.comparing.importance import Importance as Importance
 from xain_workloads.measures.figures import Figure as Figure

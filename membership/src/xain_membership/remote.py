@@ -11,17 +11,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from random import Random
 
+from xain_foundation import waits
 from xain_foundation.logs.logger import get_logger
-from xain_messaging import waits
-from xain_messaging.discovery.registry import MAX_FORMER, check_barrier, note_latest, replaced
-from xain_messaging.errors import (
-    Closed,
-    DiscoveryUnavailable,
-    MembershipLost,
-    NameTaken,
-    TimedOut,
-)
-from xain_messaging.ports import Member, Roster
+from xain_membership.errors import Closed, DiscoveryUnavailable, MembershipLost, NameTaken, TimedOut
+from xain_membership.ports import Member, Roster
+from xain_membership.registry import MAX_FORMER, check_barrier, note_latest, replaced
 
 log = get_logger(__name__)
 

@@ -5,9 +5,10 @@ import itertools
 import msgspec
 import pytest
 
-from xain_messaging.discovery.registry import GRACE_S, MAX_BARRIERS, Registry, State
-from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, MessagingError, NameTaken
-from xain_messaging.ports import Member
+from xain_foundation.net.errors import MessagingError
+from xain_membership.errors import DiscoveryUnavailable, MembershipLost, NameTaken
+from xain_membership.ports import Member
+from xain_membership.registry import GRACE_S, MAX_BARRIERS, Registry, State
 
 LEASE_S = 10.0
 

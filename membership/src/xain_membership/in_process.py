@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from xain_messaging.discovery.registry import Registry, check_barrier
-from xain_messaging.errors import Closed, MembershipLost, NameTaken, TimedOut
-from xain_messaging.ports import Member, Roster
-from xain_messaging.waits import left_s
+from xain_foundation.waits import left_s
+from xain_membership.errors import Closed, MembershipLost, NameTaken, TimedOut
+from xain_membership.ports import Member, Roster
+from xain_membership.registry import Registry, check_barrier
 
 
 @dataclass(slots=True)

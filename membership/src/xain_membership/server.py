@@ -9,10 +9,10 @@ import grpc
 from xain_foundation.net.connection_limit import ConnectionLimit, max_connections
 from xain_foundation.security.tls import Certificates
 from xain_foundation.settings.fields import require_private
-from xain_messaging import background
-from xain_messaging.discovery.permissions import OF_MEMBERSHIP, Permissions, Roles, names_of
-from xain_messaging.discovery.registry import LEASE_S, SETTLE_S
-from xain_messaging.discovery.service import KEEPALIVE, MAX_MEMBERS, MembershipService
+from xain_membership import background
+from xain_membership.permissions import OF_MEMBERSHIP, Permissions, Roles, names_of
+from xain_membership.registry import LEASE_S, SETTLE_S
+from xain_membership.service import KEEPALIVE, MAX_MEMBERS, MembershipService
 
 STOP_S = 1.0
 HANDSHAKE_MS = 20_000

@@ -25,8 +25,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from xain_foundation.names import shortened, why_not
-from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, MessagingError, NameTaken
-from xain_messaging.ports import Member, Roster
+from xain_foundation.net.errors import MessagingError
+from xain_membership.errors import DiscoveryUnavailable, MembershipLost, NameTaken
+from xain_membership.ports import Member, Roster
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")

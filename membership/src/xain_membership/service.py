@@ -11,7 +11,10 @@ import grpc
 
 from xain_foundation.logs.logger import get_logger
 from xain_foundation.names import shortened, why_not
-from xain_messaging.discovery.registry import (
+from xain_foundation.net.errors import MessagingError
+from xain_membership.errors import DiscoveryUnavailable, MembershipLost, NameTaken
+from xain_membership.ports import Member, Roster
+from xain_membership.registry import (
     GRACE_S,
     LEASE_S,
     SETTLE_S,
@@ -19,8 +22,6 @@ from xain_messaging.discovery.registry import (
     Registry,
     check_barrier,
 )
-from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, MessagingError, NameTaken
-from xain_messaging.ports import Member, Roster
 from xain_wire.messaging import membership_pb2 as pb
 from xain_wire.messaging.membership_pb2_grpc import (
     MembershipServicer,

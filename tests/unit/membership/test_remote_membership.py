@@ -1,7 +1,7 @@
 """The members that a client of a remote service reports."""
 
-from xain_messaging.discovery.remote import RemoteMembership
-from xain_messaging.ports import Member, Roster
+from xain_membership.ports import Member, Roster
+from xain_membership.remote import RemoteMembership
 
 
 class Told(RemoteMembership):

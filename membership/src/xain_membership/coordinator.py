@@ -12,22 +12,18 @@ from typing import Any
 
 import grpc
 
+from xain_foundation import waits
 from xain_foundation.logs.logger import get_logger
 from xain_foundation.net.channels import require_private_way, why_unreachable
 from xain_foundation.net.current_channel import CurrentChannel
+from xain_foundation.net.errors import MessagingError
 from xain_foundation.net.grpc_calls import Cancellable, details_of
 from xain_foundation.security.tls import Certificates
-from xain_messaging import waits
-from xain_messaging.discovery.registry import replaced
-from xain_messaging.discovery.remote import CALL_TIMEOUT_S, RETRY_S, RemoteMembership, left_s
-from xain_messaging.discovery.service import from_message, to_message
-from xain_messaging.errors import (
-    DiscoveryUnavailable,
-    MembershipLost,
-    MessagingError,
-    NameTaken,
-)
-from xain_messaging.ports import Member, Roster
+from xain_membership.errors import DiscoveryUnavailable, MembershipLost, NameTaken
+from xain_membership.ports import Member, Roster
+from xain_membership.registry import replaced
+from xain_membership.remote import CALL_TIMEOUT_S, RETRY_S, RemoteMembership, left_s
+from xain_membership.service import from_message, to_message
 from xain_wire.messaging import membership_pb2 as pb
 from xain_wire.messaging.membership_pb2_grpc import MembershipStub
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from xain_messaging.spare import MIN_BYTES, Spare
+from xain_foundation.spare import MIN_BYTES, Spare
 
 
 def address(array: NDArray[Any]) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from xain_messaging.conditional_events import (
+from xain_foundation.conditional_events import (
     MAX_DEPTH,
     MAX_UNITS,
     ConditionalEventError,

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from support.messaging import PATIENCE_S
-from xain_messaging import background
+from xain_membership import background
 
 
 def test_a_loop_whose_thread_did_not_start_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeAlias, Typ
 
 from typing_extensions import TypeAliasType
 
-from xain_messaging.errors import MessagingError
+from xain_foundation.net.errors import MessagingError
 
 MAX_DEPTH = 32  # of lists in lists; reading and evaluating them recurses
 MAX_UNITS = 1024  # of one expression; all of them may be looked at for each message
