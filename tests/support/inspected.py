@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from xain_coordinator.server.inspection_client import Snapshot
+from xain_coordinator.inspection.client import Snapshot
 from xain_wire.fl import inspection_pb2 as inspection
 
 
