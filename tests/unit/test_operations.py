@@ -32,7 +32,7 @@ TABLES = {
     "Coordinator": ("coordinator", "foundation"),
     "Participant": ("participant", "workloads"),
     "Parameter server": ("parameters",),
-    "Messaging": ("messaging",),
+    "Messaging": ("membership", "messaging"),
 }
 SIGNALS = {EXIT_SIGNAL + signal.SIGINT, EXIT_SIGNAL + signal.SIGTERM}
 LAUNCH_SIGNALS = {EXIT_SIGNAL + number for number in interrupts._SIGNALS}
