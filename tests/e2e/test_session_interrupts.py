@@ -18,9 +18,9 @@ pytestmark = pytest.mark.e2e
 NAMES = "the rule __main__.Slow or the controller __main__.First"
 
 
-def started(folder: Path, what: str) -> subprocess.Popen[str]:
+def started(folder: Path, *what: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "support.slow_script", str(folder), what],
+        [sys.executable, "-m", "support.slow_script", str(folder), *what],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -29,9 +29,9 @@ def started(folder: Path, what: str) -> subprocess.Popen[str]:
     )
 
 
-def interrupted(folder: Path, what: str) -> subprocess.Popen[str]:
+def interrupted(folder: Path, *what: str) -> subprocess.Popen[str]:
     """A script that was interrupted in its code, and has said what it waits for."""
-    script = started(folder, what)
+    script = started(folder, *what)
     while not (folder / "called").exists():
         assert script.poll() is None, script.communicate()
         time.sleep(0.02)  # a poll, not a race: it ends when the file is there
@@ -43,22 +43,24 @@ def interrupted(folder: Path, what: str) -> subprocess.Popen[str]:
     return script
 
 
-@pytest.mark.parametrize("what", ["rule", "controller"])
+@pytest.mark.parametrize(
+    "what", [("rule",), ("controller",), ("rule", "asyncio")], ids=lambda words: " ".join(words)
+)
 @pytest.mark.parametrize("is_hurried", [False, True])
 def test_interrupted_script_waits_for_its_code_unless_interrupted_again(
-    tmp_path: Path, what: str, is_hurried: bool
+    tmp_path: Path, what: tuple[str, ...], is_hurried: bool
 ) -> None:
     """Either way the next start goes on with the session."""
-    script = interrupted(tmp_path, what)
+    script = interrupted(tmp_path, *what)
     if is_hurried:
         script.send_signal(signal.SIGINT)
     else:
         (tmp_path / "go").touch()
     _, errors = script.communicate(timeout=PATIENCE_S)
     assert script.returncode == (128 + signal.SIGINT if is_hurried else -signal.SIGINT)
-    assert errors.count("Traceback") == (0 if is_hurried else 1), errors
+    assert ("Traceback" not in errors) == is_hurried, errors
     (tmp_path / "go").touch()
-    again = started(tmp_path, what)
+    again = started(tmp_path, *what)
     output, errors = again.communicate(timeout=PATIENCE_S)
     assert again.returncode == 0, errors
     assert output == "[2.0, 2.0, 2.0]\n"

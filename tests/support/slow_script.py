@@ -1,11 +1,12 @@
 """A server's script whose rule, controller or pacing rule takes its time.
 
-    python -m support.slow_script FOLDER WHAT
+    python -m support.slow_script FOLDER WHAT [asyncio]
 
 WHAT, which is "rule" or "controller", makes the file "called" in the folder, and returns when the
 file "go" is there.
 """
 
+import asyncio
 import sys
 import time
 from pathlib import Path
@@ -45,8 +46,8 @@ def site(site: xain.Site) -> None:
         round_.submit({"w": round_.weights["w"] + 1}, samples=1)
 
 
-if __name__ == "__main__":
-    with xain.session(
+def opened() -> "xain.Session[Any]":
+    return xain.session(
         MODEL,
         rounds=2,
         rule=Slow(),
@@ -54,7 +55,23 @@ if __name__ == "__main__":
         participants=xain.simulated(site, 1, workers=1),
         data_dir=Path(sys.argv[1], "data"),
         progress=False,
-    ) as session:
+    )
+
+
+async def under_asyncio() -> list[float]:
+    async with opened() as session:
+        async for round_ in session:
+            await round_.run()
+    return session.result.weights["w"].tolist()
+
+
+def plain() -> list[float]:
+    with opened() as session:
         for round_ in session:
             round_.run()
-    sys.stdout.write(f"{session.result.weights['w'].tolist()}\n")
+    return session.result.weights["w"].tolist()
+
+
+if __name__ == "__main__":
+    weights = asyncio.run(under_asyncio()) if sys.argv[3:] else plain()
+    sys.stdout.write(f"{weights}\n")

@@ -20,6 +20,7 @@ from xain_session.errors import SessionFailed
 from xain_session.record import Best, Record, Result, Site, W
 from xain_session.round import AsyncRound, Participant, Round
 from xain_session.script_client import ScriptClient, Status
+from xain_session.stopping import Interrupts
 from xain_session.trackers import Tracker, by_name
 from xain_wire.fl import access_pb2 as control
 from xain_wire.fl import inspection_pb2 as inspection
@@ -476,16 +477,23 @@ class AsyncSession(Generic[W]):
 
     async def leave(self, error: BaseException | None) -> None:
         """Leave the `with`, with what its body has raised."""
+        with Interrupts(is_interrupted=isinstance(error, asyncio.CancelledError)):
+            await self._give_up()
+            trace = None if error is None else error.__traceback__
+            try:
+                await self.do(self._session.__exit__, type(error), error, trace)
+            finally:
+                if self._work is not None and not self._work.done():  # cancelled meanwhile
+                    await asyncio.wait([self._work])
+                self._thread.shutdown(wait=False)
+
+    async def _give_up(self) -> None:
+        """End a wait that its caller has given up."""
         client = self._session._client
         if self._work is not None and not self._work.done() and client is not None:
-            client.is_interrupted = True  # a wait that its caller has given up
+            client.is_interrupted = True
             await asyncio.wait([self._work])
             client.is_interrupted = False
-        trace = None if error is None else error.__traceback__
-        try:
-            await self.do(self._session.__exit__, type(error), error, trace)
-        finally:
-            self._thread.shutdown(wait=False)
 
     @property
     def id(self) -> str:

@@ -6,7 +6,8 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from types import FrameType
+from typing import Any, Final
 
 from xain_coordinator.process.embedding import Coordinator
 
@@ -36,16 +37,51 @@ def stop(
     except KeyboardInterrupt:
         if not is_interrupted:
             stop(coordinator, own, tell, is_interrupted=True)
-        elif hasattr(sys.modules["__main__"], "__file__"):
-            with suppress(OSError):
-                sys.stdout.flush()
-            os._exit(128 + signal.SIGINT)  # Python would wait for its threads
+        else:
+            _end_script()
         raise
+
+
+class Interrupts:
+    """Meanwhile, the second Ctrl-C of a script under asyncio ends it at once: asyncio would raise
+    KeyboardInterrupt, and Python then wait for its threads.
+
+    is_interrupted: the first one, which asyncio takes, has come already. In a thread that hears no
+    signals this does nothing.
+    """
+
+    def __init__(self, *, is_interrupted: bool) -> None:
+        self._is_interrupted = is_interrupted
+        self._before: Any = None
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self)
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._is_interrupted:
+            _end_script()
+        self._is_interrupted = True
+        if callable(self._before):
+            self._before(number, frame)
+
+
+def _end_script() -> None:
+    """End the process at once if it runs a script. A notebook's, which has no file, stays."""
+    if hasattr(sys.modules["__main__"], "__file__"):
+        with suppress(OSError):
+            sys.stdout.flush()
+        os._exit(128 + signal.SIGINT)  # Python would wait for its threads
 
 
 def _waiting_for(own: Sequence[str]) -> str:
     what = " or ".join([*own, "a transfer"])
     text = f"the coordinator stops when what runs in it has returned: {what}"
-    if threading.current_thread() is threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main or isinstance(signal.getsignal(signal.SIGINT), Interrupts):
         text += "; Ctrl-C ends the script at once, and loses nothing of the session"
     return text
