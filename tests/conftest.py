@@ -14,6 +14,7 @@ from hypothesis import settings
 
 from support.logs import restored
 from support.s3_servers import MinioGateway, S3Server, SeaweedFS
+from support.warm import Starts
 
 # A shell lets its background jobs ignore SIGINT, and so do all processes that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -21,6 +22,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # No example fails for the time that it takes, which is the machine's matter.
 settings.register_profile("unhurried", settings(), deadline=None)
 settings.load_profile("unhurried")
+
+STARTS = Starts()
+STARTS.install()
+
+
+@pytest.fixture(autouse=True)
+def _real_exec(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that is marked real_exec starts its processes with all their imports to be done."""
+    if request.node.get_closest_marker("real_exec"):
+        monkeypatch.setattr(STARTS, "are_real", True)
 
 
 @pytest.fixture(autouse=True)

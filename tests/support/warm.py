@@ -1,0 +1,316 @@
+"""Processes of the programs, forked from one that has imported them already.
+
+An import of a program costs more processor time than most tests of it, and the tests start
+thousands. `install` has subprocess and asyncio start a program of ours (`python -m xain_…`,
+`xain-…`, a script of this folder) by a request to a fork server, which is this file run as a
+program. The process that it forks is a child of the caller as any other: it has its pid, its exit
+status, its signals, its files.
+
+A program that is forked begins with its imports done, so a test of the imports, or of a signal
+before they are done, is marked `real_exec`. XAIN_REAL_EXEC=1 in the environment starts all
+processes anew.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import faulthandler
+import fcntl
+import gc
+import importlib
+import inspect
+import io
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# Imported by the fork server: the start of each program, and what most of them come to in their
+# first seconds. No framework: a program that trains with one shall import it by itself.
+MODULES = [
+    "xain_coordinator.cli.main",
+    "xain_coordinator.process.run",
+    "xain_participant.cli.cli",
+    "xain",
+]
+PROGRAMS = ("xain_coordinator", "xain_participant", "xain_parameters", "xain_messaging", "support.")
+# A process with other values of these is started anew: they are read before, or by, the imports.
+READ_BY_IMPORTS = ("PYTHON", "LC_", "LANG", "LD_", "OMP_", "GRPC_", "FORCE_COLOR", "COLUMNS")
+OF_ITS_OWN = {"PYTHONPATH"}  # which the forked process reads itself
+PR_SET_CHILD_SUBREAPER = 36
+HIGH_FD = 200  # above the descriptors that a test passes
+MOST_BYTES = 1 << 20  # of a request
+
+
+class ForkServer:
+    """The caller's end of a fork server, which starts with the first request."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._of = 0  # the process that started it: another one, forked from that, has its own
+
+    def fork(self, request: Mapping[str, object], files: Sequence[int]) -> int:
+        """Have it fork a process; returns its pid. The process is the caller's child.
+
+        request: see `_become`. files: descriptors, which become 0, 1, 2 and request["passed"].
+        """
+        with self._lock:
+            if self._socket is None or self._of != os.getpid():
+                self._start()
+                assert self._socket is not None
+            with _adopting():
+                socket.send_fds(self._socket, [json.dumps(request).encode()], list(files))
+                answer = self._socket.recv(64)
+        if not answer:
+            raise OSError("the fork server has ended: run with XAIN_REAL_EXEC=1 to see why")
+        return int(answer)
+
+    def _start(self) -> None:
+        self._socket, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (self._socket, its):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST_BYTES)
+        with its:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(its.fileno())],
+                env={key: v for key, v in os.environ.items() if key not in OF_ITS_OWN},
+                pass_fds=[its.fileno()],
+                process_group=0,  # Ctrl-C is the tests'; the server ends when its socket does
+            )
+        self._of = os.getpid()
+        atexit.register(self._end, self._socket, self._process)
+
+    @staticmethod
+    def _end(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
+        connection.close()
+        process.wait()
+
+
+@contextlib.contextmanager
+def _adopting() -> Iterator[None]:
+    """Meanwhile, a descendant whose parent ends becomes a child of this process."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def arguments_of(command: Sequence[str], cwd: str) -> list[str] | None:
+    """The arguments of Python that start a program of ours; None for any other command."""
+    program, *rest = command
+    if (
+        Path(program).name.startswith("xain-")
+        and Path(program).parent == Path(sys.executable).parent
+    ):
+        return [program, *rest]
+    if program != sys.executable or not rest:
+        return None
+    if rest[:2] == ["-X", "faulthandler"]:
+        rest = rest[2:]
+    if rest[0] == "-m" and rest[1].startswith(PROGRAMS):
+        return rest
+    script, here = Path(cwd, rest[0]), Path(__file__)
+    is_ours = script.parent == here.parent and script.suffix == ".py" and script != here
+    return rest if is_ours else None
+
+
+class Starts:
+    """How subprocess starts processes while `installed`.
+
+    are_real: all of them anew, by exec.
+    """
+
+    are_real = bool(os.environ.get("XAIN_REAL_EXEC")) or not sys.platform.startswith("linux")
+
+    def __init__(self) -> None:
+        self._server = ForkServer()
+        self._execute: Callable[..., None] = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+        self._signature = inspect.signature(self._execute)
+
+    def install(self) -> None:
+        def execute(process: Any, *given: Any, **named: Any) -> None:
+            how = self._signature.bind(process, *given, **named).arguments
+            request = None if self.are_real else _request(how)
+            if request is None:
+                self._execute(process, *given, **named)
+            else:
+                self._fork(process, request, how)
+
+        subprocess.Popen._execute_child = execute  # type: ignore[attr-defined]
+
+    def _fork(self, process: Any, request: dict[str, Any], how: Mapping[str, Any]) -> None:
+        ends = (how["p2cread"], how["c2pwrite"], how["errwrite"])
+        files = [own if end == -1 else end for own, end in enumerate(ends)]
+        process.pid = self._server.fork(request, [*files, *request["passed"]])
+        process._child_created = True
+        process._close_pipe_fds(
+            *(how[end] for end in ("p2cread", "p2cwrite", "c2pread", "c2pwrite")),
+            *(how[end] for end in ("errread", "errwrite")),
+        )
+
+
+def _request(how: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A request for what Popen was asked for; None where it wants more than the server can."""
+    args = [how["args"]] if isinstance(how["args"], str | bytes | Path) else list(how["args"])
+    command, cwd = [os.fsdecode(word) for word in args], os.fspath(how["cwd"] or Path.cwd())
+    environment = dict(os.environ if how["env"] is None else how["env"])
+    wants_more = how["shell"] or how["preexec_fn"] or how["executable"] or not Path(cwd).is_dir()
+    plain = all(how[name] is None for name in ("gid", "gids", "uid")) and how["umask"] == -1
+    arguments = arguments_of(command, cwd)
+    if wants_more or not plain or arguments is None or not _is_alike(environment):
+        return None
+    return {
+        "arguments": arguments,
+        "command": command,
+        "cwd": cwd,
+        "environment": environment,
+        "passed": list(how["pass_fds"]),
+        "session": how["start_new_session"],
+        "group": how["process_group"],
+    }
+
+
+def _is_alike(environment: Mapping[str, str]) -> bool:
+    def read(variables: Mapping[str, str]) -> dict[str, str]:
+        return {
+            name: value
+            for name, value in variables.items()
+            if name.startswith(READ_BY_IMPORTS) and name not in OF_ITS_OWN
+        }
+
+    return read(environment) == read(os.environ)
+
+
+def serve(listener: socket.socket) -> dict[str, Any] | None:
+    """Answer requests until the caller has ended; returns None then.
+
+    Returns in the forked process, too: with the request that it shall become.
+    """
+    while True:
+        message, files, _, _ = socket.recv_fds(listener, MOST_BYTES, 64)
+        if not message:
+            return None
+        request: dict[str, Any] = json.loads(message)
+        adopted_read, adopted = os.pipe()
+        told_read, told = os.pipe()
+        between = os.fork()
+        if not between:
+            child = os.fork()
+            if child:
+                os.write(told, str(child).encode())
+                os._exit(0)
+            os.close(adopted)
+            os.read(adopted_read, 1)  # an end of file, once the caller is this process' parent
+            _take_files(files, request["passed"])
+            return request
+        os.waitpid(between, 0)
+        listener.send(os.read(told_read, 32))
+        for file in (adopted_read, adopted, told_read, told, *files):
+            os.close(file)
+
+
+def _take_files(files: Sequence[int], passed: Sequence[int]) -> None:
+    """Have these descriptors as 0, 1, 2 and those passed, and no other."""
+    high = [fcntl.fcntl(file, fcntl.F_DUPFD, HIGH_FD) for file in files]
+    numbers = [0, 1, 2, *passed]
+    for file, number in zip(high, numbers, strict=True):
+        os.dup2(file, number)
+    first = 3
+    for number in [*sorted(passed), os.sysconf("SC_OPEN_MAX")]:
+        os.closerange(first, number)
+        first = number + 1
+
+
+def become(request: Mapping[str, Any], paths: list[str]) -> None:
+    """Go on as the process that was asked for; returns at its end.
+
+    paths: sys.path of a process without PYTHONPATH and script.
+    """
+    if request["session"]:
+        os.setsid()
+    elif request["group"] not in (None, -1):
+        os.setpgid(0, request["group"])
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    time.tzset()
+    _open_streams()
+    _forget_chance()
+    if "faulthandler" in request["command"][:3]:
+        faulthandler.enable()
+    first, *rest = request["arguments"]
+    own = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.orig_argv = list(request["command"])
+    main = sys.modules["__main__"]
+    if first == "-m":
+        sys.argv = rest
+        sys.path[:] = [request["cwd"], *own, *paths]
+        run_module = runpy._run_module_as_main  # type: ignore[attr-defined]
+        _empty(main)
+        run_module(rest[0])
+    else:
+        sys.argv = [first, *rest]
+        sys.path[:] = [str(Path(first).resolve().parent), *own, *paths]
+        code = compile(Path(first).read_bytes(), first, "exec")
+        _empty(main)
+        main.__file__, main.__spec__ = first, None
+        exec(code, vars(main))
+
+
+def _open_streams() -> None:
+    """Streams over the descriptors 0, 1 and 2 as an interpreter makes them at its start."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        before: io.TextIOWrapper = getattr(sys, f"__{name}__")
+        file = io.FileIO(number, "r" if number == 0 else "w", closefd=False)
+        stream = io.TextIOWrapper(
+            io.BufferedReader(file) if number == 0 else io.BufferedWriter(file),
+            encoding=before.encoding,
+            errors=before.errors,
+            line_buffering=number == 2 or file.isatty(),
+        )
+        setattr(sys, f"__{name}__", stream)
+        setattr(sys, name, stream)
+
+
+def _forget_chance() -> None:
+    """Random numbers of its own, as each process has: those of `random` are forgotten by fork."""
+    import numpy as np
+
+    np.random.seed()
+
+
+def _empty(main: types.ModuleType) -> None:
+    """Leave of the module __main__, which is this one, what each new one has."""
+    for name in vars(main).keys() - {"__builtins__", "__name__", "__doc__", "__loader__"}:
+        delattr(main, name)
+
+
+def main() -> None:
+    paths = sys.path[1:]
+    for name in MODULES:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a collection would copy the memory that the processes share
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with socket.socket(fileno=int(sys.argv[1])) as listener:
+        request = serve(listener)
+        if request is not None:
+            listener.detach()
+    if request is not None:
+        become(request, paths)
+
+
+if __name__ == "__main__":
+    main()
