@@ -304,6 +304,8 @@ MAY_CHANGE_THE_PROCESS = {
     # The thread switching of a process in which a coordinator runs beside the script, and its log.
     "session/src/xain_session/deployments.py",
     "session/src/xain_session/session_log.py",
+    # Ctrl-C while a session ends, after which the handler of before is there again.
+    "session/src/xain_session/stopping.py",
     # The variable that docs/pytorch.md names.
     "participant/src/xain/__init__.py",
     # A filter of gRPC's logger, which is there once however many servers there are.
