@@ -12,9 +12,9 @@ import pytest
 from botocore.loaders import create_loader
 from hypothesis import settings
 
+from support.fork_server import Starts
 from support.logs import restored
 from support.s3_servers import MinioGateway, S3Server, SeaweedFS
-from support.warm import Starts
 
 # A shell lets its background jobs ignore SIGINT, and so do all processes that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -69,7 +69,7 @@ class ForkServer:
             if self._socket is None or self._of != os.getpid():
                 self._start()
                 assert self._socket is not None
-            with _adopting():
+            with _parent_of_orphans():
                 socket.send_fds(self._socket, [json.dumps(request).encode()], list(files))
                 answer = self._socket.recv(64)
         if not answer:
@@ -97,7 +97,7 @@ class ForkServer:
 
 
 @contextlib.contextmanager
-def _adopting() -> Iterator[None]:
+def _parent_of_orphans() -> Iterator[None]:
     """Meanwhile, a descendant whose parent ends becomes a child of this process."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -203,7 +203,7 @@ def serve(listener: socket.socket) -> dict[str, Any] | None:
         if not message:
             return None
         request: dict[str, Any] = json.loads(message)
-        adopted_read, adopted = os.pipe()
+        parent_read, parent_known = os.pipe()
         told_read, told = os.pipe()
         between = os.fork()
         if not between:
@@ -211,13 +211,13 @@ def serve(listener: socket.socket) -> dict[str, Any] | None:
             if child:
                 os.write(told, str(child).encode())
                 os._exit(0)
-            os.close(adopted)
-            os.read(adopted_read, 1)  # an end of file, once the caller is this process' parent
+            os.close(parent_known)
+            os.read(parent_read, 1)  # an end of file, once the caller is this process' parent
             _take_files(files, request["passed"])
             return request
         os.waitpid(between, 0)
         listener.send(os.read(told_read, 32))
-        for file in (adopted_read, adopted, told_read, told, *files):
+        for file in (parent_read, parent_known, told_read, told, *files):
             os.close(file)
 
 
