@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 
 from e2e.test_take_home import command
-from e2e.test_trees import SITES, write_tables
 from support.process import CoordinatorProcess, SiteProcess
 from support.terminals import Terminals, commands_of, files_of
 from support.wire import Member
 from xain_workloads.ensembles.stacking import Stack
+from xain_workloads.tables.data import load
 from xain_workloads.tables.dataset import Dataset
 
 pytestmark = pytest.mark.e2e
 
 PAGE = Path(__file__).parents[2] / "docs" / "bagging.md"
+SITES = ("north", "south", "west")
 RULES: dict[str, Any] = {
     "rounds.rounds": 4,
     "rounds.min_participants": len(SITES),
@@ -53,6 +54,23 @@ def flags(site: SiteProcess) -> list[str]:
 
 
 DIES_AT = 4  # a round of the linear model
+
+
+def write_tables(folder: Path) -> Dataset:
+    """Write a table for each site. Returns the rows that no site has."""
+    data = load("breast_cancer")
+    rows = np.random.default_rng(1).permutation(data.num_samples)
+    held_out, *parts = np.array_split(rows, len(SITES) + 1)
+    header = ",".join([*(f"x{i}" for i in range(data.num_features)), "diagnosis"])
+    for site, part in zip(SITES, parts, strict=True):
+        lines = [
+            ",".join([*map(repr, features), label])
+            for features, label in zip(
+                data.features[part].tolist(), data.target[part].tolist(), strict=True
+            )
+        ]
+        (folder / f"{site}.csv").write_text("\n".join([header, *lines, ""]))
+    return data.subset(held_out)
 
 
 @asynccontextmanager

@@ -3,11 +3,10 @@
 import asyncio
 import os
 import re
-import shlex
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -74,54 +73,6 @@ async def test_the_demo_reaches_the_centralised_accuracy(tmp_path):
     assert "rows of all sites together" in page
 
 
-async def test_the_demo_survives_kills(tmp_path):
-    """kill -9 of a participant does not stop the session, and with its id it joins again; kill -9
-    of the coordinator neither: it goes on with the same round. The demo does not give up while
-    others than its own children take part; and it does when none is left."""
-    long = ("--rounds", "100000", "--participants", "3")
-    async with demo(tmp_path, *long) as shown, AsyncExitStack() as stack:
-        await shown.until(lambda _: shown.rounds() >= 2)
-        command = re.search(r"^.*--config .*site-0\.toml$", shown.output, re.MULTILINE)[0]
-        assert Path(shlex.split(command)[0]).is_absolute()
-        by_hand = []
-
-        async def replace(name: str, told: str) -> int:
-            """Kill a site, and start it by hand. Returns how much was shown before the start."""
-            os.kill(shown.pid(name), signal.SIGKILL)
-            await shown.until(lambda output: told in output)
-            if not by_hand:
-                await shown.until(
-                    lambda output: "of 2 updates in" in output.partition("was killed")[2]
-                )
-            seen = len(shown.output)
-            words = shlex.split(command.replace("site-0", name))
-            by_hand.append(
-                await asyncio.create_subprocess_exec(*words, stderr=asyncio.subprocess.DEVNULL)
-            )
-            stack.push_async_callback(end, by_hand[-1])
-            return seen
-
-        seen = await replace("site-1", "site-1 was killed; the others go on")
-        await shown.until(lambda output: "of 3 updates in" in output[seen:])
-
-        os.kill(shown.pid("coordinator"), signal.SIGKILL)
-        await shown.until(
-            lambda output: "the coordinator was killed; it is started again" in output
-        )
-        before = shown.rounds()
-        await shown.until(lambda _: shown.rounds() > before + 2)
-
-        await replace("site-0", "site-0 was killed")
-        seen = await replace("site-2", "site-2 was killed")
-        await shown.until(lambda output: "of 3 updates in" in output[seen:])
-        for process in by_hand:
-            await end(process)
-        assert await shown.end() == 1
-    assert "all participants are gone" in shown.output
-    numbers = [int(n) for n in re.findall(r"(\d+) of \d+ rounds done", shown.output)]
-    assert numbers == sorted(numbers)  # none is done twice
-
-
 async def end(process: asyncio.subprocess.Process) -> None:
     """End a process in any state."""
     if process.returncode is None:
@@ -142,22 +93,3 @@ async def test_ctrl_c_stops_the_demo_and_all_it_started(tmp_path):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
     assert not list(tmp_path.glob("xain-demo-*"))
-
-
-async def test_demo_that_is_killed_at_its_very_end_can_be_repeated_in_its_folder(tmp_path):
-    """kill -9 of the coordinator while it does its last round or has done it: what the demo does
-    not know yet, the one that is started in its place tells. The second run in the folder shows all
-    its rounds, whatever the first one left there, and whatever the environment says about other
-    coordinators and participants."""
-    short = ("--rounds", "2", "--participants", "2")
-    async with demo(tmp_path, *short) as shown:
-        await shown.until(lambda output: shown.rounds() >= 1 or "finished" in output)
-        with suppress(ProcessLookupError):  # it has ended with the demo
-            os.kill(shown.pid("coordinator"), signal.SIGKILL)
-        assert await shown.end() == 0, shown.output
-    assert "finished (completed); model 2: accuracy" in shown.output
-    assert "Test accuracy" in shown.output
-    other = {"XAIN_COORDINATOR_SERVER__PORT": "x", "XAIN_PARTICIPANT_DATA": "x"}
-    async with demo(tmp_path, *short, environment=other) as shown:
-        assert await shown.end() == 0, shown.output
-    assert "finished (completed); model 2: accuracy" in shown.output

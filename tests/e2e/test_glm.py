@@ -22,7 +22,6 @@ RULES: dict[str, object] = {
     "server.heartbeat_time_s": 1.0,
     "server.heartbeat_timeout_s": 200.0,
 }
-DIES_AT = 9  # a commit: before the last of five rounds, of which each takes two commits at least
 
 
 def write_tables(folder: Path) -> None:
@@ -36,33 +35,16 @@ def write_tables(folder: Path) -> None:
             csv.writer(file).writerows([COLUMNS, *(rows[at] for at in part)])
 
 
-async def fitted(folder: Path, *, is_killed: bool) -> Path:
-    """The data folder after a fit.
-
-    is_killed: the coordinator and a site are killed, and started again.
-    """
+async def fitted(folder: Path) -> Path:
+    """The data folder after a fit."""
     write_tables(folder)
     coordinator = CoordinatorProcess(folder / "data", RULES)
     sites = [SiteProcess(folder, name) for name in SITES]
-
-    async def start(site: SiteProcess) -> None:
-        data = f"--data={folder / site.log_path.stem}.csv"
-        await site.start(coordinator.port, data, "--target=ill", "--test-fraction=0")
-
     try:
-        if is_killed:
-            coordinator.dies_of, coordinator.dies_at = "after-commit", DIES_AT
         await coordinator.start()
         for site in sites:
-            await start(site)
-        if is_killed:
-            assert await coordinator.died() < 0
-            await sites[0].kill()
-            assert '"round_opened"' in coordinator.log()
-            assert '"session_finished"' not in coordinator.log()
-            coordinator.dies_at = None
-            await coordinator.start()
-            await start(sites[0])
+            data = f"--data={folder / site.log_path.stem}.csv"
+            await site.start(coordinator.port, data, "--target=ill", "--test-fraction=0")
         assert [await site.died() for site in sites] == [0] * len(sites)
         assert await coordinator.stop() == 0
     finally:
@@ -79,9 +61,9 @@ async def told(data: Path, name: str, *words: str) -> str:
     return file.read_text(encoding="utf-8")
 
 
-async def test_coefficients_are_those_of_all_rows_and_kills_change_no_bit(tmp_path: Path) -> None:
+async def test_coefficients_are_those_of_all_rows(tmp_path: Path) -> None:
     """The report and the CSV have the coefficients that statsmodels computes."""
-    data = await fitted(tmp_path / "undisturbed", is_killed=False)
+    data = await fitted(tmp_path / "study")
     table = await told(data, "coefficients.csv", "export", "--to")
     lines = list(csv.DictReader(table.splitlines()))
     terms = ["intercept", "age", "dose", "sex = m", "ward = A", "ward = C"]
@@ -100,6 +82,3 @@ async def test_coefficients_are_those_of_all_rows_and_kills_change_no_bit(tmp_pa
     low, high = (f"{np.exp(limit[3]):.4g}" for limit in (expected.low, expected.high))
     assert f"<b>{np.exp(expected.coef[3]):.4g}</b>" in page
     assert f">{low} to {high}<" in page
-
-    killed = await fitted(tmp_path / "killed", is_killed=True)
-    assert await told(killed, "coefficients.csv", "export", "--to") == table

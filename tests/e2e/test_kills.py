@@ -4,9 +4,10 @@ the same models come out, bit for bit.
     make kills KILLS=100          until so many kills have happened
     make kills KILLS=5 SEED=1234  the session of this seed
 
-Any PLANS seeds, one after another, are every way up with every encoding, with and without a state
-directory. Chance is in the seed, too: whom to kill, when, and what the network does. The moment it
-meets depends on the machine, so a seed that has failed may have to be tried more than once.
+Any twenty seeds, one after another, are every way up with every encoding, with and without a state
+directory; the simulation has all combinations in each run of the tests. Chance is in the seed, too:
+whom to kill, when, and what the network does. The moment it meets depends on the machine, so a seed
+that has failed may have to be tried more than once.
 """
 
 import asyncio
@@ -29,16 +30,15 @@ from support.training import Scenario, Training, close_gates, digests, training,
 from xain_foundation.net.sockets import free_ports
 
 # The number of kills is what counts, so there is no hurry: this much only if all stands still.
-KILLS = int(os.environ.get("KILLS") or 10)
+KILLS = int(os.environ.get("KILLS") or 5)
 SEED = int(os.environ.get("SEED") or 0)
 KILLS_A_SESSION = 5
 ENCODINGS = ("float16", "plain")
 # inline: inside the call that hands it in. stream: through gRPC. resumed: the same, but large, and
 # over lines that are cut in the middle of it. port: as resumed, through the weights port. url: put
 # into S3 by a signed URL. Encoded updates take no URL: then the last two are streams, too.
-WAYS = ("stream", "port", "url", "resumed", "inline")
+WAYS = ("port", "stream", "url", "resumed", "inline")
 LARGE_WAYS = ("resumed", "port")
-PLANS = 2 * len(ENCODINGS) * len(WAYS)
 ROUNDS = 8
 TRAINING_S = 0.3  # how long a training takes at most
 
@@ -226,12 +226,12 @@ class Plan:
 
     @staticmethod
     def of(seed: int) -> "Plan":
-        """The first seeds differ in all of it, and PLANS of them are every combination."""
+        """The first seeds differ in all of it, and twenty of them are every combination."""
         chance = Random(seed)
         number = seed % len(WAYS)
         way = WAYS[number]
         # The first session of the port has no encoding, so that the port is used.
-        encoding = ENCODINGS[(seed // len(WAYS) + 2 * (way == "port")) % len(ENCODINGS)]
+        encoding = ENCODINGS[(seed // len(WAYS) + (way == "port")) % len(ENCODINGS)]
         is_kept = (seed // len(WAYS) // len(ENCODINGS) + number) % 2 == 0
         names = tuple(f"site-{number}" for number in range(chance.randint(2, 4)))
         sizes = {"inline": [1_000], "resumed": [2_000_000], "port": [2_000_000]}
@@ -285,14 +285,6 @@ async def session(seed: int, kills: int, folder: Path) -> int:
 def s3_settings(store: SeaweedFS) -> dict[str, object]:
     settings = {f"storage.{key}": v for key, v in store.settings("weights").items()}
     return settings | {"storage.create_bucket": "true", "storage.timeout_s": 2}
-
-
-def test_the_plans_are_every_combination():
-    """The combinations do not depend on the first seed."""
-    for first in (0, 7, 1000):
-        plans = [Plan.of(seed) for seed in range(first, first + PLANS)]
-        drawn = {(plan.way, plan.scenario.encoding, plan.is_kept) for plan in plans}
-        assert len(drawn) == PLANS
 
 
 async def test_kills_change_nothing(tmp_path, capsys):

@@ -62,22 +62,6 @@ def updates(folder: Path) -> Counter[int]:
     return Counter(entry["round"] for entry in entries if entry["event"] == "update_accepted")
 
 
-async def test_workers_on_two_nodes_train_and_leave_nothing(
-    head: Node, second: Node, tmp_path: Path
-) -> None:
-    """The logs of the launch have what the workers print."""
-    async with launched(tmp_path, *of(head, "--rounds=3", "--workers=2")) as shown:
-        await shown.until(lambda output: "launch: ready: all 2 have joined" in output)
-        assert await shown.end() == 0, shown.output
-    assert "launch: The session is over: completed, 3 of 3 rounds." in shown.output
-    assert updates(tmp_path) == {0: 2, 1: 2, 2: 2}
-    for i in (1, 2):
-        log = (tmp_path / f"work/logs/worker-{i}.log").read_text()
-        assert log.startswith("started on ")
-        assert '"event": "joined"' in log
-    wait_for(lambda: not participants(head) and not participants(second))
-
-
 async def test_worker_of_a_killed_node_comes_back_in_the_same_round(
     head: Node, second: Node, tmp_path: Path
 ) -> None:

@@ -21,7 +21,6 @@ from xain_workloads.tables.data import load
 
 pytestmark = pytest.mark.e2e
 
-WORKERS = ("worker-1", "worker-2", "worker-3")
 TIMEOUT_S = 240  # of one request; no test measures how long one takes
 ROWS = load("breast_cancer")
 QUESTION = {"columns": list(ROWS.feature_names), "rows": ROWS.features[:20].tolist()}
@@ -155,48 +154,4 @@ async def test_fits_and_predictions_go_on_with_the_workers_that_are_left(
         assert (status, told["error"]["code"]) == (503, "NO_PARTICIPANTS")
         assert "missing: worker-1, worker-2, worker-3" in told["error"]["message"]
         assert shown.process.returncode is None
-        await service.end()
-
-
-async def test_killed_workers_come_back_as_themselves(tmp_path: Path, name: str) -> None:
-    """Killed in a prediction and in a fit, one, two and all three. The prediction is answered by
-    the others; the fit ends, and the workers know the estimators of the time before their death."""
-    async with serving(tmp_path, name, "bagging") as shown:
-        service = await service_of(shown, tmp_path, name)
-        assert await service.fit() == []
-
-        pid = pid_of(name, "worker-1")
-        os.kill(pid, signal.SIGSTOP)  # it answers nothing until it is dead
-        asked = asyncio.create_task(service.predict())
-        await asyncio.sleep(0.5)  # most often the question is under way
-        os.kill(pid, signal.SIGKILL)
-        told = await asked
-        assert told["answered"][-2:] == ["worker-2", "worker-3"]
-        await service.until_restarts(1)
-
-        for number in (2, 3):
-            status, _ = await service.ask("/v1/fit", {"rounds": 40})
-            assert status == 202
-            service.kill(*WORKERS[:number])
-            ended = await service.until_status(lambda status: status["state"] != "fitting")
-            assert ended["state"] == "finished", ended
-            await service.until_restarts(3 if number == 2 else 6)
-        await service.until_answered_by(*WORKERS)
-        for one in WORKERS:
-            assert one in (service.work / "workers" / one / "participant.json").read_text()
-        await service.end()
-
-
-async def test_declared_wait_for_missing_workers(tmp_path: Path, name: str) -> None:
-    """The status names the wait and the missing worker while a requested fit waits."""
-    own = ("--set=launch.max_restarts=0", "--set=rounds.start_timeout_s=86400")
-    async with serving(tmp_path, name, "sgd", *own) as shown:
-        service = await service_of(shown, tmp_path, name)
-        service.kill("worker-3")
-        await service.until_status(lambda status: status["connected"] == 2)
-        status, told = await service.ask("/v1/fit", {})
-        assert (status, told["state"]) == (202, "fitting")
-        assert told["waiting_for"] == (
-            "1 more participant, or 86400 s after the request. Missing: worker-3."
-        )
         await service.end()

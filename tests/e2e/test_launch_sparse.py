@@ -1,9 +1,7 @@
 """`xain-coordinator launch --workload sparse` with processes: a model, deaths, and the end."""
 
-import asyncio
 import os
 import re
-import select
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -45,13 +43,6 @@ def name(tmp_path: Path) -> str:
     return name_of(tmp_path)
 
 
-def wait_for_end(name: str, argument: str) -> None:
-    """Wait until the process of a launch that has this argument has ended."""
-    handle = os.pidfd_open(pid_with(name, argument))
-    select.select([handle], [], [])
-    os.close(handle)
-
-
 def model_of(folder: Path, name: str) -> dict[str, np.ndarray]:
     with np.load(folder / "xain-launch" / name / "model.npz") as file:
         return dict(file)
@@ -90,29 +81,6 @@ async def test_killed_server_and_worker_leave_the_same_model(
     assert disturbed.keys() >= {"keys", "values"}
     for what, array in undisturbed.items():
         np.testing.assert_array_equal(disturbed[what], array)
-
-
-async def test_rows_that_a_rollback_took_back_are_read_again(folder: Path, name: str) -> None:
-    """Without a replica the death of a server takes all tables back to the beginning, also when a
-    worker has read all rows in place of one that was silent for its lease, and has ended."""
-    epochs = ("--worker-set=epochs=4", "--worker-set=batch=50", "--worker-set=staleness=none")
-    lease = "--set=scheduler.worker_lease_s=5"
-    async with launched(folder, *SPARSE, *epochs, lease, f"--name={name}", "--quiet") as shown:
-        await shown.until(lambda output: READY in output)
-        os.kill(pid_with(name, "--worker=worker-2"), signal.SIGSTOP)
-        await asyncio.to_thread(wait_for_end, name, "--worker=worker-1")
-        os.kill(pid_with(name, "--set=server.name=server-1"), signal.SIGKILL)
-        await shown.until(lambda output: "server-1 was killed; it is started again" in output)
-        os.kill(pid_with(name, "--worker=worker-2"), signal.SIGKILL)
-        assert await shown.end() == 0, shown.output
-    assert "the servers went back to an earlier model; workers repeat" in shown.output
-    columns = {
-        int(entry.partition(":")[0])
-        for file in (folder / "rows").iterdir()
-        for line in file.read_text().splitlines()
-        for entry in line.split()[1:]
-    }
-    assert columns <= set(model_of(folder, name)["keys"].tolist())
 
 
 @pytest.fixture
@@ -183,14 +151,3 @@ def test_interrupt_while_the_model_is_saved_ends_the_launch(
         if thread.name.startswith("checkpoint"):
             thread.join(60)
             assert not thread.is_alive()
-
-
-async def test_ctrl_c_ends_the_launch_and_leaves_no_process(folder: Path, name: str) -> None:
-    arguments = (*SPARSE, f"--name={name}", "--worker-set=epochs=100000")
-    async with launched(folder, *arguments) as shown:
-        await shown.until(lambda output: READY in output)
-        await shown.until(lambda output: re.search(r"^worker-2  \| .* connected ", output, re.M))
-        shown.process.send_signal(signal.SIGINT)
-        assert await shown.end() == 130, shown.output
-    assert "launch: stopping ..." in shown.output
-    assert processes_of(name) == []

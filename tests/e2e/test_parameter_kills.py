@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import xain_parameters as parameters
-from support.parameter_processes import EmbeddedFleet, Fleet
+from support.parameter_processes import Fleet
 from support.parameter_worker import Floats, model, residual, train
 
 WORKERS = ("w0", "w1")
@@ -27,7 +27,7 @@ def undisturbed() -> tuple[Floats, Floats]:
 
         def work(name: str) -> None:
             with group.connect(name) as server:
-                train(server, 0, len(WORKERS))
+                train(server, len(WORKERS))
 
         threads = [threading.Thread(target=work, args=(name,)) for name in WORKERS]
         for thread in threads:
@@ -52,12 +52,12 @@ def assert_same_bits(trained: tuple[Floats, Floats], expected: tuple[Floats, Flo
         np.testing.assert_array_equal(mine, theirs)
 
 
-def kill_with_replicas(fleet: Fleet, staleness: int | None) -> tuple[Floats, Floats]:
+def kill_with_replicas(fleet: Fleet) -> tuple[Floats, Floats]:
     """A server after another, each when all ranges have a backup again, then a worker, then the
     scheduler."""
     fleet.hold("w0", 2, 4, 6, 8, 10)
     fleet.start_servers("s0", "s1", "s2")
-    fleet.start_workers(*WORKERS, staleness=staleness)
+    fleet.start_workers(*WORKERS)
     for clock, victim in ((2, "s0"), (4, "s1"), (6, "s2")):
         fleet.until_held("w0", clock)
         fleet.until_replicated()
@@ -67,7 +67,7 @@ def kill_with_replicas(fleet: Fleet, staleness: int | None) -> tuple[Floats, Flo
     fleet.until_held("w0", 8)
     fleet.kill("w0")
     fleet.release("w0", 8)
-    fleet.start_workers("w0", staleness=staleness)
+    fleet.start_workers("w0")
     fleet.until_held("w0", 10)
     fleet.kill("scheduler")
     fleet.release("w0", 10)
@@ -75,11 +75,11 @@ def kill_with_replicas(fleet: Fleet, staleness: int | None) -> tuple[Floats, Flo
     return trained_by(fleet)
 
 
-def kill_with_log(fleet: Fleet, staleness: int | None) -> tuple[Floats, Floats]:
+def kill_with_log(fleet: Fleet) -> tuple[Floats, Floats]:
     """A server, then all servers and the scheduler at a time, then a worker."""
     fleet.hold("w0", 2, 4, 6)
     fleet.start_servers("s0", "s1")
-    fleet.start_workers(*WORKERS, staleness=staleness)
+    fleet.start_workers(*WORKERS)
     fleet.until_held("w0", 2)
     fleet.kill("s0")
     fleet.release("w0", 2)
@@ -93,33 +93,15 @@ def kill_with_log(fleet: Fleet, staleness: int | None) -> tuple[Floats, Floats]:
     fleet.until_held("w0", 6)
     fleet.kill("w0")
     fleet.release("w0", 6)
-    fleet.start_workers("w0", staleness=staleness)
+    fleet.start_workers("w0")
     return trained_by(fleet)
-
-
-def kill_with_checkpoints(fleet: Fleet, staleness: int | None) -> tuple[Floats, Floats]:
-    """A server, of two, when there is a checkpoint."""
-    fleet.hold("w0", 7)
-    fleet.start_servers("s0", "s1")
-    fleet.start_workers(*WORKERS, staleness=staleness)
-    fleet.until_held("w0", 7)
-    fleet.until(lambda status: any(job.cuts for job in status.jobs.values()))
-    fleet.kill("s0")
-    fleet.release("w0", 7)
-    fleet.start_servers("s0")
-    trained = trained_by(fleet)
-    assert fleet.status().num_rollbacks == 1
-    (job,) = fleet.status().jobs.values()
-    assert job.view.rolled_back_to in (1, 2)
-    assert '"event": "rolled_back"' in fleet.log("scheduler")
-    return trained
 
 
 def test_deaths_lose_no_bit_of_a_bulk_synchronous_training_with_replicas(
     tmp_path: Path, undisturbed: tuple[Floats, Floats]
 ) -> None:
     with Fleet(tmp_path, "--replicas", "1") as fleet:
-        assert_same_bits(kill_with_replicas(fleet, 0), undisturbed)
+        assert_same_bits(kill_with_replicas(fleet), undisturbed)
         assert fleet.status().num_rollbacks == 0
 
 
@@ -127,41 +109,5 @@ def test_deaths_lose_no_bit_of_a_bulk_synchronous_training_with_a_log(
     tmp_path: Path, undisturbed: tuple[Floats, Floats]
 ) -> None:
     with Fleet(tmp_path, "--log") as fleet:
-        assert_same_bits(kill_with_log(fleet, 0), undisturbed)
+        assert_same_bits(kill_with_log(fleet), undisturbed)
         assert fleet.status().num_rollbacks == 0
-
-
-def test_bulk_synchronous_training_goes_on_from_the_last_checkpoint(
-    tmp_path: Path, undisturbed: tuple[Floats, Floats]
-) -> None:
-    cuts = ("--checkpoints", str(tmp_path / "cuts"), "--checkpoint-interval", "3")
-    with Fleet(tmp_path, *cuts) as fleet:
-        assert_same_bits(kill_with_checkpoints(fleet, 0), undisturbed)
-
-
-def test_stale_training_reaches_its_model_in_spite_of_deaths_with_replicas(
-    tmp_path: Path,
-) -> None:
-    with Fleet(tmp_path, "--replicas", "1") as fleet:
-        assert residual(kill_with_replicas(fleet, 2)) < TOLERANCE
-        assert fleet.status().num_rollbacks == 0
-
-
-def test_kills_of_the_coordinator_lose_no_bit_of_its_parameter_server_with_a_log(
-    tmp_path: Path, undisturbed: tuple[Floats, Floats]
-) -> None:
-    """The scheduler and a server of two die together, twice."""
-    with EmbeddedFleet(tmp_path, "log=true") as fleet:
-        fleet.hold("w0", 5, 12)
-        fleet.start_servers("s1")
-        fleet.until(lambda status: set(status.addresses) == {"coordinator", "s1"})
-        fleet.start_workers(*WORKERS, staleness=0)
-        for clock in (5, 12):
-            fleet.until_held("w0", clock)
-            fleet.kill("scheduler")
-            fleet.release("w0", clock)
-            fleet.start_scheduler()
-        assert_same_bits(trained_by(fleet), undisturbed)
-        assert fleet.status().num_rollbacks == 0
-        assert {"coordinator", "s1"} == set(fleet.status().addresses)
-    assert (tmp_path / "scheduler" / "parameters" / "coordinator").is_dir()  # below --data-dir

@@ -6,11 +6,9 @@ import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from random import Random
 
 import pytest
 
-from e2e.test_take_home import command
 from support.process import PATIENCE_S, CoordinatorProcess
 from xain_coordinator.inspection.client import fetch
 
@@ -153,60 +151,5 @@ async def test_mistakes_in_data_are_told_at_both_ends(tmp_path: Path) -> None:
             await second.kill()
 
 
-def rows_of(seed: int, num: int) -> list[dict[str, str]]:
-    """Rows whose label follows from the age, with a sex and a weight that tell nothing."""
-    chance = Random(seed)
-    rows = []
-    for _ in range(num):
-        age = chance.uniform(20, 90)
-        rows.append(
-            {
-                "age": f"{age:.1f}",
-                "sex": chance.choice("fm"),
-                "weight": f"{chance.uniform(50, 100):.1f}",
-                "smoker": chance.choice(("yes", "no")),
-                "status": "alive" if age < 60 else "dead",
-            }
-        )
-    return rows
-
-
 def csv(rows: Sequence[Mapping[str, str]], *columns: str) -> str:
     return table(",".join(columns), *(",".join(row[name] for name in columns) for row in rows))
-
-
-async def test_allowed_differences_train_one_model(tmp_path: Path) -> None:
-    """One site has its columns in another order, one has a column more, one lacks a column and has
-    rows of one label only: with [schema] they train one model that is right on the rows of all."""
-    settings = {
-        "rounds.min_participants": 3,
-        "rounds.rounds": 5,
-        "schema.columns": json.dumps({"age": "number", "sex": "category", "weight": "number"}),
-        "schema.classes": "alive,dead",
-        "schema.allow_extra": "true",
-        "schema.allow_missing": "true",
-    }
-    texts = {
-        "shuffled": csv(rows_of(1, 90), "weight", "sex", "age", "status"),
-        "extra": csv(rows_of(2, 90), "age", "smoker", "sex", "weight", "status"),
-        "lacking": csv(
-            [row for row in rows_of(3, 180) if row["status"] == "dead"], "sex", "age", "status"
-        ),
-    }
-    async with waiting_coordinator(tmp_path / "coordinator", settings) as coordinator:
-        sites = [Site(tmp_path, name, text, (), coordinator.port) for name, text in texts.items()]
-        try:
-            for site in sites:
-                await site.start()
-            ends = await asyncio.gather(*(site.ended() for site in sites))
-        finally:
-            for site in sites:
-                await site.kill()
-        assert [status for status, _ in ends] == [0, 0, 0], ends
-        (tmp_path / "test.csv").write_text(csv(rows_of(4, 200), "age", "sex", "weight", "status"))
-        model, address = tmp_path / "model.npz", f"--address=127.0.0.1:{coordinator.port}"
-        status, _, told = await command("export", address, f"--to={model}")
-        assert status == 0, told
-    status, _, told = await command("predict", f"--model={model}", f"--data={tmp_path}/test.csv")
-    assert status == 0, told
-    assert float(told.split()[1]) >= 0.9

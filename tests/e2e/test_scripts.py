@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import json
-import os
-import re
 import signal
 import sqlite3
 import subprocess
@@ -157,84 +155,6 @@ async def test_interrupted_script_leaves_its_session(
     assert "KeyboardInterrupt" in script.log()
     if where == "body":
         await script.until_coordinator_says("participant_left")
-
-
-@pytest.fixture
-async def scripts(tmp_path: Path) -> AsyncIterator[Callable[..., Script]]:
-    """Makes scripts of a coordinator that takes initial weights of one of two participants."""
-    process = CoordinatorProcess(
-        tmp_path,
-        {
-            "rounds.rounds": ROUNDS,
-            "rounds.min_participants": 2,
-            "rounds.max_participants": 3,
-            "rounds.initial_weights": "first",
-            "rounds.controller": "ordered",
-            "server.heartbeat_time_s": 0.5,
-            "server.heartbeat_timeout_s": 600,  # no lease ends before its test does
-        },
-    )
-    await process.start()
-    made: list[Script] = []
-
-    def make(name: str) -> Script:
-        made.append(Script(tmp_path, process, name))
-        return made[-1]
-
-    yield make
-    for script in made:
-        await script.end()
-    await process.end()
-
-
-async def test_first_script_without_a_model_begins_with_the_weights_of_the_second(
-    scripts: Callable[..., Script],
-) -> None:
-    """The controller would ask the first one."""
-    a, b = scripts("a"), scripts("b")
-    await a.start("--no-model")
-    await a.until_coordinator_says("participant_joined")
-    await b.start()
-    for script in (a, b):
-        assert await script.died() == 0, script.log()
-        assert [number for number, _ in script.book()] == [1, 2, 3, 4]
-
-
-async def test_scripts_without_a_model_are_told_why_their_session_waits(
-    scripts: Callable[..., Script], tmp_path: Path
-) -> None:
-    a, b, c = scripts("a"), scripts("b"), scripts("c")
-    for script in (a, b):
-        await script.start("--no-model")
-    await a.until_coordinator_says('"no_initial_weights"')
-    for script in (a, b):
-        await script.until_logged("xain.rounds(model)")
-    command = ["-m", "xain_coordinator", "status", f"--address={a.target}"]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *command, stdout=subprocess.PIPE, env={**os.environ, "COLUMNS": "300"}
-    )
-    told, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
-    assert re.search("Initial weights.* 2 connected", told.decode())
-    await c.start()
-    for script in (a, b, c):
-        assert await script.died() == 0, script.log()
-        assert [number for number, _ in script.book()] == [1, 2, 3, 4]
-
-
-async def test_killed_script_that_returns_with_a_model_makes_the_initial_weights(
-    scripts: Callable[..., Script], tmp_path: Path
-) -> None:
-    """The lease of the killed process, which had no model, has not ended."""
-    a, b = scripts("a"), scripts("b")
-    state = f"--state-dir={tmp_path / 'state'}"
-    await a.start("--no-model", state)
-    await b.start("--no-model")
-    await a.until_coordinator_says('"no_initial_weights"')
-    await a.kill()
-    await a.start(state)
-    for script in (a, b):
-        assert await script.died() == 0, script.log()
-        assert [number for number, _ in script.book()] == [1, 2, 3, 4]
 
 
 GUEST = """

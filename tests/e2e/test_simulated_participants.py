@@ -61,12 +61,6 @@ async def trained(
         await coordinator.end()
 
 
-async def test_participants_wait_through_a_restart_of_the_coordinator(tmp_path: Path) -> None:
-    """The round goes on, each update counts once, and the model is bit for bit the same."""
-    killed = await trained(tmp_path, "killed", is_killed=True)
-    assert killed == await trained(tmp_path, "undisturbed")
-
-
 @pytest.mark.parametrize("port", ["on", "off"])
 async def test_models_that_are_too_large_for_a_call(tmp_path: Path, port: str) -> None:
     """Weights come from the weights port, or in chunks through the coordinator where none is."""

@@ -18,7 +18,6 @@ SITES = ("east", "north", "south", "west")
 ALPHAS = [round(0.00001 * 2**n, 6) for n in range(12)]
 STUDIES: dict[str, dict[str, object]] = {
     "folds": {"study.folds": 5, "study.final": "true"},
-    "leave_out": {"study.leave_out": "site"},
     "search": {"search.options": json.dumps({"workload.options.alpha": ALPHAS}), "search.first": 1},
 }
 # Lines of the log after which the coordinator is killed: within a round, and at the end of a
@@ -71,10 +70,10 @@ class Study:
         return table
 
 
-@pytest.mark.parametrize("name", STUDIES)
-async def test_killed_studies_give_the_same_tables(tmp_path: Path, name: str) -> None:
+async def test_killed_study_gives_the_same_table(tmp_path: Path) -> None:
     """The coordinator is killed three times, in a round or between two sessions, and one site once;
     every figure is that of the undisturbed study, bit for bit."""
+    name = "search"
     undisturbed, killed = Study(tmp_path / "a", name), Study(tmp_path / "b", name)
     await undisturbed.begin()
     expected = await undisturbed.end()

@@ -1,10 +1,4 @@
-"""Results that nobody wants: each is told of, or the right one comes out, over real processes.
-
-Tables that are only read, and cost one process each, stand in the table READ; trainings share their
-sessions. What else there is: units of a target in test_wrong_units, files of two countries in
-test_untidy_tables, categories that a model does not know in test_take_home, labels drawn by lot in
-test_evaluation, and the first training of the README in test_first_training.
-"""
+"""Results that nobody wants: each is told of, or the right one comes out, over real processes."""
 
 import csv
 import json
@@ -19,12 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn import metrics as sk
-from sklearn.datasets import load_breast_cancer
 
 from e2e.test_take_home import called, command
-from integration.test_spoilt_tables import STUDIES, swapped
 from support.process import CoordinatorProcess, SiteProcess
-from support.spoilt import Rows, added, text_of
 
 pytestmark = pytest.mark.e2e
 
@@ -94,9 +85,6 @@ def csv_of(columns: Mapping[str, Sequence[object]]) -> str:
         *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True)),
     ]
     return "\n".join([*lines, ""])
-
-
-# --- the best model -------------------------------------------------------------------------------
 
 
 def rare(seed: int, num_rows: int = 800) -> str:
@@ -199,71 +187,6 @@ async def test_r2_is_that_of_all_rows_and_not_the_mean_of_sites(tmp_path: Path) 
     assert sk.r2_score(truth, found) == pytest.approx(r2, abs=0.1)
 
 
-# --- units, cells and labels ----------------------------------------------------------------------
-
-
-async def test_site_in_another_unit_and_one_wrong_cell_are_named_and_spoil_nothing(
-    tmp_path: Path,
-) -> None:
-    """Both ends are told, and with a robust scale, too, the model of all sites learns."""
-    data = load_breast_cancer()
-    names = [str(name) for name in data.feature_names]
-    order = np.random.default_rng(0).permutation(len(data.target))
-    tables = {}
-    for site, rows in zip(("days", "cell", "south", "west"), np.array_split(order, 4), strict=True):
-        columns = dict(zip(names, data.data[rows].T.copy(), strict=True))
-        if site == "days":
-            columns["worst concave points"] *= 365.25
-        if site == "cell":
-            columns["mean radius"][7] = 1e9
-        tables[site] = csv_of({**columns, "outcome": data.target_names[data.target[rows]]})
-    settings = {"rounds.rounds": 6, "workload.preprocessing.scaling": "robust"}
-    async with session(tmp_path, tables, settings) as one:
-        await one.start_sites()
-        await one.wait()
-        assert set(one.ended.values()) == {0}
-        shown = await one.status()
-    told = {(each["check"], each["participant_id"], each["column"]) for each in found_in(shown)}
-    assert told == {
-        ("units", "days", "worst concave points"),
-        ("outlier", "cell", "mean radius"),
-    }
-    assert 'data.factors.\\"worst concave points\\" = 0.0027' in one.sites["days"].log()
-    assert "column 'mean radius'" in one.sites["cell"].log()
-    assert "data_finding" not in one.sites["south"].log()
-    last = shown["rounds"][-1]
-    assert last["evaluation"]["figures"]["accuracy"]["value"] > 0.85
-    assert last["num_contributors"] == 4
-
-
-def found_in(shown: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = shown["status"]["findings"]
-    return found
-
-
-async def test_columns_that_tell_the_outcome_or_nothing_and_opposite_labels_are_named(
-    tmp_path: Path,
-) -> None:
-    """The training goes on with its warnings."""
-    rows: dict[str, Rows] = {}
-    for name, of in STUDIES["wards"].sites.items():
-        seen = added(of, "days", lambda row, at: str(at % 97 + 60 * (row["outcome"] == "alive")))
-        rows[name] = added(seen, "nr", lambda _, at: str(at + 1))
-    rows["south"] = swapped(rows["south"])
-    tables = {name: text_of(of) for name, of in rows.items()}
-    async with session(tmp_path, tables, {"rounds.rounds": 2}) as one:
-        await one.start_sites()
-        await one.wait()
-        shown = await one.status()
-    told = {(each["check"], each["participant_id"], each["column"]) for each in found_in(shown)}
-    assert told == {
-        ("identifier", "", "nr"),
-        ("follow_up", "", "days"),
-        ("reversed_labels", "south", "outcome"),
-    }
-    assert "data_finding" in one.sites["south"].log()
-
-
 async def test_metric_that_the_workload_does_not_measure_is_refused_at_the_start(
     tmp_path: Path,
 ) -> None:
@@ -273,116 +196,3 @@ async def test_metric_that_the_workload_does_not_measure_is_refused_at_the_start
     assert 'evaluate.metric is "dice"; the models of this workload are measured by' in (
         coordinator.log()
     )
-
-
-async def test_sites_of_four_rows_are_refused_by_name_until_they_tell_more(
-    tmp_path: Path,
-) -> None:
-    """Nothing is trained unscaled. The setting of the message, typed at each site, lets the same
-    coordinator begin."""
-    tables = {name: text_of(of[:4]) for name, of in STUDIES["wards"].sites.items()}
-    async with session(tmp_path, tables, {"rounds.rounds": 2}) as one:
-        await one.start_sites()
-        for site in one.sites.values():
-            await site.until_logged("no site tells anything of its columns")
-        shown = await one.status()
-        for site in one.sites.values():
-            await site.stop()
-        waits_for = shown["status"]["waiting_for"]
-        assert all(f"{name} 4" in waits_for for name in tables)
-        assert not shown["models"]
-        (typed,) = re.findall(r"set (data\.min_known = 1)", waits_for)
-        await one.start_sites(f"--set={typed}")
-        await one.wait()
-        shown = await one.status()
-    assert set(one.ended.values()) == {0}
-    assert shown["status"]["cause"] == "completed"
-
-
-# --- what is read ---------------------------------------------------------------------------------
-
-
-def untidy() -> str:
-    """Marks that are asked about, all in one file."""
-    lines = ["lactate,income,share,dose,price,seen,dead"]
-    for i in range(60):
-        lactate = "-999" if i % 15 == 3 else f"{1 + i % 13 / 4}"
-        cells = f'{lactate},"${1000 + i * 37:,}",{i % 23}.5%,"{i % 9 + 1}0,000",${i % 7}.50'
-        lines.append(f"{cells},0{i % 9 + 1}/0{i % 8 + 1}/2024,{'' if i == 4 else 'ny'[i % 2]}")
-    return "\n".join([*lines, ""])
-
-
-def totalled() -> str:
-    rows = [
-        "ward,age,outcome",
-        *(f"{'AB'[i % 2]},{30 + i % 40},{'ny'[i % 3 % 2]}" for i in range(60)),
-    ]
-    return "\n".join([*rows, "Total,,60", ""])
-
-
-READ: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
-    # The file, what is told, and what inspect --fix shows of the table as it is mended.
-    "marks": (
-        untidy(),
-        (
-            "column 'lactate', row 4: '-999', in 4 rows, and no other value is below 0;"
-            ' set data.missing_in."lactate" = [-999]',
-            "column 'income', rows 1, 2, 3: '1,000', '1,037', '1,074' are not numbers",
-            "column 'dose', rows 1, 2, 3: '10,000', '20,000', '30,000' are not numbers where the"
-            " decimal mark is '.'; set data.thousands = \",\"",
-            "column 'seen', rows 1, 2, 3: '01/01/2024', '02/02/2024', '03/03/2024': dates are"
-            " neither numbers nor categories",
-            "column 'dead', row 5: the value is missing, and the target needs one in every row, 1"
-            ' of 60 have none; set data.missing_target = "drop"',
-        ),
-        (
-            "left out: 1 row without a target",
-            "lactate  number        4",
-            "income   number        0",
-            "share    number        0",
-            "dose     number        0        47 values, 9 distinct, mean 4.83e+04",
-            "price    number        0        47 values, 7 distinct, mean 3.33",
-        ),
-    ),
-    "a line of totals": (
-        totalled(),
-        ("row 61: 'Total' is rather a total than a row; set data.totals = \"drop\"",),
-        ("classes  'n', 'y'",),
-    ),
-    "numbers as classes": (
-        csv_of({"age": range(445), "progression": range(25, 25 + 3 * 445, 3)}),
-        (
-            "column 'progression': the target has 445 different numbers in 445 rows, which would be"
-            ' as many classes; set data.task = "regression"',
-        ),
-        ("progression, for regression",),
-    ),
-    "more columns than are compared": (
-        csv_of({f"g{i}": [j % 5 for j in range(12)] for i in range(10_001)} | {"y": "ab" * 6}),
-        (
-            "there are 10001 columns, and at most 10000 are compared by name; choose some, set"
-            ' data.columns = ["NAME"]',
-        ),
-        (),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", READ)
-async def test_ambiguous_table_is_refused_with_the_setting_that_mends_it(
-    tmp_path: Path, name: str
-) -> None:
-    """All columns at once, and `--fix` reads what was meant."""
-    text, told, mended = READ[name]
-    (tmp_path / "a.csv").write_text(text)
-    inspect = [*PARTICIPANT, "inspect", f"--data={tmp_path / 'a.csv'}"]
-    code, _, err = await called(*inspect)
-    assert code == 1
-    for line in told:
-        assert line in err
-    if not mended:
-        return
-    code, out, err = await called(*inspect, "--fix")
-    assert code == 0, err
-    for line in mended:
-        assert line in out

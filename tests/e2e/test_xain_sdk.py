@@ -9,13 +9,12 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
 from support.process import CoordinatorProcess, Process
 from support.s3_servers import SeaweedFS
-from support.wire import Member, reason
+from support.wire import Member
 from support.xain_sdk import environment
 from xain_coordinator.access.control import initialise
 from xain_foundation.net.sockets import free_ports
@@ -205,41 +204,6 @@ async def test_participants_of_xain_run_a_session(tmp_path, sdk_python, server, 
     assert sorted(steps) == [1.0] * 4 + [5.0] * 4  # an epoch, a point
 
 
-async def test_the_session_goes_on_after_the_coordinator_was_killed(
-    tmp_path, sdk_python, server, bucket
-):
-    """XAIN's participants do not survive the death of their coordinator, but the session does:
-    started again, they go on with the round that was open."""
-    async with (
-        coordinator(tmp_path, server, bucket, rounds=3, epochs=1, min_participants=2) as process,
-        AsyncExitStack() as stack,
-    ):
-
-        async def start(name: str) -> SdkParticipant:
-            participant = SdkParticipant(tmp_path, name)
-            stack.push_async_callback(participant.end)
-            await participant.start(
-                *(sdk_python, process.port, server, bucket),
-                num_samples=10,
-                step=4.0,
-                first=[2.0, 4.0],
-            )
-            return participant
-
-        async with asyncio.timeout(PATIENCE_S):
-            old = [await start("first"), await start("second")]
-            await bucket.holds("1/global")
-            await process.kill()
-            await process.start()
-            for participant in old:
-                await participant.end()
-            new = [await start("third"), await start("fourth")]
-            await all_finished(*new)
-        assert await process.stop() == 0
-    models = [bucket.unpickle(f"{number}/global").tolist() for number in range(4)]
-    assert models == [[], [2.0, 4.0], [6.0, 8.0], [10.0, 12.0]]
-
-
 class TunnelProcess(Process):
     """`xain-participant tunnel` for a site that has joined, on a port that stays the same."""
 
@@ -312,49 +276,3 @@ async def test_participants_of_xain_come_through_tunnels(tmp_path, sdk_python, s
     assert {one["participant_id"] for one in seen["participants"]} == {"north", "south"}
     models = [bucket.unpickle(f"{number}/global").tolist() for number in range(5)]
     assert models == [[], [2.0, 4.0], [6.0, 8.0], [10.0, 12.0], [14.0, 16.0]]
-
-
-class Exploit:
-    def __init__(self, marker: Path) -> None:
-        self._marker = marker
-
-    def __reduce__(self) -> tuple[Any, tuple[str, str]]:
-        return open, (str(self._marker), "w")
-
-
-async def test_a_hostile_pickle_harms_only_its_sender(tmp_path, server, bucket):
-    """The pickle is refused with a reason and is not run; the round goes on, and the sender may
-    hand in an array instead. The others may be participants of our own."""
-    marker = tmp_path / "marker"
-    exploit = pickle.dumps(Exploit(marker))
-    pickle.loads(exploit).close()
-    marker.unlink()  # it works
-    weights = np.float32([1, 2])
-    async with (
-        coordinator(
-            tmp_path, server, bucket, rounds=1, epochs=1, min_participants=2, max_participants=2
-        ) as process,
-        AsyncExitStack() as stack,
-    ):
-        good, bad = Member(process.port, "good"), Member(process.port, None)
-        for member in (good, bad):
-            stack.push_async_callback(member.close)
-            await member.rendezvous()
-        async with asyncio.timeout(PATIENCE_S):
-            for member in (good, bad):
-                await member.until(pb.ROUND, 0)
-        bucket.put("0/bad", exploit)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await bad.end(round_=None, name="bad")
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert reason(caught.value) == "INVALID_UPDATE"
-        assert "is no XAIN update" in caught.value.details()
-        await good.hand_in(weights)
-        assert (await status(process)).num_updates == 1
-        bucket.put("0/bad", pickle.dumps(weights + 2))
-        await bad.end(round_=None, name="bad")
-        async with asyncio.timeout(PATIENCE_S):
-            await good.until(pb.FINISHED, 0)
-        assert await process.stop() == 0
-    assert bucket.unpickle("1/global").tolist() == [2.0, 3.0]
-    assert not marker.exists()

@@ -92,17 +92,10 @@ class Fleet:
             )
         )
 
-    def start_workers(
-        self, *names: str, staleness: int | None, num_workers: int = 2, task: str = ""
-    ) -> None:
-        """task: see parameter_worker.TASKS."""
-        limit = "none" if staleness is None else str(staleness)
+    def start_workers(self, *names: str, num_workers: int = 2) -> None:
         for name in names:
-            self._start(
-                name,
-                *(parameter_worker.__file__, self.target, name, limit, str(num_workers)),
-                *(str(self.folder), *([task] if task else [])),
-            )
+            program = (parameter_worker.__file__, self.target, name)
+            self._start(name, *program, str(num_workers), str(self.folder))
 
     def start_answering_workers(self, *names: str, job: str) -> None:
         """Workers that do nothing but answer requests, by answer() of handlers.py in the folder.
@@ -159,24 +152,3 @@ class Fleet:
 
     def release(self, worker: str, clock: int) -> None:
         (self.folder / f"hold-{worker}-{clock}").unlink()
-
-
-class EmbeddedFleet(Fleet):
-    """A fleet whose scheduler is in a coordinator's process, beside a server.
-
-    flags: settings of [parameters], such as "log=true".
-    """
-
-    def start_scheduler(self) -> None:
-        host, _, port = self.target.rpartition(":")
-        settings = (
-            f"port={port}",
-            f"host={host}",
-            f"worker_lease_s={WORKER_LEASE_S}",
-            *self._flags,
-        )
-        self._start(
-            "scheduler",
-            *("-m", "xain_coordinator", "--port=0", f"--data-dir={self.folder / 'scheduler'}"),
-            *(f"--set=parameters.{setting}" for setting in settings),
-        )
