@@ -8,10 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import grpc
-import numpy as np
 import pytest
 
 from integration.participant.agents import Adder, Running
@@ -19,7 +16,6 @@ from integration.participant.scripted import (
     PATIENCE_S,
     Ledger,
     ScriptedCoordinator,
-    failure,
 )
 from support.logs import capture_logs
 from support.messaging import until
@@ -68,23 +64,6 @@ def test_metrics_travel_with_their_round(serve: Serve, adder: Adder) -> None:
     assert point["fields"] == {"loss": 1.0, "round": 1}
 
 
-def test_the_empty_model_is_initialised(serve: Serve, adder: Adder) -> None:
-    server = serve(Ledger(model=np.empty(0)))
-    assert run(adder, server.target, "ward-7") == 0
-    assert adder.initialised == 1
-    assert server.ledger.accepted[0][0] == 0
-    assert adder.trained == [1], "the second round trains what the first initialised"
-
-
-def test_without_a_watch_heartbeats_suffice(serve: Serve, adder: Adder) -> None:
-    """XAIN's coordinator has none."""
-    server = serve()
-    server.has_watch = False
-    assert run(adder, server.target, "ward-7") == 0
-    assert adder.trained == [0, 1]
-    assert server.heartbeats[0] == (pb.READY, -1)
-
-
 def test_a_round_is_learnt_from_the_watch(serve: Serve, adder: Adder, launch: Launch) -> None:
     """The only heartbeat of this test comes before the round opens."""
     server = serve(Ledger(paused=True))
@@ -94,91 +73,6 @@ def test_a_round_is_learnt_from_the_watch(serve: Serve, adder: Adder, launch: La
     server.change(paused=False)
     assert running.code() == 0
     assert server.calls["Heartbeat"] == 1
-
-
-def test_heartbeats_go_on_while_it_trains(serve: Serve, adder: Adder, launch: Launch) -> None:
-    server = serve()
-    adder.may_finish.clear()
-    running = launch(adder, server.target)
-    server.wait_until(lambda: server.heartbeats.count((pb.TRAINING, 0)) >= 3)
-    adder.may_finish.set()
-    assert running.code() == 0
-    assert adder.trained == [0, 1]
-
-
-def test_a_coordinator_that_restarts_gets_the_result_that_was_trained_meanwhile(
-    serve: Serve, adder: Adder, launch: Launch
-) -> None:
-    """Another process on the same port, with the same journal: no round is trained again."""
-    first = serve()
-    adder.may_finish.clear()
-    running = launch(adder, first.target)
-    assert adder.entered.wait(PATIENCE_S)
-    first.stop()
-    adder.may_finish.set()
-    second = serve(first.ledger, first.port)
-    assert running.code() == 0
-    assert adder.trained == [0, 1]
-    assert sorted(second.ledger.accepted) == [0, 1]
-
-
-def test_a_coordinator_that_is_not_there_yet_is_waited_for(
-    serve: Serve, adder: Adder, launch: Launch
-) -> None:
-    early = serve()
-    early.stop()
-    running = launch(adder, early.target)
-    serve(port=early.port)
-    assert running.code() == 0
-
-
-def test_participant_that_expires_while_training_joins_again_with_its_result(
-    serve: Serve, adder: Adder, launch: Launch
-) -> None:
-    server = serve()
-    adder.may_finish.clear()
-    running = launch(adder, server.target)
-    assert adder.entered.wait(PATIENCE_S)
-    server.change(members=set())
-    server.wait_until(lambda: server.calls["Rendezvous"] == 2)
-    adder.may_finish.set()
-    assert running.code() == 0
-    assert adder.trained == [0, 1]
-
-
-@pytest.mark.parametrize("status", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED])
-def test_an_acknowledgement_that_is_lost_is_asked_for_again(
-    serve: Serve, adder: Adder, status: grpc.StatusCode
-) -> None:
-    """The update counts, its answer gets lost: the same bytes are sent again, not made again."""
-    server = serve()
-    server.tells_accepted = False
-    server.after["EndTrainingRound"].append(failure(status))
-    assert run(adder, server.target, "ward-7") == 0
-    assert adder.trained == [0, 1]
-    assert server.calls["EndTrainingRound"] == 3
-
-
-def test_more_metrics_than_the_coordinator_takes_are_cut(serve: Serve, adder: Adder) -> None:
-    """The newest are kept, and how many are missing is told."""
-    trains = adder.train_round
-
-    def verbose(*arguments: Any) -> Any:
-        for _ in range(900):
-            adder.update_metrics(**{f"loss_{i}": 0.5 for i in range(10)})
-        return trains(*arguments)
-
-    adder.train_round = verbose  # type: ignore[method-assign]  # a probe
-    server = serve(Ledger(rounds=1))
-    with capture_logs() as logs:
-        assert run(adder, server.target, "ward-7") == 0
-    text = server.ledger.accepted[0][2]
-    assert len(text.encode()) <= 64 * 1024
-    points = json.loads(text)
-    assert points[-1]["fields"] == {"loss": 0.0, "round": 0}
-    (entry,) = [entry for entry in logs if entry["event"] == "metrics_dropped"]
-    assert (entry["log_level"], entry["round"]) == ("warning", 0)
-    assert entry["num_points"] == 901 - len(points)
 
 
 def test_a_coordinator_that_is_away_is_worth_one_warning(adder: Adder, launch: Launch) -> None:
@@ -279,15 +173,6 @@ def test_a_participant_that_fails_leaves_the_session(
     assert server.heartbeats[-1] == (pb.FINISHED, 0)
     (entry,) = [entry for entry in logs if entry["event"] == "work_failed"]
     assert entry["exc_info"] is error
-
-
-def test_a_result_of_the_wrong_type_fails_like_an_exception(
-    serve: Serve, adder: Adder, launch: Launch
-) -> None:
-    adder.train_round = lambda *_: ([1.0], 5)  # type: ignore[method-assign]  # a probe
-    running = launch(adder, serve().target)
-    assert running.code() == 1
-    assert "numpy array, not list" in running.seen[-1][2]
 
 
 def test_stop_leaves_even_in_the_middle_of_training(

@@ -2,13 +2,11 @@
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
-import grpc
 import pytest
 
 from integration.participant.agents import Adder, Running, large
-from integration.participant.scripted import ScriptedCoordinator, failure, refusal
+from integration.participant.scripted import ScriptedCoordinator
 from integration.participant.store import (
     SECRET,
     Fault,
@@ -19,12 +17,8 @@ from integration.participant.store import (
     status,
 )
 from support.logs import capture_logs
-from xain_participant import Agent, CoordinatorClient, run
-from xain_participant.agent.work import Work
-from xain_participant.sdk.events import Assigned, HandedIn, Trained
-from xain_participant.sdk.values import Call
+from xain_participant import Agent
 from xain_participant.wire import direct
-from xain_wire.fl import coordinator_pb2 as pb
 
 Serve = Callable[..., ScriptedCoordinator]
 Launch = Callable[..., Running]
@@ -92,56 +86,9 @@ def test_a_failure_inside_a_transfer_does_not_tell_the_url(
     assert SECRET not in f"{running.seen}{caplog.text}"
 
 
-def test_an_update_that_lies_in_the_store_is_not_put_again(
-    offering: ScriptedCoordinator, store: ScriptedStore, adder: Adder
-) -> None:
-    """Only what it is called is handed in again, however long the coordinator was away."""
-    offering.before["EndTrainingRound"].extend(
-        [failure(grpc.StatusCode.UNAVAILABLE), refusal("NOT_IN_ROUND")]
-    )
-    offering.tells_accepted = False
-    offering.after["EndTrainingRound"].append(failure(grpc.StatusCode.UNAVAILABLE))
-    assert run(adder, offering.target, "ward-7") == 0
-    assert offering.calls["EndTrainingRound"] == 5
-    assert store.methods.count("PUT") == 2
-    assert adder.trained == [0, 1]
-
-
-def test_an_update_that_the_coordinator_does_not_find_goes_through_it(
-    offering: ScriptedCoordinator, store: ScriptedStore, adder: Adder
-) -> None:
-    """A store that says it has it may be another one than the coordinator's."""
-
-    def lose(_: Any) -> None:
-        del store.objects["/incoming/0/ward-7"]
-
-    offering.before["EndTrainingRound"].append(lose)
-    with capture_logs() as logs:
-        assert run(adder, offering.target, "ward-7") == 0
-    assert adder.trained == [0, 1]
-    assert store.methods.count("PUT") == 1
-    assert offering.calls["PutWeights"] == 2
-    (entry,) = [entry for entry in logs if entry["event"] == "offer_failed"]
-    assert (entry["method"], entry["host"]) == ("PUT", store.host)
-
-
 def test_without_direct_no_offer_is_used(
     offering: ScriptedCoordinator, store: ScriptedStore, adder: Adder
 ) -> None:
     """The operator of a site decides whether anything but the coordinator is spoken to."""
     assert Agent(adder, offering.target, "ward-7", direct=False).run() == 0
     assert store.methods == []
-
-
-def test_an_offer_is_for_its_round_only(
-    offering: ScriptedCoordinator, store: ScriptedStore, adder: Adder
-) -> None:
-    with CoordinatorClient(offering.target, "ward-7", direct=direct.DirectTransfer()) as client:
-        client.rendezvous()
-        work = Work(adder, client, "ward-7")
-        assert work.do(Call.BEGIN_ROUND, 0) == Assigned(0)
-        assert work.do(Call.TRAIN, 0) == Trained(0)
-        work.assign(pb.StartTrainingRoundResponse(round=1, upload=client.start_round().upload))
-        assert work.do(Call.HAND_IN, 0) == HandedIn(0)
-    assert store.methods == ["GET"]
-    assert offering.calls["PutWeights"] == 1

@@ -80,33 +80,6 @@ def test_a_download_is_the_model(client: CoordinatorClient) -> None:
     assert weights.flags.aligned
 
 
-def test_the_empty_model_is_an_empty_vector(
-    client: CoordinatorClient, server: ScriptedCoordinator
-) -> None:
-    server.ledger.model = np.empty(0)
-    assert client.get_weights(client.start_round().model).shape == (0,)
-
-
-def test_a_small_update_travels_inside_its_reference(
-    client: CoordinatorClient, server: ScriptedCoordinator
-) -> None:
-    small = np.float32([1, 2, 3])
-    ref = client.put_weights(0, small)
-    assert (ref.key, ref.size_bytes, ref.data) == ("0/ward-7", len(npy(small)), npy(small))
-    assert ref.digest == digest(npy(small))
-    client.end_round(client.end_request(0, ref, 5, ""))
-    assert server.calls["PutWeights"] == 0
-    assert server.ledger.accepted[0][1].tolist() == [1, 2, 3]
-
-
-def test_a_small_model_is_taken_out_of_its_reference(client: CoordinatorClient) -> None:
-    data = npy(np.float32([1, 2, 3]))
-    ref = pb.WeightsRef(key="0/global", size_bytes=len(data), digest=digest(data), data=data)
-    assert client.get_weights(ref).tolist() == [1, 2, 3]
-    ref.digest = digest(b"another")
-    assert _refused(lambda: client.get_weights(ref)).status is grpc.StatusCode.DATA_LOSS
-
-
 def test_an_upload_goes_in_chunks_and_arrives_whole(
     client: CoordinatorClient, server: ScriptedCoordinator
 ) -> None:
@@ -161,18 +134,6 @@ def test_a_damaged_download_is_refused(client: CoordinatorClient, wrong: pb.Weig
     assert refused.reason == ""
 
 
-def test_bytes_spoilt_on_the_way_are_noticed(
-    client: CoordinatorClient, server: ScriptedCoordinator
-) -> None:
-    """The coordinator names the right object, and other bytes arrive."""
-    ref = client.start_round().model
-    spoilt = BIG.copy()
-    spoilt[-1] += 1
-    server.ledger.model = spoilt
-    server.digest_told = ref.digest
-    assert _refused(lambda: client.get_weights(ref)).status is grpc.StatusCode.DATA_LOSS
-
-
 @pytest.mark.parametrize("data", [b"", b"no array", npy(np.zeros((2, 2))), npy(BIG)[:-4]])
 def test_only_a_whole_vector_is_a_model(
     client: CoordinatorClient, server: ScriptedCoordinator, data: bytes
@@ -200,29 +161,6 @@ def test_a_download_that_brings_nothing_ends(
     server.before["GetWeights"].append(failure(grpc.StatusCode.UNAVAILABLE))
     refused = _refused(lambda: client.get_weights(client.start_round().model))
     assert refused.status is grpc.StatusCode.UNAVAILABLE
-
-
-def test_an_offered_model_is_fetched_from_the_store(
-    client: CoordinatorClient, server: ScriptedCoordinator, offers: ScriptedStore
-) -> None:
-    assert client.get_weights(client.start_round().model).tobytes() == BIG.tobytes()
-    assert offers.methods == ["GET"]
-    assert server.calls["GetWeights"] == 0
-
-
-def test_a_model_inside_its_reference_is_not_fetched(
-    client: CoordinatorClient, offers: ScriptedStore
-) -> None:
-    data = npy(np.float32([1, 2, 3]))
-    ref = pb.WeightsRef(
-        key="0/global",
-        size_bytes=len(data),
-        digest=digest(data),
-        data=data,
-        url=offers.url("/0/global"),
-    )
-    assert client.get_weights(ref).tolist() == [1, 2, 3]
-    assert offers.calls == []
 
 
 def test_download_begun_from_the_store_ends_from_the_coordinator(
@@ -260,37 +198,6 @@ def test_next_try_of_a_download_goes_by_its_own_reference(
     assert offers.methods == ([] if is_inside else ["GET"])
 
 
-def test_an_update_is_put_into_the_store_where_it_is_offered(
-    client: CoordinatorClient, server: ScriptedCoordinator, offers: ScriptedStore
-) -> None:
-    ref = client.put_weights(0, BIG, client.start_round().upload)
-    assert ref == pb.WeightsRef(
-        key="incoming/0/ward-7", size_bytes=len(npy(BIG)), digest=digest(npy(BIG))
-    )
-    assert offers.objects["/incoming/0/ward-7"] == npy(BIG)
-    assert server.calls["PutWeights"] == 0
-    client.end_round(client.end_request(0, ref, 5, ""))
-    assert server.ledger.accepted[0][1].tobytes() == BIG.tobytes()
-
-
-def test_an_update_that_the_store_does_not_take_goes_through_the_coordinator(
-    client: CoordinatorClient,
-    server: ScriptedCoordinator,
-    offers: ScriptedStore,
-    failed_offers: list[OfferFailed],
-) -> None:
-    """Such as when training has outlasted the URL. It is told once, and not tried again."""
-    offers.faults.append(status(403))
-    offer = client.start_round().upload
-    for _ in range(2):
-        assert client.put_weights(0, BIG, offer).key == "0/ward-7"
-    assert server.calls["PutWeights"] == 2
-    assert offers.methods == ["PUT"]
-    # The store may hang up before its answer has been read.
-    ((host, method),) = [(failed.host, failed.method) for failed in failed_offers]
-    assert (host, method) == (offers.host, "PUT")
-
-
 def test_refusals_carry_the_coordinators_reason(
     client: CoordinatorClient, server: ScriptedCoordinator
 ) -> None:
@@ -300,18 +207,6 @@ def test_refusals_carry_the_coordinators_reason(
     assert refused.status is grpc.StatusCode.PERMISSION_DENIED
     assert str(refused) == "because"
     assert refused.retry_after_s == 0.0
-
-
-def test_refusals_carry_when_to_come_again(
-    client: CoordinatorClient, server: ScriptedCoordinator
-) -> None:
-    unavailable = grpc.StatusCode.UNAVAILABLE
-    server.before["Watch"].append(
-        lambda context: refuse(context, "UNAVAILABLE", unavailable, retry_after_s=1.25)
-    )
-    refused = _refused(lambda: list(client.watch()))
-    assert (refused.reason, refused.status) == ("UNAVAILABLE", unavailable)
-    assert refused.retry_after_s == 1.25
 
 
 @pytest.mark.parametrize(
@@ -327,16 +222,6 @@ def test_reasons_come_from_the_coordinator_only(
 ) -> None:
     server.before["Heartbeat"].append(fault)
     assert _refused(lambda: client.heartbeat(pb.READY, -1)).reason == ""
-
-
-def test_uploads_and_downloads_are_refused_like_calls(
-    client: CoordinatorClient, server: ScriptedCoordinator
-) -> None:
-    server.before["PutWeights"].append(refusal("ROUND_CLOSED"))
-    assert _refused(lambda: client.put_weights(0, BIG)).reason == "ROUND_CLOSED"
-    ref = client.start_round().model
-    server.before["GetWeights"].append(refusal("UNKNOWN_MODEL", grpc.StatusCode.NOT_FOUND))
-    assert _refused(lambda: client.get_weights(ref)).reason == "UNKNOWN_MODEL"
 
 
 def test_a_call_has_a_deadline(serve: Callable[..., ScriptedCoordinator]) -> None:

@@ -305,51 +305,6 @@ def test_dead_connection_costs_no_lease(
     assert adder.trained == [0, 1]
 
 
-@pytest.mark.parametrize("method", ["EndTrainingRound", "PutWeights", "GetWeights"])
-def test_calls_on_a_dead_connection_are_repeated(
-    running: Call, adder: Adder, server: ScriptedCoordinator, proxy: FaultProxy, method: str
-) -> None:
-    """No round is trained again."""
-    adder.may_finish.set()
-    may_go_on = hold(server, method)
-    server.wait_until(lambda: server.calls[method] == 1)
-    proxy.blackhole(new=False)
-    server.wait_until(lambda: server.calls[method] == 2)
-    may_go_on.set()
-    assert running.answer() == 0
-    assert adder.trained == [0, 1]
-    assert sorted(server.ledger.accepted) == [0, 1]
-
-
-@pytest.mark.parametrize("reset", [True, False], ids=["RST", "FIN"])
-@pytest.mark.parametrize("method", ["PutWeights", "GetWeights"])
-def test_a_transfer_that_is_cut_in_the_middle_is_made_up_for(
-    running: Call,
-    adder: Adder,
-    server: ScriptedCoordinator,
-    proxy: FaultProxy,
-    method: str,
-    reset: bool,
-) -> None:
-    may_send = threading.Event()
-    if method == "PutWeights":
-        assert adder.entered.wait(PATIENCE_S)
-        proxy.throttle(100_000)  # four seconds for an upload
-        adder.may_finish.set()
-        server.wait_until(lambda: server.calls[method] == 1)
-    else:
-        adder.may_finish.set()
-        may_send = hold(server, method, after=True)
-        poll(lambda: server.calls[method] == 1 and not server.after[method])
-    proxy.cut(reset=reset)
-    may_send.set()
-    proxy.heal()
-    assert running.answer() == 0
-    assert server.calls[method] >= 3
-    assert adder.trained == [0, 1]
-    assert server.ledger.model[:2].tolist() == [2, 3]
-
-
 def test_long_upload_is_logged_with_its_progress_which_heartbeats_carry(
     running: Call,
     adder: Adder,
@@ -375,25 +330,6 @@ def test_long_upload_is_logged_with_its_progress_which_heartbeats_carry(
     assert server.transfers
     received = [(pb.Transfer.UPLOAD, percent) for percent in percents()]
     assert server.transfers == received[: len(server.transfers)]
-
-
-def test_heartbeats_carry_the_progress_of_a_download(
-    running: Call, adder: Adder, server: ScriptedCoordinator
-) -> None:
-    """A heartbeat carries no transfer while the participant trains."""
-    may_send = hold(server, "GetWeights")
-    adder.may_finish.set()
-    server.wait_until(lambda: len(server.transfers) >= 2)
-    assert set(server.transfers) == {(pb.Transfer.DOWNLOAD, 0)}
-    adder.may_finish.clear()
-    may_send.set()
-    assert adder.entered.wait(PATIENCE_S)
-    told, heard = list(server.transfers), len(server.heartbeats)
-    server.wait_until(lambda: len(server.heartbeats) >= heard + 3)
-    # One heartbeat may have been on its way when the download ended.
-    assert len(server.transfers) <= len(told) + 1
-    adder.may_finish.set()
-    assert running.answer() == 0
 
 
 def test_a_watch_that_says_nothing_is_made_up_for_by_heartbeats(

@@ -416,25 +416,6 @@ def test_no_url_gets_out(
 # --- proxies and TLS ---
 
 
-def test_a_proxy_is_used(
-    direct: DirectTransfer, store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("http_proxy", f"http://user:p%40ss@{store.host}")
-    store.objects["/m"] = MODEL
-    far = f"store.invalid:{store.host.rpartition(':')[2]}"
-    assert direct.fetch(store.url("/m", far), download_of())
-    assert direct.put(store.url("/u", far), parts()) is not None
-    assert [call[:2] for call in store.calls] == [
-        ("CONNECT", far),
-        ("GET", "/m"),
-        ("CONNECT", far),
-        ("PUT", "/u"),
-    ]
-    # user:p@ss, which only the proxy is told
-    told = [headers.get("Proxy-Authorization") for headers in store.headers]
-    assert told == ["Basic dXNlcjpwQHNz", None] * 2
-
-
 def test_proxy_sees_no_url_of_a_weights_port(
     direct: DirectTransfer, store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -447,17 +428,6 @@ def test_proxy_sees_no_url_of_a_weights_port(
     assert "proxy" in failed.reason
     assert store.calls == [("CONNECT", "port.invalid:41000", "")]
     assert store.headers[0]["Proxy-Authorization"] == "Basic dXNlcjpwQHNz"
-
-
-@pytest.mark.parametrize("proxy", [f"socks5://u:{SECRET}@h", f"https://u:{SECRET}@h", "http://"])
-def test_a_proxy_of_another_kind_is_not_gone_around(
-    direct: DirectTransfer, store: ScriptedStore, monkeypatch: pytest.MonkeyPatch, proxy: str
-) -> None:
-    monkeypatch.setenv("http_proxy", proxy)
-    url = store.url("/m", "store.invalid:80")
-    failed = failure(lambda: direct.fetch(url, download_of()))
-    assert "is not an http:// one" in failed.reason
-    assert store.calls == []
 
 
 @pytest.fixture

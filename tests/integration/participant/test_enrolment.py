@@ -110,34 +110,10 @@ def test_command_reads_no_settings_but_those_that_it_uses(
     assert run_app(app, "xain-participant", ["join", "ward-7.token"]) == 2
 
 
-def test_lost_answer_is_asked_for_again_with_the_same_key(enroller, address, kept) -> None:
-    token = enroller.token("ward-7", address)
-    enroller.num_lost = 1
-    assert "cannot be reached" in refused(kept, token)
-    with pytest.raises(NotEnrolled, match="repeat it"):
-        enrolled(config_of(kept))
-    assert not joining.join(kept, Token(token, "ward-7.token")).already
-    assert joining.join(kept, Token(token, "ward-7.token")).already
-
-
-def test_used_token_is_refused_to_another_site(enroller, address, kept, tmp_path) -> None:
-    token = enroller.token("ward-7", address)
-    joining.join(kept, Token(token, "ward-7.token"))
-    told = refused(KeptCertificates(tmp_path / "thief"), token)
-    assert "refuses ward-7.token: it was used at 12:00 from 10.0.0.7" in told
-
-
 def test_expired_token_names_its_file_and_the_next_command(enroller, address, kept) -> None:
     told = refused(kept, enroller.token("ward-7", address, lifetime_s=-60.0))
     assert told.startswith("ward-7.token: the token for 'ward-7' has expired on ")
     assert "xain-coordinator tokens create" in told
-
-
-def test_token_with_a_character_changed_is_refused_before_anybody_is_asked(enroller, kept) -> None:
-    token = enroller.token("ward-7", "127.0.0.1:1")
-    told = refused(kept, token[:40] + ("A" if token[40] != "A" else "B") + token[41:])
-    assert told.startswith("ward-7.token: the token is not whole, or a character of it is wrong")
-    assert not kept.folder.parent.exists()
 
 
 def test_token_of_another_coordinator(enroller, address, kept) -> None:
@@ -239,21 +215,6 @@ def test_mistake_in_the_settings_of_the_data_does_not_end_a_renewal(
     file.write_text("[coordinator]\nport = 0\n")
     assert run_app(app, "xain-participant", command) == 2
     assert "coordinator.port is 0" in capsys.readouterr().err
-
-
-def test_renewal_whose_answer_was_lost_is_repeated_with_the_same_key(
-    enroller, address, kept
-) -> None:
-    join(enroller, address, kept)
-    tls = Certificates(kept.folder)
-    enroller.num_lost = 1
-    at = tls.own.not_after - 1.0
-    upkeep = Upkeep(tls, address, kept, now=lambda: at)
-    upkeep.step()
-    assert (tls.version, len(enroller.signed)) == (0, 2)
-    at += 60.0  # beyond the pause after a failure
-    upkeep.step()
-    assert (tls.version, len(enroller.signed)) == (1, 2)
 
 
 KILLED = """

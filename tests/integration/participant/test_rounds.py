@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import xain
-from integration.participant.scripted import PATIENCE_S, Ledger, ScriptedCoordinator, refusal
+from integration.participant.scripted import Ledger, ScriptedCoordinator, refusal
 from support.logs import capture_logs
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_wire.fl import coordinator_pb2 as pb
@@ -291,79 +291,7 @@ def test_settings_that_cannot_be_used_are_named(settings: Any, message: str) -> 
         xain.rounds(**settings)
 
 
-def test_settings_come_from_the_environment(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    coordinator = serve(Ledger(rounds=1))
-    monkeypatch.setenv("XAIN_PARTICIPANT_COORDINATOR__HOST", "127.0.0.1")
-    monkeypatch.setenv("XAIN_PARTICIPANT_COORDINATOR__PORT", str(coordinator.port))
-    monkeypatch.setenv("XAIN_PARTICIPANT_PARTICIPANT__ID", "ward-3")
-    monkeypatch.setenv("XAIN_PARTICIPANT_PARTICIPANT__STATE_DIR", str(tmp_path / "state"))
-    rounds = xain.rounds()
-    for round_ in rounds:
-        round_.submit(round_.weights, samples=1)
-    assert coordinator.identities == {"ward-3"}
-    assert (tmp_path / "state" / "participant.json").exists()
-
-
 # --- state ---
 
 
-def test_state_lasts_from_round_to_round(serve: Serve) -> None:
-    """A change after submit() does not count."""
-    coordinator = serve(Ledger(rounds=3))
-    seen = []
-    for round_ in xain.rounds(coordinator=coordinator.target):
-        seen.append(dict(round_.state))
-        round_.state["n"] = round_.number
-        round_.state["c"] = {"w": np.full(2, round_.number)}
-        round_.submit(round_.weights, samples=1)
-        round_.state["n"] = "late"
-    assert [state.get("n") for state in seen] == [None, 0, 1]
-    assert seen[2]["c"]["w"].tolist() == [1, 1]
-
-
-def test_state_that_cannot_be_kept_is_named(serve: Serve) -> None:
-    coordinator = serve(Ledger(rounds=1))
-    for round_ in xain.rounds(coordinator=coordinator.target):
-        round_.state["model"] = {"inner": object()}
-        with pytest.raises(TypeError, match=r"round\.state\['model'\]\['inner'\] is object"):
-            round_.submit(round_.weights, samples=1)
-        round_.state.clear()
-        round_.submit(round_.weights, samples=1)
-
-
-def test_state_belongs_to_its_session(serve: Serve, tmp_path: Path) -> None:
-    for session_id, expected in (("s1", None), ("s2", None), ("s2", 1)):
-        coordinator = serve(Ledger(rounds=2, session_id=session_id, round=expected or 0))
-        for round_ in xain.rounds(coordinator=coordinator.target, id="a", state_dir=tmp_path):
-            assert round_.state.get("n") == (None if round_.number == 0 else 1)
-            round_.state["n"] = 1
-            round_.submit(round_.weights, samples=1)
-
-
 # --- many participants ---
-
-
-async def test_many_participants_of_one_process_train_together(start: Start) -> None:
-    """Each in a thread of its own, with its own rounds."""
-    coordinator = await start(rounds={"rounds": 4, "min_participants": 3})
-    target = f"127.0.0.1:{coordinator.port}"
-
-    def script(name: str, step: float) -> list[float]:
-        seen = []
-        for round_ in xain.rounds({"w": np.zeros(3, np.float32)}, coordinator=target, id=name):
-            seen.append(float(round_.weights["w"][0]))
-            round_.submit({"w": round_.weights["w"] + step}, samples=1)
-        return seen
-
-    async with asyncio.timeout(PATIENCE_S):
-        seen = await asyncio.gather(
-            *(
-                asyncio.to_thread(script, name, step)
-                for name, step in zip("abc", (1, 2, 3), strict=True)
-            )
-        )
-    assert seen[0] == seen[1] == seen[2]
-    assert np.diff(seen[0]).tolist() == [2.0] * (len(seen[0]) - 1)
-    assert coordinator.driver.session.cause == "completed"

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -14,9 +13,6 @@ from support.certificates import write_folder
 from support.enrolling import Enroller, serving
 from xain_foundation.security.identity import Role
 from xain_foundation.security.tls import Certificates
-from xain_participant.enrolment import joining
-from xain_participant.enrolment.joining import Token
-from xain_participant.enrolment.kept import KeptCertificates
 from xain_participant.enrolment.tunnel import Tunnel
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.coordinator_pb2_grpc import CoordinatorStub
@@ -94,31 +90,6 @@ async def test_connections_above_the_limit_are_closed(enroller, tls, tmp_path) -
             assert await second[0].read() == b""
             for _, writer in (first, second):
                 writer.close()
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_command_ends_with_a_signal_in_the_middle_of_a_stream(enroller, tmp_path, number) -> None:
-    with serving(enroller, tmp_path / "server") as address:
-        kept = KeptCertificates(tmp_path / "ward-7")
-        joining.join(kept, Token(enroller.token("ward-7", address), "token"))
-        folder = str(kept.folder.parent)
-        command = [sys.executable, "-m", "xain_participant", "tunnel", "--listen", "0"]
-        with subprocess.Popen(
-            [*command, "--state-dir", folder],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process:
-            assert process.stdout is not None
-            told = process.stdout.readline()
-            assert told.endswith(f"leads to the coordinator at {address}, as ward-7\n")
-            with grpc.insecure_channel(told.split()[0]) as channel:
-                news = CoordinatorStub(channel).Watch(pb.WatchRequest())
-                next(news)
-                process.send_signal(number)
-                assert process.wait(60.0) == 0
-            assert process.stderr is not None
-            assert process.stderr.read() == ""
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:7", "x", "70000"])
