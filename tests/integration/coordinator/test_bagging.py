@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import skops.io
-from sklearn.ensemble import BaggingClassifier, BaggingRegressor
+from sklearn.ensemble import BaggingClassifier
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from integration.conftest import config_for
@@ -101,26 +101,6 @@ async def test_agents_learn_as_much_as_bagging_on_all_rows(start, join, num_site
     assert evaluate(model, test)["accuracy"] >= expected - bound
 
 
-async def test_agents_with_the_same_rows_fit_different_estimators(start, join):
-    data = load("wine")
-    coordinator = await start(**settings(2, estimators=2))
-    await run_agents(coordinator, [data, data])
-    frames = unpack(array(await join(coordinator, "reader").download("2/global")).tobytes())
-    assert len({frame.file for frame in frames}) == len(frames) == 2 * 2 * 2
-
-
-async def test_agents_bag_regressors(start, join):
-    train, test = halves(load("diabetes", task="regression"))
-    parts = np.array_split(np.arange(train.num_samples), 3)
-    options = {"estimator": "DecisionTreeRegressor", "parameters": {"max_depth": 4}}
-    coordinator = await start(**settings(3, **options))
-    await run_agents(coordinator, [train.subset(part) for part in parts])
-    model = model_of(coordinator, array(await join(coordinator, "reader").download("2/global")))
-    central = BaggingRegressor(DecisionTreeRegressor(max_depth=4), 30, random_state=0)
-    expected = central.fit(train.features, train.target).score(test.features, test.target)
-    assert evaluate(model, test)["r2"] >= expected - 0.06
-
-
 async def test_participants_train_without_downloading_the_ensemble(start, join, tmp_path: Path):
     train, _ = halves(load("digits"))
     parts = [train.subset(rows) for rows in np.array_split(np.arange(train.num_samples), 2)]
@@ -191,30 +171,6 @@ async def test_stacked_votes_are_trained_and_gone_on_with(start, join, tmp_path:
     (shape, found), (_, expected) = again.linear(model.metadata), stack.linear(model.metadata)
     assert shape == stack.due(model.metadata)
     np.testing.assert_allclose(found, expected, atol=0.01)
-
-
-async def test_sums_that_do_not_fit_the_linear_model_are_refused(start, join):
-    rules = settings(2, estimators=2, vote="stacked")
-    coordinator = await start(**rules)
-    parts = halves(load("wine"))
-    a, b = await gather(coordinator, join, parts)
-    work = await a.start()
-    empty = array(await a.download("0/global"))
-    for member, part in zip((a, b), parts, strict=True):
-        await member.hand_in(trained(work, empty, part), num_samples=part.num_samples)
-    await a.until(pb.ROUND, 1)
-    work, model = await a.start(), array(await a.download("1/global"))
-    good = trained(work, model, parts[0])
-    for update, why in (
-        (good[:-8], "bytes, expected were"),
-        (np.frombuffer(pack([]), np.uint8), "no sums of gradients"),
-        (np.concatenate([good[:8], np.ones(1).view(np.uint8), good[16:]]), "coefficients or"),
-    ):
-        code, name, details = await refused(a.hand_in(update, round_=1))
-        assert ((code, name), why in details) == (INVALID, True), details
-    await a.hand_in(good, parts[0].num_samples, 1)
-    await b.hand_in(trained(work, model, parts[1]), parts[1].num_samples, 1)
-    await a.until(pb.FINISHED, 1)
 
 
 async def test_exported_ensemble_predicts_the_same_in_plain_scikit_learn(

@@ -1,21 +1,15 @@
 """Evaluations over a real channel, as participants of any kind send them."""
 
-import json
 import math
 
 import grpc
-import numpy as np
 import pytest
 
 from support.logs import capture_logs
 from support.wire import Member, reason
-from xain_coordinator.server.calls.translate import gives_probabilities, num_classes_of
-from xain_participant.sdk.evaluations import evaluation_message
-from xain_participant.sdk.participant import Evaluation
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_wire.fl.inspection_pb2_grpc import InspectionStub
-from xain_workloads.measures.tallies import tally_classes
 
 POINTS = (
     '[{"measurement": "participant", "time": 1, "fields": {"loss": 2.0, "round": 1}},'
@@ -169,101 +163,3 @@ async def test_evaluation_that_cannot_be_kept_costs_its_sender_nothing_else(
     assert [one.num_contributors for one in rounds] == [1, 1, 1]
     assert not any(one.HasField("evaluation") for one in rounds)
     assert not (await status_of(a)).HasField("best_round")
-
-
-async def test_weights_are_not_taken_with_the_last_evaluation(start, join):
-    coordinator = await start(rounds={"rounds": 1, "min_participants": 1})
-    a = join(coordinator, "a")
-    await rendezvous(a)
-    await a.until(pb.ROUND, 0)
-    await end(a, 0, [1.0], None)
-    await a.until(pb.ROUND, 1)
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await a.upload([1.0], 1)
-    assert reason(caught.value) == "ROUND_CLOSED"
-    await end(a, 1, None, accuracy(1.0))
-    await a.until(pb.FINISHED, 0)
-
-
-def tallied(probabilities: list[float], target: list[int]) -> pb.Evaluation:
-    """An evaluation with tallies, as xain-participant sends it."""
-    both = np.stack([1 - np.array(probabilities), probabilities], axis=1)
-    codes = np.array(target)
-    tallies = tally_classes(2, codes, both.argmax(axis=1), both)
-    return evaluation_message(Evaluation(len(target), {"loss": 1.0}, tallies))
-
-
-async def test_tallies_that_do_not_agree_with_the_rows_are_dropped(start, join):
-    coordinator = await start(rounds={"rounds": 1, "min_participants": 1})
-    a = join(coordinator, "a")
-    await rendezvous(a)
-    await a.until(pb.ROUND, 0)
-    await end(a, 0, [1.0], None)
-    await a.until(pb.ROUND, 1)
-    wrong = tallied([0.9] * 5, [1, 1, 0, 0, 0])
-    wrong.num_samples = 6
-    with capture_logs() as lines:
-        await end(a, 1, None, wrong)
-    await a.until(pb.FINISHED, 0)
-    (dropped,) = [line for line in lines if line["event"] == "evaluation_dropped"]
-    assert "not to 6 rows" in dropped["reason"]
-    assert not (await rounds_of(a))[-1].HasField("evaluation")
-
-
-@pytest.mark.parametrize(
-    ("metadata", "number"),
-    [
-        ({}, None),
-        ({"classes": '["a", "b"]'}, 2),
-        ({"classes": "[]"}, 0),
-        ({"classes": "a, b"}, None),
-        ({"classes": "3"}, None),
-    ],
-)
-def test_classes_of_a_model_are_counted_where_its_metadata_have_them(metadata, number):
-    assert num_classes_of(metadata) == number
-
-
-@pytest.mark.parametrize(
-    ("loss", "expected"), [("log_loss", True), ("hinge", False), ("", True), ("none", False)]
-)
-def test_losses_are_expected_of_a_workload_with_probabilities(loss, expected):
-    options = json.dumps({"loss": loss} if loss else {})
-    metadata = {} if loss == "none" else {"workload": "sgd", "options": options}
-    assert gives_probabilities(metadata) == expected
-
-
-async def test_tallies_of_other_classes_than_the_model_has_are_dropped(start, join):
-    coordinator = await start(workload={"name": "sgd"}, rounds={"rounds": 2, "min_participants": 1})
-    a = join(coordinator, "a")
-    profile = pb.DataProfile(num_samples=30, num_features=1, classes=["x", "y", "z"])
-    await a.stub.Rendezvous(
-        pb.RendezvousRequest(profile=profile, can_evaluate=True), metadata=a.metadata
-    )
-    await a.until(pb.ROUND, 0)
-    with capture_logs() as lines:
-        await end(a, 0, np.zeros(6, np.float32), tallied([0.9] * 2, [1, 0]))
-    (dropped,) = [line for line in lines if line["event"] == "evaluation_dropped"]
-    assert dropped["reason"] == "tallies are of 2 classes, and the model has 3"
-    await a.until(pb.ROUND, 1)  # the update counts
-
-
-async def test_metric_that_nobody_sends_and_sites_of_few_rows_are_warned_of(start, join):
-    coordinator = await start(
-        rounds={"rounds": 3, "min_participants": 2},
-        evaluate={"metric": "dice", "direction": "max"},
-    )
-    a, few = join(coordinator, "a"), join(coordinator, "few")
-    for member in (a, few):
-        await rendezvous(member)
-    for number in (0, 1):
-        for member, told in ((a, accuracy(0.5, 9)), (few, pb.Evaluation(withheld=True))):
-            await member.until(pb.ROUND, number)
-            await end(member, number, [1.0], told if number else None)
-    await a.until(pb.ROUND, 2)
-    warnings = list((await status_of(a)).warnings)
-    assert any("No evaluation has the metric 'dice' of evaluate.metric" in w for w in warnings)
-    assert (
-        "1 site has fewer than 5 held-out rows, so what is measured there stays there: few."
-        in warnings
-    )

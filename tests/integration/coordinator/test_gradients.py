@@ -4,13 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
 from integration.coordinator.test_trees import array
 from support.agents import ends_of
-from support.wire import reason
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.assembly.warm_start import CannotStartFrom
 from xain_participant import Agent, WorkloadParticipant
@@ -122,17 +120,6 @@ async def test_a_lost_participant_leaves_the_mean_over_the_others(start, join):
     assert work.epochs == 1
 
 
-async def test_tolerance_ends_the_session(start):
-    rule = {"tol": 1e-3, "n_iter_no_change": 2}
-    coordinator = await start(**settings(2, {}, rule, rounds=500))
-    await run_agents(coordinator, parts(load("wine"), 2, by_label=False))
-    session = coordinator.driver.session
-    assert session.cause == "completed"
-    assert session.evaluation.ended_because.startswith("converged: ")
-    assert session.model is not None
-    assert 5 < session.model.round < 500
-
-
 async def test_restart_goes_on_with_the_schedule(start, join):
     """The rate of "adaptive" depends on all losses before, which the journal keeps."""
     rule = {"learning_rate": "adaptive", "n_iter_no_change": 1}
@@ -162,17 +149,6 @@ async def test_restart_goes_on_with_the_schedule(start, join):
     found = array(await b.download("4/global"))
     rates = ETA0 * np.array([1, 1, 1 / 5, 1 / 25])
     np.testing.assert_allclose(found, np.full(size, -rates.sum()))
-
-
-async def test_gradient_of_another_shape_is_refused(start, join):
-    coordinator = await start(**settings(1))
-    a = join(coordinator, "a")
-    await a.rendezvous(pb.DataProfile(num_samples=9, num_features=3, classes=["x", "y"]))
-    await a.until(pb.ROUND, 0)
-    await a.start()
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await a.hand_in(np.zeros(3), num_samples=9)
-    assert reason(caught.value) == "INVALID_UPDATE"
 
 
 def from_model_of(workload: Workload, folder: Path) -> dict[str, object]:

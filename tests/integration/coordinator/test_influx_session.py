@@ -141,70 +141,6 @@ async def test_a_session_is_read_back_point_by_point(
     assert '"metrics_' not in coordinator.log()
 
 
-async def test_types_are_those_that_a_field_keeps(launch: Launch, influx: StrictInflux) -> None:
-    """Whole numbers are whole, what participants report is not, and nothing is refused."""
-    coordinator = launch(**influx.settings())
-    await coordinator.start()
-    members = await join(coordinator, "a", "b")
-    await train(members)
-    await leave(members)
-    assert await coordinator.stop() == 0
-    whole = {"state", "round", "connected", "selected", "num_updates", "update_bytes"}
-    whole |= {"model", "number_of_selected_participants"}
-    seen = set()
-    for line in influx.lines:
-        for name, value in line.fields.items():
-            assert type(value) is (int if name in whole else float), f"{name}={value!r}"
-            seen.add(name)
-        expected = {"session"} if line.measurement == "coordinator" else {"id", "session"}
-        assert set(line.tags) == expected
-    assert len({line.tags["session"] for line in influx.lines}) == 1
-    assert seen == whole | {
-        "round_seconds",
-        "aggregation_seconds",
-        "loss",
-        "accuracy",
-        "samples",
-        "seconds",
-    }
-    assert set(influx.statuses) == {204}
-    log = coordinator.log()
-    assert influx.token not in log
-
-
-async def test_a_participant_reports_about_itself_and_now(
-    launch: Launch, influx: StrictInflux
-) -> None:
-    """Series and times that a database keeps do not follow what a participant's points say."""
-    coordinator = launch(**influx.settings())
-    before = time.time_ns()
-    await coordinator.start()
-    members = await join(coordinator, "a", "b")
-    for member in members:
-        await member.rendezvous()
-    document = [
-        {
-            "measurement": "participant",
-            "time": at_ns,
-            "tags": {"id": "b", "epoch_global": "7", "host": "x"},
-            "fields": {"loss": 0.5},
-        }
-        for at_ns in (0, -(2**63), 2**63 - 1)
-    ]
-    await members[0].until(pb.ROUND, 0)
-    ref = await members[0].upload(np.ones(SIZE, np.float32), 0)
-    await members[0].end(ref, 10, 0, metrics=json.dumps(document))
-    await leave(members)
-    assert await coordinator.stop() == 0
-    lines = [line for line in influx.lines if "loss" in line.fields]
-    assert len({line.at_ns for line in lines}) == 3
-    for line in lines:
-        assert line.tags.keys() == {"id", "session"}
-        assert line.tags["id"] == "a"
-        assert line.fields == {"loss": 0.5, "epoch_global": 7.0}
-        assert before <= line.at_ns <= time.time_ns()
-
-
 async def test_a_server_that_hangs_costs_no_round_anything(
     launch: Launch, influx: StrictInflux
 ) -> None:
@@ -269,27 +205,3 @@ async def shown_status(port: int) -> dict[str, dict[str, dict[str, int]]]:
     out, _ = await process.communicate()
     shown: dict[str, dict[str, dict[str, int]]] = json.load(io.BytesIO(out))
     return shown
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [Answer(401, "unauthorized access"), Answer(503), Answer(413), Answer(400), Answer(200)],
-    ids=lambda wrong: str(wrong.status),
-)
-async def test_training_goes_on_whatever_the_server_says(
-    launch: Launch, influx: StrictInflux, wrong: Answer
-) -> None:
-    influx.always = wrong
-    coordinator = launch(**influx.settings())
-    await coordinator.start()
-    members = await join(coordinator, "a", "b")
-    await train(members)
-    await leave(members)
-    assert await coordinator.stop() == 0
-    log = coordinator.log()
-    if wrong.status in (400, 413):
-        assert '"metric_points_refused"' in log
-    else:
-        assert log.count('"metrics_unavailable"') == 1
-        assert log.count('"metrics_lost"') == 1
-    assert influx.token not in log

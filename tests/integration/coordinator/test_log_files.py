@@ -140,23 +140,6 @@ async def test_refused_and_cancelled_calls_have_their_status(start, tmp_path, jo
     assert [line["round"] for line in written if "method" not in line] == [0]
 
 
-async def test_no_log_files_are_written_without_the_settings(start, join, tmp_path):
-    coordinator = await start(rounds={"rounds": 1})
-    await train([join(coordinator, "a")])
-    assert not list(tmp_path.glob("*status*"))
-    assert not list(tmp_path.glob("*latency*"))
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
-async def test_full_disk_does_not_stop_training(start, tmp_path, join):
-    path = tmp_path / "latency.jsonl"
-    path.symlink_to("/dev/full")
-    latencies = LatencyFile(path)
-    coordinator = await start(rounds={"rounds": 2}, latencies=latencies)
-    await train([join(coordinator, "a")], rounds=2)
-    latencies.close()
-
-
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     "key", [*("logging.status_file", "logging.latency_file"), "server.port_file"]

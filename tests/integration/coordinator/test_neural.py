@@ -147,24 +147,6 @@ async def test_module_of_a_builder_is_trained_and_measured_by_the_coordinator(
         )
 
 
-async def test_personal_tensors_stay_at_each_site(start, join):
-    """The output layer is personal: the global model keeps its initial values."""
-    coordinator = await start(**settings(2, 3, {}), model={"personal": ["2.*"]})
-    await run_agents(coordinator, parts(load("wine"), 2, by_label=False))
-    session = coordinator.driver.session
-    assert session.cause == "completed"
-    model = session.model
-    assert model is not None
-    reader = join(coordinator, "reader")
-    begun, found = [
-        unflatten(array(await reader.download(f"{round_}/global")), model.layout)
-        for round_ in (0, 3)
-    ]
-    assert not np.array_equal(begun["0.weight"], found["0.weight"])
-    for name in ("2.weight", "2.bias"):
-        np.testing.assert_array_equal(begun[name], found[name])
-
-
 async def test_gradient_steps_go_on_from_a_federated_model(start, join, tmp_path):
     """The mode of the configuration counts, and the network is that of the model."""
     data = load("wine")

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -23,12 +22,10 @@ from support.s3_servers import S3Server
 from support.wire import Member, digest, npy
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core.vocabulary.values import GlobalModel
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.prefixed import PrefixedStore
-from xain_coordinator.upkeep.fence import Fence, TakenOver
+from xain_coordinator.upkeep.fence import TakenOver
 from xain_coordinator.upkeep.model_copies import ModelCopies
-from xain_coordinator.xain06.bucket import XainBucket
 from xain_foundation.exit_statuses import EXIT_FAILED, EXIT_FENCED
 from xain_wire.fl import coordinator_pb2 as pb
 
@@ -282,73 +279,6 @@ async def test_a_takeover_without_an_answer_is_tried_again(ward: Ward, seaweedfs
 
 
 # --- inside the test's process ---
-
-
-async def test_neither_part_of_a_bucket_gets_an_older_ones_model(
-    seaweedfs: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A model for XAIN's participants is published twice. Overtaken between the two, a coordinator
-    does not show it to them; and the newer one has it all the same, since it is the same."""
-    monkeypatch.setattr(Fence, "look_every_s", 100_000.0)
-    bucket = seaweedfs.new_bucket()
-
-    def config(name: str) -> CoordinatorConfig:
-        folder = tmp_path / name
-        spool = {"path": str(folder / "spool"), "format": "xain-pickle"}
-        return CoordinatorConfig.model_validate(
-            {
-                "storage": seaweedfs.settings(bucket, **spool),
-                "journal": {"path": str(folder / "journal.sqlite")},
-                "metrics": {"kind": "none"},
-                "server": {"port": 0, "drain_s": 1.0, "heartbeat_timeout_s": 600},
-                "rounds": {"rounds": 2, "min_participants": 1},
-            }
-        )
-
-    publish = XainBucket.publish
-    between, go_on = asyncio.Event(), threading.Event()
-    loop = asyncio.get_running_loop()
-
-    def waiting(self: XainBucket, model: GlobalModel) -> None:
-        if model.round == 1 and not go_on.is_set():
-            loop.call_soon_threadsafe(between.set)
-            go_on.wait(60)
-        publish(self, model)
-
-    monkeypatch.setattr(XainBucket, "publish", waiting)
-    with contextlib.closing(seaweedfs.client()) as client:
-
-        def keys() -> set[str]:
-            """Keys without the session's id."""
-            listed = client.list_objects_v2(Bucket=bucket)["Contents"]
-            return {each["Key"].replace(older.driver.session.session_id, "S") for each in listed}
-
-        async with running(config("older")) as older:
-            a = Member(older.port, "a")
-            await a.rendezvous()
-            await a.until(pb.ROUND, 0)
-            await a.hand_in([1.0])
-            await asyncio.wait_for(between.wait(), 60)
-            await a.close()
-            copy_journal(tmp_path / "older", tmp_path / "newer")
-            newer = SessionCoordinator(config("newer"))
-            try:
-                # What its start does before it serves; the rest would publish the same model.
-                assert newer._fence is not None
-                await asyncio.to_thread(newer._fence.take_over)
-                go_on.set()
-                await asyncio.wait_for(older.driver.failed.wait(), 60)
-                assert isinstance(older.driver.failure, TakenOver)
-                assert "participant" not in str(older.driver.failure)
-                assert {"S/1/global", "0/global"} <= keys()
-                assert "1/global" not in keys()
-                await newer.start()
-                a = Member(newer.port, "a")
-                await a.until(pb.ROUND, 1)
-                await a.close()
-                assert "1/global" in keys()
-            finally:
-                await newer.stop()
 
 
 def config_of(folder: Path, name: str) -> CoordinatorConfig:

@@ -3,7 +3,6 @@
 import asyncio
 import io
 import json
-import threading
 from collections.abc import Awaitable
 from typing import Any
 
@@ -11,20 +10,16 @@ import grpc
 import numpy as np
 import pytest
 
-from oracle.staleness import shares
 from support.clock import HeldClock
 from support.wire import Member, npy, reason
-from xain_coordinator.aggregation.engine import aggregate
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.core.vocabulary.commands import Tick
 from xain_coordinator.core.vocabulary.values import Phase
-from xain_coordinator.driver import effects as work
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 
 Code = grpc.StatusCode
 
-PATIENCE_S = 30.0
 DEADLINE_S = 30.0
 IDLE_S = 50.0
 TIMED = {"deadline_s": DEADLINE_S, "idle_timeout_s": IDLE_S}
@@ -64,12 +59,6 @@ async def model(member: Member, round_: int) -> list[float]:
 
 async def status_of(member: Member) -> inspection.GetStatusResponse:
     return await member.inspection.GetStatus(inspection.GetStatusRequest())
-
-
-def mixed(update: float, base: float, staleness: int) -> float:
-    """The update of one of three equal sites has a third for each model since the site began."""
-    (share,), rest = shares([1], [staleness], 3)
-    return float(share) * update + float(rest) * base
 
 
 async def put(coordinator: SessionCoordinator, key: str, value: float) -> None:
@@ -168,73 +157,6 @@ async def in_asp(
         await member.hand_in([0.0])
     await members[0].until(pb.ROUND, 1)
     return coordinator, *members
-
-
-async def test_rounds_do_not_wait_for_stragglers_whose_updates_still_count(start, join):
-    """ASP with three speeds: each update makes a model, of which its site has its share, and
-    heartbeats, watches and assignments tell a participant the earlier round that it trains."""
-    coordinator, a, b, c = await in_asp(start, join)
-    assert [(await m.start()).round for m in (a, b, c)] == [1, 1, 1]
-    await a.hand_in([1.0], round_=1)
-    await a.until(pb.ROUND, 2)
-    await a.hand_in([2.0], round_=2)
-    await a.until(pb.ROUND, 3)
-    (first,) = await model(a, 1)
-    third = mixed(2.0, mixed(1.0, first, 0), 0)
-    assert await model(a, 3) == pytest.approx([third], rel=1e-12)
-
-    await b.until(pb.ROUND, 1)
-    assert await heard(b) == (pb.ROUND, 1)
-    work = await b.start()
-    assert (work.round, work.model.key, work.epoch_base) == (1, "1/global", 0)
-    assert (await a.start()).model.key == "3/global"
-    listed = await a.inspection.ListParticipants(inspection.ListParticipantsRequest())
-    assert {p.participant_id: p.round for p in listed.participants} == {"a": 3, "b": 1, "c": 1}
-    ref = await b.hand_in([5.0], round_=1)
-    await b.until(pb.ROUND, 4)
-    fourth = mixed(5.0, third, 2)
-    assert await model(b, 4) == pytest.approx([fourth], rel=1e-12)
-    await b.end(ref, round_=1)  # its answer was lost
-
-    await c.hand_in([7.0], round_=1)
-    await c.until(pb.ROUND, 5)
-    assert await model(c, 5) == pytest.approx([mixed(7.0, fourth, 3)], rel=1e-12)
-    await a.hand_in([8.0], round_=3)
-    await a.until(pb.FINISHED, 5)
-    assert (await status_of(a)).counters["late_updates"] == 0
-    contributed = [event.contributors for event in coordinator.driver.history.rounds]
-    assert contributed == [("a", "b", "c"), ("a",), ("a",), ("b",), ("c",), ("a",)]
-
-
-async def test_participants_work_on_while_a_model_is_made(start, join, monkeypatch):
-    """A participant gets its work and hands in while another one's update is aggregated. Its update
-    is answered when it is durable, and is in the next model."""
-    coordinator, a, b, c = await in_asp(start, join)
-    is_made, may_end = threading.Event(), threading.Event()
-
-    def held(*arguments: Any, **options: Any) -> Any:
-        is_made.set()
-        assert may_end.wait(PATIENCE_S)
-        return aggregate(*arguments, **options)
-
-    monkeypatch.setattr(work, "aggregate", held)
-    try:
-        await a.hand_in([1.0], round_=1)
-        assert await asyncio.to_thread(is_made.wait, PATIENCE_S)
-        assert (await status_of(a)).phase == "aggregating"
-        assert (await b.start()).round == (await c.start()).round == 1
-        assert await refused(a.start()) == (Code.FAILED_PRECONDITION, "ROUND_CLOSED")
-        handed_in = asyncio.create_task(b.hand_in([5.0], round_=1))
-        assert (await c.start()).model.key == "1/global"
-        may_end.set()
-        await handed_in
-    finally:
-        may_end.set()
-    await b.until(pb.ROUND, 3)
-    contributed = [event.contributors for event in coordinator.driver.history.rounds]
-    assert contributed[:3] == [("a", "b", "c"), ("a",), ("b",)]
-    (first,) = await model(b, 1)
-    assert await model(b, 3) == pytest.approx([mixed(5.0, mixed(1.0, first, 0), 1)], rel=1e-12)
 
 
 async def test_a_late_xain_client_is_not_taken_for_the_next_round(start, join):

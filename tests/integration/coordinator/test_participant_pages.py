@@ -72,14 +72,6 @@ async def test_every_page_fits_a_message(asker: Any) -> None:
     assert [name for one in pages for name in one] == [f"site-{i:03}" for i in range(700)]
 
 
-async def test_why_one_is_not_selected(asker: Any) -> None:
-    for name, tags in (("a", {"site": "north"}), ("c", {"site": "south"}), ("d", {})):
-        await asker.driver.submit(Rendezvous(name, None, tags))
-    listed = (await page(asker)).participants
-    told = {one.participant_id: one.not_eligible_because for one in listed}
-    assert told == {"a": "", "c": "it lacks site = north", "d": "it lacks site = north"}
-
-
 @pytest.mark.parametrize(("size", "token"), [(-1, ""), (0, "x"), (0, "@@@@"), (0, "_w==")])
 async def test_invalid_page_tokens_are_refused(asker: Any, size: int, token: str) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:

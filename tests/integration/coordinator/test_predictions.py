@@ -28,7 +28,6 @@ from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_workloads.ensembles.ensembles import MAGIC, Frame, pack, unpack
 from xain_workloads.ensembles.held import Holding, pack_holdings, unpack_holdings
-from xain_workloads.ensembles.stacking import Stack, halfway
 from xain_workloads.errors import DataError
 from xain_workloads.tables.data import load
 from xain_workloads.tables.dataset import Dataset
@@ -111,71 +110,6 @@ async def test_participants_predict_as_the_published_ensemble_would(start, join,
         features = prepare(model.metadata, data).features
         expected = create("bagging", options).predict(published, features)
         assert found.values.tolist() == expected.tolist()
-
-
-async def test_predictions_of_stacked_votes_are_halfway_to_the_linear_model(start, join):
-    """Sites by label: the votes alone know little."""
-    train, test = halves(load("wine"))
-    order = np.argsort(train.target, kind="stable")
-    names = tuple(sorted(set(train.target.tolist())))
-    parts = [Table.from_dataset(train.subset(part)) for part in np.array_split(order, 3)]
-    rules = kept(3, estimators=2, vote="stacked")
-    rules["rounds"]["rounds"] = 6
-    coordinator = await start(**rules)
-    stores = [KeptEstimators() for _ in parts]
-    sites = [
-        WorkloadParticipant(replace(part, classes=names), estimators=store)
-        for part, store in zip(parts, stores, strict=True)
-    ]
-    async with serving(coordinator, sites):
-        found = await coordinator.server.predictions.ask(*rows_of(test))
-        model = model_of(coordinator, array(await join(coordinator, "reader").download("6/global")))
-    stack = Stack.parse(model.vector.tobytes())
-    features = prepare(model.metadata, test).features
-    votes = sum(
-        one.rows * store.votes([(one.digest, 1)], features).mean
-        for one, store in zip(stack.holdings, stores, strict=True)
-    ) / sum(one.rows for one in stack.holdings)
-    expected = halfway(votes, features, stack, model.metadata)
-    np.testing.assert_allclose(found.probabilities, expected, rtol=1e-12)
-    assert np.mean(found.values == test.target) > 0.9
-    assert np.mean(np.array(names)[votes.argmax(axis=1)] == test.target) < 0.8
-
-
-async def test_participants_answer_while_a_session_fits(start):
-    """The second round waits for a site that trains for long, and answers beside it."""
-    parts = halves(load("wine"))
-    coordinator = await start(**kept(2, estimators=2))
-    goes_on = threading.Event()
-    sites = [WorkloadParticipant(parts[0]), Slow(parts[1], goes_on)]
-    agents = [Agent(site, f"127.0.0.1:{coordinator.port}", f"p{i}") for i, site in enumerate(sites)]
-    threads = [threading.Thread(target=agent.run, daemon=True) for agent in agents]
-    for thread in threads:
-        thread.start()
-    try:
-        await until(lambda: coordinator.driver.session.round == 1)
-        await opened(coordinator, 2)
-        found = await coordinator.server.predictions.ask(*ROWS)
-        assert (found.answered, found.missing) == (("p0", "p1"), {})
-        assert coordinator.driver.session.round == 1
-    finally:
-        goes_on.set()
-        for thread in threads:
-            await asyncio.to_thread(thread.join, PATIENCE_S)
-    assert coordinator.driver.session.cause == "completed"
-
-
-class Slow(WorkloadParticipant):
-    """Trains the second round only when it is told to go on."""
-
-    def __init__(self, data: Dataset, goes_on: threading.Event) -> None:
-        super().__init__(data)
-        self._goes_on = goes_on
-
-    def train_round(self, weights: Any, epochs: int, epoch_base: int) -> Any:
-        if epoch_base == 1:
-            assert self._goes_on.wait(PATIENCE_S)
-        return super().train_round(weights, epochs, epoch_base)
 
 
 # --- answers by hand ---
@@ -450,13 +384,6 @@ async def test_there_are_no_predictions_before_a_model_or_of_a_published_one(sta
         await coordinator.server.predictions.ask(*ROWS)
     await gather(coordinator, join, halves(load("wine")))
     with pytest.raises(NotFitted, match="no participant has fitted an estimator yet"):
-        await coordinator.server.predictions.ask(*ROWS)
-
-
-async def test_published_models_need_no_participants(start, join):
-    coordinator = await start(**settings(2))
-    await gather(coordinator, join, halves(load("wine")))
-    with pytest.raises(NotFitted, match="the model is published"):
         await coordinator.server.predictions.ask(*ROWS)
 
 

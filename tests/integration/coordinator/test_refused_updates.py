@@ -9,7 +9,6 @@ import grpc
 import numpy as np
 import pytest
 
-from integration.coordinator.test_trees import array
 from support.process import CoordinatorProcess
 from support.wire import Member, npy, reason
 from xain_coordinator.core.vocabulary.commands import Tick
@@ -156,23 +155,3 @@ async def test_a_refusal_that_was_heard_of_survives_a_kill(process: CoordinatorP
     status = await status_of(members["b"], "a")
     assert (status.num_refused, status.left_out_until) == (3, 4)
     await asyncio.gather(*(member.close() for member in members.values()))
-
-
-async def test_a_stored_update_of_another_cannot_be_handed_in(start, join, tmp_path: Path):
-    """Neither id nor object name gives access: the sender could replace it later."""
-    coordinator = await start(rounds={"min_participants": 2, "rounds": 1})
-    a, z = join(coordinator, "a"), join(coordinator, "z")
-    await a.rendezvous()
-    await z.rendezvous()
-    await a.until(pb.ROUND, 0)
-    large = np.ones(5000, np.float32)
-    reference = await z.upload(large)
-    await z.end(reference)
-    stored = next((tmp_path / "weights").rglob("z.*"))
-    coordinator.store.put({"0/z": npy(large)})
-    assert (await refused(a.end(name=reference.key.split("/")[1])))[1] == "UPLOAD_MISSING"
-    assert (await refused(a.end(name="z")))[1] == "UPLOAD_NAME_TAKEN"
-    await a.hand_in(3 * large)
-    assert stored.exists()
-    await a.until(pb.FINISHED, 0)
-    assert array(await a.download("1/global")).tolist() == (2 * large).tolist()

@@ -13,9 +13,8 @@ import urllib3
 from structlog.testing import capture_logs
 
 from support.crooked import Answer, http_server, s3_error
-from support.descriptors import open_files
 from support.fault_proxy import FaultProxy
-from support.s3_servers import Identity, MinioGateway, S3Server, SeaweedFS
+from support.s3_servers import Identity, S3Server, SeaweedFS
 from xain_coordinator.config.sections.storage import StorageSettings
 from xain_coordinator.ports import KeyExists, StoreError, StoreUnavailable
 from xain_coordinator.stores.s3.s3 import S3Store, open_s3
@@ -41,15 +40,6 @@ def no_credentials_around(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 def server(request: pytest.FixtureRequest) -> S3Server:
     running: S3Server = request.getfixturevalue(request.param)
     return running
-
-
-@pytest.fixture
-def mortal() -> Iterator[S3Server]:
-    """One of the test's own, to be killed. The gateway, since it is back in no time."""
-    if (missing := MinioGateway.missing()) is not None:
-        pytest.skip(missing)  # says what is not installed
-    with MinioGateway() as running:
-        yield running
 
 
 @pytest.fixture
@@ -261,12 +251,6 @@ def test_a_missing_bucket(connect: Open, server: S3Server) -> None:
     assert get(connect(settings), "1/global") == b"x"
 
 
-def test_a_bucket_that_cannot_be(connect: Open, server: S3Server) -> None:
-    with pytest.raises(StoreError, match=r"bucket") as caught:
-        connect(server.settings("No Bucket!"), create_bucket=True)
-    assert not isinstance(caught.value, StoreUnavailable)
-
-
 def test_server_that_is_away(connect: Open) -> None:
     """The error is one after which a later try helps."""
     settings = {
@@ -274,22 +258,6 @@ def test_server_that_is_away(connect: Open) -> None:
     }  # fmt: skip
     with pytest.raises(StoreUnavailable, match=r"127.0.0.1:1 cannot be reached"):
         connect(settings)
-
-
-@pytest.mark.parametrize("wrong", [{"region": "not a region"}, {"endpoint": "https://a_b..c"}])
-def test_values_that_make_no_sense(connect: Open, wrong: dict[str, str]) -> None:
-    settings = {"kind": "s3", "endpoint": "http://127.0.0.1:1", "bucket": "b"}
-    with pytest.raises(StoreError) as caught:
-        connect(settings | Identity().settings() | wrong)
-    assert not isinstance(caught.value, StoreUnavailable)
-
-
-def test_a_folder_for_uploads_that_cannot_be(
-    connect: Open, server: S3Server, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match=r"folder .*file/x, .*uploads"):
-        connect(server.settings("any"), path=tmp_path / "file" / "x")
 
 
 # --- the trial at the start ---
@@ -551,48 +519,6 @@ def test_a_bucket_that_vanishes(connect: Open, server: S3Server) -> None:
         client.create_bucket(Bucket=settings["bucket"])
     put(store, "1/a", b"x")
     assert get(store, "1/a") == b"x"
-
-
-def test_a_server_that_dies_and_comes_back(connect: Open, mortal: S3Server) -> None:
-    """Every use fails with StoreUnavailable and without secrets meanwhile, and works afterwards."""
-    store = connect(mortal.settings(mortal.new_bucket()))
-    put(store, "1/a", b"x" * MIB)
-    reader = store.open("1/a")
-    mortal.kill()
-    uses = uses_of(store) | {"read": lambda: reader.read(0, MIB)}
-    for use in uses.values():
-        with pytest.raises(StoreUnavailable, match="cannot be reached") as caught:
-            use()
-        assert_discreet(caught.value, *mortal.owner.settings().values())
-    mortal.start()
-    assert reader.read(0, MIB) == b"x" * MIB
-    put(store, "1/b", b"x")
-    assert sorted(store.keys()) == ["1/a", "1/b"]
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("size", [1000, 12 * MIB], ids=["small", "in-parts"])
-def test_killed_in_mid_upload(
-    connect: Open,
-    mortal: S3Server,
-    size: int,
-    overwrite: bool,
-    tmp_path: Path,
-) -> None:
-    """The upload fails; nothing is visible, and doing it again works."""
-    store = connect(mortal.settings(mortal.new_bucket()))
-    store.requests.sizes = Sizes(part=5 * MIB)
-    upload = store.upload("1/global")
-    upload.write(b"x" * size)
-    mortal.kill()
-    with pytest.raises(StoreUnavailable, match="cannot be reached"):
-        upload.commit(overwrite=overwrite)
-    upload.abort()
-    assert open_files(tmp_path / "spool") == []
-    mortal.start()
-    assert list(store.keys()) == []
-    put(store, "1/global", b"x" * size, overwrite=overwrite)
-    assert get(store, "1/global") == b"x" * size
 
 
 def test_a_server_that_hangs(connect: Open, seaweedfs: SeaweedFS) -> None:

@@ -16,7 +16,6 @@ import pytest
 from support.process import CoordinatorProcess
 from support.s3_servers import Identity, MinioGateway, S3Server, SeaweedFS
 from support.wire import Member
-from xain_coordinator.core.vocabulary.keys import base_key_of
 from xain_foundation.exit_statuses import EXIT_FENCED
 from xain_wire.fl import coordinator_pb2 as pb
 
@@ -37,11 +36,6 @@ def server(request: pytest.FixtureRequest) -> Iterator[S3Server]:
         pytest.skip(missing)  # says what is not installed
     with kind() as running:
         yield running
-
-
-both = pytest.mark.parametrize(
-    "server", [SeaweedFS, MinioGateway], ids=["seaweedfs", "minio_gateway"], indirect=True
-)
 
 
 def assert_discreet(text: str, identity: Identity) -> None:
@@ -154,68 +148,6 @@ async def begin(process: CoordinatorProcess, enter: Enter) -> tuple[Member, Memb
     return a, b
 
 
-@both
-async def test_a_session(server: S3Server, launch: Launch, enter: Enter) -> None:
-    """To its end; the models and the updates of the last round lie in the bucket, and of our own
-    bookkeeping no more than the session's owner."""
-    process = launch()
-    a, b = await begin(process, enter)
-    for round_ in range(2):
-        await a.hand_in(VECTOR, round_=round_)
-        await b.hand_in(3 * VECTOR, round_=round_)
-        state = (pb.ROUND, 1) if round_ == 0 else (pb.FINISHED, 1)
-        seen = await a.until(*state)
-        assert seen.state == state[0]
-    objects: list[str] = []
-    while "0/a" in objects or "0/b" in objects or not objects:
-        await asyncio.sleep(0.05)  # a poll, not a race: it ends when they are gone
-        objects = sorted(base_key_of(key.partition("/")[2]) for key in keys(server))
-    assert objects == ["0/global", "1/a", "1/b", "1/global", "2/global", "owners/00000001"]
-    assert model(server, 2) == (2 * VECTOR).tolist()
-    assert np.load(io.BytesIO(await a.download("2/global"))).tolist() == (2 * VECTOR).tolist()
-    assert await process.stop() == 0
-
-
-async def test_s3_dies_in_mid_round_and_comes_back(
-    server: S3Server, launch: Launch, enter: Enter
-) -> None:
-    """Updates meanwhile are answered with UNAVAILABLE; the coordinator lives and the same round
-    goes on, with all that was acknowledged before."""
-    process = launch()
-    a, b = await begin(process, enter)
-    await a.hand_in(VECTOR)
-    server.kill()
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await b.hand_in(3 * VECTOR)
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert str(server.port) not in (caught.value.details() or "")
-    beat = await a.heartbeat()
-    assert (beat.state, beat.round) == (pb.ROUND, 0)
-    server.start()
-    await hand_in(b, 3 * VECTOR, 0)
-    await a.until(pb.ROUND, 1)
-    assert model(server, 1) == (2 * VECTOR).tolist()
-    assert '"store_unavailable"' in process.log()
-    assert await process.stop() == 0
-
-
-async def test_s3_dies_before_the_aggregation(
-    server: S3Server, launch: Launch, enter: Enter
-) -> None:
-    """The round closes without it: the coordinator tries again until it is back, says so, and
-    publishes."""
-    process = launch()
-    a, b = await begin(process, enter)
-    await a.hand_in(VECTOR)
-    ref = await b.upload(3 * VECTOR)
-    server.kill()
-    await b.end(ref)  # it is stored and measured: nothing more is asked of the store
-    await told(process, '"work": "aggregate"')
-    server.start()
-    await a.until(pb.ROUND, 1)
-    assert model(server, 1) == (2 * VECTOR).tolist()
-
-
 @pytest.mark.parametrize("server", [SeaweedFS], ids=["seaweedfs"], indirect=True)
 async def test_credentials_are_revoked_and_given_back(
     server: SeaweedFS, launch: Launch, enter: Enter, tmp_path: Path
@@ -246,21 +178,6 @@ async def test_credentials_are_revoked_and_given_back(
     assert await process.stop() == 0
     assert "refuses our credentials (InvalidAccessKeyId)" in process.log()
     assert_discreet(process.log(), ours)
-
-
-async def test_the_coordinator_dies(server: S3Server, launch: Launch, enter: Enter) -> None:
-    """kill -9 and a restart: the same round goes on, and who was acknowledged need not come
-    again."""
-    process = launch()
-    a, b = await begin(process, enter)
-    await a.hand_in(VECTOR)
-    await process.kill()
-    await process.start()
-    a, b = enter(process, "a"), enter(process, "b")
-    assert (await a.heartbeat()).update_accepted
-    await b.hand_in(3 * VECTOR)
-    await a.until(pb.ROUND, 1)
-    assert model(server, 1) == (2 * VECTOR).tolist()
 
 
 async def test_a_participant_writes_a_model_of_its_own(

@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 
 import pytest
 import urllib3
-import xxhash
 
 from support.descriptors import open_files
 from support.s3_servers import S3Server
@@ -110,34 +109,12 @@ def uploads(client: Any, bucket: str) -> list[str]:
 # --- names ---
 
 
-def test_objects_lie_where_people_look_for_them(connect: Open, client: Any, bucket: str) -> None:
-    """Under the prefix and the key itself, and nothing else is in the bucket."""
-    put(connect(), "5e55104/3/global", b"x")
-    put(connect(prefix="trials/7"), "5e55104/3/ipv4:127.0.0.1:6087", b"x")
-    assert names(client, bucket) == [
-        "5e55104/3/global",
-        "trials/7/5e55104/3/ipv4:127.0.0.1:6087",
-    ]
-
-
-def test_objects_of_others_are_not_listed(store: S3Store, client: Any, bucket: str) -> None:
-    put(store, "1/global", b"x")
-    for name in (".claims/1/global/x", ".trial/x", "100%", "1/back%5Cslash"):
-        client.put_object(Bucket=bucket, Key=name, Body=b"")
-    assert list(store.keys()) == ["1/global"]
-
-
 def test_a_listing_of_many(store: S3Store) -> None:
     """Page after page."""
     store.bucket.max_listed = 7
     keys = [f"3/participant-{number:03}" for number in range(40)]
     store.put(dict.fromkeys(keys, b"x"))
     assert sorted(store.keys("3/")) == keys
-
-
-def test_a_name_that_is_too_long(connect: Open) -> None:
-    with pytest.raises(ValueError, match=r"949 bytes .*limit"):
-        connect(prefix="p" * 100).upload("x/" * 400 + "x" * 48)
 
 
 # --- large objects ---
@@ -278,33 +255,6 @@ def test_a_reader_of_a_large_object_that_changes(store: S3Store) -> None:
 
 
 # --- claims ---
-
-
-def test_a_claim_left_by_a_coordinator_that_died(store: S3Store, client: Any, bucket: str) -> None:
-    """A successor with the same content goes on; another writer is told what to delete."""
-    digest = xxhash.xxh3_128(b"model").hexdigest()
-    claim = f".claims/1/global/{digest}.0123"
-    client.put_object(Bucket=bucket, Key=claim, Body=b"")
-    with pytest.raises(KeyClaimed) as caught:
-        put(store, "1/global", b"another model")
-    assert f"delete {bucket}/{claim} and start again" in str(caught.value)
-    assert names(client, bucket) == [claim]
-    put(store, "1/global", b"model")
-    assert names(client, bucket) == ["1/global"]
-
-
-def test_object_that_another_writer_published_is_kept(
-    store: S3Store, client: Any, bucket: str
-) -> None:
-    """Without a claim, too; and a claim that is left beside an object says nothing any more."""
-    client.put_object(Bucket=bucket, Key="1/global", Body=b"theirs")
-    client.put_object(Bucket=bucket, Key="2/global", Body=b"")
-    client.put_object(Bucket=bucket, Key=".claims/1/global/x.1", Body=b"")
-    for key in ("1/global", "2/global"):
-        with pytest.raises(KeyExists):
-            put(store, key, b"ours")
-    assert get(store, "1/global") == b"theirs"
-    assert names(client, bucket) == [".claims/1/global/x.1", "1/global", "2/global"]
 
 
 def test_one_of_concurrent_creates_in_parts_wins(store: S3Store) -> None:

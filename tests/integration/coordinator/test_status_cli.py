@@ -5,9 +5,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -236,41 +235,6 @@ def test_status_as_json(address: str) -> None:
     assert told["models"][0]["shape"] == [10]
 
 
-@pytest.fixture
-def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator["Future[None]"]:
-    """In the environment, as container engines put it there; done when it is asked."""
-    for name in ("no_grpc_proxy", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as thread:
-        here = f"127.0.0.1:{listening.getsockname()[1]}"
-        for name in ("grpc_proxy", "https_proxy", "http_proxy"):
-            monkeypatch.setenv(name, f"http://{here}")
-
-        def hang_up() -> None:
-            listening.accept()[0].close()
-
-        asked = thread.submit(hang_up)
-        yield asked
-        if not asked.done():
-            socket.create_connection(listening.getsockname(), timeout=30).close()
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_a_proxy_is_not_asked_for_this_machine(
-    address: str, proxy: "Future[None]", host: str
-) -> None:
-    """gRPC would honour it even for what is here."""
-    result = run("status", "--address", f"{host}:{address.rpartition(':')[2]}")
-    assert result.exit_code == 0, result.output
-    assert not proxy.done()
-
-
-def test_a_proxy_is_asked_for_other_machines(proxy: "Future[None]") -> None:
-    """The proxy may be the only way to another machine."""
-    assert run("status", "--address", "fleet.invalid:50051", "--insecure").exit_code == 1
-    assert proxy.result(timeout=60) is None
-
-
 def test_status_of_a_coordinator_that_is_away() -> None:
     """One line goes to standard error, and the exit status is 1."""
     result = run("status", "--address", "127.0.0.1:1")
@@ -378,12 +342,3 @@ def test_check_config(tmp_path: Path) -> None:
     assert told[-3].startswith("A round needs N = 3 connected participants, of whom k = 2 are")
     assert told[-2].startswith("A model is made of the updates of all who are selected; 86400 s")
     assert told[-1].startswith("The rule weighted_average combines them.")
-
-
-def test_version_and_help() -> None:
-    """Help teaches by example."""
-    assert run("--version").stdout == f"xain-coordinator {version('xain-coordinator')}\n"
-    told = run("--help").stdout
-    assert "xain-coordinator --config fleet.toml --set rounds.epochs=3" in told
-    for command in ("check-config", "status", "demo"):
-        assert command in told

@@ -156,15 +156,3 @@ async def test_tracker_hears_once_of_each_round_of_a_coordinator_that_is_killed(
     await process.start()
     assert await process.stop() == 0
     assert lines(tmp_path) == [*told, f"end {ROUNDS} completed"]
-
-
-async def test_tracker_that_is_back_hears_of_the_rounds_that_it_did_not_take(
-    process: CoordinatorProcess, gate: Gate, tmp_path: Path
-) -> None:
-    (tmp_path / "away").touch()
-    gate.open(1)
-    await process.until_logged("tracker_failed")
-    assert lines(tmp_path) == []
-    (tmp_path / "away").unlink()
-    await until_taken(tmp_path, 1)
-    assert [line.split()[0] for line in lines(tmp_path)] == ["0", "1"]

@@ -1,8 +1,6 @@
 """Sessions that train trees: models and updates of bytes, over real channels."""
 
 import io
-import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from integration.conftest import config_for
 from integration.test_bit_rot import flip, stored
 from integration.test_direct_uploads import Reachable, put, store  # noqa: F401  # a fixture
 from support.agents import ends_of
-from support.wire import Member, digest, npy, refused
+from support.wire import Member, refused
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.assembly.warm_start import CannotStartFrom
 from xain_participant import Agent, WorkloadParticipant
@@ -134,55 +132,6 @@ async def test_model_joins_the_trees_in_the_order_of_names(start, join):
         kind,
     )
     assert array(await a.download("1/global")).tobytes() == expected
-
-
-async def test_hostile_update_is_refused_with_a_reason_and_the_round_goes_on(start, join):
-    data = parts(2)
-    coordinator = await start(**settings(rounds=1, refused_limit=50))
-    a, b = await gather(coordinator, join, data)
-    work = await a.start()
-    model = array(await a.download("0/global"))
-    good = trained(work, model, data[0])
-    booster = json.loads(good.tobytes())
-    tree = booster["learner"]["gradient_booster"]["model"]["trees"][0]
-    tree["left_children"][0] = 0
-    loop = np.frombuffer(json.dumps(booster).encode(), np.uint8)
-    for vector, why in (
-        (loop, "tree 0 reaches node 0 twice"),
-        (good[:-1], "is not JSON"),
-        (np.zeros(0, np.uint8), "is not JSON"),
-        (good.reshape(1, -1), "must be a flat vector of bytes"),
-        (good.astype(np.float32), "shape"),
-        (good.view(np.int8), "must be floats"),
-    ):
-        code, name, details = await refused(a.hand_in(vector))
-        assert ((code, name), why in details) == (INVALID, True), details
-        # The same inside its call.
-        payload = npy(vector)
-        ref = pb.WeightsRef(
-            key="0/p0", size_bytes=len(payload), digest=digest(payload), data=payload
-        )
-        if len(payload) < 60_000:
-            code, name, details = await refused(a.end(ref))
-            assert ((code, name), why in details) == (INVALID, True), details
-    too_large = pb.PutWeightsRequest.Header(
-        round=0, size_bytes=trees.MAX_UPDATE_BYTES + 1, digest=b"1" * 16
-    )
-
-    async def announce() -> AsyncIterator[pb.PutWeightsRequest]:
-        yield pb.PutWeightsRequest(header=too_large)
-
-    code, name, _ = await refused(a.stub.PutWeights(announce(), metadata=a.metadata))
-    assert (code, name) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_LARGE")
-    await a.hand_in(good, num_samples=5)
-    await b.hand_in(trained(work, model, data[1]), num_samples=5)
-    await a.until(pb.FINISHED, 0)
-    assert (
-        xgboost.Booster(
-            model_file=bytearray(array(await a.download("1/global")).tobytes())
-        ).num_boosted_rounds()
-        == 4
-    )
 
 
 async def test_bytes_are_no_update_of_a_model_of_numbers(start, join):
