@@ -36,43 +36,6 @@ def group() -> Iterator[Group]:
     made.close()
 
 
-@pytest.mark.parametrize("num_servers", [1, 2, 4])
-@pytest.mark.parametrize("num_workers", [1, 8])
-def test_pull_equals_the_sum_of_all_pushes(num_servers, num_workers):
-    """Workers of one process push repeatedly, to a dense array of several pieces, to a table of
-    open keys and to one with a bound."""
-    group = Group(num_servers)
-    shape = (PIECE_BYTES // 200, 77)
-    chance = np.random.default_rng(7)
-    ids = chance.integers(0, 1 << 63, 3_000).astype(np.uint64) * 2 + 1
-    ids[0], ids[1] = 2**64 - 1, 0
-    small = chance.permutation(10_000)[:3_000]
-
-    def work(number: int) -> None:
-        with group.worker(f"w{number}") as server:
-            w = server.dense("w", shape)
-            table = server.table("open", dim=3)
-            bounded = server.table("bounded", dim=1, bound=10_000)
-            for _ in range(2):
-                w.push(np.full(shape, number + 1, np.float32))
-                table.push(ids, np.full((len(ids), 3), number + 1, np.float32))
-                bounded.push(small, np.full(len(small), number + 1, np.float32))
-
-    with ThreadPoolExecutor(num_workers) as threads:
-        list(threads.map(work, range(num_workers)))
-    total = 2 * sum(range(1, num_workers + 1))
-    with group.worker() as server:
-        w = server.dense("w", shape)
-        out = np.empty(shape, np.float32)
-        assert w.pull(out=out) is out
-        assert (out == total).all()
-        assert (server.table("open", dim=3).pull(ids) == total).all()
-        rows = server.table("bounded", dim=1, bound=10_000).pull(np.arange(10_000))
-        assert (rows[small] == total).all()
-        assert rows.sum() == total * len(small)
-    group.close()
-
-
 def test_rows_come_in_the_order_of_the_ids_with_duplicates(group):
     """Ids of any shape and integer type; duplicate ids of a push are added up."""
     with group.worker() as server:
@@ -356,19 +319,6 @@ def test_bulk_synchronous_pull_sees_exactly_the_clocks_before(group):
         list(threads.map(work, range(3)))
 
 
-def test_stale_pull_sees_all_clocks_before_the_bound(group):
-    def work(number: int) -> None:
-        with group.worker(f"w{number}") as server:
-            w = server.dense("w", (100,))
-            for clock in server.clocks(staleness=2, workers=3, stop=20):
-                pulled = w.pull()
-                assert (pulled >= 2 * max(0, clock - 2) + clock).all()
-                w.push(np.ones(100, np.float32))
-
-    with ThreadPoolExecutor(3) as threads:
-        list(threads.map(work, range(3)))
-
-
 def test_worker_that_leaves_its_loop_holds_up_nobody(group):
     """A loop that ends by break or by an error counts as left."""
     with group.worker("a") as a, group.worker("b") as b, group.worker("c") as c:
@@ -381,38 +331,6 @@ def test_worker_that_leaves_its_loop_holds_up_nobody(group):
         assert [next(loops[0]) for _ in range(3)] == [1, 2, 3]
         with pytest.raises(Invalid, match="already"):
             next(a.clocks())
-
-
-def test_clocks_go_on_at_the_clock_of_a_rollback(group):
-    """Pushes of the clock that was lost are dropped, and its pulls see the tables as they are."""
-    with group.worker() as server:
-        w = server.dense("w", (10,))
-        seen = []
-        for clock in server.clocks(stop=5):
-            seen.append(clock)
-            if len(seen) == 4:
-                group.roll_back(1)
-                assert (w.pull() == 0).all()
-            w.push(np.ones(10, np.float32))
-        assert seen == [0, 1, 2, 3, 1, 2, 3, 4]
-        assert (w.pull() == 4).all()
-
-
-def test_every_range_gets_the_mark_of_a_checkpoint_before_later_pushes(group):
-    with group.worker() as server:
-        w = server.dense("w", (10,))
-        for clock in server.clocks(stop=3):
-            w.push(np.ones(10, np.float32))
-            if clock == 0:
-                assert server.checkpoint() == 1
-    heads = [head for _, _, head in group.heard if isinstance(head, Mark | Push)]
-    marks = [index for index, head in enumerate(heads) if isinstance(head, Mark)]
-    assert sorted(heads[index].range for index in marks) == [1, 2, 3, 4]
-    assert all(heads[index].clock == 1 for index in marks)
-    for index, head in enumerate(heads):
-        if isinstance(head, Push):
-            assert (head.clock >= 1) == (index > max(marks))
-            assert head.cut == (1 if head.clock >= 1 else 0)
 
 
 def test_failed_push_fails_its_clock(group):

@@ -1,7 +1,6 @@
 """Barriers and batches of the workers of a job."""
 
 import asyncio
-import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 from xain_parameters import (
     Invalid,
     LocalGroup,
-    ParameterServer,
     RowNumbers,
     Unavailable,
     connect,
@@ -125,52 +123,6 @@ def test_worker_of_no_group_reads_all_rows_alone_and_nothing_again() -> None:
             read(server, 11, 3)
         with group.connect("b", job="other") as b:
             assert len(read(b, 11, 1)) == 11
-
-
-def test_batch_of_a_loop_that_was_left_comes_again() -> None:
-    """To the worker that comes back under the name."""
-    with LocalGroup(1) as group:
-        seen: list[slice] = []
-        with group.connect("a", job="j", workers=1) as server:
-            server.table("seen", 1)
-            for batch in server.batches(RowNumbers(10, 3), 1):
-                seen.append(batch.data)
-                if len(seen) == 2:
-                    break
-        with group.connect("a", job="j", workers=1) as server:
-            server.table("seen", 1)
-            seen += [batch.data for batch in server.batches(RowNumbers(10, 3), 1)]
-    assert seen == [slice(0, 3), slice(3, 6), slice(3, 6), slice(6, 9), slice(9, 10)]
-
-
-def test_newcomer_has_a_part_of_the_next_epoch_and_reads_the_rest_of_one_that_is_gone(
-    tmp_path: Path,
-) -> None:
-    """Worker b leaves in its first batch for good; c comes in the same epoch."""
-    folder = tmp_path
-    times = {"lease_s": 10.0, "grace_s": 0.2, "worker_lease_s": 10.5}
-    scheduler = SchedulerServer(Journal(folder / "journal"), Settings(), **times)
-    with scheduler, ParameterServer(scheduler.target, "s0"), ThreadPoolExecutor() as pool:
-        goes_on = threading.Event()
-
-        def work(name: str) -> list[tuple[int, int]]:
-            with connect_sync(scheduler.target, worker=name, job="j", workers=2) as server:
-                return read(server, 40, 4)
-
-        def leave() -> None:
-            with connect_sync(scheduler.target, worker="b", job="j", workers=2) as server:
-                seen = server.table("seen", 1)
-                for batch in server.batches(RowNumbers(40, 3), 4):
-                    seen.push([batch.data.start], np.ones((1, 1), np.float32))
-                    goes_on.set()
-                    break
-
-        first = pool.submit(work, "a")
-        pool.submit(leave).result(LONG_S)
-        assert goes_on.is_set()
-        second = pool.submit(work, "c")
-        counted = Counter([*first.result(LONG_S), *second.result(LONG_S)])
-    assert counted == Counter((epoch, row) for epoch in range(4) for row in range(40))
 
 
 def test_asynchronous_workers_read_each_row_once() -> None:

@@ -7,28 +7,24 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 
-from xain_parameters import Invalid, KVWorker, connect, connect_sync
+from xain_parameters import Invalid, KVWorker, connect
 from xain_parameters.client.local import LocalGroup
 from xain_parameters.client.sync import Server
-from xain_parameters.errors import Evicted, Unavailable
+from xain_parameters.errors import Unavailable
 from xain_parameters.messages import Message
 from xain_parameters.node.fair_slots import FairSlots
 from xain_parameters.scheduler.client import SchedulerCalls
-from xain_parameters.scheduler.journal import Journal
-from xain_parameters.scheduler.reports import JobStatus, Status, job_line, lines_of
+from xain_parameters.scheduler.reports import Status
 from xain_parameters.scheduler.server_client import ServerScheduler
 from xain_parameters.scheduler.service import (
     NEW_TABLES_AT_ONCE,
     NEW_TABLES_PER_S,
-    SchedulerServer,
 )
-from xain_parameters.scheduler.state import Settings
 from xain_parameters.scheduler.worker_client import WorkerScheduler
 from xain_parameters.specs import View, encoded
 from xain_parameters.tables.rules import SGD
@@ -77,21 +73,6 @@ def test_connections_that_declare_other_tables_train_side_by_side() -> None:
         with group.connect("c") as server:
             assert descend(server, "u", 5.0) == NUM_CLOCKS
             assert model(server, "u") == alone(5.0)
-
-
-def test_jobs_by_name_have_tables_of_their_own() -> None:
-    with LocalGroup(2) as group:
-        with group.connect("a", job="one") as one, group.connect("b", job="two") as two:
-            for server, to, num_clocks in ((one, 1.0, 10), (two, 3.0, 4)):
-                assert descend(server, "w", to, num_clocks) == num_clocks
-            assert model(one, "w") == alone(1.0)
-            assert model(two, "w") != model(one, "w")
-            with pytest.raises(Invalid, match="there is no table 'u'; there are: w"):
-                one.find("u")
-        with group.connect("c", job="one") as server:
-            assert model(server, "w") == alone(1.0)
-        with pytest.raises(Invalid, match="not 'a job'"):
-            group.connect("d", job="a job")
 
 
 def test_worker_reaches_a_table_of_another_job_by_a_second_connection() -> None:
@@ -237,32 +218,6 @@ def test_checkpoint_and_status_are_of_one_job() -> None:
         assert len(status.ranges) == 2 * len(status.jobs["one"].view.ranges)
 
 
-def test_checkpoint_of_a_job_that_stalls_holds_up_no_checkpoint_of_another(tmp_path: Path) -> None:
-    with (
-        LocalGroup(1, folder=tmp_path) as group,
-        group.connect("a1", job="stalls") as quick,
-        group.connect("a2", job="stalls") as slow,
-        group.connect("b", job="other") as other,
-        SchedulerCalls(group.target) as calls,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        w = quick.dense("w", (64,))
-        clocks, of_slow = (iter(each.clocks(staleness=None)) for each in (quick, slow))
-        next(clocks)
-        next(of_slow)
-        stalled = pool.submit(calls.checkpoint, LONG_S, "stalls")
-        # The files of its parts are begun, and wait for the mark of the slow worker.
-        deadline = time.monotonic() + LONG_S
-        while len([*tmp_path.glob("checkpoints/cut-*/*")]) < 4 and time.monotonic() < deadline:
-            w.push(np.ones(64, np.float32))
-            next(clocks)
-        descend(other, "w", 1.0)
-        assert other.checkpoint() == 1
-        assert not stalled.done()
-        next(of_slow)
-        assert stalled.result() == 1
-
-
 def test_keys_and_bytes_are_counted_for_the_job_that_has_them() -> None:
     """Whole small requests, the sections of large ones, rows by number, and rows by key."""
     with (
@@ -342,34 +297,6 @@ def until(is_so: Callable[[], bool]) -> None:
     raise AssertionError("it did not become so")
 
 
-def test_removed_job_is_gone_from_servers_and_begins_anew() -> None:
-    """Workers of the job are told, other jobs go on, and the servers free its ranges."""
-    with LocalGroup(2, log=True) as group, SchedulerCalls(group.target) as calls:
-        with group.connect("a", job="one") as one, group.connect("b", job="two") as two:
-            descend(one, "w", 1.0)
-            loop = two.clocks()
-            next(loop)
-            w = two.dense("w", (3,))
-            with pytest.raises(Unavailable, match="'two' has workers in its loop: b"):
-                calls.remove_job("two", LONG_S)
-            ranges = calls.status(LONG_S).jobs["one"].view.ranges
-            calls.remove_job("one", LONG_S)
-            with pytest.raises(Unavailable, match="no job 'one'"):
-                calls.remove_job("one", LONG_S)
-            until(lambda: one._core.scheduler.is_lost)
-            with pytest.raises(Evicted, match="the job 'one' was removed"):
-                one.dense("u", (1,))
-            nodes = [server._node for server in group.servers]
-            until(lambda: all(n.view_of(each.number) is None for n in nodes for each in ranges))
-            w.push(np.ones(3, np.float32))
-            next(loop)
-            loop.close()
-            assert list(calls.status(LONG_S).jobs) == ["two"]
-        with connect_sync(group.target, worker="c", job="one") as again:
-            assert descend(again, "w", 1.0) == NUM_CLOCKS
-            assert model(again, "w") == alone(1.0)
-
-
 class Heard(ServerScheduler):
     """A server that never joins, and hears what a test says."""
 
@@ -427,34 +354,6 @@ def test_workers_have_ranks_and_the_first_clock_waits_for_all_of_them(job: str |
     assert sorted(begun) == [*"aabbcc"]
 
 
-def test_worker_has_its_rank_again_and_a_newcomer_that_of_one_that_is_gone(tmp_path: Path) -> None:
-    times = {"lease_s": 10.0, "grace_s": 0.2, "worker_lease_s": 10.5}
-    scheduler = SchedulerServer(Journal(tmp_path / "journal"), Settings(), **times)
-
-    def connect(name: str, workers: int = 2) -> Server:
-        return connect_sync(scheduler.target, worker=name, job="ctr", workers=workers)
-
-    with scheduler, connect("a") as a:
-        assert a.rank == 0
-        with connect("b") as b:
-            assert (b.rank, b.num_workers) == (1, 2)
-        with connect("b") as b:
-            assert b.rank == 1
-            with connect("c") as c:
-                assert c.rank is None
-                with pytest.raises(Invalid, match=r"'ctr' has 2 workers, .* 'd' says workers=3"):
-                    connect("d", workers=3)
-                b.close()
-                _until(lambda status: _only(status).view.ranks == {"a": 0, "c": 1}, a)
-                with connect("b") as b:
-                    assert b.rank is None
-                line = "  worker c: rank 1 of 2, not in a loop"
-                assert line in lines_of(scheduler.status())
-                assert job_line("ctr", _only(scheduler.status())) == (
-                    "ctr: 2 of 2 workers: 0 a, 1 c"
-                )
-
-
 def test_asynchronous_workers_have_ranks() -> None:
     async def work(group: LocalGroup, name: str) -> tuple[int | None, int]:
         async with connect(group.target, worker=name, job="ctr", workers=2) as server:
@@ -468,11 +367,6 @@ def test_asynchronous_workers_have_ranks() -> None:
 
     with LocalGroup(1) as group:
         assert sorted(asyncio.run(both(group))) == [(0, 2), (1, 2)]
-
-
-def _only(status: Status) -> JobStatus:
-    (job,) = status.jobs.values()
-    return job
 
 
 def _until(condition: Callable[[Status], bool], where: str | Server) -> None:

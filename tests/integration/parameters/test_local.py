@@ -1,13 +1,9 @@
 """The whole parameter server in one process: scheduler, servers, workers."""
 
 import asyncio
-import itertools
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from random import Random
 
 import numpy as np
 import pytest
@@ -16,30 +12,8 @@ import xain_parameters as parameters
 from support.logs import capture_logs
 from xain_membership.coordinator import CoordinatorMembership
 from xain_membership.ports import Member
-from xain_parameters import Invalid, KVWorker, LocalGroup, Unavailable
-from xain_parameters.messages import Message
-from xain_parameters.node.server import ParameterServer
+from xain_parameters import Invalid, LocalGroup
 from xain_parameters.scheduler.worker_client import WorkerScheduler
-from xain_parameters.transport.channel import Channel
-
-
-def lose_messages(monkeypatch: pytest.MonkeyPatch, share: float) -> list[str]:
-    """Have servers lose a share of the messages to them, before or after they have done what was
-    asked. A connection that lost one is broken. Returns the senders of the lost messages."""
-    chance = Random(1)
-    lost: list[str] = []
-    hear = ParameterServer._hear
-
-    def hear_most(server: ParameterServer, channel: Channel, message: Message) -> None:
-        draw = chance.random()
-        if draw >= share / 2:
-            hear(server, channel, message)
-        if draw < share:
-            lost.append(channel.peer.name)
-            channel.close()
-
-    monkeypatch.setattr(ParameterServer, "_hear", hear_most)
-    return lost
 
 
 def test_group_that_is_closed_warns_of_nothing(caplog):
@@ -47,36 +21,6 @@ def test_group_that_is_closed_warns_of_nothing(caplog):
     with parameters.local_sync(shards=2) as server:
         server.dense("w", shape=(3,)).push(np.ones(3, np.float32))
     assert [record.getMessage() for record in caplog.records] == []
-
-
-@pytest.mark.parametrize("num_workers", [1, 3, 8])
-@pytest.mark.parametrize("shards", [1, 2, 3, 4])
-def test_repeated_pushes_of_several_workers_are_summed(shards, num_workers, monkeypatch):
-    """ps-lite's key-value semantics on 1 to 4 servers with 1 to 8 workers, while a tenth of the
-    messages is lost."""
-    lost = lose_messages(monkeypatch, 0.1)
-    keys = np.sort(np.random.default_rng(1).integers(0, 1 << 62, 2_000).astype(np.uint64))
-    keys[0], keys[-1] = 0, 2**64 - 1
-    vals = np.arange(len(keys), dtype=np.float32)
-    with LocalGroup(shards) as group:
-
-        def work(number: int) -> None:
-            with group.connect(f"w{number}") as server:
-                kv = KVWorker(server)
-                for timestamp in [kv.push(keys, vals) for _ in range(5)]:
-                    kv.wait(timestamp)
-                kv.close()
-
-        with ThreadPoolExecutor(num_workers) as threads:
-            list(threads.map(work, range(num_workers)))
-        with group.connect() as server:
-            kv = KVWorker(server)
-            pulled = kv.wait(kv.pull(keys))
-            np.testing.assert_array_equal(pulled, 5 * num_workers * vals)
-            answers = kv.wait(kv.request(1, "hello"))
-            assert answers == dict.fromkeys((f"s{i}" for i in range(shards)), "")
-            kv.close()
-    assert lost or shards * num_workers < 3  # of a few messages none may be lost
 
 
 @pytest.mark.parametrize("replicas", [0, 1])
@@ -105,113 +49,6 @@ def test_keys_of_an_array_that_has_changed_since_are_not_those_of_before():
         table.push(second, np.ones((10, 1), np.float32))
         assert table.pull(np.arange(10, dtype=np.uint64)).sum() == 10
         assert table.pull(first.copy()).sum() == 0
-
-
-def test_bulk_synchronous_workers_see_exactly_the_clocks_before():
-    with LocalGroup(2) as group:
-
-        def work(number: int) -> None:
-            with group.connect(f"w{number}") as server:
-                w = server.dense("w", (1_000,))
-                for clock in server.clocks(staleness=0, workers=3, stop=8):
-                    assert (w.pull() == 3 * clock).all()
-                    w.push(np.ones(1_000, np.float32))
-                assert (w.pull() == 24).all()
-
-        with ThreadPoolExecutor(3) as threads:
-            list(threads.map(work, range(3)))
-
-
-def test_death_of_a_server_with_replicas_loses_nothing():
-    """The server is closed without leaving, in the middle of training."""
-    with LocalGroup(3, replicas=1) as group, group.connect() as server:
-        w = server.dense("w", (10_000,))
-        for clock in server.clocks(stop=12):
-            assert (w.pull() == clock).all()
-            if clock == 5:
-                group.servers[1].close()
-            w.push(np.ones(10_000, np.float32))
-        assert (w.pull() == 12).all()
-
-
-def test_every_push_counts_once_while_connections_are_cut():
-    """Connections of workers and between servers, at any moment, with replicas. The number of cuts
-    is bounded: on a busy machine a request may take longer than the time between two."""
-    chance = Random(5)
-    with LocalGroup(3, replicas=1) as group:
-        is_over = threading.Event()
-        num_cut = 0
-
-        def cut() -> None:
-            nonlocal num_cut
-            for _ in range(100):
-                if is_over.wait(chance.uniform(0, 0.1)):
-                    return
-                for channel in list(chance.choice(group.servers)._listener._channels):
-                    channel.close()
-                    num_cut += 1
-
-        def work(number: int) -> None:
-            with group.connect(f"w{number}") as server:
-                w = server.dense("w", (200_000,))
-                table = server.table("t", dim=2)
-                for _ in range(25):
-                    w.push(np.ones(200_000, np.float32))
-                    table.push(np.arange(1_000), np.ones((1_000, 2), np.float32))
-
-        cutter = threading.Thread(target=cut)
-        cutter.start()
-        try:
-            with ThreadPoolExecutor(2) as threads:
-                list(threads.map(work, range(2)))
-        finally:
-            is_over.set()
-            cutter.join()
-        assert num_cut
-        with group.connect() as server:
-            assert (server.dense("w", (200_000,)).pull() == 50).all()
-            assert (server.table("t", dim=2).pull(np.arange(1_000)) == 50).all()
-
-
-def test_small_pushes_count_once_while_ranges_move_and_checkpoints_are_made():
-    """Threads of several workers push to the same rows of all ranges, which a server takes at once
-    where it has all of them alone."""
-    keys, ones = np.arange(100), np.ones((100, 1), np.float32)
-    with LocalGroup(1) as group, group.connect("reader") as reader:
-        table = reader.table("t", dim=1)
-        is_over = threading.Event()
-
-        def work(number: int) -> int:
-            with group.connect(f"w{number}") as server:
-                pushed = server.table("t", dim=1)
-                for count in itertools.count(1):
-                    pushed.push(keys, ones)
-                    if is_over.is_set():
-                        return count
-            raise AssertionError
-
-        with ThreadPoolExecutor(3) as threads:
-            counts = [threads.submit(work, number) for number in range(3)]
-            try:
-                for number in range(3):
-                    before = float(table.pull([0])[0, 0])
-                    with ParameterServer(group.target, f"other {number}") as other:
-                        scheduler = reader._core.scheduler
-                        for _ in range(60):
-                            view = scheduler.view
-                            if any(other.name in each.servers for each in view.ranges):
-                                break
-                            scheduler.newer_view(view.version, 1.0)
-                        else:
-                            raise AssertionError("no range has moved")
-                        with suppress(Unavailable):  # it is given up where a range moves
-                            reader.checkpoint()
-                        assert other.leave(20.0)
-                    assert table.pull([0])[0, 0] > before
-            finally:
-                is_over.set()
-            num_pushes = sum(each.result() for each in counts)
-        assert table.pull(keys).tolist() == [[num_pushes]] * 100
 
 
 async def test_end_of_a_loop_that_was_left_is_told_before_the_client_is_closed(monkeypatch):

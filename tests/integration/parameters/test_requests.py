@@ -15,14 +15,12 @@ from xain_parameters import (
     Invalid,
     KVWorker,
     LocalGroup,
-    ParameterServer,
     Request,
     RequestFailed,
     Unavailable,
 )
 from xain_parameters.client.sync import Server
-from xain_parameters.messages import MAX_TEXT_BYTES, Command
-from xain_parameters.transport.channel import Channel
+from xain_parameters.messages import MAX_TEXT_BYTES
 
 LONG_S = 240.0  # for what takes milliseconds, on a machine that has other things to do
 
@@ -145,44 +143,6 @@ def test_slow_member_is_named_when_the_time_is_over(fleet: Fleet, to: str) -> No
             server.send(to, HOLD, to, timeout_s=0.5)
         (fleet.folder / f"release-{to}").touch()
         assert server.send(to, ECHO, "on") == {to: "w0 says on"}
-
-
-def test_request_outlives_its_scheduler(fleet: Fleet) -> None:
-    """A scheduler that is killed in the middle, and started again: a worker does what it was asked
-    once, and its answer comes."""
-    with connected(fleet) as server, ThreadPoolExecutor(1) as threads:
-        sent = threads.submit(server.send, "workers", HOLD, "w")
-        fleet.until_there("held-w")
-        fleet.kill("scheduler")
-        fleet.start_scheduler()
-        (fleet.folder / "release-w").touch()
-        assert sent.result(LONG_S) == {"w0": "", "w1": "held", "w2": "held"}
-        processes = Counter((fleet.folder / "held-w").read_text().split())
-        assert sorted(processes.values()) == [1, 1]
-
-
-def test_server_does_a_request_once_however_often_its_connection_breaks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    done: Counter[str] = Counter()
-    hear = ParameterServer._hear_command
-    broken = iter([True, True, False] * 10)
-
-    def hear_and_break(self: ParameterServer, channel: Channel, command: Command) -> None:
-        hear(self, channel, command)
-        if next(broken):
-            channel.close()
-
-    def count(request: Request) -> str:
-        done[request.body] += 1
-        return request.body
-
-    monkeypatch.setattr(ParameterServer, "_hear_command", hear_and_break)
-    with LocalGroup(1, handler=count) as group, group.connect(timeout_s=LONG_S) as server:
-        for number in range(10):
-            assert server.send("s0", 0, str(number)) == {"s0": str(number)}
-    assert len(done) == 10
-    assert set(done.values()) == {1}
 
 
 def test_requests_are_checked_before_they_are_sent() -> None:

@@ -16,11 +16,10 @@ from msgspec.structs import replace
 
 from support.logs import capture_logs
 from xain_foundation.net.sockets import free_ports
-from xain_parameters.errors import Closed, Evicted, Invalid, TableConflict, Unavailable
+from xain_parameters.errors import Closed, Evicted, Invalid, Unavailable
 from xain_parameters.scheduler import commands as c
 from xain_parameters.scheduler.client import SchedulerCalls, SchedulerMember
 from xain_parameters.scheduler.journal import Journal, JournalError
-from xain_parameters.scheduler.manifests import read_manifest
 from xain_parameters.scheduler.server_client import ServerScheduler
 from xain_parameters.scheduler.service import SchedulerServer, SchedulerService
 from xain_parameters.scheduler.state import Job, Settings
@@ -104,33 +103,6 @@ def primaries(view: View) -> list[str]:
 # --- placement ---
 
 
-def test_servers_and_workers_see_the_same_view(tmp_path: Path, stack: ExitStack) -> None:
-    group = Group(tmp_path, stack, num_replicas=1)
-    group.node("a")
-    group.node("b")
-    worker = group.worker("w1")
-    declared = worker.declare(TABLE, LONG_S)
-    assert declared.number == 1
-    assert worker.declare(TABLE, LONG_S) == declared
-    other = TableSpec(**{n: getattr(TABLE, n) for n in TABLE.__struct_fields__} | {"dim": 5})
-    with pytest.raises(TableConflict, match="'w' already"):
-        worker.declare(other, LONG_S)
-    view = view_when(worker, lambda view: all(len(each.servers) == 2 for each in view.ranges))
-    assert primaries(view) == ["a", "a", "b", "b"]
-    assert view.addresses == {"a": "a:1", "b": "b:1"}
-
-
-def test_backup_of_a_dead_server_becomes_primary(tmp_path: Path, stack: ExitStack) -> None:
-    group = Group(tmp_path, stack, num_replicas=1)
-    a = group.node("a")
-    group.node("b")
-    worker = group.worker("w1")
-    worker.declare(TABLE, LONG_S)
-    view_when(worker, lambda view: all(len(each.servers) == 2 for each in view.ranges))
-    a.close()
-    view_when(worker, lambda view: primaries(view) == ["b"] * 4)
-
-
 def test_leaving_server_waits_until_its_ranges_have_moved(tmp_path: Path, stack: ExitStack) -> None:
     group = Group(tmp_path, stack)
     a = group.node("a")
@@ -176,22 +148,6 @@ def test_wait_for_a_clock_is_logged_with_its_reason(tmp_path: Path, stack: ExitS
             waiting.result(LONG_S)
 
 
-def test_double_ticks_count_once_and_the_barrier_opens_for_all(
-    tmp_path: Path, stack: ExitStack
-) -> None:
-    group = Group(tmp_path, stack)
-    w1, w2 = group.worker("w1"), group.worker("w2")
-    with ThreadPoolExecutor(4) as pool:
-        begun = [pool.submit(worker.begin, 0, 2) for worker in (w1, w2)]
-        first = [each.result(LONG_S) for each in begun]
-        assert [each.clock for each in first] == [0, 0]
-        generation = first[0].generation
-        twice = [pool.submit(w1.tick, 0, generation) for _ in range(2)]
-        assert w2.tick(0, generation).clock == 1
-        assert [each.result(LONG_S).clock for each in twice] == [1, 1]
-        assert w2.wait_opened(1, generation, lambda: False) == (generation, 1)
-
-
 def test_answer_about_opened_clocks_comes_with_the_view_to_act_on(
     tmp_path: Path, stack: ExitStack
 ) -> None:
@@ -209,32 +165,6 @@ def test_answer_about_opened_clocks_comes_with_the_view_to_act_on(
     may_hear.set()
     reader.opened_now(LONG_S)
     assert reader.view.version >= other.view.version
-
-
-def test_worker_waits_after_a_rollback_for_those_behind_it(
-    tmp_path: Path, stack: ExitStack
-) -> None:
-    """Worker b was a clock ahead when it passed the mark of the checkpoint."""
-    group = Group(tmp_path, stack, checkpoints=tmp_path.as_uri())
-    node = Node(group.target, "s0", {"a": 0, "b": 1})
-    stack.callback(node.close)
-    a, b = group.worker("a"), group.worker("b")
-    a.declare(TABLE, LONG_S)
-    with ThreadPoolExecutor(3) as pool:
-        begun = [pool.submit(worker.begin, 0, 2) for worker in (a, b)]
-        before = [each.result(LONG_S) for each in begun].pop().generation
-        ahead = pool.submit(b.tick, 0, before)
-        with SchedulerCalls(group.target) as calls:
-            while calls.status(LONG_S).clocks != {"a": 0, "b": 1}:
-                time.sleep(0.01)  # a poll: it ends when both clocks are as wanted
-            assert calls.checkpoint(LONG_S) == 1
-        node.close()
-        group.node("s1")
-        after = view_when(a, lambda view: view.generation > before).generation
-        again = a.tick(0, before)
-        assert (again.clock, again.generation) == (0, after)
-        a.tick(0, after)
-        assert ahead.result(LONG_S)[:2] == (1, 1)  # clock, opened
 
 
 async def test_workers_that_wait_look_again_only_when_a_clock_opens(
@@ -268,30 +198,6 @@ async def test_workers_that_wait_look_again_only_when_a_clock_opens(
     assert len(looked) <= 2 * num_workers * num_clocks
 
 
-def test_killed_worker_opens_the_barrier_of_the_others(tmp_path: Path, stack: ExitStack) -> None:
-    group = Group(tmp_path, stack)
-    w1 = group.worker("w1")
-    process = start_worker(group.target, "w2")
-    stack.callback(end, process)
-    with ThreadPoolExecutor(1) as pool:
-        begun = w1.begin(0, 2)
-        ticked = pool.submit(w1.tick, begun.clock, begun.generation)
-        end(process)
-        assert ticked.result(LONG_S).clock == begun.clock + 1
-    view_when(w1, lambda view: view.ended == {"w2": 0})
-
-
-def test_process_under_the_name_of_a_killed_worker_goes_on_where_it_was(
-    tmp_path: Path, stack: ExitStack
-) -> None:
-    group = Group(tmp_path, stack)
-    former = start_worker(group.target, "w1", num_ticks=3)
-    assert former.stdout is not None
-    assert [former.stdout.readline() for _ in range(4)][-1] == "3\n"
-    end(former)
-    assert group.worker("w1").begin(0).clock == 3
-
-
 def test_former_process_of_a_worker_is_evicted(tmp_path: Path, stack: ExitStack) -> None:
     group = Group(tmp_path, stack)
     former = group.worker("w1")
@@ -322,29 +228,6 @@ def test_negative_staleness_is_refused(tmp_path: Path, stack: ExitStack) -> None
 
 
 # --- loss and checkpoints ---
-
-
-def test_lost_range_rolls_back_to_the_checkpoint_and_ticks_tell_it(
-    tmp_path: Path, stack: ExitStack
-) -> None:
-    group = Group(tmp_path, stack, checkpoints=f"file://{tmp_path}/cuts")
-    a = group.node("a")
-    worker = group.worker("w1")
-    worker.declare(TABLE, LONG_S)
-    begun = worker.begin(0)
-    generation = begun.generation
-    assert worker.tick(0, generation).clock == 1
-    number = worker.checkpoint(LONG_S)
-    cut = read_manifest(f"{tmp_path}/cuts", f"cut-{generation}-{number}")
-    assert (cut.number, cut.clock, len(cut.ranges)) == (number, 1, 4)
-    assert worker.tick(1, generation).clock == 2
-    a.close()
-    group.node("b")
-    view = view_when(worker, lambda view: primaries(view) == ["b"] * 4)
-    assert (view.generation, view.rolled_back_to) == (generation + 1, number)
-    assert view.load_from == cut.folder
-    back = worker.tick(2, generation)
-    assert (back.clock, back.generation) == (1, generation + 1)
 
 
 def test_only_the_last_two_checkpoints_are_kept(tmp_path: Path, stack: ExitStack) -> None:
@@ -420,37 +303,8 @@ def test_nothing_is_lost_when_the_scheduler_is_killed(tmp_path: Path, stack: Exi
     assert [each.servers for each in after.ranges] == [each.servers for each in before.ranges]
 
 
-def test_server_that_died_while_the_scheduler_was_away_is_noticed(
-    tmp_path: Path, stack: ExitStack
-) -> None:
-    with ExitStack() as first:
-        group = Group(tmp_path, first, num_replicas=1)
-        group.node("a")
-        group.node("b")
-        worker = group.worker("w1")
-        worker.declare(TABLE, LONG_S)
-        view_when(worker, lambda view: all(len(each.servers) == 2 for each in view.ranges))
-    group = Group(tmp_path, stack, num_replicas=1)
-    group.node("b")
-    worker = group.worker("w1")
-    view = view_when(worker, lambda view: set(view.addresses) == {"b"})
-    assert len(view.ranges) == 4
-
-
 # --- processes ---
 
-_WORKER = """
-import sys, time
-from xain_parameters.scheduler.worker_client import WorkerScheduler
-worker = WorkerScheduler(sys.argv[1], sys.argv[2])
-worker.join(30)
-progress = worker.begin(0)
-for clock in range(int(sys.argv[3])):
-    print(progress.clock, flush=True)
-    progress = worker.tick(clock, progress.generation)
-print(progress.clock, flush=True)
-time.sleep(600)  # until it is killed
-"""
 
 _SCHEDULER = """
 import sys, time
@@ -463,10 +317,6 @@ with SchedulerServer(journal, Settings(), sys.argv[2]):
     print("serving", flush=True)
     time.sleep(600)  # until it is killed
 """
-
-
-def start_worker(target: str, name: str, num_ticks: int = 0) -> "subprocess.Popen[str]":
-    return _start(_WORKER, target, name, str(num_ticks))
 
 
 def start_scheduler(folder: Path, listen: str) -> "subprocess.Popen[str]":

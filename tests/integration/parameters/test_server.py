@@ -12,10 +12,9 @@ import pytest
 from msgspec.structs import replace
 
 from xain_foundation.net.sockets import free_ports
-from xain_membership import background
 from xain_parameters.client.core import Core
 from xain_parameters.client.sync import Server
-from xain_parameters.errors import Closed, Invalid, RolledBack, Unavailable
+from xain_parameters.errors import Closed, Invalid, Unavailable
 from xain_parameters.export import export, read_table
 from xain_parameters.messages import Command, Pull, Refused, Rows, Said
 from xain_parameters.node import server as server_module
@@ -92,13 +91,6 @@ def train(worker: Server, num_clocks: int, at: Callable[[int], None] = lambda cl
         at(clock)
         assert (w.pull() == clock).all()
         w.push(np.ones(SHAPE, np.float32))
-
-
-def test_push_and_pull_over_two_servers(group):
-    made = group()
-    made.start("s0")
-    made.start("s1")
-    train(made.worker("w0"), 5)
 
 
 def test_two_servers_never_write_to_one_log(group, tmp_path):
@@ -326,32 +318,6 @@ def test_server_that_pauses_a_checkpoint_serves_and_closes(group, tmp_path):
     making.join()
 
 
-def test_loss_of_a_server_rolls_back_to_the_last_checkpoint(group, tmp_path):
-    made = group(checkpoints=str(tmp_path / "cuts"))
-    made.start("s0")
-    made.start("s1")
-    worker = made.worker("w0")
-    w = worker.dense("w", SHAPE)
-    cuts: list[int] = []
-    seen: list[int] = []
-    thread = threading.Thread(target=lambda: cuts.append(worker.checkpoint()))
-    for clock in worker.clocks(staleness=0):
-        seen.append(clock)
-        if clock == 8:
-            break
-        assert (w.pull() == clock).all()
-        if clock == 3 and len(seen) == 4:
-            thread.start()
-            wait_until(lambda: worker._core.scheduler.view.cut is not None)
-        if clock == 6 and "s0" in made.servers:
-            thread.join()
-            made.servers.pop("s0").close()
-        with suppress(RolledBack):
-            w.push(np.ones(SHAPE, np.float32))
-    assert cuts == [1]
-    assert min(seen[7:]) in (3, 4)
-
-
 def test_wrong_table_is_refused_and_the_next_one_works(group):
     made = group()
     made.start("s0")
@@ -380,24 +346,6 @@ def test_server_that_cannot_take_a_view_gives_its_ranges_up(group, monkeypatch):
     train(made.worker("w0"), 4, fail)
     with pytest.raises(RuntimeError, match="a defect"):
         broken.wait(LONG_S)
-
-
-def test_server_whose_lease_was_over_gets_its_ranges_back(group, caplog):
-    """The process lives, and has its log."""
-    made = group(has_log=True)
-    made.start("s0")
-    service = made.scheduler._service
-    registry = service.membership._registry
-    wait_until(lambda: time.monotonic() > service.membership.settled_at)
-
-    def fail(clock: int) -> None:
-        if clock == 2:
-            # As when the server was silent for longer than its lease.
-            background.event_loop().call_soon_threadsafe(registry._remove, "parameters", "s0")
-            # The log is read, since the server may be back before anybody reads a view without it.
-            wait_until(lambda: "range_lost" in caplog.text)
-
-    train(made.worker("w0"), 4, fail)
 
 
 @pytest.mark.parametrize("num_replicas", [0, 1])
@@ -444,35 +392,6 @@ def test_long_operation_on_one_range_does_not_end_the_lease_of_the_others(group)
             assert isinstance(answer, Rows)
         finally:
             connection.close()
-
-
-@pytest.mark.parametrize("settings", [{"has_log": True}, {"num_replicas": 1}])
-def test_push_that_cannot_be_applied_ends_the_server_and_counts_once(group, settings):
-    """A table could not grow, say. The push is not acknowledged until another server has it."""
-    made = group(**settings)
-    broken = made.start("s0")
-    rows = made.worker("w0").table("rows", 1)
-    keys, one = np.array([7], np.uint64), np.ones((1, 1), np.float32)
-    rows.push(keys, one)
-    if "num_replicas" in settings:
-        made.start("s1")
-        made.wait_for_servers(2)
-
-    def push(*arguments: object) -> None:
-        raise MemoryError("no memory to grow")
-
-    for hosted in broken._node._hosted.values():
-        hosted.role.copy.replica._parts[1].push = push
-    thread = threading.Thread(target=rows.push, args=(keys, one))
-    thread.start()
-    with pytest.raises(MemoryError):
-        broken.wait(LONG_S)
-    if "has_log" in settings:
-        broken.close()
-        made.start("s0")
-    thread.join(LONG_S)
-    assert not thread.is_alive()
-    assert (rows.pull(keys) == 2).all()
 
 
 def test_connection_made_while_the_server_closes_is_closed(group, monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 
 from xain_parameters import Invalid, LocalGroup
 from xain_parameters.client.batches import MAX_PARTS
-from xain_participant.sparse.sparse_worker import Job, Outcome, Progress, Score, score, train
+from xain_participant.sparse.sparse_worker import Job, Progress, Score, score, train
 from xain_workloads.errors import DataError
 from xain_workloads.sparse.generator import SHAPES, write
 from xain_workloads.sparse.models import FactorisationMachine, LogisticRegression
@@ -89,20 +89,6 @@ def alone(
         return reports, score(server, job, Source(str(folder / "test.svm")))
 
 
-def test_bounded_table_gives_the_same_model(group, folder):
-    """In a job of its own, and after other clocks of one: it begins with its first batch there."""
-    job = Job("open", MODELS["logistic"], batch_rows=100)
-    bounded = replace(job, table="bounded", bound=SHAPES["kdd12"].scaled(SCALE).num_columns)
-    first, second = alone(group, folder, job), alone(group, folder, bounded)
-    assert [each.clock for each in second[0]] == [each.clock for each in first[0]]
-    assert first[1] == second[1]
-    third, fourth = (
-        alone(group, folder, each, "both") for each in (job, replace(bounded, table="later"))
-    )
-    assert fourth[0][0].clock > third[0][-1].clock
-    assert third[1] == fourth[1] == first[1]
-
-
 def test_worker_without_rows_holds_no_other_back(group, tmp_path):
     """The others wait for three workers, of which one has a part without a line."""
     (tmp_path / "train.svm").write_text("1 1:1" + 60 * " " + "\n0 2:1\n")
@@ -163,62 +149,6 @@ def test_workers_without_an_index_divide_the_rows(group, folder):
         notes = reader.find("logistic.parts")
         keys = [[epoch * MAX_PARTS + part for part in range(3)] for epoch in range(2)]
         assert notes.pull(keys)[..., 6].sum(axis=1).tolist() == [num_rows] * 2
-
-
-def test_killed_worker_goes_on_with_its_batch(group, folder):
-    """The model is the same as without the kill."""
-
-    class Killed(Exception):
-        pass
-
-    before: list[Progress] = []
-
-    def kill(progress: Progress) -> None:
-        before.append(progress)
-        if len(before) == 40:  # of 60 in two epochs; its push has been made, its clock not ticked
-            raise Killed
-
-    job = Job("whole", MODELS["logistic"], batch_rows=100, num_epochs=2)
-    whole, expected = alone(group, folder, job)
-    assert len(whole) == 60
-    job = replace(job, table="killed")
-    source = Source(str(folder / "train.svm"))
-    with pytest.raises(Killed), group.connect("w0") as server:
-        train(server, job, source, kill, 0)
-    after, found = alone(group, folder, job)
-    assert after[0].clock == before[-1].clock
-    assert [each.loss for each in (*before[:-1], *after)] == [each.loss for each in whole]
-    assert found == expected
-
-
-@pytest.mark.parametrize("staleness", [0, None])
-def test_others_read_what_a_stopped_worker_has_left(group, tmp_path, staleness):
-    """One of three workers stops at its first batch, and does not come back."""
-    (tmp_path / "train.svm").write_text("".join(f"{i % 2} {i % 7}:1\n" for i in range(50)))
-    job = Job("t", MODELS["logistic"], batch_rows=1, staleness=staleness, num_epochs=2)
-    source = Source(str(tmp_path / "train.svm"))
-
-    class Stopped(Exception):
-        pass
-
-    def stop(progress: Progress) -> None:
-        raise Stopped
-
-    def stopped() -> None:
-        with pytest.raises(Stopped), group.connect("w2", workers=3, rank=2) as server:
-            train(server, job, source, stop, 0)
-
-    def other(rank: int) -> Outcome:
-        with group.connect(f"w{rank}", workers=3, rank=rank) as server:
-            return train(server, job, source)
-
-    with ThreadPoolExecutor(3) as threads:
-        others = [threads.submit(other, rank) for rank in range(2)]
-        threads.submit(stopped).result()
-        outcomes = [each.result() for each in others]
-    assert all(each.is_whole for each in outcomes)
-    # The batch at which the worker stopped comes again: it has not noted it.
-    assert sum(each.num_batches for each in outcomes) == 100
 
 
 def test_training_goes_on_with_its_batches_after_another_model_was_trained(group, folder):
