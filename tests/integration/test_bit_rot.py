@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from integration.conftest import config_for
 from support.transfers import until
-from support.wire import Member, digest, npy, reason
+from support.wire import Member, digest, npy
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.cli import main as cli
 from xain_coordinator.driver.effects import Stopped, StoreWorker
@@ -157,29 +157,6 @@ async def test_participant_brings_a_damaged_update_again(start, tmp_path, has_st
     assert (a.num_trained, b.num_trained) == (1 if has_state else 2, 1)
     model = np.load(stored(tmp_path, "*1/global*"))
     assert (model == 2.0).all()
-
-
-async def test_acknowledgement_asked_for_again_does_not_blame_the_sender_for_the_damage(
-    start, join, tmp_path
-):
-    """The answer of the call got lost, and the update was damaged meanwhile: the sender is told to
-    upload it once more. The damaged bytes, which may be no vector at all, say nothing about it."""
-    coordinator = await start(rounds={"rounds": 1, "min_participants": 2})
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    for member in (a, b):
-        await member.rendezvous()
-    await a.until(pb.ROUND, 0)
-    ref = await a.hand_in(np.full(LARGE, 1.0, np.float32))
-    path = stored(tmp_path, "*0/a*")
-    path.write_bytes(b"X" + path.read_bytes()[1:])
-    await b.hand_in(np.full(LARGE, 3.0, np.float32))
-    await until(lambda: "a" in coordinator.driver.session.opened.damaged)
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await a.end(ref)
-    assert reason(caught.value) == "UPLOAD_MISSING"
-    assert not coordinator.driver.session.selection.faults
-    await a.hand_in(np.full(LARGE, 1.0, np.float32))
-    await a.until(pb.FINISHED, 0)
 
 
 async def two_rounds(start, join, tmp_path: Path, **sections: object):

@@ -13,7 +13,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from integration.conftest import Start
-from support.certificates import issued, make_authority
+from support.certificates import issued
 from support.process import PATIENCE_S
 from support.wire import Member, refused
 from xain_coordinator.access.control import initialise
@@ -22,15 +22,13 @@ from xain_coordinator.server.calls.admission_control import BURST_S, CALLS_PER_M
 from xain_coordinator.server.guard import Guard
 from xain_coordinator.server.serve import STREAMS_OF_HOLDER
 from xain_foundation.security.identity import Role
-from xain_foundation.security.join_token import JoinToken
 from xain_foundation.security.tls_settings import TlsSettings
-from xain_foundation.security.x509 import Authority, key_to_pem, make_request, new_key
+from xain_foundation.security.x509 import Authority
 from xain_membership.service import MAX_GROUPS
 from xain_wire.fl import access_pb2, access_pb2_grpc, inspection_pb2
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.coordinator_pb2_grpc import CoordinatorStub
-from xain_wire.fl.inspection_pb2_grpc import InspectionStub
-from xain_wire.messaging.membership_pb2 import JoinRequest, LeaveRequest, RenewRequest
+from xain_wire.messaging.membership_pb2 import JoinRequest, RenewRequest
 from xain_wire.messaging.membership_pb2_grpc import MembershipStub
 
 Call = Callable[..., Member]
@@ -93,77 +91,6 @@ async def test_caller_has_the_name_in_its_certificate(
     assert set(closed.driver.session.members) == {"ward-7", "ward-8"}
 
 
-async def test_call_under_the_name_of_another_is_refused(
-    closed: SessionCoordinator, call: Call, tmp_path: Path
-) -> None:
-    status, reason, _ = await refused(call(Role.PARTICIPANT, "ward-7", "ward-8").rendezvous())
-    assert (status, reason) == (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED")
-    assert not closed.driver.session.members
-    await until(lambda: lines("identity_refused", tmp_path))
-    assert "'ward-8'" in str(lines("identity_refused", tmp_path))
-
-
-@pytest.mark.parametrize("how", ["other authority", "expired", "plaintext"])
-async def test_connection_without_a_certificate_of_the_authority_is_refused(
-    closed: SessionCoordinator, call: Call, how: str
-) -> None:
-    if how == "plaintext":
-        member = Member(closed.port, "ward-7")
-    elif how == "expired":
-        member = call(Role.PARTICIPANT, "ward-7", lifetime_s=-1.0)
-    else:
-        member = call(Role.PARTICIPANT, "ward-7", by=make_authority())
-    with pytest.raises(grpc.RpcError) as broken:
-        await member.rendezvous()
-    await member.close()
-    assert broken.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert not closed.driver.session.members
-
-
-async def test_site_joins_with_a_token_renews_and_is_revoked(
-    closed: SessionCoordinator, tmp_path: Path
-) -> None:
-    """A site's life over the one port, from its token to the end of its streams. A used token
-    serves no other key."""
-    async with grpc.aio.insecure_channel(f"unix:{tmp_path / 'journal.sock'}") as local:
-        control = access_pb2_grpc.ControlStub(local)
-        made = await control.CreateToken(
-            access_pb2.CreateTokenRequest(name="ward-7", role="participant", ttl_s=600)
-        )
-        token = JoinToken.decode(made.token)
-        assert token.address == f"127.0.0.1:{closed.port}"
-        request, key = request_of("ward-7")
-        joining = Member(closed.port, None, credentials_of(token.authority, token))
-        join = access_pb2_grpc.AccessStub(joining.channel).Join
-        first = await join(access_pb2.JoinRequest(request=request))
-        assert await join(access_pb2.JoinRequest(request=request)) == first
-        other, _ = request_of("ward-7")
-        assert (await refused(join(access_pb2.JoinRequest(request=other))))[1] == "TOKEN_USED"
-        credentials = grpc.ssl_channel_credentials(first.authority, key, first.certificate)
-        site = Member(closed.port, None, credentials)
-        await site.rendezvous()
-        renewed, _ = request_of("ward-7")
-        await access_pb2_grpc.AccessStub(site.channel).Renew(
-            access_pb2.RenewRequest(request=renewed)
-        )
-        watch = site.watch()
-        await watch.read()
-        revoked = await control.Revoke(access_pb2.RevokeRequest(which="ward-7"))
-        assert len(revoked.serials) == 3
-        assert (await refused(watch.read()))[:2] == (
-            grpc.StatusCode.UNAUTHENTICATED,
-            "UNAUTHENTICATED",
-        )
-        assert (await refused(site.heartbeat()))[1] == "UNAUTHENTICATED"
-        await until(lambda: "ward-7" not in closed.driver.session.members)
-        await until(lambda: lines("identity_refused", tmp_path))
-        listed = await control.ListCertificates(access_pb2.ListCertificatesRequest())
-        status = await InspectionStub(local).GetStatus(inspection_pb2.GetStatusRequest())
-        assert (status.audit_lines, status.audit_hash) == (listed.num_lines, listed.last_hash)
-    await joining.close()
-    await site.close()
-
-
 async def test_connection_whose_certificate_expires_is_ended(
     closed: SessionCoordinator, guard: Guard, call: Call
 ) -> None:
@@ -173,22 +100,6 @@ async def test_connection_whose_certificate_expires_is_ended(
     await watch.read()
     guard._end_expired(time.time() + 7200)
     assert (await refused(watch.read()))[1] == "UNAUTHENTICATED"
-
-
-async def test_operator_removes_a_participant_and_finishes_the_session(
-    closed: SessionCoordinator, call: Call, tmp_path: Path
-) -> None:
-    site, operator = call(Role.PARTICIPANT, "ward-7"), call(Role.OPERATOR, "alice")
-    await site.rendezvous()
-    control = access_pb2_grpc.ControlStub(operator.channel)
-    await control.RemoveParticipant(access_pb2.RemoveParticipantRequest(name="ward-7"))
-    assert (await refused(site.rendezvous()))[1] == "REMOVED_BY_OPERATOR"
-    await control.FinishSession(access_pb2.FinishSessionRequest(reason="enough"))
-    assert closed.driver.session.cause.startswith("finished by an operator: enough")
-    await until(lambda: lines("session_finished", tmp_path))
-    found = [line["event"] for line in lines("", tmp_path)][-4:]
-    expected = ["session_opened", "participant_removed", "session_finish_requested"]
-    assert sorted(found) == sorted([*expected, "session_finished"])
 
 
 async def test_audit_log_has_a_line_of_each_call_of_a_script(
@@ -270,19 +181,6 @@ async def test_files_that_do_not_belong_together_are_told(
     assert guard.fields_of_metrics["not_used"] == 1
 
 
-async def test_members_of_messaging_speak_for_themselves(call: Call) -> None:
-    """A member cannot join or leave in the name of another; an operator may."""
-    join = JoinRequest(group="g", role="server", name="server-1", address="127.0.0.1:1")
-    leave = LeaveRequest(group="g", name="server-1", incarnation=1)
-    other = MembershipStub(call(Role.NODE, "server-2").channel)
-    for refused_call in (other.Join(join), other.Leave(leave)):
-        with pytest.raises(grpc.RpcError) as denied:
-            await refused_call
-        assert denied.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    for theirs in (call(Role.NODE, "server-1"), call(Role.OPERATOR, "alice")):
-        await MembershipStub(theirs.channel).Leave(leave)
-
-
 async def test_member_of_messaging_takes_no_slot_of_another_and_joins_few_groups(
     closed: SessionCoordinator, call: Call
 ) -> None:
@@ -331,23 +229,6 @@ async def test_participant_is_told_of_itself_alone(closed: SessionCoordinator, c
 
     assert await told(own) == ["ward-7"]
     assert await told(call(Role.OBSERVER, "ethics")) == ["ward-7", "ward-8"]
-
-
-async def test_roles_are_asked_at_each_method(closed: SessionCoordinator, call: Call) -> None:
-    site, observer, joining = (
-        call(role, "alice") for role in (Role.PARTICIPANT, Role.OBSERVER, Role.JOINING)
-    )
-    calls = (
-        observer.rendezvous(),
-        joining.heartbeat(),
-        access_pb2_grpc.ControlStub(site.channel).FinishSession(access_pb2.FinishSessionRequest()),
-        access_pb2_grpc.AccessStub(site.channel).Join(access_pb2.JoinRequest()),
-    )
-    for one in calls:
-        status, reason, _ = await refused(one)
-        assert (status, reason) == (grpc.StatusCode.PERMISSION_DENIED, "NOT_PERMITTED")
-    await observer.inspection.GetStatus(inspection_pb2.GetStatusRequest())
-    assert not closed.driver.session.members
 
 
 async def test_name_that_has_shown_an_instance_id_is_not_served_without_one(call: Call) -> None:
@@ -452,13 +333,3 @@ def lines(event: str, folder: Path) -> list[dict[str, Any]]:
     """Lines of the audit log with this event; "": all."""
     log = (folder / "access" / "audit.log").read_text().splitlines()
     return [line for line in map(json.loads, log) if event in ("", line["event"])]
-
-
-def request_of(name: str) -> tuple[bytes, bytes]:
-    """A request for a certificate, and its key."""
-    key = new_key()
-    return make_request(key, name), key_to_pem(key)
-
-
-def credentials_of(authority: bytes, token: JoinToken) -> grpc.ChannelCredentials:
-    return grpc.ssl_channel_credentials(authority, token.key, token.certificate)

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.agents import ends_of
-from support.trainee import Trainee
-from support.transfers import LARGE, MIB, PATIENCE_S, puts_of_ports, until, written
+from support.transfers import LARGE, MIB, PATIENCE_S, until, written
 from support.wire import Member, digest, npy
 from xain_coordinator.access.control import initialise
 from xain_coordinator.assembly.coordinator import SessionCoordinator
@@ -19,7 +17,6 @@ from xain_foundation.security.identity import Role
 from xain_foundation.security.tls import AUTHORITY, CERTIFICATE, KEY, Certificates
 from xain_foundation.security.tls_settings import TlsSettings
 from xain_foundation.security.x509 import key_to_pem, make_request, new_key
-from xain_participant import Agent
 from xain_participant.wire.direct import DirectTransfer, OfferFailed, with_host
 from xain_wire.fl import coordinator_pb2 as pb
 
@@ -52,37 +49,6 @@ def hold(guard: Guard, tmp_path: Path) -> Hold:
         return Certificates(folder)
 
     return make
-
-
-async def test_training_goes_by_the_port_and_makes_the_models_of_grpc(
-    start: Callable[..., Any],
-    guard: Guard,
-    hold: Hold,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Bit for bit, under the participants' certificates."""
-    names, size = ("a", "b", "c"), 200_000
-    puts = puts_of_ports(monkeypatch)
-    holders = {name: hold(name) for name in names}
-    observer = hold("o", Role.OBSERVER)
-    made: list[list[bytes]] = []
-    for weights_port in (0, "off"):
-        coordinator = await start(
-            guard=guard,
-            new_session=True,
-            rounds={"rounds": 2, "min_participants": 3},
-            server={"weights_port": weights_port},
-        )
-        target = f"127.0.0.1:{coordinator.port}"
-        agents = [Agent(Trainee(name, size), target, name, tls=holders[name]) for name in names]
-        assert set(await ends_of(agents)) == {0}
-        reader = Member(coordinator.port, None, observer.of_channel())
-        made.append([await reader.download(f"{number}/global") for number in range(3)])
-        await reader.close()
-        await coordinator.stop()
-        assert set(puts) == (set(names) if weights_port == 0 else set())
-        puts.clear()
-    assert made[0] == made[1]
 
 
 async def in_work(

@@ -17,8 +17,7 @@ from xain_coordinator.core.vocabulary.values import Phase
 from xain_coordinator.server.calls.coordinator_service import CoordinatorService
 from xain_foundation.net.sockets import free_ports
 from xain_participant import Agent, Participant
-from xain_participant.wire.direct import DirectTransfer, OfferFailed
-from xain_participant.wire.download import Download
+from xain_participant.wire.direct import DirectTransfer
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.limits import MAX_INLINE_BYTES
 
@@ -129,40 +128,6 @@ async def test_a_store_out_of_reach_is_gone_around(
     assert "X-Amz" not in f"{logs}{caplog.text}"
 
 
-async def second_round(coordinator: Any, join: Any) -> tuple[Any, Any, pb.WeightsRef]:
-    """Two members in round 1, and where the store takes the first one's update."""
-    first, second = join(coordinator, "first"), join(coordinator, "second")
-    for member in (first, second):
-        await member.rendezvous()
-    for member in (first, second):
-        await member.until(pb.ROUND, 0)
-        await member.hand_in(np.zeros(SIZE, np.float32))
-    await first.until(pb.ROUND, 1)
-    return first, second, (await first.start()).upload
-
-
 async def put(direct: DirectTransfer, offer: pb.WeightsRef, data: bytes) -> pb.WeightsRef:
     assert await asyncio.to_thread(direct.put, offer.url, (memoryview(data),))
     return pb.WeightsRef(key=offer.key, size_bytes=len(data), digest=digest(data))
-
-
-async def test_a_url_is_for_one_object_and_one_purpose(
-    server: SeaweedFS, start: Any, join: Any, direct: DirectTransfer
-) -> None:
-    """The signature of one URL gives no access to another participant's update or to the model."""
-    coordinator = await start_on(server, start, rounds=2)
-    first, _, offer = await second_round(coordinator, join)
-    model = (await first.start()).model
-    for url in (
-        offer.url.replace("/incoming/1/first", "/incoming/1/second"),
-        offer.url.replace("/incoming/1/first", "/1/global"),
-        model.url,
-    ):
-        fresh = DirectTransfer()  # this one leaves no host alone
-        with pytest.raises(OfferFailed) as caught:
-            await asyncio.to_thread(fresh.put, url, (memoryview(full(7)),))
-        assert caught.value.reason == "status 403"
-        fresh.close()
-    download = Download(model)
-    assert await asyncio.to_thread(direct.fetch, model.url, download)
-    assert npy(download.vector()) == full(0)

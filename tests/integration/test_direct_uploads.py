@@ -166,20 +166,6 @@ async def test_a_bad_one_is_refused_and_a_good_one_may_follow(store, start, join
     assert await member.download("2/global") == good
 
 
-async def test_direct_upload_too_far_from_the_model_is_refused(store, start, join):
-    """The bound on the norm holds for direct uploads, too."""
-    _, member = await first_round(start, join, server={"max_update_norm": 5.0})
-    work = await member.start()
-    update = np.zeros(SIZE, np.float32)
-    update[[0, -1]] = 6, 8
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await member.end(await put(store, work, npy(update)), round_=1)
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "is 10 away" in caught.value.details()
-    update[[0, -1]] = 3, 4
-    await member.end(await put(store, work, npy(update)), round_=1)
-
-
 @pytest.mark.parametrize("claim", ["size", "digest"])
 async def test_object_put_by_url_must_match_its_announcement(store, start, join, claim):
     """Size and digest are checked against the object, not believed."""

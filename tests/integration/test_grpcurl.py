@@ -2,18 +2,13 @@
 
 import asyncio
 import json
-import os
 import shutil
-import signal
-import socket
 import sys
 from pathlib import Path
 
 import grpc
-import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from support.process import CoordinatorProcess
 from xain_coordinator.server.serve import LIVENESS, SERVICES
 
 GRPCURL = shutil.which("grpcurl", path=str(Path(sys.executable).parent)) or "grpcurl"
@@ -81,46 +76,3 @@ async def test_health(start):
         for service in services:
             answer = await stub.Check(health_pb2.HealthCheckRequest(service=service))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
-
-
-async def test_draining_coordinator_is_alive(start):
-    """Traffic is to go elsewhere, but it must not be killed: it ends by itself."""
-    coordinator = await start()
-    response = health_pb2.HealthCheckResponse
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{coordinator.port}") as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        watches = {
-            service: stub.Watch(health_pb2.HealthCheckRequest(service=service))
-            for service in ("", LIVENESS)
-        }
-        for watch in watches.values():
-            assert (await watch.read()).status == response.SERVING
-        stopping = asyncio.create_task(coordinator.stop())
-        assert (await watches[""].read()).status == response.NOT_SERVING
-        with pytest.raises(grpc.aio.AioRpcError) as ended:  # with the drain, and nothing before
-            await watches[LIVENESS].read()
-        assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
-        await stopping
-
-
-@pytest.mark.e2e
-async def test_hanging_coordinator_is_not_alive(tmp_path):
-    """The kernel goes on to accept connections for a process that does nothing any more, so a
-    check by the connection alone would find it alive."""
-    process = CoordinatorProcess(tmp_path, {})
-    await process.start()
-    try:
-        pid = json.loads(process.log().splitlines()[-1])["pid"]
-        os.kill(pid, signal.SIGSTOP)
-        with socket.create_connection(("127.0.0.1", process.port), timeout=30):
-            pass
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{process.port}") as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            request = health_pb2.HealthCheckRequest(service=LIVENESS)
-            with pytest.raises(grpc.aio.AioRpcError):
-                await stub.Check(request, timeout=0.5)
-            os.kill(pid, signal.SIGCONT)
-            answer = await stub.Check(request, timeout=60, wait_for_ready=True)
-            assert answer.status == health_pb2.HealthCheckResponse.SERVING
-    finally:
-        await process.end()

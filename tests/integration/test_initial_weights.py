@@ -56,33 +56,6 @@ async def run(port: int, participants: Mapping[str, Participant]) -> list[int]:
     return await ends_of(agents)
 
 
-async def test_all_train_each_configured_round_from_the_weights_of_one(start):
-    """The layout that it declares, with its kinds, comes with every model."""
-    coordinator = await start(
-        rounds={"rounds": 3, "min_participants": 3, "initial_weights": "first"}
-    )
-    participants = {f"p{i}": Named(100.0 * i) for i in range(3)}
-    assert await run(coordinator.port, participants) == [0, 0, 0]
-    (first,) = [one for one in participants.values() if one.num_initialised]
-    assert first.num_initialised == 1
-    for one in participants.values():
-        assert one.trained == [(first.first + i, i) for i in range(3)]
-        assert one.layouts[-3:] == [LAYOUT] * 3
-    session = coordinator.driver.session
-    assert session.model.layout == LAYOUT
-    assert session.cause == "completed"
-
-
-async def test_initial_weights_of_another_length_refuse_no_other(start):
-    """All participants get the weights of one, so their own length does not matter."""
-    coordinator = await start(
-        rounds={"rounds": 1, "min_participants": 2, "initial_weights": "first"}
-    )
-    participants = {"a": Named(0.0), "b": Named(0.0, length=9)}
-    assert await run(coordinator.port, participants) == [0, 0]
-    assert [len(one.trained) for one in participants.values()] == [1, 1]
-
-
 async def test_status_names_the_maker_of_the_initial_weights(start, join):
     coordinator = await start(
         rounds={

@@ -4,7 +4,6 @@ import asyncio
 import threading
 
 import grpc
-import numpy as np
 import pytest
 
 from support.wire import digest, npy
@@ -70,17 +69,3 @@ async def test_refused_update_leaves_nothing_for_a_call_without_bytes(start, joi
         await a.end(ref)
     assert refused.value.details().startswith("there is no such upload")
     assert stored(coordinator) == []
-
-
-async def test_a_large_one_comes_in_chunks(start, join):
-    """64 KiB and a header are what there is room for."""
-    coordinator = await start()
-    a = join(coordinator, "a")
-    await a.rendezvous()
-    await a.until(pb.ROUND, 0)
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await a.end(inside(np.zeros(20_000, np.float32)))
-    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert "larger ones by PutWeights" in refused.value.details()
-    assert stored(coordinator) == []
-    await a.end(inside(np.zeros(16_384, np.float32)))

@@ -1,7 +1,6 @@
 """Uploads that break off, and go on from what the coordinator has written."""
 
 import asyncio
-import itertools
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -11,7 +10,6 @@ import grpc
 import numpy as np
 import pytest
 
-from support.process import CoordinatorProcess
 from support.transfers import (
     DATA,
     HEADER_BYTES,
@@ -348,33 +346,6 @@ async def test_a_commit_leaves_a_newer_upload_alone(start, join, tmp_path, monke
     assert await found(a, digest=bytes.fromhex(newer.digest)) == MIB
 
 
-@pytest.mark.e2e
-async def test_an_upload_goes_on_after_kill_9(tmp_path):
-    """The next coordinator has what the one before has written."""
-    process = CoordinatorProcess(tmp_path, {"rounds.rounds": 1})
-    await process.start()
-    a = Member(process.port, "a")
-    try:
-        await in_round(a)
-        await put(a, 0, 3 * MIB)
-        await written(tmp_path, 3 * MIB)
-        await process.kill()
-        await process.start()
-        await a.close()
-        a = Member(process.port, "a")
-        await a.heartbeat()
-        offset = await found(a)
-        assert 2 * MIB <= offset <= 3 * MIB, "to the last whole chunk"
-        ref = (await (await put(a, offset))).ref
-        await a.end(ref)
-        await a.until(pb.FINISHED, 0)
-        assert await a.download("1/global") == DATA
-        assert parts(tmp_path) == []
-    finally:
-        await a.close()
-        await process.end()
-
-
 # --- the participant's side ---
 
 
@@ -453,47 +424,6 @@ async def test_a_participant_goes_on_after_a_cut(start, join, proxy, monkeypatch
         stored = reader.read(0, reader.size)
     assert digest(stored) == ref.digest
     assert stored == npy(large)
-
-
-@pytest.mark.parametrize("first", ["encoded", "plain"])
-async def test_an_upload_goes_on_in_the_other_form(start, join, tmp_path, first):
-    """A participant that is killed and goes on from its state directory has the decoded vector, not
-    the encoded one. Both are the same object, so what has arrived of one is good for the other."""
-    coordinator = await start(server={"update_encoding": "float16"}, rounds={"rounds": 2})
-    a = join(coordinator, "a")
-    await in_round(a)
-    await a.hand_in(np.zeros_like(LARGE))
-    await a.until(pb.ROUND, 1)
-    update = np.zeros_like(LARGE)
-    forms = [outgoing.Upload(update, quantise(LARGE, update)), outgoing.Upload(update)]
-    before, after = forms if first == "encoded" else reversed(forms)
-    assert before.encoding != after.encoding
-    assert before.digest == after.digest == digest(npy(update))
-    about = {"round": 1, "size_bytes": after.size_bytes, "digest": after.digest}
-
-    async def send(form: outgoing.Upload, offset: int, num_chunks: int | None) -> Any:
-        async def requests() -> AsyncIterator[pb.PutWeightsRequest]:
-            yield pb.PutWeightsRequest(
-                header=header(offset=offset, encoding=form.encoding, **about)
-            )
-            for chunk in itertools.islice(form.chunks(offset, MIB, form.part(offset)), num_chunks):
-                yield pb.PutWeightsRequest(data=chunk)
-            if num_chunks is not None:
-                await asyncio.Event().wait()
-
-        return a.stub.PutWeights(requests(), metadata=a.metadata)
-
-    call = await send(before, 0, 4)
-    await written(tmp_path, 3 * MIB)
-    call.cancel()
-    offset = await found(a, **about)
-    assert offset >= 3 * MIB
-    if not after.can_begin_at(offset):
-        offset = 0
-    answer = await (await send(after, offset, None))
-    await a.end(answer.ref, round_=1)
-    with coordinator.store.open(answer.ref.key) as reader:
-        assert reader.read(0, reader.size) == npy(update)
 
 
 async def silence() -> AsyncIterator[pb.PutWeightsRequest]:

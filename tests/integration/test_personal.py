@@ -104,25 +104,6 @@ def test_participant_trains_on_from_its_own_values(tmp_path: Path) -> None:
     assert (train(forgetful, model, 1)["coef"] != train(kept, model, 1)["coef"]).any()
 
 
-def test_round_that_is_trained_again_begins_with_the_same_values() -> None:
-    """A round is trained again after a crash, or if the update was refused."""
-    data = halves()
-    model = model_of(data)
-    participant = WorkloadParticipant(data[0])
-    train(participant, model, 0)
-    first, second = train(participant, model, 1), train(participant, model, 1)
-    assert (first["coef"] == second["coef"]).all()
-
-
-def test_another_session_begins_with_its_own_model() -> None:
-    data = halves()
-    model = model_of(data)
-    own = PersonalTensors()
-    train(WorkloadParticipant(data[0], personal=own), model, 5)
-    own.on_round(Assignment("another", 9))
-    assert own.inserted(model.vector) is model.vector
-
-
 def test_models_are_evaluated_with_the_participants_own_values() -> None:
     """On a fresh participant the intercepts are zero, which scores otherwise."""
     data = halves()

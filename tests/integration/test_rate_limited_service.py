@@ -151,14 +151,6 @@ async def test_agents_come_at_their_reserved_times(start_limited: Any) -> None:
     assert coordinator.counters["asked_to_wait"] <= 2 * len(agents)
 
 
-async def test_hundreds_are_admitted_at_once_by_default(start: Any, join: Any) -> None:
-    """With the default burst a fleet of hundreds does not notice the limit."""
-    coordinator = await start(rounds={"min_participants": MANY, "max_participants": MANY})
-    members = [join(coordinator, f"site-{i}") for i in range(MANY)]
-    answers = await asyncio.gather(*(member.rendezvous() for member in members))
-    assert {answer.reply for answer in answers} == {pb.ACCEPT}
-
-
 async def test_new_clients_do_not_delay_members(closed: Any, join: Any) -> None:
     """Members have a limit of their own, so a member comes back at once."""
     member = join(closed, "member")
@@ -187,14 +179,3 @@ async def test_member_that_waits_keeps_its_lease(closed: Any, join: Any) -> None
     after = closed.driver.session.members.heard["member"]
     assert after.at > before.at
     assert (after.state, after.round) == (ParticipantState.TRAINING, 3)
-
-
-async def test_call_that_is_refused_for_good_is_not_asked_to_wait(closed: Any, join: Any) -> None:
-    for i in range(3):
-        await join(closed, f"site-{i}").rendezvous()
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await join(closed, "global").rendezvous()
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await first_news(join(closed, "newcomer"))
-    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED

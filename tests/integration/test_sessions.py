@@ -183,22 +183,6 @@ def varints(data: bytes) -> dict[int, int]:
     return found
 
 
-async def test_the_initial_model_comes_from_the_profiles(start, join):
-    """With a workload the first round trains already, on the union of the classes."""
-    coordinator = await start(rounds={"rounds": 1, "min_participants": 2}, workload={"name": "sgd"})
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    await a.rendezvous(pb.DataProfile(num_samples=5, num_features=4, classes=["2", "10"]))
-    await b.rendezvous(pb.DataProfile(num_samples=5, num_features=4, classes=["1", "2"]))
-    await a.until(pb.ROUND, 0)
-    work = await a.start()
-    assert work.epochs == 1
-    assert [(t.name, list(t.shape)) for t in work.layout] == [("coef", [3, 4]), ("intercept", [3])]
-    assert work.metadata["classes"] == '["1", "2", "10"]'
-    vector = array(await a.download(work.model.key))
-    assert vector.shape == (15,)
-    assert not vector.any()
-
-
 async def test_small_weights_travel_inside_their_reference(start, join):
     """Down with the assignment, up with the hand-in, and from there into the journal."""
     coordinator = await start(rounds={"rounds": 2, "min_participants": 2})
@@ -267,21 +251,6 @@ async def test_watch_sends_no_message_only_because_an_update_was_accepted(start,
     following = await call.read()
     assert (following.state, following.round, following.update_accepted) == (pb.ROUND, 1, False)
     call.cancel()
-
-
-async def test_large_weights_travel_in_chunks(start, join):
-    """Several chunks up and down, from any offset, bit for bit."""
-    coordinator = await start(rounds={"rounds": 1, "min_participants": 1})
-    a = join(coordinator, "a")
-    await a.rendezvous()
-    await a.until(pb.ROUND, 0)
-    vector = np.random.default_rng(0).standard_normal(700_000).astype(np.float32)
-    await a.hand_in(vector)
-    await a.until(pb.FINISHED, 0)
-    data = await a.download("1/global")
-    np.testing.assert_array_equal(array(data), vector)
-    assert await a.download("1/global", offset=1_500_001) == data[1_500_001:]
-    assert await a.download("1/global", offset=len(data)) == b""
 
 
 def inside(vector: list[float]) -> pb.WeightsRef:

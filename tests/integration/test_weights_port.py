@@ -12,10 +12,7 @@ from random import Random
 from typing import Any
 from urllib.parse import urlsplit
 
-import grpc
 import pytest
-from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
-from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from support.agents import ends_of
 from support.process import CoordinatorProcess
@@ -33,7 +30,6 @@ from support.transfers import (
     written,
 )
 from support.wire import Member, digest, npy
-from xain_coordinator.server.serve import WEIGHTS_PORT
 from xain_coordinator.server.weights import weights_port as ports
 from xain_coordinator.server.weights.capabilities import Capabilities, PortFile
 from xain_coordinator.server.weights.weights_port import PortTaken
@@ -555,22 +551,6 @@ async def test_training_by_the_port_makes_the_models_of_training_by_grpc(start, 
         await coordinator.stop()
     assert made[0] == made[1]
     assert sorted(puts) == sorted(3 * names)
-
-
-async def test_health_service_knows_the_port(start, join):
-    """Serving beside the coordinator; without a port the name is unknown."""
-
-    async def status() -> HealthCheckResponse.ServingStatus.ValueType:
-        stub = HealthStub(join(coordinator, "a").channel)
-        return (await stub.Check(HealthCheckRequest(service=WEIGHTS_PORT))).status
-
-    coordinator = await start(new_session=True)
-    assert await status() == HealthCheckResponse.SERVING
-    await coordinator.stop()
-    coordinator = await start(new_session=True, server={"weights_port": "off"})
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await status()
-    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
 async def test_malformed_requests_crash_and_leak_nothing(start, join):

@@ -3,14 +3,13 @@
 import asyncio
 import shutil
 import socket
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
-from support.certificates import issued, make_authority, write_folder
+from support.certificates import write_folder
 from support.closed_port import ClosedPort
 from support.transfers import DATA, PATIENCE_S, VECTOR, until
 from support.wire import digest, npy
@@ -18,11 +17,9 @@ from xain_foundation.security import tls
 from xain_foundation.security.identity import Role
 from xain_foundation.security.tls import Certificates
 from xain_foundation.security.tls_socket import TlsSocket
-from xain_participant.wire.direct import DirectTransfer, OfferFailed
+from xain_participant.wire.direct import DirectTransfer
 from xain_participant.wire.download import Download
 from xain_wire.fl import coordinator_pb2 as pb
-
-UPDATE = npy(VECTOR + 1)
 
 
 @pytest.fixture
@@ -43,10 +40,6 @@ async def fetched(transfer: DirectTransfer, url: str) -> bytes:
     one = download()
     assert await asyncio.to_thread(transfer.fetch, url, one)
     return npy(one.vector())
-
-
-async def put(transfer: DirectTransfer, url: str) -> str | None:
-    return await asyncio.to_thread(transfer.put, url, [memoryview(UPDATE)], digest=digest(UPDATE))
 
 
 def connected(port: ClosedPort, holder: Certificates) -> TlsSocket:
@@ -71,18 +64,6 @@ def answer(sock: socket.socket) -> bytes:
         while data := sock.recv(1 << 20):
             received += data
     return received
-
-
-async def test_weights_go_down_and_up(port):
-    """Bit for bit, and with the certificate of the participant that the URL is for."""
-    with closing(DirectTransfer(certificates=port.holder("a"))) as transfer:
-        url = port.url("GET", "a")
-        assert url.startswith("https://")
-        assert await fetched(transfer, url) == DATA
-        key = await put(transfer, port.url("PUT", "a"))
-        with port.store.open(key) as reader:
-            assert reader.read(0, len(UPDATE)) == UPDATE
-    assert not port.refused
 
 
 async def test_every_byte_is_received_whatever_the_pieces(port):
@@ -117,69 +98,6 @@ async def test_participant_with_too_many_connections_is_refused_late(port):
         sock.setblocking(False)
         with pytest.raises(BlockingIOError):
             sock.recv(1)
-
-
-async def refusal(port: ClosedPort, holder: Certificates, name: str) -> str:
-    with closing(DirectTransfer(certificates=holder)) as transfer:
-        with pytest.raises(OfferFailed) as caught:
-            await fetched(transfer, port.url("GET", name))
-        with pytest.raises(OfferFailed):
-            await put(transfer, port.url("PUT", name))
-    assert not port.uploads
-    return caught.value.reason
-
-
-async def test_url_of_another_participant_is_refused(port):
-    """A URL that has leaked is of no use to those who have a certificate."""
-    assert await refusal(port, port.holder("b"), "a") == "status 403"
-    assert await refusal(port, port.holder("a", Role.OBSERVER), "a") == "status 403"
-    await until(lambda: len(port.refused) == 4)
-    peer, reason = port.refused[0]
-    assert peer.startswith("ipv4:127.0.0.1:")
-    assert "participant 'b'" in reason
-
-
-async def test_revoked_certificate_is_refused(port):
-    holder = port.holder("a")
-    port.revoke(holder.own.serial)
-    assert await refusal(port, holder, "a") == "status 403"
-
-
-async def test_certificate_of_another_authority_ends_in_the_handshake(port, tmp_path):
-    folder = write_folder(tmp_path / "stranger", make_authority(), Role.PARTICIPANT, "a")
-    assert "certificate" in await refusal(port, Certificates(folder), "a"), "the server's is ours"
-    (folder / tls.AUTHORITY).write_bytes(port.authority.certificate)
-    context = ssl.create_default_context(cafile=folder / tls.AUTHORITY)
-    for is_shown in (True, False):
-        if is_shown:
-            context.load_cert_chain(folder / tls.CERTIFICATE, folder / tls.KEY)
-        else:
-            context = ssl.create_default_context(cafile=folder / tls.AUTHORITY)
-        with pytest.raises(OSError):  # noqa: PT011  # an alert, or a reset that was faster
-            await asyncio.to_thread(_exchange, port, context)
-    assert not port.uploads
-
-
-def _exchange(port: ClosedPort, context: ssl.SSLContext) -> None:
-    raw = socket.create_connection(("127.0.0.1", port.port.port), timeout=PATIENCE_S)
-    with TlsSocket(raw, context, "127.0.0.1") as sock:
-        sock.handshake()
-        sock.sendall(asked(port, "GET", "a"))
-        if not sock.recv(1):
-            raise ConnectionError("closed")
-
-
-async def test_plaintext_and_old_tls_get_no_answer(port):
-    def plain() -> bytes:
-        with socket.create_connection(("127.0.0.1", port.port.port), PATIENCE_S) as sock:
-            sock.sendall(asked(port, "GET", "a"))
-            return answer(sock)
-
-    assert b"HTTP" not in await asyncio.to_thread(plain)
-    context = ssl.create_default_context(cafile=port.certificates.folder / tls.AUTHORITY)
-    context.maximum_version = ssl.TLSVersion.TLSv1_2
-    with pytest.raises(ssl.SSLError):
-        await asyncio.to_thread(_exchange, port, context)
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT"])
@@ -230,54 +148,3 @@ async def test_silent_handshakes_end_with_the_time_of_a_head(port, monkeypatch):
     with socket.create_connection(("127.0.0.1", port.port.port), PATIENCE_S) as sock:
         assert await asyncio.to_thread(answer, sock) is not None
     await until(lambda: not port.port._connections)
-
-
-async def test_files_that_change_under_load_fail_no_transfer(port, tmp_path, monkeypatch):
-    """Whole new certificates, half of one, junk, and a second authority beside the first."""
-    monkeypatch.setattr(port.certificates, "look_s", 0.0)
-    folder = port.certificates.folder
-    second = make_authority()
-    certificate, key = (folder / tls.CERTIFICATE).read_bytes(), (folder / tls.KEY).read_bytes()
-
-    def exchange(number: int) -> None:
-        match number % 4:
-            case 0:
-                new = issued(port.authority, Role.COORDINATOR, "coordinator")
-                (folder / tls.CERTIFICATE).write_bytes(new[0])
-                (folder / tls.KEY).write_bytes(new[1])
-            case 1:
-                (folder / tls.CERTIFICATE).write_bytes(certificate[:200])
-            case 2:
-                (folder / tls.KEY).write_bytes(b"junk")
-            case 3:
-                (folder / tls.AUTHORITY).write_bytes(
-                    port.authority.certificate + second.certificate
-                )
-                (folder / tls.CERTIFICATE).write_bytes(certificate)
-                (folder / tls.KEY).write_bytes(key)
-
-    is_over = asyncio.Event()
-    ended: list[str] = []
-
-    async def load(name: str) -> None:
-        with closing(DirectTransfer(certificates=port.holder(name))) as transfer:
-            while not is_over.is_set():
-                assert await fetched(transfer, port.url("GET", name)) == DATA
-                ended.append(name)
-
-    loads = [asyncio.create_task(load(name)) for name in ("a", "b")]
-    for number in range(24):
-        await asyncio.to_thread(exchange, number)
-        # One of three has begun after the change.
-        enough = len(ended) + 3
-        await until(lambda: len(ended) >= enough or any(one.done() for one in loads))  # noqa: B023
-    is_over.set()
-    await asyncio.gather(*loads)
-    assert {*ended} == {"a", "b"}
-    assert port.certificates.refresh() or port.certificates.version
-    assert (await asyncio.to_thread(shown, port)) == certificate
-
-
-def shown(port: ClosedPort) -> bytes:
-    with connected(port, port.holder("c")) as sock:
-        return sock.certificate()

@@ -5,8 +5,9 @@
 KIND is "sync": just before bytes of a file become durable. Those of SQLite are its own and not seen
 here; two kinds are around them: "before-commit", when something has been decided and is not in the
 journal yet, and "after-commit", when it is there and nobody has heard of it. "after-opening" is the
-same for the opening of round N, in whichever commit that is. The steps of the audit log are
-"audit-before", "audit-torn", "audit-unsynced" and "audit-after"; see access_loop.
+same for the opening of round N, in whichever commit that is. The audit log has steps of its own:
+"audit-before" a line is written, "audit-torn", when half of it is, "audit-unsynced", and
+"audit-after", when nobody has heard of it.
 """
 
 import itertools
@@ -14,9 +15,9 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
+from xain_coordinator.access.audit_log import AuditLog
 from xain_coordinator.cli.main import main
 from xain_coordinator.core.vocabulary.events import RoundOpened
 from xain_coordinator.journal import sqlite
@@ -25,7 +26,7 @@ from xain_coordinator.ports import Record
 
 kind, number = sys.argv.pop(1), int(sys.argv.pop(1))
 counter = itertools.count(1)
-fsync = os.fsync
+fsync, write, append = os.fsync, os.write, AuditLog.append
 commit, encode_record = SqliteJournal._commit, sqlite.encode_record
 has_opened = False  # round `number`, in a record that was encoded
 
@@ -56,11 +57,28 @@ def dying_commit(journal: SqliteJournal, written: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-if kind.startswith("audit-"):
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-    from support.access_loop import die_at
+def dying_append(log: AuditLog, lines: Any) -> None:
+    step("audit-before")
+    os.write, os.fsync = dying_write, unsynced
+    append(log, lines)
+    os.write, os.fsync = write, fsync
+    step("audit-after")
 
-    die_at(kind.removeprefix("audit-"), number)
+
+def dying_write(fd: int, data: Any) -> int:
+    if kind == "audit-torn" and next(counter) == number:
+        write(fd, bytes(data)[: len(data) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+    return write(fd, data)
+
+
+def unsynced(fd: int) -> None:
+    step("audit-unsynced")
+    fsync(fd)
+
+
+if kind.startswith("audit-"):
+    AuditLog.append = dying_append
 else:
     os.fsync = dying_fsync
 SqliteJournal._commit = dying_commit  # of small groups, too, which are prepared before

@@ -316,20 +316,6 @@ def test_digest_of_a_rule_that_has_no_file_is_that_of_its_code() -> None:
 # --- who takes part ---
 
 
-def test_selected_sites_alone_take_part(tmp_path: Path, address: str, sites: Sites) -> None:
-    with opened(tmp_path, address, min_participants=1, rounds=3) as session:
-        sites("east", "north", "west")
-        rosters = []
-        for round_ in session:
-            if round_.number == 0:
-                until_connected(session, 3)
-                round_.select(["west"])
-            if round_.number == 1:
-                round_.select(lambda there: [one.name for one in there if one.name != "east"])
-            rosters.append([*round_.run().sites])
-    assert rosters == [["west"], ["north", "west"], ["east", "north", "west"]]
-
-
 def test_sites_that_a_function_has_selected_stay_selected_after_a_restart(
     tmp_path: Path, address: str, sites: Sites
 ) -> None:
@@ -350,55 +336,7 @@ def test_sites_that_a_function_has_selected_stay_selected_after_a_restart(
     assert rosters == [["west"], ["west"], ["east", "west"]]
 
 
-def test_chosen_site_that_is_away_is_in_the_record(tmp_path: Path, address: str) -> None:
-    def train(name: str, num_rounds: int) -> None:
-        for round_ in xain.rounds(MODEL, id=name, coordinator=address):
-            round_.submit(round_.weights, samples=1)
-            if round_.number == num_rounds - 1:
-                break
-
-    with opened(tmp_path, address, min_participants=1) as session:
-        threads = [
-            threading.Thread(target=train, args=one, daemon=True)
-            for one in (("east", 2), ("west", 1))
-        ]
-        for thread in threads:
-            thread.start()
-        for round_ in session:
-            if round_.number == 0:
-                until_connected(session, 2)
-            else:
-                while len(session.participants) > 1:
-                    time.sleep(0.02)  # a poll, not a race: it ends when one has left
-            round_.select(["east", "west"])
-            sites = round_.run().sites
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    assert {name: site.why_not for name, site in sites.items()} == {
-        "east": "",
-        "west": "not connected",
-    }
-
-
 # --- its end ---
-
-
-def test_evaluation_that_ends_patience_ends_the_loop(
-    tmp_path: Path, address: str, sites: Sites
-) -> None:
-    for number in range(5):  # the status that the loop waits for is never an older one
-        with opened(
-            tmp_path / str(number),
-            address,
-            rounds=10,
-            metric="r2",
-            settings={"evaluate.patience": 1},
-        ) as session:
-            sites()
-            for round_ in session:
-                round_.run().evaluate(r2=0.5 - 0.1 * round_.number)
-        assert session.result.model == 2
 
 
 def test_start_that_fails_leaves_the_folder_to_the_next_one(
