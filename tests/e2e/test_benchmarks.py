@@ -171,45 +171,6 @@ async def test_the_page_shows_the_figures(tmp_path):
     assert page.read_text() == again
 
 
-async def test_the_page_says_which_figures_were_made_beside_other_work(tmp_path):
-    """Figures of a quick run, and those without a sample of the load, are for no table."""
-    about = dict.fromkeys((*ABOUT, "system", "load_before", "revision"), "x")
-    (tmp_path / "bench-results").mkdir()
-    for name, more in {
-        "quiet": {"busy_cores": 0.5},
-        "loaded": {"busy_cores": 1.5, "any_load": True},
-        "quick": {"busy_cores": None, "quick": True},
-        "older": {},
-    }.items():
-        made = {"round_ms": 1.5, "about": {**about, **more}}
-        (tmp_path / "bench-results" / f"{name}.json").write_text(json.dumps(made))
-    page = tmp_path / "page.md"
-    names = ("quiet", "loaded", "quick", "older")
-    page.write_text("".join(f"<!-- {name} -->\n{name} old\n<!-- end -->\n" for name in names))
-    await run("tables", page, folder=tmp_path)
-    quiet, loaded, quick, older, _ = page.read_text().split("<!-- end -->\n")
-    assert re.search(r"other programs .*0\.5 of x .*load average x", quiet)
-    assert "beside other work" not in quiet
-    assert re.search(r"beside other work: other programs .*1\.5 of x", loaded)
-    assert "quick old" in quick
-    assert "older old" in older
-
-
-@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the load is looked up in /proc/stat")
-async def test_a_benchmark_refuses_to_start_beside_other_work(tmp_path):
-    """One line, a status that is not 0, and no figures."""
-    burner = await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
-    try:
-        status, out, err = await ended("round_overhead", folder=tmp_path)
-    finally:
-        burner.kill()
-        await burner.wait()
-    assert (status, out) == (1, "")
-    assert err.startswith("other programs keep ")
-    assert err.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
 def test_marks_of_the_page_are_benchmarks():
     """Every mark in docs/performance.md is that of a benchmark, or of its second file."""
     page = PAGE.read_text(encoding="utf-8")

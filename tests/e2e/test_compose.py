@@ -13,12 +13,10 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
 import time
 import tomllib
 import urllib.parse
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import boto3
@@ -348,67 +346,6 @@ def test_images_install_the_tested_versions():
         lock = pinned(f"locks/requirements-{part}.lock")
         assert len(lock) > 5
         assert lock <= everything
-
-
-# As InfluxDB 2.7 answers: two tables of one kind, then one of another.
-ANNOTATED = """\
-#datatype,string,long,dateTime:RFC3339,dateTime:RFC3339,dateTime:RFC3339,double,string,string,string
-#group,false,false,true,true,false,false,true,true,true
-#default,_result,,,,,,,,
-,result,table,_start,_stop,_time,_value,_field,_measurement,id
-,,0,1970-01-01T00:00:00Z,2026-11-20T18:00:02Z,2026-11-20T18:00:01.5Z,0.75,loss,participant,slice-0
-,,0,1970-01-01T00:00:00Z,2026-11-20T18:00:02Z,2026-11-20T18:00:00.250000001Z,1,loss,participant,slice-0
-,,1,1970-01-01T00:00:00Z,2026-11-20T18:00:02Z,2026-11-20T18:00:01Z,0.5,loss,participant,slice-1
-
-#datatype,string,long,dateTime:RFC3339,dateTime:RFC3339,dateTime:RFC3339,long,string,string
-#group,false,false,true,true,false,false,true,true
-#default,_result,,,,,,,
-,result,table,_start,_stop,_time,_value,_field,_measurement
-,,2,1970-01-01T00:00:00Z,2026-11-20T18:00:02Z,2026-11-20T18:00:01Z,4,loss,participant
-
-"""
-
-
-class ScriptedInflux(BaseHTTPRequestHandler):
-    """Answers the one question that the test asks."""
-
-    def do_GET(self):
-        self.answer("application/json", '{"name":"influxdb","status":"pass","version":"v2.7.12"}')
-
-    def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert urllib.parse.urlsplit(self.path).path == "/api/v2/query"
-        assert self.headers["Authorization"] == "Token hunter2"
-        assert 'r._measurement == "participant" and r._field == "loss"' in asked["query"]
-        assert asked["dialect"]["annotations"] == ["datatype", "group", "default"]
-        self.answer("text/csv; charset=utf-8", ANNOTATED.replace("\n", "\r\n"))
-
-    def answer(self, kind, text):
-        self.send_response(200)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *_):
-        pass
-
-
-def test_points_are_read_from_influxdb():
-    """Where its image can be pulled the stack has no stand-in for it."""
-    with HTTPServer(("127.0.0.1", 0), ScriptedInflux) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            url = f"http://127.0.0.1:{server.server_port}"
-            series = time_series.read(url, "hunter2", "participant", "loss")
-        finally:
-            server.shutdown()
-            thread.join()
-    second = 1795197600_000  # 2026-11-20T18:00:00Z
-    assert list(series["slice-0"].items()) == [(second + 250, 1.0), (second + 1500, 0.75)]
-    assert series["slice-1"] == {second + 1000: 0.5}
-    assert series[""] == {second + 1000: 4}
 
 
 def claiming(slices):

@@ -85,52 +85,6 @@ def test_probabilities_belong_to_the_predictions(served: Served) -> None:
     assert most_likely.tolist() == answer["predictions"]
 
 
-@pytest.mark.parametrize(
-    ("body", "code"),
-    [
-        ({"columns": COLUMNS}, "INVALID_REQUEST"),
-        ({"columns": COLUMNS, "rows": []}, "INVALID_REQUEST"),
-        ({"columns": COLUMNS, "rows": [[1, 2]]}, "INVALID_DATA"),
-        ({"columns": COLUMNS, "rows": [[1, 2, 3, {}]]}, "INVALID_REQUEST"),
-        ({"columns": COLUMNS, "rows": [[1, 2, 3, "wide"]]}, "INVALID_DATA"),
-        ({"columns": COLUMNS, "rows": [[1, 2, 3, "inf"]]}, "INVALID_DATA"),
-        ({"columns": COLUMNS, "rows": [[1, 2, 3, 10**400]]}, "INVALID_DATA"),
-        ({"columns": COLUMNS[:3], "rows": [[1, 2, 3]]}, "MISSING_COLUMN"),
-        ({"columns": [*COLUMNS, "ward"], "rows": [[1, 2, 3, 4, 5]]}, "UNKNOWN_COLUMN"),
-        ({"columns": [*COLUMNS, COLUMNS[0].upper()], "rows": [[1] * 5]}, "INVALID_REQUEST"),
-        ({"columns": COLUMNS, "rows": [[1, 2, 3, 4]], "model": "first"}, "INVALID_REQUEST"),
-        ({"columns": COLUMNS, "rows": [[1, 2, 3, 4]], "more": 1}, "INVALID_REQUEST"),
-    ],
-)
-def test_bodies_that_cannot_be_predicted_are_refused(
-    served: Served, body: dict[str, object], code: str
-) -> None:
-    assert error_of(served.client.post("/v1/predict", json=body)) == (422, code)
-
-
-@pytest.mark.parametrize(
-    ("body", "key"),
-    [
-        ({"rounds": 0}, "rounds"),
-        ({"nonsense": 1}, "nonsense"),
-        ({"workload": {"name": "svm"}}, "workload.name"),
-        ({"workload": {"name": ""}}, "workload.name"),
-        ({"workload": {"options": {"loss": "none"}}}, "workload.options.loss"),
-        ({"workload": {"options": {"builder": "os:system"}}}, "workload.options.builder"),
-        ({"aggregation": {"rule": "magic"}}, "aggregation.rule"),
-        ({"aggregation": {"rule": "gradient"}}, "aggregation.rule"),
-    ],
-)
-def test_fit_with_wrong_settings_is_refused_and_changes_nothing(
-    served: Served, body: dict[str, object], key: str
-) -> None:
-    before = served.status()
-    answer = served.fit(**body)
-    assert answer.status_code == 422, answer.text
-    assert key in answer.json()["error"]["message"]
-    assert served.status() == before
-
-
 def test_models_are_described_and_downloaded(served: Served, tmp_path: Path) -> None:
     status = served.status()
     model = served.client.get("/v1/models/last").json()

@@ -101,24 +101,6 @@ async def test_killed_script_goes_on_with_the_state_of_its_round(
     assert max(numbers) == ROUNDS - 1
 
 
-async def test_script_outlives_its_coordinator(
-    script: Script, coordinator: CoordinatorProcess, tmp_path: Path
-) -> None:
-    """Killed while a round is trained: it goes on, and no round is trained twice."""
-    gate = tmp_path / "gate"
-    gate.touch()
-    await script.start("--waits=2", f"--gate={gate}")
-    await script.until(lambda: script.book()[-1:] and script.book()[-1][0] == 2)
-    await coordinator.kill()
-    await coordinator.start()
-    gate.unlink()
-    assert await script.died() == 0, script.log()
-    numbers = [number for number, _ in script.book()]
-    assert numbers == sorted(set(numbers))
-    await coordinator.stop()
-    assert set(accepted(tmp_path).values()) == {1}
-
-
 @pytest.mark.parametrize("where", ["main", "thread"])
 async def test_exception_ends_the_script_and_is_told(
     script: Script, coordinator: CoordinatorProcess, where: str
@@ -136,25 +118,6 @@ async def test_exception_ends_the_script_and_is_told(
     await script.until_coordinator_says("KeyError" if where == "main" else "RoundAbandoned")
     await script.until_coordinator_says("participant_left")
     assert "no such column" not in coordinator.log()
-
-
-@pytest.mark.parametrize("where", ["body", "between rounds"])
-async def test_interrupted_script_leaves_its_session(
-    script: Script, coordinator: CoordinatorProcess, where: str
-) -> None:
-    """Ctrl-C ends the script as Python ends any program."""
-    if where == "body":
-        await script.start("--waits=2")
-        await script.until(lambda: script.book()[-1:] and script.book()[-1][0] == 2)
-    else:
-        await coordinator.kill()
-        await script.start()
-        await script.until(lambda: "coordinator_away" in script.log())
-        await coordinator.start()
-    assert await script.stop(signal.SIGINT) == -signal.SIGINT, script.log()
-    assert "KeyboardInterrupt" in script.log()
-    if where == "body":
-        await script.until_coordinator_says("participant_left")
 
 
 GUEST = """

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -167,43 +166,6 @@ async def test_a_finished_session_is_served_with_resume_whatever_is_configured(l
     assert await coordinator.stop() == 0
 
 
-async def test_extend_trains_a_finished_session_further(launch, tmp_path):
-    """A new session begins with the last model of the finished one, under its rules; it outlives a
-    kill -9, starts with the same flags as before, and status tells where it comes from."""
-    coordinator = launch()
-    data = f"--data-dir={coordinator.folder}"
-    await coordinator.start()
-    first = told(coordinator, "serving")["session"]
-    await trained(tmp_path, coordinator, "a")
-    last = (await status_of(coordinator))["models"][-1]
-    assert "is in use by another process" in (await command("extend", data, "--rounds=+2"))[2]
-    await coordinator.stop()
-    code, output, errors = await command("extend", data, "--rounds", "+3")
-    assert code == 0, errors
-    assert re.search(f"3 more rounds .*{first}/2", output)
-    await coordinator.start()
-    await coordinator.kill()
-    await coordinator.start()
-    shown = await status_of(coordinator)
-    second = shown["status"]["session_id"]
-    assert second != first
-    assert shown["status"]["began_with"] == f"{first}/2"
-    assert (shown["status"]["rounds_before"], shown["status"]["num_rounds"]) == (2, 3)
-    (model,) = shown["models"]
-    assert model["ref"]["key"] == "0/global"
-    assert model["ref"]["digest"] == last["ref"]["digest"]
-    await trained(tmp_path, coordinator, "a")
-    assert (await status_of(coordinator))["status"]["cause"] == "completed"
-    await coordinator.stop()
-    # Files of the two sessions are told apart, and say what they are.
-    points = map(json.loads, (coordinator.folder / "metrics.jsonl").read_text().splitlines())
-    assert {point["tags"]["session"] for point in points} == {first, second}
-    folders = [coordinator.folder / "weights" / session / "models" for session in (first, second)]
-    ended, began = (np.load(folders[0] / "last.npy"), np.load(folders[1] / "round-0000.npy"))
-    assert ended.tolist() == began.tolist()
-    assert (folders[1] / "last.npy").readlink() == Path("round-0003.npy")
-
-
 async def test_a_session_begins_with_the_model_of_a_file(launch, tmp_path):
     """The same command goes on after a kill -9, without the file; another file is refused, and so
     is one that is no model."""
@@ -237,37 +199,3 @@ async def test_a_session_begins_with_the_model_of_a_file(launch, tmp_path):
         "--new-session", "--from-model", f"{session}/last", "--set=rounds.rounds=3"
     )
     assert (await status_of(coordinator))["status"]["began_with"] == f"{session}/2"
-
-
-async def participate(coordinator: CoordinatorProcess, source: str) -> tuple[int, str]:
-    """A participant with a data set of scikit-learn's: (exit status, log)."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "xain_participant", "--data", source, "--id", source),
-        f"--coordinator=127.0.0.1:{coordinator.port}",
-        stderr=asyncio.subprocess.PIPE,
-    )
-    _, errors = await asyncio.wait_for(process.communicate(), PATIENCE_S)
-    assert process.returncode is not None
-    return process.returncode, errors.decode()
-
-
-async def test_a_warm_model_keeps_its_metadata_and_refuses_other_data(launch):
-    """Classes and options come with the model of a workload; data that do not fit are refused, as
-    they are beside the participants that the model was made for."""
-    coordinator = launch(workload__name="sgd")
-    await coordinator.start()
-    assert (await participate(coordinator, "iris"))[0] == 0
-    trained_on = (await status_of(coordinator))["models"][-1]
-    session = told(coordinator, "serving")["session"]
-    await coordinator.stop()
-    warm = ("--new-session", "--from-model", f"{session}/last")
-    assert await coordinator.fails(*warm, "--set=workload.options.eta0=-1") == 2
-    await coordinator.start(*warm, "--set=workload.options.eta0=0.5")
-    (model,) = (await status_of(coordinator))["models"]
-    assert model["layout"] == trained_on["layout"]
-    assert model["metadata"]["classes"] == trained_on["metadata"]["classes"]
-    assert json.loads(model["metadata"]["options"])["eta0"] == 0.5
-    code, log = await participate(coordinator, "wine")
-    assert code == 1
-    assert "feature" in log or "column" in log
-    assert (await participate(coordinator, "iris"))[0] == 0

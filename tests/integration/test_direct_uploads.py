@@ -86,21 +86,6 @@ async def first_round(start: Any, join: Any, *names: str, **settings: Any) -> tu
     return coordinator, *members
 
 
-async def test_an_update_put_directly_counts(store, start, join):
-    """The offer names both ways; what was put is copied to its place, and used."""
-    coordinator, member = await first_round(start, join)
-    work = await member.start()
-    session = coordinator.driver.session.session_id
-    assert work.model.url == f"get:{session}/1/global"
-    assert work.upload.key == incoming_key(1, "a")
-    assert work.upload.url == f"put:{session}/{incoming_key(1, 'a')}"
-    vector = np.arange(SIZE, dtype=np.float32)
-    await member.end(await put(store, work, npy(vector)), round_=1)
-    await member.until(pb.FINISHED, 1)
-    assert await member.download("2/global") == npy(vector)
-    await until(lambda: not list(store.keys(f"{session}/incoming")))
-
-
 async def test_object_put_by_url_is_dropped_with_its_round(store, start, join):
     """All of it together: a deletion for each hand-in would keep a slow store from what somebody
     waits for."""
@@ -164,21 +149,6 @@ async def test_a_bad_one_is_refused_and_a_good_one_may_follow(store, start, join
     await member.end(await put(store, work, good), round_=1)
     await member.until(pb.FINISHED, 1)
     assert await member.download("2/global") == good
-
-
-@pytest.mark.parametrize("claim", ["size", "digest"])
-async def test_object_put_by_url_must_match_its_announcement(store, start, join, claim):
-    """Size and digest are checked against the object, not believed."""
-    _, member = await first_round(start, join)
-    ref = await put(store, await member.start(), npy(np.ones(SIZE, np.float32)))
-    if claim == "size":
-        ref.size_bytes -= 1
-    else:
-        ref.digest = digest(b"another")
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await member.end(ref, round_=1)
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert ("announced" if claim == "size" else "digest") in caught.value.details()
 
 
 async def test_after_it_is_accepted_its_url_is_worth_nothing(store, start, join):

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,8 @@ import pytest
 from support.transfers import (
     DATA,
     HEADER_BYTES,
-    LARGE,
     MIB,
     PATIENCE_S,
-    connected,
     found,
     header,
     in_round,
@@ -31,9 +29,6 @@ from xain_coordinator.core.vocabulary.replies import Ticket
 from xain_coordinator.core.vocabulary.values import StoredWeights
 from xain_coordinator.updates.measured_upload import Announced, Header, MeasuredUpload
 from xain_coordinator.updates.upload_stream import UploadStream
-from xain_participant.sdk.encoded import quantise
-from xain_participant.wire import upload as outgoing
-from xain_participant.wire.client import CoordinatorClient, Refused
 from xain_wire.fl import coordinator_pb2 as pb
 
 Code = grpc.StatusCode
@@ -69,18 +64,6 @@ async def test_an_upload_that_broke_off_goes_on(start, join, tmp_path):
     with coordinator.store.open(ref.key) as reader:
         assert reader.read(0, reader.size) == DATA
     assert parts(tmp_path) == []
-
-
-async def test_the_same_upload_is_not_sent_twice(start, join):
-    """A participant that has lost the answer hears it again without sending the bytes."""
-    a = join(await start(), "a")
-    await in_round(a)
-    first = (await (await put(a))).ref
-    assert await found(a) == len(DATA)
-    assert (await (await put(a, end=MIB))).ref == first
-    assert (await (await put(a, len(DATA)))).ref == first
-    await a.end(first)
-    assert await found(a) == len(DATA)
 
 
 @pytest.mark.parametrize("offset", [1, 3 * MIB - 1, 3 * MIB + 1, len(DATA), 1 << 60])
@@ -347,83 +330,6 @@ async def test_a_commit_leaves_a_newer_upload_alone(start, join, tmp_path, monke
 
 
 # --- the participant's side ---
-
-
-async def connected_again(client: CoordinatorClient) -> None:
-    """gRPC waits before it tries once more, and refuses at once until then."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            try:
-                await asyncio.to_thread(client.heartbeat, pb.TRAINING, 0)
-            except Refused:
-                await asyncio.sleep(0.05)  # a poll, not a race: it ends when it is so
-            else:
-                return
-
-
-# Bytes that a cut costs at most: gRPC and the kernels have taken them, and they are not written.
-LOST_BYTES = 8 * MIB
-
-
-async def put_again(client: CoordinatorClient, *update: Any) -> pb.WeightsRef:
-    """Put as an agent does: a question where it can go on may still take the dying connection, and
-    is asked again by the next attempt."""
-    died = (Code.UNAVAILABLE, Code.CANCELLED, Code.UNKNOWN)
-    for _ in range(5):
-        try:
-            return await asyncio.to_thread(client.put_weights, *update)
-        except Refused as refused:
-            if refused.reason or refused.status not in died:
-                raise
-        await connected_again(client)
-    raise AssertionError("one cut is no reason to fail so often")
-
-
-@pytest.mark.parametrize("encoding", ["plain", "float16"])
-async def test_a_participant_goes_on_after_a_cut(start, join, proxy, monkeypatch, encoding):
-    """A line that is cut near the end costs little more than what was on its way."""
-    large = LARGE if encoding == "plain" else np.concatenate([LARGE, LARGE, -LARGE])
-    coordinator = await start(server={"update_encoding": encoding}, rounds={"rounds": 2})
-    client = await connected(proxy, coordinator)
-    a = join(coordinator, "a")
-    await a.until(pb.ROUND, 0)
-    await a.hand_in(np.zeros_like(large))
-    await a.until(pb.ROUND, 1)
-    work = await asyncio.to_thread(client.start_round)
-    base = await asyncio.to_thread(client.get_weights, work.model)
-
-    chunks = outgoing.Upload.chunks
-    cut_at = 20 * MIB if encoding == "plain" else 15 * MIB
-    cuts: list[int] = []
-
-    sent = 0
-
-    def cut_once(self: outgoing.Upload, offset: int, size: int, most: int) -> Iterator[bytes]:
-        nonlocal sent
-        for chunk in chunks(self, offset, size, most):
-            if sent >= cut_at and not cuts:
-                cuts.append(sent)
-                proxy.cut()
-            yield chunk
-            sent += len(chunk)
-
-    monkeypatch.setattr(outgoing.Upload, "chunks", cut_once)
-    before = proxy.num_bytes_up
-    encoded = None
-    if encoding != "plain":
-        encoded = quantise(large, base)
-        large = base  # what is decoded is the update now
-    ref = await put_again(client, 1, large, None, encoded)
-    await asyncio.to_thread(client.end_round, client.end_request(1, ref, 1, ""))
-    await asyncio.to_thread(client.close)
-    assert cuts
-    size = large.nbytes if encoding == "plain" else large.nbytes // 2
-    # From the beginning again it would be cut_at more.
-    assert size <= proxy.num_bytes_up - before < size + LOST_BYTES
-    with coordinator.store.open(ref.key) as reader:
-        stored = reader.read(0, reader.size)
-    assert digest(stored) == ref.digest
-    assert stored == npy(large)
 
 
 async def silence() -> AsyncIterator[pb.PutWeightsRequest]:

@@ -1,6 +1,5 @@
 """A session's folder `models`: which file is which, for people and for --from-model."""
 
-import asyncio
 import json
 import shutil
 from pathlib import Path
@@ -11,8 +10,7 @@ import pytest
 from integration.conftest import config_for
 from support.wire import digest, npy
 from xain_coordinator.assembly.coordinator import SessionCoordinator
-from xain_coordinator.assembly.warm_start import CannotStartFrom, load_model_file
-from xain_coordinator.cli.models import export
+from xain_coordinator.assembly.warm_start import load_model_file
 from xain_coordinator.export.trained import open_files
 from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.upkeep import model_copies
@@ -162,30 +160,6 @@ async def test_a_session_starts_from_a_file_of_the_folder(start, join, tmp_path)
     assert (profile.num_features, profile.classes) == (2, ("a", "b"))
 
 
-@pytest.mark.parametrize("is_stopped", [True, False])
-@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".json"])
-async def test_a_session_starts_from_an_exported_file(start, join, tmp_path, suffix, is_stopped):
-    """A workload goes on: the file has what its data must be like, whether the coordinator that it
-    was asked of has stopped or runs."""
-    old = await trained(start, join)
-    path = tmp_path / f"model{suffix}"
-    if is_stopped:
-        export(config_for(tmp_path, **SETTINGS), None, "last", path)
-    else:
-        old = await start(**SETTINGS)
-        address = f"127.0.0.1:{old.port}"
-        await asyncio.to_thread(export, config_for(tmp_path, **SETTINGS), address, "last", path)
-        await old.stop()
-    other = SessionCoordinator(config_for(tmp_path / "other", **SETTINGS), from_model=str(path))
-    await other.start()
-    await other.stop()
-    model, before = other.driver.session.model, old.driver.session.model
-    assert (model.layout, model.metadata) == (before.layout, before.metadata)
-    assert model.ref.digest == before.ref.digest
-    (profile,) = other.driver.session.requested
-    assert (profile.num_features, profile.classes) == (2, ("a", "b"))
-
-
 async def test_without_links_the_index_tells(start, join, tmp_path, monkeypatch):
     """A file system without links costs the names, and no round."""
 
@@ -197,31 +171,3 @@ async def test_without_links_the_index_tells(start, join, tmp_path, monkeypatch)
     assert coordinator.driver.session.cause == "completed"
     (index,) = folder_of(tmp_path, coordinator).iterdir()
     assert json.loads(index.read_text())["last"]["round"] == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.npy", np.zeros(3, np.int64), "a model is one vector of floating-point numbers"),
-        ("a.npy", np.float32([1, np.nan]), "not all of its numbers are finite"),
-        ("a.npy", np.array([{}], object), "no model can be read from it"),
-        ("a.txt", np.zeros(3), "give a .npy file, or one of `xain-coordinator export`"),
-    ],
-)
-def test_files_that_are_no_models_are_refused(tmp_path, name, content, message):
-    with (tmp_path / name).open("wb") as file:
-        np.save(file, content)
-    with pytest.raises(CannotStartFrom, match=message):
-        load_model_file(tmp_path / name)
-
-
-def test_npz_has_a_tensor_for_each_array(tmp_path):
-    """The tensors keep their order; metadata and profile are in the text "xain"."""
-    about = json.dumps({"metadata": {"workload": "sgd"}})
-    coef, intercept = np.float32([[1, 2]]), np.float32([3])
-    np.savez(tmp_path / "a.npz", coef=coef, intercept=intercept, xain=np.array(about))
-    model, profile = load_model_file(tmp_path / "a.npz")
-    assert model.vector.tolist() == [1, 2, 3]
-    assert [(t.name, t.shape) for t in model.layout] == [("coef", (1, 2)), ("intercept", (1,))]
-    assert model.metadata == {"workload": "sgd"}
-    assert profile is None

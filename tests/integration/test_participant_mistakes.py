@@ -4,7 +4,6 @@ and status say, and that the others go on."""
 import asyncio
 import json
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -181,20 +180,6 @@ async def test_second_process_with_an_id_is_refused_and_both_are_told(
     assert await first.died() == 0, "it was not disturbed"
 
 
-async def test_killed_process_without_a_state_directory_is_replaced_after_its_lease(
-    begin: Begin, launch: Run, tmp_path: Path
-) -> None:
-    coordinator = await begin()
-    target = target_of(coordinator)
-    first = await launch(Site(tmp_path, target, "ward"))
-    await first.until_logged("joined")
-    await first.kill()
-    again = await launch(Site(tmp_path, target, "ward", log="again"))
-    await again.until_logged("joined")
-    assert [one["cause"] for one in lines(coordinator, "participant_left")] == ["expired"]
-    assert list(fetch(target).status.warnings) == []
-
-
 async def test_process_with_the_state_directory_of_a_killed_one_takes_over_at_once(
     begin: Begin, launch: Run, tmp_path: Path
 ) -> None:
@@ -209,27 +194,6 @@ async def test_process_with_the_state_directory_of_a_killed_one_takes_over_at_on
     again = await launch(Csv(tmp_path, target, "ward", table, *flags))
     await again.until_logged("joined")
     assert lines(coordinator, "participant_left") == []
-
-
-async def test_process_with_the_given_instance_id_of_a_killed_one_takes_over_at_once(
-    begin: Begin, launch: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The process is a restarted container with a given name; another one is refused."""
-    coordinator = await begin(server__heartbeat_timeout_s=600)
-    target = target_of(coordinator)
-    table = "a,b,y\n1,2,0\n2,1,1\n"
-    monkeypatch.setenv("XAIN_PARTICIPANT_PARTICIPANT__INSTANCE_ID", "pod-7")
-    first = await launch(Csv(tmp_path, target, "ward", table))
-    await first.until_logged("joined")
-    await first.kill()
-    first.log_path.unlink()
-    again = await launch(Csv(tmp_path, target, "ward", table))
-    await again.until_logged("joined")
-    assert lines(coordinator, "participant_left") == []
-    await again.kill()
-    monkeypatch.setenv("XAIN_PARTICIPANT_PARTICIPANT__INSTANCE_ID", "pod-8")
-    other = await launch(Csv(tmp_path, target, "ward", table))
-    await other.until_logged("if it has ended, this one takes its slot")
 
 
 # --- failures ---
@@ -260,30 +224,6 @@ async def test_failure_of_a_participant_reaches_log_record_and_status(
     assert accounts["good"].rounds_contributed == 3
     assert accounts["bad"].rounds_contributed == 0, "initial weights are not trained"
     assert lines(coordinator, "participation") != []
-
-
-async def test_failed_participant_that_returns_within_its_lease_trains_the_same_round(
-    begin: Begin, launch: Run, tmp_path: Path
-) -> None:
-    """The process that failed was killed before it could leave, and is started again, mended. It
-    was allowed to tell its message."""
-    coordinator = await begin(rounds__min_participants=2, server__heartbeat_timeout_s=600)
-    target = target_of(coordinator)
-    good = await launch(Site(tmp_path, target, "good"))
-    how = "fails and is killed"
-    bad = await launch(Site(tmp_path, target, "bad", how, instance="pod-7", tells=True))
-    assert await bad.died() == -signal.SIGKILL
-    await coordinator.until_logged("training_failed")
-    (failed,) = lines(coordinator, "training_failed")
-    assert (failed["round"], failed["participant"]) == (1, "bad")
-    assert failed["reason"] == "ValueError: patient 4711 has no age"
-    mended = await launch(Site(tmp_path, target, "bad", log="mended", instance="pod-7"))
-    for site in (good, mended):
-        assert await site.died() == 0, site.log()
-    assert lines(coordinator, "participant_left") == []
-    for one in fetch(target, everything=True).rounds.rounds:
-        assert sorted(one.selected) == sorted(one.contributors) == ["bad", "good"]
-        assert dict(one.missing) == {}
 
 
 async def test_refused_updates_reach_the_participant_the_record_log_and_status(

@@ -98,23 +98,6 @@ async def test_hundreds_are_admitted_at_the_rate_limit(
     assert len(coordinator.driver.session.members) == MANY
 
 
-async def test_participant_that_ignores_retry_after_is_admitted(
-    start_limited: Any, join: Any
-) -> None:
-    """XAIN's participants do not read when they are to come again, and have no id."""
-    coordinator = await start_limited(PER_S, BURST, min_participants=MANY, max_participants=MANY)
-
-    async def come_in_as_in_xain(member: Member) -> None:
-        for _ in range(100):
-            if (await member.stub.Rendezvous(pb.RendezvousRequest())).reply == pb.ACCEPT:
-                return
-            await asyncio.sleep(0.5)  # a pause of its own, as XAIN's of 5 s is
-
-    members = [join(coordinator, None) for _ in range(MANY)]
-    await asyncio.gather(*(come_in_as_in_xain(member) for member in members))
-    assert len(coordinator.driver.session.members) == MANY
-
-
 class Same(Participant):
     """Hands in what it gets."""
 

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ import pytest
 from support.process import CoordinatorProcess
 from support.wire import Member, npy
 from xain_coordinator.core.vocabulary.values import Phase
-from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.stores.files import FileStore
 from xain_participant import Agent, Participant
@@ -264,36 +262,3 @@ async def test_a_full_disk_ends_the_process_and_not_the_session(tiny_disk, tmp_p
         for member in members.values():
             await member.close()
         await process.end()
-
-
-async def test_a_restart_from_a_snapshot_goes_on(start, join, tmp_path):
-    """Session, history and answers are those of a restart without a snapshot."""
-    rounds = {"rounds": 3, "min_participants": 2}
-    first = await start(rounds=rounds)
-    first.driver.snapshot_records = 1
-    a, b = join(first, "a"), join(first, "b")
-    await a.rendezvous()
-    await b.rendezvous()
-    for round_ in range(2):
-        await a.until(pb.ROUND, round_)
-        await a.hand_in([1.0 + round_], round_=round_)
-        await b.hand_in([3.0 + round_], round_=round_)
-    await a.until(pb.ROUND, 2)
-    ref = await a.hand_in([7.0], round_=2)
-    before = first.driver
-    await first.stop()
-    with closing(SqliteJournal(tmp_path / "journal.sqlite")) as journal:
-        snapshot = journal.snapshot()
-        assert snapshot is not None
-        assert snapshot.session.round > 0
-        assert len(list(journal.load(snapshot.num_records))) < len(list(journal.load()))
-
-    second = await start(rounds=rounds)
-    assert second.driver.session == before.session
-    assert second.driver.history == before.history
-    a, b = join(second, "a"), join(second, "b")
-    await a.end(ref, round_=2)
-    await b.hand_in([9.0], round_=2)
-    await a.until(pb.FINISHED, 2)
-    assert np.load(io.BytesIO(await a.download("3/global"))).tolist() == [8.0]
-    assert np.load(io.BytesIO(await a.download("1/global"))).tolist() == [2.0]

@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import json
 import os
 import re
 import threading
@@ -12,12 +11,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from support.clock import HeldClock
 from support.wire import digest, npy, refused
 from xain_coordinator.cli.report.page import page
 from xain_coordinator.cli.status import render
 from xain_coordinator.core.view.history import RoundRecord
-from xain_coordinator.core.vocabulary.commands import Rendezvous, Tick
+from xain_coordinator.core.vocabulary.commands import Rendezvous
 from xain_coordinator.core.vocabulary.values import DataProfile, GlobalModel, WeightsRef
 from xain_coordinator.export.trained import ask as ask_trained
 from xain_coordinator.inspection.client import fetch
@@ -28,86 +26,6 @@ from xain_workloads.model import TensorSpec
 
 def array(data: bytes) -> np.ndarray:
     return np.load(io.BytesIO(data), allow_pickle=False)
-
-
-async def test_a_session_from_rendezvous_to_finished(start, join):
-    """Two rounds: the first initialises with equal weights, the second averages by samples."""
-    coordinator = await start(rounds={"rounds": 2, "min_participants": 2, "epochs": 3})
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    assert (await a.rendezvous()).reply == pb.ACCEPT
-    assert (await a.heartbeat()).state == pb.STANDBY
-    assert (await b.rendezvous()).reply == pb.ACCEPT
-    await a.until(pb.ROUND, 0)
-
-    first = await a.start()
-    assert (first.round, first.epochs, first.epoch_base) == (0, 0, 0)
-    assert array(await a.download(first.model.key)).shape == (0,)
-    await a.hand_in([0.0, 2.0], num_samples=1)
-    await b.hand_in([2.0, 4.0], num_samples=99)  # nothing is learnt yet, so it does not weigh
-    await a.until(pb.ROUND, 1)
-
-    second = await b.start()
-    assert (second.round, second.epochs, second.epoch_base) == (1, 3, 0)
-    assert array(await b.download(second.model.key)).tolist() == [1.0, 3.0]
-    await a.hand_in([1.0, 1.0], num_samples=3, round_=1)
-    seen = await a.heartbeat()
-    assert (seen.state, seen.round, seen.update_accepted) == (pb.ROUND, 1, True)
-    assert not (await b.heartbeat()).update_accepted
-    await b.hand_in([0.0, 0.0], num_samples=1, round_=1)
-    await a.until(pb.FINISHED, 1)
-    assert array(await a.download("2/global")).tolist() == [0.75, 0.75]
-
-
-async def test_silence_is_a_departure_and_a_restart_joins_again(start, join):
-    """A participant that died is noticed when its lease runs out; the round waits for the quorum
-    (X4) and goes on with the same updates when the participant is back under its id."""
-    coordinator = await start(rounds={"rounds": 1, "min_participants": 2})
-    # Hours of leases pass here without a wait: the test moves the clock.
-    clock = coordinator.driver.clock = HeldClock(coordinator.driver.clock.now())
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    await a.rendezvous()
-    await b.rendezvous()
-    await a.until(pb.ROUND, 0)
-    await a.hand_in([1.0])
-    clock.time_s += coordinator.driver.session.rules.lease_s - 1
-    await a.heartbeat()  # b says nothing
-    await coordinator.driver.submit(Tick())
-    assert (await a.heartbeat()).state == pb.ROUND  # not yet
-    clock.time_s += 2
-    await coordinator.driver.submit(Tick())
-    seen = await a.heartbeat()
-    assert (seen.state, seen.round, seen.update_accepted) == (pb.STANDBY, 0, True)
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await b.heartbeat()
-    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    await b.rendezvous()
-    await b.until(pb.ROUND, 0)
-    await b.hand_in([3.0])
-    await a.until(pb.FINISHED, 0)
-    assert array(await a.download("1/global")).tolist() == [2.0]
-
-
-async def test_without_an_id_the_peer_address_is_the_identity(start, join):
-    """XAIN clients: each connection is a participant, its upload name is bound to it (X12)."""
-    coordinator = await start(rounds={"rounds": 1, "min_participants": 2})
-    a, b = join(coordinator, None), join(coordinator, None)
-    await a.rendezvous()
-    await b.rendezvous()
-    assert len(coordinator.driver.session.members) == 2
-    assert all(name.startswith("ipv4:127.0.0.1:") for name in coordinator.driver.session.members)
-    await a.until(pb.ROUND, 0)
-    # What a XAIN client does with S3 of its own, done through the store that the coordinator has.
-    for name, value in (("uuid-a", 1.0), ("uuid-b", 3.0)):
-        upload = coordinator.store.upload(f"0/{name}")
-        upload.write(npy([value]))
-        upload.commit(overwrite=False)
-    await a.end(name="uuid-a", round_=None)
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await b.end(name="uuid-a", round_=None)
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    await b.end(name="uuid-b", round_=None)
-    await a.until(pb.FINISHED, 0)
-    assert array(await a.download("1/global")).tolist() == [2.0]
 
 
 async def test_xain_speaks_to_it_by_bytes_alone(start):
@@ -445,27 +363,3 @@ async def test_pages_have_every_round_and_every_model(start, join):
     console = Console(width=200, record=True, file=io.StringIO())
     render(await asyncio.to_thread(fetch, address), console)
     assert "and 2,492 earlier rounds; see the report, or status --json" in console.export_text()
-
-
-async def test_metrics_reach_the_local_file(start, join, tmp_path):
-    """State, round and what participants report end up in the embedded metrics file,
-    under the sender's own id and that of the session."""
-    coordinator = await start(rounds={"rounds": 1, "min_participants": 1})
-    a = join(coordinator, "a")
-    await a.rendezvous()
-    await a.until(pb.ROUND, 0)
-    tags, fields = {"id": "b", "session": "x"}, {"loss": 0.25}
-    point = {"measurement": "participant", "time": 5, "tags": tags, "fields": fields}
-    text = json.dumps([point])
-    await a.end(await a.upload([1.0]), metrics=text)
-    await a.until(pb.FINISHED, 0)
-    await coordinator.stop()
-    points = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    reported = [point for point in points if "loss" in point["fields"]]
-    assert [(point["tags"], point["fields"]) for point in reported] == [
-        # Its own, whatever it claims.
-        ({"id": "a", "session": coordinator.driver.session.session_id}, {"loss": 0.25})
-    ]
-    assert all("session" in point["tags"] for point in points)
-    states = [p["fields"]["state"] for p in points if p["measurement"] == "coordinator"]
-    assert states[-1] == 2

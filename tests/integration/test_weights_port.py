@@ -14,9 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from support.agents import ends_of
 from support.process import CoordinatorProcess
-from support.trainee import Trainee
 from support.transfers import (
     DATA,
     LARGE,
@@ -24,7 +22,6 @@ from support.transfers import (
     PATIENCE_S,
     VECTOR,
     in_round,
-    puts_of_ports,
     until,
     with_model,
     written,
@@ -34,7 +31,6 @@ from xain_coordinator.server.weights import weights_port as ports
 from xain_coordinator.server.weights.capabilities import Capabilities, PortFile
 from xain_coordinator.server.weights.weights_port import PortTaken
 from xain_foundation.net.sockets import free_ports
-from xain_participant import Agent
 from xain_participant.wire.client import CoordinatorClient
 from xain_participant.wire.direct import DirectTransfer, OfferFailed, with_host
 from xain_wire.fl import coordinator_pb2 as pb
@@ -127,14 +123,6 @@ async def test_model_is_served_whole_and_in_ranges(start, join):
     assert (await asyncio.to_thread(get, "bytes=1000000-"))[2] == DATA[1000000:]
     assert (await asyncio.to_thread(get, "bytes=-7"))[2] == DATA[-7:]
     assert (await asyncio.to_thread(get, f"bytes={len(DATA)}-"))[0] == 416
-
-
-async def test_update_by_put_counts(start, join):
-    """The answer to a PUT names the key that EndTrainingRound takes, and nothing is read again."""
-    _, a = await with_model(start, join, VECTOR)
-    await a.end(await stored(await a.start(), OTHER_DATA), round_=1)
-    await a.until(pb.FINISHED, 1)
-    assert await a.download("2/global") == OTHER_DATA
 
 
 async def test_repeated_put_of_same_update_is_answered_as_done(start, join):
@@ -432,33 +420,6 @@ async def test_burst_of_connections_stays_within_the_limit(start, join, monkeypa
     assert max(most) == 4
 
 
-async def test_participant_goes_on_with_a_put_whose_connection_broke(start, join, proxy):
-    """The participant sends the missing bytes, and not the whole update again."""
-    (number,) = free_ports(1)
-    proxy.upstream = number
-    server = {"weights_port": number, "weights_address": f"127.0.0.1:{proxy.port}"}
-    _, a = await with_model(partial(start, server=server), join, LARGE)
-    work = await a.start()
-    update = npy(LARGE + 1)
-    with closing(DirectTransfer()) as direct:
-        before = proxy.num_bytes_up
-        putting = asyncio.to_thread(
-            direct.put, work.upload.url, [memoryview(update)], digest=digest(update)
-        )
-        await asyncio.to_thread(proxy.throttle, 20 * MIB)
-        stored = asyncio.ensure_future(putting)
-        await until(lambda: proxy.num_bytes_up - before > 16 * MIB)
-        await asyncio.to_thread(proxy.cut)
-        await asyncio.to_thread(proxy.heal)
-        ref = pb.WeightsRef(size_bytes=len(update), digest=digest(update))
-        ref.key = await stored
-        # Bytes in the buffers of the broken connection, some MiB, are sent again. A whole update
-        # sent again would make it 1.7 times the update.
-        assert proxy.num_bytes_up - before < 1.5 * len(update)
-    await a.end(ref, round_=1)
-    await a.until(pb.FINISHED, 1)
-
-
 @pytest.mark.parametrize(
     "said",
     [
@@ -529,28 +490,6 @@ async def test_participant_falls_back_to_grpc_at_once(start, join, fault):
 
     await asyncio.to_thread(take_part)
     assert failed == ["GET", "PUT"]
-
-
-async def test_training_by_the_port_makes_the_models_of_training_by_grpc(start, monkeypatch):
-    """Bit for bit, and all large weights of the first go by the port."""
-    names, size = ("a", "b", "c"), 200_000
-    puts = puts_of_ports(monkeypatch)
-    made: list[list[bytes]] = []
-    for weights_port in (0, "off"):
-        coordinator = await start(
-            new_session=True,
-            rounds={"rounds": 3, "min_participants": 3},
-            server={"weights_port": weights_port},
-        )
-        target = f"127.0.0.1:{coordinator.port}"
-        agents = [Agent(Trainee(name, size), target, name) for name in names]
-        assert set(await ends_of(agents)) == {0}
-        reader = Member(coordinator.port, "reader")
-        made.append([await reader.download(f"{number}/global") for number in range(4)])
-        await reader.close()
-        await coordinator.stop()
-    assert made[0] == made[1]
-    assert sorted(puts) == sorted(3 * names)
 
 
 async def test_malformed_requests_crash_and_leak_nothing(start, join):

@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from support.fault_proxy import FaultProxy
 from support.wire import Member, digest, npy
-from xain_coordinator.server.weights.weights_port import WeightsPort
 from xain_participant.wire.client import CoordinatorClient
 from xain_wire.fl import coordinator_pb2 as pb
 
@@ -35,19 +33,6 @@ async def until(found: Callable[[], Any]) -> Any:
         while not (result := found()):  # noqa: ASYNC110  # files have no event to wait for
             await asyncio.sleep(0.01)  # a poll, not a race: it ends when it is so
     return result
-
-
-def puts_of_ports(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Participants whose updates weights ports take from now on."""
-    puts: list[str] = []
-    take = WeightsPort._take_update
-
-    async def counted(self: Any, sock: Any, request: Any, allowed: Any) -> None:
-        puts.append(allowed.participant_id)
-        await take(self, sock, request, allowed)
-
-    monkeypatch.setattr(WeightsPort, "_take_update", counted)
-    return puts
 
 
 def header(**fields: Any) -> pb.PutWeightsRequest.Header:

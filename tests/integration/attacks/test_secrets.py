@@ -11,13 +11,10 @@ import httpx
 import pytest
 
 from integration.attacks.conftest import Said
-from support.certificates import issued, make_authority
 from support.process import PATIENCE_S, CoordinatorProcess, Process
 from support.secret_search import Secrets, command_line
 from xain_foundation.net.sockets import free_ports
-from xain_foundation.security.identity import Role
 from xain_foundation.security.join_token import JoinToken
-from xain_foundation.security.x509 import key_to_pem, new_key
 
 
 class Site(Process):
@@ -147,25 +144,3 @@ async def test_no_program_shows_a_key_or_a_token(
     assert len(secrets) > 50
     refused = "used at"  # of the token that came twice
     assert refused in "".join(said.messages)
-
-
-def test_search_finds_a_key_and_a_token_in_any_form() -> None:
-    key = new_key()
-    pem = key_to_pem(key)
-    number = key.private_numbers().private_value.to_bytes(32, "big")
-    authority = make_authority()
-    certificate, own = issued(authority, Role.JOINING, "ward-7", hosts=())
-    token = JoinToken("127.0.0.1:1", certificate, own, authority.certificate).encode()
-    secrets = Secrets()
-    secrets.add_key(pem, "a site")
-    secrets.add_key(own, "a token")
-    assert secrets.found_in(b"nothing") == []
-    for shown in (
-        pem,
-        repr(pem).encode(),
-        number,
-        number.hex().encode(),
-        b"x" + number.hex(":").encode(),
-    ):
-        assert secrets.found_in(b"before " + shown + b" after") == ["the key of a site"], shown
-    assert secrets.found_in(token.encode()) == ["the key of a token"]

@@ -18,15 +18,13 @@ import pytest
 
 from support.journals import copy_journal
 from support.process import PATIENCE_S, CoordinatorProcess
-from support.s3_servers import S3Server
 from support.wire import Member, digest, npy
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.prefixed import PrefixedStore
-from xain_coordinator.upkeep.fence import TakenOver
 from xain_coordinator.upkeep.model_copies import ModelCopies
-from xain_foundation.exit_statuses import EXIT_FAILED, EXIT_FENCED
+from xain_foundation.exit_statuses import EXIT_FENCED
 from xain_wire.fl import coordinator_pb2 as pb
 
 # A coordinator that never looks but before it publishes, and stops (SIGSTOP) where it is told to.
@@ -226,58 +224,6 @@ async def test_a_copy_from_another_round_ends_nobody(ward: Ward) -> None:
     assert np.load(io.BytesIO(await b.download("1/global"))).tolist() == [4.0]
 
 
-@pytest.mark.e2e
-async def test_a_start_that_fails_does_not_end_the_running_coordinator(ward: Ward) -> None:
-    """A copy starts on a busy port, or without its weights."""
-    running, copy = ward.process("running"), ward.process("copy")
-    a, b = await ward.begin(running)
-    ward.copy(running, copy)
-    before = ward.owners()
-    assert len(before) == 1
-    with socket.create_server(("127.0.0.1", 0)) as busy:
-        copy.port = busy.getsockname()[1]
-        assert await copy.fails() == EXIT_FAILED
-    assert "cannot listen on" in last_words(copy, "cannot_start")
-    elsewhere = ward.folder / "elsewhere"
-    assert await copy.fails(f"--set=storage.path={elsewhere}") == EXIT_FAILED
-    assert not list(elsewhere.glob("*/owners/*"))
-    assert ward.owners() == before
-    await b.hand_in([3.0])
-    await a.until(pb.ROUND, 1)
-    assert running.status is None
-
-
-# A coordinator on S3 whose takeover is not answered at first, or never.
-UNANSWERED = """
-Fence.look_every_s = 100_000
-run.FIRST_RETRY_S = 1.0
-run.LAST_STEPS_S = 0.2
-take_over = Fence.take_over
-tries = []
-
-def unanswered(fence):
-    tries.append(1)
-    if len(tries) == 1:
-        from xain_coordinator.ports import StoreUnavailable
-        raise StoreUnavailable("no answer")
-    take_over(fence)
-
-Fence.take_over = unanswered
-"""
-
-
-@pytest.mark.e2e
-async def test_a_takeover_without_an_answer_is_tried_again(ward: Ward, seaweedfs: S3Server) -> None:
-    """A takeover is retried as other requests of a start are. The end of the first attempt does not
-    end the process."""
-    process = ward.process("a", OddProcess)
-    process.odd = UNANSWERED
-    settings = seaweedfs.settings(seaweedfs.new_bucket())
-    await process.start(*(f"--set=storage.{key}={value}" for key, value in settings.items()))
-    assert '"next_try_s"' in process.log()
-    assert await process.stop() == 0
-
-
 # --- inside the test's process ---
 
 
@@ -292,35 +238,6 @@ def config_of(folder: Path, name: str) -> CoordinatorConfig:
             "rounds": {"rounds": 2, "min_participants": 2, "initial_weights": "average"},
         }
     )
-
-
-async def test_a_copy_that_falls_behind_while_it_starts_ends_nobody(tmp_path: Path) -> None:
-    """Between its first look at the journal and the end of its start the session goes on without
-    it: it does not overtake the coordinator that is ahead."""
-
-    config = partial(config_of, tmp_path)
-
-    async with running(config("original")) as original:
-        a, b = Member(original.port, "a"), Member(original.port, "b")
-        await a.rendezvous()
-        await b.rendezvous()
-        await a.until(pb.ROUND, 0)
-        await a.hand_in([1.0])
-        copy_journal(tmp_path / "original", tmp_path / "copy")
-        copy = SessionCoordinator(config("copy"))
-        try:
-            await b.hand_in([3.0])
-            await a.until(pb.ROUND, 1)
-            with pytest.raises(TakenOver, match="/1/global"):
-                await copy.start()
-        finally:
-            await copy.stop()
-        await a.hand_in([5.0], round_=1)
-        await b.hand_in([7.0], round_=1)
-        await a.until(pb.FINISHED, 1)
-        assert original.driver.failure is None
-        await a.close()
-        await b.close()
 
 
 async def test_new_session_does_not_publish_small_models_of_an_overtaken_one(

@@ -1,7 +1,6 @@
 """A group with certificates: each program acts in its own name, and certificates may change while
 it trains. The attacks are made over real sockets, by holders of valid certificates."""
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
-from support.certificates import issued, make_authority, write_folder
+from support.certificates import make_authority, write_folder
 from xain_foundation.net.channels import open_channel
 from xain_foundation.security import tls
 from xain_foundation.security.callers import Caller
@@ -348,81 +347,3 @@ def test_revoked_worker_is_refused_from_its_next_message_on(group: Group, how: s
     with pytest.raises((Invalid, Unavailable), match="revoked"):
         tables[1].push(np.ones(100, np.float32))
     np.testing.assert_array_equal(tables[0].pull(), 2)
-
-
-def put(folder: Path, certificate: bytes, key: bytes) -> None:
-    for name, content in ((tls.KEY, key), (tls.CERTIFICATE, certificate)):
-        part = folder / f"{name}.new"
-        part.write_bytes(content)
-        part.replace(folder / name)
-
-
-def test_files_that_change_100_times_stop_no_training(group: Group) -> None:
-    """All programs of a group get new certificates, a second authority, junk, and half a file. No
-    call fails, no member is taken for dead, and new connections show what is new."""
-    workers = {name: group.worker(name) for name in ("w0", "w1")}
-    for certificates in group.certificates.values():
-        certificates.look_s = 0.0
-    clocks: dict[str, int] = {}
-    stop_at: list[int] = []
-    failed: list[BaseException] = []
-
-    def train(name: str, worker: Server) -> None:
-        try:
-            w = worker.dense("w", (1000,))
-            for clock in worker.clocks(staleness=0, workers=2):
-                if stop_at and clock >= stop_at[0]:
-                    break
-                assert (w.pull() == 2 * clock).all()
-                clocks[name] = clock
-                w.push(np.ones(1000, np.float32))
-        except BaseException as error:  # told by the test
-            failed.append(error)
-
-    def wait_for_a_clock(since: dict[str, int]) -> None:
-        """Each change is in use for a clock at least."""
-        wait_until(
-            lambda: (
-                bool(failed) or all(clocks.get(each, 0) > since.get(each, -1) for each in workers)
-            )
-        )
-
-    threads = [threading.Thread(target=train, args=item) for item in workers.items()]
-    for thread in threads:
-        thread.start()
-    roles = dict.fromkeys(("scheduler", "s0", "s1"), Role.NODE) | dict.fromkeys(
-        workers, Role.PARTICIPANT
-    )
-    second = make_authority()
-    for number in range(100):
-        for name, role in roles.items():
-            folder = group.certificates[name].folder
-            if number == 50:  # both count, from here on the second one issues
-                (folder / tls.AUTHORITY).write_bytes(OURS.certificate + second.certificate)
-            if number % 10 == 7:
-                (folder / tls.CERTIFICATE).write_bytes(b"junk")
-                continue
-            certificate, key = issued(second if number > 50 else OURS, role, name, hosts=())
-            if number % 10 == 3:
-                (folder / tls.CERTIFICATE).write_bytes(certificate[:200])
-                continue
-            put(folder, certificate, key)
-        wait_for_a_clock(dict(clocks))
-        assert not failed, failed
-    stop_at.append(max(clocks.values()) + 5)
-    for thread in threads:
-        thread.join(LONG_S)
-    assert not failed, failed
-    status = group.scheduler.status()
-    assert status.num_rollbacks == 0
-    assert set(status.addresses) == {"s0", "s1"}
-    late = connect_sync(
-        group.target,
-        worker="late",
-        timeout_s=LONG_S,
-        tls=Certificates(
-            write_folder(group._folder / "late", second, Role.PARTICIPANT, "late", hosts=())
-        ),
-    )
-    assert late.dense("w", (1000,)).pull().min() > 100
-    late.close()

@@ -14,11 +14,9 @@ import numpy as np
 import pytest
 
 import xain
-from support.http_files import HttpFiles
 from xain_coordinator.journal.restore import restore_session
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.process.embedding import Coordinator
-from xain_session.digests import digest_of
 from xain_wire.fl import access_pb2 as pb
 from xain_wire.fl.access_pb2_grpc import ControlStub
 from xain_workloads.exported import formats
@@ -175,31 +173,6 @@ def test_weights_after_the_with_are_those_of_the_result(
         _ = record.weights
 
 
-def test_first_model_comes_from_a_url(tmp_path: Path, address: str, sites: Sites) -> None:
-    with opened(tmp_path / "first", address, rounds=1) as session:
-        sites()
-        for round_ in session:
-            round_.run()
-    session.export(tmp_path / "model.npz")
-    with (
-        HttpFiles(tmp_path) as files,
-        xain.session(
-            f"{files.url}/model.npz",
-            rounds=1,
-            min_participants=2,
-            data_dir=tmp_path / "second",
-            address=address,
-            linger_s=0.0,
-        ) as session,
-    ):
-        sites()
-        (weights,) = (round_.run().weights["w"] for round_ in session)
-        np.testing.assert_allclose(weights, 2 * (1 + 2 * 2) / 3)
-        missing = f"{files.url}/missing.npz"
-        with pytest.raises(xain.SessionFailed, match=r"cannot be fetched from .*404"):
-            xain.session(missing, data_dir=tmp_path / "third").__enter__()
-
-
 def test_session_that_an_operator_has_ended_is_told_once(
     tmp_path: Path, address: str, sites: Sites
 ) -> None:
@@ -300,17 +273,6 @@ def test_two_sessions_of_a_process_have_a_rule_of_the_same_class_each(
         for round_ in session:
             round_.run()
     np.testing.assert_allclose(session.result.weights["w"], 0.5 * 1.5)
-
-
-def test_digest_of_a_rule_that_has_no_file_is_that_of_its_code() -> None:
-    """As in a notebook, where a cell may be run again."""
-    code = "def rule(updates, weights):\n    return [sum(row) for row in updates]\n"
-    first, again, other = {}, {}, {}
-    exec(compile(code, "<cell 1>", "exec"), first)
-    exec(compile("\n\n" + code, "<cell 2>", "exec"), again)
-    exec(compile(code.replace("sum", "max"), "<cell 3>", "exec"), other)
-    digests = [digest_of(one["rule"]) for one in (first, again, other)]
-    assert digests[0] == digests[1] != digests[2]
 
 
 # --- who takes part ---
@@ -497,20 +459,6 @@ def test_ctrl_c_leaves_the_session_to_the_next_start(
         for round_ in session:
             round_.run()
     assert finished(tmp_path) == ["completed"]
-
-
-def test_session_of_many_rounds_has_all_of_them(tmp_path: Path, address: str, sites: Sites) -> None:
-    """More than one answer of the coordinator holds by default; the first model is the best one."""
-    with opened(tmp_path, address, rounds=120, metric="r2") as session:
-        sites()
-        for round_ in session:
-            record = round_.run()
-            record.evaluate(r2=1.0 / record.model)
-    rounds = [one["round"] for one in session.result.history]
-    assert len(rounds) == 120
-    assert rounds == sorted(rounds)
-    assert session.result.best is not None
-    assert session.result.best.model == rounds[0] + 1
 
 
 # --- what cannot be done ---

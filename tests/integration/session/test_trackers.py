@@ -12,7 +12,6 @@ import xain
 from xain_coordinator.process.embedding import Coordinator
 from xain_coordinator.server.operators_socket import socket_of
 from xain_foundation.settings.settings import ConfigError
-from xain_session.deployments import Embedded
 
 
 class Remembering:
@@ -64,44 +63,6 @@ def test_round_that_a_tracker_has_taken_is_not_told_again(
     assert (later.rounds, later.ended) == ([2], [3])
 
 
-class Other(Remembering):
-    """A tracker of a class of its own, which is away for the round `away`."""
-
-    def __init__(self, away: int = -1) -> None:
-        super().__init__()
-        self._away = away
-
-    def on_round(self, record: xain.Record) -> None:
-        if record.round == self._away:
-            raise OSError("no route to host")
-        super().on_round(record)
-
-
-def test_tracker_that_is_added_later_changes_nothing_for_the_others(
-    tmp_path: Path, address: str, sites: Callable[..., None]
-) -> None:
-    """Two of one class are told apart by their order."""
-    before, first, second, other = Remembering(), Remembering(), Remembering(), Other()
-    run(tmp_path, address, before, start=sites, pause_at=1)
-    run(tmp_path, address, first, second, other, start=lambda: None)
-    assert (before.rounds, before.ended) == ([0, 1], [])
-    assert (first.rounds, first.ended) == ([2], [3])
-    for later in (second, other):
-        assert (later.rounds, later.ended) == ([1, 2], [3])
-
-
-def test_tracker_that_fails_has_no_other_told_again(
-    tmp_path: Path, address: str, sites: Callable[..., None]
-) -> None:
-    """The round on which it has failed is the last one before the script is started again."""
-    first, away = Remembering(), Other(away=1)
-    run(tmp_path, address, first, away, start=sites, pause_at=1)
-    later, back = Remembering(), Other()
-    run(tmp_path, address, later, back, start=lambda: None)
-    assert (first.rounds, away.rounds) == ([0, 1], [0])
-    assert (later.rounds, back.rounds) == ([2], [1, 2])
-
-
 def test_mlflow_has_one_run_of_a_session_that_was_left_and_gone_on_with(
     tmp_path: Path,
     address: str,
@@ -128,22 +89,6 @@ def test_round_that_the_loop_breaks_after_is_told_too(
     tracker = Remembering()
     run(tmp_path, address, tracker, start=sites, break_at=1)
     assert (tracker.rounds, tracker.ended) == ([0, 1], [2])
-
-
-def test_end_that_a_tracker_has_taken_is_not_told_again(
-    tmp_path: Path,
-    address: str,
-    sites: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A script may be killed while it waits for its sites, after the end was told."""
-    first, later = Remembering(), Remembering()
-    with monkeypatch.context() as killed:
-        killed.setattr(Embedded, "forget", lambda self: None)
-        run(tmp_path, address, first, start=sites)
-    run(tmp_path, address, later, start=lambda: None)
-    assert (first.rounds, first.ended) == ([0, 1, 2], [3])
-    assert (later.rounds, later.ended) == ([], [])
 
 
 def test_script_of_a_coordinator_elsewhere_keeps_what_its_trackers_have_taken(
