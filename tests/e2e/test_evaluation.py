@@ -1,6 +1,5 @@
 """Evaluations of global models, over real processes."""
 
-import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Callable
@@ -11,9 +10,8 @@ import numpy as np
 import pytest
 
 from e2e.test_take_home import command
-from support.process import PATIENCE_S, CoordinatorProcess, SiteProcess
+from support.process import CoordinatorProcess, SiteProcess
 from xain_coordinator.assembly.warm_start import load_model_file
-from xain_coordinator.inspection.client import fetch
 from xain_foundation.exit_statuses import EXIT_NO_BETTER
 
 pytestmark = pytest.mark.e2e
@@ -49,14 +47,6 @@ async def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     yield make
     for coordinator in launched:
         await coordinator.end()
-
-
-async def until(found: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            if found():
-                return
-            await asyncio.sleep(0.02)  # a poll, not a race: it ends when it is found
 
 
 async def status(coordinator: CoordinatorProcess, *flags: str) -> str:
@@ -132,59 +122,30 @@ async def test_digits_are_evaluated_each_round_and_at_the_end(launch, tmp_path):
     assert found == [(by, r) for by in ("coordinator", "participants") for r in range(4)]
 
 
-async def central_model(folder: Path, name: str, *, kills: bool) -> tuple[Any, dict[str, Any]]:
-    """The central model of a coordinator with own rows, as its status has it and as
-    `evaluate --model` is given it. kills: the coordinator while it trains it, twice."""
-    settings = {
-        "rounds.rounds": 1,  # so that no evaluation is passed over for the last one
-        "workload.name": "sgd",
-        "rounds.epochs": 1000,
-        "evaluate.data": "breast_cancer",
-        "server.heartbeat_time_s": 1.0,
-        "server.heartbeat_timeout_s": 10 * PATIENCE_S,
-    }
-    coordinator = CoordinatorProcess(folder / name, settings)
-    at_site = folder / f"{name}-site"
-    at_site.mkdir()
-    site = SiteProcess(at_site, "site")
-    phase = ""
-
-    def is_evaluating() -> bool:
-        nonlocal phase
-        phase = fetch(f"127.0.0.1:{coordinator.port}").status.phase
-        return phase in ("evaluating", "finished")
-
+async def test_central_model_is_compared_with_the_global_one_and_kept_as_a_file(launch, tmp_path):
+    """The coordinator trains it on its own rows, and both are measured on those held out."""
+    coordinator = launch(
+        rounds__rounds=1,  # so that no evaluation is passed over for the last one
+        rounds__epochs=1000,
+        workload__name="sgd",
+        evaluate__data="breast_cancer",
+    )
+    await coordinator.start()
+    site = SiteProcess(tmp_path, "site")
+    part = ["--data=breast_cancer", "--partition=iid", "--num-parts=4", "--index=0"]
     try:
-        await coordinator.start()
-        part = ["--partition=iid", "--num-parts=4", "--index=0"]
-        await site.start(coordinator.port, "--data=breast_cancer", *part)
-        for _ in range(2 if kills else 0):
-            await until(is_evaluating)
-            if phase == "evaluating":
-                await coordinator.kill()
-                await coordinator.start()
+        await site.start(coordinator.port, *part)
         assert await site.died() == 0, site.log()
-        shown = await status_json(coordinator)
-        assert await coordinator.stop() == 0
     finally:
-        for process in (site, coordinator):
-            await process.end()
-    central = shown["status"]["central"]
-    loaded, _ = load_model_file(Path(central.pop("file")))
-    assert loaded.metadata["workload"] == "sgd"
-    return central, {"vector": loaded.vector.tobytes(), "metadata": loaded.metadata}
-
-
-async def test_central_model_is_the_same_though_the_coordinator_was_killed_meanwhile(tmp_path):
-    """A restarted coordinator trains the central model once more, on the same rows, and compares it
-    with the global model on those that are held out."""
-    expected, model = await central_model(tmp_path, "undisturbed", kills=False)
-    evaluation = expected["evaluation"]
-    assert (expected["round"], evaluation["local"]["passes"]) == (1, 1000)
+        await site.end()
+    central = (await status_json(coordinator))["status"]["central"]
+    evaluation = central["evaluation"]
+    assert (central["round"], evaluation["local"]["passes"]) == (1, 1000)
     assert evaluation["num_samples"] == evaluation["local"]["num_samples"] == 114
     assert evaluation["local"]["figures"]["log_loss"]["value"] < 0.5
     assert [one["round"] for one in evaluation["local"]["differences"]] == [1]
-    assert await central_model(tmp_path, "killed", kills=True) == (expected, model)
+    loaded, _ = load_model_file(Path(central["file"]))
+    assert loaded.metadata["workload"] == "sgd"
 
 
 async def test_training_that_is_no_better_than_the_commonest_class_ends_with_status_4(

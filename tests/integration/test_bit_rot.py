@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner, Result
 
 from integration.conftest import config_for
-from support.transfers import until
+from support.waiting import until
 from support.wire import Member, digest, npy
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.cli import main as cli

@@ -14,7 +14,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from integration.conftest import Start
 from support.certificates import issued
-from support.process import PATIENCE_S
+from support.waiting import until
 from support.wire import Member, refused
 from xain_coordinator.access.control import initialise
 from xain_coordinator.assembly.coordinator import SessionCoordinator
@@ -321,12 +321,6 @@ async def test_open_coordinator_has_the_operators_commands_on_its_socket_alone(
         call = access_pb2_grpc.ControlStub(channel).FinishSession(request)
         assert (await refused(call))[1] == "NOT_PERMITTED"
     assert not coordinator.driver.session.cause
-
-
-async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not holds():  # noqa: ASYNC110  # nothing tells of it
-            await asyncio.sleep(0.01)  # a poll, not a race: it ends when that holds
 
 
 def lines(event: str, folder: Path) -> list[dict[str, Any]]:

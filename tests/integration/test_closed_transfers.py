@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from support.transfers import LARGE, MIB, PATIENCE_S, until, written
+from support.transfers import LARGE, MIB, PATIENCE_S, written
+from support.waiting import until
 from support.wire import Member, digest, npy
 from xain_coordinator.access.control import initialise
 from xain_coordinator.assembly.coordinator import SessionCoordinator

@@ -9,7 +9,8 @@ import grpc
 import numpy as np
 import pytest
 
-from support.transfers import PATIENCE_S, until
+from support.transfers import PATIENCE_S
+from support.waiting import until
 from support.wire import digest, npy
 from xain_coordinator.assembly import coordinator
 from xain_coordinator.core.vocabulary.errors import InvalidUpdate

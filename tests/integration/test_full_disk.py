@@ -1,17 +1,15 @@
 """A disk that is full while updates are uploaded, with real processes."""
 
-import asyncio
 import json
 import resource
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.process import PATIENCE_S, CoordinatorProcess, ParticipantProcess
+from support.process import CoordinatorProcess, ParticipantProcess
+from support.waiting import until
 
 SIZE = 500_000  # float32: an update is larger than LIMIT, all else is smaller
 LIMIT = 1 << 20
@@ -26,14 +24,6 @@ def events(coordinator: CoordinatorProcess, event: str) -> list[dict[str, Any]]:
 
 def refused_uploads(coordinator: CoordinatorProcess) -> list[dict[str, Any]]:
     return [line for line in events(coordinator, "refused") if "PutWeights" in line["method"]]
-
-
-async def until(is_true: Callable[[], bool]) -> None:
-    """A poll: what other processes do shows in files."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_true():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)  # between two looks
 
 
 @pytest.mark.e2e

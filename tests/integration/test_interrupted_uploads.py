@@ -20,9 +20,9 @@ from support.transfers import (
     in_round,
     parts,
     put,
-    until,
     written,
 )
+from support.waiting import until
 from support.wire import Member, digest, npy, refused
 from xain_coordinator.core.vocabulary.keys import attempt_key
 from xain_coordinator.core.vocabulary.replies import Ticket

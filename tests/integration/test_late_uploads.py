@@ -6,7 +6,8 @@ import threading
 import grpc
 import pytest
 
-from support.transfers import PATIENCE_S, VECTOR, put, until
+from support.transfers import PATIENCE_S, VECTOR, put
+from support.waiting import until
 from support.wire import refused
 from xain_coordinator.core.vocabulary.values import StoredWeights
 from xain_coordinator.updates.measured_upload import MeasuredUpload

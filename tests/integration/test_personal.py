@@ -12,7 +12,7 @@ import pytest
 
 import xain
 from support.agents import ends_of
-from support.transfers import until
+from support.waiting import until
 from support.wire import Member
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_participant import Agent, StateDirectory, WorkloadParticipant

@@ -11,7 +11,8 @@ from typing import Any
 import grpc
 import pytest
 
-from support.transfers import DATA, MIB, PATIENCE_S, VECTOR, found, parts, put, until
+from support.transfers import DATA, MIB, PATIENCE_S, VECTOR, found, parts, put
+from support.waiting import until
 from support.wire import refused
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.core.vocabulary.values import Phase

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from support.fault_proxy import FaultProxy
-from support.transfers import in_round, until
+from support.transfers import in_round
+from support.waiting import until
 from support.wire import npy
 from xain_coordinator.server.weights.downloads import Downloads
 from xain_coordinator.server.weights.weights_port import WeightsPort

@@ -15,17 +15,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from support.process import CoordinatorProcess
-from support.transfers import (
-    DATA,
-    LARGE,
-    MIB,
-    PATIENCE_S,
-    VECTOR,
-    in_round,
-    until,
-    with_model,
-    written,
-)
+from support.transfers import DATA, LARGE, MIB, PATIENCE_S, VECTOR, in_round, with_model, written
+from support.waiting import until
 from support.wire import Member, digest, npy
 from xain_coordinator.server.weights import weights_port as ports
 from xain_coordinator.server.weights.capabilities import Capabilities, PortFile

@@ -11,7 +11,8 @@ import pytest
 
 from support.certificates import write_folder
 from support.closed_port import ClosedPort
-from support.transfers import DATA, PATIENCE_S, VECTOR, until
+from support.transfers import DATA, PATIENCE_S, VECTOR
+from support.waiting import until
 from support.wire import digest, npy
 from xain_foundation.security import tls
 from xain_foundation.security.identity import Role

@@ -13,7 +13,7 @@ import numpy as np
 
 from support.certificates import issued
 from support.secret_search import Secrets
-from support.transfers import until
+from support.waiting import until
 from support.wire import Member, npy, reason
 from xain_coordinator.access.control import AccessControl, initialise
 from xain_coordinator.assembly.coordinator import SessionCoordinator

@@ -1,13 +1,14 @@
 """Large updates on their way between a real coordinator and members or participants."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from support.fault_proxy import FaultProxy
+from support.waiting import until
 from support.wire import Member, digest, npy
 from xain_participant.wire.client import CoordinatorClient
 from xain_wire.fl import coordinator_pb2 as pb
@@ -26,13 +27,6 @@ LARGE = np.random.default_rng(6).standard_normal(24 * MIB // 4, dtype=np.float32
 async def in_round(member: Member, round_: int = 0) -> None:
     await member.rendezvous()
     await member.until(pb.ROUND, round_)
-
-
-async def until(found: Callable[[], Any]) -> Any:
-    async with asyncio.timeout(PATIENCE_S):
-        while not (result := found()):  # noqa: ASYNC110  # files have no event to wait for
-            await asyncio.sleep(0.01)  # a poll, not a race: it ends when it is so
-    return result
 
 
 def header(**fields: Any) -> pb.PutWeightsRequest.Header:

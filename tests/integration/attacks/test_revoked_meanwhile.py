@@ -20,7 +20,7 @@ from integration.conftest import Start
 from support.certificates import issued, make_authority, write_folder
 from support.closed_coordinator import MODEL, SITES, UPDATES, ClosedCoordinator, outcome_of
 from support.secret_search import Secrets
-from support.transfers import until
+from support.waiting import until
 from support.wire import Member, digest, npy
 from xain_coordinator.driver.effects import StoreWorker
 from xain_coordinator.server.guard import Guard

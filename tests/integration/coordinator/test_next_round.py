@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from support.transfers import until
+from support.waiting import until
 from support.wire import digest, npy
 from xain_coordinator.core.machine.questions import advertise
 from xain_wire.fl import coordinator_pb2 as pb

@@ -3,7 +3,7 @@
 import asyncio
 import re
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 from integration.conftest import config_for
 from integration.coordinator.test_bagging import halves, model_of, settings
 from integration.coordinator.test_trees import array, gather
+from support.waiting import until
 from support.wire import Member, reason, refused
 from unit.workloads.test_bagging import by_class, flowers
 from xain_coordinator.assembly.coordinator import SessionCoordinator
@@ -41,14 +42,6 @@ PATIENCE_S = 60.0
 
 def kept(num_sites: int, **options: Any) -> dict[str, Any]:
     return settings(num_sites, publish=False, **options)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.01)  # a poll, not a race: it ends when the condition holds
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from integration.conftest import config_for
+from support.waiting import until
 from support.wire import Member
 from xain_coordinator.assembly.warm_start import CannotStartFrom
 from xain_coordinator.core.vocabulary.keys import is_model
@@ -28,12 +29,6 @@ def updates(coordinator) -> dict[int, int]:
         if round_.isdecimal() and name != "global":
             found[int(round_)] = found.get(int(round_), 0) + 1
     return found
-
-
-async def until(coordinator, wanted: dict[int, int]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while updates(coordinator) != wanted:  # noqa: ASYNC110  # files have no event to wait for
-            await asyncio.sleep(0.02)  # a poll, not a race: it ends when it is so
 
 
 def storage(folder: Path, **settings: object) -> dict[str, object]:
@@ -59,7 +54,7 @@ async def test_session_keeps_the_updates_of_so_many_rounds(start, join, tmp_path
         for member in members:
             await member.hand_in(np.full(3, round_, np.float32), round_=round_)
     await members[0].until(pb.FINISHED, ROUNDS - 1)
-    await until(coordinator, left)
+    await until(lambda: updates(coordinator) == left)
     models = [key for key in sorted(coordinator.store.keys()) if key.endswith("/global")]
     assert len(models) == ROUNDS + 1
 
@@ -89,11 +84,11 @@ async def test_updates_that_may_still_count_stay(start, join, tmp_path):
         await fast.hand_in([float(round_)], round_=round_)
     await fast.until(pb.ROUND, 4)
     # Objects of rounds that are not trained have gone; the uploads of the slow participant stay.
-    await until(coordinator, {1: 2})
+    await until(lambda: updates(coordinator) == {1: 2})
     await slow.end(put, round_=1)
     await slow.until(pb.ROUND, 5)
     # None of these rounds is trained any more.
-    await until(coordinator, {})
+    await until(lambda: updates(coordinator) == {})
 
 
 async def rounds_of(member: Member, rounds: range, best: int) -> None:

@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
+from support.waiting import wait_until
 from xain_parameters import Invalid, KVWorker, connect
 from xain_parameters.client.local import LocalGroup
 from xain_parameters.client.sync import Server
@@ -249,7 +250,7 @@ def test_keys_and_bytes_are_counted_for_the_job_that_has_them() -> None:
                 and in_all == sum(num_bytes.values())
             )
 
-        until(has_reported)
+        wait_until(has_reported)
 
 
 @pytest.mark.parametrize("size", [1_000, 1 << 20], ids=["small", "large"])
@@ -280,21 +281,12 @@ def test_request_is_not_served_behind_all_those_of_another_job(size: int) -> Non
         pushes = []
         for array in arrays:
             pushes.append(pool.submit(array.push, ones))
-            until(lambda: slots.num_waiting == len(pushes))
+            wait_until(lambda: slots.num_waiting == len(pushes))
         slots.leave(-1, 0.0, time.monotonic())
         for push in pushes:
             push.result()
         assert set(order) == set(workers)
         assert "b" in order[:2]
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    waiting = threading.Event()
-    for _ in range(600):
-        if is_so():
-            return
-        waiting.wait(0.05)
-    raise AssertionError("it did not become so")
 
 
 class Heard(ServerScheduler):

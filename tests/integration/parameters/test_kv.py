@@ -2,25 +2,17 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from support.parameter_group import Group
+from support.waiting import wait_until
 from xain_parameters.client.kv import SHORT_KEYS, KVWorker
 from xain_parameters.errors import Closed, Invalid, Unavailable
 from xain_parameters.messages import Push, Refused
-
-PATIENCE_S = 120.0
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)  # a poll: it ends when the condition holds
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """A group with certificates: each program acts in its own name, and certificates may change while
 it trains. The attacks are made over real sockets, by holders of valid certificates."""
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 from support.certificates import make_authority, write_folder
+from support.waiting import wait_until
 from xain_foundation.net.channels import open_channel
 from xain_foundation.security import tls
 from xain_foundation.security.callers import Caller
@@ -93,13 +93,6 @@ class Group:
 def group(tmp_path: Path) -> Iterator[Group]:
     with ExitStack() as stack:
         yield Group(tmp_path, stack)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)  # a poll: it ends when the condition holds
 
 
 def code_of(call: Callable[..., Any], request: Any) -> grpc.StatusCode:

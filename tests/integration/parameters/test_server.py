@@ -11,6 +11,7 @@ import pyarrow.parquet
 import pytest
 from msgspec.structs import replace
 
+from support.waiting import wait_until
 from xain_foundation.net.sockets import free_ports
 from xain_parameters.client.core import Core
 from xain_parameters.client.sync import Server
@@ -74,13 +75,6 @@ class Group:
 def group(tmp_path: Path) -> Iterator[Callable[..., Group]]:
     with ExitStack() as stack:
         yield lambda **settings: Group(tmp_path, stack, **settings)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)  # a poll: it ends when the condition holds
 
 
 def train(worker: Server, num_clocks: int, at: Callable[[int], None] = lambda clock: None) -> None:

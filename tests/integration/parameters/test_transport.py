@@ -18,6 +18,7 @@ import pytest
 from support.certificates import make_authority, write_folder
 from support.fault_proxy import FaultProxy
 from support.logs import capture_logs
+from support.waiting import wait_until
 from xain_foundation.security.identity import Role
 from xain_foundation.security.tls import Certificates
 from xain_foundation.security.x509 import Authority
@@ -128,13 +129,6 @@ def push(start: int = 0, stop: int = 0) -> Push:
 
 def pull(start: int = 0, stop: int = 0) -> Pull:
     return Pull(0, (0, 0), 1, 1, 0, start, stop)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)  # a poll: it ends when the condition holds
 
 
 def wait_asking(answer: Answer, condition: Callable[[], bool]) -> None:

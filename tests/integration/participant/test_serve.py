@@ -1,19 +1,9 @@
 """Participants that stay after the end of a session, against real coordinators."""
 
-import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
-from integration.participant.scripted import PATIENCE_S
 from support.process import CoordinatorProcess, Process
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.02)  # a poll, not a race
+from support.waiting import until
 
 
 async def test_serving_process_outlives_the_session(tmp_path: Path) -> None:
