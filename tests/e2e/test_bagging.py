@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from e2e.test_take_home import command
+from support.commands import command
 from support.process import CoordinatorProcess, SiteProcess
 from support.terminals import Terminals, commands_of, files_of
 from support.wire import Member

@@ -4,12 +4,11 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from e2e.test_take_home import command
+from support.commands import command, status, status_json
 from support.process import CoordinatorProcess, SiteProcess
 from xain_coordinator.assembly.warm_start import load_model_file
 from xain_foundation.exit_statuses import EXIT_NO_BETTER
@@ -34,9 +33,8 @@ def write_random(folder: Path, index: int) -> str:
 
 
 @pytest.fixture
-async def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Launch]:
+async def launch(tmp_path: Path) -> AsyncIterator[Launch]:
     """Coordinators of one data folder; all are gone at the end."""
-    monkeypatch.setenv("COLUMNS", "200")
     launched: list[CoordinatorProcess] = []
 
     def make(**settings: object) -> CoordinatorProcess:
@@ -47,18 +45,6 @@ async def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     yield make
     for coordinator in launched:
         await coordinator.end()
-
-
-async def status(coordinator: CoordinatorProcess, *flags: str) -> str:
-    """The output of `xain-coordinator status`."""
-    code, output, told = await command("status", f"--address=127.0.0.1:{coordinator.port}", *flags)
-    assert code == 0, told
-    return output
-
-
-async def status_json(coordinator: CoordinatorProcess) -> dict[str, Any]:
-    shown: dict[str, Any] = json.loads(await status(coordinator, "--json"))
-    return shown
 
 
 async def test_digits_are_evaluated_each_round_and_at_the_end(launch, tmp_path):
@@ -82,7 +68,7 @@ async def test_digits_are_evaluated_each_round_and_at_the_end(launch, tmp_path):
     finally:
         for site in sites:
             await site.end()
-    shown = await status_json(coordinator)
+    shown = await status_json(coordinator.port)
     rounds = shown["rounds"]
     assert [one["round"] for one in rounds] == [0, 1, 2, 3]
     assert [one["task"] for one in rounds] == ["TRAIN"] * 3 + ["EVALUATE"]
@@ -110,7 +96,7 @@ async def test_digits_are_evaluated_each_round_and_at_the_end(launch, tmp_path):
     assert shown["status"]["metric"] == "log_loss"
     assert shown["status"]["best_round"] == best
     assert shown["status"]["best_value"] == losses[best]
-    told = await status(coordinator)
+    told = await status(coordinator.port)
     assert "log_loss here" in told
     assert "evaluated" in told
     assert re.search(rf"best model +{best}, log_loss", told)
@@ -138,7 +124,7 @@ async def test_central_model_is_compared_with_the_global_one_and_kept_as_a_file(
         assert await site.died() == 0, site.log()
     finally:
         await site.end()
-    central = (await status_json(coordinator))["status"]["central"]
+    central = (await status_json(coordinator.port))["status"]["central"]
     evaluation = central["evaluation"]
     assert (central["round"], evaluation["local"]["passes"]) == (1, 1000)
     assert evaluation["num_samples"] == evaluation["local"]["num_samples"] == 114
@@ -169,7 +155,7 @@ async def test_training_that_is_no_better_than_the_commonest_class_ends_with_sta
     finally:
         for site in sites:
             await site.end()
-    shown = await status_json(coordinator)
+    shown = await status_json(coordinator.port)
     assert shown["status"]["cause"] == "completed"
     assert shown["status"]["best_round"] is None
     assert "no model was better" in shown["status"]["no_better"]

@@ -1,26 +1,16 @@
 """The first training of a new user: the commands of the README, with no setting beside them."""
 
 import asyncio
-import json
 import sys
 from pathlib import Path
 
 import pytest
 
+from support.commands import status_json
 from support.process import CoordinatorProcess, SiteProcess
 from support.tables import write_rows
 
 pytestmark = pytest.mark.e2e
-
-
-async def shown(*words: str) -> str:
-    """Standard output of a command of the coordinator that ends well."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "xain_coordinator", *words, stdout=asyncio.subprocess.PIPE
-    )
-    out, _ = await process.communicate()
-    assert process.returncode == 0
-    return out.decode()
 
 
 @pytest.mark.parametrize("workload", ["sgd", "xgboost"])
@@ -42,9 +32,7 @@ async def test_first_training_is_measured_without_a_further_flag(
             write_rows(table, i, size)
             await site.start(coordinator.port, f"--data={table}", "--target=outcome")
         assert await asyncio.gather(*(site.died() for site in sites)) == [0, 0, 0]
-        status = json.loads(
-            await shown("status", f"--address=127.0.0.1:{coordinator.port}", "--json")
-        )
+        status = await status_json(coordinator.port)
     finally:
         for process in (*sites, coordinator):
             await process.end()

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from e2e.test_take_home import command
+from support.commands import command
 from support.process import CoordinatorProcess, SiteProcess
 from unit.workloads.test_glm import REFERENCES, study
 

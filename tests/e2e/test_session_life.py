@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from e2e.test_take_home import command
+from support.commands import command, status_json
 from support.process import PATIENCE_S, CoordinatorProcess, ParticipantProcess
 from support.wire import Member
 
@@ -52,15 +52,6 @@ async def trained(folder: Path, coordinator: CoordinatorProcess, *names: str) ->
             await member.end()
 
 
-async def status_of(coordinator: CoordinatorProcess) -> dict[str, Any]:
-    """The output of `xain-coordinator status --json`."""
-    address = f"127.0.0.1:{coordinator.port}"
-    code, output, errors = await command("status", "--json", "--address", address)
-    assert code == 0, errors
-    shown: dict[str, Any] = json.loads(output)
-    return shown
-
-
 async def test_after_the_end_participants_that_left_are_not_connected(launch, tmp_path):
     """At once after the end, and after a restart: no participant is connected or training, no lease
     is negative, and its participants are still listed."""
@@ -68,7 +59,7 @@ async def test_after_the_end_participants_that_left_are_not_connected(launch, tm
     await coordinator.start()
     await trained(tmp_path, coordinator, "north")
     for _ in range(2):
-        shown = await status_of(coordinator)
+        shown = await status_json(coordinator.port)
         assert shown["status"]["phase"] == "finished"
         assert shown["status"]["num_connected"] == 0
         (north,) = shown["participants"]
@@ -159,7 +150,7 @@ async def test_a_finished_session_is_served_with_resume_whatever_is_configured(l
     assert "to train it further, run `xain-coordinator extend --rounds +1`" in error
 
     await coordinator.start("--set=rounds.rounds=40", "--resume")
-    assert (await status_of(coordinator))["status"]["phase"] == "finished"
+    assert (await status_json(coordinator.port))["status"]["phase"] == "finished"
     kept = (await logged(coordinator, "rules_differ"))["kept"]
     assert kept == ["rounds.rounds = 2 (configured: 40)"]
     assert "extend --rounds +1" in (await logged(coordinator, "session_is_finished"))["hint"]
@@ -185,7 +176,7 @@ async def test_a_session_begins_with_the_model_of_a_file(launch, tmp_path):
     await coordinator.kill()
     file.unlink()
     await coordinator.start("--from-model", str(file))
-    shown = await status_of(coordinator)
+    shown = await status_json(coordinator.port)
     assert shown["status"]["began_with"] == str(file)
     assert shown["models"][0]["shape"] == [10]
     await trained(tmp_path, coordinator, "a")
@@ -198,4 +189,4 @@ async def test_a_session_begins_with_the_model_of_a_file(launch, tmp_path):
     await coordinator.start(
         "--new-session", "--from-model", f"{session}/last", "--set=rounds.rounds=3"
     )
-    assert (await status_of(coordinator))["status"]["began_with"] == f"{session}/2"
+    assert (await status_json(coordinator.port))["status"]["began_with"] == f"{session}/2"

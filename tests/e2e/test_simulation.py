@@ -3,18 +3,15 @@
 import asyncio
 import contextlib
 import functools
-import json
 import os
 import select
 import signal
 import sqlite3
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import nbformat
-import numpy as np
 import pytest
 from nbclient import NotebookClient
 
@@ -23,15 +20,6 @@ import xain
 from support.process import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
-
-
-class CannotTravel:
-    """A function that holds what no pickle can."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-    def __call__(self, site: xain.Site) -> None: ...
 
 
 def test_participants_share_workers_and_keep_their_state(capfd: pytest.CaptureFixture[str]) -> None:
@@ -74,28 +62,6 @@ def test_simulated_participants_evaluate_the_last_model_too(tmp_path: Path) -> N
     assert [entry["loss"] for entry in done.history] == [1.0, 0.5]
 
 
-def test_settings_arrive_as_they_were_given(tmp_path: Path) -> None:
-    """The section [train] is in the journal, and in each round, with the types of its values."""
-    done = xain.simulate(
-        scripts.configured,
-        1,
-        workers=1,
-        rounds=1,
-        train=scripts.TRAIN,
-        settings={"aggregation.rule": "sum", "rounds.max_lost_share": 1},
-        folder=tmp_path,
-        progress=False,
-    )
-    assert done.history[-1]["as_given"] == 1
-    with contextlib.closing(sqlite3.connect(tmp_path / "journal.sqlite")) as db:
-        rows = db.execute("SELECT body FROM record WHERE type = 'SessionOpened'").fetchall()
-    rules = json.loads(rows[0][0])["rules"]
-    assert json.loads(rules["train_config"]) == scripts.TRAIN
-    assert repr(json.loads(rules["train_config"])["opt"]) == repr(
-        dict(sorted(scripts.TRAIN["opt"].items()))  # type: ignore[attr-defined]  # a dict
-    )
-
-
 async def test_function_of_a_notebook_is_simulated(tmp_path: Path) -> None:
     """Workers cannot import it, nor what it uses, and are given its code."""
     notebook = nbformat.v4.new_notebook(
@@ -112,39 +78,6 @@ async def test_function_of_a_notebook_is_simulated(tmp_path: Path) -> None:
     client = NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}})
     await client.async_execute(env={**os.environ, "TMPDIR": str(tmp_path)})
     assert [o["data"]["text/plain"] for o in notebook.cells[0].outputs] == ["[2.0, 2.0]"]
-
-
-def test_code_after_the_loop_runs_to_its_end(tmp_path: Path) -> None:
-    """As in a deployment each site has the last model after its loop, and may write it to a file;
-    the simulation is over when all have."""
-    done = xain.simulate(
-        functools.partial(scripts.save, folder=tmp_path), 20, workers=2, rounds=2, fraction=0.5
-    )
-    files = sorted(tmp_path.glob("site-*.npz"))
-    assert [file.stem for file in files] == [f"site-{i:02d}" for i in range(20)]
-    for file in files:
-        with np.load(file) as saved:
-            assert saved["w"].tolist() == done.weights["w"].tolist() == [2.0] * 3
-            assert (saved["model"], saved["loss"]) == (done.model, 0.5)
-
-
-def test_site_that_breaks_off_its_loop_has_left(tmp_path: Path) -> None:
-    """The last update of the site counts, and the others train on without it."""
-    done = xain.simulate(
-        functools.partial(scripts.break_off, num_staying=2),
-        3,
-        workers=1,
-        rounds=4,
-        settings={"rounds.min_participants": 2},
-        folder=tmp_path,
-        progress=False,
-    )
-    assert done.weights["w"].tolist() == [4.0] * 3
-    assert [entry["num_updates"] for entry in done.history] == [3, 2, 2, 2]
-    assert [entry["index"] for entry in done.history] == [1.0, 0.5, 0.5, 0.5]
-    with contextlib.closing(sqlite3.connect(tmp_path / "journal.sqlite")) as db:
-        rows = db.execute("SELECT body FROM record WHERE type = 'ParticipantLeft'").fetchall()
-    assert [json.loads(body)["cause"] for (body,) in rows] == ["left"]
 
 
 def test_simulation_whose_sites_have_all_left_says_so() -> None:
@@ -173,28 +106,6 @@ def test_mistake_of_the_script_ends_the_simulation_with_its_traceback(
     text = str(caught.value)
     assert text.startswith(f"main() failed at site-2: ZeroDivisionError('{mistake}')")
     assert "simulated.py" in text
-
-
-@pytest.mark.parametrize(
-    ("main", "settings", "message"),
-    [
-        (scripts.break_before_submit, {}, r"left the loop before round\.submit\(\) of round 1"),
-        (scripts.forget, {}, "main\\(\\) ended without a loop over xain.rounds\\(\\)"),
-        (CannotTravel(), {}, "main cannot be given to another process .*at the top of a module"),
-        (scripts.count, {"rounds": {"no": 1}}, "rounds is a section"),
-    ],
-)
-def test_simulation_that_cannot_run_says_why(main: Any, settings: Any, message: str) -> None:
-    with pytest.raises(xain.SimulationError, match=message):
-        xain.simulate(main, 1, workers=1, rounds=1, settings=settings, progress=False)
-
-
-@pytest.mark.parametrize(
-    "settings", [{"participants": 0}, {"participants": 3, "fraction": 0.0}, {"workers": 0}]
-)
-def test_numbers_that_make_no_sense_are_refused(settings: Any) -> None:
-    with pytest.raises(ValueError, match=r"it must be at least 1|at least one participant"):
-        xain.simulate(scripts.count, **{"participants": 1, **settings})
 
 
 async def waiting_script(folder: Path) -> asyncio.subprocess.Process:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from support.commands import printed
 from support.process import CoordinatorProcess, Lines, SiteProcess
 from support.tables import write_rows
 
@@ -143,10 +144,7 @@ async def begin(command: str, folder: Path, *flags: str) -> asyncio.subprocess.P
 
 
 async def output_of(command: str, folder: Path, *flags: str) -> str:
-    process = await begin(command, folder, *flags)
-    output, _ = await process.communicate()
-    assert process.returncode == 0
-    return output.decode()
+    return await printed(command, f"--data-dir={folder}", *flags)
 
 
 async def _until(coordinator: CoordinatorProcess, text: str, times: int) -> None:

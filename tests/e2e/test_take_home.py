@@ -4,18 +4,16 @@ import asyncio
 import csv
 import json
 import re
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
+from support.commands import called, command
 from support.process import CoordinatorProcess, SiteProcess
 from support.tables import write_rows
-from xain_coordinator.cli import main as cli
 
 pytestmark = pytest.mark.e2e
 
@@ -41,27 +39,6 @@ for i, row in enumerate(rows):
 print(f"{np.mean(pipeline.predict(table) == [row['outcome'] for row in rows]):.4f}")
 assert not any(name.startswith("xain") for name in sys.modules)
 """
-
-
-async def called(*words: str, cwd: Path | None = None) -> tuple[int, str, str]:
-    """Exit status, standard output and standard error of a program."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *words,
-        cwd=cwd,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
-
-
-async def command(*words: str) -> tuple[int, str, str]:
-    """Run a command of the coordinator in this process: (exit status, standard output, standard
-    error)."""
-    result = await asyncio.to_thread(CliRunner().invoke, cli.app, words)
-    return result.exit_code, result.stdout, result.stderr
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from e2e.test_take_home import called
+from support.commands import called
 from support.process import CoordinatorProcess, SiteProcess
 
 pytestmark = pytest.mark.e2e

@@ -1,20 +1,18 @@
 """Results that nobody wants: each is told of, or the right one comes out, over real processes."""
 
 import csv
-import json
 import re
 import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from sklearn import metrics as sk
 
-from e2e.test_take_home import called, command
+from support.commands import called, command, status_json
 from support.process import CoordinatorProcess, SiteProcess
 
 pytestmark = pytest.mark.e2e
@@ -47,12 +45,6 @@ class Session:
 
     async def wait(self) -> None:
         self.ended = {name: await site.died() for name, site in self.sites.items()}
-
-    async def status(self) -> dict[str, Any]:
-        code, out, told = await command("status", self.address, "--json")
-        assert code == 0, told
-        shown: dict[str, Any] = json.loads(out)
-        return shown
 
     async def export_best(self) -> Path:
         file = self.folder / "best.npz"
@@ -113,7 +105,7 @@ async def test_best_model_of_rare_events_tells_them_apart(
         await one.start_sites()
         await one.wait()
         assert one.ended == {"north": 0, "south": 0}
-        shown = await one.status()
+        shown = await status_json(one.coordinator.port)
         best = await one.export_best()
     measured = {
         each["round"]: each["evaluation"]["figures"]
@@ -168,7 +160,7 @@ async def test_r2_is_that_of_all_rows_and_not_the_mean_of_sites(tmp_path: Path) 
         await one.start_sites("--task=regression")
         await one.wait()
         assert set(one.ended.values()) == {0}
-        shown = await one.status()
+        shown = await status_json(one.coordinator.port)
         best = await one.export_best()
     last = shown["rounds"][-1]
     r2 = last["evaluation"]["figures"]["r2"]["value"]

@@ -1,15 +1,13 @@
 """Mistakes at a site, over real processes: what the participant says, what the coordinator's log
 and status say, and that the others go on."""
 
-import asyncio
 import json
-import os
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
+from support.commands import status
 from support.process import PATIENCE_S, CoordinatorProcess, Process
 from xain_coordinator.inspection.client import fetch
 from xain_foundation.exit_statuses import EXIT_NOTHING_COUNTED
@@ -144,18 +142,6 @@ def lines(coordinator: CoordinatorProcess, event: str) -> list[dict[str, object]
     return [line for line in found if line["event"] == event]
 
 
-async def printed(*words: str) -> str:
-    """Standard output of `xain-coordinator`, on one line."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "xain_coordinator", *words),
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "COLUMNS": "300"},
-    )
-    output, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
-    assert process.returncode == 0
-    return " ".join(output.decode().split())
-
-
 # --- two processes with one id ---
 
 
@@ -262,7 +248,7 @@ async def test_refused_updates_reach_the_participant_the_record_log_and_status(
         "50% of the samples were lost in the latest rounds; rounds.max_lost_share is 20%.",
         f"An update of bad was refused: {why} (2 times, the last in round 1).",
     ]
-    told = await printed("status", "--address", target)
+    told = " ".join((await status(coordinator.port)).split())
     assert "bad has never counted" in told
     assert "the weights are not finite" in told
 

@@ -125,11 +125,6 @@ def break_off(site: xain.Site, num_staying: int) -> None:
         raise AssertionError(f"{site.id} has left, and has {rounds.result}")
 
 
-def break_before_submit(site: xain.Site) -> None:
-    for _ in xain.rounds({"w": np.zeros(3, np.float32)}):
-        break
-
-
 def fail_at_the_end(site: xain.Site) -> None:
     for round_ in xain.rounds({"w": np.zeros(3, np.float32)}):
         round_.submit(round_.weights, samples=1)

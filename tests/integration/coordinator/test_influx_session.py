@@ -1,9 +1,7 @@
 """The metrics of whole sessions, in InfluxDB's protocol."""
 
 import asyncio
-import io
 import json
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from support.commands import status_json
 from support.influx_servers import Answer, StrictInflux, VictoriaMetrics
 from support.process import CoordinatorProcess
 from support.wire import Member, npy
@@ -181,7 +180,7 @@ async def test_lost_points_are_counted_in_the_status(launch: Launch, influx: Str
             break
         assert status.counters["lost_metrics"] < num_bad
         await asyncio.sleep(0.05)  # a poll, not a race: it ends when they are lost
-    shown = await shown_status(coordinator.port)
+    shown = await status_json(coordinator.port)
     assert shown["status"]["counters"]["lost_metrics"] == num_bad
     await leave(members)
     assert await coordinator.stop() == 0
@@ -189,19 +188,3 @@ async def test_lost_points_are_counted_in_the_status(launch: Launch, influx: Str
     assert {line.tags.get("id", "") for line in influx.lines} == {"", "a"}
     own = [line for line in influx.lines if line.measurement == "coordinator"]
     assert max(own, key=lambda line: line.at_ns).fields["state"] == 2
-
-
-async def shown_status(port: int) -> dict[str, dict[str, dict[str, int]]]:
-    """The output of `xain-coordinator status --json`."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "xain_coordinator",
-        "status",
-        f"--address=127.0.0.1:{port}",
-        "--json",
-        stdout=asyncio.subprocess.PIPE,
-    )
-    out, _ = await process.communicate()
-    shown: dict[str, dict[str, dict[str, int]]] = json.load(io.BytesIO(out))
-    return shown

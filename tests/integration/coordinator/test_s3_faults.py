@@ -129,13 +129,6 @@ def test_a_session_token_that_is_refused(
     assert_discreet(caught.value, TOKEN, *server.owner.settings().values())
 
 
-def test_no_credentials(connect: Open, server: S3Server) -> None:
-    nothing = {"access_key_id": "", "secret_access_key": ""}
-    with pytest.raises(StoreError, match=r"set storage\.access_key_id_file") as caught:
-        connect(server.settings("any", **nothing))
-    assert not isinstance(caught.value, StoreUnavailable)
-
-
 def test_credentials_from_the_environment(
     connect: Open, server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,38 +137,6 @@ def test_credentials_from_the_environment(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.owner.access_key_id)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.owner.secret_access_key)
     put(connect(server.settings(server.new_bucket(), **nothing)), "1/global", b"x")
-
-
-def test_the_configuration_comes_before_the_environment(
-    connect: Open, server: S3Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All of it: no session token of another identity is added."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "else")
-    monkeypatch.setenv("AWS_SESSION_TOKEN", TOKEN)
-    put(connect(server.settings(server.new_bucket())), "1/global", b"x")
-
-
-def test_credentials_from_files(connect: Open, server: S3Server, tmp_path: Path) -> None:
-    """Mounted secrets may have a line end."""
-    settings = server.settings(server.new_bucket(), access_key_id="", secret_access_key="")
-    for name, value in server.owner.settings().items():
-        path = tmp_path / name
-        settings[f"{name}_file"] = str(path)
-        path.write_text(f" {value}\n")
-    put(connect(settings), "1/global", b"x")
-
-    path = tmp_path / "secret_access_key"
-    path.write_bytes(b"\xff\xfe")
-    with pytest.raises(StoreError, match=r"secret_access_key_file .*: UnicodeDecodeError"):
-        connect(settings)
-    path.unlink()
-    with pytest.raises(
-        StoreError, match=r"cannot read storage\.secret_access_key_file .*: No such file"
-    ) as caught:
-        connect(settings)
-    assert not isinstance(caught.value, StoreUnavailable)
-    assert_discreet(caught.value, *server.owner.settings().values())
 
 
 def test_credentials_that_change_in_their_files_are_used_from_then_on(

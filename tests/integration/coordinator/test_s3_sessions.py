@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import io
 import pickle
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
+from support.commands import status
 from support.process import CoordinatorProcess
 from support.s3_servers import Identity, MinioGateway, S3Server, SeaweedFS
 from support.wire import Member
@@ -41,19 +41,6 @@ def server(request: pytest.FixtureRequest) -> Iterator[S3Server]:
 def assert_discreet(text: str, identity: Identity) -> None:
     for secret in (*identity.settings().values(), "X-Amz", "Signature=", "AWS4"):
         assert secret not in text
-
-
-async def status(process: CoordinatorProcess, *flags: str) -> str:
-    """The output of `xain-coordinator status`."""
-    asked = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "xain_coordinator", "status"),
-        *(f"--address=127.0.0.1:{process.port}", *flags),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    shown, _ = await asyncio.wait_for(asked.communicate(), 60)
-    assert asked.returncode == 0, shown.decode()
-    return shown.decode()
 
 
 @pytest.fixture
@@ -166,7 +153,7 @@ async def test_credentials_are_revoked_and_given_back(
     await b.end(ref)  # it is stored and measured: nothing more is asked of the store
     await told(process, '"work": "aggregate"')
     for flags in ((), ("--json",)):
-        shown = await status(process, *flags)
+        shown = await status(process.port, *flags)
         assert "refuses our credentials (InvalidAccessKeyId)" in " ".join(shown.split())
         assert_discreet(shown, ours)
     assert (await a.heartbeat()).state == pb.ROUND
@@ -174,7 +161,7 @@ async def test_credentials_are_revoked_and_given_back(
     server.grant(ours)
     await a.until(pb.ROUND, 1)
     assert model(server, 1) == (2 * VECTOR).tolist()
-    assert "credentials" not in await status(process)
+    assert "credentials" not in await status(process.port)
     assert await process.stop() == 0
     assert "refuses our credentials (InvalidAccessKeyId)" in process.log()
     assert_discreet(process.log(), ours)

@@ -167,20 +167,6 @@ async def test_refused_fit_keeps_the_finished_session(serve: Serve, fleet: Fleet
     assert await fit(sessions) != first
 
 
-async def test_fit_after_the_end_counts_participants_that_have_come_since(
-    serve: Serve, fleet: Fleet
-) -> None:
-    sessions = await serve()
-    fleet.join(sessions, "north", "south")
-    first = await fit(sessions)
-    await fleet.leave(["north", "south"])
-    with impatient(sessions), pytest.raises(NoParticipants, match="0 of 2 participants"):
-        await sessions.fit(sessions.config)
-    fleet.join(sessions, "east", "west")
-    assert await fit(sessions) != first
-    assert set(sessions.session.members) == {"east", "west"}
-
-
 async def test_fit_begins_without_a_missing_participant_and_names_it(
     serve: Serve, fleet: Fleet
 ) -> None:
@@ -298,25 +284,6 @@ async def test_later_fit_waits_for_a_remote_store_that_is_away(serve: Serve, fle
     assert await fit(sessions) != first
     assert num_made == 2
     assert not sessions.failed.is_set()
-
-
-async def test_fit_that_fails_is_answered_with_the_reason_and_the_next_one_is_fitted(
-    serve: Serve, fleet: Fleet
-) -> None:
-    """An estimator may refuse the rows of a site; the participants stay."""
-    sessions = await serve()
-    fleet.join(sessions, "north", "south")
-    options = {"estimator": "NuSVC", "parameters": {"nu": 1.0}}
-    wrong = {"wait": True, "workload": {"options": options}}
-    async with asyncio.timeout(PATIENCE_S):
-        answer = await post(sessions, "/v1/fit", wrong)
-    assert answer.status_code == 422, answer.text
-    error = answer.json()["error"]
-    assert error["code"] == "TRAINING_FAILED"
-    assert "NuSVC cannot be fitted on these rows: specified nu is infeasible" in error["message"]
-    assert sessions.session.cause.startswith("training failed at ")
-    assert fleet.is_running
-    assert await fit(sessions) != ""
 
 
 async def test_wait_for_a_fit_is_answered_though_later_sessions_have_followed(

@@ -305,20 +305,6 @@ def test_silent_server_is_left_as_soon_as_its_ranges_have_another(group):
 # --- clocks ---
 
 
-def test_bulk_synchronous_pull_sees_exactly_the_clocks_before(group):
-    def work(number: int) -> None:
-        with group.worker(f"w{number}") as server:
-            w = server.dense("w", (100,))
-            for clock in server.clocks(staleness=0, workers=3, stop=10):
-                assert (w.pull() == 3 * clock).all()
-                w.push(np.ones(100, np.float32))
-                assert (w.pull() == 3 * clock).all()
-            assert (w.pull() == 30).all()
-
-    with ThreadPoolExecutor(3) as threads:
-        list(threads.map(work, range(3)))
-
-
 def test_worker_that_leaves_its_loop_holds_up_nobody(group):
     """A loop that ends by break or by an error counts as left."""
     with group.worker("a") as a, group.worker("b") as b, group.worker("c") as c:
@@ -438,20 +424,6 @@ async def test_asynchronous_face_trains_as_the_synchronous_one(group):
             assert await server.checkpoint() > 0
 
     await asyncio.gather(*(work(f"w{i}") for i in range(3)))
-
-
-async def test_asynchronous_loop_that_is_left_holds_up_nobody(group):
-    async with connected(group, "a") as a, connected(group, "b") as b:
-
-        async def leave() -> None:
-            async for clock in b.clocks(workers=2):
-                if clock == 2:
-                    break
-
-        leaving = asyncio.create_task(leave())
-        seen = [clock async for clock in a.clocks(workers=2, stop=6)]
-        assert seen == [0, 1, 2, 3, 4, 5]
-        await leaving
 
 
 async def test_push_after_a_loop_that_was_left_is_outside_of_clocks(group):

@@ -79,43 +79,6 @@ def test_loop_configures_runs_and_evaluates_each_round(
     np.testing.assert_allclose(exported.vector, step)
 
 
-def test_progress_counts_the_rounds_that_train(
-    tmp_path: Path, address: str, sites: Sites, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Not the one in which the sites have made the first model."""
-    with xain.session(
-        rounds=2, min_participants=2, data_dir=tmp_path, address=address, linger_s=0.0
-    ) as session:
-        sites()
-        for round_ in session:
-            round_.run()
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("round ")]
-    assert [line.partition(":")[0] for line in lines] == ["round 1/2", "round 2/2"]
-
-
-def test_first_model_is_the_best_one_of_an_earlier_session(
-    tmp_path: Path, address: str, sites: Sites
-) -> None:
-    with opened(tmp_path, address, metric="r2") as session:
-        sites()
-        for round_ in session:
-            round_.run().evaluate(r2=0.5 - 0.1 * round_.number)
-        before = session.id
-    with xain.session(
-        f"{before}/best",
-        rounds=1,
-        min_participants=2,
-        data_dir=tmp_path,
-        address=address,
-        linger_s=0.0,
-        metric="r2",
-    ) as session:
-        sites()
-        (weights,) = (round_.run().weights["w"] for round_ in session)
-    step = (1 + 2 * 2) / 3
-    np.testing.assert_allclose(weights, 2 * step)
-
-
 def test_personal_tensors_of_the_first_model_stay_at_home(tmp_path: Path, address: str) -> None:
     """The script's model has them, and those of a session that goes on from it as well."""
     model = {"body": np.zeros(2), "head": np.zeros(1)}
@@ -161,16 +124,6 @@ def test_pattern_of_no_tensor_of_the_first_model_is_named(tmp_path: Path, addres
     session = opened(tmp_path, address, settings={"model.personal": ["tail.*"]})
     with pytest.raises(xain.SessionFailed, match=r"'tail\.\*', which is no tensor"):
         session.__enter__()
-
-
-def test_weights_after_the_with_are_those_of_the_result(
-    tmp_path: Path, address: str, sites: Sites
-) -> None:
-    with opened(tmp_path, address, rounds=1) as session:
-        sites()
-        (record,) = (round_.run() for round_ in session)
-    with pytest.raises(RuntimeError, match=r"session\.result\.weights"):
-        _ = record.weights
 
 
 def test_session_that_an_operator_has_ended_is_told_once(
@@ -228,19 +181,6 @@ def test_rule_and_controller_are_objects_of_the_script(
     np.testing.assert_allclose(session.result.weights["w"], 0.5 * (0.5 * 2.5 + 2.5))
 
 
-def test_rule_is_a_function(tmp_path: Path, address: str, sites: Sites) -> None:
-    most = 1.5
-
-    def largest(updates: Any, weights: Any) -> Any:
-        return np.minimum(updates.max(axis=0), most)
-
-    with opened(tmp_path, address, rule=largest, rounds=1) as session:
-        sites()
-        for round_ in session:
-            round_.run()
-    np.testing.assert_array_equal(session.result.weights["w"], 1.5)
-
-
 def test_changed_rule_does_not_go_on_with_a_session_unless_told(
     tmp_path: Path, address: str, sites: Sites
 ) -> None:
@@ -276,26 +216,6 @@ def test_two_sessions_of_a_process_have_a_rule_of_the_same_class_each(
 
 
 # --- who takes part ---
-
-
-def test_sites_that_a_function_has_selected_stay_selected_after_a_restart(
-    tmp_path: Path, address: str, sites: Sites
-) -> None:
-    rosters = []
-    for _ in range(2):
-        with opened(tmp_path, address, min_participants=1) as session:
-            if not rosters:
-                sites()
-            for round_ in session:
-                round_.configure(lr=0.5)
-                if round_.number == 0:
-                    if not round_.is_configured:
-                        until_connected(session, 2)
-                    round_.select(lambda there: [there[-1].name])
-                rosters.append([*round_.run().sites])
-                if len(rosters) == 1:
-                    session.pause()
-    assert rosters == [["west"], ["west"], ["east", "west"]]
 
 
 # --- its end ---
@@ -543,60 +463,11 @@ def test_session_has_one_with(tmp_path: Path, address: str, sites: Sites) -> Non
         session.__enter__()
 
 
-def test_setting_of_a_site_that_is_not_there_is_refused(
-    tmp_path: Path, address: str, sites: Sites
-) -> None:
-    def configure() -> None:
-        with opened(tmp_path, address, rounds=1) as session:
-            sites()
-            for round_ in session:
-                until_connected(session, 2)
-                round_.configure(by_site={"ward-7": {"lr": 1.0}})
-                round_.run()
-
-    with pytest.raises(xain.SessionFailed, match=r"no participant 'ward-7'.*east, west"):
-        configure()
-    with opened(tmp_path, address, rounds=1) as session:  # the mended script goes on
-        for round_ in session:
-            round_.run()
-
-
-def test_body_without_run_is_told(tmp_path: Path, address: str, sites: Sites) -> None:
-    def forget() -> None:
-        with opened(tmp_path, address, rounds=1) as session:
-            sites()
-            for round_ in session:
-                round_.configure(lr=1.0)
-
-    with pytest.raises(xain.SessionFailed, match=r"round 0: .* ended without round\.run\(\)"):
-        forget()
-    with opened(tmp_path, address, rounds=1) as session:  # the mended script goes on
-        for round_ in session:
-            round_.run()
-    assert finished(tmp_path) == ["completed"]
-
-
-def test_changed_settings_are_named(tmp_path: Path, address: str, sites: Sites) -> None:
-    with opened(tmp_path, address, rounds=3) as session:
-        session.pause()
-    text = r"was begun with rounds.rounds = 3 \(configured: 2\)"
-    with pytest.raises(xain.SessionFailed, match=text):
-        opened(tmp_path, address).__enter__()
-    text = r"train.lr = .*0\.5"
-    with pytest.raises(xain.SessionFailed, match=text):
-        opened(tmp_path, address, rounds=3, train={"lr": 0.5}).__enter__()
-
-
 def test_second_script_on_a_folder_is_refused(tmp_path: Path, address: str) -> None:
     with opened(tmp_path, address) as session:
         session.pause()
         with pytest.raises(xain.SessionFailed, match="is in use by another process"):
             opened(tmp_path, "127.0.0.1:0").__enter__()
-
-
-def test_wrong_setting_is_named(tmp_path: Path, address: str) -> None:
-    with pytest.raises(xain.SessionFailed, match=r"rounds\.rounds"):
-        opened(tmp_path, address, rounds=0)
 
 
 # --- elsewhere, and under asyncio ---
