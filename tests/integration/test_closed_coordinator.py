@@ -22,12 +22,14 @@ from xain_coordinator.server.calls.admission_control import BURST_S, CALLS_PER_M
 from xain_coordinator.server.guard import Guard
 from xain_coordinator.server.serve import STREAMS_OF_HOLDER
 from xain_foundation.security.identity import Role
+from xain_foundation.security.join_token import JoinToken
 from xain_foundation.security.tls_settings import TlsSettings
 from xain_foundation.security.x509 import Authority
 from xain_membership.service import MAX_GROUPS
 from xain_wire.fl import access_pb2, access_pb2_grpc, inspection_pb2
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.coordinator_pb2_grpc import CoordinatorStub
+from xain_wire.fl.inspection_pb2_grpc import InspectionStub
 from xain_wire.messaging.membership_pb2 import JoinRequest, RenewRequest
 from xain_wire.messaging.membership_pb2_grpc import MembershipStub
 
@@ -327,3 +329,57 @@ def lines(event: str, folder: Path) -> list[dict[str, Any]]:
     """Lines of the audit log with this event; "": all."""
     log = (folder / "access" / "audit.log").read_text().splitlines()
     return [line for line in map(json.loads, log) if event in ("", line["event"])]
+
+
+async def test_site_joins_with_a_token_renews_and_is_revoked(
+    closed: SessionCoordinator, tmp_path: Path
+) -> None:
+    """A site's life over the one port, from its token to the end of its streams. A used token
+    serves no other key."""
+    async with grpc.aio.insecure_channel(f"unix:{tmp_path / 'journal.sock'}") as local:
+        control = access_pb2_grpc.ControlStub(local)
+        made = await control.CreateToken(
+            access_pb2.CreateTokenRequest(name="ward-7", role="participant", ttl_s=600)
+        )
+        token = JoinToken.decode(made.token)
+        assert token.address == f"127.0.0.1:{closed.port}"
+        request, key = request_of("ward-7")
+        joining = Member(closed.port, None, credentials_of(token.authority, token))
+        join = access_pb2_grpc.AccessStub(joining.channel).Join
+        first = await join(access_pb2.JoinRequest(request=request))
+        assert await join(access_pb2.JoinRequest(request=request)) == first
+        other, _ = request_of("ward-7")
+        assert (await refused(join(access_pb2.JoinRequest(request=other))))[1] == "TOKEN_USED"
+        credentials = grpc.ssl_channel_credentials(first.authority, key, first.certificate)
+        site = Member(closed.port, None, credentials)
+        await site.rendezvous()
+        renewed, _ = request_of("ward-7")
+        await access_pb2_grpc.AccessStub(site.channel).Renew(
+            access_pb2.RenewRequest(request=renewed)
+        )
+        watch = site.watch()
+        await watch.read()
+        revoked = await control.Revoke(access_pb2.RevokeRequest(which="ward-7"))
+        assert len(revoked.serials) == 3
+        assert (await refused(watch.read()))[:2] == (
+            grpc.StatusCode.UNAUTHENTICATED,
+            "UNAUTHENTICATED",
+        )
+        assert (await refused(site.heartbeat()))[1] == "UNAUTHENTICATED"
+        await until(lambda: "ward-7" not in closed.driver.session.members)
+        await until(lambda: lines("identity_refused", tmp_path))
+        listed = await control.ListCertificates(access_pb2.ListCertificatesRequest())
+        status = await InspectionStub(local).GetStatus(inspection_pb2.GetStatusRequest())
+        assert (status.audit_lines, status.audit_hash) == (listed.num_lines, listed.last_hash)
+    await joining.close()
+    await site.close()
+
+
+def request_of(name: str) -> tuple[bytes, bytes]:
+    """A request for a certificate, and its key."""
+    key = new_key()
+    return make_request(key, name), key_to_pem(key)
+
+
+def credentials_of(authority: bytes, token: JoinToken) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(authority, token.key, token.certificate)

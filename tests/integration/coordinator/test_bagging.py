@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import skops.io
-from sklearn.ensemble import BaggingClassifier
+from sklearn.ensemble import BaggingClassifier, BaggingRegressor
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from integration.conftest import config_for
@@ -218,3 +218,15 @@ async def test_hostile_estimators_are_refused_and_the_round_goes_on(start, join)
     made = unpack(array(await a.download("1/global")).tobytes())
     assert [frame.weight for frame in made] == [5, 5, 7, 7]
     assert [frame.file for frame in made[:2]] == [frame.file for frame in frames]
+
+
+async def test_agents_bag_regressors(start, join):
+    train, test = halves(load("diabetes", task="regression"))
+    parts = np.array_split(np.arange(train.num_samples), 3)
+    options = {"estimator": "DecisionTreeRegressor", "parameters": {"max_depth": 4}}
+    coordinator = await start(**settings(3, **options))
+    await run_agents(coordinator, [train.subset(part) for part in parts])
+    model = model_of(coordinator, array(await join(coordinator, "reader").download("2/global")))
+    central = BaggingRegressor(DecisionTreeRegressor(max_depth=4), 30, random_state=0)
+    expected = central.fit(train.features, train.target).score(test.features, test.target)
+    assert evaluate(model, test)["r2"] >= expected - 0.06
