@@ -12,7 +12,7 @@ Found = TypeVar("Found")
 
 
 async def until(found: Callable[[], Found]) -> Found:
-    """What the call returns, once that is true."""
+    """Wait for a condition. Returns what the call has returned."""
     async with asyncio.timeout(PATIENCE_S):
         while not (result := found()):  # noqa: ASYNC110  # nothing tells of it
             await asyncio.sleep(LOOK_S)  # a poll, not a race: it ends when it is so
@@ -20,7 +20,7 @@ async def until(found: Callable[[], Found]) -> Found:
 
 
 def wait_until(found: Callable[[], object]) -> None:
-    """The same for a test without an event loop."""
+    """Wait for a condition in a test without an event loop."""
     deadline = time.monotonic() + PATIENCE_S
     while not found():
         assert time.monotonic() < deadline, f"not within {PATIENCE_S:g} s"
