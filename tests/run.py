@@ -48,15 +48,13 @@ DOCS = [
         "benchmarks",
         "demo",
         "examples",
-        "gradient_page",
         "http_page",
-        "neural",
         "new_projects",
         "notebook",
+        "pages",
         "parameter_server_page",
         "readme",
         "take_home",
-        "tutorials",
     ]
 ]
 # The others of separate processes, in two parts: one by one they take longest.

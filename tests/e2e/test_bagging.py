@@ -12,7 +12,7 @@ import pytest
 
 from support.commands import command
 from support.process import CoordinatorProcess, SiteProcess
-from support.terminals import Terminals, commands_of, files_of
+from support.terminals import followed
 from support.wire import Member
 from xain_workloads.ensembles.stacking import Stack
 from xain_workloads.tables.data import load
@@ -159,17 +159,10 @@ async def test_kills_in_the_fit_and_after_it_lose_no_estimator_and_no_prediction
 
 
 async def test_commands_of_the_page_ask_the_participants(tmp_path):
-    page = PAGE.read_text(encoding="utf-8")
-    for file, text in files_of(page).items():
-        (tmp_path / file).write_text(text)
-    commands = [line for line in commands_of(page) if line.startswith("xain-")]
-    assert len(commands) == 5
-    terminals = Terminals(tmp_path)
-    try:
-        outputs = [await terminals.do(line) for line in commands]
-    finally:
-        await terminals.end()
-    lines = outputs[-1].splitlines()
+    page = PAGE.read_text(encoding="utf-8").partition("    python benchmarks/")[0]
+    async with followed(page, tmp_path) as (outputs, _):
+        (shown,) = [text for line, text in outputs.items() if " predict " in line]
+    lines = shown.splitlines()
     assert lines[0] == "row,target,p(setosa),p(versicolor),p(virginica)"
     assert [line[: len("1,setosa")] for line in lines[1:3]] == ["1,setosa", "2,virgin"]
     assert lines[3:] == ["answered: north, south"]

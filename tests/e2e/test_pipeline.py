@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import json
 import os
 import select
 import signal
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 
 from support.process import PATIENCE_S, CoordinatorProcess, Process
-from support.terminals import Terminals, commands_of
 from support.wire import Member
 from xain_workloads.nets.neural import NeuralWorkload
 from xain_workloads.tables.data import load_table
@@ -22,7 +20,6 @@ from xain_workloads.workload import initial_model
 
 pytestmark = pytest.mark.e2e
 
-ROOT = Path(__file__).parents[2]
 ROUNDS, EPOCHS = 3, 40
 OPTIONS: dict[str, Any] = {
     "mode": "pipeline",
@@ -122,20 +119,6 @@ def require_like_one_process(models: list[np.ndarray]) -> None:
             epoch_base=round_ * EPOCHS,
             seed=OPTIONS["seed"],
         ).vector
-
-
-async def test_commands_of_the_page_train_two_stages(tmp_path):
-    """Accuracy on the rows that both participants have held out."""
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
-    terminals = Terminals(tmp_path)
-    try:
-        for line in commands_of((ROOT / "docs" / "pipeline.md").read_text(encoding="utf-8")):
-            # Two rounds of the five suffice.
-            await terminals.do(line.replace("digits-pipeline &", "digits-pipeline --rounds 2 &"))
-        shown = json.loads(await terminals.do(f"{line} --json"))
-    finally:
-        await terminals.end()
-    assert shown[-1]["evaluation"]["metrics"]["accuracy"] >= 0.9
 
 
 async def test_session_completes_after_kills_of_coordinator_stage_and_participant(

@@ -111,18 +111,6 @@ class Group:
                 ranges += halves if each.number == number else (each,)
             self.change(ranges=tuple(ranges))
 
-    def roll_back(self, clock: int) -> None:
-        """All tables are empty, and all workers go on from a clock."""
-        with self.lock:
-            for worker in self.workers.values():
-                worker.ticked = clock
-            generation = self.view.generation + 1
-            self.replicas = {
-                each.number: Replica(each, self.view.tables, generation)
-                for each in self.view.ranges
-            }
-            self.change(generation=generation)
-
     # --- servers ---
 
     def _hear_at(self, server: str) -> Callable[[Channel, Message], None]:

@@ -6,11 +6,14 @@ import re
 import shlex
 import signal
 import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 
 from xain_foundation.net.sockets import free_ports
 
+ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 PROGRAMS = ("xain-coordinator", "xain-participant", "python")
 
@@ -152,3 +155,40 @@ class Terminals:
             if process is not None and process.returncode is None:
                 process.kill()
                 await process.wait()
+
+
+@asynccontextmanager
+async def followed(
+    page: str,
+    folder: Path,
+    *,
+    scripts: tuple[str, ...] = (),
+    shorter: Mapping[str, str] | None = None,
+) -> AsyncIterator[tuple[dict[str, str], Terminals]]:
+    """Write the files of a page, and type its commands, step by step; what a step adds to a file is
+    there before its first command.
+
+    shorter: texts of commands and what takes their place, where a part of the rounds suffices.
+    Yields the output of each command that has ended, that of a second time with the number of the
+    step behind it, and the terminals.
+    """
+    for file, text in files_of(page).items():
+        (folder / file).write_text(text)
+    for name in ("configs", "examples"):
+        (folder / name).symlink_to(ROOT / name)
+    terminals = Terminals(folder, scripts)
+    outputs: dict[str, str] = {}
+    try:
+        for number, part in enumerate(re.split(r"^(?=\*\*\d+\. )", page, flags=re.MULTILINE)):
+            for file, text in added_by(part):
+                with (folder / file).open("a") as opened:
+                    opened.write(f"\n{text}")
+            for line in commands_of(part):
+                typed = line
+                for long, short in (shorter or {}).items():
+                    typed = typed.replace(long, short)
+                name = f"{line} # {number}" if line in outputs else line
+                outputs[name] = await terminals.do(typed)
+        yield outputs, terminals
+    finally:
+        await terminals.end()

@@ -37,7 +37,7 @@ TESTS = {
     "xain-participant[s3]": "contract/test_sources.py",
     "xain-participant[sparse]": "integration/parameters/test_sparse_worker.py",
     "xain-participant[tables]": "unit/workloads/test_data.py",
-    "xain-participant[torch]": "e2e/test_neural.py",
+    "xain-participant[torch]": "e2e/test_pages.py",
     "xain-participant[xgboost]": "integration/coordinator/test_trees.py",
     "xain-session[ray]": "e2e/test_simulation_on_ray.py",
     "xain-workloads[bagging]": "unit/workloads/test_bagging.py",

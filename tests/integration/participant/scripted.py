@@ -12,16 +12,16 @@ from typing import Any, NoReturn
 
 import grpc
 import numpy as np
-import xxhash
-from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 
+from support.wire import digest, npy
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.coordinator_pb2_grpc import (
     CoordinatorServicer,
     add_CoordinatorServicer_to_server,
 )
-from xain_wire.np import ndarray_to_proto, proto_to_ndarray
+from xain_wire.np import proto_to_ndarray
 from xain_wire.np.ndarray_pb2 import NDArray
 
 # No test waits for it to pass: it turns a hang into a failure.
@@ -31,30 +31,16 @@ Context = Any
 Fault = Callable[[Context], None]
 
 
-def npy(vector: Any) -> bytes:
-    return ndarray_to_proto(np.asarray(vector)).ndarray
-
-
-def digest(data: bytes) -> bytes:
-    return xxhash.xxh3_128(data).digest()
-
-
 def refuse(
     context: Context,
     code: str,
     status: grpc.StatusCode = grpc.StatusCode.FAILED_PRECONDITION,
     message: str = "because",
     domain: str = "xain.coordinator",
-    retry_after_s: float | None = None,
 ) -> NoReturn:
     """Refuse as the coordinator does: the reason travels in the rich status."""
-    details: list[Any] = [ErrorInfo(reason=code, domain=domain)]
-    if retry_after_s is not None:
-        details.append(RetryInfo())
-        details[-1].retry_delay.FromMicroseconds(round(1e6 * retry_after_s))
     rich = Status(code=status.value[0], message=message)
-    for detail in details:
-        rich.details.add().Pack(detail)
+    rich.details.add().Pack(ErrorInfo(reason=code, domain=domain))
     context.set_trailing_metadata((("grpc-status-details-bin", rich.SerializeToString()),))
     context.abort(status, message)
     raise AssertionError("abort raises")
@@ -112,10 +98,8 @@ class ScriptedCoordinator(CoordinatorServicer):
         self.parts: dict[str, bytes] = {}  # of uploads, by participant
         self.download_offsets: list[int] = []
         self.heartbeat_interval_ms = 50
-        self.has_watch = True
         self.tells_accepted = True
         self.stored: bytes | None = None  # instead of the model
-        self.digest_told: bytes | None = None  # instead of the right one
         self.answer_uploads_with: pb.WeightsRef | None = None
         self.chunk_bytes = 1 << 20
         # Path to URL: where weights are offered. What lies there is in store_objects, by path.
@@ -183,8 +167,6 @@ class ScriptedCoordinator(CoordinatorServicer):
         return self._advertise(pb.HeartbeatResponse)
 
     def Watch(self, request: pb.WatchRequest, context: Context) -> Iterator[pb.WatchResponse]:
-        if not self.has_watch:
-            context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
         self._enter("Watch", context)
         context.add_callback(self.change)  # wakes the wait below when the caller has gone
         said = None
@@ -239,9 +221,7 @@ class ScriptedCoordinator(CoordinatorServicer):
         self._enter("GetWeights", context)
         self.download_offsets.append(request.offset)
         data = npy(self.ledger.model) if self.stored is None else self.stored
-        ref = pb.WeightsRef(
-            key=request.key, size_bytes=len(data), digest=self.digest_told or digest(data)
-        )
+        ref = pb.WeightsRef(key=request.key, size_bytes=len(data), digest=digest(data))
         for offset in range(request.offset, len(data), self.chunk_bytes):
             yield pb.GetWeightsResponse(
                 data=data[offset : offset + self.chunk_bytes],

@@ -11,13 +11,12 @@ from integration.participant.scripted import (
     PATIENCE_S,
     Ledger,
     ScriptedCoordinator,
-    digest,
     failure,
-    npy,
     refusal,
     refuse,
 )
 from integration.participant.store import ScriptedStore, break_off, status
+from support.wire import digest, npy
 from xain_participant.stages.parts import PartSize
 from xain_participant.wire.client import CoordinatorClient, Refused
 from xain_participant.wire.direct import DirectTransfer, OfferFailed

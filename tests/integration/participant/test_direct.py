@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from integration.participant.scripted import PATIENCE_S, digest, npy
+from integration.participant.scripted import PATIENCE_S
 from integration.participant.store import (
     SECRET,
     Fault,
@@ -23,6 +23,7 @@ from integration.participant.store import (
     status,
 )
 from support.certificates import certified, make_authority, needs_openssl, write_folder
+from support.wire import digest, npy
 from xain_foundation.security.identity import Role
 from xain_foundation.security.tls import Certificates
 from xain_foundation.security.tls_socket import PIECE_BYTES

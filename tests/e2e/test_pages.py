@@ -1,47 +1,31 @@
-"""The tutorials: each command of a page, typed in its order, in one folder."""
+"""Pages whose commands are typed in their order, and whose programs are run."""
 
 import csv
 import json
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from support.tables import write_rows
-from support.terminals import Terminals, added_by, commands_of, files_of
+from support.terminals import files_of, followed
+from xain_foundation.net.sockets import free_ports
+from xain_parameters import LocalGroup
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
-TUTORIALS = ROOT / "docs" / "tutorials"
+DOCS = ROOT / "docs"
+LONG_S = 300.0
 
 
-@asynccontextmanager
-async def followed(
-    name: str, folder: Path, scripts: tuple[str, ...] = ()
-) -> AsyncIterator[dict[str, str]]:
-    """Type all commands of a tutorial, step by step, and add to the files of a step before its
-    first command. Yields the output of each that has ended; that of a second time has the number
-    of the step behind it."""
-    page = (TUTORIALS / name).read_text(encoding="utf-8")
-    for file, text in files_of(page).items():
-        (folder / file).write_text(text)
-    (folder / "examples").symlink_to(ROOT / "examples")
-    terminals = Terminals(folder, scripts)
-    try:
-        outputs: dict[str, str] = {}
-        for number, part in enumerate(re.split(r"^(?=\*\*\d+\. )", page, flags=re.MULTILINE)):
-            for file, text in added_by(part):
-                with (folder / file).open("a") as opened:
-                    opened.write(f"\n{text}")
-            for line in commands_of(part):
-                outputs[f"{line} # {number}" if line in outputs else line] = await terminals.do(
-                    line
-                )
-        yield outputs
-    finally:
-        await terminals.end()
+def read(page: str) -> str:
+    return (DOCS / page).read_text(encoding="utf-8")
 
 
 def only(outputs: dict[str, str], text: str) -> str:
@@ -54,7 +38,7 @@ async def test_csv_at_three_sites_takes_ten_commands(tmp_path: Path) -> None:
     """From a checkout to an exported pipeline that scores the same in plain scikit-learn."""
     for i, name in enumerate(("north", "south", "west", "test")):
         write_rows(tmp_path / f"{name}.csv", i, 200)
-    async with followed("your-csv.md", tmp_path) as outputs:
+    async with followed(read("tutorials/your-csv.md"), tmp_path) as (outputs, _):
         assert len(outputs) + len(["make setup"]) <= 10
         assert "outcome, for classification" in only(outputs, "inspect")
         assert "best" in only(outputs, " models ")
@@ -67,7 +51,7 @@ async def test_csv_at_three_sites_takes_ten_commands(tmp_path: Path) -> None:
 
 async def test_pytorch_script_trains_with_six_changed_lines(tmp_path: Path) -> None:
     """The changes that the page shows are those between the two scripts; they train a model."""
-    page = (TUTORIALS / "pytorch.md").read_text(encoding="utf-8")
+    page = read("tutorials/pytorch.md")
     shown = page.partition("```diff\n")[2].partition("```")[0].splitlines()
     before, after = (
         (ROOT / "examples" / name).read_text().splitlines()
@@ -75,13 +59,15 @@ async def test_pytorch_script_trains_with_six_changed_lines(tmp_path: Path) -> N
     )
     assert all(line[1:] in after and line[1:] not in before for line in shown if line[0] == "+")
     assert all(line[1:] in before and line[1:] not in after for line in shown if line[0] == "-")
-    async with followed("pytorch.md", tmp_path, ("examples/torch_federated.py",)) as outputs:
+    async with followed(
+        read("tutorials/pytorch.md"), tmp_path, scripts=("examples/torch_federated.py",)
+    ) as (outputs, _):
         assert float(only(outputs, "use.py").split()[1]) > 0.9
 
 
 async def test_trees_of_two_sites_load_in_xgboost(tmp_path: Path) -> None:
     """The tutorial on trees ends with a file that XGBoost reads."""
-    async with followed("xgboost.md", tmp_path) as outputs:
+    async with followed(read("tutorials/xgboost.md"), tmp_path) as (outputs, _):
         assert "best" in only(outputs, " models ")
         iterations = int(only(outputs, "look.py").split()[0])
         assert 0 < iterations <= 10
@@ -89,7 +75,7 @@ async def test_trees_of_two_sites_load_in_xgboost(tmp_path: Path) -> None:
 
 async def test_report_of_three_unlike_sites(tmp_path: Path) -> None:
     """The page of the report has the sections that the tutorial names."""
-    async with followed("report.md", tmp_path) as outputs:
+    async with followed(read("tutorials/report.md"), tmp_path) as (outputs, _):
         assert json.loads(only(outputs, "--json"))[-1]["num_updates"] == 3
     shown = (tmp_path / "digits.html").read_text()
     for section in ("Learning", "Sites", "Who counted", "Timeline"):
@@ -100,7 +86,7 @@ async def test_study_of_two_sites(tmp_path: Path) -> None:
     """Untidy files are mended by --fix, another unit and another language are found before the
     training, pooled figures have intervals and baselines, and new patients are predicted at their
     site, from an export as it is."""
-    async with followed("study.md", tmp_path) as outputs:
+    async with followed(read("tutorials/study.md"), tmp_path) as (outputs, _):
         assert "written into north.toml" in only(outputs, "north.toml --fix")
         assert "rows without a target" in only(outputs, "south.toml --fix")
         looked, trained = (outputs[line] for line in outputs if " status " in line)
@@ -134,6 +120,108 @@ async def test_study_of_two_sites(tmp_path: Path) -> None:
 def test_readme_links_every_tutorial() -> None:
     """A tutorial is found from the README."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    names = [path.name for path in TUTORIALS.iterdir() if path.suffix in (".md", ".ipynb")]
+    names = [
+        path.name for path in (DOCS / "tutorials").iterdir() if path.suffix in (".md", ".ipynb")
+    ]
     assert len(names) >= 5
     assert [name for name in names if f"(docs/tutorials/{name})" not in readme] == []
+
+
+# --- workloads ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("page", "shorter"),
+    [
+        ("gradients.md", {}),
+        ("neural.md", {"digits-neural &": "digits-neural --rounds 4 &"}),  # PyTorch
+        ("pipeline.md", {"digits-pipeline &": "digits-pipeline --rounds 2 &"}),
+    ],
+    ids=["gradients", "neural", "pipeline"],
+)
+async def test_commands_of_a_workload_reach_nine_tenths(
+    tmp_path: Path, page: str, shorter: dict[str, str]
+) -> None:
+    """Accuracy on the rows that the sites have held out."""
+    as_json = {" models --address": " models --json --address"}
+    async with followed(read(page), tmp_path, shorter={**shorter, **as_json}) as (outputs, _):
+        models = [json.loads(text) for line, text in outputs.items() if " models " in line]
+    assert models
+    for shown in models:
+        assert shown[-1]["evaluation"]["metrics"]["accuracy"] >= 0.9
+
+
+# --- programs -------------------------------------------------------------------------------------
+
+PS_LITE = {"kv.py": "[1. 2. 3.]\n[2. 4. 6.]\n", "tables.py": "[0.9375 0.9375 0.9375]\n"}
+SERVERS = {"server.py": r"r2 (0\.9\d|1\.00)\n", "async_server.py": r"loss 0\.0\d after 5 rounds\n"}
+SITES = ("north", "lakeside")
+
+
+def output_of(folder: Path, name: str) -> str:
+    return subprocess.run(
+        [sys.executable, name],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=LONG_S,
+        check=True,
+    ).stdout
+
+
+def placed(page: str, folder: Path, address: str, ours: str) -> None:
+    """Write the files of a page, whose address is that of this test."""
+    for name, text in files_of(read(page)).items():
+        assert address in text
+        (folder / name).write_text(text.replace(address, ours))
+
+
+@pytest.mark.parametrize("name", PS_LITE)
+def test_programs_of_ps_lite_run(tmp_path: Path, name: str) -> None:
+    with LocalGroup(2) as group:
+        placed("from-ps-lite.md", tmp_path, "127.0.0.1:50052", group.target)
+        assert output_of(tmp_path, name) == PS_LITE[name]
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Path:
+    """A folder with the programs of docs/session.md."""
+    placed("session.md", tmp_path, "127.0.0.1:50051", f"127.0.0.1:{free_ports(1)[0]}")
+    return tmp_path
+
+
+@contextmanager
+def sites(folder: Path) -> Iterator[None]:
+    """The sites of the page, which end by themselves."""
+    started = [subprocess.Popen([sys.executable, "ward.py", name], cwd=folder) for name in SITES]
+    try:
+        yield
+        assert [site.wait(LONG_S) for site in started] == [0, 0]
+    finally:
+        for site in started:
+            site.kill()
+            site.wait()
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_server_of_the_page_runs_with_its_sites(session: Path, name: str) -> None:
+    with sites(session):
+        shown = output_of(session, name)
+    assert re.fullmatch(SERVERS[name], shown), shown
+
+
+async def test_server_of_the_page_runs_as_a_cell_of_a_notebook(session: Path) -> None:
+    cell = nbformat.v4.new_code_cell((session / "server.py").read_text())
+    notebook = nbformat.v4.new_notebook(cells=[cell])
+    client = NotebookClient(notebook, timeout=None, resources={"metadata": {"path": str(session)}})
+    with sites(session):
+        await client.async_execute()
+    printed = "".join(
+        output["text"] for output in notebook.cells[0].outputs if output.get("name") == "stdout"
+    )
+    assert re.fullmatch(SERVERS["server.py"], printed), printed
+
+
+def test_every_program_of_these_pages_is_run() -> None:
+    assert set(files_of(read("from-ps-lite.md"))) == set(PS_LITE)
+    assert set(files_of(read("session.md"))) == {*SERVERS, "ward.py"}
