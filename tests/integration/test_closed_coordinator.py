@@ -24,7 +24,7 @@ from xain_coordinator.server.serve import STREAMS_OF_HOLDER
 from xain_foundation.security.identity import Role
 from xain_foundation.security.join_token import JoinToken
 from xain_foundation.security.tls_settings import TlsSettings
-from xain_foundation.security.x509 import Authority
+from xain_foundation.security.x509 import Authority, key_to_pem, make_request, new_key
 from xain_membership.service import MAX_GROUPS
 from xain_wire.fl import access_pb2, access_pb2_grpc, inspection_pb2
 from xain_wire.fl import coordinator_pb2 as pb
