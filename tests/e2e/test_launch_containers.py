@@ -1,26 +1,20 @@
 """`xain-coordinator launch --with docker` on a real Docker engine."""
 
 import asyncio
-import json
 import os
 import re
 import signal
 import socket
-import ssl
-import urllib.request
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from e2e.test_launch import asked_with, launched, write_wards
+from e2e.test_launch import launched, write_wards
 from support.containers import engine
-from support.containers.engine import BAGGING, PARTICIPANT, SPARSE, docker
+from support.containers.engine import BAGGING, PARTICIPANT, docker
 from xain_coordinator.cli.launch import containers
 from xain_coordinator.inspection import client as inspection_client
 from xain_coordinator.inspection.client import NoStatus
-from xain_workloads.sparse.generator import SHAPES, write
-from xain_workloads.tables.data import load
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2700)]
 
@@ -48,13 +42,6 @@ def assert_nothing_left(name: str) -> None:
     label = f"label=org.xain.launch={name}"
     assert docker("ps", "--all", "--quiet", "--filter", label) == ""
     assert docker("network", "ls", "--quiet", "--filter", label) == ""
-
-
-def ask(url: str, context: ssl.SSLContext, token: str, content: Mapping[str, object]) -> dict:
-    headers = {"content-type": "application/json", "authorization": f"Bearer {token}"}
-    request = urllib.request.Request(url, json.dumps(content).encode(), headers, method="POST")
-    with urllib.request.urlopen(request, timeout=60, context=context) as answer:
-        return json.load(answer)
 
 
 async def test_killed_launch_is_found_by_its_label_and_bagging_trains(
@@ -127,72 +114,10 @@ async def test_taken_port_ends_the_launch_and_leaves_nothing(tmp_path: Path, nam
     assert_nothing_left(name)
 
 
-async def test_bagging_predicts_with_the_estimators_of_its_workers(
-    tmp_path: Path, name: str
-) -> None:
-    """The coordinator's image has no scikit-learn: the workers are asked. Requests show the token
-    of the launch. Ctrl-C while containers are started again ends the launch, too, and leaves
-    nothing."""
-    write_wards(tmp_path / "wards", "north", "south")
-    arguments = ("--workload=bagging", "--data=wards", "--rounds=1", "--with=docker", "--serve")
-    async with launched(tmp_path, f"--name={name}", *arguments) as shown:
-        await shown.until(lambda output: "launch: train with: curl -X POST " in output)
-        url, *access = asked_with(tmp_path, shown.output)
-        fitted = await asyncio.to_thread(ask, f"{url}/v1/fit", *access, {"wait": True})
-        data = load("breast_cancer")
-        body = {"columns": list(data.feature_names), "rows": data.features[:20].tolist()}
-        told = await asyncio.to_thread(ask, f"{url}/v1/predict", *access, body)
-        assert sorted(told["answered"]) == ["north", "south"], (fitted, told)
-        right = sum(a == b for a, b in zip(told["predictions"], data.target[:20], strict=True))
-        assert right > 16
-        docker("kill", f"xain-{name}-coordinator")
-        await shown.until(lambda output: "launch: the coordinator was killed" in output)
-        shown.process.send_signal(signal.SIGINT)
-        assert await shown.end() == 0, shown.output
-    log = tmp_path / "xain-launch" / name / "logs/coordinator.log"
-    assert "session_finished" in log.read_text()  # from before the kill
-    assert_nothing_left(name)
-
-
 async def test_missing_image_is_told_with_its_command(tmp_path: Path, name: str) -> None:
     async with launched(
         tmp_path, f"--name={name}", "--workload=xgboost", "--data=iris", "--with=docker"
     ) as shown:
         assert await shown.end() == 1
     assert "there is no image with the workload xgboost" in shown.output
-    assert_nothing_left(name)
-
-
-async def test_parameter_server_trains_while_a_server_and_a_worker_die(
-    tmp_path: Path, name: str
-) -> None:
-    """The model is on this machine, owned by this user, and nothing else is left."""
-    engine.build(SPARSE)
-    (tmp_path / "rows").mkdir()
-    shape = SHAPES["kdd12"].scaled(4e-5)
-    for part, file in enumerate(("rows/a.svm", "rows/b.svm", "test.svm")):
-        write(tmp_path / file, shape, 1, part, 3)
-    arguments = (
-        *("--workload=sparse", "--with=docker", "--servers=2", "--workers=2", "--replicas=1"),
-        *("--data=rows/*.svm", "--test=test.svm"),
-        *("--worker-set=epochs=20", "--worker-set=batch=50"),
-    )
-    async with launched(tmp_path, f"--name={name}", *arguments) as shown:
-        await shown.until(lambda output: "launch: ready: all 2 have joined" in output)
-        told = labelled(name)
-        assert told.keys() == {"scheduler", "server-1", "server-2", "worker-1", "worker-2"}
-        mounts = {mount["Source"]: mount["RW"] for mount in told["worker-1"]["Mounts"]}
-        assert str(tmp_path / "rows") in mounts
-        assert not any(mounts.values())
-        assert told["server-1"]["NetworkSettings"]["Ports"] in ({}, None)
-        docker("kill", f"xain-{name}-server-1")
-        await shown.until(lambda output: "launch: server-1 was killed; it is star" in output)
-        docker("kill", f"xain-{name}-worker-2")
-        assert await shown.end() == 0, shown.output
-    assert "launch: worker-2 was killed; it is started again" in shown.output
-    score = re.search(r"launch: On [0-9,]+ rows of test.svm: .*, AUC (0[.]\d+)", shown.output)
-    assert score, shown.output
-    assert float(score[1]) > 0.8
-    model = tmp_path / "xain-launch" / name / "model.npz"
-    assert model.stat().st_uid == os.getuid()
     assert_nothing_left(name)

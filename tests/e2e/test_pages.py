@@ -169,7 +169,7 @@ def output_of(folder: Path, name: str) -> str:
     ).stdout
 
 
-def placed(page: str, folder: Path, address: str, ours: str) -> None:
+def write_files(page: str, folder: Path, address: str, ours: str) -> None:
     """Write the files of a page, whose address is that of this test."""
     for name, text in files_of(read(page)).items():
         assert address in text
@@ -179,14 +179,14 @@ def placed(page: str, folder: Path, address: str, ours: str) -> None:
 @pytest.mark.parametrize("name", PS_LITE)
 def test_programs_of_ps_lite_run(tmp_path: Path, name: str) -> None:
     with LocalGroup(2) as group:
-        placed("from-ps-lite.md", tmp_path, "127.0.0.1:50052", group.target)
+        write_files("from-ps-lite.md", tmp_path, "127.0.0.1:50052", group.target)
         assert output_of(tmp_path, name) == PS_LITE[name]
 
 
 @pytest.fixture
 def session(tmp_path: Path) -> Path:
     """A folder with the programs of docs/session.md."""
-    placed("session.md", tmp_path, "127.0.0.1:50051", f"127.0.0.1:{free_ports(1)[0]}")
+    write_files("session.md", tmp_path, "127.0.0.1:50051", f"127.0.0.1:{free_ports(1)[0]}")
     return tmp_path
 
 

@@ -27,8 +27,6 @@ from xain_foundation.logs import logs
 from xain_participant import Agent, Participant, StateDirectory
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.inspection_pb2 import ListRoundsRequest
-from xain_workloads.tables.schema import Column
-from xain_workloads.tables.table import Table
 
 LARGE = 50_000  # float32: more than what travels inside a call
 
@@ -218,42 +216,6 @@ async def test_damaged_first_model_is_made_again(start, join, tmp_path):
     assert path.read_bytes() == before
 
 
-async def test_damaged_first_model_of_a_workload_is_made_again_with_its_preprocessing(
-    start, join, tmp_path
-):
-    """The statistics that the preprocessing was fitted from are no longer kept by then."""
-    mlp = {"name": "mlp", "options": {"hidden_layers": [3]}}
-    coordinator = await start(workload=mlp)
-    a = join(coordinator, "a")
-    labels = np.array(["no", "yes"] * 10)
-    colours = np.array([*"rgbb"] * 5, dtype=object)
-    table = Table(
-        (Column("size"), Column("colour", "category")),
-        {"size": np.arange(20.0), "colour": colours},
-        labels,
-    )
-    known = table.profile()
-    columns = [pb.Column(name=c.name, type=c.type) for c in known.columns]
-    profile = pb.DataProfile(
-        num_samples=20,
-        num_features=2,
-        classes=known.classes,
-        columns=columns,
-        statistics=known.statistics,
-    )
-    await a.rendezvous(profile)
-    await a.until(pb.ROUND, 0)
-    assert "colour" in (await a.start()).metadata["preprocessing"]
-    await coordinator.stop()
-    path = stored(tmp_path, "0/global*")
-    before = path.read_bytes()
-    flip(path)
-    again = await start(workload=mlp)
-    assert path.read_bytes() == before
-    assert again.driver.session.requested is not None
-    assert not any(one.statistics for one in again.driver.session.requested)
-
-
 async def test_damaged_model_that_cannot_be_made_again_names_the_way_out(start, join, tmp_path):
     """The updates of its round are gone. Nothing is served and nothing changed."""
     storage = {"path": str(tmp_path / "weights"), "keep_updates": 0}
@@ -397,15 +359,6 @@ async def test_repair_names_the_damage(start, join, tmp_path, repair):
     assert rotten.exit_code == 1
     (line,) = (line for line in rotten.stdout.splitlines() if line.startswith("damaged"))
     assert line.startswith("damaged  model: 1/global has the digest ")
-
-
-async def test_repair_of_another_storage_checks_nothing(start, join, tmp_path, repair):
-    """Models that lie elsewhere are not reported as damaged."""
-    await two_rounds(start, join, tmp_path)
-    other = repair(f"--set=storage.path={tmp_path / 'other'}")
-    assert other.exit_code == 2
-    assert "damaged" not in other.output
-    assert str(tmp_path / "other") in other.output
 
 
 @pytest.mark.parametrize("change", [flip, Path.unlink], ids=["damaged", "missing"])

@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 
 import grpc
 import numpy as np
@@ -17,8 +16,6 @@ from xain_parameters import Invalid, KVWorker, connect
 from xain_parameters.client.local import LocalGroup
 from xain_parameters.client.sync import Server
 from xain_parameters.errors import Unavailable
-from xain_parameters.messages import Message
-from xain_parameters.node.fair_slots import FairSlots
 from xain_parameters.scheduler.client import SchedulerCalls
 from xain_parameters.scheduler.reports import Status
 from xain_parameters.scheduler.server_client import ServerScheduler
@@ -29,7 +26,6 @@ from xain_parameters.scheduler.service import (
 from xain_parameters.scheduler.worker_client import WorkerScheduler
 from xain_parameters.specs import View, encoded
 from xain_parameters.tables.rules import SGD
-from xain_parameters.transport.channel import Channel
 from xain_wire.parameters import scheduler_pb2 as pb
 from xain_wire.parameters.scheduler_pb2_grpc import SchedulerStub
 
@@ -251,42 +247,6 @@ def test_keys_and_bytes_are_counted_for_the_job_that_has_them() -> None:
             )
 
         wait_until(has_reported)
-
-
-@pytest.mark.parametrize("size", [1_000, 1 << 20], ids=["small", "large"])
-def test_request_is_not_served_behind_all_those_of_another_job(size: int) -> None:
-    """Six workers of job a wait when that of b comes; b is served second at the latest."""
-    with LocalGroup(1) as group, ExitStack() as stack:
-        [server] = group.servers
-        order: list[str] = []
-        hear_from = server._hear_from
-
-        def hear(name: str, channel: Channel, message: Message) -> None:
-            order.append(name)
-            hear_from(name, channel, message)
-
-        workers = [*(f"a{index}" for index in range(6)), "b"]
-        arrays = [
-            stack.enter_context(group.connect(name, job=name[0])).dense("w", (size,))
-            for name in workers
-        ]
-        pool = stack.enter_context(ThreadPoolExecutor(len(workers)))
-        ones = np.ones(size, np.float32)
-        for array in arrays:
-            array.push(ones)
-        slots = server._small_slots = server._large_slots = FairSlots(1)
-        slots.alone_s = LONG_S  # the jobs share the slot for as long
-        slots.enter(-1, time.monotonic())
-        server._hear_from = hear  # type: ignore[method-assign]
-        pushes = []
-        for array in arrays:
-            pushes.append(pool.submit(array.push, ones))
-            wait_until(lambda: slots.num_waiting == len(pushes))
-        slots.leave(-1, 0.0, time.monotonic())
-        for push in pushes:
-            push.result()
-        assert set(order) == set(workers)
-        assert "b" in order[:2]
 
 
 class Heard(ServerScheduler):

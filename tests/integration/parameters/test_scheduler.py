@@ -12,7 +12,6 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from msgspec.structs import replace
 
 from support.logs import capture_logs
 from xain_foundation.net.sockets import free_ports
@@ -103,20 +102,6 @@ def primaries(view: View) -> list[str]:
 # --- placement ---
 
 
-def test_leaving_server_waits_until_its_ranges_have_moved(tmp_path: Path, stack: ExitStack) -> None:
-    group = Group(tmp_path, stack)
-    a = group.node("a")
-    group.node("b")
-    worker = group.worker("w1")
-    worker.declare(TABLE, LONG_S)
-    view_when(worker, lambda view: primaries(view) == ["a", "a", "b", "b"])
-    assert a.scheduler.leave(LONG_S)
-    view = view_when(worker, lambda view: "a" not in view.addresses)
-    assert primaries(view) == ["b"] * 4
-    with SchedulerCalls(group.target) as calls:
-        assert calls.status(LONG_S).num_rollbacks == 0
-
-
 # --- clocks ---
 
 
@@ -148,25 +133,6 @@ def test_wait_for_a_clock_is_logged_with_its_reason(tmp_path: Path, stack: ExitS
             waiting.result(LONG_S)
 
 
-def test_answer_about_opened_clocks_comes_with_the_view_to_act_on(
-    tmp_path: Path, stack: ExitStack
-) -> None:
-    """The view has the workers that ended before the clock opened."""
-    group = Group(tmp_path, stack)
-    reader, other = group.worker("reader"), group.worker("other")
-    may_hear = threading.Event()
-    stack.callback(may_hear.set)
-    reader._on_view = lambda view: may_hear.wait(LONG_S) and None
-    other.declare(TABLE, LONG_S)  # the reader hears of it, and of nothing more
-    view_when(reader, lambda view: len(view.tables) == 1)
-    other.declare(replace(TABLE, name="later"), LONG_S)
-    with pytest.raises(Unavailable, match="does not tell its view"):
-        reader.opened_now(0.5)
-    may_hear.set()
-    reader.opened_now(LONG_S)
-    assert reader.view.version >= other.view.version
-
-
 async def test_workers_that_wait_look_again_only_when_a_clock_opens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,17 +162,6 @@ async def test_workers_that_wait_look_again_only_when_a_clock_opens(
     service.end()
     journal.close()
     assert len(looked) <= 2 * num_workers * num_clocks
-
-
-def test_former_process_of_a_worker_is_evicted(tmp_path: Path, stack: ExitStack) -> None:
-    group = Group(tmp_path, stack)
-    former = group.worker("w1")
-    begun = former.begin(0)
-    former._membership.leave()  # as though it was silent for a lease
-    later = group.worker("w1")
-    later.begin(0)
-    with pytest.raises(Evicted):
-        former.tick(0, begun.generation)
 
 
 def test_closed_client_ends_a_tick_that_waits(tmp_path: Path, stack: ExitStack) -> None:

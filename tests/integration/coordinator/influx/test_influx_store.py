@@ -161,22 +161,6 @@ def test_a_wrong_setting_is_told_once(
     assert info == {"event": "metrics_available", "log_level": "info"}
 
 
-def test_meanwhile_the_newest_points_are_kept(server: StrictInflux) -> None:
-    server.always = Answer(401)
-    metrics = connect(server, bounds={"max_waiting_bytes": 10 * cost(*numbered(1000))})
-    metrics.write(numbered(*range(8)))
-    server.wait_for(lambda: server.num_requests >= 2)
-    for n in range(8, 20):
-        metrics.write(numbered(n))
-    num_before = server.num_requests
-    server.wait_for(lambda: server.num_requests >= num_before + 2)
-    server.always = None
-    metrics.close()
-    assert numbers(server)[-10:] == list(range(10, 20))
-    assert metrics.num_lost + len(server.lines) == 20
-    assert 1 <= metrics.num_lost <= 10
-
-
 @pytest.mark.parametrize("status", [200, 201, 202, 301, 307, 402, 403, 405, 501])
 def test_other_answers_lose_nothing(
     server: StrictInflux, write: Callable[..., int], status: int
@@ -231,19 +215,6 @@ def test_a_server_that_hangs_holds_up_no_write(
     metrics.close_timeout_s = 60.0
     metrics.close()
     assert metrics.num_lost == 1000
-
-
-def test_the_end_makes_one_more_try(server: StrictInflux) -> None:
-    """The last write does not wait until the next try is due."""
-    server.always = Answer(401)
-    metrics = connect(server, last_retry_s=1000.0)
-    metrics.write(numbered(1))
-    server.wait_for(lambda: server.num_requests == 1)
-    with capture_logs() as logs:
-        metrics.close()
-    assert server.statuses == [401, 401]
-    assert metrics.num_lost == 1
-    assert {"event": "metrics_lost", "points": 1, "in_all": 1, "log_level": "warning"} in logs
 
 
 def test_the_end_waits_for_a_server_that_comes_back(server: StrictInflux) -> None:
