@@ -90,10 +90,6 @@ ROUNDS: dict[str, tuple[tuple[e.Event, ...], Steps]] = {
         (*JOINED, told(3)),
         [(e.Assigned(4), [a.Train(4)])],
     ),
-    "assignment of a done round is asked for again after a pause": (
-        (*HOLDING, e.HandedIn(3)),
-        [(told(4), [a.BeginRound(4)]), (e.Assigned(3), []), (WORK, [a.BeginRound(4)])],
-    ),
     # An advertisement may have been on its way for long: the coordinator's answer decides.
     "news of an earlier round are not believed without asking": (
         HOLDING,
@@ -384,6 +380,13 @@ def test_invalid_update_is_trained_again_and_at_last_its_maker_leaves(
         assert holding.hear(e.Assigned(3)) == [a.Train(3)]
         assert holding.hear(e.Trained(3)) == [a.HandIn(3)]
     assert holding.hear(event) == [invalid(3), *REFUSED_FOR_GOOD]
+
+
+def test_assignment_of_a_done_round_is_asked_for_again_after_a_pause(holding: Talk) -> None:
+    assert holding.hear(e.HandedIn(3), told(4)) == [a.BeginRound(4)]
+    assert holding.hear(e.Assigned(3)) == []
+    assert holding.timers[Timer.WORK] <= 0.2
+    assert holding.hear(WORK) == [a.BeginRound(4)]
 
 
 def test_pauses_get_longer_and_an_answer_ends_them(holding: Talk) -> None:
