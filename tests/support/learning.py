@@ -33,6 +33,12 @@ def table_of(values: Mapping[str, Any], target: Any, *more: Any, **others: Any) 
     return Table(columns, arrays, target, *more, **others)
 
 
+def by_target(data: Table, num_sites: int) -> list[Table]:
+    """Parts of sites that are as unlike as can be: most have rows of one class only."""
+    order = np.argsort(data.target, kind="stable")
+    return [data.subset(rows) for rows in np.array_split(order, num_sites)]
+
+
 def opened(
     workload: Workload, *sites: Table | Dataset, options: PreprocessingOptions = PREPROCESSED
 ) -> tuple[Model, list[Dataset]]:

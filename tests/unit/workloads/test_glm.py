@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from support.learning import table_of
+from support.learning import by_target, table_of
 from xain_workloads.errors import DataError, NoModel
 from xain_workloads.linear.glm.coefficients import SEPARATED, Coefficients, coefficients_of
 from xain_workloads.linear.glm.families import null_deviance
@@ -148,12 +148,6 @@ def options_of(name: str) -> dict[str, Any]:
     family = {"family": name} if name in ("linear", "poisson") else {}
     reference = {"reference_class": "well"} if name == "logistic" else {}
     return {**family, **reference, "references": {"sex": "f", "ward": "B"}}
-
-
-def by_target(data: Table, num: int) -> list[Table]:
-    """Parts that are as unlike as can be."""
-    order = np.argsort(data.target, kind="stable")
-    return [data.subset(rows) for rows in np.array_split(order, num)]
 
 
 def fitted(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import xgboost
 
-from support.learning import table_of
+from support.learning import by_target, table_of
 from xain_workloads.errors import DataError
 from xain_workloads.model import Model
 from xain_workloads.tables.dataset import Dataset
@@ -47,11 +47,6 @@ def rows_of_task(task: str, num_rows: int = 600) -> Table:
         target = np.array(["a", "b", "c"])[np.digitize(score, borders)]
     columns = tuple(Column(f"x{i}") for i in range(5))
     return Table(columns, {c.name: features[:, i] for i, c in enumerate(columns)}, target)
-
-
-def divided(table: Table, num_sites: int) -> list[Table]:
-    """Sorted by target, so that most sites have one class only."""
-    return [table.subset(rows) for rows in np.array_split(np.argsort(table.target), num_sites)]
 
 
 def next_model(workload: Workload, model: Model, parts: Sequence[Dataset], seed: int = 0) -> Model:
@@ -146,7 +141,7 @@ def test_trees_do_not_depend_on_how_rows_are_divided(task: str) -> None:
     whole = trees_of(federated(workload, [table], 9, start))
     assert len(whole) == 3 * (3 if task == "three classes" else 1)
     for num_sites in (2, 7):
-        parts = trees_of(federated(workload, divided(table, num_sites), 9, start))
+        parts = trees_of(federated(workload, by_target(table, num_sites), 9, start))
         for ours, other in zip(parts, whole, strict=True):
             for name in ("left_children", "split_indices", "default_left"):
                 assert ours[name] == other[name]
@@ -223,7 +218,7 @@ def test_missing_values_are_told_from_all_known_ones() -> None:
     columns = (Column("a"), Column("b"))
     target = np.where(missing, "yes", "no")
     table = Table(columns, {"a": values, "b": chance.normal(size=200)}, target)
-    model = federated(workload_of("two classes", max_depth=1), divided(table, 2), 5)
+    model = federated(workload_of("two classes", max_depth=1), by_target(table, 2), 5)
     assert evaluate(model, table)["accuracy"] == 1.0
 
 
@@ -236,7 +231,7 @@ def test_categories_indicators_and_scaled_numbers_have_bins() -> None:
         {"age": age, "ward": ward},
         np.where((age > 30) ^ (ward == "north"), "a", "b"),
     )
-    model = federated(workload_of("two classes"), divided(table, 3), 12)
+    model = federated(workload_of("two classes"), by_target(table, 3), 12)
     assert evaluate(model, table)["accuracy"] > 0.95
     state = histograms.growing(model.vector.tobytes(), model.metadata)
     assert [edges.tolist() for edges in state.bins.edges[1:]] == [[0.5], [0.5]]
