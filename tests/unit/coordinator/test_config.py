@@ -874,11 +874,6 @@ def test_schema_that_no_data_can_have_is_refused(
 # --- the HTTP face ---
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.0.1", "::1", "localhost"])
-def test_http_face_listens_on_this_machine(host: str) -> None:
-    assert config(http__port=8080, http__host=host).http.host == host
-
-
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.3", "coordinator.example.org"])
 def test_http_face_beyond_this_machine_needs_consent(host: str) -> None:
     with pytest.raises(WrongSetting, match=r"^http\.host: .*--insecure"):

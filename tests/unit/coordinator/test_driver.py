@@ -56,15 +56,6 @@ async def test_replies_that_depend_on_uncommitted_events_wait_too(bench):
             await task
 
 
-async def test_without_anything_on_its_way_nothing_waits(bench):
-    """A heartbeat is not journalled, and is answered at once."""
-    await bench.driver.submit(c.Rendezvous("a"))
-    bench.journal.hold()
-    assert await bench.driver.submit(c.Heartbeat("a")) == r.Heard()
-    with pytest.raises(NotAMember):
-        await bench.driver.submit(c.Heartbeat("b"))
-
-
 async def test_a_sign_of_life_does_not_wait_for_the_disk(bench):
     """The round that is being opened is not durable, so that no watcher is told of it; and the
     lease that the sign of life renews counts at once."""

@@ -69,14 +69,3 @@ def test_usual_delay_of_an_event_loop_does_not_count():
     for sender in range(MIN_SENDERS):
         lateness.waited(f"p{sender}", 10.0, MIN_LATE_S / 2)
     assert lateness.at(10.0) == 0.0
-
-
-def test_a_shorter_stall_outlasts_the_longer_one_before_it():
-    """All leases run out just when the longer one counts no more: what came in the shorter one may
-    wait still."""
-    lateness = late()
-    lateness.woke(100.0, 80.0, 79.0)
-    lateness.woke(114.9, 109.0, 109.0)
-    assert lateness.at(114.9) == 21.0
-    assert lateness.at(115.1) == pytest.approx(5.9)
-    assert lateness.at(130.0) == 0.0

@@ -27,12 +27,6 @@ def call_until_admitted(
 NAMES = [f"site-{i}" for i in range(1000)]
 
 
-def test_calls_after_the_burst_wait_one_interval_each():
-    rate_limit = RateLimit(per_s=4.0, burst=8, max_waiting=10)
-    waits = [rate_limit.wait_s(name, 0.0) for name in NAMES[:11]]
-    assert waits == [0.0] * 8 + [0.25, 0.5, 0.75]
-
-
 def test_thousand_calls_at_one_instant_are_admitted_in_order():
     """Each caller calls twice at most; the order is that of the first calls."""
     admitted = call_until_admitted(RateLimit(per_s=128.0, burst=104, max_waiting=1000), NAMES)

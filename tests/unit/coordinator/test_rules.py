@@ -49,35 +49,21 @@ def assert_close(combined: Array, expected: list[float], tile: Array) -> None:
     np.testing.assert_allclose(combined, expected, rtol=0, atol=1e-13 * scale)
 
 
+def shares_of(rule: str, num_samples: Array) -> list[Fraction]:
+    """The weight of each update: of a weighted average n_k / Σ n_k, alike without any samples."""
+    counts, k = [int(n) for n in num_samples], len(num_samples)
+    if rule == "weighted_average" and any(counts):
+        return [Fraction(n, sum(counts)) for n in counts]
+    return [Fraction(1) if rule == "sum" else Fraction(1, k)] * k
+
+
+@pytest.mark.parametrize("rule", ["weighted_average", "mean", "sum"])
 @settings(deadline=None)
-@given(rounds())
-def test_weighted_average(round_: tuple[Array, Array]) -> None:
-    """Σ n_k w_k / Σ n_k; without any samples each update weighs the same."""
+@given(round_=rounds())
+def test_rule_gives_the_sum_of_its_weights(rule: str, round_: tuple[Array, Array]) -> None:
     tile, num_samples = round_
-    counts = [int(n) for n in num_samples]
-    if not any(counts):
-        counts = [1] * len(counts)
-    weights = [Fraction(n, sum(counts)) for n in counts]
-    combined = RULES["weighted_average"]().combine(tile, num_samples)
-    assert_close(combined, slow_sum(tile, weights), tile)
-
-
-@settings(deadline=None)
-@given(rounds())
-def test_mean(round_: tuple[Array, Array]) -> None:
-    """Σ w_k / k, whatever the sample counts."""
-    tile, num_samples = round_
-    weights = [Fraction(1, len(tile))] * len(tile)
-    assert_close(RULES["mean"]().combine(tile, num_samples), slow_sum(tile, weights), tile)
-
-
-@settings(deadline=None)
-@given(rounds())
-def test_sum(round_: tuple[Array, Array]) -> None:
-    """Σ w_k."""
-    tile, num_samples = round_
-    expected = slow_sum(tile, [Fraction(1)] * len(tile))
-    assert_close(RULES["sum"]().combine(tile, num_samples), expected, tile)
+    expected = slow_sum(tile, shares_of(rule, num_samples))
+    assert_close(RULES[rule]().combine(tile, num_samples), expected, tile)
 
 
 @settings(deadline=None)

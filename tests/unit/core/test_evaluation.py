@@ -54,25 +54,27 @@ def bench_of(*names: str, without: tuple[str, ...] = (), **rules: Any) -> Bench:
     return bench
 
 
+def bring(bench: Bench, name: str, evaluation: Evaluation | None) -> None:
+    """An update with an evaluation, or the evaluation alone in the round that asks for no more."""
+    number = bench.session.trained_by(name)
+    is_last = bench.session.opened.task is Task.EVALUATE
+    weights = None if is_last else stored(update_key(number, name), f"{name}@{number}")
+    num_samples = 0 if is_last else 10
+    bench.send(c.EndTrainingRound(name, number, num_samples, weights, evaluation=evaluation))
+
+
 def hand_in(
-    bench: Bench,
-    name: str,
-    metrics: Mapping[str, float] | None = None,
-    num_samples: int = 1,
-    round_: int | None = None,
+    bench: Bench, name: str, metrics: Mapping[str, float] | None = None, num_samples: int = 1
 ) -> None:
     """An update with an evaluation, if there are metrics."""
-    number = bench.session.trained_by(name) if round_ is None else round_
-    weights = stored(update_key(number, name), f"{name}@{number}")
-    evaluation = None if metrics is None else Evaluation(num_samples, metrics)
-    bench.send(c.EndTrainingRound(name, number, 10, weights, evaluation=evaluation))
+    bring(bench, name, None if metrics is None else Evaluation(num_samples, metrics))
 
 
 def evaluate(bench: Bench, name: str, accuracy: float | None, num_samples: int = 1) -> None:
     """An answer in the round that evaluates the last model."""
-    number = bench.session.trained_by(name)
-    evaluation = None if accuracy is None else Evaluation(num_samples, {"accuracy": accuracy})
-    bench.send(c.EndTrainingRound(name, number, 0, None, evaluation=evaluation))
+    bring(
+        bench, name, None if accuracy is None else Evaluation(num_samples, {"accuracy": accuracy})
+    )
 
 
 def train(bench: Bench, *accuracies: float) -> None:
@@ -305,8 +307,7 @@ def test_evaluation_of_the_last_model_ends_at_its_deadline() -> None:
     bench.pass_time(1.0)
     assert bench.phase is Phase.FINISHED
     assert bench.session.cause == "completed"
-    best = bench.session.evaluation.best
-    assert best.round == 2
+    assert bench.session.evaluation.best.round == 2
 
 
 def test_time_is_written_down_often_enough_for_the_deadline_of_an_evaluation() -> None:
@@ -351,8 +352,7 @@ def test_session_stops_when_its_patience_is_over() -> None:
     why = "stopped early: accuracy has not improved since round 1"
     assert bench.session.evaluation.ended_because == why
     assert bench.happened(e.SessionFinished)[0].ended_because == why
-    best = bench.session.evaluation.best
-    assert best.round == 1
+    assert bench.session.evaluation.best.round == 1
 
 
 def test_improvement_by_less_than_min_delta_is_none() -> None:
@@ -404,8 +404,7 @@ def test_session_waits_for_the_coordinators_evaluation_of_the_last_model() -> No
     own(bench, 0, 0.1)
     own(bench, 2, 0.3)  # model 1 is passed over: the last one does not wait
     assert bench.phase is Phase.FINISHED
-    best = bench.session.evaluation.best
-    assert best.round == 2
+    assert bench.session.evaluation.best.round == 2
 
 
 def test_wait_for_the_coordinators_evaluation_has_an_end() -> None:
@@ -494,16 +493,12 @@ def hand_in_tallies(bench: Bench, *probabilities: float, rows: int = 40) -> None
     """Rounds of all participants, whose models give the rows these probabilities."""
     for probability in probabilities:
         for name in bench.outstanding:
-            number = bench.session.trained_by(name)
-            weights = stored(update_key(number, name), f"{name}@{number}")
-            evaluation = told(name, probability, rows=rows)
-            bench.send(c.EndTrainingRound(name, number, 10, weights, evaluation=evaluation))
+            bring(bench, name, told(name, probability, rows=rows))
 
 
 def evaluate_last(bench: Bench, probability: float) -> None:
     for name in bench.outstanding:
-        number = bench.session.trained_by(name)
-        bench.send(c.EndTrainingRound(name, number, 0, None, evaluation=told(name, probability)))
+        bring(bench, name, told(name, probability))
 
 
 def test_threshold_follows_from_the_tallies_of_the_best_and_of_the_latest_model() -> None:
@@ -611,8 +606,7 @@ def test_local_models_are_in_the_history_by_site_and_pooled() -> None:
     bench = bench_of("a", "b", evaluate_local=True, rounds=1)
     hand_in_tallies(bench, 0.6)
     for name, own in (("a", 0.7), ("b", 0.9)):
-        evaluation = with_local(name, 0.8, own, 1)
-        bench.send(c.EndTrainingRound(name, 1, 0, None, evaluation=evaluation))
+        bring(bench, name, with_local(name, 0.8, own, 1))
     assert bench.phase is Phase.FINISHED
     record = history_of(bench).rounds[-1]
     for name, own in (("a", 0.7), ("b", 0.9)):
@@ -680,9 +674,8 @@ def test_importances_add_up_over_sites_and_are_kept_by_site() -> None:
     hand_in_tallies(bench, 0.6)
     many = [0.1 * at for at in range(2 * SHOWN)]
     for name, totals in (("a", [3.0, *many]), ("b", [5.0])):
-        evaluation = with_importance(name, 1, *totals)
         assert history_of(bench).importance(1) is None, "the round is open"
-        bench.send(c.EndTrainingRound(name, 1, 0, None, evaluation=evaluation))
+        bring(bench, name, with_importance(name, 1, *totals))
     assert bench.phase is Phase.FINISHED
     history = history_of(bench)
     found, record = history.importance(1)
@@ -745,11 +738,7 @@ def test_trend_of_models_with_class_weights_is_that_of_their_auc() -> None:
         of_second = np.where(np.arange(40) < num_wrong, 1 - target, target) * (2 * sure - 1)
         shares = np.stack([sure - of_second, 1 - sure + of_second], axis=1)
         evaluation = Evaluation(40, {}, tally_classes(2, target, shares.argmax(axis=1), shares))
-        number = bench.session.trained_by("a")
-        is_last = number == 2
-        weights = None if is_last else stored(update_key(number, "a"), f"a@{number}")
-        num_samples = 0 if is_last else 10
-        bench.send(c.EndTrainingRound("a", number, num_samples, weights, evaluation=evaluation))
+        bring(bench, "a", evaluation)
     (told,) = [trend(bench.session, history_of(bench))]
     assert "difference of the AUC to 1 on the held-out rows still fell by 50 % a pass" in told
 
@@ -865,9 +854,7 @@ def test_site_with_too_few_rows_is_told_and_counts_nowhere() -> None:
     bench = bench_of("a", "b", rounds=2)
     for name in bench.outstanding:
         few = Evaluation(0, {}, withheld=True)
-        weights = stored(update_key(0, name), f"{name}@0")
-        evaluation = few if name == "b" else told(name, 0.5)
-        bench.send(c.EndTrainingRound(name, 0, 10, weights, evaluation=evaluation))
+        bring(bench, name, few if name == "b" else told(name, 0.5))
     assert history_of(bench).withheld == ["b"]
     (record, *_) = history_of(bench).rounds
     assert record.evaluation.num_samples == 40
@@ -879,12 +866,10 @@ def test_late_evaluation_leaves_figures_alone_whose_sums_are_gone() -> None:
     bench = Bench(make_rules(rounds=20, min_participants=1, start_participants=2, **asynchronous))
     for name in ("a", "b"):
         bench.send(c.Rendezvous(name, PROFILE, {}, True))
-    for number in range(TALLIED_ROUNDS + 1):
-        weights = stored(update_key(number, "a"), f"a@{number}")
-        bench.send(c.EndTrainingRound("a", number, 10, weights, evaluation=told("a", 0.9)))
+    for _ in range(TALLIED_ROUNDS + 1):
+        bring(bench, "a", told("a", 0.9))
     (before, *_) = history_of(bench).rounds
-    weights = stored(update_key(0, "b"), "b@0")
-    bench.send(c.EndTrainingRound("b", 0, 10, weights, evaluation=told("b", 0.6)))
+    bring(bench, "b", told("b", 0.6))
     assert bench.happened(e.UpdateAccepted)[-1].staleness == TALLIED_ROUNDS + 1
     (record, *_) = history_of(bench).rounds
     assert record.evaluation == before.evaluation
@@ -939,8 +924,7 @@ def test_sites_that_are_not_in_the_figures_are_named() -> None:
     """A diverged model sends no sums, and the figures of the others look well."""
     bench = bench_of("a", "b", rounds=2)
     hand_in(bench, "a", {"mse": 1e130}, 5)
-    weights = stored(update_key(0, "b"), "b@0")
-    bench.send(c.EndTrainingRound("b", 0, 10, weights, evaluation=told("b", 0.9)))
+    bring(bench, "b", told("b", 0.9))
     history = history_of(bench)
     assert history.not_in_figures == ["a"]
     (warning,) = evaluation_warnings(bench.session, history)
@@ -952,10 +936,8 @@ def test_metric_that_models_are_compared_by_and_later_lacks_is_warned_of() -> No
     hand_in_tallies(bench, 0.9, 0.9)
     assert not bench.session.evaluation.lacks_metric
     without = replace(told("a", 0.9), tallies=tally_classes(2, *(np.arange(40) % 10 < 3,) * 2))
-    number = bench.session.trained_by("a")
-    for name, one in (("a", without), ("b", told("b", 0.9))):
-        weights = stored(update_key(number, name), f"{name}@{number}")
-        bench.send(c.EndTrainingRound(name, number, 10, weights, evaluation=one))
+    bring(bench, "a", without)
+    bring(bench, "b", told("b", 0.9))
     (warning,) = evaluation_warnings(bench.session, history_of(bench))
     assert warning.startswith("The latest evaluation lacks log_loss")
 

@@ -14,8 +14,6 @@ from xain_coordinator.telemetry import queue
 from xain_coordinator.telemetry.local_file import LocalMetricsFile
 from xain_coordinator.telemetry.points import parse_points
 
-SIZE = queue.cost(Point("m", {"n": 1000}))  # of a numbered point
-
 
 class Gated(Mapping[str, float]):
     """Fields that hold up the writer when it reads them."""
@@ -76,22 +74,6 @@ def test_a_line_is_json(tmp_path: Path) -> None:
     ]
 
 
-def test_a_full_queue_loses_the_oldest_and_counts(tmp_path: Path) -> None:
-    """However slow the disk is, write returns at once and memory stays bounded."""
-    path = tmp_path / "metrics"
-    metrics = LocalMetricsFile(path, lambda: 0, max_waiting_bytes=10 * SIZE)
-    gated = hold(metrics)
-    metrics.write(numbered(*range(8)))
-    metrics.write(numbered(*range(8, 13)))
-    metrics.write(numbered(13))
-    assert metrics.num_lost == 4
-    gated.gate.set()
-    metrics.close()
-    assert numbers(path) == [-1, *range(4, 14)]
-    metrics.write(numbered(14))
-    assert metrics.num_lost == 5
-
-
 @pytest.mark.parametrize("num_fields", [1, 5, 200])
 def test_cost_of_a_point_is_close_to_its_memory(num_fields: int) -> None:
     """The estimate for a participant's point may be a little too high, and never too low."""
@@ -120,48 +102,6 @@ def test_cost_of_a_point_is_close_to_its_memory(num_fields: int) -> None:
     estimated = sum(queue.cost(point) for _, (_, point) in waiting)
     assert len(waiting) == 100
     assert taken <= estimated <= 3 * taken
-
-
-def test_the_newest_point_is_kept_however_large(tmp_path: Path) -> None:
-    path = tmp_path / "metrics"
-    metrics = LocalMetricsFile(path, lambda: 0, max_waiting_bytes=5000)
-    gated = hold(metrics)
-    metrics.write(numbered(1))
-    metrics.write([Point("m", {"n": 2, "text": "x" * 5000})])
-    assert metrics.num_lost == 1
-    gated.gate.set()
-    metrics.close()
-    assert numbers(path) == [-1, 2]
-
-
-def test_close_waits_for_a_bounded_time(tmp_path: Path) -> None:
-    metrics = LocalMetricsFile(tmp_path / "metrics", lambda: 0)
-    metrics.close_timeout_s = 0.0
-    gated = hold(metrics)
-    metrics.write(numbered(1, 2, 3))
-    metrics.close()
-    # With the one that the disk still holds up: its outcome is not known.
-    assert metrics.num_lost == 4
-    gated.gate.set()
-    metrics.close_timeout_s = 60.0
-    metrics.close()
-    assert numbers(tmp_path / "metrics") == [-1]
-    assert metrics.num_lost == 4
-
-
-def test_lost_points_are_counted_once(tmp_path: Path) -> None:
-    """Points are counted by the end, or by the disk that failed to take them after the end."""
-    metrics = LocalMetricsFile(tmp_path / "metrics", lambda: 0)
-    gated = Gated(float("nan"))
-    metrics.write([Point("m", gated)])
-    gated.reached.wait()
-    metrics.close_timeout_s = 0.0
-    metrics.close()
-    assert metrics.num_lost == 1
-    gated.gate.set()
-    metrics.close_timeout_s = 60.0
-    metrics.close()
-    assert metrics.num_lost == 1
 
 
 def test_a_disk_that_fails_and_comes_back(tmp_path: Path) -> None:
