@@ -7,29 +7,43 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
-from typing import Any, Final, Self, TypeAlias, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeAlias, TypeVar
 
-import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from xain_parameters.client import sync
 from xain_parameters.client.batches import Batch, Divisible, Reading
 from xain_parameters.client.batches import Batches as SyncBatches
 from xain_parameters.client.core import Core, Ticket
 from xain_parameters.handlers import Handler, Request, answer_nothing
-from xain_parameters.scheduler.client import Among
-from xain_parameters.specs import Staleness, TableSpec
-from xain_parameters.tables.initialisers import Initialiser, Zeros
-from xain_parameters.tables.rules import Add, Rule
+from xain_parameters.specs import TableSpec
 
 NUM_THREADS: Final = 32
 
 Array: TypeAlias = NDArray[Any]
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 AsyncHandler: TypeAlias = Handler | Callable[[Request], Coroutine[Any, Any, str | None]]
 
 
-class Server:
+def _awaited(
+    method: Callable[Concatenate[sync.Server, P], T], made: Callable[["Server", T], R]
+) -> Callable[Concatenate["Server", P], Coroutine[Any, Any, R]]:
+    """A method of the synchronous face, run in a thread. made: returns what this face returns."""
+
+    @functools.wraps(method)
+    async def call(self: "Server", /, *arguments: P.args, **more: P.kwargs) -> R:
+        return made(self, await self._run(method, self._server, *arguments, **more))
+
+    return call
+
+
+def _as_it_is(_: object, result: T) -> T:
+    return result
+
+
+class Server(sync.View):
     """The parameter server, as one worker sees it. Made by connect."""
 
     def __init__(
@@ -65,83 +79,30 @@ class Server:
             await asyncio.wrap_future(begun)
         except asyncio.CancelledError:
             if begun.cancelled():  # before a thread was free for it
-                self._server._core.answered(ticket, None)
+                self._core.answered(ticket, None)
             raise
 
     @property
-    def worker(self) -> str:
-        return self._server.worker
+    def _core(self) -> Core:
+        return self._server._core
 
-    @property
-    def servers(self) -> list[str]:
-        return self._server.servers
-
-    @property
-    def rank(self) -> int | None:
-        """See sync.Server.rank."""
-        return self._server.rank
-
-    @property
-    def num_workers(self) -> int:
-        """See sync.Server.num_workers."""
-        return self._server.num_workers
-
-    async def dense(
-        self,
-        name: str,
-        shape: int | tuple[int, ...],
-        *,
-        update: Rule = Add(),  # noqa: B008  a value
-        init: Initialiser = Zeros(),  # noqa: B008  a value
-        dtype: DTypeLike = np.float32,
-        staleness: Staleness = "loop",
-    ) -> "Dense":
-        """See sync.Server.dense."""
-        made = await self._run(
-            self._server.dense,
-            name,
-            shape,
-            update=update,
-            init=init,
-            dtype=dtype,
-            staleness=staleness,
-        )
-        return Dense(self, made)
-
-    async def table(
-        self,
-        name: str,
-        dim: int,
-        *,
-        update: Rule = Add(),  # noqa: B008  # immutable
-        init: Initialiser = Zeros(),  # noqa: B008  # immutable
-        bound: int | None = None,
-        dtype: DTypeLike = np.float32,
-        staleness: Staleness = "loop",
-    ) -> "Table":
-        """See sync.Server.table."""
-        made = await self._run(
-            self._server.table,
-            name,
-            dim,
-            update=update,
-            init=init,
-            bound=bound,
-            dtype=dtype,
-            staleness=staleness,
-        )
-        return Table(self, made)
-
-    async def find(self, name: str) -> "Dense | Table":
-        """See sync.Server.find."""
-        made = await self._run(self._server.find, name)
-        return Dense(self, made) if isinstance(made, sync.Dense) else Table(self, made)
+    dense = _awaited(sync.Server.dense, lambda server, made: Dense(server, made))
+    table = _awaited(sync.Server.table, lambda server, made: Table(server, made))
+    find = _awaited(
+        sync.Server.find,
+        lambda server, made: (
+            Dense(server, made) if isinstance(made, sync.Dense) else Table(server, made)
+        ),
+    )
+    barrier = _awaited(sync.Server.barrier, _as_it_is)
+    checkpoint = _awaited(sync.Server.checkpoint, _as_it_is)
+    send = _awaited(sync.Server.send, _as_it_is)
 
     def clocks(
         self, staleness: int | None = 0, *, workers: int | None = None, stop: int | None = None
     ) -> AsyncIterator[int]:
         """See sync.Server.clocks."""
-        return _Clocks(self, self._server._core, staleness, workers, stop)
+        return _Clocks(self, self._core, staleness, workers, stop)
 
     def batches(
         self,
@@ -153,20 +114,6 @@ class Server:
     ) -> "Batches":
         """See sync.Server.batches."""
         return Batches(self, lambda: self._server.batches(data, epochs, staleness, name=name))
-
-    async def barrier(self, among: Among = "workers", timeout_s: float | None = None) -> None:
-        """See sync.Server.barrier."""
-        await self._run(self._server.barrier, among, timeout_s)
-
-    async def checkpoint(self) -> int:
-        """See sync.Server.checkpoint."""
-        return await self._run(self._server.checkpoint)
-
-    async def send(
-        self, to: str | int, head: int = 0, body: str = "", *, timeout_s: float | None = None
-    ) -> dict[str, str]:
-        """See sync.Server.send."""
-        return await self._run(self._server.send, to, head, body, timeout_s=timeout_s)
 
     async def close(self) -> None:
         """End all calls, also those that wait."""
@@ -297,7 +244,7 @@ class Batches:
 
     def _end(self) -> None:
         if self._made is not None and self._made.abandon():
-            self._server._left.put(self._server._server._core)
+            self._server._left.put(self._server._core)
 
     def __del__(self) -> None:
         self._end()

@@ -7,6 +7,7 @@ with parameters.connect_sync("HOST:50052", worker="w3") as server:
         w.push(gradient(x))
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, Self, TypeAlias
 
@@ -30,11 +31,12 @@ def rows_of(shape: tuple[int, ...]) -> tuple[int, int]:
     return shape[0], int(np.prod(shape[1:], dtype=np.int64))
 
 
-class Server:
-    """The parameter server, as one worker sees it. Made by connect_sync."""
+class View(ABC):
+    """The view of the group that both faces have."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    @property
+    @abstractmethod
+    def _core(self) -> Core: ...
 
     @property
     def worker(self) -> str:
@@ -50,6 +52,22 @@ class Server:
     def num_workers(self) -> int:
         """The size of the job's group; 0: no worker has given one."""
         return self._core.scheduler.view.num_workers
+
+    @property
+    def servers(self) -> list[str]:
+        """Names of the servers that there are now."""
+        return sorted(self._core.scheduler.view.addresses)
+
+
+class Server(View):
+    """The parameter server, as one worker sees it. Made by connect_sync."""
+
+    def __init__(self, core: Core) -> None:
+        self._own = core
+
+    @property
+    def _core(self) -> Core:
+        return self._own
 
     def dense(
         self,
@@ -199,11 +217,6 @@ class Server:
         server and no worker has the name or the rank; Unavailable where there is no server.
         """
         return self._core.send(to, head, body, timeout_s)
-
-    @property
-    def servers(self) -> list[str]:
-        """Names of the servers that there are now."""
-        return sorted(self._core.scheduler.view.addresses)
 
     def close(self) -> None:
         self._core.close()
