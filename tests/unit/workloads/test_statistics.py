@@ -22,9 +22,9 @@ from xain_workloads.tables.statistics import (
     NumberStatistics,
     Statistics,
     describe,
-    from_json,
     merge,
 )
+from xain_workloads.tables.statistics_json import from_json, to_json
 
 
 def one_class(num_rows: int) -> NDArray[np.str_]:
@@ -69,7 +69,7 @@ def test_merged_moments_equal_those_of_the_pooled_rows(
     parts = [of_numbers(piece) for piece in pieces]
     merged = merge(parts)
     shuffled = merge(data.draw(st.permutations(parts)))
-    assert merged.to_json() == shuffled.to_json()
+    assert to_json(merged) == to_json(shuffled)
     known = np.concatenate(
         [piece[~np.isnan(piece)] for piece in pieces if np.sum(~np.isnan(piece)) >= MIN_KNOWN]
         or [np.empty(0)]
@@ -91,7 +91,7 @@ def test_statistics_do_not_tell_numbers_of_fewer_than_five_rows() -> None:
     few = np.array([171.25, 93.5, np.nan, np.nan, np.nan, np.nan])
     statistics = describe({"x": few, "y": np.arange(6.0)}, few[:2])
     for value in (171.25, 93.5, few[:2].mean()):
-        assert str(value) not in statistics.to_json()
+        assert str(value) not in to_json(statistics)
     assert number(statistics, "x").missing == 4
     assert number(statistics, "y").moments.mean == 2.5
     # The column is scaled by the sites that know more of it.
@@ -193,7 +193,7 @@ def test_rare_categories_and_long_texts_do_not_travel() -> None:
         one_class(19),
     )
     assert category(statistics) == CategoryStatistics(1, {"often": 5}, 13, 3)
-    assert "rare" not in statistics.to_json()
+    assert "rare" not in to_json(statistics)
 
 
 def test_column_with_very_many_categories_tells_the_most_frequent() -> None:
@@ -214,7 +214,7 @@ def test_statistics_of_a_wide_table_are_bounded(num_columns: int) -> None:
     chance = np.random.RandomState(0)
     values = {f"column number {i}": chance.standard_normal(400) for i in range(num_columns)}
     statistics = describe(values, chance.standard_normal(400))
-    text = statistics.to_json()
+    text = to_json(statistics)
     assert len(text) <= MAX_STATISTICS_BYTES
     assert from_json(text) == statistics
     last = f"column number {num_columns - 1}"
@@ -242,34 +242,32 @@ def test_number_that_cannot_be_squared_is_refused_with_its_column() -> None:
         of_numbers(np.array([1.0, 1e200]))
 
 
-GOOD = json.loads(
-    describe({"n": np.arange(10.0), "c": texts(*"ab" * 5)}, np.arange(10.0)).to_json()
-)
+GOOD = json.loads(to_json(describe({"n": np.arange(10.0), "c": texts(*"ab" * 5)}, np.arange(10.0))))
 
 
 @pytest.mark.parametrize(
     ("path", "value", "complaint"),
     [
-        (["version"], 7, "version 7"),
-        (["rows"], -1, "'rows' is -1"),
-        (["columns"], {}, "'columns' is not a JSON list"),
-        (["columns", 0], [], "not a JSON object"),
-        (["columns", 0, "name"], 5, "'name' is 5"),
-        (["columns", 0, "name"], "c", "column 'c' twice"),
-        (["columns", 0, "type"], "date", "type 'date'"),
-        (["columns", 0, "mean"], 1e200, "'mean' is 1e\\+200"),
-        (["columns", 0, "mean"], float("nan"), "'mean' is nan"),
-        (["columns", 0, "mean"], True, "'mean' is True"),
-        (["columns", 0, "mean"], "0", "'mean' is '0'"),
-        (["columns", 0, "m2"], -1.0, "not negative"),
-        (["columns", 0, "m2"], float("inf"), "'m2' is inf"),
-        (["columns", 0, "count"], 1.5, "'count' is 1.5"),
+        (["version"], 7, r"\$\.version"),
+        (["rows"], -1, r"\$\.rows"),
+        (["columns"], {}, r"\$\.columns"),
+        (["columns", 0], [], r"\$\.columns\[0\]"),
+        (["columns", 0, "name"], 5, r"\$\.columns\[0\]\.name"),
+        (["columns", 0, "name"], "c", "column twice"),
+        (["columns", 0, "type"], "date", "Invalid value 'date'"),
+        (["columns", 0, "mean"], 1e200, r"<= 1e\+?140.*\.mean"),
+        (["columns", 0, "mean"], float("nan"), "malformed"),
+        (["columns", 0, "mean"], True, r"got `bool`.*\.mean"),
+        (["columns", 0, "mean"], "0", r"got `str`.*\.mean"),
+        (["columns", 0, "m2"], -1.0, r">= 0.*\.m2"),
+        (["columns", 0, "m2"], float("inf"), "malformed"),
+        (["columns", 0, "count"], 1.5, r"\.count"),
         (["columns", 0, "buckets"], [0.0] * 11, "11 buckets for 10 values"),
-        (["columns", 0, "buckets"], [[]], "'buckets' is"),
-        (["columns", 1, "counts"], [], "'counts' is not"),
-        (["columns", 1, "counts", "a"], -5, "'a' is -5"),
-        (["columns", 0, "repeated"], "false", "'repeated' is neither true nor false"),
-        (["target"], 3, "moments are not"),
+        (["columns", 0, "buckets"], [[]], r"\.buckets\[0\]"),
+        (["columns", 1, "counts"], [], r"\.counts"),
+        (["columns", 1, "counts", "a"], -5, r"\.counts"),
+        (["columns", 0, "repeated"], "false", r"\.repeated"),
+        (["target"], 3, r"\$\.target"),
     ],
 )
 def test_damaged_statistics_are_refused(path: list[Any], value: Any, complaint: str) -> None:
@@ -286,10 +284,10 @@ def test_damaged_statistics_are_refused(path: list[Any], value: Any, complaint: 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "not JSON"),
-        ("[" * 100_000, "not JSON"),
-        ("[]", "not a JSON object"),
-        ('{"rows":' + "9" * 5000 + "}", "not JSON"),
+        ("", "truncated"),
+        ("[" * 100_000, "Expected `object`"),
+        ("[]", "Expected `object`"),
+        ('{"rows":' + "9" * 5000 + "}", "out of range"),
         (" " * (MAX_STATISTICS_BYTES + 1), "more than"),
     ],
 )
@@ -351,7 +349,7 @@ def test_min_known_decides_what_travels_of_few_rows(min_known: int) -> None:
     categories and counts of classes included."""
     x, c = np.array([1.5, 2.5, np.nan]), texts("a", "a", "a")
     statistics = describe({"x": x, "c": c}, np.array(["u", "u", "v"]), min_known=min_known)
-    text = statistics.to_json()
+    text = to_json(statistics)
     assert from_json(text) == statistics
     assert number(statistics).moments.count == (2 if min_known <= 2 else 0)
     assert number(statistics).distinct == (2 if min_known <= 2 else None)
@@ -372,7 +370,7 @@ def test_merged_statistics_have_target_buckets_and_class_counts() -> None:
 
 def test_statistics_without_the_newer_keys_are_read() -> None:
     """Participants of earlier versions send none of them."""
-    entry = json.loads(describe({"x": np.arange(30.0)}, np.arange(30.0)).to_json())
+    entry = json.loads(to_json(describe({"x": np.arange(30.0)}, np.arange(30.0))))
     del entry["target"]["buckets"]
     for key in ("distinct", "whole", "association"):
         del entry["columns"][0][key]

@@ -5,18 +5,18 @@ training; what is measured counts each row once.
 """
 
 from collections.abc import Mapping, Sequence, Set
-from json import JSONDecodeError, dumps, loads
-from math import isfinite
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from xain_foundation.settings.hints import hint
 from xain_workloads.errors import DataError
+from xain_workloads.json_forms import read, written
 from xain_workloads.options import require_choice
 from xain_workloads.tables.profile import DataProfile
-from xain_workloads.tables.statistics import from_json
+from xain_workloads.tables.statistics_json import from_json
 
 KEY = "class_weights"  # in the metadata of a model
 CHOICES = ("", "balanced")
@@ -61,7 +61,7 @@ def balanced(
     told_of = [name for name in classes if name not in withheld]
     total = sum(counts[name] for name in told_of)
     # A class that is declared, and that no site has, counts as one row.
-    return dumps(
+    return written(
         [
             1.0 if name in withheld else total / (len(told_of) * max(counts[name], 1.0))
             for name in classes
@@ -76,14 +76,9 @@ def class_weights(metadata: Mapping[str, str], num_classes: int) -> NDArray[np.f
     """
     if KEY not in metadata:
         return None
-    try:
-        weights = loads(metadata[KEY])
-    except (JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"the class weights in the metadata are not JSON: {error}") from error
-    is_usable = isinstance(weights, list) and all(
-        isinstance(one, int | float) and isfinite(one) and one > 0 for one in weights
-    )
-    if not is_usable or len(weights) != num_classes:
+    form = list[Annotated[float, Meta(gt=0)]]
+    weights = read(metadata[KEY], form, "the class weights in the metadata", ValueError)
+    if len(weights) != num_classes:
         raise ValueError(f"the class weights in the metadata are not {num_classes} numbers above 0")
     return np.array(weights, dtype=np.float64)
 

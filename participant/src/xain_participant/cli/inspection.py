@@ -13,7 +13,8 @@ from xain_workloads.tables.checks.describe import OF_TWO
 from xain_workloads.tables.profile import DataProfile, check_profile
 from xain_workloads.tables.reading.dialect import Dialect
 from xain_workloads.tables.schema import MAX_COLUMNS, shown
-from xain_workloads.tables.statistics import CategoryStatistics, ColumnStatistics, from_json
+from xain_workloads.tables.statistics import CategoryStatistics, ColumnStatistics
+from xain_workloads.tables.statistics_json import from_json
 from xain_workloads.tables.table import Table
 
 _HELD_OUT = "rows that are held out"

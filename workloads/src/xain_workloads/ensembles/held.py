@@ -7,23 +7,24 @@ Format of both: MAGIC, the length of the list as uint32, and a JSON list with an
 training. A model of stacked votes has a linear model behind the list; see stacking.Stack.
 """
 
-import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from struct import Struct
-from typing import Any
+from typing import Annotated
+
+from msgspec import Meta
 
 from xain_foundation.settings.hints import hint
 from xain_workloads.errors import InvalidEnsemble
+from xain_workloads.json_forms import Count, read, written
 
 MAGIC = b"XENHELD2"
 _MAGIC_0_1 = b"XENHELD1"  # of version 0.1: a list with nothing behind it, and without its length
 _LENGTH = Struct("<I")
 MAX_UPDATE_BYTES = 1024
 DIGEST_BYTES = 16
-_DIGEST = re.compile(rf"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
+_DIGEST = rf"^[0-9a-f]{{{2 * DIGEST_BYTES}}}\Z"
 
 WHY_NO_MODEL = (
     "the fitted estimators stay at the participants (workload.options.publish = false), and the "
@@ -43,10 +44,10 @@ class Holding:
     digest: of the frames, in hex; see digest_of().
     """
 
-    estimators: int
-    digest: str
+    estimators: Count
+    digest: Annotated[str, Meta(pattern=_DIGEST)]
     participant: str = ""
-    rows: int = 0
+    rows: Count = 0
 
 
 def digest_of(frames: bytes) -> str:
@@ -56,7 +57,7 @@ def digest_of(frames: bytes) -> str:
 
 def pack_holdings(holdings: Sequence[Holding]) -> bytes:
     """The bytes of a list of estimators."""
-    text = json.dumps([asdict(one) for one in holdings], separators=(",", ":")).encode()
+    text = written(holdings).encode()
     return MAGIC + _LENGTH.pack(len(text)) + text
 
 
@@ -84,23 +85,8 @@ def split_holdings(data: bytes) -> tuple[list[Holding], bytes]:
         raise InvalidEnsemble("the bytes are no list of estimators")
     if end > len(data):
         raise InvalidEnsemble("the list of estimators is cut off")
-    try:
-        entries = json.loads(data[start:end])
-        holdings = [Holding(**entry) for entry in entries]
-    except (ValueError, TypeError, RecursionError) as error:
-        raise InvalidEnsemble(f"the list of estimators cannot be read: {error}") from None
-    for one in holdings:
-        _require_valid(one)
+    holdings = read(data[start:end], list[Holding], "the list of estimators", InvalidEnsemble)
     return holdings, data[end:]
-
-
-def _require_valid(one: Holding) -> None:
-    numbers: list[Any] = [one.estimators, one.rows]
-    if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in numbers):
-        raise InvalidEnsemble("a number of estimators or rows is no whole number")
-    texts: list[Any] = [one.digest, one.participant]
-    if not all(isinstance(text, str) for text in texts) or not _DIGEST.fullmatch(one.digest):
-        raise InvalidEnsemble("a digest or a participant is not what a participant writes")
 
 
 def check_holding(data: bytes, estimators: int) -> None:

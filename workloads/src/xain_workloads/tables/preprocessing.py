@@ -9,15 +9,17 @@ categories of each category column as zeros and ones (one-hot).
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from json import dumps
 from math import isclose, isnan, nan
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
+import msgspec
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from xain_foundation.settings.hints import hint, quoted
 from xain_workloads.errors import DataError
+from xain_workloads.json_forms import NotNegative, Number, Positive, read, written
 from xain_workloads.options import require_choice, require_range
 from xain_workloads.tables.checks.fixes import multiplied
 from xain_workloads.tables.checks.numbers import RATIOS
@@ -31,13 +33,9 @@ from xain_workloads.tables.statistics import (
     NumberStatistics,
     Statistics,
     describe,
-    expect_list,
-    expect_number,
-    expect_text,
-    from_json,
     merge,
-    parse_object,
 )
+from xain_workloads.tables.statistics_json import from_json
 from xain_workloads.tables.table import Table
 
 if TYPE_CHECKING:
@@ -45,7 +43,6 @@ if TYPE_CHECKING:
 
 KEY = "preprocessing"  # in the metadata of a model
 COLUMNS_KEY = "columns"  # in the metadata of a model without preprocessing
-VERSION = 1
 SCALINGS = ("standard", "robust", "site", "none")
 # Chosen on sixteen real tables, see docs/decisions/0041: unspoilt none is worse by it, some that
 # diverged converge, and one wrong cell or one site with another unit changes least with it.
@@ -109,6 +106,34 @@ class CategoryColumn:
     name: str
     categories: tuple[str, ...]
     unknown: float = 0.0
+
+
+# --- as JSON in the metadata of a model; optional keys came later ---
+
+
+class _Numbers(Struct, omit_defaults=True, kw_only=True, tag_field="type", tag="number"):
+    name: str
+    fill: Number | None
+    center: Number
+    scale: Positive
+    indicate_missing: bool
+    unknown: Number | None = None
+
+
+class _Categories(Struct, omit_defaults=True, kw_only=True, tag_field="type", tag="category"):
+    name: str
+    categories: tuple[str, ...]
+    unknown: Number | None = None
+
+
+class _Preprocessing(Struct, omit_defaults=True, kw_only=True):
+    version: Literal[1]
+    columns: tuple[_Numbers | _Categories, ...]
+    target: Scale | None = None
+    location: Scale | None = None
+    clip: NotNegative | None = None
+    limit: NotNegative | None = None
+    per_site: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,35 +298,22 @@ class Preprocessing:
 
     def to_json(self) -> str:
         """JSON text; the same preprocessing gives the same text."""
-        return dumps(self._entry(), separators=(",", ":"), allow_nan=False)
+        return written(self._form())
 
     def to_readable_json(self) -> str:
         """JSON text with a line for each value, for people."""
-        return dumps(self._entry(), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+        return msgspec.json.format(self.to_json(), indent=2) + "\n"
 
-    def _entry(self) -> dict[str, Any]:
-        entry: dict[str, Any] = {"version": VERSION, "columns": []}
-        for column in self.columns:
-            if isinstance(column, CategoryColumn):
-                one: dict[str, Any] = {"type": "category", "categories": list(column.categories)}
-            else:
-                one = {
-                    "type": "number",
-                    "fill": None if isnan(column.fill) else column.fill,
-                    "center": column.scale.center,
-                    "scale": column.scale.scale,
-                    "indicate_missing": column.has_indicator,
-                }
-            # Keys that came later are left out where they say nothing new.
-            later = {"unknown": column.unknown} if column.unknown else {}
-            entry["columns"].append({"name": column.name, **one, **later})
-        for key, scale in (("target", self.target), ("location", self.location)):
-            if scale is not None:
-                entry[key] = {"center": scale.center, "scale": scale.scale}
-        entry |= {k: v for k, v in (("clip", self.clip), ("limit", self.limit)) if v}
-        if self.is_per_site:
-            entry["per_site"] = True
-        return entry
+    def _form(self) -> _Preprocessing:
+        return _Preprocessing(
+            version=1,
+            columns=tuple(map(_form_of, self.columns)),
+            target=self.target,
+            location=self.location,
+            clip=self.clip or None,
+            limit=self.limit or None,
+            per_site=self.is_per_site,
+        )
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -311,22 +323,12 @@ class Preprocessing:
         """
         if len(text) > MAX_PREPROCESSING_BYTES:
             raise DataError(f"the preprocessing takes more than {MAX_PREPROCESSING_BYTES} bytes")
-        entry = parse_object(text, "the model's preprocessing steps")
-        if entry.get("version") != VERSION:
-            raise DataError(
-                f"the model's preprocessing has version {entry.get('version')!r}, not {VERSION}"
-            )
-        columns = tuple(_column_from_json(column) for column in expect_list(entry, "columns"))
+        form = read(text, _Preprocessing, "the model's preprocessing")
+        columns = tuple(map(_column_of, form.columns))
         if len({column.name for column in columns}) < len(columns):
             raise DataError("the model's preprocessing has a column twice")
-        target, location = (
-            _scale_from_json(entry[key]) if entry.get(key) is not None else None
-            for key in ("target", "location")
-        )
-        clip, limit = (expect_number({key: 0.0, **entry}, key) for key in ("clip", "limit"))
-        if min(clip, limit) < 0:
-            raise DataError(f"'clip' and 'limit' are {clip} and {limit}; they must be 0 or more")
-        return cls(columns, target, clip, location, limit, entry.get("per_site") is True)
+        clip, limit = form.clip or 0.0, form.limit or 0.0
+        return cls(columns, form.target, clip, form.location, limit, form.per_site)
 
 
 def preprocessing_of(metadata: Mapping[str, str]) -> Preprocessing | None:
@@ -465,11 +467,8 @@ def _column_names(metadata: Mapping[str, str]) -> list[str]:
 
     [] if its metadata have none. Raises DataError.
     """
-    entry = parse_object(metadata.get(COLUMNS_KEY) or "{}", "the model's columns")
-    names = expect_list(entry, "names") if entry else []
-    if not all(isinstance(name, str) for name in names):
-        raise DataError("the model's columns are not all text")
-    return names
+    text = metadata.get(COLUMNS_KEY) or "{}"
+    return read(text, dict[str, list[str]], "the model's columns").get("names", [])
 
 
 def fit(profiles: Sequence[DataProfile], options: PreprocessingOptions) -> Preprocessing:
@@ -556,32 +555,27 @@ def _values(
     return values
 
 
-def _column_from_json(entry: object) -> NumberColumn | CategoryColumn:
-    if not isinstance(entry, dict):
-        raise DataError("a column of the model's preprocessing is not a JSON object")
-    name = expect_text(entry, "name")
-    unknown = expect_number({"unknown": 0.0, **entry}, "unknown")
-    match entry.get("type"):
-        case "number":
-            has_indicator = entry.get("indicate_missing")
-            if not isinstance(has_indicator, bool):
-                raise DataError(f"'indicate_missing' of column {name!r} is neither true nor false")
-            fill = nan if entry.get("fill", 0) is None else expect_number(entry, "fill")
-            return NumberColumn(name, fill, _scale_from_json(entry), has_indicator, unknown)
-        case "category":
-            categories = expect_list(entry, "categories")
-            if not all(isinstance(category, str) for category in categories):
-                raise DataError(f"a category of column {name!r} is not text")
-            if len(set(categories)) < len(categories):
-                raise DataError(f"column {name!r} has a category twice")
-            return CategoryColumn(name, tuple(categories), unknown)
-    raise DataError(f"column {name!r} is of type {entry.get('type')!r}, not number or category")
+def _form_of(column: NumberColumn | CategoryColumn) -> _Numbers | _Categories:
+    # Keys that came later are left out where they say nothing new.
+    unknown = column.unknown or None
+    if isinstance(column, CategoryColumn):
+        return _Categories(name=column.name, categories=column.categories, unknown=unknown)
+    return _Numbers(
+        name=column.name,
+        fill=None if isnan(column.fill) else column.fill,
+        center=column.scale.center,
+        scale=column.scale.scale,
+        indicate_missing=column.has_indicator,
+        unknown=unknown,
+    )
 
 
-def _scale_from_json(entry: object) -> Scale:
-    if not isinstance(entry, dict):
-        raise DataError("a scale of the model's preprocessing is not a JSON object")
-    scale = expect_number(entry, "scale")
-    if scale <= 0:
-        raise DataError(f"'scale' is {scale}; it must be above 0")
-    return Scale(expect_number(entry, "center"), scale)
+def _column_of(form: _Numbers | _Categories) -> NumberColumn | CategoryColumn:
+    unknown = form.unknown or 0.0
+    if isinstance(form, _Categories):
+        if len(set(form.categories)) < len(form.categories):
+            raise DataError(f"column {form.name!r} has a category twice")
+        return CategoryColumn(form.name, form.categories, unknown)
+    fill = nan if form.fill is None else form.fill
+    scale = Scale(form.center, form.scale)
+    return NumberColumn(form.name, fill, scale, form.indicate_missing, unknown)

@@ -14,7 +14,6 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from json import JSONDecodeError, dumps, loads
 from math import fsum
 from typing import Any, ClassVar
 
@@ -22,10 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xain_workloads.errors import DataError
+from xain_workloads.json_forms import MAX_VALUE
 from xain_workloads.tables.repeated import repeated
-from xain_workloads.tables.schema import MAX_NAME
 
-VERSION = 1
 MIN_CATEGORY_COUNT = 5
 MAX_CATEGORIES = 1000  # of a column; the others count as infrequent
 MAX_NAME_BYTES = 200  # of a category; free text counts as infrequent
@@ -42,11 +40,6 @@ _FEW = 12  # distinct numbers
 # Classes times columns up to which associations travel: a number of 5 bytes each.
 MAX_ASSOCIATIONS = 20_000
 _BUCKET_BYTES = 24  # a float as JSON writes it, and a comma
-_MAX_CLASSES = 10_000  # as many as a data profile may have
-
-# The square of a value, times any number of rows, stays finite.
-MAX_VALUE = 1e140
-_MAX_SQUARES = 1e300
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,25 +157,6 @@ class Statistics:
     without_target: int = 0
     group: str = ""
     num_groups: int = 0
-
-    def to_json(self) -> str:
-        """JSON text; the same statistics give the same text."""
-        entry: dict[str, Any] = {
-            "version": VERSION,
-            "rows": self.rows,
-            "columns": [_column_to_json(name, column) for name, column in self.columns.items()],
-        }
-        if self.target is not None:
-            entry["target"] = _moments_to_json(self.target)
-            if self.target_buckets:
-                entry["target"]["buckets"] = [value for value, _ in self.target_buckets]
-        if self.class_counts:
-            entry["class_counts"] = dict(self.class_counts)
-        if self.without_target:
-            entry["without_target"] = self.without_target
-        if self.group:
-            entry["group"] = {"name": self.group, "count": self.num_groups}
-        return dumps(entry, separators=(",", ":"), allow_nan=False)
 
 
 def describe(
@@ -563,210 +537,3 @@ class _Categories:
         """Statistics of the column. rows: of all sites."""
         missing = self._missing + rows - self._rows
         return CategoryStatistics(missing, dict(sorted(self._counts.items())), self._infrequent)
-
-
-def from_json(text: str) -> Statistics:
-    """Read the statistics that a site sent. Raises DataError that names what is wrong.
-
-    The text comes from the network: every value is checked.
-    """
-    if len(text.encode(errors="replace")) > MAX_STATISTICS_BYTES:
-        raise DataError(f"the statistics take more than {MAX_STATISTICS_BYTES} bytes")
-    entry = parse_object(text, "the statistics")
-    if entry.get("version") != VERSION:
-        raise DataError(f"the statistics have version {entry.get('version')!r}, not {VERSION}")
-    columns: dict[str, ColumnStatistics] = {}
-    for column in expect_list(entry, "columns"):
-        if not isinstance(column, dict):
-            raise DataError("the statistics of a column are not a JSON object")
-        name = expect_text(column, "name")
-        if name in columns:
-            raise DataError(f"the statistics have column {name!r} twice")
-        columns[name] = _column_from_json(column)
-    rows = expect_count(entry, "rows")
-    counts = _counts_from_json(entry, "class_counts", _MAX_CLASSES)
-    without_target = expect_count(entry, "without_target") if "without_target" in entry else 0
-    group, num_groups = _group_from_json(entry, rows)
-    found = Statistics(
-        rows,
-        columns,
-        class_counts=counts,
-        without_target=without_target,
-        group=group,
-        num_groups=num_groups,
-    )
-    target = entry.get("target")
-    if target is None:
-        return found
-    if counts:
-        raise DataError("the statistics have 'class_counts' and moments of a 'target' of numbers")
-    moments = _moments_from_json(target)
-    buckets = _buckets_from_json(target, moments) if "buckets" in target else ()
-    return replace(found, target=moments, target_buckets=buckets)
-
-
-def _group_from_json(entry: Mapping[str, Any], rows: int) -> tuple[str, int]:
-    """Name of the column of groups, and their number; "" and 0 without them."""
-    if "group" not in entry:
-        return "", 0
-    if not isinstance(entry["group"], dict):
-        raise DataError("'group' is not a JSON object")
-    name, count = expect_text(entry["group"], "name"), expect_count(entry["group"], "count")
-    if not 0 < len(name) <= MAX_NAME or not name.isprintable() or count > rows:
-        raise DataError(f"'group' has no name of at most {MAX_NAME} characters, or too many groups")
-    return name, count
-
-
-def _moments_to_json(moments: Moments) -> dict[str, Any]:
-    return {"count": moments.count, "mean": moments.mean, "m2": moments.m2}
-
-
-def _column_to_json(name: str, column: ColumnStatistics) -> dict[str, Any]:
-    if isinstance(column, CategoryStatistics):
-        return {
-            "name": name,
-            "type": "category",
-            "missing": column.missing,
-            "counts": dict(column.counts),
-            "infrequent": column.infrequent,
-            **_told_of(column),
-        }
-    entry = {"name": name, "type": "number", "missing": column.missing}
-    entry |= _moments_to_json(column.moments)
-    # Sizes of buckets differ by one at most and follow from their number, so they do not travel.
-    return {**entry, "buckets": [value for value, _ in column.buckets], **_told_of(column)}
-
-
-def _told_of(column: ColumnStatistics) -> dict[str, Any]:
-    """The optional keys of a column."""
-    told: dict[str, Any] = {}
-    if column.distinct is not None:
-        told["distinct"] = column.distinct
-    if isinstance(column, NumberStatistics) and column.whole is not None:
-        told["whole"] = column.whole
-    if column.association:
-        told["association"] = list(column.association)
-    if column.is_repeated:
-        told["repeated"] = True
-    return told
-
-
-def _column_from_json(entry: Mapping[str, Any]) -> ColumnStatistics:
-    missing = expect_count(entry, "missing")
-    distinct = expect_count(entry, "distinct") if "distinct" in entry else None
-    association = _association_from_json(entry)
-    is_repeated = entry.get("repeated", False)
-    if not isinstance(is_repeated, bool):
-        raise DataError("'repeated' is neither true nor false")
-    match entry.get("type"):
-        case "category":
-            if "counts" not in entry:
-                raise DataError("a column of categories has no 'counts'")
-            counts = _counts_from_json(entry, "counts", MAX_CATEGORIES)
-            infrequent = expect_count(entry, "infrequent")
-            return CategoryStatistics(
-                missing, counts, infrequent, distinct, association, is_repeated
-            )
-        case "number":
-            moments = _moments_from_json(entry)
-            buckets = _buckets_from_json(entry, moments)
-            whole = entry.get("whole")
-            if whole is not None and not isinstance(whole, bool):
-                raise DataError("'whole' is neither true nor false")
-            return NumberStatistics(
-                missing, moments, buckets, distinct, whole, association, is_repeated
-            )
-    raise DataError(f"a column is of type {entry.get('type')!r}, neither number nor category")
-
-
-def _counts_from_json(entry: Mapping[str, Any], key: str, most: int) -> dict[str, int]:
-    """Rows by name, in the order of the names; none without the key."""
-    counts = entry.get(key, {})
-    if not isinstance(counts, dict) or len(counts) > most:
-        raise DataError(f"{key!r} is not a JSON object of at most {most} names")
-    return {name: expect_count(counts, name) for name in sorted(counts)}
-
-
-def _association_from_json(entry: Mapping[str, Any]) -> tuple[float | None, ...]:
-    if "association" not in entry:
-        return ()
-    values = expect_list(entry, "association")
-    if len(values) > MAX_ASSOCIATIONS:
-        raise DataError(f"'association' has more than {MAX_ASSOCIATIONS} values")
-    return tuple(
-        None if value is None else expect_number({"association": value}, "association", largest=1.0)
-        for value in values
-    )
-
-
-def _buckets_from_json(entry: Mapping[str, Any], moments: Moments) -> tuple[tuple[float, int], ...]:
-    values = expect_list(entry, "buckets")
-    if len(values) > min(MAX_BUCKETS, moments.count):
-        raise DataError(f"{len(values)} buckets for {moments.count} values")
-    # Checked at once, as thousands of sites may send thousands of them.
-    is_good = all(type(value) is float and abs(value) <= MAX_VALUE for value in values)
-    numbers = (
-        values if is_good else [expect_number({"buckets": value}, "buckets") for value in values]
-    )
-    return tuple(zip(numbers, _sizes(moments.count, len(numbers)), strict=True))
-
-
-def _sizes(count: int, num_buckets: int) -> list[int]:
-    """Rows of each bucket, as numpy.array_split cuts them."""
-    size, more = divmod(count, num_buckets or 1)
-    return [size + (i < more) for i in range(num_buckets)]
-
-
-def _moments_from_json(entry: object) -> Moments:
-    if not isinstance(entry, dict):
-        raise DataError("moments are not a JSON object")
-    m2 = expect_number(entry, "m2", largest=_MAX_SQUARES)
-    if m2 < 0:
-        raise DataError(f"'m2' is {m2}; a sum of squares is not negative")
-    return Moments(expect_count(entry, "count"), expect_number(entry, "mean"), m2)
-
-
-# --- reading JSON that comes from the network ---
-
-
-def parse_object(text: str, what: str) -> dict[str, Any]:
-    """A JSON object. what: how messages call it. Raises DataError."""
-    try:
-        entry = loads(text)
-    except (JSONDecodeError, RecursionError, ValueError) as error:
-        raise DataError(f"{what} are not JSON: {error}") from error
-    if not isinstance(entry, dict):
-        raise DataError(f"{what} are not a JSON object")
-    return entry
-
-
-def expect_list(entry: Mapping[str, Any], key: str) -> list[Any]:
-    """Raises DataError that names the key."""
-    value = entry.get(key)
-    if not isinstance(value, list):
-        raise DataError(f"{key!r} is not a JSON list")
-    return value
-
-
-def expect_text(entry: Mapping[str, Any], key: str) -> str:
-    """Raises DataError that names the key."""
-    value = entry.get(key)
-    if not isinstance(value, str):
-        raise DataError(f"{key!r} is {value!r}; it must be text")
-    return value
-
-
-def expect_number(entry: Mapping[str, Any], key: str, largest: float = MAX_VALUE) -> float:
-    """A number of at most this size. Raises DataError that names the key."""
-    value = entry.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= largest:
-        raise DataError(f"{key!r} is {value!r:.50}; it must be a number of at most {largest:g}")
-    return float(value)
-
-
-def expect_count(entry: Mapping[str, Any], key: str) -> int:
-    """A whole number, 0 or more. Raises DataError that names the key."""
-    value = entry.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**53:
-        raise DataError(f"{key!r} is {value!r}; it must be a whole number, 0 or more")
-    return value

@@ -24,6 +24,7 @@ from xain_workloads.tables.statistics import (
     MIN_KNOWN,
     describe,
 )
+from xain_workloads.tables.statistics_json import to_json
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,11 +132,11 @@ class Table:
             num_groups=self.num_groups,
         )
         is_named = len(self.columns) <= MAX_COLUMNS
-        statistics = described.to_json() if is_named else ""  # ASCII: one byte a character
-        if len(statistics) > MAX_STATISTICS_BYTES:
+        statistics = to_json(described) if is_named else ""
+        if (size := len(statistics.encode())) > MAX_STATISTICS_BYTES:
             raise DataError(
                 f"{self.origin}: the statistics of its {len(self.columns)} columns take"
-                f" {len(statistics)} bytes, and at most {MAX_STATISTICS_BYTES} are taken; leave"
+                f" {size} bytes, and at most {MAX_STATISTICS_BYTES} are taken; leave"
                 " columns out that are not used, "
                 + hint("xain-participant", 'data.drop = ["NAME"]')
             )

@@ -8,10 +8,15 @@ Source of the format: XGBoost's documentation, "Introduction to Model IO", and i
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import fsum, isfinite
 from struct import Struct
-from typing import Any, NoReturn
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from xain_workloads.json_forms import read, written
 
 # Bytes of an update. A tree of depth 6 takes some 15 KB; checking it, 20 times as much memory.
 MAX_UPDATE_BYTES = 64 << 20
@@ -56,18 +61,12 @@ class BoosterKind:
 
     def to_json(self) -> str:
         """JSON text for metadata[KEY]."""
-        return json.dumps(asdict(self), sort_keys=True)
+        return written(self)
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> "BoosterKind":
         """Raises ValueError if the metadata are not those of a model of trees."""
-        try:
-            kind = cls(**json.loads(metadata[KEY]))
-            if isinstance(kind.base_score, list):
-                return replace(kind, base_score=tuple(kind.base_score))
-            return kind
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"the model's metadata do not describe trees: {error}") from error
+        return read(metadata.get(KEY, ""), cls, "the model's description of its trees", ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,60 @@ class Tree:
     hessians: tuple[float, ...]
 
 
-# --- reading ---
+# --- reading: the part of XGBoost's JSON that counts; it writes counts as text ---
+
+_Count = Annotated[str, Meta(pattern=r"^[0-9]{1,10}\Z")]
+_FLOAT_COLUMNS = ("split_conditions", "base_weights", "loss_changes", "sum_hessian")
+
+
+class _TreeParam(msgspec.Struct):
+    num_nodes: _Count
+    size_leaf_vector: _Count
+
+
+class _SentTree(msgspec.Struct):
+    tree_param: _TreeParam
+    left_children: list[int]
+    right_children: list[int]
+    split_indices: list[int]
+    default_left: list[int]
+    split_type: list[int]
+    split_conditions: list[float]
+    base_weights: list[float]
+    loss_changes: list[float]
+    sum_hessian: list[float]
+
+
+_COLUMNS = [name for name in _SentTree.__struct_fields__ if name != "tree_param"]
+
+
+class _Trees(msgspec.Struct):
+    trees: list[_SentTree]
+    tree_info: list[int]
+
+
+class _Booster(msgspec.Struct):
+    name: Literal["gbtree"]
+    model: _Trees
+
+
+class _LearnerParam(msgspec.Struct):
+    num_feature: _Count
+    num_class: _Count
+
+
+class _Objective(msgspec.Struct):
+    name: str
+
+
+class _Learner(msgspec.Struct):
+    learner_model_param: _LearnerParam
+    objective: _Objective
+    gradient_booster: _Booster
+
+
+class _Sent(msgspec.Struct):
+    learner: _Learner
 
 
 def parse_update(data: bytes, kind: BoosterKind, max_iterations: int) -> tuple[Tree, ...]:
@@ -101,122 +153,69 @@ def parse_update(data: bytes, kind: BoosterKind, max_iterations: int) -> tuple[T
         raise InvalidTrees(
             f"an update of trees has {len(data)} bytes; at most {MAX_UPDATE_BYTES} are taken"
         )
-    learner = _object(_parse(data), "learner", "the booster")
-    parameters = _object(learner, "learner_model_param", "the learner")
+    learner = read(data, _Sent, "the update", InvalidTrees).learner
+    parameters, booster = learner.learner_model_param, learner.gradient_booster
     for key, expected in (("num_feature", kind.num_features), ("num_class", kind.num_classes)):
-        found = _count(parameters, key, "the learner")
-        if found != expected:
+        if int(found := getattr(parameters, key)) != expected:
             raise InvalidTrees(f"the booster has {key} {found}, the model {expected}")
-    objective = _object(learner, "objective", "the learner").get("name")
-    if objective != kind.objective:
+    if (objective := learner.objective.name) != kind.objective:
         raise InvalidTrees(f"the booster has objective {objective!r}, the model {kind.objective!r}")
-    booster = _object(learner, "gradient_booster", "the learner")
-    if booster.get("name") != "gbtree":
-        raise InvalidTrees(f"the booster is {booster.get('name')!r}; only 'gbtree' is taken")
-    model = _object(booster, "model", "the booster")
-    trees = _list(model, "trees", "the booster")
+    trees = booster.model.trees
     per_iteration = kind.trees_per_iteration
     if len(trees) % per_iteration or len(trees) > max_iterations * per_iteration:
         raise InvalidTrees(
             f"the update adds {len(trees)} trees; {max_iterations} boosting rounds add at most "
             f"{max_iterations * per_iteration}, {per_iteration} each"
         )
-    classes = _list(model, "tree_info", "the booster")
-    if classes != [index % per_iteration for index in range(len(trees))]:
+    if booster.model.tree_info != [index % per_iteration for index in range(len(trees))]:
         raise InvalidTrees(
             f"tree_info does not count the classes 0 to {per_iteration - 1} in each boosting round"
         )
     return tuple(_tree(tree, index, kind.num_features) for index, tree in enumerate(trees))
 
 
-def _parse(data: bytes) -> dict[str, Any]:
-    try:
-        parsed = json.loads(data, parse_constant=_refuse_constant)
-    except InvalidTrees:
-        raise
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError among them
-        raise InvalidTrees(f"the update is not JSON: {type(error).__name__}: {error}") from None
-    if not isinstance(parsed, dict):
-        raise InvalidTrees("the update is not a JSON object")
-    return parsed
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise InvalidTrees(f"the update has the number {name}, which is not finite")
-
-
-def _object(parent: dict[str, Any], key: str, where: str) -> dict[str, Any]:
-    value = parent.get(key)
-    if not isinstance(value, dict):
-        raise InvalidTrees(f"{where} has no object {key!r}")
-    return value
-
-
-def _list(parent: dict[str, Any], key: str, where: str) -> list[Any]:
-    value = parent.get(key)
-    if not isinstance(value, list):
-        raise InvalidTrees(f"{where} has no list {key!r}")
-    return value
-
-
-def _count(parent: dict[str, Any], key: str, where: str) -> int:
-    """Parse a count that XGBoost writes as text. Raises InvalidTrees."""
-    value = parent.get(key)
-    if not isinstance(value, str) or not (value.isascii() and value.isdigit()) or len(value) > 10:
-        raise InvalidTrees(f"{where} has no count {key!r}")
-    return int(value)
-
-
-def _tree(sent: object, index: int, num_features: int) -> Tree:
+def _tree(sent: _SentTree, index: int, num_features: int) -> Tree:
     where = f"tree {index}"
-    if not isinstance(sent, dict):
-        raise InvalidTrees(f"{where} is not a JSON object")
-    parameters = _object(sent, "tree_param", where)
-    size = _count(parameters, "num_nodes", where)
-    if _count(parameters, "size_leaf_vector", where) > 1:
+    size = int(sent.tree_param.num_nodes)
+    if int(sent.tree_param.size_leaf_vector) > 1:
         raise InvalidTrees(f"{where} has several values in a leaf, which cannot be joined")
-    left = _column(sent, "left_children", size, where)
-    right = _column(sent, "right_children", size, where)
-    features = _column(sent, "split_indices", size, where)
-    default_left = _column(sent, "default_left", size, where)
-    conditions = _column(sent, "split_conditions", size, where)
-    values = _column(sent, "base_weights", size, where)
-    gains = _column(sent, "loss_changes", size, where)
-    hessians = _column(sent, "sum_hessian", size, where)
-    if any(_column(sent, "split_type", size, where)):
+    for key in _COLUMNS:
+        if (length := len(getattr(sent, key))) != size or size == 0:
+            raise InvalidTrees(f"{where} has {length} entries in {key} for {size} nodes")
+    if any(sent.split_type):
         raise InvalidTrees(f"{where} splits by categories, which cannot be joined")
-
-    order = _breadth_first(left, right, where)
+    order = _breadth_first(sent.left_children, sent.right_children, where)
     new_left, new_features = [], []
     next_child = 1
     for node in order:
-        is_leaf = left[node] == -1
-        feature = 0 if is_leaf else _index(features[node], num_features, where, "a split's feature")
+        is_leaf = sent.left_children[node] == -1
+        feature = (
+            0
+            if is_leaf
+            else _index(sent.split_indices[node], num_features, where, "a split's feature")
+        )
         new_features.append(feature)
         new_left.append(-1 if is_leaf else next_child)
         next_child += 0 if is_leaf else 2
-    for name, column in (("sum_hessian", hessians), ("loss_changes", gains)):
-        if any(_float32(column[node], where, name) < 0 for node in order):
-            raise InvalidTrees(f"{where} has a negative value in {name}")
+    columns = {
+        key: tuple(_float32(getattr(sent, key)[node], where, key) for node in order)
+        for key in _FLOAT_COLUMNS
+    }
+    for key in ("sum_hessian", "loss_changes"):
+        if min(columns[key]) < 0:
+            raise InvalidTrees(f"{where} has a negative value in {key}")
     return Tree(
         left_children=tuple(new_left),
         features=tuple(new_features),
-        default_left=tuple(_index(default_left[n], 2, where, "default_left") for n in order),
-        conditions=tuple(_float32(conditions[n], where, "split_conditions") for n in order),
-        values=tuple(_float32(values[n], where, "base_weights") for n in order),
-        gains=tuple(_float32(gains[n], where, "loss_changes") for n in order),
-        hessians=tuple(_float32(hessians[n], where, "sum_hessian") for n in order),
+        default_left=tuple(_index(sent.default_left[n], 2, where, "default_left") for n in order),
+        conditions=columns["split_conditions"],
+        values=columns["base_weights"],
+        gains=columns["loss_changes"],
+        hessians=columns["sum_hessian"],
     )
 
 
-def _column(tree: dict[str, Any], key: str, size: int, where: str) -> list[Any]:
-    column = _list(tree, key, where)
-    if len(column) != size or size == 0:
-        raise InvalidTrees(f"{where} has {len(column)} entries in {key} for {size} nodes")
-    return column
-
-
-def _breadth_first(left: list[Any], right: list[Any], where: str) -> list[int]:
+def _breadth_first(left: Sequence[int], right: Sequence[int], where: str) -> list[int]:
     """The nodes that can be reached from the root, each once."""
     order, seen, level = [0], {0}, [0]
     for _ in range(MAX_DEPTH + 1):
@@ -236,28 +235,17 @@ def _breadth_first(left: list[Any], right: list[Any], where: str) -> list[int]:
     raise InvalidTrees(f"{where} is deeper than {MAX_DEPTH}")
 
 
-def _index(value: object, size: int, where: str, what: str) -> int:
-    # type(), because a bool is an int, too.
-    if type(value) is not int or not 0 <= value < size:
-        raise InvalidTrees(f"{where} has {_shown(value)} for {what}; it must be 0 to {size - 1}")
+def _index(value: int, size: int, where: str, what: str) -> int:
+    if not 0 <= value < size:
+        raise InvalidTrees(f"{where} has {value} for {what}; it must be 0 to {size - 1}")
     return value
 
 
-def _float32(value: object, where: str, key: str) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise InvalidTrees(f"{where} has {_shown(value)} in {key}, which is no number")
-    try:
-        rounded = _rounded(float(value))
-    except OverflowError:
-        rounded = float("inf")
+def _float32(value: float, where: str, key: str) -> float:
+    rounded = _rounded(value)
     if not isfinite(rounded):
-        raise InvalidTrees(f"{where} has {_shown(value)} in {key}, which is not a finite float32")
+        raise InvalidTrees(f"{where} has {value} in {key}, which is not a finite float32")
     return rounded
-
-
-def _shown(value: object) -> str:
-    text = repr(value) if isinstance(value, int | float | str | None) else type(value).__name__
-    return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 # --- joining ---
@@ -330,8 +318,9 @@ def last_iteration(model: bytes, kind: BoosterKind) -> tuple[Tree, ...]:
     """The trees of the last boosting round. Raises ValueError of a model without trees."""
     num_trees = _num_trees(model, kind)
     start = _start_of_last(model, kind)
-    texts = json.loads(b"[" + model[start : -len(_tail(kind, num_trees))] + b"]")
-    return tuple(_tree(text, index, kind.num_features) for index, text in enumerate(texts))
+    text = b"[" + model[start : -len(_tail(kind, num_trees))] + b"]"
+    trees = read(text, list[_SentTree], "the model", ValueError)
+    return tuple(_tree(tree, index, kind.num_features) for index, tree in enumerate(trees))
 
 
 def with_last_iteration(

@@ -23,9 +23,9 @@ from xain_workloads.tables.statistics import (
     Moments,
     NumberStatistics,
     Statistics,
-    from_json,
     merge,
 )
+from xain_workloads.tables.statistics_json import from_json
 
 MAX_SITES = 200
 SHOWN_SITES = 8  # in a table for people

@@ -19,8 +19,8 @@ from xain_workloads.tables.statistics import (
     Moments,
     NumberStatistics,
     Statistics,
-    from_json,
 )
+from xain_workloads.tables.statistics_json import from_json
 
 SHARES = np.array([0.05, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9, 0.95])
 

@@ -19,8 +19,8 @@ from xain_workloads.tables.statistics import (
     Moments,
     NumberStatistics,
     Statistics,
-    from_json,
 )
+from xain_workloads.tables.statistics_json import from_json, to_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def withhold(profiles: Sequence[DataProfile], min_sites: int) -> Shared:
             has_known, has_unknown = _presence(column, statistics.rows)
             known[name] += has_known
             unknown[name] += has_unknown
-        changed.append(replace(profile, statistics=statistics.to_json()) if few else profile)
+        changed.append(replace(profile, statistics=to_json(statistics)) if few else profile)
     shares = frozenset(name for name in names if is_few(known[name]) or is_few(unknown[name]))
     classes = frozenset(name for name, num in counts.classes.items() if is_few(num))
     return Shared(changed, shares, classes)

@@ -7,6 +7,7 @@ from math import hypot, sqrt
 
 import numpy as np
 
+from xain_workloads.json_forms import Number, Positive
 from xain_workloads.tables.statistics import Moments, NumberStatistics
 
 
@@ -14,8 +15,8 @@ from xain_workloads.tables.statistics import Moments, NumberStatistics
 class Scale:
     """Standardisation of numbers: (value - center) / scale. scale: above 0."""
 
-    center: float = 0.0
-    scale: float = 1.0
+    center: Number = 0.0
+    scale: Positive = 1.0
 
 
 # Figures of a normal distribution, in standard deviations: distances of the quantiles 0.05 and 0.95
