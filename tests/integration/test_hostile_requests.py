@@ -32,7 +32,7 @@ pytestmark = [
 
 MIB = 1 << 20
 MAX_RESIDENT_MIB = 200
-LARGE = 4 * MIB - 1000  # fits into a message of [server] max_message_bytes
+LARGE = 4 * MIB - 1000  # fits into a message of 4 MiB
 FUZZ_CALLS = int(os.environ.get("FUZZ_CALLS", "150"))  # of each method
 SEED = int(os.environ.get("SEED", "0"))
 

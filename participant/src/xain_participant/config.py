@@ -145,7 +145,6 @@ class TrainingSettings(Section):
     builders: Texts = ()
     threads: int = Field(default=1, ge=1, le=1024)
     process_group_address: GroupAddress = ""
-    process_group_timeout_s: float = Field(default=60.0, gt=0, le=24 * 3600.0)
     process_group_insecure: bool = False
 
 
@@ -161,6 +160,7 @@ class ParticipantConfig(Section):
     tls: TlsSettings = TlsSettings()
 
     moved: ClassVar[Mapping[str, str]] = {
+        "training.process_group_timeout_s": "is gone: leave it out; members wait 60 s",
         "coordinator.grpc_options": "is gone: the SDK of XAIN never used it",
         "storage": "is gone: weights travel through the coordinator, and no participant needs a "
         "store",

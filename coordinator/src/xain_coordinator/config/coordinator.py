@@ -65,6 +65,7 @@ class CoordinatorConfig(Sections):
         "server.heartbeat_time": "is called server.heartbeat_time_s now",
         "server.heartbeat_timeout": "is called server.heartbeat_timeout_s now",
         "server.thread_pool_workers": "is gone: the server needs no thread for each call",
+        "server.max_message_bytes": "is gone: leave it out; weights travel in pieces of 1 MiB",
         "parameters.tls": "is called tls.folder now, for all ports of the coordinator",
         "parameters.insecure": "is called server.insecure now, for all ports of the coordinator",
         "http.insecure": "is called server.insecure now, which is for all ports",

@@ -71,6 +71,7 @@ LIVENESS = "liveness"
 # A name that is serving beside the coordinator if there is a weights port; unknown without one.
 WEIGHTS_PORT = "weights-port"
 
+MAX_MESSAGE_BYTES = 4 << 20  # weights travel in pieces of 1 MiB
 MIN_PENDING = 1000  # 20 KB each
 # A participant has six calls open at most, a peer of Membership seven. A proxy that merges the
 # connections of many opens another one, or needs more: [server] grpc_options.
@@ -126,8 +127,8 @@ class GrpcServer:
         settings: dict[str, int | str] = {
             # Two coordinators must never share a port without noticing.
             "grpc.so_reuseport": 0,
-            "grpc.max_receive_message_length": server.max_message_bytes,
-            "grpc.max_send_message_length": server.max_message_bytes,
+            "grpc.max_receive_message_length": MAX_MESSAGE_BYTES,
+            "grpc.max_send_message_length": MAX_MESSAGE_BYTES,
             # Participants ping after 8 s of silence, and are not hung up on; who has vanished
             # without a word is noticed although it streams nothing.
             **KEEPALIVE,

@@ -777,7 +777,6 @@ def _load_participant(
         variates=variates,
         stages=StageTrainer(
             settings.training.process_group_address,
-            settings.training.process_group_timeout_s,
             insecure=settings.training.process_group_insecure,
         ),
         # The statistics of all rows were approved, and not those of a part.

@@ -24,9 +24,6 @@ from xain_foundation.settings.fields import (
 )
 
 _MIB = 1024 * 1024
-# Weights travel in messages of 1 MiB and a little; below this a larger header would not fit.
-_MIN_MESSAGE_BYTES = 2 * _MIB
-_MAX_MESSAGE_BYTES = 2**31 - 1  # gRPC's options are of type int
 
 GrpcOption = Annotated[
     Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | str,
@@ -42,7 +39,6 @@ class ServerSettings(Section):
     # At least: on the wire it is in whole milliseconds.
     heartbeat_time_s: float = Field(default=10.0, ge=0.001, le=MAX_SILENCE_S)
     heartbeat_timeout_s: float = Field(default=5.0, gt=0, le=MAX_SILENCE_S)
-    max_message_bytes: int = Field(default=4 * _MIB, ge=_MIN_MESSAGE_BYTES, le=_MAX_MESSAGE_BYTES)
     max_calls_per_s: int = Field(default=CALLS_PER_S, ge=1)
     max_update_bytes: int = Field(default=4096 * _MIB, ge=1)
     max_update_norm: float | None = Field(default=None, gt=0, allow_inf_nan=False)

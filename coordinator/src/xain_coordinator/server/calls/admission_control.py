@@ -18,7 +18,7 @@ first_message_s are ended, and so are streams of unregistered clients after stre
 The answers to refused calls of one holder are held back: a client that calls again at once would
 else keep the event loop busy with refusals, as many at a time as its connections have streams.
 
-While a message comes, gRPC holds what is there of it, which may be [server] max_message_bytes. So
+While a message comes, gRPC holds what is there of it, which may be 4 MiB. So
 messages of unregistered clients are read UNREGISTERED_READS at a time. Small ones come with their
 headers; a call whose message takes longer is ended when others wait to be read.
 """

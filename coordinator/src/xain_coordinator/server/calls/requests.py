@@ -25,7 +25,7 @@ MAX_REQUEST_BYTES = 16 << 10
 _COORDINATOR = "/xain_proto.fl.Coordinator/"
 
 # Bytes, of which none takes the event loop longer than 50 ms to parse. None: gRPC's own limit,
-# [server] max_message_bytes.
+# MAX_MESSAGE_BYTES of server.serve.
 _LIMITS: Mapping[str, int | None] = {
     # The classes of the data, each with up to 4 bytes for its length, the columns, each with its
     # type and the lengths of its texts, their statistics, and the tags.
