@@ -111,12 +111,16 @@ class Server:
 
     def start(self) -> None:
         """Returns when it serves."""
-        before = len(self.events("serving"))
+        before = len(self.events("coordinator_serving"))
         self.started_at = time.monotonic()
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(self._command, stderr=log, stdin=subprocess.PIPE)
         try:
-            wait(lambda: len(self.events("serving")) > before, "the server to serve", self)
+            wait(
+                lambda: len(self.events("coordinator_serving")) > before,
+                "the server to serve",
+                self,
+            )
         except BaseException:  # whatever it is, an interrupt too: no process stays behind
             self.kill()
             raise

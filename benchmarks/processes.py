@@ -114,7 +114,7 @@ class CoordinatorProcess:
         lines = self._process.stderr
         assert lines is not None
         for line in lines:
-            if json.loads(line)["event"] == "serving":
+            if json.loads(line)["event"] == "coordinator_serving":
                 taken = time.perf_counter() - begin
                 # Its log has to be read, or it would wait.
                 self._reader = threading.Thread(target=_show_problems, args=(lines,), daemon=True)

@@ -136,7 +136,7 @@ def start(folder: Path) -> tuple["subprocess.Popen[str]", float]:
     assert process.stderr is not None
     line = ""
     for line in process.stderr:
-        if json.loads(line)["event"] == "serving":
+        if json.loads(line)["event"] == "coordinator_serving":
             return process, time.perf_counter() - begin
     raise SystemExit(f"the coordinator ended with status {process.wait()}: {line}")
 

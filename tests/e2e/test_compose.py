@@ -497,7 +497,9 @@ def test_sparse_profile_trains_while_a_server_dies(sparse_stack):
     first, second = stack.containers("parameter-server")
 
     def waiting():
-        return sum('"connected"' in engine.logs(one) for one in stack.containers("sparse-worker"))
+        return sum(
+            '"server_connected"' in engine.logs(one) for one in stack.containers("sparse-worker")
+        )
 
     wait_until("three workers are there", lambda: waiting() == 3)
     docker("kill", first)

@@ -40,7 +40,7 @@ def test_the_coordinators_terminal_shows_the_session(tmp_path: Path) -> None:
     os.close(inside)
     try:
         shown = read_until(terminal, "0 of 7 rounds")
-        assert "serving" in shown
+        assert "coordinator_serving" in shown
         process.send_signal(signal.SIGINT)
         shown = read_until(terminal, "stopped")
         assert process.wait(30) == 0

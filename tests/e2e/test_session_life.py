@@ -106,7 +106,7 @@ async def test_other_settings_refuse_the_start_and_name_themselves(launch):
     on with the session's own rules, and times for heartbeats are taken at once."""
     coordinator = launch()
     await coordinator.start()
-    session = told(coordinator, "serving")["session"]
+    session = told(coordinator, "coordinator_serving")["session"]
     await coordinator.stop()
     code, _, errors = await command("extend", f"--data-dir={coordinator.folder}", "--rounds=+2")
     assert code == 1
@@ -121,7 +121,7 @@ async def test_other_settings_refuse_the_start_and_name_themselves(launch):
     assert (await command("--resume", "--new-session"))[0] == 2
 
     await coordinator.start(*other, "--resume", "--set=server.heartbeat_time_s=3")
-    assert told(coordinator, "serving")["session"] == session
+    assert told(coordinator, "coordinator_serving")["session"] == session
     kept = (await logged(coordinator, "rules_differ"))["kept"]
     assert "rounds.epochs = 1 (configured: 3)" in kept
     member = Member(coordinator.port, "a")
@@ -132,7 +132,7 @@ async def test_other_settings_refuse_the_start_and_name_themselves(launch):
     await coordinator.start()  # again with the times from before
     member = Member(coordinator.port, "a")
     assert (await member.rendezvous()).heartbeat_interval_ms == 10000
-    assert told(coordinator, "serving")["session"] == session
+    assert told(coordinator, "coordinator_serving")["session"] == session
     await member.close()
 
 

@@ -73,7 +73,7 @@ async def test_first_heartbeat_of_a_site_after_the_commands_of_the_readme(
             command = await type_(coordinator, there, line)
             assert await command.died() == 0, command.log()
         running = await type_(coordinator, there, first[2])
-        await running.until_logged('"serving"')
+        await running.until_logged('"coordinator_serving"')
         # The token is sent by other means.
         here.mkdir()
         (there / "ward-7.token").rename(here / "ward-7.token")

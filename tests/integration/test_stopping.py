@@ -71,7 +71,7 @@ async def test_a_thread_that_hangs_does_not_hold_the_process(tmp_path):
     hang = "asyncio.get_running_loop().run_in_executor(None, time.sleep, 10_000)"
     status, told = await spoilt(hang, tmp_path)
     assert status == 0
-    assert told == ["serving", "stopping", "stopped", "threads_left_behind"]
+    assert told == ["coordinator_serving", "stopping", "stopped", "threads_left_behind"]
 
 
 @pytest.mark.e2e
@@ -81,7 +81,7 @@ async def test_an_error_while_stopping_is_called_one(tmp_path):
     fail = "self._worker.close = lambda: asyncio.to_thread(Path('/none/there').read_text)"
     status, told = await spoilt(fail, tmp_path)
     assert status == 1
-    assert told == ["serving", "stopping", "stop_failed"]
+    assert told == ["coordinator_serving", "stopping", "stop_failed"]
     SqliteJournal(tmp_path / "journal.sqlite").close()
 
 
@@ -106,4 +106,4 @@ async def test_sigterm_is_heard_while_a_store_hangs(tmp_path):
             spawned.terminate()
             async with asyncio.timeout(90):
                 assert await spawned.wait() == 0
-    assert '"serving"' not in process.log()
+    assert '"coordinator_serving"' not in process.log()

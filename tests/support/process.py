@@ -175,7 +175,7 @@ class CoordinatorProcess(Process):
             while True:
                 has_ended = self.status is not None
                 for line in lines.new():
-                    if '"serving"' in line:
+                    if '"coordinator_serving"' in line:
                         self.port = int(json.loads(line)["address"].rpartition(":")[2])
                         return
                 if has_ended:

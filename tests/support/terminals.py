@@ -107,7 +107,7 @@ class Terminals:
             self.coordinator = await asyncio.create_subprocess_exec(
                 *words, f"--port={self.port}", cwd=self.folder, stderr=log
             )
-        while '"serving"' not in self.log():
+        while '"coordinator_serving"' not in self.log():
             assert self.coordinator.returncode is None, (words, self.log())
             await asyncio.sleep(0.02)  # a poll, not a race: it ends when the line is there
 

@@ -117,7 +117,7 @@ class RemoteMembership(ABC):
         with self._joining:
             if not self._has_ended.is_set():
                 self._member = self._ask_to_join(CALL_TIMEOUT_S)
-                log.info("came_back", group=self._group, peer=self._name)
+                log.info("member_came_back", group=self._group, peer=self._name)
 
     def next_call(self) -> int:
         """A number for calls that wait at one opening of a barrier."""

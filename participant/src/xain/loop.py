@@ -325,7 +325,7 @@ class Loop:
 
     def _leave(self, code: int, hand_in_s: float) -> None:
         if not self._handed_in.wait(hand_in_s) and hand_in_s:
-            self._log.warning("left_before_acknowledgement", round=-1)
+            self._log.warning("left_before_acknowledgement")
         self._agent.stop(code)
         self.join()
 

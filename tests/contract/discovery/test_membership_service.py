@@ -180,7 +180,7 @@ def test_service_that_stood_still_removes_no_member() -> None:
             peer.leave()
     said = [entry["event"] for entry in logs]
     assert "membership_late" in said
-    assert "came_back" not in said
+    assert "member_came_back" not in said
 
 
 def test_members_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,7 +140,7 @@ print("status", coordinator.run())
     ran = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert ran.stdout is not None
     for line in ran.stdout:
-        if "serving" in line:
+        if "coordinator_serving" in line:
             ran.send_signal(signal.SIGTERM)
             break
     output, _ = ran.communicate(timeout=PATIENCE_S)

@@ -271,7 +271,7 @@ class StoreWorker:
             self._driver.fail(error)
         except Exception as error:
             # A defect of ours must end the process loudly, not leave the round hanging.
-            log.exception("work_crashed", work=name, round=round_)
+            log.exception("effect_crashed", work=name, round=round_)
             self._driver.fail(error)
 
     async def _work(self, name: str, round_: int, work: Callable[[], Command]) -> Command:

@@ -9,7 +9,7 @@ plug-in is imported before its name is asked for, so one that nobody uses can br
 import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions
 from typing import TypeVar
 
 AGGREGATORS = "xain.aggregators"
@@ -90,8 +90,11 @@ def _search(group: str, path: tuple[str, ...]) -> Mapping[str, tuple[EntryPoint,
     """Find the plug-ins of a group on `path`. Cached: a search takes many milliseconds, and each
     round asks."""
     found: dict[str, tuple[EntryPoint, ...]] = {}
-    for entry in entry_points(group=group):
-        found[entry.name] = (*found.get(entry.name, ()), entry)
+    # The first distribution of a name on the path is the one that is imported.
+    unique = {one.name: one for one in reversed([*distributions(path=[*path])])}
+    for entry in (entry for one in unique.values() for entry in one.entry_points):
+        if entry.group == group:
+            found[entry.name] = (*found.get(entry.name, ()), entry)
     return found
 
 

@@ -84,7 +84,7 @@ class EventReaders:
                     silent_s = 0.0
                     yield ": nothing new\n\n"
         except JournalError as error:  # the stream ends, so that its reader does not wait in vain
-            log.warning("events_unreadable", round=-1, session=session_id, error=str(error))
+            log.warning("events_unreadable", session=session_id, error=str(error))
 
     def _read(self, session_id: str, number: int) -> list[Record]:
         """Raises JournalError if a record cannot be read."""

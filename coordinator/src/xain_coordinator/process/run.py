@@ -506,7 +506,7 @@ def _view(
 def _greet(config: CoordinatorConfig, coordinator: SessionCoordinator) -> None:
     session = coordinator.driver.session
     log.info(
-        "serving",
+        "coordinator_serving",
         address=config.server.address_at(coordinator.port),
         weights_port=coordinator.weights_port,
         **(

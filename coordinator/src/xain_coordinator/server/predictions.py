@@ -398,7 +398,7 @@ async def _read_answers(
         return error.with_traceback(None)
     except Exception as error:  # the connection broke off
         if not isinstance(error, grpc.aio.AbortError | grpc.RpcError):
-            log.debug("answers_ended", round=-1, reason=shortened(str(error), MAX_REASON))
+            log.debug("answers_ended", reason=shortened(str(error), MAX_REASON))
     finally:
         stream.end("its connection broke off")
     return None

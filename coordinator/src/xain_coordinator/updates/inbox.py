@@ -125,6 +125,7 @@ class Inbox:
         if isinstance(ticket, AlreadyUploaded):
             return Obtained(ticket.weights)
         if data:
+            self._slots.forget_earlier_rounds()
             weights = await self._measured(ticket, announced, data)
         elif bring is not None:
             bring = partial(bring, self._slots.distance(ticket.model))
@@ -148,7 +149,6 @@ class Inbox:
                 f"an update of {len(data)} bytes inside its call; at most "
                 f"{MAX_INLINE_UPDATE_BYTES} are taken so, larger ones by PutWeights"
             )
-        self._slots.forget_earlier_rounds()
         distance = self._slots.distance(ticket.model)
         # Without a distance there is nothing to read, and a small object costs less than a thread.
         if distance is None:

@@ -132,7 +132,7 @@ class Fence:
                 outage.failed(work, error, work=work, round=driver.session.round)
             except Exception as error:
                 # A defect of ours: going on would be a coordinator that never notices.
-                log.exception("work_crashed", work="look", round=driver.session.round)
+                log.exception("fence_crashed", round=driver.session.round)
                 driver.fail(error)
                 return
             else:

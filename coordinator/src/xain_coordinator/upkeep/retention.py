@@ -139,8 +139,11 @@ class Retention:
             self._removed.update(group)
 
     def _drop_before(self, end: int, folder: str, spared: frozenset[int] = frozenset()) -> None:
+        if self._stop.is_set():
+            return
         group: list[str] = []
-        for key in self._keys(folder, end, spared):
+        keys = self._keys_of_passed_rounds if folder in self._next else self._keys_listed
+        for key in keys(folder, end, spared):
             if self._stop.is_set():
                 return
             if not is_model(key):
@@ -155,16 +158,17 @@ class Retention:
         self._next[folder] = max(end, self._next.get(folder, 0))
         self._spared[folder] = frozenset(round_ for round_ in spared if round_ < end)
 
-    def _keys(self, folder: str, end: int, spared: frozenset[int]) -> Iterator[str]:
-        """Keys of rounds before `end`. The first call lists all objects, and so finds those that
-        earlier processes have left, under other settings too."""
-        if self._stop.is_set():
-            return
-        if folder in self._next:
-            new = {*self._spared[folder], *range(self._next[folder], end)}
-            for round_ in sorted(new - spared):
-                yield from self._store.keys(f"{folder}{round_}/")
-            return
+    def _keys_of_passed_rounds(
+        self, folder: str, end: int, spared: frozenset[int]
+    ) -> Iterator[str]:
+        """Keys of rounds before `end` that the call before has not dropped."""
+        passed = {*self._spared[folder], *range(self._next[folder], end)}
+        for round_ in sorted(passed - spared):
+            yield from self._store.keys(f"{folder}{round_}/")
+
+    def _keys_listed(self, folder: str, end: int, spared: frozenset[int]) -> Iterator[str]:
+        """Keys of rounds before `end` among all objects, those that earlier processes have left
+        under other settings too."""
         for key in self._store.keys(folder):
             number, slash, _ = key.removeprefix(folder).partition("/")
             if slash and number.isdecimal() and int(number) < end and int(number) not in spared:

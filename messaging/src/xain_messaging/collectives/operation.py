@@ -114,7 +114,8 @@ class Operation:
 
     # --- its beginning and its end, for begun() ---
 
-    def begin(self, is_one_way: bool) -> None:
+    def register(self, is_one_way: bool) -> None:
+        """Keep the messages of the group. Raises CollectiveFailed if a member has gone."""
         with self._endpoint.lock:
             gone = self._group.gone
             if gone and not (is_one_way and self._registry.has(self._group)):
@@ -203,7 +204,7 @@ def begun(
             "has done nothing and does not count: use a group from one thread at a time"
         )
     try:
-        operation.begin(is_one_way)
+        operation.register(is_one_way)
         yield operation
     except CollectiveFailed as failed:
         operation.tell(str(failed), failed.missing)

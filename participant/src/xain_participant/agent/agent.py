@@ -292,7 +292,7 @@ class Agent:
             self._profile = self._participant.profile()
             if self._profile is not None and self._profile.num_samples == 0:
                 reason = "the local data has no rows; not joining"
-                self._log.warning("nothing_to_train_on", round=-1, reason=reason)
+                self._log.warning("nothing_to_train_on", reason=reason)
                 self._tell("finished", "the local data has no rows")
                 return EXIT_NOTHING_COUNTED
             self._info("starting", coordinator=self._target, proxy=proxy_to(self._target))

@@ -54,7 +54,7 @@ class Answering:
             try:
                 self._client.answer_questions(answer)
             except Refused as refused:
-                self._log.debug("predictions_ended", round=-1, reason=str(refused))
+                self._log.debug("predictions_ended", reason=str(refused))
                 retry_after_s = refused.retry_after_s
             pause_s = backoff.next_s()
             if retry_after_s:
@@ -78,10 +78,8 @@ class Answering:
             answer.lost.extend(bytes.fromhex(digest) for digest in votes.lost)
         except Exception as error:  # whatever the estimators raise
             reason = shortened(" ".join(str(error).split()) or type(error).__name__, MAX_ERROR)
-            self._log.warning("not_predicted", round=-1, reason=reason)
+            self._log.warning("not_predicted", reason=reason)
             answer.error = reason
         else:
-            self._log.info(
-                "predicted", round=-1, num_rows=question.num_rows, num_lost=len(answer.lost)
-            )
+            self._log.info("predicted", num_rows=question.num_rows, num_lost=len(answer.lost))
         return answer

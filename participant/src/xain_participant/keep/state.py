@@ -110,7 +110,7 @@ class StateDirectory:
                 return None
             except (OSError, MemoryError) as error:
                 reason = getattr(error, "strerror", None) or type(error).__name__
-                self._log.warning("result_unreadable", round=-1, reason=reason)
+                self._log.warning("result_unreadable", reason=reason)
                 return None
             if (sender := head["participant_id"]) != self.participant_id:
                 self._set_aside(_RESULT, f"it is that of participant {sender!r}", head["round"])
@@ -163,7 +163,7 @@ class StateDirectory:
         try:
             (self._path / _RESULT).unlink(missing_ok=True)
         except OSError as error:
-            self._log.warning("result_stays", round=-1, reason=error.strerror)
+            self._log.warning("result_stays", reason=error.strerror)
 
     # --- who it is ---
 

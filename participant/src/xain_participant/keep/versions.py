@@ -100,9 +100,9 @@ class Versions:
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._log.warning("state_unreadable", round=-1, file=str(path), reason=error.strerror)
+            self._log.warning("state_unreadable", file=str(path), reason=error.strerror)
             return None
         except sealed.Damaged:
-            self._log.warning("state_damaged", round=-1, file=str(path))
+            self._log.warning("state_damaged", file=str(path))
             return None
         return Version(head["session_id"], head["round"], data.tobytes())

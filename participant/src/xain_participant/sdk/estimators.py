@@ -155,11 +155,9 @@ class KeptEstimators:
                 raise ValueError("the file has other estimators than its name says")
             return LoadedEstimators(frames, head["metadata"])
         except OSError as error:
-            self._log.warning(
-                "estimators_unreadable", round=-1, file=str(path), reason=error.strerror
-            )
+            self._log.warning("estimators_unreadable", file=str(path), reason=error.strerror)
         except ValueError as error:
-            self._log.warning("estimators_unusable", round=-1, file=str(path), reason=str(error))
+            self._log.warning("estimators_unusable", file=str(path), reason=str(error))
         return None
 
     def _drop_files(self, session_id: str, round_: int) -> None:

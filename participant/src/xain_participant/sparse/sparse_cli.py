@@ -371,7 +371,7 @@ def _work(
             tls=certificates,
             insecure=True,
         ) as server:
-            log.info("connected", worker=name, server=target)
+            log.info("server_connected", worker=name, server=target)
             outcome = None
             if rows is not None:
                 outcome = train(server, job, rows, show)
