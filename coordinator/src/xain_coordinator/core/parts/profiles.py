@@ -304,7 +304,7 @@ def _check_statistics(profile: DataProfile) -> None:
     try:
         statistics = from_json(profile.statistics)
     except DataError as error:
-        raise ProfileMismatch(f"the statistics of the data cannot be read: {error}") from None
+        raise ProfileMismatch(str(error)) from None
     columns = statistics.columns
     # The number of rows is a site's weight in means and variances.
     most = max(column.num_rows for column in columns.values()) if columns else 0
