@@ -9,7 +9,7 @@ Source of the format: XGBoost's documentation, "Introduction to Model IO", and i
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import fsum, isfinite
+from math import fsum
 from struct import Struct
 from typing import Annotated, Any, Literal
 
@@ -242,10 +242,10 @@ def _index(value: int, size: int, where: str, what: str) -> int:
 
 
 def _float32(value: float, where: str, key: str) -> float:
-    rounded = _rounded(value)
-    if not isfinite(rounded):
-        raise InvalidTrees(f"{where} has {value} in {key}, which is not a finite float32")
-    return rounded
+    try:
+        return _rounded(value)
+    except OverflowError:
+        raise InvalidTrees(f"{where} has {value} in {key}, which is not a finite float32") from None
 
 
 # --- joining ---
