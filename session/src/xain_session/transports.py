@@ -13,7 +13,6 @@ from xain_coordinator.core.vocabulary.errors import Unavailable as IsAway
 from xain_coordinator.core.vocabulary.values import WeightsRef
 from xain_coordinator.ports import JournalError, StoreError
 from xain_coordinator.process.embedding import Answers, Coordinator
-from xain_coordinator.server.statuses import STATUSES
 from xain_foundation.net.grpc_calls import details_of
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.access_pb2_grpc import ControlStub
@@ -172,5 +171,5 @@ class _InnerStream:
 
 
 def _refused(error: Exception) -> Refused:
-    is_decided = STATUSES.get(type(error)) is grpc.StatusCode.ALREADY_EXISTS  # type: ignore[arg-type]
+    is_decided = isinstance(error, Refusal) and error.code == "DECIDED_OTHERWISE"
     return Refused(str(error), is_passing=isinstance(error, IsAway), is_decided=is_decided)

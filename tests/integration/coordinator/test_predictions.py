@@ -20,7 +20,6 @@ from support.wire import Member, reason, refused
 from unit.workloads.test_bagging import by_class, flowers
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.cli.extend import extend
-from xain_coordinator.core.vocabulary.errors import NobodyAnswered, NotFitted, TooManyCalls
 from xain_coordinator.core.vocabulary.values import Phase
 from xain_coordinator.server.predictions import MAX_ROWS_BYTES
 from xain_participant import Agent, WorkloadParticipant
@@ -231,7 +230,7 @@ async def test_participant_without_an_answer_is_named_with_the_timeout(three):
     coordinator, (a, _, _) = three
     async with a.stream():
         await opened(coordinator, 1)
-        with pytest.raises(NobodyAnswered) as caught:
+        with refused_as("NOBODY_ANSWERED") as caught:
             await coordinator.server.predictions.ask(*ROWS, timeout_s=0.1, max_retries=1)
     assert re.search("0.1 s, .* 2 times", caught.value.missing["p0"])
 
@@ -284,7 +283,7 @@ async def test_question_without_answers_is_an_error_that_says_why(three):
         "NOBODY_ANSWERED",
     )
     assert re.search("p0: .*; p1: ", caught.value.details())
-    with pytest.raises(NobodyAnswered) as nobody:
+    with refused_as("NOBODY_ANSWERED") as nobody:
         await coordinator.server.predictions.ask(*ROWS, timeout_s=0.1)
     assert set(nobody.value.missing) == {"p0", "p1", "p2"}
 
@@ -335,7 +334,7 @@ async def test_questions_are_bounded(three):
         await opened(coordinator, 1)
         asking = asyncio.create_task(predictor.ask(*ROWS))
         first = await a.answer(call, votes=shares(1, 0, 0, num_rows=1))
-        with pytest.raises(TooManyCalls):
+        with refused_as("TOO_MANY_CALLS"):
             await predictor.ask(*ROWS)
         second = await a.answer(call, votes=shares(0, 1, 0, num_rows=1))
         assert (await asking).values.tolist() == ["class_0", "class_1"]
@@ -367,16 +366,16 @@ async def test_unregistered_clients_cannot_answer_and_a_stop_ends_the_streams(th
         asking = asyncio.create_task(coordinator.server.predictions.ask(*ROWS))
         await call.read()
         await coordinator.stop()
-        with pytest.raises(NobodyAnswered, match="the coordinator is shutting down"):
+        with refused_as("NOBODY_ANSWERED", match="the coordinator is shutting down"):
             await asking
 
 
 async def test_there_are_no_predictions_before_a_model_or_of_a_published_one(start, join):
     coordinator = await start(**settings(2, publish=False))
-    with pytest.raises(NotFitted, match="there is no model yet"):
+    with refused_as("NOT_FITTED", match="there is no model yet"):
         await coordinator.server.predictions.ask(*ROWS)
     await gather(coordinator, join, halves(load("wine")))
-    with pytest.raises(NotFitted, match="no participant has fitted an estimator yet"):
+    with refused_as("NOT_FITTED", match="no participant has fitted an estimator yet"):
         await coordinator.server.predictions.ask(*ROWS)
 
 

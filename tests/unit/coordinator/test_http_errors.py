@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core.vocabulary.errors import AlreadyFitting
+from xain_coordinator.core.vocabulary.errors import Reason, Refusal
 from xain_coordinator.http_face import bodies, fits
 from xain_coordinator.http_face.errors import KNOWN, HttpError, refuse
 from xain_foundation.wheels import pip_install
@@ -16,7 +16,7 @@ from xain_workloads.errors import DataError
 @pytest.mark.parametrize(
     ("error", "status", "code", "text"),
     [
-        (AlreadyFitting("wait"), 409, "ALREADY_FITTING", "wait"),
+        (Refusal(Reason.ALREADY_FITTING, "wait"), 409, "ALREADY_FITTING", "wait"),
         (DataError("row 3"), 422, "INVALID_DATA", "row 3"),
         (
             ModuleNotFoundError("No module named 'sklearn'", name="sklearn"),

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pytest
 
 from oracle.rounds import Rounds
+from support.refusals import Why, is_refused
 from xain_coordinator.core.machine.decider import Decision, decide, next_deadline, resume
 from xain_coordinator.core.machine.evolve import begin, fold, open_session
 from xain_coordinator.core.machine.questions import (
@@ -343,20 +344,18 @@ class Bench:
                 self.heartbeat(name)
         self.tick()
 
-    def refuses(self, sent: c.Command | Question, why: type[Refusal]) -> Refusal:
+    def refuses(self, sent: c.Command | Question, why: Why) -> Refusal:
         """The command or question is refused for this reason, and for exactly this one."""
         with pytest.raises(Refusal) as caught:
             self.ask(sent) if isinstance(sent, Question) else self.send(sent)
-        assert type(caught.value) is why, f"refused with {caught.value!r}"
+        assert is_refused(caught.value, why), f"refused with {caught.value!r}"
         return caught.value
 
-    def refuses_end(
-        self, why: type[Refusal], name: str, digest: str = "good", **kwargs: object
-    ) -> None:
+    def refuses_end(self, why: Why, name: str, digest: str = "good", **kwargs: object) -> None:
         """An EndTrainingRound is refused for this reason."""
         with pytest.raises(Refusal) as caught:
             self.end(name, digest, **kwargs)  # type: ignore[arg-type]  # on purpose
-        assert type(caught.value) is why, f"refused with {caught.value!r}"
+        assert is_refused(caught.value, why), f"refused with {caught.value!r}"
 
     # --- restarts ---
 

@@ -17,6 +17,7 @@ from tests.unit.core.bench import (
     stored,
 )
 
+from support.refusals import refused_as
 from xain_coordinator.core.machine.decider import next_deadline
 from xain_coordinator.core.parts.attempts import MAX_ATTEMPTS
 from xain_coordinator.core.vocabulary import commands as c
@@ -209,7 +210,7 @@ def test_slices_of_an_attempt_that_is_over_are_dropped() -> None:
     bench.leave("b")
     assert (bench.attempt, bench.selected) == (2, ("a",))
     assert not bench.heartbeat("a").update_accepted
-    with pytest.raises(errors.StaleAttempt):
+    with refused_as("STALE_ATTEMPT"):
         bench.hand_in("a", "pq", attempt=1)
     bench.hand_in("a", "pqrs")
     assert bench.session.round == 1

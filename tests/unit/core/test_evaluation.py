@@ -9,6 +9,7 @@ import pytest
 from sklearn.metrics import r2_score
 from tests.unit.core.bench import PROFILE, TIMED, Bench, make_rules, stored
 
+from support.refusals import refused_as
 from xain_coordinator.core.machine.decider import next_deadline
 from xain_coordinator.core.machine.questions import AssignmentFor, MayUpload
 from xain_coordinator.core.parts.evaluation import (
@@ -236,7 +237,7 @@ def test_last_model_is_evaluated_by_all_that_can() -> None:
     assert (work.task, work.evaluate, work.epochs) == (Task.EVALUATE, True, 0)
     assert work.model.round == 2
     assert bench.heartbeat("c").phase is Phase.STANDBY
-    bench.refuses(AssignmentFor("c"), errors.NotSelected)
+    bench.refuses(AssignmentFor("c"), "NOT_SELECTED")
     evaluate(bench, "a", 0.9)
     assert bench.heartbeat("a").update_accepted
     assert bench.phase is Phase.COLLECTING
@@ -276,11 +277,11 @@ def test_second_other_evaluation_of_a_participant_is_refused() -> None:
     other = c.EndTrainingRound("a", 2, 0, None, evaluation=Evaluation(1, {"accuracy": 0.9}))
     none = c.EndTrainingRound("a", 2, 0, None)
     for second in (other, none):
-        bench.refuses(second, errors.DuplicateUpdate)
+        bench.refuses(second, "DUPLICATE_UPDATE")
     evaluate(bench, "b", None)
     assert bench.phase is Phase.FINISHED
     for second in (other, none):
-        bench.refuses(second, errors.DuplicateUpdate)
+        bench.refuses(second, "DUPLICATE_UPDATE")
     bench.send(c.EndTrainingRound("b", 2, 0, None))
 
 
@@ -295,7 +296,7 @@ def test_updates_of_the_last_round_are_still_recognised_while_it_is_evaluated() 
 def test_weights_are_not_taken_while_the_last_model_is_evaluated() -> None:
     bench = bench_of("a")
     train(bench, 0.1, 0.2)
-    bench.refuses(MayUpload("a", 2, "good"), errors.RoundAlreadyClosed)
+    bench.refuses(MayUpload("a", 2, "good"), "ROUND_CLOSED")
 
 
 def test_evaluation_of_the_last_model_ends_at_its_deadline() -> None:
@@ -332,7 +333,7 @@ def test_participants_behind_are_asked_to_evaluate_and_not_to_train() -> None:
     assert bench.session.opened.task is Task.EVALUATE
     assert bench.start("b").task is Task.EVALUATE
     weights = stored(update_key(0, "b"), "b@0")
-    bench.refuses(c.EndTrainingRound("b", 0, 10, weights), errors.StaleRound)
+    bench.refuses(c.EndTrainingRound("b", 0, 10, weights), "STALE_ROUND")
 
 
 # --- early stopping ---
@@ -629,7 +630,7 @@ def test_evaluation_with_a_local_model_that_had_less_time_is_the_same_one() -> N
     again = replace(first, local=LocalModel(why_not="its training diverged"))
     assert bench.send(c.EndTrainingRound("a", 1, 0, None, evaluation=again)).reply == r.Done()
     assert bench.session.evaluated("a", 1) == first
-    with pytest.raises(errors.DuplicateUpdate):
+    with refused_as("DUPLICATE_UPDATE"):
         bench.send(c.EndTrainingRound("a", 1, 0, None, evaluation=told("a", 0.9)))
 
 

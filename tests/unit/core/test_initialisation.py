@@ -28,7 +28,7 @@ def test_one_participant_makes_the_initial_weights_while_the_others_wait() -> No
     assert (assignment.task, assignment.round, assignment.epochs) == (Task.INITIALISE, 0, 0)
     assert assignment.model.is_empty
     assert bench.heartbeat("b").phase is Phase.STANDBY
-    bench.refuses_end(errors.NotSelected, "b")
+    bench.refuses_end("NOT_SELECTED", "b")
 
 
 def test_all_train_from_the_weights_and_layout_of_the_first() -> None:

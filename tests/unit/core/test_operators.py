@@ -15,7 +15,7 @@ def test_removed_participant_leaves_and_is_not_let_in_again() -> None:
     bench.join("a", "b", "c")
     bench.send(c.RemoveParticipant("a"))
     assert bench.happened(e.ParticipantLeft) == [e.ParticipantLeft("a", "removed")]
-    bench.refuses(c.Rendezvous("a"), errors.Removed)
+    bench.refuses(c.Rendezvous("a"), "REMOVED_BY_OPERATOR")
     bench.refuses(c.Heartbeat("a"), errors.NotAMember)
     assert set(bench.session.members) == {"b", "c"}
     assert bench.session.members.not_admitted == {"a": "an operator has removed it"}
@@ -50,8 +50,8 @@ def test_operator_finishes_a_session_with_the_last_model() -> None:
     assert (bench.session.phase, bench.session.cause) == (Phase.FINISHED, COMPLETED)
     because = bench.session.evaluation.ended_because
     assert because == "finished by an operator: the budget is spent"
-    bench.refuses(c.FinishSession(), errors.NotFitting)
-    bench.refuses(c.RemoveParticipant("a"), errors.NotFitting)
+    bench.refuses(c.FinishSession(), "NOT_FITTING")
+    bench.refuses(c.RemoveParticipant("a"), "NOT_FITTING")
     bench.send(c.NoteRevoked("a"))
     assert replay(bench.journal) == bench.session
 

@@ -1,14 +1,13 @@
 """Sessions that wait for a request: serve mode of the coordinator."""
 
-import pytest
 from tests.unit.core.bench import IDLE_S, START_TIMEOUT_S, TIMED, Bench, make_rules, replay
 
+from support.refusals import refused_as
 from xain_coordinator.core.machine.answers import MAX_NEWCOMERS
 from xain_coordinator.core.machine.decider import next_wait
 from xain_coordinator.core.view.history import History
 from xain_coordinator.core.view.view import waiting_for, warnings
 from xain_coordinator.core.vocabulary import commands as c
-from xain_coordinator.core.vocabulary import errors
 from xain_coordinator.core.vocabulary import events as e
 from xain_coordinator.core.vocabulary.values import Phase
 
@@ -42,13 +41,13 @@ def test_waiting_for_a_request_has_no_timeout() -> None:
 def test_second_request_is_refused_in_every_phase() -> None:
     bench = Bench(RULES)
     bench.send(c.RequestFit())
-    with pytest.raises(errors.AlreadyFitting, match="is fitting"):
+    with refused_as("ALREADY_FITTING", match="is fitting"):
         bench.send(c.RequestFit())
     bench.join("a", "b")
-    with pytest.raises(errors.AlreadyFitting, match="is fitting"):
+    with refused_as("ALREADY_FITTING", match="is fitting"):
         bench.send(c.RequestFit())
     bench.end_all()
-    with pytest.raises(errors.AlreadyFitting, match="a fit opens a new session"):
+    with refused_as("ALREADY_FITTING", match="a fit opens a new session"):
         bench.send(c.RequestFit())
 
 
@@ -65,19 +64,19 @@ def test_fit_ends_if_no_initial_model_can_be_made() -> None:
 def test_cancelled_fit_ends_without_a_result() -> None:
     """In the middle of a round; nothing can be cancelled before the request or after the end."""
     bench = Bench(RULES)
-    bench.refuses(c.CancelFit(), errors.NotFitting)
+    bench.refuses(c.CancelFit(), "NOT_FITTING")
     bench.send(c.RequestFit())
     bench.join("a", "b")
     assert bench.session.phase is Phase.COLLECTING
     bench.send(c.CancelFit())
     assert (bench.session.phase, bench.session.cause) == (Phase.FINISHED, "cancelled by a request")
     assert replay(bench.journal) == bench.session
-    bench.refuses(c.CancelFit(), errors.NotFitting)
+    bench.refuses(c.CancelFit(), "NOT_FITTING")
 
 
 def test_session_that_starts_by_itself_refuses_a_request() -> None:
     bench = Bench(make_rules(rounds=1))
-    with pytest.raises(errors.AlreadyFitting, match="starts by itself"):
+    with refused_as("ALREADY_FITTING", match="starts by itself"):
         bench.send(c.RequestFit())
 
 

@@ -53,11 +53,11 @@ def test_same_decision_changes_nothing_and_another_one_is_refused() -> None:
     bench.send(c.ConfigureRound(0, SLOWER))
     bench.send(c.ConfigureRound(0, SLOWER))
     assert len(bench.happened(e.RoundConfigured)) == 1
-    refusal = bench.refuses(c.ConfigureRound(0, RoundConfig()), errors.DecidedOtherwise)
+    refusal = bench.refuses(c.ConfigureRound(0, RoundConfig()), "DECIDED_OTHERWISE")
     assert '{"lr": 0.1}' in str(refusal)
     bench.end_all()
     bench.send(c.ConfigureRound(0, SLOWER))  # its answer may have been lost
-    bench.refuses(c.ConfigureRound(2, SLOWER), errors.NotFitting)
+    bench.refuses(c.ConfigureRound(2, SLOWER), "NOT_FITTING")
 
 
 @pytest.mark.parametrize("comes", [False, True])
@@ -103,7 +103,7 @@ def test_evaluation_of_a_script_counts_once_and_chooses_the_best_model() -> None
         bench.send(measured)
         bench.send(measured)
         other = c.RecordEvaluation(round_ + 1, 100, {"accuracy": 0.5})
-        assert str(accuracy) in str(bench.refuses(other, errors.DecidedOtherwise))
+        assert str(accuracy) in str(bench.refuses(other, "DECIDED_OTHERWISE"))
     bench.refuses(c.RecordEvaluation(1, 100, {"accuracy": 0.9}), errors.StaleModel)
     assert len(bench.happened(e.ScriptEvaluated)) == 2
     best = bench.session.evaluation.best
@@ -166,7 +166,7 @@ def test_last_model_is_evaluated_by_the_sites_when_the_script_ends_early() -> No
     bench.send(c.EndScript())
     assert bench.session.opened.task is Task.EVALUATE
     assert bench.start("a").script_config == ()
-    bench.refuses(c.RecordEvaluation(1, 1, {"accuracy": 1.0}), errors.NotFitting)
+    bench.refuses(c.RecordEvaluation(1, 1, {"accuracy": 1.0}), "NOT_FITTING")
 
 
 @pytest.mark.parametrize("num_over", [0, 1])
@@ -208,7 +208,7 @@ def test_patience_with_evaluations_of_a_script_ends_the_training() -> None:
         bench.send(c.RecordEvaluation(number + 1, 10, {"accuracy": accuracy}))
     assert bench.session.is_trained
     assert bench.session.waits_for_script
-    bench.refuses(c.ConfigureRound(3, RoundConfig()), errors.NotFitting)
+    bench.refuses(c.ConfigureRound(3, RoundConfig()), "NOT_FITTING")
     bench.send(c.EndScript())
     assert "has not improved since round 1" in bench.session.evaluation.ended_because
 
@@ -298,5 +298,5 @@ def test_decision_for_another_session_is_refused() -> None:
         c.RecordEvaluation(0, 1, {"loss": 1.0}, "s0"),
         c.EndScript(session_id="s0"),
     ):
-        assert "s0" in str(bench.refuses(command, errors.NotFitting))
+        assert "s0" in str(bench.refuses(command, "NOT_FITTING"))
     bench.send(c.ConfigureRound(0, RoundConfig(), "s1"))

@@ -26,8 +26,8 @@ def test_an_update_for_another_round_is_refused(sent: int) -> None:
     bench = opened_round("a", "b")
     bench.end_all()
     assert bench.session.round == 1
-    bench.refuses_end(errors.StaleRound, "a", "new", round_=sent)
-    refusal = bench.refuses(MayUpload("a", sent, "new"), errors.StaleRound)
+    bench.refuses_end("STALE_ROUND", "a", "new", round_=sent)
+    refusal = bench.refuses(MayUpload("a", sent, "new"), "STALE_ROUND")
     assert f"round {sent}" in str(refusal)
     assert "round 1" in str(refusal)
     bench.end("a", "new", round_=1)
@@ -64,7 +64,7 @@ def test_value_that_is_not_finite_is_named_by_its_array(index: int, where: str) 
 def test_an_upload_that_is_not_there_is_refused() -> None:
     """The store holds nothing, or other bytes; after the upload it is taken."""
     bench = opened_round("a", "b")
-    bench.refuses(c.EndTrainingRound("a", 0, 1, None), errors.UploadMissing)
+    bench.refuses(c.EndTrainingRound("a", 0, 1, None), "UPLOAD_MISSING")
     bench.end("a")
 
 

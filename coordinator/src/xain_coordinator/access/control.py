@@ -24,9 +24,10 @@ from xain_coordinator.access.decider import decide, made_by, require_valid, seri
 from xain_coordinator.access.errors import (
     AccessError,
     InvalidCertificateRequest,
-    NoAuthority,
     NotPermitted,
     NotRecorded,
+    Reason,
+    Refusal,
     Unauthenticated,
 )
 from xain_coordinator.access.evolve import fold
@@ -36,7 +37,6 @@ from xain_coordinator.access.values import Access, Certificate, Entry, Revocatio
 from xain_foundation.names import shortened
 from xain_foundation.security.callers import Caller
 from xain_foundation.security.identity import Identity, Role
-from xain_wire.refusal import Refusal
 
 if TYPE_CHECKING:
     from xain_coordinator.access.authority import Signer
@@ -192,7 +192,7 @@ class AccessControl:
         """A token to join with: (text, serial, expires_at).
 
         address: HOST:PORT that the site connects to.
-        Raises InvalidCertificateRequest, NotPermitted, NoAuthority, NotRecorded.
+        Raises InvalidCertificateRequest, NotPermitted, NO_AUTHORITY, NotRecorded.
         """
         from xain_coordinator.access.authority import check_address
 
@@ -222,7 +222,7 @@ class AccessControl:
         role. The same key gets the same certificate again.
 
         request: PKCS#10 in PEM. peer: as gRPC names the other side. Returns PEM.
-        Raises TokenUsed, Unauthenticated, NotPermitted, InvalidCertificateRequest, NoAuthority,
+        Raises TOKEN_USED, Unauthenticated, NotPermitted, InvalidCertificateRequest, NO_AUTHORITY,
         NotRecorded.
         """
         from xain_coordinator.access.authority import request_key
@@ -242,7 +242,7 @@ class AccessControl:
         """A new certificate for the caller's own name and role. The same key gets the same
         certificate again.
 
-        Raises Unauthenticated, NotPermitted, InvalidCertificateRequest, NoAuthority, NotRecorded.
+        Raises Unauthenticated, NotPermitted, InvalidCertificateRequest, NO_AUTHORITY, NotRecorded.
         """
         from xain_coordinator.access.authority import request_key
         from xain_foundation.security.x509 import digest_of_key
@@ -258,7 +258,7 @@ class AccessControl:
     def sign(self, request: bytes, name: str, role: str | Role, *, by: str) -> bytes:
         """A certificate for a request that came by other means.
 
-        Raises InvalidCertificateRequest, NotPermitted, NoAuthority, NotRecorded.
+        Raises InvalidCertificateRequest, NotPermitted, NO_AUTHORITY, NotRecorded.
         """
         from xain_coordinator.access.authority import request_key
         from xain_foundation.security.x509 import digest_of_key
@@ -275,7 +275,7 @@ class AccessControl:
         foundation.tls.Certificates follows.
 
         hosts: besides localhost and 127.0.0.1; none: those of the certificate that is there.
-        Raises NoAuthority, NotRecorded, InvalidCertificateRequest, AccessError, OSError.
+        Raises NO_AUTHORITY, NotRecorded, InvalidCertificateRequest, AccessError, OSError.
         """
         from xain_coordinator.access import authority
         from xain_foundation.security.x509 import digest_of_key, new_key
@@ -293,7 +293,7 @@ class AccessControl:
         """Revoke all certificates, tokens and bearer tokens of a name, or a serial number and what
         came of it, also of another authority's certificate.
 
-        Returns the same if they were revoked before. Raises UnknownCertificate, NotRecorded.
+        Returns the same if they were revoked before. Raises UNKNOWN_CERTIFICATE, NotRecorded.
         """
         events = self._do(c.Revoke(which, by))
         revoked = [
@@ -389,17 +389,21 @@ class AccessControl:
 
     def _require_signer(self) -> "Signer":
         if self._signer is None:
-            raise NoAuthority(
+            raise Refusal(
+                Reason.NO_AUTHORITY,
                 f"{self._folder / 'ca.key'} is not there, so nothing is signed here; the authority "
-                "is made by `xain-coordinator certs init`, or kept elsewhere"
+                "is made by `xain-coordinator certs init`, or kept elsewhere",
             )
         return self._signer
 
     def _within(self, signer: "Signer", lifetime_s: float) -> float:
-        """A lifetime that ends with that of the authority. Raises NoAuthority."""
+        """A lifetime that ends with that of the authority. Raises NO_AUTHORITY."""
         left_s = signer.expires_at - self._now()
         if left_s <= 0:
-            raise NoAuthority("the certificate of the authority has expired; nothing is signed")
+            raise Refusal(
+                Reason.NO_AUTHORITY,
+                "the certificate of the authority has expired; nothing is signed",
+            )
         return min(lifetime_s, left_s)
 
     def _certificate(self, serial: str) -> Certificate:

@@ -15,9 +15,9 @@ from xain_coordinator.access import events as e
 from xain_coordinator.access.errors import (
     InvalidCertificateRequest,
     NotPermitted,
-    TokenUsed,
+    Reason,
+    Refusal,
     Unauthenticated,
-    UnknownCertificate,
 )
 from xain_coordinator.access.values import GRANTED, Access, Certificate, Issued, Token
 from xain_foundation.names import shortened, why_not
@@ -86,7 +86,7 @@ def serials_of(access: Access, which: str) -> tuple[str, ...]:
     renewed from one another, before it and after it.
 
     The whole serial number of another authority's certificate stands for itself.
-    Raises UnknownCertificate.
+    Raises UNKNOWN_CERTIFICATE.
     """
     if found := access.serials.get(which):
         return found
@@ -99,16 +99,18 @@ def serials_of(access: Access, which: str) -> tuple[str, ...]:
         if len(found) == 1:
             return _with_descendants(access, (_first_of_renewals(access, found[0]),))
         if found:
-            raise UnknownCertificate(
+            raise Refusal(
+                Reason.UNKNOWN_CERTIFICATE,
                 f"{len(found)} serial numbers begin with {which!r}; give more of the one that you "
-                f"mean: {', '.join(found[:5])}"
+                f"mean: {', '.join(found[:5])}",
             )
     if serial and _FOREIGN.fullmatch(bare):
         return (serial,)
-    raise UnknownCertificate(
+    raise Refusal(
+        Reason.UNKNOWN_CERTIFICATE,
         f"nothing was issued for {shortened(which)!r}, which is no serial number here either; "
         "`xain-coordinator certs list` has both. A serial number of another authority has 16 "
-        "digits, or 0x before it"
+        "digits, or 0x before it",
     )
 
 
@@ -161,14 +163,15 @@ def require_valid(access: Access, what: Issued, now: float) -> None:
         )
 
 
-def token_used(refused: e.TokenRefused) -> TokenUsed:
+def token_used(refused: e.TokenRefused) -> Refusal:
     """The refusal of a token that came with another key."""
-    return TokenUsed(
+    return Refusal(
+        Reason.TOKEN_USED,
         f"the token for {refused.name!r} was used at {time_of(refused.first_at)} by "
         f"{refused.first_peer}, for another key than that of this request at "
         f"{time_of(refused.at)} by {refused.peer}. If both are the same site, it has lost its "
         "key: ask an operator for a new token. If not, somebody else has the token: revoke the "
-        f"name (xain-coordinator certs revoke {refused.name!r})"
+        f"name (xain-coordinator certs revoke {refused.name!r})",
     )
 
 

@@ -20,7 +20,7 @@ from xain_coordinator.core.machine.session import Session
 from xain_coordinator.core.rules.pacing import names_of
 from xain_coordinator.core.view.history import History
 from xain_coordinator.core.vocabulary.commands import CancelFit, RequestFit
-from xain_coordinator.core.vocabulary.errors import AlreadyFitting, Unavailable
+from xain_coordinator.core.vocabulary.errors import Reason, Refusal, Unavailable
 from xain_coordinator.core.vocabulary.values import ParticipantState, Phase, Step, WeightsRef
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.journal.restore import restore_session
@@ -121,15 +121,18 @@ class Sessions:
         """Request a fit under the rules of this configuration. Returns the session's driver.
 
         On return the request is in the journal: the fit goes on after a kill. Raises
-        AlreadyFitting, NoParticipants, Unavailable and what opening a session raises.
+        ALREADY_FITTING, NoParticipants, Unavailable and what opening a session raises.
         """
         if self.is_opening:
-            raise AlreadyFitting("another fit is being started; wait until it is finished")
+            raise Refusal(
+                Reason.ALREADY_FITTING, "another fit is being started; wait until it is finished"
+            )
         async with self._opening:
             session = self.session
             if session.phase is not Phase.FINISHED and not session.waits_for_request:
-                raise AlreadyFitting(
-                    f"session {session.session_id} is fitting; wait until it is finished"
+                raise Refusal(
+                    Reason.ALREADY_FITTING,
+                    f"session {session.session_id} is fitting; wait until it is finished",
                 )
             expected = 0
             if not session.waits_for_request or not self._is_of(session, config):
@@ -146,7 +149,7 @@ class Sessions:
             return self.current.driver
 
     async def cancel(self) -> None:
-        """End the fit of the present session without a result. Raises NotFitting and
+        """End the fit of the present session without a result. Raises NOT_FITTING and
         Unavailable."""
         await self.current.driver.submit(CancelFit())
 

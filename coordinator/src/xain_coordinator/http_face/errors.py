@@ -4,14 +4,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from xain_coordinator.assembly.sessions import NoParticipants, Stopping
-from xain_coordinator.core.vocabulary.errors import (
-    AlreadyFitting,
-    NobodyAnswered,
-    NotFitted,
-    NotFitting,
-    TooManyCalls,
-    Unavailable,
-)
+from xain_coordinator.core.vocabulary.errors import Refusal
 from xain_coordinator.ports import JournalError, StoreError
 from xain_foundation.wheels import pip_install
 from xain_workloads.errors import DataError, NoModel
@@ -60,16 +53,11 @@ STATUSES: Mapping[str, int] = {
 }
 
 _CODES: Mapping[type[Exception], str] = {
-    AlreadyFitting: "ALREADY_FITTING",
-    NotFitting: "NOT_FITTING",
     ModuleNotFoundError: "MISSING_PACKAGE",
     NoParticipants: "NO_PARTICIPANTS",
-    NobodyAnswered: "NOBODY_ANSWERED",
-    NotFitted: "NOT_FITTED",
-    TooManyCalls: "TOO_BUSY",
     NoModel: "NO_MODEL",
     DataError: "INVALID_DATA",
-    Unavailable: "UNAVAILABLE",
+    Refusal: "UNAVAILABLE",
     Stopping: "UNAVAILABLE",
     StoreError: "UNAVAILABLE",
     JournalError: "UNAVAILABLE",
@@ -81,6 +69,8 @@ KNOWN = tuple(_CODES)
 def refuse(error: Exception) -> NoReturn:
     """Raise the HttpError for one of the KNOWN errors."""
     code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
+    if isinstance(error, Refusal):
+        code = "TOO_BUSY" if error.code == "TOO_MANY_CALLS" else error.code
     text = str(error)
     if isinstance(error, ModuleNotFoundError):
         text = f"the coordinator lacks {error.name}: {pip_install('xain-coordinator', 'export')}"

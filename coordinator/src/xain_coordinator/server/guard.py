@@ -14,8 +14,9 @@ import structlog
 
 from xain_coordinator.access.errors import (
     AccessError,
-    NoAuthority,
     NotRecorded,
+    Reason,
+    Refusal,
     Unauthenticated,
 )
 from xain_coordinator.server.identity import SENDER, THIS_MACHINE
@@ -28,7 +29,6 @@ from xain_foundation.security.tls import Certificates
 from xain_foundation.security.tls_settings import TlsSettings
 from xain_foundation.settings.fields import is_any, is_loopback, join_host_port
 from xain_foundation.threads import run_to_end
-from xain_wire.refusal import Refusal
 
 if TYPE_CHECKING:  # certificates take 50 ms to import, and most coordinators have none
     from xain_coordinator.access.control import AccessControl
@@ -130,11 +130,12 @@ class Guard:
         return join_host_port(host, port)
 
     def require_access(self) -> "AccessControl":
-        """Raises NoAuthority on an open coordinator."""
+        """Raises NO_AUTHORITY on an open coordinator."""
         if self.access is None:
-            raise NoAuthority(
+            raise Refusal(
+                Reason.NO_AUTHORITY,
                 "this coordinator has no certificates; stop it, run xain-coordinator certs init, "
-                "and start it again"
+                "and start it again",
             )
         return self.access
 

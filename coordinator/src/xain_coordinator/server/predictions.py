@@ -20,13 +20,7 @@ import structlog
 from numpy.typing import NDArray
 
 from xain_coordinator.config.fields import MAX_PREDICT_RETRIES, MAX_PREDICT_TIMEOUT_S
-from xain_coordinator.core.vocabulary.errors import (
-    NobodyAnswered,
-    NotFitted,
-    Refusal,
-    TooManyCalls,
-    Unavailable,
-)
+from xain_coordinator.core.vocabulary.errors import Reason, Refusal, Unavailable
 from xain_coordinator.core.vocabulary.values import GlobalModel
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import WeightsStore
@@ -183,8 +177,8 @@ class RemotePredictor:
         timeout_s: for the answer of each participant to all rows, at each attempt.
         max_retries: times that a participant which does not answer is asked again.
         earlier: another model than the latest of the present session, and the store of its session.
-        Raises DataError if the rows do not fit the model or a bound, NotFitted if there is
-        no model or it needs no participants, NobodyAnswered, TooManyCalls, and StoreError.
+        Raises DataError if the rows do not fit the model or a bound, NOT_FITTED if there is
+        no model or it needs no participants, NOBODY_ANSWERED, TOO_MANY_CALLS, and StoreError.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         max_retries = self._max_retries if max_retries is None else max_retries
@@ -193,7 +187,8 @@ class RemotePredictor:
         if not 0 <= max_retries <= MAX_PREDICT_RETRIES:
             raise DataError(f"max_retries is {max_retries}; it must be 0 to {MAX_PREDICT_RETRIES}")
         if self._num_asked >= self.max_asked:
-            raise TooManyCalls(f"{self._num_asked} predictions are under way already")
+            why = f"{self._num_asked} predictions are under way already"
+            raise Refusal(Reason.TOO_MANY_CALLS, why, retry_after_s=1.0)
         if not rows:
             raise DataError("there are no rows to predict")
         if len(rows) > self.max_rows:
@@ -215,11 +210,11 @@ class RemotePredictor:
         max_retries: int,
     ) -> Predictions:
         if model is None or model.is_empty:
-            raise NotFitted("there is no model yet")
+            raise Refusal(Reason.NOT_FITTED, "there is no model yet")
         stack = await self._stack_of(model, store)
         by_name = _by_participant(stack.holdings)
         if not by_name:
-            raise NotFitted("no participant has fitted an estimator yet")
+            raise Refusal(Reason.NOT_FITTED, "no participant has fitted an estimator yet")
         prepared = await asyncio.to_thread(_prepared, model.metadata, columns, rows)
         classes, features = prepared
         num_outputs = max(len(classes), 1)
@@ -255,7 +250,8 @@ class RemotePredictor:
             missing=missing,
         )
         if not found:
-            raise NobodyAnswered(missing)
+            told = "; ".join(f"{name}: {why}" for name, why in missing.items())
+            raise Refusal(Reason.NOBODY_ANSWERED, f"no participant answered: {told}")
         mean = await asyncio.to_thread(_mean, list(found.values()))
         mean = await asyncio.to_thread(halfway, mean, features, stack, model.metadata)
         if not classes:
@@ -264,7 +260,7 @@ class RemotePredictor:
         return Predictions(values, classes, mean, tuple(found), missing)
 
     async def _stack_of(self, model: GlobalModel, store: WeightsStore) -> Stack:
-        """Raises NotFitted if the model is no list of estimators, and StoreError."""
+        """Raises NOT_FITTED if the model is no list of estimators, and StoreError."""
         if self._read[0] != model.ref.digest:
             self._read = model.ref.digest, await asyncio.to_thread(_read, store, model)
         return self._read[1]
@@ -412,9 +408,11 @@ def _by_participant(holdings: Sequence[Holding]) -> dict[str, list[Holding]]:
 
 
 def _read(store: WeightsStore, model: GlobalModel) -> Stack:
-    """Raises NotFitted and StoreError. Blocks."""
+    """Raises NOT_FITTED and StoreError. Blocks."""
     if model.metadata.get("workload") != "bagging" or options_of_model(model.metadata).publish:
-        raise NotFitted("the model is published: export it, or predict with its values")
+        raise Refusal(
+            Reason.NOT_FITTED, "the model is published: export it, or predict with its values"
+        )
     return Stack.parse(read_vector(store, model.ref).tobytes())
 
 

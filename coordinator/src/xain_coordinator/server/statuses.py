@@ -7,78 +7,77 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
-from xain_coordinator.access import errors as access
-from xain_coordinator.core.vocabulary import errors
 from xain_foundation.names import shortened
+from xain_wire.fl.refusals_pb2 import RefusalReason as Reason
 from xain_wire.metadata import ERROR_DOMAIN
+from xain_wire.refusal import Refusal
 
 # Characters of a message. A client takes 8 KiB of metadata, and the message is in there twice.
 MAX_MESSAGE = 1000
 
-STATUSES: Mapping[type[errors.Refusal], grpc.StatusCode] = {
+STATUSES: Mapping[Reason.ValueType, grpc.StatusCode] = {
     # Mend the request; sending it again as it is cannot help.
-    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
-    errors.NoRequest: grpc.StatusCode.INVALID_ARGUMENT,
-    errors.InvalidUpdate: grpc.StatusCode.INVALID_ARGUMENT,
-    errors.InvalidName: grpc.StatusCode.INVALID_ARGUMENT,
-    errors.UploadTaken: grpc.StatusCode.INVALID_ARGUMENT,
-    errors.InvalidTags: grpc.StatusCode.INVALID_ARGUMENT,
-    errors.ProfileMismatch: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.INVALID_UPDATE: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.INVALID_NAME: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.UPLOAD_NAME_TAKEN: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.INVALID_TAGS: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.PROFILE_MISMATCH: grpc.StatusCode.INVALID_ARGUMENT,
     # Rendezvous first.
-    errors.NotAMember: grpc.StatusCode.PERMISSION_DENIED,
-    errors.Removed: grpc.StatusCode.PERMISSION_DENIED,
+    Reason.NOT_A_MEMBER: grpc.StatusCode.PERMISSION_DENIED,
+    Reason.REMOVED_BY_OPERATOR: grpc.StatusCode.PERMISSION_DENIED,
     # Wait until the other process has gone, or take another participant id.
-    errors.DuplicateInstance: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.DUPLICATE_INSTANCE: grpc.StatusCode.FAILED_PRECONDITION,
     # Wait for another state.
-    errors.NotInRound: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.NotSelected: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.RoundAlreadyClosed: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.StaleRound: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.StaleAttempt: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.SliceMismatch: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.UploadMissing: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.StaleModel: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.AlreadyFitting: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.NotFitting: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.NotFitted: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.NOT_IN_ROUND: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.NOT_SELECTED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.ROUND_CLOSED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.STALE_ROUND: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.STALE_ATTEMPT: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.SLICE_MISMATCH: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.UPLOAD_MISSING: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.STALE_MODEL: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.ALREADY_FITTING: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.NOT_FITTING: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.NOT_FITTED: grpc.StatusCode.FAILED_PRECONDITION,
     # The update counts already.
-    errors.DuplicateUpdate: grpc.StatusCode.ALREADY_EXISTS,
-    errors.DecidedOtherwise: grpc.StatusCode.ALREADY_EXISTS,
+    Reason.DUPLICATE_UPDATE: grpc.StatusCode.ALREADY_EXISTS,
+    Reason.DECIDED_OTHERWISE: grpc.StatusCode.ALREADY_EXISTS,
     # Send less.
-    errors.TooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors.UnknownModel: grpc.StatusCode.NOT_FOUND,
+    Reason.TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.UNKNOWN_MODEL: grpc.StatusCode.NOT_FOUND,
     # Leave room for the calls of others, and ask again later.
-    errors.TooManyCalls: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors.RequestMissing: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Reason.TOO_MANY_CALLS: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.REQUEST_MISSING: grpc.StatusCode.DEADLINE_EXCEEDED,
     # Ask again later.
-    errors.NobodyAnswered: grpc.StatusCode.UNAVAILABLE,
-    errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
+    Reason.NOBODY_ANSWERED: grpc.StatusCode.UNAVAILABLE,
+    Reason.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     # Come with a certificate that is valid, and with its name.
-    access.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
-    access.TokenUsed: grpc.StatusCode.UNAUTHENTICATED,
-    access.NotPermitted: grpc.StatusCode.PERMISSION_DENIED,
-    access.InvalidCertificateRequest: grpc.StatusCode.INVALID_ARGUMENT,
-    access.UnknownCertificate: grpc.StatusCode.NOT_FOUND,
-    access.NoAuthority: grpc.StatusCode.FAILED_PRECONDITION,
-    access.NotRecorded: grpc.StatusCode.UNAVAILABLE,
+    Reason.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
+    Reason.TOKEN_USED: grpc.StatusCode.UNAUTHENTICATED,
+    Reason.NOT_PERMITTED: grpc.StatusCode.PERMISSION_DENIED,
+    Reason.INVALID_CERTIFICATE_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.UNKNOWN_CERTIFICATE: grpc.StatusCode.NOT_FOUND,
+    Reason.NO_AUTHORITY: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.NOT_RECORDED: grpc.StatusCode.UNAVAILABLE,
 }
 
 
-def message_of(refusal: errors.Refusal) -> str:
+def message_of(refusal: Refusal) -> str:
     """Message of the gRPC status of a refusal."""
     return shortened(str(refusal), MAX_MESSAGE)
 
 
 def status_of(
-    refusal: errors.Refusal,
+    refusal: Refusal,
 ) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
     """gRPC status of a refusal, with message and trailing metadata, as context.abort() takes
     them."""
     details = (("grpc-status-details-bin", _status_details(refusal)),)
-    return STATUSES[type(refusal)], message_of(refusal), details
+    return STATUSES[Reason.Value(refusal.code)], message_of(refusal), details
 
 
-def _status_details(refusal: errors.Refusal) -> bytes:
+def _status_details(refusal: Refusal) -> bytes:
     """The rich status that travels beside code and message: google.rpc.Status with an ErrorInfo
     whose reason is the refusal's code, and a RetryInfo if the caller is told when to come again."""
     info = AnyMessage()
@@ -89,7 +88,7 @@ def _status_details(refusal: errors.Refusal) -> bytes:
         retry.retry_delay.FromNanoseconds(round(1e9 * refusal.retry_after_s))
         details.append(AnyMessage())
         details[-1].Pack(retry)
-    code: int = STATUSES[type(refusal)].value[0]
+    code: int = STATUSES[Reason.Value(refusal.code)].value[0]
     status: bytes = Status(
         code=code, message=message_of(refusal), details=details
     ).SerializeToString()

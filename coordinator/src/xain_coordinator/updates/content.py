@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from xain_coordinator.core.vocabulary.errors import InvalidUpdate, TooLarge
+from xain_coordinator.core.vocabulary.errors import InvalidUpdate, Reason, UnusableUpdate
 from xain_coordinator.core.vocabulary.values import BYTES, GlobalModel, StoredWeights
 from xain_coordinator.ports import WeightsStore
 from xain_coordinator.stores.integrity import read_vector, read_weights
@@ -24,13 +24,14 @@ def check_announced_size(model: GlobalModel, size_bytes: int, *, is_slice: bool 
     """Refuse what cannot be an update of this model before its bytes come.
 
     is_slice: updates are slices of the model's vector.
-    Raises InvalidUpdate, and TooLarge for bytes.
+    Raises InvalidUpdate, and TOO_LARGE for bytes.
     """
     if model.dtype == BYTES:
         if size_bytes > trees.MAX_UPDATE_BYTES:
-            raise TooLarge(
+            raise UnusableUpdate(
+                Reason.TOO_LARGE,
                 f"an upload of {size_bytes} bytes; at most {trees.MAX_UPDATE_BYTES} are taken as "
-                "an update of bytes"
+                "an update of bytes",
             )
         return
     data_bytes = math.prod(model.shape) * np.dtype(model.dtype).itemsize
@@ -69,7 +70,7 @@ class ContentCheck:
 
         max_iterations: boosting rounds that a booster may add; a round of estimators is one.
         array: the bytes of an update that is not stored yet.
-        Raises InvalidUpdate, TooLarge, and StoreError.
+        Raises InvalidUpdate, TOO_LARGE, and StoreError.
         """
         check_announced_size(model, weights.ref.size_bytes)  # before it is in memory
         if not array:

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from xain_coordinator.core.vocabulary.errors import TooLarge
+from xain_coordinator.core.vocabulary.errors import Reason, UnusableUpdate
 from xain_coordinator.core.vocabulary.keys import (
     attempt_key,
     base_key_of,
@@ -87,7 +87,7 @@ class Inbox:
         hands in an update of the participant meanwhile.
 
         reference: None if the participant brings none.
-        Raises InvalidUpdate, TooLarge, Unavailable, the store's errors, and MayUpload's refusals.
+        Raises InvalidUpdate, TOO_LARGE, Unavailable, the store's errors, and MayUpload's refusals.
         """
         with self._slots.of(participant_id) as slot:
             async with slot.lock:
@@ -145,9 +145,10 @@ class Inbox:
 
     async def _measured(self, ticket: Ticket, announced: Announced, data: bytes) -> StoredWeights:
         if len(data) > MAX_INLINE_UPDATE_BYTES:
-            raise TooLarge(
+            raise UnusableUpdate(
+                Reason.TOO_LARGE,
                 f"an update of {len(data)} bytes inside its call; at most "
-                f"{MAX_INLINE_UPDATE_BYTES} are taken so, larger ones by PutWeights"
+                f"{MAX_INLINE_UPDATE_BYTES} are taken so, larger ones by PutWeights",
             )
         distance = self._slots.distance(ticket.model)
         # Without a distance there is nothing to read, and a small object costs less than a thread.

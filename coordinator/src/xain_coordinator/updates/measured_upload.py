@@ -7,7 +7,7 @@ in memory but a tile or an element that a message has cut in two.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from xain_coordinator.core.vocabulary.errors import InvalidUpdate, UploadMissing
+from xain_coordinator.core.vocabulary.errors import InvalidUpdate, Reason, Refusal
 from xain_coordinator.core.vocabulary.values import StoredWeights
 from xain_coordinator.ports import Unfinished, Upload, WeightsStore
 from xain_coordinator.stores.reading import CHUNK_BYTES
@@ -229,7 +229,7 @@ class MeasuredUpload:
     def complete(self) -> StoredWeights:
         """Check the whole upload and make it durable. A failure aborts it.
 
-        Raises InvalidUpdate, UploadMissing if the digest is wrong of what was picked up, and the
+        Raises InvalidUpdate, UPLOAD_MISSING if the digest is wrong of what was picked up, and the
         store's errors.
         """
         try:
@@ -239,8 +239,9 @@ class MeasuredUpload:
             if self.announced.digest not in (None, self._inspector.digest):
                 if self._is_picked_up:
                     # After a power cut a file need not hold what its sender has sent.
-                    raise UploadMissing(
-                        "what the coordinator before had of the upload is damaged; begin again at 0"
+                    raise Refusal(
+                        Reason.UPLOAD_MISSING,
+                        "what an earlier process had of the upload is damaged; begin again at 0",
                     )
                 raise InvalidUpdate(
                     "the upload's digest is not the one announced; send it again from its beginning"

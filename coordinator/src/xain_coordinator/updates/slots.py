@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from xain_coordinator.core.machine.needed import needed_by
 from xain_coordinator.core.machine.questions import MayUpload
-from xain_coordinator.core.vocabulary.errors import TooLarge, Unavailable
+from xain_coordinator.core.vocabulary.errors import Reason, Unavailable, UnusableUpdate
 from xain_coordinator.core.vocabulary.keys import base_key_of, update_key
 from xain_coordinator.core.vocabulary.replies import AlreadyUploaded, Ticket
 from xain_coordinator.core.vocabulary.values import GlobalModel, StoredWeights, WeightsRef
@@ -139,15 +139,16 @@ class Slots:
         is_inside: bool = False,
         is_there: bool = False,
     ) -> Ticket | AlreadyUploaded:
-        """Ask the core whether an update may come. Raises TooLarge, InvalidUpdate, and MayUpload's
+        """Ask the core whether an update may come. Raises TOO_LARGE, InvalidUpdate, and MayUpload's
         refusals.
 
         is_there: no bytes are to come, and nothing hangs on the size that is announced.
         """
         size_bytes = announced.size_bytes
         if size_bytes > self._max_update_bytes:
-            raise TooLarge(
-                f"an upload of {size_bytes} bytes; at most {self._max_update_bytes} are taken"
+            raise UnusableUpdate(
+                Reason.TOO_LARGE,
+                f"an upload of {size_bytes} bytes; at most {self._max_update_bytes} are taken",
             )
         digest, attempt = announced.digest or "", uuid.uuid4().hex
         question = MayUpload(participant_id, announced.round, digest, attempt, is_inside)

@@ -28,7 +28,7 @@ class Bucket(Protocol):
         self, round_: int, name: str
     ) -> AbstractContextManager[tuple[int, Iterator[bytes]]]:
         """Open an update: its size as an .npy file, and the pieces of that file. Raises
-        KeyNotFound, InvalidUpdate, TooLarge and StoreUnavailable, also while pieces are read."""
+        KeyNotFound, InvalidUpdate, TOO_LARGE and StoreUnavailable, also while pieces are read."""
 
 
 def in_place(store: WeightsStore, key: str, distance: Distance | None) -> StoredWeights:
@@ -80,7 +80,7 @@ def fetched(
 ) -> StoredWeights:
     """Write an update of the bucket to the store as an .npy file, measured while it is written.
 
-    Raises InvalidUpdate, TooLarge and the stores' errors; then nothing is written.
+    Raises InvalidUpdate, TOO_LARGE and the stores' errors; then nothing is written.
     """
     with bucket.reading(round_, name) as (size_bytes, pieces):
         upload = MeasuredUpload(store, key, Announced(round_, size_bytes), Inspector(distance))

@@ -17,8 +17,9 @@ from xain_coordinator.core.machine.needed import needed_by
 from xain_coordinator.core.vocabulary.errors import (
     InvalidUpdate,
     NotAMember,
+    Reason,
+    Refusal,
     Unavailable,
-    UploadMissing,
 )
 from xain_coordinator.core.vocabulary.replies import AlreadyUploaded, Ticket
 from xain_coordinator.core.vocabulary.values import GlobalModel, Phase, WeightsRef
@@ -65,7 +66,7 @@ class Uploads:
 
         A participant has one upload at a time: a new one ends the one before, whose sender has
         lost its connection or its patience.
-        Raises TooLarge, InvalidUpdate, Unavailable, and MayUpload's refusals.
+        Raises TOO_LARGE, InvalidUpdate, Unavailable, and MayUpload's refusals.
         """
         session = self._driver.session
         # An unregistered client takes no slot in memory, not even until its header is there. After
@@ -198,13 +199,14 @@ class Uploads:
         self, slot: Slot, participant_id: str, ticket: Ticket, header: Header
     ) -> MeasuredUpload:
         """A new upload, or the broken one that continues at the header's offset. Raises
-        UploadMissing."""
+        UPLOAD_MISSING."""
         kept = slot.broken
         if header.offset:
             is_meant = kept is not None and kept.announced == header.announced
             if kept is None or not is_meant or kept.offset != header.offset:
-                raise UploadMissing(
-                    f"there is no upload that could go on at byte {header.offset}; begin again at 0"
+                raise Refusal(
+                    Reason.UPLOAD_MISSING,
+                    f"there is no upload to go on with at byte {header.offset}; begin again at 0",
                 )
             slot.broken = None
             return kept

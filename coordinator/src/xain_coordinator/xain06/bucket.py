@@ -12,7 +12,7 @@ import numpy as np
 import xxhash
 
 from xain_coordinator.aggregation.publishing import AnotherModel, publish
-from xain_coordinator.core.vocabulary.errors import InvalidUpdate, TooLarge
+from xain_coordinator.core.vocabulary.errors import InvalidUpdate, Reason, UnusableUpdate
 from xain_coordinator.core.vocabulary.keys import model_key, update_key
 from xain_coordinator.core.vocabulary.values import GlobalModel
 from xain_coordinator.ports import StoreError, WeightsStore
@@ -74,14 +74,15 @@ class XainBucket:
         """Open an update that a participant has put into the bucket. Gives its size as an .npy
         file, and the pieces of that file.
 
-        Raises KeyNotFound, InvalidUpdate, TooLarge, and the store's errors, also while the pieces
+        Raises KeyNotFound, InvalidUpdate, TOO_LARGE, and the store's errors, also while the pieces
         are read.
         """
         key = update_key(round_, name)
         with self._bare.open(key) as reader:
             if reader.size > self._max_update_bytes + PICKLE_BYTES:
-                raise TooLarge(
-                    f"an upload of {reader.size} bytes; at most {self._max_update_bytes} are taken"
+                raise UnusableUpdate(
+                    Reason.TOO_LARGE,
+                    f"an upload of {reader.size} bytes; at most {self._max_update_bytes} are taken",
                 )
             try:
                 array = find_array(reader)

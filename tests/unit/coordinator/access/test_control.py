@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from support.refusals import refused_as
 from xain_coordinator.access import audit_log
 from xain_coordinator.access.control import AccessControl, initialise
 from xain_coordinator.access.errors import (
     AccessError,
     InvalidCertificateRequest,
-    NoAuthority,
     NotPermitted,
     NotRecorded,
-    TokenUsed,
+    Refusal,
     Unauthenticated,
 )
 from xain_foundation.security import tls
@@ -129,7 +129,7 @@ def test_used_token_names_both_times_and_hosts(folder, control, clock):
     clock.now += 3600
     with (
         capture_logs() as logs,
-        pytest.raises(TokenUsed, match=r"by 10\.0\.0\.1, .* by 10\.9\.9\.9\..*certs revoke"),
+        refused_as("TOKEN_USED", match=r"by 10\.0\.0\.1, .* by 10\.9\.9\.9\..*certs revoke"),
     ):
         control.join(holder, request(), "ipv4:10.9.9.9:5000")
     assert [line["event"] for line in logs] == ["token_refused"]
@@ -246,7 +246,7 @@ def test_notes_and_refused_identities_are_lines(folder, control):
     control.note("settings_changed", by="alice", names=["rounds"], reason="x" * 5000)
     for port in range(5):
         control.refused(f"ipv4:10.0.0.1:{port}", "no certificate")
-    control.refused("ipv4:10.0.0.2:5000", "no certificate")
+    control.refused_as("ipv4:10.0.0.2:5000", "no certificate")
     note, first, second = list(audit_log.read(folder / "audit.log"))[-3:]
     assert (note.event, note.by) == ("settings_changed", "alice")
     assert note.fields["names"] == ["rounds"]
@@ -294,7 +294,7 @@ def test_without_the_key_of_an_authority_nothing_is_signed(tmp_path, clock):
         lambda: control.sign(request(), "x", "node", by="alice"),
         lambda: control.renew_own([HOST], tmp_path / "access/tls"),
     ):
-        with pytest.raises(NoAuthority, match=r"ca.key is not there.*certs init"):
+        with refused_as("NO_AUTHORITY", match=r"ca.key is not there.*certs init"):
             refused()
     text, _, _ = control.create_bearer("page", "observer", DAY, by="alice")
     assert control.bearer(text).identity == Identity("", Role.OBSERVER, "page")
@@ -310,7 +310,7 @@ def test_key_of_the_authority_may_be_kept_elsewhere(folder, clock):
     control = AccessControl.open(folder, now=clock)
     text, _, _ = control.create_bearer("page", "observer", DAY, by="alice")
     assert control.bearer(text).identity.authority == HOST
-    with pytest.raises(NoAuthority):
+    with refused_as("NO_AUTHORITY"):
         control.sign(request(), "x", "node", by="alice")
     control.close()
 
@@ -334,7 +334,7 @@ def test_certificate_ends_with_its_authority(control, clock):
     _, _, expires_at = control.create_token("x", "node", DAY, ADDRESS, by="alice")
     assert expires_at <= end
     clock.now = end + 1
-    with pytest.raises(NoAuthority, match="has expired"):
+    with refused_as("NO_AUTHORITY", match="has expired"):
         control.create_token("x", "node", DAY, ADDRESS, by="alice")
 
 
@@ -345,7 +345,7 @@ def test_many_threads_join_with_one_token(folder, control, clock):
     results: list[tuple[int, bytes]] = []
 
     def join(number: int) -> None:
-        with contextlib.suppress(TokenUsed):
+        with contextlib.suppress(Refusal):
             results.append((number, control.join(holder, request(keys[number]), "a")))
 
     threads = [threading.Thread(target=join, args=(number % 4,)) for number in range(16)]

@@ -5,8 +5,9 @@ import pickle
 import numpy as np
 import pytest
 
+from support.refusals import refused_as
 from xain_coordinator.aggregation.publishing import AnotherModel
-from xain_coordinator.core.vocabulary.errors import InvalidUpdate, TooLarge
+from xain_coordinator.core.vocabulary.errors import InvalidUpdate, UnusableUpdate
 from xain_coordinator.core.vocabulary.values import GlobalModel, StoredWeights
 from xain_coordinator.driver.effects import store_model
 from xain_coordinator.ports import StoreError
@@ -116,7 +117,7 @@ def test_the_limit_is_for_the_elements(stores):
     stores.hand_in(pickle.dumps(largest))
     np.testing.assert_array_equal(stores.fetched(), largest)
     stores.hand_in(b"?" * (MAX_UPDATE_BYTES + PICKLE_BYTES + 1))
-    with pytest.raises(TooLarge, match=r"2001025 bytes; .*2000000"):
+    with refused_as("TOO_LARGE", match=r"2001025 bytes; .*2000000"):
         stores.fetch()
 
 
@@ -150,7 +151,11 @@ class Untouched(MemoryStore):
     [
         (np.arange(3), InvalidUpdate, "hand in one flat vector"),
         (np.ones((2, 3)), InvalidUpdate, "hand in one flat vector"),
-        (np.ones(MAX_UPDATE_BYTES // 4 + 1000, np.float32), TooLarge, "at most 2000000 are taken"),
+        (
+            np.ones(MAX_UPDATE_BYTES // 4 + 1000, np.float32),
+            UnusableUpdate,
+            "at most 2000000 are taken",
+        ),
     ],
     ids=lambda value: str(getattr(value, "dtype", "")),
 )

@@ -82,11 +82,13 @@ def answer(session: Session, command: c.Command, now: float, pacing: Pacing) -> 
             return tuple(_damaged(session, reasons, now)), r.Done(), ()
         case c.RequestFit():
             if not session.waits_for_request:
-                raise errors.AlreadyFitting(_why_not_waiting(session))
+                raise errors.Refusal(errors.Reason.ALREADY_FITTING, _why_not_waiting(session))
             return (e.FitRequested(now),), r.Done(), ()
         case c.CancelFit():
             if session.phase is Phase.FINISHED or session.waits_for_request:
-                raise errors.NotFitting(f"session {session.session_id} is not fitting")
+                raise errors.Refusal(
+                    errors.Reason.NOT_FITTING, f"session {session.session_id} is not fitting"
+                )
             return (e.SessionFinished(CANCELLED, now),), r.Done(), ()
         case c.RemoveParticipant(participant_id):
             removed = _remove(session, participant_id)
@@ -185,7 +187,9 @@ def _end_of_script(session: Session, command: c.EndScript, now: float) -> tuple[
 
 def _require_unfinished(session: Session) -> None:
     if session.phase is Phase.FINISHED:
-        raise errors.NotFitting(f"session {session.session_id} is finished already")
+        raise errors.Refusal(
+            errors.Reason.NOT_FITTING, f"session {session.session_id} is finished already"
+        )
 
 
 def _why_not_waiting(session: Session) -> str:
@@ -210,9 +214,10 @@ def _rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
     if session.phase is Phase.FINISHED:
         return (), accepted, ()  # it will hear FINISHED; the session does not change any more
     if participant_id in session.removed:
-        raise errors.Removed(
+        raise errors.Refusal(
+            errors.Reason.REMOVED_BY_OPERATOR,
             f"an operator has removed participant {participant_id!r} from session "
-            f"{session.session_id}"
+            f"{session.session_id}",
         )
     if command.division != rules.division:
         if not command.can_divide:
@@ -476,7 +481,7 @@ def _end_training_round(session: Session, command: c.EndTrainingRound, now: floa
             dataclasses.replace(one, local=None, importances=()) for one in (answer, evaluation)
         )
         if first != again:
-            raise errors.DuplicateUpdate(participant_id, command.round)
+            raise errors.duplicate_update(participant_id, command.round)
         return (), r.Done(), ()
     round_ = require_selected(session, participant_id, command.round)
     number = command.round  # that it trains
@@ -484,11 +489,18 @@ def _end_training_round(session: Session, command: c.EndTrainingRound, now: floa
         evaluated = e.EvaluationAccepted(number, participant_id, evaluation)
         return (evaluated,), r.Done(), command.metrics
     if round_.attempt != command.attempt and round_.attempt:
-        raise errors.StaleAttempt(number, command.attempt, round_.attempt)
+        raise errors.LateUpdate(
+            errors.Reason.STALE_ATTEMPT,
+            f"the slice is of attempt {command.attempt} at round {number}, and attempt "
+            f"{round_.attempt} goes on; drop it",
+        )
     if known is not None:
-        raise errors.DuplicateUpdate(participant_id, number)
+        raise errors.duplicate_update(participant_id, number)
     if command.weights is None:
-        raise errors.UploadMissing(f"there is no such upload for round {number}; upload it first")
+        raise errors.Refusal(
+            errors.Reason.UPLOAD_MISSING,
+            f"there is no such upload for round {number}; upload it first",
+        )
     require_uncounted(session, participant_id, command.weights.ref.key)
     model = _model(session)
     # A trained model keeps its layout, whatever an update says. A slice needs one of its own.

@@ -146,10 +146,12 @@ def _may_upload(session: Session, question: MayUpload) -> r.Reply:
         session, question.participant_id, question.round, may_be_closed=is_carried_over
     )
     if round_.task is Task.EVALUATE:
-        raise errors.RoundAlreadyClosed(f"round {round_.number} takes evaluations, and no weights")
+        raise errors.LateUpdate(
+            errors.Reason.ROUND_CLOSED, f"round {round_.number} takes evaluations, and no weights"
+        )
     if known is not None:
         # The accepted object must not be overwritten: it is what will be aggregated.
-        raise errors.DuplicateUpdate(question.participant_id, question.round)
+        raise errors.duplicate_update(question.participant_id, question.round)
     model = session.model_of(question.round)
     make_key = journalled_key if question.is_inside else attempt_key
     return r.Ticket(
@@ -179,26 +181,40 @@ def require_selected(
 
     may_be_closed: a model may be being made of it.
 
-    Raises NotAMember, StaleRound, NotInRound, RoundAlreadyClosed or NotSelected.
+    Raises NotAMember, STALE_ROUND, NOT_IN_ROUND, ROUND_CLOSED or NOT_SELECTED.
     """
     # After the end the sender need not be a member: the answer is the same for all.
     if session.phase is Phase.FINISHED:
-        raise errors.RoundAlreadyClosed(f"the session is finished: {session.short_cause}")
+        raise errors.LateUpdate(
+            errors.Reason.ROUND_CLOSED, f"the session is finished: {session.short_cause}"
+        )
     require_member(session, participant_id)
     trains = session.trained_by(participant_id)
     if sent is not None and sent != trains:
-        raise errors.StaleRound(sent, trains)
+        raise errors.LateUpdate(
+            errors.Reason.STALE_ROUND,
+            f"the update is for round {sent}, but its sender is to train round {trains}; drop it",
+        )
     if session.phase is Phase.AGGREGATING and not may_be_closed:
         if session.is_carried_over(participant_id):
-            raise errors.NotInRound(
-                f"a model is being made; keep the result of round {trains}", waits=True
+            raise errors.Refusal(
+                errors.Reason.NOT_IN_ROUND,
+                f"a model is being made; keep the result of round {trains}",
+                waits=True,
             )
-        raise errors.RoundAlreadyClosed(f"round {session.round} is closed and being aggregated")
+        raise errors.LateUpdate(
+            errors.Reason.ROUND_CLOSED, f"round {session.round} is closed and being aggregated"
+        )
     if session.phase is Phase.STANDBY or session.open_round is None:
-        raise errors.NotInRound(
+        raise errors.Refusal(
+            errors.Reason.NOT_IN_ROUND,
             f"no round is open: {session.members.num_eligible} participants are connected, "
-            f"{session.rules.num_required} are needed; wait for a heartbeat that says ROUND"
+            f"{session.rules.num_required} are needed; wait for a heartbeat that says ROUND",
         )
     if participant_id not in session.open_round.selected:
-        raise errors.NotSelected(participant_id, session.round)
+        raise errors.Refusal(
+            errors.Reason.NOT_SELECTED,
+            f"{participant_id} is not selected for round {session.round}; "
+            "wait for a heartbeat that says ROUND",
+        )
     return session.open_round

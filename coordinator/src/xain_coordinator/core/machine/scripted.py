@@ -24,19 +24,24 @@ def require_configurable(session: Session, command: c.ConfigureRound) -> bool:
     script, round_, config = session.script, command.round, command.config
     if script.round == round_:
         if script.config != config:
-            raise errors.DecidedOtherwise(
+            raise errors.Refusal(
+                errors.Reason.DECIDED_OTHERWISE,
                 f"round {round_} is configured already, with {script.config}; it cannot become "
-                f"{config}"
+                f"{config}",
             )
         return False
     _require_open(session)
     if session.is_trained:
-        raise errors.NotFitting(f"round {round_} cannot be configured: the last model is there")
+        raise errors.Refusal(
+            errors.Reason.NOT_FITTING,
+            f"round {round_} cannot be configured: the last model is there",
+        )
     if not session.waits_for_script or round_ != session.round:
         state = "waits to be configured" if session.waits_for_script else "does not"
-        raise errors.NotFitting(
+        raise errors.Refusal(
+            errors.Reason.NOT_FITTING,
             f"round {round_} cannot be configured now: the session is at round {session.round}, "
-            f"which {state}"
+            f"which {state}",
         )
     _check_names(session, config)
     _check_epochs(session, config)
@@ -56,10 +61,11 @@ def require_measurable(
     script, model = session.script, command.model
     if script.model == model:
         if (script.num_samples, script.metrics) != (evaluation.num_samples, evaluation.metrics):
-            raise errors.DecidedOtherwise(
+            raise errors.Refusal(
+                errors.Reason.DECIDED_OTHERWISE,
                 f"model {model} is evaluated already, with {dict(script.metrics)} of "
                 f"{script.num_samples} rows; it cannot become {dict(evaluation.metrics)} of "
-                f"{evaluation.num_samples}"
+                f"{evaluation.num_samples}",
             )
         return False
     _require_open(session)
@@ -85,16 +91,19 @@ def require_scripted(session: Session, session_id: str = "") -> None:
 def require_session(session: Session, session_id: str) -> None:
     """Raise a Refusal if an id is given, and it is not that of the session."""
     if session_id not in ("", session.session_id):
-        raise errors.NotFitting(
-            f"the script drives session {session_id}, and the present one is {session.session_id}"
+        raise errors.Refusal(
+            errors.Reason.NOT_FITTING,
+            f"the script drives session {session_id}, and the present one is {session.session_id}",
         )
 
 
 def _require_open(session: Session) -> None:
     if session.phase is Phase.FINISHED:
-        raise errors.NotFitting(f"the session is finished: {session.cause}")
+        raise errors.Refusal(errors.Reason.NOT_FITTING, f"the session is finished: {session.cause}")
     if session.script.is_over:
-        raise errors.NotFitting(f"{SCRIPT_ENDED} already, and decides nothing more")
+        raise errors.Refusal(
+            errors.Reason.NOT_FITTING, f"{SCRIPT_ENDED} already, and decides nothing more"
+        )
 
 
 def _check_names(session: Session, config: RoundConfig) -> None:

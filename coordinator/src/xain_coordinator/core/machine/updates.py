@@ -20,21 +20,28 @@ def require_uncounted(session: Session, participant_id: str, key: str) -> None:
     """Refuse an upload under a name that is another participant's, or that counts already as the
     update of another one: a key does not have to name its sender.
 
-    Raises UploadTaken.
+    Raises UPLOAD_NAME_TAKEN.
     """
     base_key = base_key_of(key)
     name = base_key.partition("/")[2]
     if name == participant_id:
         return
     if name in session.members:
-        raise errors.UploadTaken(f"the upload {base_key!r} is that of participant {name!r}")
+        raise errors.Refusal(
+            errors.Reason.UPLOAD_NAME_TAKEN,
+            f"the upload {base_key!r} is that of participant {name!r}",
+        )
     for known in (session.open_round, session.last_round):
         for update in () if known is None else known.updates.values():
             other = update.weights.ref.key
             if other.startswith(base_key) and base_key_of(other) == base_key:
-                raise errors.UploadTaken(f"the upload {base_key!r} counts already")
+                raise errors.Refusal(
+                    errors.Reason.UPLOAD_NAME_TAKEN, f"the upload {base_key!r} counts already"
+                )
     if base_key in session.buffered.named.get(round_of(base_key), ()):
-        raise errors.UploadTaken(f"the upload {base_key!r} counts already")
+        raise errors.Refusal(
+            errors.Reason.UPLOAD_NAME_TAKEN, f"the upload {base_key!r} counts already"
+        )
 
 
 def check_update(model: GlobalModel, round_: Round, update: Update, rules: Rules) -> None:

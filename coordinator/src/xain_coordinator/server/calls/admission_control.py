@@ -36,12 +36,7 @@ import grpc
 import structlog
 
 from xain_coordinator.config.fields import CALLS_PER_S
-from xain_coordinator.core.vocabulary.errors import (
-    Refusal,
-    RequestMissing,
-    TooManyCalls,
-    Unavailable,
-)
+from xain_coordinator.core.vocabulary.errors import Reason, Refusal, Unavailable
 from xain_coordinator.server.identity import CALLER, THIS_MACHINE, participant_of
 from xain_coordinator.server.rate_limit import RateLimit
 from xain_coordinator.server.statuses import status_of
@@ -53,6 +48,7 @@ log = structlog.get_logger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
+RETRY_AFTER_S = 1.0  # of a call that finds too many
 UNREGISTERED_READS = 8
 # A read is slow when it has been looked at SLOW_LOOKS times, LOOK_S apart. The number counts when
 # the event loop is late: a message that has come is taken up in fewer of its iterations.
@@ -163,7 +159,7 @@ class AdmissionControl:
 
     def admit(self, method: str, context: Context) -> Call:
         """Give a call a slot until it is answered. Called in the task of the call, before its first
-        message. Raises TooManyCalls."""
+        message. Raises TOO_MANY_CALLS."""
         pool: Hashable = _POOLS.get(method)
         caller, is_member = CALLER.get(), False
         if caller is not None:
@@ -195,7 +191,7 @@ class AdmissionControl:
     def heard(self, method: str, call: Call, request: Any) -> None:
         """Note that the first message of a call has come, which may name a member of another
         service.
-        Raises TooManyCalls if that member has too many calls."""
+        Raises TOO_MANY_CALLS if that member has too many calls."""
         if call.is_heard:
             return
         call.is_heard = True
@@ -250,8 +246,10 @@ class AdmissionControl:
             burst = BURST_S * self._calls_per_s
             rate = self._rates[pool] = RateLimit(self._calls_per_s, burst, max_waiting=0)
         if rate.wait_s("", self._now()):
-            raise TooManyCalls(
-                f"more than {self._calls_per_s} calls a second come from this member"
+            raise Refusal(
+                Reason.TOO_MANY_CALLS,
+                f"more than {self._calls_per_s} calls a second come from this member",
+                retry_after_s=RETRY_AFTER_S,
             )
 
     def _enter(self, call: Call, name: Hashable) -> None:
@@ -266,10 +264,13 @@ class AdmissionControl:
             # go of them.
             if old is None or len(pool) >= 2 * capacity:
                 owners = name if isinstance(name, str) else "calls of this member"
-                raise TooManyCalls(
-                    f"{len(pool)} {owners} are open already, the limit is {capacity}"
+                raise Refusal(
+                    Reason.TOO_MANY_CALLS,
+                    f"{len(pool)} {owners} are open already, the limit is {capacity}",
+                    retry_after_s=RETRY_AFTER_S,
                 )
-            self._end(old, TooManyCalls("a newer call takes the slot of this one, which waited"))
+            why = "a newer call takes the slot of this one, which waited"
+            self._end(old, Refusal(Reason.TOO_MANY_CALLS, why, retry_after_s=RETRY_AFTER_S))
         call.pool = name
         pool[call] = None
 
@@ -294,7 +295,10 @@ class AdmissionControl:
                 del self._pools[call.pool]
 
     def _end_silent(self, call: Call) -> None:
-        self._end(call, RequestMissing(f"no message has come in {self.first_message_s:g} s"))
+        self._end(
+            call,
+            Refusal(Reason.REQUEST_MISSING, f"no message has come in {self.first_message_s:g} s"),
+        )
 
     async def read(self, call: Call) -> Any:
         """The next message of a call, or grpc.aio.EOF."""

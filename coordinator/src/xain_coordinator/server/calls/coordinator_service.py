@@ -265,7 +265,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     def _refused_instance(
         self, participant_id: str, reply: r.IdInUse, context: Context
-    ) -> errors.DuplicateInstance:
+    ) -> errors.Refusal:
         what = f"another process is connected as {participant_id}"
         if reply.retry_after_s is None:
             self._id_in_use(
@@ -277,8 +277,11 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 f", heard {reply.heard_s:.1f} s ago; if it has ended, this one takes its slot in "
                 f"{reply.lease_s:.1f} s at the latest"
             )
-        return errors.DuplicateInstance(
-            f"{what}. Give each process a participant id of its own", reply.retry_after_s
+        return errors.Refusal(
+            errors.Reason.DUPLICATE_INSTANCE,
+            f"{what}. Give each process a participant id of its own",
+            # None: the process has been heard since the sender asked first.
+            retry_after_s=reply.retry_after_s,
         )
 
     def _certified(self, context: Context) -> str:

@@ -29,7 +29,7 @@ from xain_coordinator.core.view.view import (
     waiting_for,
     warnings,
 )
-from xain_coordinator.core.vocabulary.errors import InvalidRequest, NotFitted
+from xain_coordinator.core.vocabulary.errors import InvalidRequest, Reason, Refusal
 from xain_coordinator.core.vocabulary.values import GlobalModel, ParticipantState, Phase, Task
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import MetricsStore
@@ -198,7 +198,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
         self, request: inspection.AskPredictionsRequest, context: Context
     ) -> inspection.AskPredictionsResponse:
         if self._predictions is None:
-            raise NotFitted("no participant is asked for predictions")
+            raise Refusal(Reason.NOT_FITTED, "no participant is asked for predictions")
         if request.rows.count("[") > self._predictions.max_rows + 1:  # parsing them takes long
             raise InvalidRequest(
                 f"rows has more than {self._predictions.max_rows} lists; ask for fewer rows"

@@ -21,7 +21,7 @@ import grpc
 import structlog
 
 from xain_coordinator.access.errors import NotPermitted, Unauthenticated
-from xain_coordinator.core.vocabulary.errors import InvalidRequest, NoRequest, Refusal, Unavailable
+from xain_coordinator.core.vocabulary.errors import InvalidRequest, Reason, Refusal, Unavailable
 from xain_coordinator.driver.outage import Outage
 from xain_coordinator.ports import StoreError
 from xain_coordinator.server.calls.admission_control import AdmissionControl, Call
@@ -120,7 +120,7 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
             else:
                 request = await self._admission.read(call)
                 if request is grpc.aio.EOF:
-                    raise NoRequest("the call ended without a request")
+                    raise Refusal(Reason.INVALID_REQUEST, "the call ended without a request")
                 self._admission.heard(method, call, request)
             if not yields:
                 reply = await behaviour(request, context)

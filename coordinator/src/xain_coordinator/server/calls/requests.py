@@ -10,7 +10,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from xain_coordinator.core.vocabulary.errors import InvalidRequest, TooLarge
+from xain_coordinator.core.vocabulary.errors import InvalidRequest, Reason, UnusableUpdate
 from xain_coordinator.server.calls.script_messages import MAX_CONFIG_BYTES
 from xain_coordinator.server.predictions import MAX_BATCH_BYTES, MAX_ROWS_BYTES
 from xain_coordinator.updates.inbox import MAX_INLINE_UPDATE_BYTES
@@ -57,13 +57,14 @@ Parse = Callable[[bytes], Any]
 
 
 def bounded(method: str, parse: Parse) -> Parse:
-    """A parser of the requests of a method. It raises TooLarge and InvalidRequest."""
+    """A parser of the requests of a method. It raises TOO_LARGE and InvalidRequest."""
     limit = _LIMITS.get(method, MAX_REQUEST_BYTES)
 
     def parse_bounded(data: bytes) -> Any:
         if limit is not None and len(data) > limit:
-            raise TooLarge(
-                f"a request of {len(data)} bytes; {method.rpartition('/')[2]} takes {limit} at most"
+            raise UnusableUpdate(
+                Reason.TOO_LARGE,
+                f"{method.rpartition('/')[2]} takes {limit} bytes at most, and has {len(data)}",
             )
         try:
             return parse(data)

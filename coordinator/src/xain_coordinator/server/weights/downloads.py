@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from xain_coordinator.core.vocabulary.errors import Unavailable, UnknownModel
+from xain_coordinator.core.vocabulary.errors import Reason, Refusal, Unavailable
 from xain_coordinator.core.vocabulary.keys import incoming_key, is_model, round_of, update_key
 from xain_coordinator.core.vocabulary.values import BYTES, GlobalModel, WeightsRef
 from xain_coordinator.driver.driver import Driver
@@ -80,14 +80,18 @@ class Downloads:
         in small messages, since what is not whole when a call ends is lost.
         write: given the data of each message, and the reference of the whole; returns when the
         connection has taken it.
-        Raises UnknownModel, and Unavailable if the receiver takes nothing: the rest can be had from
-        its offset on.
+        Raises UNKNOWN_MODEL, and Unavailable if the receiver takes nothing: the rest can be had
+        from its offset on.
         """
         model = self.driver.history.models.get(key)
         if model is None:
             if is_model(key) and round_of(key) in self.driver.history.removed:
-                raise UnknownModel(f"the model {key!r} was removed by [storage] keep_models")
-            raise UnknownModel(f"there is no global model under {shortened(key)!r}")
+                raise Refusal(
+                    Reason.UNKNOWN_MODEL, f"the model {key!r} was removed by [storage] keep_models"
+                )
+            raise Refusal(
+                Reason.UNKNOWN_MODEL, f"there is no global model under {shortened(key)!r}"
+            )
         ref = model.ref
         end, message_bytes = ref.size_bytes, self.message_bytes
         if num_bytes:

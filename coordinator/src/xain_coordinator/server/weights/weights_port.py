@@ -67,14 +67,13 @@ _SIZE = re.compile(rb"bytes \*/([0-9]{1,19})")
 _DIGEST = re.compile(rb"[0-9a-f]{32}")
 
 # HTTP statuses of the coordinator's refusals; any other refusal is a 409.
-_STATUSES: dict[type[errors.Refusal], int] = {
-    errors.InvalidRequest: 400,
-    errors.InvalidUpdate: 400,
-    errors.TooLarge: 413,
-    errors.UploadMissing: 416,
-    errors.NotAMember: 403,
-    errors.Unavailable: 503,
-    Stalled: 408,
+_STATUSES: dict[str, int] = {
+    "INVALID_REQUEST": 400,
+    "INVALID_UPDATE": 400,
+    "TOO_LARGE": 413,
+    "UPLOAD_MISSING": 416,
+    "NOT_A_MEMBER": 403,
+    "UNAVAILABLE": 503,
 }
 
 
@@ -527,7 +526,8 @@ class WeightsPort:
         try:
             return tasks[0].result()
         except errors.Refusal as refusal:
-            raise _Answer(_STATUSES.get(type(refusal), 409), message_of(refusal)) from None
+            status = 408 if isinstance(refusal, Stalled) else _STATUSES.get(refusal.code, 409)
+            raise _Answer(status, message_of(refusal)) from None
         except (StoreError, JournalError):
             raise _Answer(503, "the store cannot be used now") from None
         except asyncio.CancelledError:
