@@ -585,7 +585,6 @@ REFUSED = [
     (f"{TWO} rounds.max_participants=1", "rounds.max_participants | it must not be less than the"),
     (f"{TWO} {THIRD} rounds.start_participants=3", "rounds.start_participants | 4 connected"),
     (f"{THREE} rounds.start_participants=4", "rounds.start_participants | more than max_part"),
-    ("server.max_message_bytes=1048576", "server.max_message_bytes | it must be a whole number,"),
     ("storage.kind=s3", 'storage.bucket: it must be given with storage.kind = "s3"'),
     (f"{S3} storage.endpoint=host:9000", "storage.endpoint | it must be a URL such as"),
     (f"{S3} storage.prefix=/a", "storage.prefix | it must be the beginning of a key, such as"),
