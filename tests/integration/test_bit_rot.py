@@ -20,9 +20,8 @@ from support.wire import Member, digest, npy
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.cli import main as cli
 from xain_coordinator.driver.effects import Stopped, StoreWorker
-from xain_coordinator.driver.rebuilding import DamagedModel
 from xain_coordinator.journal.sqlite import SqliteJournal
-from xain_coordinator.ports import JournalDamaged
+from xain_coordinator.ports import JournalDamaged, StoreError
 from xain_foundation.logs import logs
 from xain_participant import Agent, Participant, StateDirectory
 from xain_wire.fl import coordinator_pb2 as pb
@@ -226,7 +225,7 @@ async def test_damaged_model_that_cannot_be_made_again_names_the_way_out(start, 
     for update in (tmp_path / "weights").rglob("1/[ab].*"):
         update.unlink(missing_ok=True)
     damaged = path.read_bytes()
-    with pytest.raises(DamagedModel) as caught:
+    with pytest.raises(StoreError) as caught:
         await start(storage=storage)
     message = str(caught.value)
     session_id = first.driver.session.session_id
@@ -271,7 +270,7 @@ async def test_damaged_model_found_by_a_participant_ends_the_coordinator_if_it_s
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     async with asyncio.timeout(20.0):
         await coordinator.driver.failed.wait()
-    assert isinstance(coordinator.driver.failure, DamagedModel)
+    assert isinstance(coordinator.driver.failure, StoreError)
     assert "0/a" in str(coordinator.driver.failure)
 
 

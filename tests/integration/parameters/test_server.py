@@ -19,7 +19,6 @@ from xain_parameters.errors import Closed, Invalid, Unavailable
 from xain_parameters.export import export, read_table
 from xain_parameters.messages import Command, Pull, Refused, Rows, Said
 from xain_parameters.node import server as server_module
-from xain_parameters.node.log import FolderInUse
 from xain_parameters.node.server import ParameterServer
 from xain_parameters.scheduler.journal import Journal
 from xain_parameters.scheduler.service import SchedulerServer
@@ -90,7 +89,7 @@ def train(worker: Server, num_clocks: int, at: Callable[[int], None] = lambda cl
 def test_two_servers_never_write_to_one_log(group, tmp_path):
     made = group(has_log=True)
     made.start("s0")
-    with pytest.raises(FolderInUse, match="another server has its log in"):
+    with pytest.raises(ParameterError, match="another server has its log in"):
         ParameterServer(made.scheduler.target, "s1", folder=tmp_path / "s0")
 
 

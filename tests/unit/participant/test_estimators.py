@@ -7,7 +7,7 @@ import pytest
 
 from support.logs import capture_logs
 from unit.workloads.test_bagging import by_class, flowers, held
-from xain_participant.sdk.estimators import FOLDER, KeptEstimators, NoEstimators
+from xain_participant.sdk.estimators import FOLDER, KeptEstimators
 from xain_workloads.ensembles.held import unpack_holdings
 from xain_workloads.errors import DataError
 
@@ -42,7 +42,7 @@ def test_estimators_without_a_state_directory_stay_in_memory() -> None:
     estimators = KeptEstimators()
     estimators.keep("s", 0, metadata, kept[0])
     assert estimators.votes(asked, ROWS).lost == (asked[1][0],)
-    with pytest.raises(NoEstimators, match=r"none of .* 2 trainings"):
+    with pytest.raises(DataError, match=r"none of .* 2 trainings"):
         KeptEstimators().votes(asked, ROWS)
 
 

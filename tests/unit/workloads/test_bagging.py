@@ -32,7 +32,7 @@ from xain_workloads.ensembles.held import (
     unpack_holdings,
 )
 from xain_workloads.ensembles.stacking import next_model
-from xain_workloads.errors import DataError, InvalidEnsemble
+from xain_workloads.errors import DataError, InvalidContent
 from xain_workloads.model import Model
 from xain_workloads.tables.data import load
 from xain_workloads.tables.dataset import Dataset
@@ -364,7 +364,7 @@ def test_hostile_files_are_refused_before_they_are_loaded() -> None:
         (rewritten(good, edit_nodes("right_child", 0)), "right_child is none of the tree's"),
         (rewritten(good, edit_nodes("feature", 4)), "splits none of the columns"),
     ):
-        with pytest.raises(InvalidEnsemble, match=why):
+        with pytest.raises(InvalidContent, match=why):
             ensembles.load(file, options, 4)
 
 
@@ -408,7 +408,7 @@ def test_wrong_frames_are_refused() -> None:
         (pack([]), "has 0 estimators"),
         (pack([*frames[:2], Frame(1, b"hello")]), "estimator 2: the file is not of skops"),
     ):
-        with pytest.raises(InvalidEnsemble, match=why):
+        with pytest.raises(InvalidContent, match=why):
             check_update(wrong, options, 4)
 
 
@@ -430,7 +430,7 @@ def test_ensembles_of_version_0_1_are_read_and_go_on_by_plain_votes(vote: str) -
     assert len(unpack(after)) == 6
     stacked = {**json.loads(model.metadata["options"]), "vote": "stacked"}
     metadata = {**model.metadata, "options": json.dumps(stacked)}
-    with pytest.raises(InvalidEnsemble, match=r"estimators of version 0\.1"):
+    with pytest.raises(InvalidContent, match=r"estimators of version 0\.1"):
         next_model(old, [("east", sent, 150)], metadata)
 
 
@@ -510,5 +510,5 @@ def listing(text: bytes) -> bytes:
     ],
 )
 def test_wrong_lists_of_estimators_are_refused(update: bytes, why: str) -> None:
-    with pytest.raises(InvalidEnsemble, match=why):
+    with pytest.raises(InvalidContent, match=why):
         check_holding(update, 3)

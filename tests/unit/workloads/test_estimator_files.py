@@ -17,7 +17,7 @@ from sklearn.linear_model import LinearRegression
 from sklearn.tree import DecisionTreeClassifier
 
 from xain_workloads.ensembles.estimators import allowed, described, files, node_tables, skops_files
-from xain_workloads.errors import InvalidEnsemble
+from xain_workloads.errors import InvalidContent
 
 ROWS, KINDS = load_iris(return_X_y=True)
 FOREST = {"estimator": "RandomForestClassifier", "parameters": {"n_estimators": 8}}
@@ -78,7 +78,7 @@ def test_other_estimators_are_files_of_skops() -> None:
     broken = bytearray(file)
     at = broken.index(b"numpy.random") if b"numpy.random" in broken else broken.index(b"RBF")
     broken[at : at + 3] = b"os."
-    with pytest.raises(InvalidEnsemble):
+    with pytest.raises(InvalidContent):
         files.check(bytes(broken), {"GaussianProcessClassifier"}, 4)
 
 
@@ -154,7 +154,7 @@ def test_hostile_files_are_refused() -> None:
         (with_column(good, "num_classes", 2), "numbers of values"),
         (with_column(forest, "num_features", 100, 3), "of other columns"),
     ):
-        with pytest.raises(InvalidEnsemble, match=why):
+        with pytest.raises(InvalidContent, match=why):
             files.check(file, names, 4)
 
 
@@ -167,7 +167,7 @@ def test_support_vectors_that_do_not_fit_together_are_refused(name: str) -> None
         array = getattr(estimator, wrong)
         changed = -array if wrong == "_n_support" else np.ascontiguousarray(array[..., :-1])
         setattr(estimator, wrong, changed)
-        with pytest.raises(InvalidEnsemble, match="support vectors do not fit"):
+        with pytest.raises(InvalidContent, match="support vectors do not fit"):
             files.check(files.dump(estimator), {name}, 4)
 
 
@@ -180,7 +180,7 @@ def test_neighbours_that_are_of_none_of_the_classes_are_refused(name: str) -> No
         )
         files.check(files.dump(estimator), {bagging}, 4)
         estimator.estimators_[0]._y = wrong
-        with pytest.raises(InvalidEnsemble, match="of neighbours"):
+        with pytest.raises(InvalidContent, match="of neighbours"):
             files.check(files.dump(estimator), {bagging}, 4)
 
 
@@ -191,7 +191,7 @@ def test_transformers_with_other_columns_than_they_announce_are_refused() -> Non
     bins, _ = fitted({"pipeline": ["KBinsDiscretizer", "LogisticRegression"]})
     bins.steps[0][1]._encoder._n_features_outs = [1] * 4
     for estimator in (means, bins):
-        with pytest.raises(InvalidEnsemble, match="other columns"):
+        with pytest.raises(InvalidContent, match="other columns"):
             files.check(files.dump(estimator), {name}, 4)
 
 
@@ -212,10 +212,10 @@ def test_files_of_skops_pass_the_checks_of_arrays() -> None:
         name = type(estimator).__name__
         file = skops_files.dump(estimator)
         files.check(file, {name}, 4)
-        with pytest.raises(InvalidEnsemble):
+        with pytest.raises(InvalidContent):
             files.load(file)
         inner = {"arrays": [["|u1", [len(file)], "C"]], "estimator": {"k": 0}}
-        with pytest.raises(InvalidEnsemble, match="not a Gauss"):
+        with pytest.raises(InvalidContent, match="not a Gauss"):
             files.check(whole(inner, file), {name}, 4)
     for described_so in NESTED[:4]:
         estimator, name = fitted(described_so)
@@ -228,7 +228,7 @@ def test_files_of_skops_have_no_estimators_that_arrays_describe() -> None:
     process = GaussianProcessClassifier().fit(ROWS, KINDS)
     process.base_estimator_.estimators_[0] = broken_estimators()[0]
     process.base_estimator_.kernel = process.base_estimator_.estimators_[1].kernel_
-    with pytest.raises(InvalidEnsemble, match="described by arrays"):
+    with pytest.raises(InvalidContent, match="described by arrays"):
         files.check(files.dump(process), allowed.NAMES, 4)
 
 
@@ -238,7 +238,7 @@ def test_boosting_with_more_trees_in_a_stage_than_classes_is_not_loaded() -> Non
     estimator.init_ = DecisionTreeClassifier(max_depth=1).fit(ROWS, KINDS > 0)
     file = files.dump(estimator)
     files.check(file, {name}, 4)
-    with pytest.raises(InvalidEnsemble, match="other trees in a stage"):
+    with pytest.raises(InvalidContent, match="other trees in a stage"):
         files.load(file)
 
 
@@ -249,7 +249,7 @@ def test_boosting_starts_from_a_prediction_for_each_row() -> None:
     vote = VotingRegressor([("one", LinearRegression())]).fit(ROWS, KINDS)
     vote.estimators_ = [LinearRegression().fit(ROWS, rows)]
     boosting.init_ = vote
-    with pytest.raises(InvalidEnsemble, match="has a VotingRegressor as init_"):
+    with pytest.raises(InvalidContent, match="has a VotingRegressor as init_"):
         files.check(files.dump(boosting), {name}, 4)
     for init, why in (("VotingRegressor", "must be a tree"), ("Ridge", "")):
         one = {"estimator": name, "parameters": {"init": {"estimator": init}, "n_estimators": 2}}
@@ -271,7 +271,7 @@ def test_nodes_of_histogram_boosting_in_files_of_skops_are_checked() -> None:
     for field, value in (("left", 10**6), ("right", 0), ("feature_idx", 4)):
         broken = nodes.copy()
         broken[field][0] = value
-        with pytest.raises(node_tables.InvalidNodes):
+        with pytest.raises(InvalidContent):
             node_tables.check(
                 node_tables.columns_of(broken), one * len(nodes), one * 4, node_tables.PREDICTOR
             )
@@ -285,12 +285,12 @@ def test_files_that_stand_for_far_more_than_they_hold_are_refused() -> None:
         nested = {"E": ["DummyClassifier", 200, {"z": nested}, {"i": list(range(200))}]}
     wide = {"E": ["DummyClassifier", 5000, {f"k{n}": 0 for n in range(5000)}, {"i": [0] * 5000}]}
     for value in (nested, wide):
-        with pytest.raises(InvalidEnsemble, match="repeats its values"):
+        with pytest.raises(InvalidContent, match="repeats its values"):
             files.check(edited(file, attribute("z", value)), {"DummyClassifier"}, 4)
     array = np.zeros(1 << 17)
     dummy = DummyClassifier().fit(ROWS, KINDS)
     dummy.z = [array] * 300
-    with pytest.raises(InvalidEnsemble, match="repeats its arrays"):
+    with pytest.raises(InvalidContent, match="repeats its arrays"):
         files.check(files.dump(dummy), {"DummyClassifier"}, 4)
 
 
@@ -303,13 +303,13 @@ def test_attributes_that_lead_around_the_checks_of_rows_are_refused() -> None:
         ("_preprocessor", function, "_preprocessor"),
         ("x", function, "has a function"),
     ):
-        with pytest.raises(InvalidEnsemble, match=why):
+        with pytest.raises(InvalidContent, match=why):
             files.check(edited(good, attribute(key, value)), {name}, 4)
     for key in ("_preprocess_X", "predict", "classes", "_more_checks"):
         changed = edited(good, attribute(key, {"y": "<f8"}))
         files.check(changed, {name}, 4)
         if hasattr(type(boosting), key):
-            with pytest.raises(InvalidEnsemble, match="which its class has"):
+            with pytest.raises(InvalidContent, match="which its class has"):
                 files.load(changed)
         else:
             files.load(changed)
@@ -322,7 +322,7 @@ def test_gradient_boosting_of_far_too_many_columns_is_refused() -> None:
     name = NESTED[2]["estimator"]
     outer = files.dump(DummyClassifier().fit(ROWS, KINDS))
     inner = {"n_features_in_": 10**12, "init_": "zero", "estimators_": []}
-    with pytest.raises(InvalidEnsemble, match="1000000000000 columns"):
+    with pytest.raises(InvalidContent, match="1000000000000 columns"):
         files.check(edited(outer, attribute("z", {"e": [name, inner]})), {"DummyClassifier"}, 4)
 
 
@@ -336,12 +336,12 @@ def test_nodes_are_checked_as_the_numbers_that_they_become() -> None:
         ("is_leaf", -ones),
         ("left", ones.astype(np.uint64) << np.uint64(63)),
     ):
-        with pytest.raises(node_tables.InvalidNodes, match=field):
+        with pytest.raises(InvalidContent, match=field):
             node_tables.check_predictor_table({**good, field: wrong})
     for field, wrong in (("bin_threshold", ones * 256), ("count", ones << 40)):
         changed = {**good, field: wrong}
         node_tables.check_predictor_table(changed)
-        with pytest.raises(node_tables.InvalidNodes, match="do not fit"):
+        with pytest.raises(InvalidContent, match="do not fit"):
             node_tables.predictors_of(changed)
 
 
@@ -359,7 +359,7 @@ def mutated(seed: int, num_files: int) -> dict[str, int]:
         try:
             files.check(bytes(changed), {name}, 4)
             loaded = files.load(bytes(changed))
-        except InvalidEnsemble:
+        except InvalidContent:
             outcomes["refused"] += 1
             continue
         try:

@@ -16,7 +16,7 @@ from xain_workloads.linear.glm.families import null_deviance
 from xain_workloads.linear.glm.newton import stepped
 from xain_workloads.linear.glm.student import quantile, two_sided
 from xain_workloads.linear.glm.workload import GlmWorkload
-from xain_workloads.linear.newton import Fit, InvalidSums, check_sums
+from xain_workloads.linear.newton import Fit, check_sums
 from xain_workloads.model import ENDED, TOLD, Model
 from xain_workloads.tables.preprocessing import PreprocessingOptions, prepare
 from xain_workloads.tables.table import Table
@@ -397,7 +397,7 @@ def test_wrong_updates_are_refused() -> None:
         "coefficients": replace(fit, point=fit.point + 1),
     }
     for words, one in spoilt.items():
-        with pytest.raises(InvalidSums, match=words.replace("no number", "not finite")):
+        with pytest.raises(InvalidContent, match=words.replace("no number", "not finite")):
             check_sums(one.to_vector(), model.layout)
 
 

@@ -21,7 +21,7 @@ from xain_workloads.tables.table import Table
 from xain_workloads.trees import histograms, trees
 from xain_workloads.trees.growing import grown
 from xain_workloads.trees.histograms import Bins
-from xain_workloads.trees.trees import BoosterKind, InvalidTrees, Tree
+from xain_workloads.trees.trees import BoosterKind, Tree
 from xain_workloads.workload import Workload, create, evaluate, initial_model
 
 TASKS = ("two classes", "three classes", "regression")
@@ -298,7 +298,7 @@ def test_histograms_that_do_not_fit_are_refused() -> None:
         (changed(-1, -0.5), "a negative sum of hessians"),
         (changed(0, -1e31), r"a sum above 1e\+30"),
     ):
-        with pytest.raises(InvalidTrees, match=why):
+        with pytest.raises(InvalidContent, match=why):
             histograms.parse_sums(sent, state)
     assert histograms.parse_sums(good, state).shape == state.shape
 

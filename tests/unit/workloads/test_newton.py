@@ -8,7 +8,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from xain_workloads.ensembles.stacking import PENALTY, Linear, Shape, packed, parsed
-from xain_workloads.errors import InvalidEnsemble
+from xain_workloads.errors import InvalidContent
 from xain_workloads.linear.glm.families import sums
 from xain_workloads.tables.data import load
 
@@ -106,7 +106,7 @@ def test_bytes_that_are_no_sums_of_the_model_are_refused():
         (good[:-8] + np.array([np.nan]).tobytes(), "not finite"),
         (good[:8] + np.array([-1.0]).tobytes() + good[16:], "coefficients or steps"),
     ):
-        with pytest.raises(InvalidEnsemble, match=why):
+        with pytest.raises(InvalidContent, match=why):
             parsed(data, shape)
-    with pytest.raises(InvalidEnsemble, match="bytes, expected were"):
+    with pytest.raises(InvalidContent, match="bytes, expected were"):
         parsed(good, Shape(0, 0, 12))

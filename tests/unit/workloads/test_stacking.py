@@ -17,7 +17,7 @@ from xain_workloads.ensembles.stacking import (
     next_model,
     shape_of,
 )
-from xain_workloads.errors import InvalidEnsemble
+from xain_workloads.errors import InvalidContent
 from xain_workloads.model import Model
 from xain_workloads.tables.data import load
 from xain_workloads.tables.dataset import Dataset
@@ -241,10 +241,10 @@ def test_damaged_linear_models_are_refused():
         (good + b"x", "another size than it says"),
         (pack([]) + b"hello", "5 bytes that are no linear model follow"),
     ):
-        with pytest.raises(InvalidEnsemble, match=why):
+        with pytest.raises(InvalidContent, match=why):
             Stack.parse(data)
     stack = federation.stack
     other = replace(stack, frames=stack.frames[:3])
     vector = np.frombuffer(other.to_bytes(is_held=False), np.uint8)
-    with pytest.raises(InvalidEnsemble, match="is of other estimators"):
+    with pytest.raises(InvalidContent, match="is of other estimators"):
         federation.workload.to_sklearn(replace(federation.model, vector=vector))

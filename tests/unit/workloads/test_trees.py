@@ -15,14 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from xain_workloads.errors import InvalidContent
 from xain_workloads.trees import trees
-from xain_workloads.trees.trees import (
-    BoosterKind,
-    InvalidTrees,
-    empty_booster,
-    joined,
-    parse_update,
-)
+from xain_workloads.trees.trees import BoosterKind, empty_booster, joined, parse_update
 
 Array = NDArray[Any]
 
@@ -266,7 +261,7 @@ def test_hostile_booster_is_refused(
 ) -> None:
     booster = json.loads(update(MULTICLASS, empty_booster(MULTICLASS), 1))
     change(booster)
-    with pytest.raises(InvalidTrees, match=re.escape(reason)):
+    with pytest.raises(InvalidContent, match=re.escape(reason)):
         parse_update(json.dumps(booster).encode(), MULTICLASS, 1)
 
 
@@ -276,12 +271,12 @@ def test_hostile_booster_is_refused(
     ids=["empty", "cut", "list", "null", "no text", "deep list", "deep object", "long number"],
 )
 def test_bytes_that_are_no_json_object_are_refused(data: bytes) -> None:
-    with pytest.raises(InvalidTrees):
+    with pytest.raises(InvalidContent):
         parse_update(data, MULTICLASS, 1)
 
 
 def test_larger_update_than_allowed_is_not_parsed() -> None:
-    with pytest.raises(InvalidTrees, match="at most 67108864 are taken"):
+    with pytest.raises(InvalidContent, match="at most 67108864 are taken"):
         parse_update(bytes(trees.MAX_UPDATE_BYTES + 1), MULTICLASS, 1)
 
 
@@ -339,7 +334,7 @@ def test_mutated_booster_is_refused_or_usable(kind: BoosterKind) -> None:
             mutate(start, chance)
         try:
             added = parse_update(json.dumps(booster).encode(), kind, 2)
-        except InvalidTrees:
+        except InvalidContent:
             continue
         predicted = load(joined(empty, [(added, 3), (added, 4)], kind)).predict(data)
         assert len(predicted) == 60

@@ -25,6 +25,6 @@ class Diverged(WorkloadError, ArithmeticError):
     """Training ran away to infinity, or towards it: take smaller steps or scale the data."""
 
 
-class InvalidEnsemble(ValueError):
-    """Bytes are no ensemble, or no estimator, that fits the model. The message says what is
-    wrong."""
+class InvalidContent(ValueError):
+    """Bytes are no update or model of the kind that they should be: trees, sums or estimators. The
+    message says what is wrong."""

@@ -25,10 +25,11 @@ from xain_coordinator.ports import WeightsStore
 from xain_foundation.settings.hints import hint
 from xain_wire.np import npy_header
 from xain_workloads.ensembles import ensembles, stacking
+from xain_workloads.errors import InvalidContent
 from xain_workloads.trees.boosting_options import HISTOGRAM, options_of_model
 from xain_workloads.trees.growing import grown
 from xain_workloads.trees.histograms import growing, parse_sums
-from xain_workloads.trees.trees import ANY_NUMBER, BoosterKind, InvalidTrees, joined, parse_update
+from xain_workloads.trees.trees import ANY_NUMBER, BoosterKind, joined, parse_update
 
 _DTYPE = np.dtype(np.uint8)
 
@@ -93,7 +94,7 @@ def join_updates(
                 for data, num_samples in _updates(store, work, stop)
             ]
             model = joined(before, parsed, kind)
-    except InvalidTrees as error:
+    except InvalidContent as error:
         raise RuleFailed(f"an accepted update of round {work.round}: {error}") from error
     except ValueError as error:
         raise RuleFailed(f"the global model of round {work.round}: {error}") from error

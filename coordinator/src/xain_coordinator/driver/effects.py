@@ -319,7 +319,7 @@ class StoreWorker:
     def rebuild_damaged(self) -> bool:
         """Compare the session's model with its digest, and rebuild it if it is damaged. Blocks.
 
-        Returns whether it was damaged. Raises DamagedModel, Fenced, Stopped and StoreUnavailable.
+        Returns whether it was damaged. Raises StoreError, Fenced and Stopped.
         """
         driver = self._driver
         models = driver.history.models

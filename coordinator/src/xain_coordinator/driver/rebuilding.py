@@ -37,14 +37,6 @@ DAMAGED = "damaged/"
 LARGE_BYTES = 256 << 20  # reading so much takes long enough to be announced
 
 
-class DamagedModel(StoreError):
-    """The session's global model is damaged and cannot be rebuilt. The message says what to do."""
-
-
-class _NotTheSame(StoreError):
-    """The rebuilt object has another digest than the model had."""
-
-
 def rebuild_damaged_model(
     store: WeightsStore,
     session: Session,
@@ -56,7 +48,7 @@ def rebuild_damaged_model(
 
     models: all published models, by key. make: does the work of an effect in a store.
     on_read: see why_damaged. Returns whether anything was damaged.
-    Raises DamagedModel, StoreUnavailable, Fenced, and what `make` raises when it is stopped.
+    Raises StoreError, StoreUnavailable, Fenced, and what `make` raises when it is stopped.
     """
     model = session.model
     if model is None:
@@ -80,7 +72,7 @@ def rebuild_damaged_model(
     except (StoreUnavailable, Fenced):
         raise
     except (StoreError, RuleFailed, PluginFailed, ValueError) as error:
-        raise DamagedModel(_way_out(session.session_id, refs, damaged, error)) from error
+        raise StoreError(_way_out(session.session_id, refs, damaged, error)) from error
     log.warning("model_rebuilt", round=model.round, key=[*damaged], set_aside=DAMAGED)
     return True
 
@@ -138,7 +130,7 @@ class _RebuildUpload:
     def commit(self, *, overwrite: bool) -> None:
         digest = self._digest.hexdigest()
         if digest != self._expected:
-            raise _NotTheSame(
+            raise StoreError(
                 f"its rebuilt copy has the digest {digest}, so the copy was made of other updates, "
                 "or by another version of the program"
             )

@@ -11,7 +11,7 @@ from xain_coordinator.stores.integrity import read_vector, read_weights
 from xain_wire.np import parse_npy_header
 from xain_wire.np.codec import MAX_HEADER_BYTES
 from xain_workloads.ensembles import bagging_options, ensembles, held, stacking
-from xain_workloads.errors import InvalidEnsemble
+from xain_workloads.errors import InvalidContent
 from xain_workloads.linear import newton
 from xain_workloads.linear.glm.options import NAME as GLM
 from xain_workloads.trees import histograms, trees
@@ -94,7 +94,7 @@ class ContentCheck:
             else:
                 kind = trees.BoosterKind.from_metadata(model.metadata)
                 trees.parse_update(data, kind, max_iterations)
-        except (trees.InvalidTrees, InvalidEnsemble, newton.InvalidSums) as error:
+        except InvalidContent as error:
             raise InvalidUpdate(str(error)) from None
 
     def _stacked(self, model: GlobalModel) -> stacking.Shape | None:

@@ -43,10 +43,6 @@ _SIZES = struct.Struct("<IIQ")
 MIN_SEGMENT_BYTES = 64 << 20
 
 
-class FolderInUse(ParameterError):
-    """Another server writes its log to the folder. The text names it."""
-
-
 class _SegmentHead(msgspec.Struct, frozen=True):
     range: RangeView
     generation: int
@@ -214,7 +210,7 @@ class DiskLog:
     on_synced: called in that thread with the range, the number of its segment, and the last entry
         of the segment on disk.
     on_failed: called once when the disk refuses; nothing is written after that.
-    Raises FolderInUse.
+    Raises ParameterError if another server has its log there.
     """
 
     def __init__(
@@ -235,7 +231,7 @@ class DiskLog:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._lock_file.close()
-            raise FolderInUse(f"another server has its log in {folder}") from error
+            raise ParameterError(f"another server has its log in {folder}") from error
         self._steps: GroupCommit[_Step] = GroupCommit(self._write_group, name="log")
 
     def replay(self) -> list[Recovered]:

@@ -19,16 +19,13 @@ from xain_foundation.logs.logger import get_logger
 from xain_foundation.settings.hints import hint
 from xain_participant.sdk import sealed
 from xain_workloads.ensembles.held import digest_of
+from xain_workloads.errors import DataError
 
 if TYPE_CHECKING:
     from xain_workloads.ensembles.bagging import LoadedEstimators
 
 FOLDER = "estimators"
 _MAGIC = b"XAIN estimators 1\n"
-
-
-class NoEstimators(Exception):
-    """The participant has none of the estimators that it is asked for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +115,7 @@ class KeptEstimators:
         """Vote for rows. trainings: digest and weight of each estimator, by training.
 
         features: (n, p), prepared as the model says. Not for two threads at once.
-        Raises NoEstimators; DataError if the features do not fit the model, ModuleNotFoundError
+        Raises DataError if none is kept or the features do not fit the model, ModuleNotFoundError
         without scikit-learn and skops.
         """
         loaded = {digest: self._load(digest) for digest, _ in trainings}
@@ -131,7 +128,7 @@ class KeptEstimators:
                 sums.append(weight * one.sum_of_votes(features))
                 total_weight += weight * len(one)
         if not sums:
-            raise NoEstimators(
+            raise DataError(
                 f"it has none of the estimators that it fitted in {len(trainings)} trainings; "
                 "without a state directory they end with its process"
             )

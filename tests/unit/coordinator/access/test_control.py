@@ -246,7 +246,7 @@ def test_notes_and_refused_identities_are_lines(folder, control):
     control.note("settings_changed", by="alice", names=["rounds"], reason="x" * 5000)
     for port in range(5):
         control.refused(f"ipv4:10.0.0.1:{port}", "no certificate")
-    control.refused_as("ipv4:10.0.0.2:5000", "no certificate")
+    control.refused("ipv4:10.0.0.2:5000", "no certificate")
     note, first, second = list(audit_log.read(folder / "audit.log"))[-3:]
     assert (note.event, note.by) == ("settings_changed", "alice")
     assert note.fields["names"] == ["rounds"]

@@ -379,7 +379,7 @@ class LoadedEstimators:
     """The estimators of one training, to vote by themselves.
 
     kept: packed frames; see TrainResult. metadata: of the model.
-    Raises ValueError, InvalidEnsemble among them, if the frames do not fit the model.
+    Raises ValueError, InvalidContent among them, if the frames do not fit the model.
     """
 
     def __init__(self, kept: bytes, metadata: Mapping[str, str]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from xain_workloads.ensembles.bagging_options import ONE_CLASS, BaggingOptions
 from xain_workloads.ensembles.estimators import files
-from xain_workloads.errors import InvalidEnsemble
+from xain_workloads.errors import InvalidContent
 
 MAGIC = b"XENSEMB2"
 _MAGIC_0_1 = b"XENSEMB1"  # of version 0.1, whose frames have no owner and no number
@@ -55,28 +55,28 @@ def pack(frames: Sequence[Frame]) -> bytes:
 
 
 def unpack(data: bytes) -> list[Frame]:
-    """The frames of an ensemble with nothing behind them. Raises InvalidEnsemble."""
+    """The frames of an ensemble with nothing behind them. Raises InvalidContent."""
     frames, tail = split(data)
     if tail:
-        raise InvalidEnsemble(f"{len(tail)} bytes follow the last frame of the ensemble")
+        raise InvalidContent(f"{len(tail)} bytes follow the last frame of the ensemble")
     return frames
 
 
 def split(data: bytes) -> tuple[list[Frame], bytes]:
-    """The frames of an ensemble, and the bytes behind them. Raises InvalidEnsemble."""
+    """The frames of an ensemble, and the bytes behind them. Raises InvalidContent."""
     at = len(MAGIC) + _COUNT.size
     if not data.startswith((MAGIC, _MAGIC_0_1)) or len(data) < at:
-        raise InvalidEnsemble("the bytes are no ensemble")
+        raise InvalidContent("the bytes are no ensemble")
     frame = _FRAME if data.startswith(MAGIC) else _FRAME_0_1
     (count,) = _COUNT.unpack_from(data, len(MAGIC))
     frames = []
     for number in range(count):
         if len(data) < at + frame.size:
-            raise InvalidEnsemble(f"the ensemble ends within frame {number} of {count}")
+            raise InvalidContent(f"the ensemble ends within frame {number} of {count}")
         weight, *known, length = frame.unpack_from(data, at)
         at += frame.size
         if length > len(data) - at:
-            raise InvalidEnsemble(f"the ensemble ends within frame {number} of {count}")
+            raise InvalidContent(f"the ensemble ends within frame {number} of {count}")
         frames.append(Frame(weight, data[at : at + length], *known))
         at += length
     return frames, data[at:]
@@ -86,7 +86,7 @@ def added(updates: Iterable[tuple[bytes, int]]) -> Iterator[Frame]:
     """The frames of updates as they are in the ensemble.
 
     updates: bytes and number of samples, which becomes the weight of each frame.
-    Raises InvalidEnsemble.
+    Raises InvalidContent.
     """
     for data, num_samples in updates:
         yield from (replace(frame, weight=num_samples) for frame in unpack(data))
@@ -108,27 +108,27 @@ def check_update(
 ) -> None:
     """Refuse an update that is not as many estimators of the model's type as a round adds.
 
-    No estimator is loaded. Raises InvalidEnsemble.
+    No estimator is loaded. Raises InvalidContent.
     """
     frames = unpack(data)
     expected = options.estimators * epochs
     if len(frames) != expected:
-        raise InvalidEnsemble(f"the update has {len(frames)} estimators, a round adds {expected}")
+        raise InvalidContent(f"the update has {len(frames)} estimators, a round adds {expected}")
     for number, frame in enumerate(frames):
         try:
             check_file(frame.file, options, num_features)
-        except InvalidEnsemble as error:
-            raise InvalidEnsemble(f"estimator {number}: {error}") from None
+        except InvalidContent as error:
+            raise InvalidContent(f"estimator {number}: {error}") from None
 
 
 def check_file(file: bytes, options: BaggingOptions, num_features: int) -> None:
     """Refuse a file that is not an estimator of the model's type, or has a type outside of
-    scikit-learn and numpy. Nothing in the file is loaded. Raises InvalidEnsemble."""
+    scikit-learn and numpy. Nothing in the file is loaded. Raises InvalidContent."""
     names = {options.kind} | ({ONE_CLASS} if options.task == "classification" else set())
     files.check(file, names, num_features)
 
 
 def load(file: bytes, options: BaggingOptions, num_features: int) -> Any:
-    """The fitted estimator in a file. Raises InvalidEnsemble, and ModuleNotFoundError."""
+    """The fitted estimator in a file. Raises InvalidContent, and ModuleNotFoundError."""
     check_file(file, options, num_features)
     return files.load(file)

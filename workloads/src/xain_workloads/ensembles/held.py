@@ -16,7 +16,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from xain_foundation.settings.hints import hint
-from xain_workloads.errors import InvalidEnsemble
+from xain_workloads.errors import InvalidContent
 from xain_workloads.json_forms import Count, read, written
 
 MAGIC = b"XENHELD2"
@@ -62,10 +62,10 @@ def pack_holdings(holdings: Sequence[Holding]) -> bytes:
 
 
 def unpack_holdings(data: bytes) -> list[Holding]:
-    """A list with nothing behind it. Raises InvalidEnsemble."""
+    """A list with nothing behind it. Raises InvalidContent."""
     holdings, tail = split_holdings(data)
     if tail:
-        raise InvalidEnsemble(f"{len(tail)} bytes follow the list of estimators")
+        raise InvalidContent(f"{len(tail)} bytes follow the list of estimators")
     return holdings
 
 
@@ -75,35 +75,35 @@ def is_list(data: bytes) -> bool:
 
 
 def split_holdings(data: bytes) -> tuple[list[Holding], bytes]:
-    """A list, and the bytes behind it. Raises InvalidEnsemble."""
+    """A list, and the bytes behind it. Raises InvalidContent."""
     start = len(MAGIC) + _LENGTH.size
     if data.startswith(_MAGIC_0_1):
         start, end = len(_MAGIC_0_1), len(data)
     elif is_list(data) and len(data) >= start:
         end = start + _LENGTH.unpack_from(data, len(MAGIC))[0]
     else:
-        raise InvalidEnsemble("the bytes are no list of estimators")
+        raise InvalidContent("the bytes are no list of estimators")
     if end > len(data):
-        raise InvalidEnsemble("the list of estimators is cut off")
-    holdings = read(data[start:end], list[Holding], "the list of estimators", InvalidEnsemble)
+        raise InvalidContent("the list of estimators is cut off")
+    holdings = read(data[start:end], list[Holding], "the list of estimators", InvalidContent)
     return holdings, data[end:]
 
 
 def check_holding(data: bytes, estimators: int) -> None:
     """Refuse an update that does not name as many estimators as a round adds.
 
-    Raises InvalidEnsemble.
+    Raises InvalidContent.
     """
     if len(data) > MAX_UPDATE_BYTES:
-        raise InvalidEnsemble(
+        raise InvalidContent(
             f"the update has {len(data)} bytes; with publish = false it names the estimators that "
             f"stay at the participant, which takes {MAX_UPDATE_BYTES} at most"
         )
     holdings = unpack_holdings(data)
     if len(holdings) != 1:
-        raise InvalidEnsemble(f"the update names {len(holdings)} trainings, and is of one")
+        raise InvalidContent(f"the update names {len(holdings)} trainings, and is of one")
     if holdings[0].estimators != estimators:
-        raise InvalidEnsemble(
+        raise InvalidContent(
             f"the update names {holdings[0].estimators} estimators, a round adds {estimators}"
         )
 
@@ -111,7 +111,7 @@ def check_holding(data: bytes, estimators: int) -> None:
 def listed(updates: Iterable[tuple[str, bytes, int]]) -> Iterator[Holding]:
     """The estimators of updates as they are in the list.
 
-    updates: participant, bytes and number of samples. Raises InvalidEnsemble.
+    updates: participant, bytes and number of samples. Raises InvalidContent.
     """
     for participant, data, num_samples in updates:
         for one in unpack_holdings(data):

@@ -27,12 +27,11 @@ from xain_workloads.ensembles.ensembles import (
     split,
 )
 from xain_workloads.ensembles.held import Holding, listed, pack_holdings, split_holdings
-from xain_workloads.errors import InvalidEnsemble
+from xain_workloads.errors import InvalidContent
 from xain_workloads.linear.glm.families import num_totals
 from xain_workloads.linear.glm.options import LINEAR, LOGISTIC
 from xain_workloads.linear.newton import (
     Fit,
-    InvalidSums,
     check_sums,
     factored,
     halved,
@@ -128,12 +127,12 @@ class Linear:
 
     @classmethod
     def of(cls, numbers: Array, shape: Shape) -> "Linear":
-        """Raises InvalidEnsemble if there are other numbers than the model has."""
+        """Raises InvalidContent if there are other numbers than the model has."""
         blocks, width, totals = shape.sizes
         m = blocks * width
         ends = np.cumsum([m, m, width, totals])
         if len(numbers) != ends[-1] + 3:
-            raise InvalidEnsemble("the linear model of the ensemble is of other estimators")
+            raise InvalidContent("the linear model of the ensemble is of other estimators")
         point, before, penalties, of_target, figures = np.split(numbers, ends)
         rows, deviance, halvings = figures.tolist()
         fit = replace(
@@ -224,7 +223,7 @@ class Stack:
 
     @classmethod
     def parse(cls, data: bytes) -> "Stack":
-        """Read the vector of a model. Raises InvalidEnsemble."""
+        """Read the vector of a model. Raises InvalidContent."""
         frames: list[Frame] = []
         holdings: list[Holding] = []
         if held.is_list(data):
@@ -235,10 +234,10 @@ class Stack:
             return cls(tuple(frames), tuple(holdings))
         start = len(_MAGIC) + _HEAD.size
         if not tail.startswith(_MAGIC) or len(tail) < start:
-            raise InvalidEnsemble(f"{len(tail)} bytes that are no linear model follow the ensemble")
+            raise InvalidContent(f"{len(tail)} bytes that are no linear model follow the ensemble")
         num_fitted, length = _HEAD.unpack_from(tail, len(_MAGIC))
         if len(tail) != start + 8 * length:
-            raise InvalidEnsemble("the linear model of the ensemble has another size than it says")
+            raise InvalidContent("the linear model of the ensemble has another size than it says")
         numbers = np.frombuffer(tail, "<f8", offset=start).astype(np.float64)
         return cls(tuple(frames), tuple(holdings), num_fitted, numbers)
 
@@ -270,17 +269,17 @@ class Stack:
     def linear(self, metadata: Mapping[str, str]) -> tuple[Shape, Array] | None:
         """The linear model and its coefficients; None before its first step.
 
-        Raises InvalidEnsemble if it is of another ensemble.
+        Raises InvalidContent if it is of another ensemble.
         """
         if not len(self.numbers):
             return None
         shape = self.due(metadata)
         if shape is None:
-            raise InvalidEnsemble("the linear model of the ensemble is of other estimators")
+            raise InvalidContent("the linear model of the ensemble is of other estimators")
         return shape, Linear.of(self.numbers, shape).coefficients(shape.num_classes)
 
     def training(self, shape: Shape) -> Linear:
-        """The linear model that is trained. Raises InvalidEnsemble if it is of another ensemble."""
+        """The linear model that is trained. Raises InvalidContent if it is of another ensemble."""
         return Linear.of(self.numbers, shape) if len(self.numbers) else Linear.start(shape)
 
 
@@ -291,7 +290,7 @@ def next_model(
     linear model.
 
     updates: participant, bytes and number of samples, in the order of the participants' names.
-    metadata: of the model. Raises InvalidEnsemble.
+    metadata: of the model. Raises InvalidContent.
     """
     stack = Stack.parse(before)
     options = options_of_model(metadata)
@@ -307,7 +306,7 @@ def next_model(
         frames = added((data, num_samples) for _, data, num_samples in updates)
         stack = Stack((*stack.frames, *frames), (), num_fitted)
         if options.is_stacked and not all(frame.owner for frame in stack.frames):
-            raise InvalidEnsemble(
+            raise InvalidContent(
                 "the ensemble has estimators of version 0.1, which do not tell whose they are, as a"
                 ' linear model of votes must know: vote = "soft" goes on with them'
             )
@@ -320,17 +319,17 @@ def packed(sums: Fit) -> bytes:
 
 
 def parsed(data: bytes, shape: Shape) -> Vector:
-    """The sums in an update. Raises InvalidEnsemble."""
+    """The sums in an update. Raises InvalidContent."""
     start = len(_SUMS_MAGIC)
     if not data.startswith(_SUMS_MAGIC):
-        raise InvalidEnsemble("the bytes are no sums of gradients")
+        raise InvalidContent("the bytes are no sums of gradients")
     if len(data) != (expected := start + 8 * shape.num_numbers):
-        raise InvalidEnsemble(f"the sums have {len(data)} bytes, expected were {expected}")
+        raise InvalidContent(f"the sums have {len(data)} bytes, expected were {expected}")
     vector = np.frombuffer(data, "<f8", offset=start).astype(np.float64)
     try:
         check_sums(vector, shape.layout, least_rows=0)
-    except InvalidSums as error:
-        raise InvalidEnsemble(str(error)) from None
+    except InvalidContent as error:
+        raise InvalidContent(str(error)) from None
     return vector
 
 

@@ -17,6 +17,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from xain_workloads.errors import InvalidContent
 from xain_workloads.model import Layout, TensorSpec, Vector, flatten, unflatten
 
 Array = NDArray[np.float64]
@@ -30,10 +31,6 @@ _NAMES = ("coef", "intercept", "before", "score", "information", "totals", "figu
 _WEIGHTS = ("coef", "intercept")
 _MAX_SUM = 1e100
 _LEAST_DEVIANCE = 1.0  # which rounding does not reach; below 0 a fit would count as perfect
-
-
-class InvalidSums(ValueError):
-    """An update has no sums that rows could have."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,19 +110,19 @@ def layout_of(k: int, width: int, num_totals: int) -> Layout:
 
 
 def check_sums(vector: Vector, layout: Layout, *, least_rows: int = 1) -> None:
-    """Refuse an update that no rows could have. Raises InvalidSums."""
+    """Refuse an update that no rows could have. Raises InvalidContent."""
     fit = Fit.of(vector, layout)
     if not np.isfinite(vector).all() or np.abs(vector).max() > _MAX_SUM:
-        raise InvalidSums(f"the sums have a number that is not finite, or above {_MAX_SUM:g}")
+        raise InvalidContent(f"the sums have a number that is not finite, or above {_MAX_SUM:g}")
     if fit.rows < least_rows or fit.rows % 1:
-        raise InvalidSums(f"the sums are of {fit.rows:g} rows")
+        raise InvalidContent(f"the sums are of {fit.rows:g} rows")
     if (np.diagonal(fit.information) < 0).any():
-        raise InvalidSums("the information matrix has a negative number on its diagonal")
+        raise InvalidContent("the information matrix has a negative number on its diagonal")
     if fit.deviance < -_LEAST_DEVIANCE:
-        raise InvalidSums(f"the deviance is {fit.deviance:g}")
+        raise InvalidContent(f"the deviance is {fit.deviance:g}")
     of_steps = (fit.decrement, fit.decrement_before, fit.halvings)
     if fit.point.any() or fit.before.any() or any(of_steps):
-        raise InvalidSums("the update has coefficients or steps, where only sums are taken")
+        raise InvalidContent("the update has coefficients or steps, where only sums are taken")
 
 
 def summed(model: Fit, layout: Layout, updates: Iterable[Vector]) -> Fit:

@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xain_foundation.settings.hints import hint
-from xain_workloads.errors import DataError
+from xain_workloads.errors import DataError, InvalidContent
 from xain_workloads.tables.preprocessing import MAX_PREPROCESSING_BYTES, NumberColumn, Preprocessing
 from xain_workloads.tables.profile import DataProfile
 from xain_workloads.tables.statistics import NumberStatistics, merge
 from xain_workloads.tables.statistics_json import from_json
 from xain_workloads.trees import trees
 from xain_workloads.trees.boosting_options import BoostingOptions, options_of_model
-from xain_workloads.trees.trees import MAX_UPDATE_BYTES, BoosterKind, InvalidTrees, Tree
+from xain_workloads.trees.trees import MAX_UPDATE_BYTES, BoosterKind, Tree
 
 Array = NDArray[np.float64]
 
@@ -307,20 +307,20 @@ def gradients_of(kind: BoosterKind, margins: Array, target: NDArray[Any]) -> tup
 def parse_sums(data: bytes, state: Growing) -> Array:
     """Read the histograms that a participant sent, of the shape that the state has.
 
-    Raises InvalidTrees if they are of another size, or have a number that is not possible.
+    Raises InvalidContent if they are of another size, or have a number that is not possible.
     """
     num_sums, num_nodes, num_bins = state.shape
     size = num_sums * num_nodes * num_bins * 8
     if len(data) != size:
-        raise InvalidTrees(
+        raise InvalidContent(
             f"the update has {len(data)} bytes; histograms of {num_nodes} nodes and {num_bins} bins"
             f" have {size}"
         )
     values = np.frombuffer(data, "<f8").reshape(state.shape)
     if not np.isfinite(values).all():
-        raise InvalidTrees("the histograms have a value that is not finite")
+        raise InvalidContent("the histograms have a value that is not finite")
     if (values[1] < 0).any():
-        raise InvalidTrees("the histograms have a negative sum of hessians")
+        raise InvalidContent("the histograms have a negative sum of hessians")
     if max(-values.min(initial=0), values.max(initial=0)) > _MAX_SUM:
-        raise InvalidTrees(f"the histograms have a sum above {_MAX_SUM:g}")
+        raise InvalidContent(f"the histograms have a sum above {_MAX_SUM:g}")
     return values

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from xain_workloads.errors import InvalidContent
 from xain_workloads.json_forms import read, written
 
 # Bytes of an update. A tree of depth 6 takes some 15 KB; checking it, 20 times as much memory.
@@ -33,10 +34,6 @@ _TREE_START = b'{"categories":[]'  # no other object in a model begins with it
 _COUNT = b'"gbtree_model_param":{"num_parallel_tree":"1","num_trees":"'
 
 _FLOAT32 = Struct("<f")
-
-
-class InvalidTrees(ValueError):
-    """Bytes are no booster with trees that fit the model. The message says what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,28 +144,30 @@ def parse_update(data: bytes, kind: BoosterKind, max_iterations: int) -> tuple[T
     """Read the trees that a participant has added: whole boosting rounds, at most max_iterations.
 
     Trees are rebuilt node by node from the root, so what is returned is a tree of finite numbers,
-    whatever was sent. Raises InvalidTrees.
+    whatever was sent. Raises InvalidContent.
     """
     if len(data) > MAX_UPDATE_BYTES:
-        raise InvalidTrees(
+        raise InvalidContent(
             f"an update of trees has {len(data)} bytes; at most {MAX_UPDATE_BYTES} are taken"
         )
-    learner = read(data, _Sent, "the update", InvalidTrees).learner
+    learner = read(data, _Sent, "the update", InvalidContent).learner
     parameters, booster = learner.learner_model_param, learner.gradient_booster
     for key, expected in (("num_feature", kind.num_features), ("num_class", kind.num_classes)):
         if int(found := getattr(parameters, key)) != expected:
-            raise InvalidTrees(f"the booster has {key} {found}, the model {expected}")
+            raise InvalidContent(f"the booster has {key} {found}, the model {expected}")
     if (objective := learner.objective.name) != kind.objective:
-        raise InvalidTrees(f"the booster has objective {objective!r}, the model {kind.objective!r}")
+        raise InvalidContent(
+            f"the booster has objective {objective!r}, the model {kind.objective!r}"
+        )
     trees = booster.model.trees
     per_iteration = kind.trees_per_iteration
     if len(trees) % per_iteration or len(trees) > max_iterations * per_iteration:
-        raise InvalidTrees(
+        raise InvalidContent(
             f"the update adds {len(trees)} trees; {max_iterations} boosting rounds add at most "
             f"{max_iterations * per_iteration}, {per_iteration} each"
         )
     if booster.model.tree_info != [index % per_iteration for index in range(len(trees))]:
-        raise InvalidTrees(
+        raise InvalidContent(
             f"tree_info does not count the classes 0 to {per_iteration - 1} in each boosting round"
         )
     return tuple(_tree(tree, index, kind.num_features) for index, tree in enumerate(trees))
@@ -178,12 +177,12 @@ def _tree(sent: _SentTree, index: int, num_features: int) -> Tree:
     where = f"tree {index}"
     size = int(sent.tree_param.num_nodes)
     if int(sent.tree_param.size_leaf_vector) > 1:
-        raise InvalidTrees(f"{where} has several values in a leaf, which cannot be joined")
+        raise InvalidContent(f"{where} has several values in a leaf, which cannot be joined")
     for key in _COLUMNS:
         if (length := len(getattr(sent, key))) != size or size == 0:
-            raise InvalidTrees(f"{where} has {length} entries in {key} for {size} nodes")
+            raise InvalidContent(f"{where} has {length} entries in {key} for {size} nodes")
     if any(sent.split_type):
-        raise InvalidTrees(f"{where} splits by categories, which cannot be joined")
+        raise InvalidContent(f"{where} splits by categories, which cannot be joined")
     order = _breadth_first(sent.left_children, sent.right_children, where)
     new_left, new_features = [], []
     next_child = 1
@@ -203,7 +202,7 @@ def _tree(sent: _SentTree, index: int, num_features: int) -> Tree:
     }
     for key in ("sum_hessian", "loss_changes"):
         if min(columns[key]) < 0:
-            raise InvalidTrees(f"{where} has a negative value in {key}")
+            raise InvalidContent(f"{where} has a negative value in {key}")
     return Tree(
         left_children=tuple(new_left),
         features=tuple(new_features),
@@ -226,18 +225,18 @@ def _breadth_first(left: Sequence[int], right: Sequence[int], where: str) -> lis
             for child in (left[node], right[node]):
                 below.append(_index(child, len(left), where, "a child"))
                 if child in seen:
-                    raise InvalidTrees(f"{where} reaches node {child} twice")
+                    raise InvalidContent(f"{where} reaches node {child} twice")
                 seen.add(child)
         if not below:
             return order
         order += below
         level = below
-    raise InvalidTrees(f"{where} is deeper than {MAX_DEPTH}")
+    raise InvalidContent(f"{where} is deeper than {MAX_DEPTH}")
 
 
 def _index(value: int, size: int, where: str, what: str) -> int:
     if not 0 <= value < size:
-        raise InvalidTrees(f"{where} has {value} for {what}; it must be 0 to {size - 1}")
+        raise InvalidContent(f"{where} has {value} for {what}; it must be 0 to {size - 1}")
     return value
 
 
@@ -245,7 +244,9 @@ def _float32(value: float, where: str, key: str) -> float:
     try:
         return _rounded(value)
     except OverflowError:
-        raise InvalidTrees(f"{where} has {value} in {key}, which is not a finite float32") from None
+        raise InvalidContent(
+            f"{where} has {value} in {key}, which is not a finite float32"
+        ) from None
 
 
 # --- joining ---

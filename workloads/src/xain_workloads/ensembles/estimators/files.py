@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xain_workloads.ensembles.estimators import allowed, node_tables, skops_files
-from xain_workloads.errors import InvalidEnsemble
+from xain_workloads.errors import InvalidContent
 
 MAGIC = b"XENESTI1"
 _LENGTH = Struct("<I")
@@ -207,7 +207,7 @@ def check(file: bytes, names: Collection[str], num_features: int) -> None:
     scikit-learn out of its bounds. No estimator is loaded, and scikit-learn is not needed.
 
     names: in the tables of allowed.py. num_features: columns of the rows that it predicts.
-    Raises InvalidEnsemble.
+    Raises InvalidContent.
     """
     if not file.startswith(MAGIC):
         skops_files.check(file, names, num_features)
@@ -222,19 +222,19 @@ def check(file: bytes, names: Collection[str], num_features: int) -> None:
         name, attributes = _named(found)
         if name not in names:
             expected = " or ".join(sorted(names))
-            raise InvalidEnsemble(f"the file is a {name}, the model is made of {expected}")
+            raise InvalidContent(f"the file is a {name}, the model is made of {expected}")
         width = attributes.get("n_features_in_", num_features)
         if width != num_features:
-            raise InvalidEnsemble(f"the {name} is of {width} columns, rows have {num_features}")
+            raise InvalidContent(f"the {name} is of {width} columns, rows have {num_features}")
         read.check(found)
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        if isinstance(error, InvalidEnsemble):
+        if isinstance(error, InvalidContent):
             raise
-        raise InvalidEnsemble(f"the file cannot be read: {_text(error)}") from None
+        raise InvalidContent(f"the file cannot be read: {_text(error)}") from None
 
 
 def load(file: bytes) -> Any:
-    """The fitted estimator in a file that has been checked. Raises InvalidEnsemble, and
+    """The fitted estimator in a file that has been checked. Raises InvalidContent, and
     ModuleNotFoundError."""
     try:
         is_written_anew = not file.startswith(MAGIC)
@@ -245,19 +245,19 @@ def load(file: bytes) -> Any:
     except ModuleNotFoundError:
         raise
     except Exception as error:  # the states of objects are theirs to check
-        if isinstance(error, InvalidEnsemble):
+        if isinstance(error, InvalidContent):
             raise
-        raise InvalidEnsemble(f"the estimator cannot be made: {_text(error)}") from None
+        raise InvalidContent(f"the estimator cannot be made: {_text(error)}") from None
 
 
 class _Read:
-    """The parts of a file. Raises InvalidEnsemble, ValueError, TypeError or LookupError, as its
+    """The parts of a file. Raises InvalidContent, ValueError, TypeError or LookupError, as its
     methods do."""
 
     def __init__(self, file: bytes) -> None:
         start = len(MAGIC) + _LENGTH.size
         if len(file) < start:
-            raise InvalidEnsemble("the file is cut off")
+            raise InvalidContent("the file is cut off")
         (length,) = _LENGTH.unpack_from(file, len(MAGIC))
         described = json.loads(file[start : start + length])
         self._file = file
@@ -269,13 +269,13 @@ class _Read:
         at = start + length
         for dtype, shape, order in described["arrays"]:
             if not _DTYPE.fullmatch(dtype) or order not in ("C", "F"):
-                raise InvalidEnsemble(f"the file has an array of {dtype!r}")
+                raise InvalidContent(f"the file has an array of {dtype!r}")
             if len(shape) > _MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
-                raise InvalidEnsemble("the file has an array with a wrong shape")
+                raise InvalidContent("the file has an array with a wrong shape")
             self._heads.append((at, np.dtype(dtype), tuple(shape), order))
             at += prod(shape) * np.dtype(dtype).itemsize
         if at != len(file):
-            raise InvalidEnsemble(f"the file has {len(file)} bytes, not the {at} that it announces")
+            raise InvalidContent(f"the file has {len(file)} bytes, not the {at} that it announces")
         self.root: dict[str, Any] = described["estimator"]
         self._trees = self._table(described, "trees")
         self._predictors = self._table(described, "predictors")
@@ -287,11 +287,11 @@ class _Read:
     def array(self, number: int) -> NDArray[Any]:
         """An array of its own."""
         if type(number) is not int or number < 0:
-            raise InvalidEnsemble("the file names an array that it does not have")
+            raise InvalidContent("the file names an array that it does not have")
         at, dtype, shape, order = self._heads[number]
         self._bytes_left -= prod(shape) * dtype.itemsize
         if self._bytes_left < 0:
-            raise InvalidEnsemble("the file repeats its arrays more often than an estimator does")
+            raise InvalidContent("the file repeats its arrays more often than an estimator does")
         return np.ndarray(shape, dtype, self._file, at, order=order).copy(order="K")
 
     def skops(self, number: int) -> bytes:
@@ -304,20 +304,18 @@ class _Read:
     def _count(self, values: int = 1) -> None:
         self._values_left -= values
         if self._values_left < 0:
-            raise InvalidEnsemble("the file repeats its values more often than an estimator does")
+            raise InvalidContent("the file repeats its values more often than an estimator does")
 
     def _expanded(self, node: Any) -> Iterator[Any]:
-        """The estimators of a list, each with all of its attributes. Raises InvalidEnsemble."""
+        """The estimators of a list, each with all of its attributes. Raises InvalidContent."""
         if isinstance(node, list):
             yield from node
             return
         if not isinstance(node, dict) or node.keys() != {"E"}:
-            raise InvalidEnsemble("the file has another value where a list of estimators must be")
+            raise InvalidContent("the file has another value where a list of estimators must be")
         name, count, shared, own = node["E"]
         if type(count) is not int or not own or any(len(one) != count for one in own.values()):
-            raise InvalidEnsemble(
-                "the file has a list of estimators of another length than it says"
-            )
+            raise InvalidContent("the file has a list of estimators of another length than it says")
         for at in range(count):
             self._count(len(shared) + len(own))
             yield {"e": [name, {**shared, **{key: values[at] for key, values in own.items()}}]}
@@ -325,7 +323,7 @@ class _Read:
     # --- checks ---
 
     def check(self, node: Any) -> None:
-        """Raise InvalidEnsemble if a part of a description is of no kind of the format, or if an
+        """Raise InvalidContent if a part of a description is of no kind of the format, or if an
         estimator has trees of more columns than it checks rows for."""
         self._count()
         if isinstance(node, list):
@@ -335,7 +333,7 @@ class _Read:
         if not isinstance(node, dict):
             return
         if len(node) != 1:
-            raise InvalidEnsemble("the file has a value of no known kind")
+            raise InvalidContent("the file has a value of no known kind")
         ((kind, value),) = node.items()
         match kind:
             case "t":
@@ -359,34 +357,34 @@ class _Read:
                 allowed.FUNCTIONS[value]
             case "n" | "y" | "D":
                 if not _DTYPE.fullmatch(value[0] if kind == "n" else value):
-                    raise InvalidEnsemble("the file has a number of an unknown type")
+                    raise InvalidContent("the file has a number of an unknown type")
             case "a":
                 self.array(value)
             case _:
-                raise InvalidEnsemble(f"the file has a value of the kind {kind[:10]!r}")
+                raise InvalidContent(f"the file has a value of the kind {kind[:10]!r}")
 
     def _check_estimator(self, name: str, attributes: Mapping[str, Any]) -> None:
         attributes = dict(attributes)
         width = attributes.get("n_features_in_")
         if attributes.get("_in_fit", False) is not False:
-            raise InvalidEnsemble(f"the {name} has _in_fit, with which it checks no rows")
+            raise InvalidContent(f"the {name} has _in_fit, with which it checks no rows")
         if attributes.get("_preprocessor") is not None:
-            raise InvalidEnsemble(f"the {name} has a _preprocessor, and columns are numbers")
+            raise InvalidContent(f"the {name} has a _preprocessor, and columns are numbers")
         if name == "FunctionTransformer" and any(
             attributes.get(key) is not None for key in ("func", "inverse_func")
         ):
-            raise InvalidEnsemble("a FunctionTransformer has a function")
+            raise InvalidContent("a FunctionTransformer has a function")
         if name in allowed.TREES and "tree_" in attributes:
             number = _number(attributes.pop("tree_"), "T")
             if self._trees[node_tables.NUM_FEATURES][number] != width:
-                raise InvalidEnsemble("a tree is of other columns than its estimator")
+                raise InvalidContent("a tree is of other columns than its estimator")
             if attributes.get("n_outputs_") != 1:
-                raise InvalidEnsemble("a tree has more than one output")
+                raise InvalidContent("a tree has more than one output")
         elif name in allowed.HISTOGRAM_BOOSTING and "_predictors" in attributes:
             widths = self._predictors[node_tables.NUM_FEATURES]
             for one in [one for stage in attributes.pop("_predictors") for one in stage]:
                 if type(width) is not int or widths[_number(one, "P")] > width:
-                    raise InvalidEnsemble("a tree is of other columns than its estimator")
+                    raise InvalidContent("a tree is of other columns than its estimator")
         elif name in allowed.FORESTS | allowed.GRADIENT_BOOSTING and "estimators_" in attributes:
             members = attributes["estimators_"]
             if isinstance(members, dict) and members.keys() == {"o"}:
@@ -395,30 +393,28 @@ class _Read:
                 kind, own = _named(one)
                 is_tree = kind in allowed.TREES and "tree_" in own
                 if not is_tree or own.get("n_features_in_") != width:
-                    raise InvalidEnsemble(f"a {name} has members that are no trees of its columns")
+                    raise InvalidContent(f"a {name} has members that are no trees of its columns")
             if name in allowed.GRADIENT_BOOSTING and not (
                 type(width) is int and 0 < width <= _MAX_COLUMNS
             ):
-                raise InvalidEnsemble(
-                    f"a {name} has {width} columns, at most {_MAX_COLUMNS} may be"
-                )
+                raise InvalidContent(f"a {name} has {width} columns, at most {_MAX_COLUMNS} may be")
             if name in allowed.GRADIENT_BOOSTING and attributes.get("init_") != "zero":
                 kind, own = _named(attributes["init_"])
                 if kind not in allowed.INIT or own.get("n_features_in_", width) != width:
-                    raise InvalidEnsemble(f"a {name} has a {kind} as init_")
+                    raise InvalidContent(f"a {name} has a {kind} as init_")
         elif name in allowed.SUPPORT_VECTORS and "support_vectors_" in attributes:
             self._check_support_vectors(name, attributes)
         elif name in allowed.NEIGHBOURS and "_fit_X" in attributes:
             self._check_neighbours(name, attributes)
         elif name == "KMeans" and "cluster_centers_" in attributes:
             if self.array(attributes["cluster_centers_"]["a"]).shape[1:] != (width,):
-                raise InvalidEnsemble("the centers of KMeans are of other columns than it")
+                raise InvalidContent("the centers of KMeans are of other columns than it")
         elif name == "OneHotEncoder" and "categories_" in attributes:
             self._check_one_hot(attributes)
         self.check(list(attributes.values()))
 
     def _check_support_vectors(self, name: str, attributes: Mapping[str, Any]) -> None:
-        """Raise InvalidEnsemble unless the arrays fit together that native code reads."""
+        """Raise InvalidContent unless the arrays fit together that native code reads."""
         vectors, coefficients, intercept, counts, support = (
             self.array(attributes[key]["a"])
             for key in ("support_vectors_", "_dual_coef_", "_intercept_", "_n_support", "support_")
@@ -442,27 +438,27 @@ class _Read:
         for key in ("_probA", "_probB"):
             are_right &= self.array(attributes[key]["a"]).shape in ((0,), (pairs,))
         if not are_right:
-            raise InvalidEnsemble("the arrays of support vectors do not fit together")
+            raise InvalidContent("the arrays of support vectors do not fit together")
 
     def _check_neighbours(self, name: str, attributes: Mapping[str, Any]) -> None:
-        """Raise InvalidEnsemble unless native code finds a class for each row that was fitted."""
+        """Raise InvalidContent unless native code finds a class for each row that was fitted."""
         rows, target = (self.array(attributes[key]["a"]) for key in ("_fit_X", "_y"))
         if rows.shape != (len(target), attributes["n_features_in_"]) or not len(target):
-            raise InvalidEnsemble("the rows of neighbours are others than their targets")
+            raise InvalidContent("the rows of neighbours are others than their targets")
         if name in allowed.CLASSIFIERS:
             num_classes = len(self.array(attributes["classes_"]["a"]))
             are_codes = target.ndim == 1 and target.dtype.kind == "i"
             if not are_codes or target.min() < 0 or target.max() >= num_classes:
-                raise InvalidEnsemble("a row of neighbours is of none of their classes")
+                raise InvalidContent("a row of neighbours is of none of their classes")
 
     def _check_one_hot(self, attributes: Mapping[str, Any]) -> None:
-        """Raise InvalidEnsemble unless there is a column for each category."""
+        """Raise InvalidContent unless there is a column for each category."""
         counts = [len(self.array(one["a"])) for one in attributes["categories_"]]
         are_left_out = attributes.get("_infrequent_enabled") is not False or any(
             attributes.get(key) is not None for key in ("drop_idx_", "_drop_idx_after_grouping")
         )
         if attributes["_n_features_outs"] != counts or are_left_out:
-            raise InvalidEnsemble("a OneHotEncoder has other columns than categories")
+            raise InvalidContent("a OneHotEncoder has other columns than categories")
 
     # --- objects ---
 
@@ -511,14 +507,14 @@ class _Read:
                 return np.dtype(value)
             case "k":
                 return skops_files.load(self.skops(value))
-        raise InvalidEnsemble(f"the file has a value of the kind {kind[:10]!r}")
+        raise InvalidContent(f"the file has a value of the kind {kind[:10]!r}")
 
     def _estimator(self, name: str, attributes: Mapping[str, Any]) -> Any:
         kind = allowed.class_of(name)
         for key in attributes:
             # A method would be another one, and checks of rows are methods.
             if hasattr(kind, key) and key not in signature(kind).parameters:
-                raise InvalidEnsemble(f"the {name} has an attribute {key!r}, which its class has")
+                raise InvalidContent(f"the {name} has an attribute {key!r}, which its class has")
         made = kind.__new__(kind)
         state = {key: self.made(value) for key, value in attributes.items()}
         if hasattr(made, "__setstate__"):
@@ -532,7 +528,7 @@ class _Read:
             for rows in (1, 2):
                 first = made._raw_predict_init(np.zeros((rows, made.n_features_in_), np.float32))
                 if first.shape != (rows, *made.estimators_.shape[1:]):
-                    raise InvalidEnsemble(f"a {name} has other trees in a stage than it predicts")
+                    raise InvalidContent(f"a {name} has other trees in a stage than it predicts")
         return made
 
 
@@ -550,22 +546,22 @@ def _add_tree(neighbours: Any) -> None:
 
 
 def _named(node: Any) -> tuple[str, Mapping[str, Any]]:
-    """Name and attributes of an estimator. Raises InvalidEnsemble."""
+    """Name and attributes of an estimator. Raises InvalidContent."""
     if not isinstance(node, dict) or node.keys() != {"e"}:
-        raise InvalidEnsemble("the file has another value where an estimator must be")
+        raise InvalidContent("the file has another value where an estimator must be")
     name, attributes = node["e"]
     if name not in allowed.NAMES or not isinstance(attributes, dict):
-        raise InvalidEnsemble(f"the file names {str(name)[:60]!r}, which is no known estimator")
+        raise InvalidContent(f"the file names {str(name)[:60]!r}, which is no known estimator")
     return name, attributes
 
 
 def _number(node: Any, kind: str) -> int:
-    """The number of a tree. Raises InvalidEnsemble."""
+    """The number of a tree. Raises InvalidContent."""
     if not isinstance(node, dict) or node.keys() != {kind} or type(node[kind]) is not int:
-        raise InvalidEnsemble("the file has another value where a tree must be")
+        raise InvalidContent("the file has another value where a tree must be")
     number: int = node[kind]
     if number < 0:
-        raise InvalidEnsemble("the file names a tree that it does not have")
+        raise InvalidContent("the file names a tree that it does not have")
     return number
 
 

@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xain_workloads.errors import InvalidContent
+
 Columns = Mapping[str, NDArray[Any]]
-
-
-class InvalidNodes(ValueError):
-    """Nodes lead nowhere, or a table has columns that do not fit together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,41 +42,41 @@ _MAX_NUMBER = np.iinfo(np.int64).max  # a larger uint64 would become a negative 
 
 
 def check(nodes: Columns, counts: NDArray[Any], num_features: NDArray[Any], kind: Kind) -> None:
-    """Raise InvalidNodes unless every node leads on within its tree, to columns that there are.
+    """Raise InvalidContent unless every node leads on within its tree, to columns that there are.
 
     counts, num_features: of each tree.
     """
     fields = [kind.left, kind.right, kind.feature, *([kind.leaf] if kind.leaf else [])]
     for name in fields:
         if name not in nodes or nodes[name].dtype.kind not in "biu":
-            raise InvalidNodes(f"the nodes of trees have no whole numbers {name!r}")
+            raise InvalidContent(f"the nodes of trees have no whole numbers {name!r}")
         if (nodes[name] > _MAX_NUMBER).any():
-            raise InvalidNodes(f"the nodes of trees have too large numbers {name!r}")
+            raise InvalidContent(f"the nodes of trees have too large numbers {name!r}")
     # Its numbers become uint8 in a node: 256 would be a leaf here and none there.
     if kind.leaf and ((nodes[kind.leaf] < 0) | (nodes[kind.leaf] > 1)).any():
-        raise InvalidNodes(f"the nodes of trees have other numbers than 0 and 1 in {kind.leaf!r}")
+        raise InvalidContent(f"the nodes of trees have other numbers than 0 and 1 in {kind.leaf!r}")
     for numbers in (counts, num_features):
         if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or len(numbers) != len(counts):
-            raise InvalidNodes("a table of trees does not tell the nodes and columns of each")
+            raise InvalidContent("a table of trees does not tell the nodes and columns of each")
         if (numbers > _MAX_NUMBER).any():
-            raise InvalidNodes("a table of trees has too large numbers of nodes or columns")
+            raise InvalidContent("a table of trees has too large numbers of nodes or columns")
     # Before their sum is made, so that it cannot wrap around.
     total = len(nodes[kind.left])
     if ((counts < 1) | (counts > total)).any():
-        raise InvalidNodes("a tree has no nodes, or more than there are")
+        raise InvalidContent("a tree has no nodes, or more than there are")
     counts = counts.astype(np.int64)
     if any(column.shape != (total,) for column in nodes.values()) or counts.sum() != total:
-        raise InvalidNodes("the trees have other numbers of nodes than are announced")
+        raise InvalidContent("the trees have other numbers of nodes than are announced")
     here = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
     end = np.repeat(counts, counts)
     left, right, column = (nodes[name].astype(np.int64) for name in fields[:3])
     is_leaf = nodes[kind.leaf] != 0 if kind.leaf else left == -1
     for name, child in ((kind.left, left), (kind.right, right)):
         if not (is_leaf | ((child > here) & (child < end))).all():
-            raise InvalidNodes(f"a tree has a node whose {name} is none of the tree's")
+            raise InvalidContent(f"a tree has a node whose {name} is none of the tree's")
     widths = np.repeat(num_features.astype(np.int64), counts)
     if not (is_leaf | ((column >= 0) & (column < widths))).all():
-        raise InvalidNodes("a tree has a node that splits none of the columns")
+        raise InvalidContent("a tree has a node that splits none of the columns")
 
 
 def columns_of(nodes: NDArray[Any]) -> Columns:
@@ -105,21 +103,21 @@ def table_of(trees: Sequence[Any]) -> Columns:
 
 
 def check_table(table: Columns) -> None:
-    """Raise InvalidNodes unless Trees can be made of a table."""
+    """Raise InvalidContent unless Trees can be made of a table."""
     own = {name: column for name, column in table.items() if name in _OF_TREES}
     if own.keys() != set(_OF_TREES):
-        raise InvalidNodes("a table of trees lacks columns")
+        raise InvalidContent("a table of trees lacks columns")
     counts, classes, values = own[COUNT], own[NUM_CLASSES], own[VALUES]
     check(_without(table, _OF_TREES), counts, own[NUM_FEATURES], TREE)
     for column in (classes, own[MAX_DEPTH]):
         if column.shape != counts.shape or column.dtype.kind not in "iu":
-            raise InvalidNodes("a table of trees has columns of other sizes")
+            raise InvalidContent("a table of trees has columns of other sizes")
     if values.dtype != np.float64 or values.ndim != 1:
-        raise InvalidNodes("the values of trees are no float64 numbers")
+        raise InvalidContent("the values of trees are no float64 numbers")
     if ((classes < 1) | (classes > len(values))).any() or (own[NUM_FEATURES] < 1).any():
-        raise InvalidNodes("a tree has no values, or no columns")
+        raise InvalidContent("a tree has no values, or no columns")
     if int(counts.astype(np.int64) @ classes.astype(np.int64)) != len(values):
-        raise InvalidNodes("the trees have other numbers of values than are announced")
+        raise InvalidContent("the trees have other numbers of values than are announced")
 
 
 def trees_of(table: Columns) -> list[Any]:
@@ -160,12 +158,12 @@ def predictor_table_of(predictors: Sequence[Any]) -> Columns:
 
 
 def check_predictor_table(table: Columns) -> None:
-    """Raise InvalidNodes unless TreePredictors can be made of a table."""
+    """Raise InvalidContent unless TreePredictors can be made of a table."""
     if not {COUNT, NUM_FEATURES} <= table.keys():
-        raise InvalidNodes("a table of trees lacks columns")
+        raise InvalidContent("a table of trees lacks columns")
     check(_without(table, _OF_PREDICTORS), table[COUNT], table[NUM_FEATURES], PREDICTOR)
     if table.get("is_categorical", np.zeros(0)).any():
-        raise InvalidNodes("a tree splits categories, and columns are numbers")
+        raise InvalidContent("a tree splits categories, and columns are numbers")
 
 
 def predictors_of(table: Columns) -> list[Any]:
@@ -208,7 +206,7 @@ def _structured(columns: Columns, dtype: np.dtype[Any]) -> NDArray[Any]:
         with np.errstate(invalid="ignore", over="ignore"):
             made[name] = column
         if not np.array_equal(made[name], column, equal_nan=column.dtype.kind == "f"):
-            raise InvalidNodes(f"the nodes of trees have numbers {name!r} that do not fit")
+            raise InvalidContent(f"the nodes of trees have numbers {name!r} that do not fit")
     return made
 
 

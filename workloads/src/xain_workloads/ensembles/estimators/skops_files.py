@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xain_workloads.ensembles.estimators import allowed, node_tables
-from xain_workloads.errors import InvalidEnsemble
+from xain_workloads.errors import InvalidContent
 
 # skops imports every package of scikit-learn, and this one imports PyTorch.
 _IMPORTS_TORCH = "sklearn.externals.array_api_compat.torch"
@@ -69,20 +69,20 @@ def check(
     scikit-learn and numpy. Nothing in the file is loaded.
 
     num_features: columns that trees in it may split. classes: of scikit-learn that it may have; all
-    if None. Raises InvalidEnsemble.
+    if None. Raises InvalidContent.
     """
     members = _members(file)
     schema = _schema(members)
     if not any(_is_of(schema, name) for name in names):
         found = f"{schema.get('__module__')}.{schema.get('__class__')}"
-        raise InvalidEnsemble(f"the file is a {found}, not a {' or '.join(sorted(names)[:3])}")
+        raise InvalidContent(f"the file is a {found}, not a {' or '.join(sorted(names)[:3])}")
     for node in _nodes(schema):
         loader = node.get("__loader__")
         if loader not in _LOADERS:
-            raise InvalidEnsemble(f"the file has a {loader}, which fitted estimators have not")
+            raise InvalidContent(f"the file has a {loader}, which fitted estimators have not")
         inside, kind = str(node.get("__module__")), node.get("__class__")
         if classes is not None and inside.startswith("sklearn") and kind not in classes:
-            raise InvalidEnsemble(f"the file has a {kind} of skops, which is described by arrays")
+            raise InvalidContent(f"the file has a {kind} of skops, which is described by arrays")
     for name, content in members.items():
         if name != _SCHEMA:
             _check_array(name, content, num_features)
@@ -110,7 +110,7 @@ def check_types(file: bytes) -> None:
     """Refuse a file with types outside of TRUSTED and of skops' own list of scikit-learn's types.
 
     skops reads the schema alone for it. Does nothing where skops is not installed.
-    Raises InvalidEnsemble.
+    Raises InvalidContent.
     """
     try:
         skops_io = import_skops_io()
@@ -119,21 +119,19 @@ def check_types(file: bytes) -> None:
     try:
         found = set(skops_io.get_untrusted_types(data=file)) - set(TRUSTED)
     except Exception as error:  # skops raises whatever a damaged schema leads to
-        raise InvalidEnsemble(f"skops cannot read the file: {_text(error)}") from None
+        raise InvalidContent(f"skops cannot read the file: {_text(error)}") from None
     if found:
-        raise InvalidEnsemble(
-            f"the file has types that are not trusted: {', '.join(sorted(found))}"
-        )
+        raise InvalidContent(f"the file has types that are not trusted: {', '.join(sorted(found))}")
 
 
 def load(file: bytes) -> Any:
-    """The fitted estimator in a file that has been checked. Raises InvalidEnsemble, and
+    """The fitted estimator in a file that has been checked. Raises InvalidContent, and
     ModuleNotFoundError."""
     skops_io = import_skops_io()
     try:
         return skops_io.loads(file, trusted=list(TRUSTED))
     except Exception as error:  # the states of objects are theirs to check
-        raise InvalidEnsemble(f"skops cannot load the file: {_text(error)}") from None
+        raise InvalidContent(f"skops cannot load the file: {_text(error)}") from None
 
 
 def _text(error: Exception) -> str:
@@ -147,23 +145,23 @@ def _is_of(schema: Mapping[str, Any], name: str) -> bool:
 
 
 def _members(file: bytes) -> dict[str, bytes]:
-    """The files in an archive. Raises InvalidEnsemble, also for one that is compressed, so that no
+    """The files in an archive. Raises InvalidContent, also for one that is compressed, so that no
     archive takes more memory than its size."""
     try:
         with ZipFile(BytesIO(file)) as archive:
             infos = archive.infolist()
             if any(info.compress_type != ZIP_STORED for info in infos):
-                raise InvalidEnsemble("the file is compressed; skops stores it as it is")
+                raise InvalidContent("the file is compressed; skops stores it as it is")
             if sum(info.file_size for info in infos) > len(file):
-                raise InvalidEnsemble("the file announces more bytes than it has")
+                raise InvalidContent("the file announces more bytes than it has")
             members = {info.filename: archive.read(info) for info in infos}
     except (BadZipFile, ValueError, OSError, EOFError, NotImplementedError, RuntimeError) as error:
-        if isinstance(error, InvalidEnsemble):
+        if isinstance(error, InvalidContent):
             raise
-        raise InvalidEnsemble(f"the file is not of skops: {_text(error)}") from None
+        raise InvalidContent(f"the file is not of skops: {_text(error)}") from None
     for name in members:
         if name != _SCHEMA and not name.endswith(".npy"):
-            raise InvalidEnsemble(f"the file has {name!r}, which is neither a schema nor an array")
+            raise InvalidContent(f"the file has {name!r}, which is neither a schema nor an array")
     return members
 
 
@@ -171,11 +169,11 @@ def _schema(members: Mapping[str, bytes]) -> dict[str, Any]:
     try:
         schema = json.loads(members[_SCHEMA])
     except KeyError:
-        raise InvalidEnsemble("the file has no schema") from None
+        raise InvalidContent("the file has no schema") from None
     except (ValueError, RecursionError) as error:
-        raise InvalidEnsemble(f"the schema is not JSON: {_text(error)}") from None
+        raise InvalidContent(f"the schema is not JSON: {_text(error)}") from None
     if not isinstance(schema, dict):
-        raise InvalidEnsemble("the schema is not a JSON object")
+        raise InvalidContent("the schema is not a JSON object")
     return schema
 
 
@@ -214,7 +212,7 @@ def _header(file: BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def _array(name: str, content: bytes) -> NDArray[Any]:
-    """An array in numpy's format, whose header agrees with its size. Raises InvalidEnsemble."""
+    """An array in numpy's format, whose header agrees with its size. Raises InvalidContent."""
     file = BytesIO(content)
     try:
         shape, is_fortran, dtype = _header(file)
@@ -222,31 +220,31 @@ def _array(name: str, content: bytes) -> NDArray[Any]:
         for length in shape:
             size *= length
         if dtype.hasobject or size != len(content) - file.tell():
-            raise InvalidEnsemble(f"array {name} has another size than its header says")
+            raise InvalidContent(f"array {name} has another size than its header says")
         order: Any = "F" if is_fortran else "C"
         array = np.ndarray(shape, dtype, content, file.tell(), order=order).copy(order="K")
     except (ValueError, KeyError, TypeError, SyntaxError) as error:
-        if isinstance(error, InvalidEnsemble):
+        if isinstance(error, InvalidContent):
             raise
-        raise InvalidEnsemble(f"array {name} cannot be read: {_text(error)}") from None
+        raise InvalidContent(f"array {name} cannot be read: {_text(error)}") from None
     return array
 
 
 def _check_array(name: str, content: bytes, num_features: int) -> None:
-    """Raises InvalidEnsemble, for nodes of a tree that lead nowhere, too."""
+    """Raises InvalidContent, for nodes of a tree that lead nowhere, too."""
     array = _array(name, content)
     fields = set(array.dtype.names or ())
     for kind in node_tables.KINDS:
         if fields.isdisjoint((kind.left, kind.feature)):
             continue
         if array.ndim != 1:
-            raise InvalidEnsemble(f"array {name} has no nodes of a tree")
+            raise InvalidContent(f"array {name} has no nodes of a tree")
         one = np.ones(1, np.int64)
         try:
             columns = node_tables.columns_of(array)
             node_tables.check(columns, len(array) * one, num_features * one, kind)
-        except node_tables.InvalidNodes as error:
-            raise InvalidEnsemble(f"array {name}: {error}") from None
+        except InvalidContent as error:
+            raise InvalidContent(f"array {name}: {error}") from None
 
 
 # --- writing ---

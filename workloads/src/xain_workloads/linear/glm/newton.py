@@ -127,7 +127,7 @@ def stepped(
     """The next model from the sums of all sites, in the order of their names, and its metadata,
     which say under ENDED why there is no further step, and under TOLD what a person must know.
 
-    Raises InvalidSums.
+    Raises InvalidContent.
     """
     model = Fit.of(vector, layout)
     k, width = model.point.shape
