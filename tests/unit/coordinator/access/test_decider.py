@@ -6,12 +6,7 @@ from support.refusals import refused_as
 from xain_coordinator.access import commands as c
 from xain_coordinator.access import events as e
 from xain_coordinator.access.decider import MAX_VALID, SERIALS_A_LINE, decide, made_by
-from xain_coordinator.access.errors import (
-    InvalidCertificateRequest,
-    NotPermitted,
-    Unauthenticated,
-    UnknownCertificate,
-)
+from xain_coordinator.access.errors import InvalidCertificateRequest, NotPermitted, Unauthenticated
 from xain_coordinator.access.evolve import evolve
 from xain_coordinator.access.values import Access, entries_of
 from xain_foundation.security.identity import Role
