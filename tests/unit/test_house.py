@@ -59,7 +59,7 @@ CORE_MAY_KNOW = {
     "xain_workloads.tables.schema",
     "xain_workloads.measures.tallies",
     "xain_workloads.tables.statistics",
-    "xain_workloads.tables.statistics_json",
+    "xain_workloads.tables.reading.statistics_json",
     "xain_workloads.measures.thresholds",
 }
 # What is installed under another name than it is imported by.

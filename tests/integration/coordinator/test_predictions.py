@@ -232,7 +232,7 @@ async def test_participant_without_an_answer_is_named_with_the_timeout(three):
         await opened(coordinator, 1)
         with refused_as("NOBODY_ANSWERED") as caught:
             await coordinator.server.predictions.ask(*ROWS, timeout_s=0.1, max_retries=1)
-    assert re.search("0.1 s, .* 2 times", caught.value.missing["p0"])
+    assert re.search("0.1 s, .* 2 times", str(caught.value))
 
 
 async def test_large_finite_numbers_of_one_participant_do_not_overflow(start, join):
@@ -285,7 +285,7 @@ async def test_question_without_answers_is_an_error_that_says_why(three):
     assert re.search("p0: .*; p1: ", caught.value.details())
     with refused_as("NOBODY_ANSWERED") as nobody:
         await coordinator.server.predictions.ask(*ROWS, timeout_s=0.1)
-    assert set(nobody.value.missing) == {"p0", "p1", "p2"}
+    assert all(f"{name}: " in str(nobody.value) for name in ("p0", "p1", "p2"))
 
 
 async def test_participant_that_has_lost_a_part_counts_with_the_rest(start, join):

@@ -12,6 +12,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
 from xain_workloads.errors import DataError
+from xain_workloads.tables.reading.statistics_json import from_json, to_json
 from xain_workloads.tables.statistics import (
     MAX_CATEGORIES,
     MAX_NAME_BYTES,
@@ -24,7 +25,6 @@ from xain_workloads.tables.statistics import (
     describe,
     merge,
 )
-from xain_workloads.tables.statistics_json import from_json, to_json
 
 
 def one_class(num_rows: int) -> NDArray[np.str_]:

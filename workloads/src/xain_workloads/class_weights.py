@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from xain_foundation.settings.hints import hint
 from xain_workloads.errors import DataError
-from xain_workloads.json_forms import read, written
 from xain_workloads.options import require_choice
 from xain_workloads.tables.profile import DataProfile
-from xain_workloads.tables.statistics_json import from_json
+from xain_workloads.tables.reading.json_forms import read, written
+from xain_workloads.tables.reading.statistics_json import from_json
 
 KEY = "class_weights"  # in the metadata of a model
 CHOICES = ("", "balanced")

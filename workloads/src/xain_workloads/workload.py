@@ -29,7 +29,7 @@ from xain_workloads.tables.preprocessing import (
     preprocessing_of,
 )
 from xain_workloads.tables.profile import DataProfile, sort_classes
-from xain_workloads.tables.statistics_json import from_json
+from xain_workloads.tables.reading.statistics_json import from_json
 from xain_workloads.tables.table import Table
 
 DEFAULT_PREPROCESSING = PreprocessingOptions()

@@ -12,9 +12,9 @@ from xain_workloads.tables.checks import Finding, check
 from xain_workloads.tables.checks.describe import OF_TWO
 from xain_workloads.tables.profile import DataProfile, check_profile
 from xain_workloads.tables.reading.dialect import Dialect
+from xain_workloads.tables.reading.statistics_json import from_json
 from xain_workloads.tables.schema import MAX_COLUMNS, shown
 from xain_workloads.tables.statistics import CategoryStatistics, ColumnStatistics
-from xain_workloads.tables.statistics_json import from_json
 from xain_workloads.tables.table import Table
 
 _HELD_OUT = "rows that are held out"

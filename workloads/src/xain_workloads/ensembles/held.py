@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from xain_foundation.settings.hints import hint
 from xain_workloads.errors import InvalidContent
-from xain_workloads.json_forms import Count, read, written
+from xain_workloads.tables.reading.json_forms import Count, read, written
 
 MAGIC = b"XENHELD2"
 _MAGIC_0_1 = b"XENHELD1"  # of version 0.1: a list with nothing behind it, and without its length

@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 
 from xain_foundation.settings.hints import hint, quoted
 from xain_workloads.errors import DataError
-from xain_workloads.json_forms import NotNegative, Number, Positive, read, written
 from xain_workloads.options import require_choice, require_range
 from xain_workloads.tables.checks.fixes import multiplied
 from xain_workloads.tables.checks.numbers import RATIOS
 from xain_workloads.tables.dataset import Dataset
 from xain_workloads.tables.profile import DataProfile
+from xain_workloads.tables.reading.json_forms import NotNegative, Number, Positive, read, written
 from xain_workloads.tables.reading.scales import Scale, SiteScales, is_constant, scale_of
+from xain_workloads.tables.reading.statistics_json import from_json
 from xain_workloads.tables.schema import ColumnType
 from xain_workloads.tables.statistics import (
     CategoryStatistics,
@@ -35,7 +36,6 @@ from xain_workloads.tables.statistics import (
     describe,
     merge,
 )
-from xain_workloads.tables.statistics_json import from_json
 from xain_workloads.tables.table import Table
 
 if TYPE_CHECKING:

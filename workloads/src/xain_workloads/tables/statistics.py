@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xain_workloads.errors import DataError
-from xain_workloads.json_forms import MAX_VALUE
+from xain_workloads.tables.reading.json_forms import MAX_VALUE
 from xain_workloads.tables.repeated import repeated
 
 MIN_CATEGORY_COUNT = 5

@@ -17,6 +17,7 @@ from xain_workloads.errors import DataError
 from xain_workloads.tables.dataset import Dataset, Target, Task
 from xain_workloads.tables.profile import DataProfile, sort_classes
 from xain_workloads.tables.reading.dialect import DETECTED, Dialect
+from xain_workloads.tables.reading.statistics_json import to_json
 from xain_workloads.tables.schema import MAX_COLUMNS, Column
 from xain_workloads.tables.statistics import (
     MAX_STATISTICS_BYTES,
@@ -24,7 +25,6 @@ from xain_workloads.tables.statistics import (
     MIN_KNOWN,
     describe,
 )
-from xain_workloads.tables.statistics_json import to_json
 
 
 @dataclass(frozen=True, slots=True, eq=False)

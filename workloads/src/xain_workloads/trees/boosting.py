@@ -36,7 +36,7 @@ from xain_workloads.supervised import (
 from xain_workloads.tables.dataset import Dataset
 from xain_workloads.tables.preprocessing import preprocessing_of, target_center
 from xain_workloads.tables.profile import DataProfile, union
-from xain_workloads.tables.statistics_json import from_json
+from xain_workloads.tables.reading.statistics_json import from_json
 from xain_workloads.trees import histograms, trees
 from xain_workloads.trees.boosting_options import HISTOGRAM, BoostingOptions
 from xain_workloads.trees.trees import BoosterKind

@@ -20,8 +20,8 @@ from xain_foundation.settings.hints import hint
 from xain_workloads.errors import DataError, InvalidContent
 from xain_workloads.tables.preprocessing import MAX_PREPROCESSING_BYTES, NumberColumn, Preprocessing
 from xain_workloads.tables.profile import DataProfile
+from xain_workloads.tables.reading.statistics_json import from_json
 from xain_workloads.tables.statistics import NumberStatistics, merge
-from xain_workloads.tables.statistics_json import from_json
 from xain_workloads.trees import trees
 from xain_workloads.trees.boosting_options import BoostingOptions, options_of_model
 from xain_workloads.trees.trees import MAX_UPDATE_BYTES, BoosterKind, Tree

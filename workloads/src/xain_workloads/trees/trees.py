@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from xain_workloads.errors import InvalidContent
-from xain_workloads.json_forms import read, written
+from xain_workloads.tables.reading.json_forms import read, written
 
 # Bytes of an update. A tree of depth 6 takes some 15 KB; checking it, 20 times as much memory.
 MAX_UPDATE_BYTES = 64 << 20

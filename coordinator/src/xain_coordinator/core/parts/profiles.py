@@ -21,9 +21,9 @@ from xain_foundation.settings.hints import hint, quoted
 from xain_workloads.errors import DataError
 from xain_workloads.tables.profile import MAX_CLASS_NAMES_BYTES, MAX_CLASSES, sort_classes
 from xain_workloads.tables.profile import check_profile as check_alone
+from xain_workloads.tables.reading.statistics_json import from_json
 from xain_workloads.tables.schema import EMPTY, match, shown
 from xain_workloads.tables.statistics import Statistics
-from xain_workloads.tables.statistics_json import from_json
 
 MAX_WEIGHTS = 100_000_000  # features times classes
 

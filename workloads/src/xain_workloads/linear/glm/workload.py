@@ -46,8 +46,8 @@ from xain_workloads.tables.preprocessing import (
 )
 from xain_workloads.tables.profile import DataProfile, union
 from xain_workloads.tables.reading.scales import Scale
+from xain_workloads.tables.reading.statistics_json import from_json
 from xain_workloads.tables.statistics import CategoryStatistics, merge
-from xain_workloads.tables.statistics_json import from_json
 from xain_workloads.time_limit import check_time
 from xain_workloads.workload import TrainResult
 

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from xain_workloads.errors import DataError
 from xain_workloads.tables.profile import DataProfile, sort_classes
+from xain_workloads.tables.reading.statistics_json import from_json
 from xain_workloads.tables.statistics import (
     CategoryStatistics,
     ColumnStatistics,
@@ -25,7 +26,6 @@ from xain_workloads.tables.statistics import (
     Statistics,
     merge,
 )
-from xain_workloads.tables.statistics_json import from_json
 
 MAX_SITES = 200
 SHOWN_SITES = 8  # in a table for people

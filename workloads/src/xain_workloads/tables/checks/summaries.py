@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xain_workloads.tables.profile import DataProfile
+from xain_workloads.tables.reading.statistics_json import from_json
 from xain_workloads.tables.statistics import (
     MAX_ASSOCIATIONS,
     CategoryStatistics,
@@ -20,7 +21,6 @@ from xain_workloads.tables.statistics import (
     NumberStatistics,
     Statistics,
 )
-from xain_workloads.tables.statistics_json import from_json
 
 SHARES = np.array([0.05, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9, 0.95])
 

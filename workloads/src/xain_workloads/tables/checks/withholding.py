@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from xain_foundation.settings.hints import hint
 from xain_workloads.errors import DataError
 from xain_workloads.tables.profile import DataProfile
+from xain_workloads.tables.reading.statistics_json import from_json, to_json
 from xain_workloads.tables.statistics import (
     CategoryStatistics,
     ColumnStatistics,
@@ -20,7 +21,6 @@ from xain_workloads.tables.statistics import (
     NumberStatistics,
     Statistics,
 )
-from xain_workloads.tables.statistics_json import from_json, to_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from math import hypot, sqrt
 
 import numpy as np
 
-from xain_workloads.json_forms import Number, Positive
+from xain_workloads.tables.reading.json_forms import Number, Positive
 from xain_workloads.tables.statistics import Moments, NumberStatistics
 
 

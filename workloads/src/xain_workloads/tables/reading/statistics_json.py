@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from xain_workloads.errors import DataError
-from xain_workloads.json_forms import Count, Number, read, written
+from xain_workloads.tables.reading.json_forms import Count, Number, read, written
 from xain_workloads.tables.schema import MAX_NAME
 from xain_workloads.tables.statistics import (
     MAX_ASSOCIATIONS,
