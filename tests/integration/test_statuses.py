@@ -1,6 +1,5 @@
 """Every status of the protocol, through a real channel, read after the exception was caught."""
 
-import inspect
 import time
 import traceback
 

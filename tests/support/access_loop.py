@@ -101,7 +101,9 @@ def exchange(
             certificate = control.join(caller, requests[number], "ipv4:10.0.0.1:5000")
         else:
             certificate = control.renew(caller, requests[number])
-    except Refusal:
+    except Refusal as refusal:
+        if refusal.code not in ("TOKEN_USED", "UNAUTHENTICATED"):
+            raise
         return
     book.write(
         kind="certificate",

@@ -15,6 +15,7 @@ import pytest
 from integration.conftest import config_for
 from integration.coordinator.test_bagging import halves, model_of, settings
 from integration.coordinator.test_trees import array, gather
+from support.refusals import refused_as
 from support.waiting import until
 from support.wire import Member, reason, refused
 from unit.workloads.test_bagging import by_class, flowers

@@ -15,7 +15,7 @@ from support.waiting import wait_until
 from xain_foundation.net.sockets import free_ports
 from xain_parameters.client.core import Core
 from xain_parameters.client.sync import Server
-from xain_parameters.errors import Closed, Invalid, Unavailable
+from xain_parameters.errors import Closed, Invalid, ParameterError, Unavailable
 from xain_parameters.export import export, read_table
 from xain_parameters.messages import Command, Pull, Refused, Rows, Said
 from xain_parameters.node import server as server_module

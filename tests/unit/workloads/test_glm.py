@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from support.learning import by_target, table_of
-from xain_workloads.errors import DataError, NoModel
+from xain_workloads.errors import DataError, InvalidContent, NoModel
 from xain_workloads.linear.glm.coefficients import SEPARATED, Coefficients, coefficients_of
 from xain_workloads.linear.glm.families import null_deviance
 from xain_workloads.linear.glm.newton import stepped

@@ -11,7 +11,7 @@ import pytest
 import xgboost
 
 from support.learning import by_target, table_of
-from xain_workloads.errors import DataError
+from xain_workloads.errors import DataError, InvalidContent
 from xain_workloads.model import Model
 from xain_workloads.tables.dataset import Dataset
 from xain_workloads.tables.preprocessing import prepare
