@@ -9,10 +9,6 @@ the I/O thread sends them, delay_s after the first.
 A program that waits runs the driver itself, which saves another change of threads: after the I/O
 thread has brought it something, the I/O thread leaves the driver to the program for poll_s. A
 program that works for longer than that, or waits for longer in vain, gives the driver back.
-
-An interrupt comes in the program's main thread only. That thread changes links in post() and take()
-in an order that leaves a gap for the receiver to ask for, and handles packets in steps that may be
-done twice: the packet in which an interrupt came is handled once more, before all else.
 """
 
 import threading
@@ -118,7 +114,6 @@ class Endpoint:
         self._poller = 0  # the thread of the program that is in the driver
         self._poll_until = 0.0  # the driver is left to the program
         self._resume = threading.Event()  # the I/O thread is to run the driver again
-        self._packet: Frames | None = None  # that is being handled
         self._num_packets = 0
         self._linger_s = 0.0  # of close()
         self._links: dict[str, Link] = {}
@@ -342,17 +337,16 @@ class Endpoint:
         """Take what the program has done."""
         for delivery in self._received:
             self.take(delivery)
-        self._received.clear()  # last: an interrupt may come
+        self._received.clear()
 
     def _take_those_of(self, link: Link) -> None:
         """Take what came from a peer that is sent to now: the ack goes with that."""
-        left = []
-        for delivery in self._received:
+        received, self._received = self._received, []
+        for delivery in received:
             if delivery.peer == link.name:
                 link.take(delivery)
             else:
-                left.append(delivery)
-        self._received = left  # last: what an interrupt leaves is taken again
+                self._received.append(delivery)
         if self._totals.behind:
             self._ask_next()
 
@@ -410,8 +404,6 @@ class Endpoint:
                 with self.lock:
                     if self._failure is not None:
                         raise self._failure
-                    if self._packet is not None:
-                        self._handle_packet()
                     if self._received and not is_working:
                         self._take_received()
                     if self._unsent:
@@ -451,8 +443,8 @@ class Endpoint:
 
     def _notify(self) -> None:
         """Let the threads in wait_for() look again."""
-        _wake_all(self._waiters)
-        self._waiters = []  # last: after an interrupt the I/O thread does it again
+        waiters, self._waiters = self._waiters, []  # first: a signal handler may wake them too
+        _wake_all(waiters)
         if self._poller and self._poller != threading.get_ident():
             self._driver.wake()
 
@@ -461,11 +453,9 @@ class Endpoint:
         if sender is not None:
             require_sender(frames, sender)
         with self.lock:
-            if self._packet is not None:
-                self._handle_packet()
-            self._packet = frames
             self._num_packets += 1
-            self._handle_packet()
+            if frames and self._failure is None:
+                self._handle_packet(frames)
             # The I/O thread tells the others when it has done all else, see _run().
             if self._waiters and threading.get_ident() != self._io.ident:
                 self._notify()
@@ -476,28 +466,25 @@ class Endpoint:
             if self._failure is None and link is not None and link.is_here:
                 self._send_kept(link)
 
-    def _handle_packet(self) -> None:
-        """Handle what has come. After an interrupt another call goes on where this one was."""
+    def _handle_packet(self, frames: Frames) -> None:
         try:
-            if self._packet and self._failure is None:
-                head = read_head(self._packet[0])
-                link = self._links.get(head.name)
-                if head.to != self.name:
-                    pass  # of a process that was at this address before
-                elif link is not None:
-                    for delivery in link.received(head, self._packet[1:]):
-                        self._hand(delivery)
-                    if head.kind != MESSAGE:
-                        for packet in link.answer_to(head):
-                            self._send(link, packet)
-                    if link.owes_ack:
-                        self._owe(link)
-                elif len(self._unknown_peers) < MAX_UNKNOWN_PEERS and not why_not(head.name):
-                    # The peer is asked for the packet when the roster lists it.
-                    self._unknown_peers.add(head.name)
+            head = read_head(frames[0])
+            link = self._links.get(head.name)
+            if head.to != self.name:
+                return  # of a process that was at this address before
+            if link is not None:
+                for delivery in link.received(head, frames[1:]):
+                    self._hand(delivery)
+                if head.kind != MESSAGE:
+                    for packet in link.answer_to(head):
+                        self._send(link, packet)
+                if link.owes_ack:
+                    self._owe(link)
+            elif len(self._unknown_peers) < MAX_UNKNOWN_PEERS and not why_not(head.name):
+                # The peer is asked for the packet when the roster lists it.
+                self._unknown_peers.add(head.name)
         except MalformedMessage as error:
             log.warning("malformed_message", error=str(error))
-        self._packet = None
 
     def _hand(self, delivery: Delivery) -> None:
         """Hand over a message that counts as heard: it is not sent again."""
@@ -507,7 +494,7 @@ class Endpoint:
                 self._on_collective(message, delivery)
             elif not isinstance(message, SessionMessage):
                 self.inbox.add(delivery)
-            elif delivery.position or self.sessions.is_due(message):
+            elif self.sessions.is_due(message):
                 self.inbox.add(delivery)
                 self.sessions.received(message)
             else:
@@ -516,11 +503,9 @@ class Endpoint:
                     "out_of_order", peer=delivery.peer, session=message.session_id, stage=stage
                 )
                 self.take(delivery)
-            delivery.is_handed = True
             delivery.frames = ()  # the message has its own memory, or the same
         except Exception as error:
             # Whatever it leads to: it comes from outside, and must end nothing here.
-            delivery.is_handed = True
             why = str(error) if isinstance(error, MalformedMessage) else repr(error)
             log.warning("malformed_message", peer=delivery.peer, error=why[:MAX_WHY])
             self.take(delivery)  # it would only come again
@@ -571,8 +556,6 @@ class Endpoint:
     def _do_what_is_due(self, now: float) -> float:
         """Returns for how long nothing will be."""
         self._is_polling = self._is_woken = False
-        if self._packet is not None:
-            self._handle_packet()
         if now >= self._send_at:
             self._send_unsent()
         if self._owed and now - self._owed_since >= self.delay_s:
@@ -639,7 +622,7 @@ class Endpoint:
             if linger_s > 0 and not has_failed and self._poller != threading.get_ident():
                 with suppress(MessagingError):  # it is closed, or no member any more
                     self._wait_until_heard(time.monotonic() + min(linger_s, HEARD_S))
-        finally:  # an interrupt too
+        finally:  # an interrupt of the wait too
             self._end(linger_s, has_failed=has_failed)
 
     def _wait_until_heard(self, deadline: float) -> None:
@@ -657,7 +640,7 @@ class Endpoint:
             with self.lock:
                 if not isinstance(self._failure, Closed):
                     self._send_last(has_failed=has_failed)
-        finally:  # an interrupt too
+        finally:
             self._linger_s = linger_s
             self._failure = Closed(f"{self.name!r} has been closed")
             try:
@@ -688,8 +671,7 @@ class Endpoint:
 
 def _wake_all(waiters: Sequence[threading.Lock]) -> None:
     for waiter in waiters:
-        with suppress(RuntimeError):  # it was woken before an interrupt
-            waiter.release()
+        waiter.release()
 
 
 def _process(member: Member | None) -> tuple[int, str] | None:

@@ -13,7 +13,7 @@ class Awaited:
 
     sessions: how many answers in each session are still to come; they are for this call alone.
     seen: the number of the last message that was looked at.
-    entries: the answers that it has got so far. If the call is interrupted, they are put back.
+    entries: the answers that it has got so far. If the call fails, they are put back.
     """
 
     sessions: dict[str, int] = field(default_factory=dict)
@@ -36,9 +36,8 @@ class Inbox:
         return len(self._entries)
 
     def add(self, entry: Delivery) -> None:
-        """Put a message at the end of the queue. Twice does no harm."""
-        if not entry.position:
-            self.newest = entry.position = self.newest + 1
+        """Put a message at the end of the queue."""
+        self.newest = entry.position = self.newest + 1
         self._entries[entry.position] = entry
 
     def reserve(self, awaited: Awaited) -> None:

@@ -38,9 +38,7 @@ messages: of each its number, its kind ("m" a message, "c" one of a collective o
     Numbers count from 1 on, by the sender for all peers together, so that they go on for a peer
     that was forgotten.
 
-Pure: no I/O, no clock, no threads. Methods return what is to be sent. An interrupt may come between
-any two steps. Of keep(), next_packet() and take() it leaves at worst a gap that the receiver asks
-for. received() may be called again for the same packet: it goes on where it was.
+Pure: no I/O, no clock, no threads. Methods return what is to be sent.
 """
 
 from collections import deque
@@ -158,7 +156,6 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
 
     message: once it is decoded.
     position: in the inbox, once the message is to be put there.
-    is_handed: the program has it, or will get it from the inbox.
     """
 
     peer: str
@@ -169,7 +166,6 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
     num_bytes: int
     message: Message = NO_MESSAGE
     position: int = 0
-    is_handed: bool = False
     is_taken: bool = False
 
 
@@ -279,7 +275,6 @@ class Link:
         follows = self._last_sent
         if len(unsent) == 1:
             kept = unsent[0]
-            # Before it is off the list: what an interrupt loses from here on leaves a gap.
             self._last_sent = kept.entry[0]
             unsent.clear()
             return [self._head(MESSAGE, follows, (kept.entry,)), *kept.arrays]
@@ -293,7 +288,7 @@ class Link:
             messages.append(kept.entry)
             if kept.arrays:
                 packet += kept.arrays
-        self._last_sent = messages[-1][0]  # before they are off the list, as above
+        self._last_sent = messages[-1][0]
         if len(messages) == len(unsent):
             unsent.clear()
         else:
@@ -426,11 +421,7 @@ class Link:
             if number <= follows:  # numbers rise: no peer of ours sends that, nor what is after it
                 break
             if number <= self._heard:
-                delivery = untaken.get(number)
-                if delivery is None or delivery.is_handed:
-                    self._num_untold += 1  # the word that it is taken may have been lost
-                else:  # an interrupt came before
-                    found.append(delivery)
+                self._num_untold += 1  # the word that it is taken may have been lost
             elif follows > self._heard:
                 self._is_behind = True
                 break
@@ -470,7 +461,6 @@ class Link:
             self._num_untold += 1
             self._untold_bytes += delivery.num_bytes
             del self._untaken[delivery.number]
-        # Last: after an interrupt the message is taken again, and its ack must not be lost.
         delivery.is_taken = True
         self.totals.num_waiting -= 1
         self.totals.waiting_bytes -= delivery.num_bytes
@@ -497,12 +487,10 @@ class Link:
     def _forget_kept(self, numbers: list[int]) -> None:
         totals = self.totals
         for number in numbers:
-            # Last: an interrupt may come, and must not leave bytes that nobody gives back.
-            size_bytes = self._kept[number].num_bytes
+            size_bytes = self._kept.pop(number).num_bytes
             self.kept_bytes -= size_bytes
             totals.num_kept -= 1
             totals.kept_bytes -= size_bytes
-            del self._kept[number]
 
 
 def read_head(frame: Frame) -> Head:

@@ -322,30 +322,17 @@ class Proxy:
 
     def _next(self, deadline: float) -> Message | None:
         endpoint, inbox = self.endpoint, self.endpoint.inbox
-        popped: Delivery | None = None
 
         def take() -> tuple[Message | None] | None:
-            nonlocal popped
             if self._is_stopped and self._last is None:
                 self._last = inbox.newest
             entry = inbox.oldest(self._last)
             if entry is None:
                 return None if self._last is None else (None,)
-            try:
-                self._take(entry)
-                popped = entry
-            except BaseException:  # an interrupt: before another thread has the lock
-                endpoint.put_back([entry])
-                raise
+            self._take(entry)
             return (entry.message,)
 
-        try:
-            taken = endpoint.wait_for(take, deadline)
-        except BaseException:  # an interrupt: the message is for the next call
-            if popped is not None:
-                with endpoint.lock:
-                    endpoint.put_back([popped])
-            raise
+        taken = endpoint.wait_for(take, deadline)
         return None if taken is None else taken[0]
 
     def events(self, timeout_s: float | None = None) -> Iterator[Message | PeersChanged]:
@@ -373,7 +360,7 @@ class Proxy:
 
     def _take(self, entry: Delivery) -> None:
         """Remove a message from the inbox, for a call that returns it. Call it under the endpoint's
-        lock; put it back if the call is interrupted."""
+        lock."""
         message = entry.message
         self.endpoint.received(entry)
         asked = self._asked.get(message.session_id)
@@ -410,7 +397,7 @@ class Proxy:
             replies = Replies([entry.message for entry in awaited.entries], missing)
             self._release(awaited)
             return replies
-        except BaseException:  # an interrupt too: what has come is for the other calls
+        except BaseException:  # an interrupted wait too: what has come is for the other calls
             self._release(awaited, awaited.entries)
             raise
 
@@ -422,8 +409,7 @@ class Proxy:
                 self.endpoint.wake()  # other calls may want it
 
     def _have_answered(self, awaited: Awaited) -> bool | None:
-        """Take the answers that have come. If this is interrupted, _await() puts them back. Returns
-        None while more may come."""
+        """Take the answers that have come. Returns None while more may come."""
         wanted = awaited.sessions
         for entry in self.endpoint.inbox.new_answers(awaited):
             message = entry.message

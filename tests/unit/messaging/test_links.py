@@ -36,16 +36,13 @@ def send(link: Link, body: bytes) -> Packet | None:
 
 
 def come(link: Link, packets: Iterable[Packet | None]) -> list[Delivery]:
-    """Deliver packets, and hand over their messages."""
-    found = [
+    """Deliver packets. Returns their messages."""
+    return [
         delivery
         for packet in packets
         if packet is not None
         for delivery in link.received(read_head(packet[0]), packet[1:])
     ]
-    for delivery in found:
-        delivery.is_handed = True
-    return found
 
 
 def ask(link: Link, packet: Packet | None) -> list[Packet]:
@@ -361,7 +358,6 @@ class Links(RuleBasedStateMachine):
 
     def delivered(self, name: str, found: list[Delivery]) -> None:
         for delivery in found:
-            delivery.is_handed = True
             self.inboxes[name].append(delivery)
             # The last words of an earlier process may be heard until the next one is.
             if name == "b" or delivery.incarnation == self.other:

@@ -484,7 +484,6 @@ class GrpcDriver:
     # --- the end ---
 
     def close(self, linger_s: float) -> None:
-        """Each step may be done twice: a call after one that was interrupted does what is left."""
         self._is_closed = True
         try:
             deadline = time.monotonic() + linger_s
@@ -493,7 +492,7 @@ class GrpcDriver:
                 connection.finish()
             for connection in connections:
                 connection.join(deadline)
-        finally:  # an interrupt too
+        finally:  # an interrupted wait too
             self._stop()
 
     def _stop(self) -> None:

@@ -134,8 +134,6 @@ class ZmqDriver:
             push.close(linger=0)
 
     def send(self, peer: str, frames: Frames) -> None:
-        """An interrupt between two frames spoils this packet and the next one: their receiver drops
-        both, and asks for them again."""
         push = self._sockets.get(peer)
         if push is None:
             push = self._connected(peer)
