@@ -231,14 +231,16 @@ class Part:
             output += piece.decode(errors="replace")
             if done := PERCENT.findall(output[-KEPT:]):
                 self.percent = int(done[-1])
-        status = self._process.wait()
+        _, status, used = os.wait4(self._process.pid, 0)
+        self._process.returncode = os.waitstatus_to_exitcode(status)
         if closing := CLOSING.findall(output):
             self.counts.update({what: int(n) for n, what in COUNT.findall(closing[-1])})
         failed = self.counts["failed"] + self.counts.pop("error", 0) + self.counts.pop("errors", 0)
         self.counts["failed"] = max(failed, status != 0)
         with printing:
             print(f"\n===== {self.name}\n{output}", end="")
-            print(f"===== {self.name}: ended after {minutes_since(began)}", flush=True)
+            cpu = f"{(used.ru_utime + used.ru_stime) / 60:.1f} minutes of processor time"
+            print(f"===== {self.name}: ended after {minutes_since(began)}, {cpu}", flush=True)
 
 
 def minutes_since(began: float) -> str:
