@@ -5,8 +5,8 @@
 lines, tokens: of Python files, without generated ones; tokens as `python -m tokenize` counts them.
 strings: lines of string literals that are no docstrings.
 modules: of the fullest folder of the product.
-calls, moves, core: see tests/support/walk.py. An update leaves its round open, the last one closes
-it.
+calls, moves, core: see tests/support/walk.py, which each revision has of its own; none before it.
+An update leaves its round open, the last one closes it.
 
 Prints a table; writes bench-results/weight.json.
 """
@@ -27,7 +27,6 @@ from pathlib import Path
 import results
 
 HERE = Path(__file__).resolve().parent.parent
-WALK = HERE / "tests" / "support" / "walk.py"
 PARTS = {"product": "*/src/**/*.py", "tests": "tests/**/*.py", "benchmarks": "benchmarks/**/*.py"}
 Figures = dict[str, float]
 
@@ -75,9 +74,12 @@ def fullest(files: Iterable[Path]) -> int:
 
 def ways(tree: Path) -> Figures:
     """Figures of the way of a call through the coordinator of a tree."""
+    walk = tree / "tests" / "support" / "walk.py"
+    if not walk.exists():
+        return {}
     sources = os.pathsep.join(str(source) for source in tree.glob("*/src"))
     done = subprocess.run(
-        [sys.executable, str(WALK)],
+        [sys.executable, str(walk)],
         env={**os.environ, "PYTHONPATH": sources},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -103,9 +105,9 @@ def main() -> None:
     table = [
         {
             "figure": name,
-            "before": then[name],
+            "before": then.get(name),
             "now": figure,
-            "ratio": round(figure / then[name], 3) if then[name] else None,
+            "ratio": round(figure / then[name], 3) if then.get(name) else None,
         }
         for name, figure in now.items()
     ]
