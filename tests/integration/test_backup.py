@@ -14,7 +14,8 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from integration.conftest import config_for
-from support.process import PATIENCE_S, CoordinatorProcess
+from support.process import CoordinatorProcess
+from support.waiting import until
 from support.wire import Member
 from xain_coordinator.cli.backup import back_up, restore
 from xain_coordinator.cli.repair import objects_of
@@ -145,10 +146,7 @@ async def test_objects_that_a_copy_of_the_journal_names_stay_while_it_is_asked_f
         health = await HealthStub(channel).Check(HealthCheckRequest())
         assert health.status == HealthCheckResponse.SERVING
         call.cancel()
-        async with asyncio.timeout(PATIENCE_S):
-            # Nothing tells of a removal.
-            while f"{session_id}/{updates[0]}" in set(opened.keys()):  # noqa: ASYNC110
-                await asyncio.sleep(0.05)  # a poll, not a race: it ends when the object is gone
+        await until(lambda: f"{session_id}/{updates[0]}" not in set(opened.keys()))
     await left(a, b)
     await channel.close()
 

@@ -206,10 +206,7 @@ async def test_download_that_breaks_off_is_kept_for_the_next_try(start, join, pr
 
         first = threading.Thread(target=get)
         first.start()
-        async with asyncio.timeout(PATIENCE_S):
-            # Nothing tells how far it is.
-            while client.transfer is None or client.transfer.share < 0.4:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)  # a poll, not a race
+        await until(lambda: client.transfer is not None and client.transfer.share >= 0.4)
         proxy.refuse()
         proxy.cut()
         await asyncio.to_thread(first.join)

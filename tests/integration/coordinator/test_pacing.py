@@ -77,7 +77,7 @@ async def heard(member: Member) -> tuple[int, int]:
 async def until_heard(member: Member, state: int, round_: int) -> None:
     """Poll, as XAIN's participants do."""
     while await heard(member) != (state, round_):  # noqa: ASYNC110  # the coordinator is asked
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # a poll, not a race: it ends when it is heard
 
 
 async def test_a_straggler_is_left_out_at_the_deadline(start, join, tmp_path):

@@ -39,7 +39,7 @@ def answer(request):
         with open(f"held-{{request.body}}", "a") as held:
             print(os.getpid(), file=held)
         while not Path(f"release-{{request.body}}").exists():
-            time.sleep(0.01)
+            time.sleep(0.01)  # a poll: it ends when the file is there
         return "held"
     if request.head == {LONG}:
         return {MAX_TEXT_BYTES + 1} * "x"

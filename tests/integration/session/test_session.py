@@ -397,7 +397,7 @@ def test_mistakes_of_a_body_are_told_in_a_sentence(
             with pytest.raises(TypeError, match="the setting 'lr' of west is nan"):
                 round_.configure(by_site={"west": {"lr": float("nan")}})
             with pytest.raises(TypeError, match=r"by_site\['west'\] is 3; it must be a mapping"):
-                round_.configure(by_site={"west": 3})  # type: ignore[dict-item]
+                round_.configure(by_site={"west": 3})  # type: ignore[dict-item]  # the mistake
             with pytest.raises(ValueError, match=r"round 0: select\(\) was given no site"):
                 round_.select([])
             round_.run()
@@ -508,7 +508,7 @@ async def test_loop_runs_under_asyncio(tmp_path: Path, address: str, sites: Site
         nonlocal ticks
         while True:
             ticks += 1
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # whatever else is to run does
 
     ticking = asyncio.create_task(tick())
     async with opened(tmp_path, address) as session:
