@@ -14,7 +14,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from integration.conftest import config_for
-from support.process import CoordinatorProcess
+from support.process import PATIENCE_S, CoordinatorProcess
 from support.waiting import until
 from support.wire import Member
 from xain_coordinator.cli.backup import back_up, restore
@@ -60,6 +60,7 @@ async def coordinator(tmp_path: Path) -> AsyncIterator[CoordinatorProcess]:
         "rounds.rounds": 9,
         "rounds.controller": "all",
         "storage.keep_updates": 0,
+        "server.heartbeat_timeout_s": 10 * PATIENCE_S,  # members send none while a shell runs
     }
     made = CoordinatorProcess(tmp_path / "xain-data", settings)
     yield made
