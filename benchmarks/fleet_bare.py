@@ -12,8 +12,8 @@ import sys
 from collections.abc import AsyncIterator
 
 import grpc
-import structlog
 
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.logs.logs import configure
 from xain_wire.fl import coordinator_pb2 as pb
 
@@ -59,7 +59,7 @@ async def serve(port: int, heartbeat_interval_ms: int) -> None:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
-    structlog.get_logger("xain_coordinator").info("coordinator_serving")
+    get_logger("xain_coordinator").info("coordinator_serving")
     commands = asyncio.StreamReader()
     protocol = asyncio.StreamReaderProtocol(commands)
     await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)

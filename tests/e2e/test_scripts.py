@@ -122,14 +122,13 @@ async def test_exception_ends_the_script_and_is_told(
 
 GUEST = """
 import gc, logging, signal, sys, threading
-import structlog
 
 def state():
     root = logging.getLogger()
     return (
         [signal.getsignal(n) for n in signal.valid_signals()], sys.excepthook,
         threading.excepthook, root.level, root.handlers[:], root.filters[:], logging._srcfile,
-        logging.logThreads, logging.logProcesses, structlog.is_configured(), gc.get_threshold(),
+        logging.logThreads, logging.logProcesses, gc.get_threshold(),
         gc.get_freeze_count(), gc.isenabled(), sys.getswitchinterval(),
     )
 

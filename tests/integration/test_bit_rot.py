@@ -11,10 +11,10 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from structlog.testing import capture_logs
 from typer.testing import CliRunner, Result
 
 from integration.conftest import config_for
+from support.logs import capture_logs
 from support.waiting import until
 from support.wire import Member, digest, npy
 from xain_coordinator.assembly.coordinator import SessionCoordinator

@@ -6,8 +6,8 @@ import traceback
 import grpc
 import numpy as np
 import pytest
-from structlog.testing import capture_logs
 
+from support.logs import capture_logs
 from support.wire import Member, digest, npy, refused
 from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.server.calls.interceptor import MAX_FAILED_LINES

@@ -13,8 +13,6 @@ from random import Random
 from typing import Any, Self
 from unittest import mock
 
-import structlog
-
 from simulation.coordinator import CoordinatorMachine
 from simulation.fleet import ParticipantMachine
 from simulation.hub import Hub, Trace, Violation
@@ -22,7 +20,7 @@ from simulation.network import Link, Network, Noise
 from simulation.oracle import TILE_ELEMENTS
 from simulation.scenario import EVERYBODY, Fault, Kind, Scenario, from_seed
 from simulation.script import ScriptMachine
-from xain_foundation.logs import logger
+from support.logs import given_to
 
 # Of weights that do not travel inside calls.
 CHUNK_BYTES = 64
@@ -349,33 +347,6 @@ def _surroundings(world: _World, scenario: Scenario) -> Iterator[None]:
         gc.disable()
         if collects:
             stack.callback(gc.enable)
-        stack.enter_context(_logs(world))
+        # An error is a violation, unless the scenario has made it.
+        stack.enter_context(given_to(world.logged, logging.INFO))
         yield
-
-
-@contextmanager
-def _logs(world: _World) -> Iterator[None]:
-    """Write logs into the trace; an error is a violation, unless the scenario has made it."""
-    before = structlog.get_config()
-
-    def take(_: Any, level: str, entry: Mapping[str, Any]) -> Mapping[str, Any]:
-        if level != "debug":
-            world.logged(level, entry)
-        raise structlog.DropEvent
-
-    structlog.configure(
-        processors=[take],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        cache_logger_on_first_use=False,
-    )
-    of_libraries = logger.PROCESSORS[:]
-    logger.PROCESSORS[:] = [take]
-    sdk = logging.getLogger("xain_participant")  # which makes no line that nobody would read
-    level = sdk.level
-    sdk.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        sdk.setLevel(level)
-        logger.PROCESSORS[:] = of_libraries
-        structlog.configure(**before)

@@ -1,27 +1,51 @@
 """Captured log events of all packages."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-import structlog
-from structlog.testing import LogCapture
-from structlog.typing import EventDict
+from xain_foundation.logs import logs
+from xain_foundation.logs.logger import Fields
 
-from xain_foundation.logs import logger, logs
+OURS = (*logs._OURS, "xain_foundation", "xain")
 
 
 @contextmanager
-def capture_logs() -> Iterator[list[EventDict]]:
-    """Capture all events, also of loggers that do not follow structlog.configure()."""
-    before = logger.PROCESSORS[:]
-    with structlog.testing.capture_logs() as entries:
-        # One list for both, so that the events keep their order.
-        logger.PROCESSORS[:] = [_Into(entries)]
-        try:
-            yield entries
-        finally:
-            logger.PROCESSORS[:] = before
+def capture_logs() -> Iterator[list[dict[str, Any]]]:
+    """Capture all events of our loggers."""
+    entries: list[dict[str, Any]] = []
+    with given_to(lambda level, fields: entries.append({**fields, "log_level": level})):
+        yield entries
+
+
+@contextmanager
+def given_to(take: Callable[[str, Fields], None], level: int = logging.DEBUG) -> Iterator[None]:
+    """Give the events of our loggers, from a level on, to a function and to nothing else."""
+    loggers = [logging.getLogger(name) for name in OURS]
+    before = [(logger, logger.level, logger.propagate) for logger in loggers]
+    handler = _Given(take)
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = False
+    try:
+        yield
+    finally:
+        for logger, level_before, propagates in before:
+            logger.removeHandler(handler)
+            logger.setLevel(level_before)
+            logger.propagate = propagates
+
+
+class _Given(logging.Handler):
+    def __init__(self, take: Callable[[str, Fields], None]) -> None:
+        super().__init__()
+        self._take = take
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if isinstance(record.msg, Fields):
+            self._take(record.levelname.lower(), record.msg)
 
 
 @contextmanager
@@ -40,9 +64,3 @@ def restored() -> Iterator[None]:
             logging.getLogger(name).setLevel(logging.NOTSET)
         logging._srcfile = source
         logging.logThreads = logging.logProcesses = logging.logMultiprocessing = is_told
-        structlog.reset_defaults()
-
-
-class _Into(LogCapture):
-    def __init__(self, entries: list[EventDict]) -> None:
-        self.entries = entries

@@ -284,7 +284,7 @@ def test_the_core_touches_nothing():
 # standard streams.
 OF_THE_PROCESS = re.compile(
     r"signal\.signal|(sys|threading)\.excepthook|sys\.set\w+|gc\.\w+|os\.(chdir|umask|nice|putenv)"
-    r"|resource\.setrlimit|warnings\.(filterwarnings|simplefilter)|np\.seterr|structlog\.configure"
+    r"|resource\.setrlimit|warnings\.(filterwarnings|simplefilter)|np\.seterr"
     r"|logging\.(basicConfig|root|captureWarnings|disable)|logging\.getLogger\(\)"
     r"|setattr\(sys, .+\)"
     r"|.*\.add(Filter|Handler)|os\.environ\[.*|os\.environ\.(setdefault|update|pop|clear)"

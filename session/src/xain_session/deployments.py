@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import urlsplit
 
-import structlog
-
 from xain_coordinator.assembly.changed_rules import differences
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.vocabulary.values import Phase
@@ -30,6 +28,7 @@ from xain_coordinator.server.operators_socket import socket_of
 from xain_coordinator.telemetry.trackers import Position
 from xain_foundation.commands import CommandFailed
 from xain_foundation.durable import replace_file
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.net import channels
 from xain_foundation.security.tls import Certificates, InvalidCertificates
 from xain_foundation.settings.fields import WrongSetting, is_loopback
@@ -37,7 +36,7 @@ from xain_foundation.settings.settings import ConfigError, load
 from xain_participant.wire.client import channel_options
 from xain_session.errors import SessionFailed, for_script
 from xain_session.given import SETTINGS, SOURCE
-from xain_session.session_log import LOG, logged_in
+from xain_session.session_log import COORDINATOR, LOG, logged_in
 from xain_session.stopping import stop
 from xain_session.transports import InProcess, Remote, Transport
 from xain_workloads.errors import NoModel
@@ -48,7 +47,7 @@ from xain_workloads.remedies import SCAFFOLD
 if TYPE_CHECKING:
     from xain.weights import Declared
 
-log = structlog.get_logger(__name__)
+log = get_logger(f"{COORDINATOR}.session")
 
 MARK: Final = "script.json"  # in the data folder: which session a script has come to the end of
 DOWNLOAD_S: Final = 60.0  # how long the server of a first model may be silent

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 
 from support.journals import copy_journal
+from support.logs import capture_logs
 from support.memory_journal import MemoryJournal
 from support.s3_servers import S3Server
 from xain_coordinator.config.coordinator import CoordinatorConfig

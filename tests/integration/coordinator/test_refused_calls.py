@@ -9,9 +9,9 @@ from types import FrameType
 
 import grpc
 import pytest
-from structlog.testing import capture_logs
 
 from support.hostile import METHODS, Metadata, ask, channel, path
+from support.logs import capture_logs
 from support.wire import Member, digest, reason
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.core.vocabulary.errors import Refusal

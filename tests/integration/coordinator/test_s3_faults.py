@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import urllib3
-from structlog.testing import capture_logs
 
 from support.crooked import Answer, http_server, s3_error
 from support.fault_proxy import FaultProxy
+from support.logs import capture_logs
 from support.s3_servers import Identity, S3Server, SeaweedFS
 from xain_coordinator.config.sections.storage import StorageSettings
 from xain_coordinator.ports import KeyExists, StoreError, StoreUnavailable

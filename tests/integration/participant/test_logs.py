@@ -11,7 +11,6 @@ PROGRAM = textwrap.dedent(
     """
     import gc, logging, signal, sys, threading
     import numpy as np
-    import structlog
     from xain_participant import Participant, run
 
     if "configured" in sys.argv:
@@ -22,7 +21,7 @@ PROGRAM = textwrap.dedent(
         return (
             root.level, root.handlers[:], logging.getLogger("xain_participant").level,
             logging._srcfile, logging.logThreads, logging.logProcesses, logging.lastResort,
-            structlog.is_configured(), [signal.getsignal(n) for n in signal.valid_signals()],
+            [signal.getsignal(n) for n in signal.valid_signals()],
             sys.excepthook, threading.excepthook, gc.get_threshold(), gc.get_freeze_count(),
         )
 

@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
-from structlog.testing import capture_logs
 
 from support.driver import MODEL, Bench, begin, fails, model, play, settled, update
+from support.logs import capture_logs
 from support.refusals import refused_as
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.machine.questions import AssignmentFor, MayUpload, Question

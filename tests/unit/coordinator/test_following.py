@@ -4,8 +4,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 
+from support.logs import capture_logs
 from xain_coordinator.telemetry.following import Follower, TrackedEnd, TrackedRound
 from xain_coordinator.telemetry.trackers import End, Position, Round, figures_of
 

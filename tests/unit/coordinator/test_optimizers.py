@@ -10,9 +10,9 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from structlog.testing import capture_logs
 
 from support.aggregation import hand_in, load, model_of, work_on
+from support.logs import capture_logs
 from support.slow_step import slow_step
 from xain_coordinator.aggregation.aggregator import Float64, RuleFailed, Tile, Weights
 from xain_coordinator.aggregation.averages import Mean

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
+from support.logs import capture_logs
 from xain_coordinator.driver.outage import PAUSE_S, Outage
 from xain_coordinator.ports import StoreUnavailable
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
-from structlog.testing import capture_logs
 
+from support.logs import capture_logs
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.machine.decider import decide
 from xain_coordinator.core.machine.needed import Needed, needed_by

@@ -5,7 +5,6 @@ import warnings
 from typing import Any
 
 import pytest
-import structlog
 from pydantic import SecretStr
 
 from xain_foundation.logs.logger import get_logger
@@ -22,7 +21,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
 def test_one_json_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     """With what a reader of logs needs first, and the event's own fields after it."""
     configure("info", console=False, third_party=False)
-    structlog.get_logger("xain_coordinator").info("round_opened", round=3, text="a\nb")
+    get_logger("xain_coordinator").info("round_opened", round=3, text="a\nb")
     (line,) = lines(capsys)
     assert list(line) == ["timestamp", "level", "logger", "event", "round", "text"]
     assert line["timestamp"].endswith("Z")
@@ -34,7 +33,7 @@ def test_loggers_made_before_the_settings_are_read_follow_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Modules make their loggers on import."""
-    log = structlog.get_logger("xain_coordinator.early")
+    log = get_logger("xain_coordinator.early")
     configure("warning", console=False, third_party=False)
     log.info("hidden")
     log.warning("shown")
@@ -46,8 +45,7 @@ def test_loggers_made_before_the_settings_are_read_follow_them(
 def test_library_loggers_use_the_standard_library(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without structlog's configuration: fields as text, the file of the caller, the traceback."""
-    assert not structlog.is_configured()
+    """Where nothing is configured: fields as text, the file of the caller, the traceback."""
     log = get_logger("xain_messaging.x").bind(participant="p")
     with caplog.at_level(logging.INFO):
         log.debug("hidden")
@@ -106,7 +104,7 @@ def test_no_secrets(capsys: pytest.CaptureFixture[str], console: bool) -> None:
     """Secrets are removed by name, by type, in nested values, in records of the standard library,
     and in tracebacks."""
     configure("info", console=console, third_party=True)
-    log = structlog.get_logger("xain_coordinator")
+    log = get_logger("xain_coordinator")
     log.info("a", password="hunter2", auth_token="hunter2", other=SecretStr("hunter2"))
     log.info("b", section={"deep": [{"secret": "hunter2"}], "access_key_id": "hunter2"})
     logging.getLogger("lib").warning("c", extra={"credentials": "hunter2"})
@@ -144,7 +142,7 @@ def test_signed_urls_and_headers_are_masked(
     try:
         raise RuntimeError(text)
     except RuntimeError:
-        structlog.get_logger("xain_coordinator").exception("failed")
+        get_logger("xain_coordinator").exception("failed")
     told = capsys.readouterr().err
     assert told.count("********") >= 2
     assert "hunter2" not in told
@@ -152,21 +150,21 @@ def test_signed_urls_and_headers_are_masked(
 
 def test_a_token_that_is_only_talked_about_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     configure("info", console=False, third_party=False)
-    structlog.get_logger("xain_coordinator").info("a", error="the token is refused (401)")
+    get_logger("xain_coordinator").info("a", error="the token is refused (401)")
     assert lines(capsys)[0]["error"] == "the token is refused (401)"
 
 
 def test_the_key_of_a_model_is_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
     """The name "key" is what a model is stored under; logs are of no use without it."""
     configure("info", console=False, third_party=False)
-    structlog.get_logger("xain_coordinator").info("model_published", key="3/global")
+    get_logger("xain_coordinator").info("model_published", key="3/global")
     assert lines(capsys)[0]["key"] == "3/global"
 
 
 def test_everything_can_be_written(capsys: pytest.CaptureFixture[str]) -> None:
     """A log line never fails, and is JSON whatever it says."""
     configure("info", console=False, third_party=False)
-    log = structlog.get_logger("xain_coordinator")
+    log = get_logger("xain_coordinator")
     log.info("odd", loss=float("nan"), deep=[{"x": float("inf")}], thing=object(), text="ä\u2028")
     (line,) = lines(capsys)
     assert (line["loss"], line["deep"]) == ("nan", [{"x": "inf"}])
@@ -175,7 +173,7 @@ def test_everything_can_be_written(capsys: pytest.CaptureFixture[str]) -> None:
 def test_console_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     """The console form has no escape sequences where standard error is no terminal."""
     configure("info", console=True, third_party=False)
-    structlog.get_logger("xain_coordinator").info("round_opened", round=3)
+    get_logger("xain_coordinator").info("round_opened", round=3)
     told = capsys.readouterr().err
     assert "round_opened" in told
     assert "round=3" in told
@@ -186,7 +184,7 @@ def test_console_lines_fit_100_columns(capsys: pytest.CaptureFixture[str]) -> No
     """Date, time to the second, the event, then fields in their order. A line that is too long is
     cut, but not a warning."""
     configure("info", console=True, third_party=False)
-    log = structlog.get_logger("xain_coordinator")
+    log = get_logger("xain_coordinator")
     log.info("model_published", round=12, evaluation={"loss": 0.123456, "accuracy": 0.9})
     log.info("round_opened", round=3, participant=[f"ward-{i}" for i in range(40)])
     log.warning("update_refused", reason="a b", participant="x" * 200)
@@ -203,7 +201,7 @@ def test_console_shows_tracebacks(capsys: pytest.CaptureFixture[str]) -> None:
     try:
         raise KeyError("gone")
     except KeyError:
-        structlog.get_logger("xain_coordinator").exception("work_failed", round=1)
+        get_logger("xain_coordinator").exception("work_failed", round=1)
     first, *traceback = capsys.readouterr().err.splitlines()
     assert first.endswith("error: work_failed        round=1")
     assert traceback[-1] == "KeyError: 'gone'"
@@ -225,7 +223,7 @@ def test_copied_lines_are_those_from_info_on_whatever_the_level_is(
 ) -> None:
     """The level decides what standard error shows, with a copy and without one."""
     configure(level, console=False, third_party=False)
-    log = structlog.get_logger("xain_coordinator.telemetry.log_lines")
+    log = get_logger("xain_coordinator.telemetry.log_lines")
     copies: list[str] = []
 
     def write() -> list[str]:

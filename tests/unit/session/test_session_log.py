@@ -1,25 +1,17 @@
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
+from xain_foundation.logs.logger import get_logger
 from xain_session import session_log
 
 
-@pytest.fixture
-def unconfigured() -> Iterator[None]:
-    structlog.reset_defaults()
-    yield
-    structlog.reset_defaults()
-
-
 def test_log_of_a_long_session_stays_small(
-    tmp_path: Path, unconfigured: None, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with session_log.logged_in(tmp_path, max_bytes=2000):
-        log = structlog.get_logger("coordinator")
+        log = get_logger("xain_coordinator.round")
         for round_ in range(100):
             log.info("round_opened", round=round_, share="100%")
         log.warning("round_paused", round=100)

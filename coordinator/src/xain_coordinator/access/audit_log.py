@@ -21,12 +21,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-import structlog
-
 from xain_coordinator.access.errors import AccessError
 from xain_foundation.durable import make_directory, sync_directory
+from xain_foundation.logs.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 NO_HASH: Final = "0" * 64  # in the first line
 # A later version that cannot be read by this one writes another number.

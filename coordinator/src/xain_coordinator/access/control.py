@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import structlog
-
 from xain_coordinator.access import commands as c
 from xain_coordinator.access import events as e
 from xain_coordinator.access.audit_log import AuditLog, AuditLogDamaged, Line, NewLine
@@ -34,6 +32,7 @@ from xain_coordinator.access.evolve import fold
 from xain_coordinator.access.records import KINDS, event_of, line_of
 from xain_coordinator.access.refusals import Refusals, host_of
 from xain_coordinator.access.values import Access, Certificate, Entry, Revocation, Token, entries_of
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.names import shortened
 from xain_foundation.security.callers import Caller
 from xain_foundation.security.identity import Identity, Role
@@ -41,7 +40,7 @@ from xain_foundation.security.identity import Identity, Role
 if TYPE_CHECKING:
     from xain_coordinator.access.authority import Signer
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 AUDIT_LOG: Final = "audit.log"
 OWN_TLS: Final = "tls"

@@ -24,7 +24,6 @@ from itertools import chain, islice
 from typing import Any
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from xain_coordinator.aggregation.aggregator import (
@@ -58,11 +57,12 @@ from xain_coordinator.core.vocabulary.keys import model_key, state_key
 from xain_coordinator.core.vocabulary.values import BYTES, GlobalModel, Layout
 from xain_coordinator.extensions.plugins import PluginFailed
 from xain_coordinator.ports import WeightsStore
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.threads import num_processors
 from xain_wire.np import npy_header
 from xain_workloads.model import Kind
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 # All tiles together. Large enough that a file is read in pieces of 128 KiB with 64 updates and two
 # threads, and small beside what a coordinator holds anyway.

@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import structlog
-
 from xain_coordinator.aggregation.rules import optimizer_of_session, rule_of_session
 from xain_coordinator.aggregation.trees import mode_option
 from xain_coordinator.assembly.changed_rules import require_same_rules
@@ -61,6 +59,7 @@ from xain_coordinator.upkeep.fence import Fence, FencedStore, TakenOver
 from xain_coordinator.upkeep.model_copies import ModelCopies, copy_latest
 from xain_coordinator.upkeep.model_folder import ModelFolder, folder_of, write_central
 from xain_coordinator.upkeep.retention import Retention
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.logs.rate_limited_log import RateLimitedLog
 from xain_foundation.names import shortened
 from xain_foundation.threads import run_to_end
@@ -70,7 +69,7 @@ from xain_workloads.tables.table import Table
 if TYPE_CHECKING:
     from xain_coordinator.xain06.bucket import XainBucket
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 # Lifetime of the weights port's URLs. A training that takes longer hands in through gRPC.

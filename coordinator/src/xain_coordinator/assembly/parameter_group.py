@@ -6,9 +6,8 @@ them. Imported if [parameters] is on only.
 
 import threading
 
-import structlog
-
 from xain_coordinator.config.sections.parameters import ParametersSettings
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.net.backoff import Backoff
 from xain_foundation.security.tls import Certificates
 from xain_foundation.settings.fields import join_host_port
@@ -19,7 +18,7 @@ from xain_parameters.scheduler.journal import Journal, JournalError
 from xain_parameters.scheduler.service import SchedulerServer
 from xain_parameters.scheduler.state import Settings
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 NAME = "coordinator"  # of the server in this process; its log is found by it after a restart
 FIRST_RETRY_S = 0.5

@@ -12,8 +12,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-import structlog
-
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.machine.session import Session
@@ -27,12 +25,13 @@ from xain_coordinator.journal.restore import restore_session
 from xain_coordinator.ports import JournalError, Reader, WeightsStore
 from xain_coordinator.stores.integrity import read_weights
 from xain_coordinator.stores.prefixed import PrefixedStore
+from xain_foundation.logs.logger import get_logger
 from xain_wire.metadata import COMPLETED
 
 if TYPE_CHECKING:  # the program's tables come with it, which a start need not wait for
     from xain_coordinator.export.trained import Trained
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 # How long a fit waits for the participants of the session before, beyond those that it needs, where

@@ -20,8 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import structlog
-
 from xain_coordinator.core.machine.decider import decide, next_expiry, next_wait, resume
 from xain_coordinator.core.machine.evolve import evolve, open_session
 from xain_coordinator.core.machine.questions import MayUpload, Question, advertise, ask, is_late
@@ -58,8 +56,9 @@ from xain_coordinator.telemetry.log_lines import (
     log_lacking,
     log_many_updates,
 )
+from xain_foundation.logs.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 # How soon leases are looked at again whose time may be up for what we are late with ourselves.
 LOOK_AGAIN_S = 0.5

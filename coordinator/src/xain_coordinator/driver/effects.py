@@ -19,7 +19,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import structlog
 
 from xain_coordinator.aggregation.aggregator import RuleFailed, Stopped
 from xain_coordinator.aggregation.engine import aggregate
@@ -71,6 +70,7 @@ from xain_coordinator.ports import (
 from xain_coordinator.stores.integrity import damaged_updates
 from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.stores.memory import MemoryStore
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.names import brief
 from xain_foundation.net.backoff import Backoff
 from xain_foundation.settings.hints import hint
@@ -84,7 +84,7 @@ from xain_workloads.tables.preprocessing import PreprocessingOptions, preprocess
 from xain_workloads.tables.table import Table
 from xain_workloads.workload import DEFAULT_PREPROCESSING, Workload, initial_model, trains
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 FIRST_RETRY_S = 0.2
 LAST_RETRY_S = 10.0

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable
 from math import inf
 
-import structlog
+from xain_foundation.logs.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 # Between two warnings. A disk that is almost full takes some updates and refuses others.
 PAUSE_S = 30.0

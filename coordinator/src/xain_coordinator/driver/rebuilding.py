@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-import structlog
 import xxhash
 
 from xain_coordinator.aggregation.aggregator import RuleFailed
@@ -29,9 +28,10 @@ from xain_coordinator.ports import (
 )
 from xain_coordinator.stores.integrity import why_damaged
 from xain_coordinator.stores.reading import chunks
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.settings.hints import hint
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 DAMAGED = "damaged/"
 LARGE_BYTES = 256 << 20  # reading so much takes long enough to be announced

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
 from urllib.parse import urlsplit
 
-import structlog
 from fastapi import FastAPI, Header, HTTPException, Query, Request, Response
 from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
@@ -26,11 +25,12 @@ from xain_coordinator.http_face.wrong_requests import sentence
 from xain_coordinator.inspection.plain import snapshot_json
 from xain_coordinator.ports import Reader
 from xain_coordinator.stores.reading import chunks
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.settings.fields import is_loopback
 from xain_workloads.errors import NoModel
 from xain_workloads.exported import formats
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 Format = Literal["npy", "npz", "safetensors", "json", "skops", "onnx"]
 Message = MutableMapping[str, Any]

@@ -12,16 +12,15 @@ from dataclasses import fields, is_dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
-import structlog
-
 from xain_coordinator.core.vocabulary.values import Evaluation, GlobalModel, Update
 from xain_coordinator.http_face.errors import HttpError
 from xain_coordinator.http_face.fits import Fits
 from xain_coordinator.ports import Journal, JournalError, Record
+from xain_foundation.logs.logger import get_logger
 
 T = TypeVar("T")
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 PAGE = 100
 POLL_S = 0.2

@@ -12,16 +12,15 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-import structlog
-
 from xain_coordinator.config.sections.http import HttpSettings
 from xain_coordinator.server.guard import Guard
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.wheels import pip_install
 
 if TYPE_CHECKING:
     from xain_coordinator.assembly.sessions import Sessions
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 STOP_S = 3  # for answers that are under way
 

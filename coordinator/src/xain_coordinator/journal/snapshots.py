@@ -12,7 +12,6 @@ from importlib.metadata import version
 from itertools import groupby
 from typing import Any, TypeVar
 
-import structlog
 from pydantic import TypeAdapter
 
 from xain_coordinator.core.machine.session import Session
@@ -27,13 +26,14 @@ from xain_coordinator.core.view.session_warnings import Warned
 from xain_coordinator.core.vocabulary.values import Base, Evaluation, GlobalModel, WeightsRef
 from xain_coordinator.journal.codec import make_adapter, reason
 from xain_coordinator.ports import JournalError, Snapshot
+from xain_foundation.logs.logger import get_logger
 
 _T = TypeVar(
     "_T", bound=Session | Members | Round | SelectionState | BufferedWork | EvaluationProgress
 )
 _PARTS = (Members, Round, SelectionState, BufferedWork, EvaluationProgress)  # of a session
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 # To be raised with every change after which the same events give another session or history, or are
 # written in another way; between releases too. A test knows what they give now.

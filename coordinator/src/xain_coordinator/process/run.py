@@ -15,8 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-import structlog
-
 from xain_coordinator.access.errors import AccessError
 from xain_coordinator.assembly.changed_rules import OtherRules, differences
 from xain_coordinator.assembly.coordinator import SessionCoordinator
@@ -46,6 +44,7 @@ from xain_foundation.durable import replace_file
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_FENCED, EXIT_OK
 from xain_foundation.logs import logs, streams
 from xain_foundation.logs.line_file import why_unwritable
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.net.backoff import Backoff
 from xain_foundation.security.tls import InvalidCertificates
 from xain_foundation.settings.fields import WrongSetting, is_loopback
@@ -61,7 +60,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 # Whether threads that hang at the end may be left behind with the process.

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import grpc
-import structlog
 
 from xain_coordinator.access.errors import (
     AccessError,
@@ -21,6 +20,7 @@ from xain_coordinator.access.errors import (
 )
 from xain_coordinator.server.identity import SENDER, THIS_MACHINE
 from xain_coordinator.server.permissions import require_open, require_permitted
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.logs.rate_limited_log import RateLimitedLog
 from xain_foundation.security.callers import Caller, Callers
 from xain_foundation.security.certificate_watch import DAY_S, CertificateWatch
@@ -33,7 +33,7 @@ from xain_foundation.threads import run_to_end
 if TYPE_CHECKING:  # certificates take 50 ms to import, and most coordinators have none
     from xain_coordinator.access.control import AccessControl
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Holds = Callable[[Caller], bool]

@@ -16,7 +16,6 @@ from typing import Any
 
 import grpc
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from xain_coordinator.config.fields import MAX_PREDICT_RETRIES, MAX_PREDICT_TIMEOUT_S
@@ -25,6 +24,7 @@ from xain_coordinator.core.vocabulary.values import GlobalModel
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import WeightsStore
 from xain_coordinator.stores.integrity import read_vector
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.names import printable, shortened
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_workloads.ensembles.bagging_options import options_of_model
@@ -35,7 +35,7 @@ from xain_workloads.supervised import classes_of
 from xain_workloads.tables.preprocessing import prepare
 from xain_workloads.tables.rows import table_of_rows
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 MAX_FEATURES_BYTES = 64 << 20
 # Rows of a question, and those of all questions on their way; a client takes messages of 4 MiB.

@@ -4,12 +4,11 @@ files of authorities."""
 import ssl
 from pathlib import Path
 
-import structlog
-
 from xain_coordinator.ports import StoreError
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.logs.rate_limited_log import RateLimitedLog
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Secret:

@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-import structlog
-
 from xain_coordinator.telemetry.trackers import Position, Tracker
 from xain_foundation.logs.group_commit import GroupCommit
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.net.backoff import Backoff
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 MAX_WAITING: Final = 10_000  # rounds; as many as the history of a session has
 CLOSE_S: Final = (

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from random import Random
 
 import influxdb_client
-import structlog
 from influxdb_client.client.write_api import SYNCHRONOUS
 from influxdb_client.rest import ApiException
 from urllib3.exceptions import HTTPError
@@ -24,10 +23,11 @@ from urllib3.exceptions import HTTPError
 from xain_coordinator.core.vocabulary.values import Point
 from xain_coordinator.ports import StoreError
 from xain_coordinator.telemetry.queue import Stamped
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.logs.rate_limited_log import RateLimitedLog
 from xain_foundation.net.backoff import Backoff
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 LINGER_S = 1.0  # of the queue before it
 

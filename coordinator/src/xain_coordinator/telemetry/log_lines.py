@@ -4,8 +4,6 @@ import logging
 from collections.abc import Sequence
 from itertools import islice
 
-import structlog
-
 from xain_coordinator.core.machine.session import Session
 from xain_coordinator.core.parts.evaluation import together
 from xain_coordinator.core.view.accounts import MAX_WARNINGS
@@ -14,8 +12,9 @@ from xain_coordinator.core.view.view import MAX_ABSENT, planned
 from xain_coordinator.core.vocabulary import events as e
 from xain_coordinator.core.vocabulary.values import Evaluation, Task
 from xain_coordinator.ports import Record
+from xain_foundation.logs.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 # More updates that are committed together share one line of the log. A person reads the names of a
 # few. Eight lines of one commit took a twentieth of the coordinator's processor time in

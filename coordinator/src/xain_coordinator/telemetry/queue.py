@@ -6,12 +6,11 @@ from itertools import chain
 from sys import getsizeof
 from typing import Protocol
 
-import structlog
-
 from xain_coordinator.core.vocabulary.values import Point
 from xain_foundation.logs.group_commit import GroupCommit
+from xain_foundation.logs.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 # A point takes 1 KB as a rule, and 260 KB with the longest text.
 MAX_WAITING_BYTES = 32 * 1024 * 1024

@@ -5,12 +5,11 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-import structlog
-
 from xain_coordinator.ports import StoreError, WeightsStore
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.threads import run_to_end
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 MAX_DELETIONS = 1000  # that wait
 GROUP_SIZE = 64  # keys deleted at once

@@ -22,15 +22,14 @@ from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from typing import Any, cast
 
-import structlog
-
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.driver.outage import Outage
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import Fenced, StoreError, Unfinished, Upload, WeightsStore
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.threads import run_to_end
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 FOLDER = "owners"
 _NAME = re.compile(r"[0-9]{8}\.[0-9a-f]{32}")

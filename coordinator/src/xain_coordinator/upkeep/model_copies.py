@@ -10,8 +10,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-import structlog
-
 from xain_coordinator.aggregation.publishing import publish
 from xain_coordinator.core.vocabulary.errors import Unavailable
 from xain_coordinator.core.vocabulary.keys import round_of
@@ -22,9 +20,10 @@ from xain_coordinator.ports import Fenced, StoreUnavailable, WeightsStore
 from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_coordinator.upkeep.fence import Fence, FencedStore
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.threads import run_to_end
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 EVERY_S = 1.0
 

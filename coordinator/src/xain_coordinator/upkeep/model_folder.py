@@ -22,8 +22,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from xain_coordinator.core.machine.session import Session
 from xain_coordinator.core.parts.profiles import described
 from xain_coordinator.core.vocabulary.errors import Unavailable
@@ -32,13 +30,14 @@ from xain_coordinator.core.vocabulary.values import GlobalModel
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.stores.paths import folder_to_path, key_to_path
 from xain_coordinator.upkeep.model_copies import ModelCopies
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.threads import run_to_end
 from xain_workloads.errors import NoModel
 from xain_workloads.exported import formats
 from xain_workloads.exported.formats import Exported
 
 MODELS_INDEX = "index.json"
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 FOLDER = "models"
 CENTRAL = "central.npz"

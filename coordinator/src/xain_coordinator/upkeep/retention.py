@@ -11,8 +11,6 @@ import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterator, Set
 
-import structlog
-
 from xain_coordinator.core.machine.needed import Needed, models_in_use, needed_by
 from xain_coordinator.core.machine.session import Session
 from xain_coordinator.core.vocabulary.commands import RemoveModels
@@ -21,10 +19,11 @@ from xain_coordinator.core.vocabulary.keys import INCOMING, OPTIMIZER, is_model,
 from xain_coordinator.core.vocabulary.values import Phase
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import StoreError, WeightsStore
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.net.backoff import Backoff
 from xain_foundation.threads import run_to_end
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 # A round of a large model drops at once: uploads of the next one are written over the files.
 LARGE_BYTES = 1 << 20

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from xain_foundation.logs.group_commit import GroupCommit
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.logs.rate_limited_log import RateLimitedLog
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 LINGER_S = 0.2  # lines of this time are written together
 CLOSE_S = 2.0  # a disk that hangs must not hold the end of the process for longer

@@ -1,18 +1,16 @@
-"""Loggers of a library: event names plus fields, through the standard library's `logging`.
+"""Loggers: event names plus fields, through the standard library's `logging`.
 
-structlog's own default prints to standard output, which belongs to the program. So these loggers
-have processors of their own and leave structlog's global configuration alone. Where the program has
-configured no logs, Python prints warnings and errors to standard error, and nothing below.
+Where the program has configured no logs, Python prints warnings and errors to standard error, and
+nothing below.
 """
 
 import logging
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
-import structlog
-from structlog.typing import EventDict, Processor
-
-# Frames from `logging` up to the call in this repository: three of structlog, then that call.
-_NUM_FRAMES: Final = 4
+# Frames from `logging` up to the call that logs: a method of Logger, and its _write().
+_NUM_FRAMES: Final = 3
 
 
 class Fields(dict[str, Any]):
@@ -23,27 +21,42 @@ class Fields(dict[str, Any]):
         return " ".join([str(self.get("event")), *fields])
 
 
-def to_record(logger: logging.Logger, method: str, event: EventDict) -> tuple[Any, dict[str, Any]]:
-    """Arguments for `logging`, that structlog's ProcessorFormatter recognises as fields."""
-    options: dict[str, Any] = {"extra": {"_logger": logger, "_name": method}}
-    if exc_info := event.get("exc_info"):
-        options["exc_info"] = exc_info
-    if type(logger).findCaller is logging.Logger.findCaller:
-        options["stacklevel"] = _NUM_FRAMES  # a logger class of structlog skips them itself
-    return (Fields(event),), options
+class Logger:
+    """A logger of `logging`. bound: fields of each line."""
+
+    def __init__(self, name: str, bound: Mapping[str, Any] = MappingProxyType({})) -> None:
+        self._logger = logging.getLogger(name)
+        self._bound = bound
+
+    def bind(self, **fields: Any) -> "Logger":
+        """A logger whose lines have these fields too."""
+        return Logger(self._logger.name, {**self._bound, **fields})
+
+    def is_on(self, level: int) -> bool:
+        return self._logger.isEnabledFor(level)
+
+    def debug(self, event: str, **fields: Any) -> None:
+        self._write(logging.DEBUG, event, fields)
+
+    def info(self, event: str, **fields: Any) -> None:
+        self._write(logging.INFO, event, fields)
+
+    def warning(self, event: str, **fields: Any) -> None:
+        self._write(logging.WARNING, event, fields)
+
+    def error(self, event: str, **fields: Any) -> None:
+        self._write(logging.ERROR, event, fields)
+
+    def exception(self, event: str, **fields: Any) -> None:
+        """An error with the traceback of the exception that is handled."""
+        self._write(logging.ERROR, event, {"exc_info": True, **fields})
+
+    def _write(self, level: int, event: str, fields: dict[str, Any]) -> None:
+        if self._logger.isEnabledFor(level):
+            line = Fields({"event": event, **self._bound, **fields})
+            self._logger.log(level, line, exc_info=fields.get("exc_info"), stacklevel=_NUM_FRAMES)
 
 
-# A list that is changed in place by tests which look at what is logged.
-PROCESSORS: Final[list[Processor]] = [structlog.stdlib.filter_by_level, to_record]
-
-
-def get_logger(name: str) -> structlog.stdlib.BoundLogger:
+def get_logger(name: str) -> Logger:
     """The logger of a module."""
-    logger: structlog.stdlib.BoundLogger = structlog.wrap_logger(
-        logging.getLogger(name),
-        processors=PROCESSORS,
-        wrapper_class=structlog.stdlib.BoundLogger,
-        context_class=dict,
-        cache_logger_on_first_use=False,
-    )
-    return logger
+    return Logger(name)

@@ -18,11 +18,10 @@ from functools import lru_cache, partial
 from math import isfinite
 from typing import Annotated, Any, Literal
 
-import structlog
 from pydantic import BeforeValidator
 
 from xain_foundation.logs import streams
-from xain_foundation.logs.logger import Fields, to_record
+from xain_foundation.logs.logger import Fields
 from xain_foundation.settings.fields import Section
 from xain_foundation.settings.schema import MASK
 
@@ -103,14 +102,6 @@ def configure(level: str, console: bool, third_party: bool) -> None:
     level: a Level, in any case. third_party: see LoggingSettings.
     """
     threshold = logging.getLevelNamesMapping()[level.upper()]
-
-    structlog.configure(
-        processors=[structlog.stdlib.filter_by_level, to_record],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        # Loggers of modules are made on import, before the settings are read.
-        cache_logger_on_first_use=False,
-    )
     handler = _Handler(sys.stderr)
     handler.setLevel(threshold)  # a logger with a copy elsewhere may have a lower one
     colors = sys.stderr.isatty() and "NO_COLOR" not in os.environ

@@ -455,7 +455,7 @@ class Agent:
         if drop.invalid:
             self._log.error("update_invalid", round=drop.round, reason=drop.why)
             self._tell("dropped", drop.why, drop.round)
-        elif self._log.isEnabledFor(logging.DEBUG):
+        elif self._log.is_on(logging.DEBUG):
             self._log.debug("result_dropped", round=drop.round, reason=drop.why)
 
     def _report_failure(self, round_: int, failure: Failure) -> None:
@@ -722,8 +722,8 @@ class Agent:
         )
 
     def _info(self, event: str, *, round_: int | None = None, **fields: object) -> None:
-        if not self._log.isEnabledFor(logging.INFO):
-            return  # structlog alone would take as long as the protocol does
+        if not self._log.is_on(logging.INFO):
+            return  # a line that nobody reads would take as long as the protocol does
         number = self._protocol.round if round_ is None else round_
         self._log.info(event, round=number, **fields)
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 import pytest
-from structlog.testing import capture_logs
 
 from integration.coordinator.influx.points import connect, numbered, numbers
 from support.influx_servers import Answer, StrictInflux
+from support.logs import capture_logs
 from xain_coordinator.core.vocabulary.values import Point
 
 

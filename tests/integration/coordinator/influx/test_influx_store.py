@@ -5,12 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 
 from integration.coordinator.influx.conftest import Waits
 from integration.coordinator.influx.points import connect, numbered, numbers
 from support.influx_servers import Answer, StrictInflux
-from support.logs import restored
+from support.logs import capture_logs, restored
 from xain_coordinator.core.vocabulary.values import Point
 from xain_coordinator.ports import StoreError
 from xain_coordinator.telemetry.influx import InfluxWriter

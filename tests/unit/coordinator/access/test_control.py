@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
+from support.logs import capture_logs
 from support.refusals import refused_as
 from xain_coordinator.access import audit_log
 from xain_coordinator.access.control import AccessControl, initialise

@@ -17,9 +17,9 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from structlog.testing import capture_logs
 
 from support.journals import database
+from support.logs import capture_logs
 from xain_coordinator.core.machine.evolve import begin
 from xain_coordinator.core.view.accounts import Account
 from xain_coordinator.core.view.history import History

@@ -33,18 +33,18 @@ from functools import partial
 from typing import Any
 
 import grpc
-import structlog
 
 from xain_coordinator.config.fields import CALLS_PER_S
 from xain_coordinator.core.vocabulary.errors import Reason, Refusal, Unavailable
 from xain_coordinator.server.identity import CALLER, THIS_MACHINE, participant_of
 from xain_coordinator.server.rate_limit import RateLimit
 from xain_coordinator.server.statuses import status_of
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.logs.rate_limited_log import RateLimitedLog
 from xain_foundation.security.callers import Caller
 from xain_foundation.security.identity import Identity, Role
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

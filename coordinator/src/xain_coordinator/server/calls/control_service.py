@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import structlog
 
 from xain_coordinator.core.machine.scripted import require_session
 from xain_coordinator.core.vocabulary.commands import EndScript, FinishSession, RemoveParticipant
@@ -20,11 +19,12 @@ from xain_coordinator.server.calls.round_messages import round_messages
 from xain_coordinator.server.calls.script_messages import configuration, evaluation, script_status
 from xain_coordinator.server.guard import Guard
 from xain_coordinator.server.identity import caller_said
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.threads import run_to_end
 from xain_wire.fl import access_pb2 as pb
 from xain_wire.fl import access_pb2_grpc as pb_grpc
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

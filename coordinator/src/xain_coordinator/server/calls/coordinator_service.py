@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import grpc
-import structlog
 import xxhash
 
 from xain_coordinator.access.errors import Unauthenticated
@@ -68,12 +67,13 @@ from xain_coordinator.updates.measured_upload import Announced
 from xain_coordinator.updates.slots import Reference
 from xain_coordinator.updates.upload_stream import UploadStream
 from xain_coordinator.updates.uploads import Uploads
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.logs.rate_limited_log import RateLimitedLog
 from xain_foundation.names import shortened
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import coordinator_pb2_grpc as pb_grpc
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

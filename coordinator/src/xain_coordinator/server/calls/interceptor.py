@@ -18,7 +18,6 @@ from contextlib import aclosing
 from typing import Any
 
 import grpc
-import structlog
 
 from xain_coordinator.access.errors import NotPermitted, Unauthenticated
 from xain_coordinator.core.vocabulary.errors import InvalidRequest, Reason, Refusal, Unavailable
@@ -37,10 +36,11 @@ from xain_coordinator.server.identity import (
 )
 from xain_coordinator.server.statuses import status_of
 from xain_coordinator.telemetry.log_files import LatencyFile
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.logs.rate_limited_log import RateLimitedLog
 from xain_wire.fl import coordinator_pb2 as pb
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 COORDINATOR = "/xain_proto.fl.Coordinator/"
 _HEARTBEAT = f"{COORDINATOR}Heartbeat"

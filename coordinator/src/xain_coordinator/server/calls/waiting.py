@@ -1,11 +1,10 @@
 """Participants that wait for a free slot of the session, for the log and the status."""
 
-import structlog
-
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.logs.rate_limited_log import RateLimitedLog
 from xain_foundation.names import shortened
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 # Anybody can be asked to wait, so both the lines in 10 s and the names that are kept are bounded.
 MAX_LINES = 20

@@ -5,8 +5,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-import structlog
-
 from xain_coordinator.core.vocabulary.errors import Reason, Refusal, Unavailable
 from xain_coordinator.core.vocabulary.keys import incoming_key, is_model, round_of, update_key
 from xain_coordinator.core.vocabulary.values import BYTES, GlobalModel, WeightsRef
@@ -18,12 +16,13 @@ from xain_coordinator.ports import (
     WeightsStore,
 )
 from xain_coordinator.server.weights.weights_port import WeightsPort
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.names import shortened
 from xain_foundation.threads import run_to_end
 from xain_wire.limits import MAX_INLINE_BYTES, STALLED_S
 from xain_wire.np.codec import MAX_HEADER_BYTES
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 LEAST_MESSAGE_BYTES = 4 << 10
 

@@ -25,7 +25,6 @@ from http import HTTPStatus
 from typing import Any, TypeVar
 
 import h11
-import structlog
 
 from xain_coordinator.access.errors import Unauthenticated
 from xain_coordinator.core.vocabulary import errors
@@ -38,6 +37,7 @@ from xain_coordinator.stores.files import FileReader
 from xain_coordinator.updates.bodies import Incoming, Outgoing, Stalled, StallTimer, Transfer
 from xain_coordinator.updates.measured_upload import Announced, Header, MeasuredUpload
 from xain_coordinator.updates.uploads import Source
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.logs.rate_limited_log import RateLimitedLog
 from xain_foundation.net.sockets import leave_unpaced
 from xain_foundation.security.callers import Caller
@@ -51,7 +51,7 @@ from xain_wire.weights_port import DIGEST_HEADER, KEY_HEADER, OFFSET_HEADER, PAT
 
 T = TypeVar("T")
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 # Niceness of these threads above the process's, so that calls go first where processors are few. On
 # two, the 99th percentile of heartbeats in benchmarks/fleet.py while models came up was 30 to

@@ -12,7 +12,6 @@ from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import IO, cast
 
-import structlog
 import xxhash
 
 from xain_coordinator.ports import (
@@ -36,9 +35,10 @@ from xain_coordinator.stores.s3.s3_claims import Claims
 from xain_coordinator.stores.s3.s3_names import MAX_NAME_BYTES, key_to_name, name_to_key
 from xain_coordinator.stores.s3.s3_requests import Requests, results
 from xain_coordinator.stores.settings import StoreSettings
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.settings.hints import hint
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 MAX_PARTS_IN_FLIGHT = 3  # of one upload
 # A part waits in memory up to here and in a file from there on: many may upload at once.
