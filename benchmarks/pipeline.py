@@ -29,7 +29,8 @@ from xain_participant.sdk.participant import Assignment, ProcessGroup
 from xain_participant.stages.stage_trainer import StageTrainer
 from xain_workloads.model import Vector
 from xain_workloads.nets.neural import NeuralWorkload
-from xain_workloads.nets.neural_modules import import_torch, use_threads
+from xain_workloads.nets.neural_modules import import_torch
+from xain_workloads.nets.threads import use_threads
 from xain_workloads.tables.dataset import Dataset
 
 FEATURES, CLASSES = 256, 10

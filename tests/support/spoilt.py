@@ -15,7 +15,8 @@ from xain_foundation.settings.settings import load
 from xain_participant.config import ParticipantConfig
 from xain_participant.tables.workload_participant import WorkloadParticipant
 from xain_workloads.errors import DataError
-from xain_workloads.tables.checks import Finding, check
+from xain_workloads.tables.checks.checking import check
+from xain_workloads.tables.checks.findings import Finding
 from xain_workloads.tables.partition import split_train_test
 from xain_workloads.tables.profile import DataProfile
 

@@ -3,11 +3,9 @@
 A wrong flag gets one line on standard error that names it and the program, and exit status 2.
 """
 
-import contextlib
 import gc
 import os
 import re
-import resource
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
@@ -82,10 +80,6 @@ Builders = Annotated[
         help="Import this builder of the model's network; a pattern allows several.",
     ),
 ]
-
-
-class CommandFailed(Exception):
-    """A command cannot be carried out. The message is one line for the operator."""
 
 
 def make_app() -> typer.Typer:
@@ -226,13 +220,3 @@ def fail(program: str, message: str, status: int) -> NoReturn:
     for line in message.splitlines():
         typer.echo(f"{program}: {line}", err=True)
     raise typer.Exit(status)
-
-
-def raise_file_limit() -> None:
-    """Raise the limit of open files. A connection takes a file descriptor, and the default of 1024
-    (on macOS 256) would refuse a fleet of that size."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        # macOS says that there is no limit, and then refuses what is above its own.
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

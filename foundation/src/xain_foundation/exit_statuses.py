@@ -1,4 +1,4 @@
-"""Exit statuses: one table for every program of the project.
+"""Exit statuses: one table for every program of the project, and the error of a failed command.
 
 docs/operations.md shows the table, and a test compares the two.
 """
@@ -29,3 +29,7 @@ MEANINGS: Final[Mapping[int, str]] = {
 
 # The work has come to its end, and the same start again would end alike.
 FINAL: Final = (EXIT_NO_BETTER, EXIT_NOTHING_COUNTED, EXIT_UNKNOWN_INPUT, EXIT_ROWS_MISSED)
+
+
+class CommandFailed(Exception):
+    """A command cannot be carried out. The message is one line for the operator."""

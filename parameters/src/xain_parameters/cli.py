@@ -18,7 +18,6 @@ from xain_foundation.commands import (
     fail,
     make_app,
     parse_assignments,
-    raise_file_limit,
     run_app,
     set_option,
     split_host_port,
@@ -26,6 +25,7 @@ from xain_foundation.commands import (
 )
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED
 from xain_foundation.logs import streams
+from xain_foundation.net.sockets import raise_file_limit
 from xain_foundation.settings.hints import hint
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from xain_coordinator.process.embedding import Coordinator
 from xain_coordinator.process.run import STARTING_ERRORS, SWITCH_INTERVAL_S
 from xain_coordinator.server.operators_socket import socket_of
 from xain_coordinator.telemetry.trackers import Position
-from xain_foundation.commands import CommandFailed
 from xain_foundation.durable import replace_file
+from xain_foundation.exit_statuses import CommandFailed
 from xain_foundation.logs.logger import get_logger
 from xain_foundation.net import channels
 from xain_foundation.security.tls import Certificates, InvalidCertificates

@@ -16,7 +16,7 @@ from xain_coordinator.cli.launch.interrupts import Interrupted, Interrupts
 from xain_coordinator.cli.launch.logs import LogView
 from xain_coordinator.cli.launch.supervisor import Launcher
 from xain_coordinator.inspection.client import Snapshot
-from xain_foundation.commands import CommandFailed
+from xain_foundation.exit_statuses import CommandFailed
 from xain_foundation.wheels import pip_install
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_wire.fl.coordinator_pb2 import Evaluation

@@ -13,7 +13,7 @@ from xain_coordinator.cli.launch.plan import Program, Worker, find_workers
 from xain_coordinator.cli.launch.work_folder import hold, is_held
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.config.sections.launch import LaunchSettings
-from xain_foundation.commands import CommandFailed
+from xain_foundation.exit_statuses import CommandFailed
 from xain_foundation.settings.settings import ConfigError, resolve
 
 

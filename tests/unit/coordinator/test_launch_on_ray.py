@@ -11,7 +11,7 @@ from xain_coordinator.config.sections.launch import LaunchSettings
 from xain_foundation.backends.port import BackendError
 from xain_foundation.backends.program import ProgramCall
 from xain_foundation.backends.ray_backend import RayBackend
-from xain_foundation.commands import CommandFailed
+from xain_foundation.exit_statuses import CommandFailed
 from xain_foundation.net.sockets import free_ports
 
 

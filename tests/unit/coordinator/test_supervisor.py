@@ -10,7 +10,7 @@ import pytest
 from xain_coordinator.cli.launch.logs import LogView
 from xain_coordinator.cli.launch.plan import JOIN_TIMEOUT_S, KILLED, Program
 from xain_coordinator.cli.launch.supervisor import STEADY_S, Launcher, Rank, Supervisor
-from xain_foundation.commands import CommandFailed
+from xain_foundation.exit_statuses import CommandFailed
 
 
 class Running:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_breast_cancer
 
 from support.learning import table_of
-from xain_workloads.tables.checks import Finding, check
-from xain_workloads.tables.checks.checking import MAX_FINDINGS
+from xain_workloads.tables.checks.checking import MAX_FINDINGS, check
+from xain_workloads.tables.checks.findings import Finding
 from xain_workloads.tables.checks.summaries import summarise
 from xain_workloads.tables.dataset import Dataset
 from xain_workloads.tables.profile import DataProfile

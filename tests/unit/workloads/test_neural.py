@@ -12,7 +12,7 @@ import torch
 from unit.workloads.test_neural_layers import CONVOLUTION
 from xain_workloads.errors import DataError, Diverged, NoData
 from xain_workloads.model import Model, unflatten
-from xain_workloads.nets import neural_builders, neural_modules
+from xain_workloads.nets import neural_builders, threads
 from xain_workloads.nets.neural import NeuralWorkload
 from xain_workloads.nets.neural_builders import allow_builders, load_builder
 from xain_workloads.tables.data import load
@@ -248,8 +248,8 @@ def test_torch_computes_with_as_many_threads_as_the_process_allows(
     monkeypatch: pytest.MonkeyPatch, iris: Dataset
 ) -> None:
     """A participant's `[training] threads` counts, however often other code changes it."""
-    monkeypatch.setattr(neural_modules, "_num_threads", [])
-    neural_modules.use_threads(3)
+    monkeypatch.setattr(threads, "_num_threads", [])
+    threads.use_threads(3)
     for _ in range(2):
         trained(neural(), iris)
         assert torch.get_num_threads() == 3

@@ -8,7 +8,7 @@ import pytest
 from support.learning import table_of
 from xain_workloads.class_weights import KEY as CLASS_WEIGHTS
 from xain_workloads.errors import DataError
-from xain_workloads.tables.checks import check
+from xain_workloads.tables.checks.checking import check
 from xain_workloads.tables.preprocessing import KEY, Preprocessing, preprocessing_of
 from xain_workloads.tables.profile import DataProfile
 from xain_workloads.tables.reading.scales import Scale

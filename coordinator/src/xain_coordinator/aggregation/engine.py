@@ -50,7 +50,6 @@ from xain_coordinator.aggregation.tiles import (
     Tiles,
     Vector,
 )
-from xain_coordinator.aggregation.trees import join_updates
 from xain_coordinator.core.parts.attempts import RULE as ASSEMBLE
 from xain_coordinator.core.vocabulary.effects import Aggregate
 from xain_coordinator.core.vocabulary.keys import model_key, state_key
@@ -99,6 +98,9 @@ def aggregate(
     Raises UpdateChanged, Fenced, RuleFailed, PluginFailed, Stopped, and the store's errors.
     """
     if work.base.dtype == BYTES:
+        # Trees and ensembles are read by modules of the workloads that other models do not need.
+        from xain_coordinator.aggregation.trees import join_updates
+
         return join_updates(store, work, stop)
     if work.rule == ASSEMBLE:
         return assemble_slices(store, work, stop)

@@ -19,7 +19,6 @@ from xain_coordinator.core.vocabulary.keys import model_key
 from xain_coordinator.core.vocabulary.values import GlobalModel, WeightsRef
 from xain_coordinator.ports import WeightsStore
 from xain_wire.np import npy_header
-from xain_workloads.linear.glm.newton import stepped
 from xain_workloads.model import Vector
 
 RULE = "newton"
@@ -43,6 +42,8 @@ def take_step(
     The sums are added in the order of the updates, so a second call after a crash makes the same
     bytes. Raises UpdateChanged, RuleFailed, Stopped, and the store's errors.
     """
+    from xain_workloads.linear.glm.newton import stepped  # of a regression alone
+
     base = work.base
     try:
         before = _read(store, base.ref, "global model", base.shape[0])

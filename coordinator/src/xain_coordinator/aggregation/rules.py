@@ -1,8 +1,10 @@
 """The rules of aggregation and the optimisers by name, made from the options of `[aggregation]`."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
-from xain_coordinator.aggregation.aggregator import Aggregator, is_surveyor
+from xain_coordinator.aggregation.aggregator import Aggregator, Joining, is_surveyor
 from xain_coordinator.aggregation.assembling import Assemble
 from xain_coordinator.aggregation.averages import Gradient, Identity, Mean, Sum, WeightedAverage
 from xain_coordinator.aggregation.newton import Newton
@@ -15,10 +17,37 @@ from xain_coordinator.aggregation.robust.distances import (
     NormClipping,
 )
 from xain_coordinator.aggregation.robust.order_statistics import Median, TrimmedMean
-from xain_coordinator.aggregation.trees import Ensemble, Trees
-from xain_coordinator.core.vocabulary.values import Option
+from xain_coordinator.core.vocabulary.values import Option, Rules
 from xain_coordinator.extensions.options import made_again, make, make_named
 from xain_coordinator.extensions.plugins import AGGREGATORS, PluginFailed, known, load
+
+
+@dataclass(frozen=True)
+class Trees(Joining):
+    """Make the next booster from all updates, in the order of the participants' names.
+
+    mode: "histogram" grows trees by one level from the sum of all histograms. "bagging" appends the
+        trees of all selected participants, each scaled by the participant's share of samples.
+        "cyclic" is for one participant a round, which the configuration checks.
+    """
+
+    mode: Literal["histogram", "bagging", "cyclic"] = "histogram"
+
+
+@dataclass(frozen=True)
+class Ensemble(Joining):
+    """Append the fitted estimators of all updates, or list the estimators that stay at the
+    participants, in the order of the participants' names. When all estimators of stacked votes are
+    fitted, take a step of the linear model from the sums of all updates."""
+
+
+def mode_option(rules: Rules) -> Mapping[str, Option]:
+    """The rule's mode as an option of the workload, which does its part of it; empty with another
+    rule."""
+    if rules.aggregation != "trees":
+        return {}
+    return {"mode": rules.aggregation_options.get("mode", "bagging")}
+
 
 RULES: Mapping[str, type[Aggregator]] = {
     "centred_clipping": CentredClipping,

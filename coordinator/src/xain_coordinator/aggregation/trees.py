@@ -9,18 +9,17 @@ the ensemble twice, and the updates of the round, or one of them and the sum of 
 """
 
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
-from xain_coordinator.aggregation.aggregator import Joining, RuleFailed, Stopped
+from xain_coordinator.aggregation.aggregator import RuleFailed, Stopped
 from xain_coordinator.aggregation.publishing import publish
 from xain_coordinator.aggregation.sources import Source
 from xain_coordinator.core.vocabulary.effects import Aggregate
 from xain_coordinator.core.vocabulary.keys import model_key
-from xain_coordinator.core.vocabulary.values import GlobalModel, Option, Rules, WeightsRef
+from xain_coordinator.core.vocabulary.values import GlobalModel, WeightsRef
 from xain_coordinator.ports import WeightsStore
 from xain_foundation.settings.hints import hint
 from xain_wire.np import npy_header
@@ -32,33 +31,6 @@ from xain_workloads.trees.histograms import growing, parse_sums
 from xain_workloads.trees.trees import ANY_NUMBER, BoosterKind, joined, parse_update
 
 _DTYPE = np.dtype(np.uint8)
-
-
-@dataclass(frozen=True)
-class Trees(Joining):
-    """Make the next booster from all updates, in the order of the participants' names.
-
-    mode: "histogram" grows trees by one level from the sum of all histograms. "bagging" appends the
-        trees of all selected participants, each scaled by the participant's share of samples.
-        "cyclic" is for one participant a round, which the configuration checks.
-    """
-
-    mode: Literal["histogram", "bagging", "cyclic"] = "histogram"
-
-
-@dataclass(frozen=True)
-class Ensemble(Joining):
-    """Append the fitted estimators of all updates, or list the estimators that stay at the
-    participants, in the order of the participants' names. When all estimators of stacked votes are
-    fitted, take a step of the linear model from the sums of all updates."""
-
-
-def mode_option(rules: Rules) -> Mapping[str, Option]:
-    """The rule's mode as an option of the workload, which does its part of it; empty with another
-    rule."""
-    if rules.aggregation != "trees":
-        return {}
-    return {"mode": rules.aggregation_options.get("mode", "bagging")}
 
 
 def join_updates(

@@ -11,8 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xain_coordinator.aggregation.rules import optimizer_of_session, rule_of_session
-from xain_coordinator.aggregation.trees import mode_option
+from xain_coordinator.aggregation.rules import (
+    mode_option,
+    optimizer_of_session,
+    rule_of_session,
+)
 from xain_coordinator.assembly.changed_rules import require_same_rules
 from xain_coordinator.assembly.study import Known, Study
 from xain_coordinator.assembly.tracking import Tracking
@@ -26,7 +29,6 @@ from xain_coordinator.core.vocabulary.values import Phase, Point, Step
 from xain_coordinator.driver.clock import SessionClock
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.driver.effects import StoreWorker
-from xain_coordinator.driver.own_evaluation import Types, load_own_data
 from xain_coordinator.extensions import plugins
 from xain_coordinator.extensions.options import WrongOption, make_named
 from xain_coordinator.extensions.strategies import strategy_of_session
@@ -64,10 +66,11 @@ from xain_foundation.logs.rate_limited_log import RateLimitedLog
 from xain_foundation.names import shortened
 from xain_foundation.threads import run_to_end
 from xain_workloads import workload as workloads
-from xain_workloads.tables.table import Table
 
 if TYPE_CHECKING:
+    from xain_coordinator.driver.own_evaluation import Types
     from xain_coordinator.xain06.bucket import XainBucket
+    from xain_workloads.tables.table import Table
 
 log = get_logger(__name__)
 
@@ -496,7 +499,7 @@ def _xain_bucket(
     return XainBucket(bare, store, config.server.max_update_bytes)
 
 
-def _own_data(config: CoordinatorConfig) -> Callable[[Types], Table] | None:
+def _own_data(config: CoordinatorConfig) -> "Callable[[Types], Table] | None":
     """Read the data that the coordinator evaluates models on, if there are any.
 
     Returns a function that reads them with the types of columns. Raises DataError.
@@ -504,6 +507,8 @@ def _own_data(config: CoordinatorConfig) -> Callable[[Types], Table] | None:
     evaluate = config.evaluate
     if not evaluate.data:
         return None
+    from xain_coordinator.driver.own_evaluation import load_own_data
+
     load = partial(load_own_data, evaluate.data, evaluate)
     load(tuple(config.data_schema.columns.items()))  # a wrong file is told at the start
     return load

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from xain_coordinator.aggregation.publishing import copy_object
-from xain_coordinator.aggregation.trees import mode_option
+from xain_coordinator.aggregation.rules import mode_option
 from xain_coordinator.config.choices import REMEDY
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.parts.control import why_not_control
@@ -28,11 +28,10 @@ from xain_coordinator.stores.integrity import read_vector
 from xain_coordinator.stores.journalled import store_of_session
 from xain_coordinator.stores.memory import MemoryStore
 from xain_coordinator.upkeep.model_folder import MODELS_INDEX
-from xain_foundation.commands import CommandFailed
+from xain_foundation.exit_statuses import CommandFailed
 from xain_foundation.names import shortened
 from xain_foundation.settings.hints import hint
 from xain_workloads.errors import NoModel
-from xain_workloads.exported.formats import read_weights
 from xain_workloads.exported.model_files import (
     UNREADABLE,
     metadata_of,
@@ -251,6 +250,8 @@ def load_model_file(path: Path) -> tuple[Model, DataProfile | None]:
     object has a tensor for each array, in their order.
     Raises CannotStartFrom. Nothing is unpickled.
     """
+    from xain_workloads.exported.formats import read_weights
+
     try:
         if path.suffix == ".npy":
             about = _sidecar(path)

@@ -49,8 +49,8 @@ from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.integrity import why_damaged
 from xain_coordinator.stores.opening import open_store
 from xain_coordinator.stores.prefixed import PrefixedStore
-from xain_foundation.commands import CommandFailed
 from xain_foundation.durable import make_directory, sync_directory
+from xain_foundation.exit_statuses import CommandFailed
 from xain_foundation.logs import logs
 from xain_foundation.net.channels import open_channel
 from xain_foundation.net.grpc_calls import Cancellable, details_of

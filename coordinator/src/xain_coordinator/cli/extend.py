@@ -20,8 +20,8 @@ from xain_coordinator.ports import Record
 from xain_coordinator.stores.opening import open_store
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_coordinator.upkeep.model_copies import copy_latest
-from xain_foundation.commands import CommandFailed, fail
-from xain_foundation.exit_statuses import EXIT_BAD_CONFIG
+from xain_foundation.commands import fail
+from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, CommandFailed
 from xain_foundation.settings.fields import WrongSetting
 from xain_foundation.settings.hints import hint
 from xain_wire.limits import MAX_INT32

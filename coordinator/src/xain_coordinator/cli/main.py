@@ -15,7 +15,6 @@ from xain_coordinator.cli.access import commands as access
 from xain_foundation.commands import (
     DEFAULT_PORT,
     Builders,
-    CommandFailed,
     Config,
     IdColumn,
     MaxUnknown,
@@ -33,7 +32,7 @@ from xain_foundation.commands import (
     version_option,
     why_failed,
 )
-from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_OK
+from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_OK, CommandFailed
 from xain_foundation.settings.hints import hint
 
 if TYPE_CHECKING:

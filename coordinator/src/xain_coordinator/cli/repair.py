@@ -26,7 +26,7 @@ from xain_coordinator.ports import (
 from xain_coordinator.stores.integrity import why_damaged
 from xain_coordinator.stores.journalled import store_of_session
 from xain_coordinator.stores.opening import open_store
-from xain_foundation.commands import CommandFailed
+from xain_foundation.exit_statuses import CommandFailed
 from xain_foundation.logs import logs
 from xain_foundation.settings.hints import hint
 

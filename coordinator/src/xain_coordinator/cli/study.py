@@ -17,7 +17,7 @@ from xain_coordinator.inspection.client import clean, study_of
 from xain_coordinator.journal.restore import open_stopped, restore
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.process.run import run
-from xain_foundation.commands import CommandFailed
+from xain_foundation.exit_statuses import CommandFailed
 
 
 def table_of(config: CoordinatorConfig, address: str | None) -> Table:

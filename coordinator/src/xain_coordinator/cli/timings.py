@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from xain_coordinator.inspection.client import clean
-from xain_foundation.commands import CommandFailed
+from xain_foundation.exit_statuses import CommandFailed
 
 TRAINING = "training"  # the endpoint of updates
 

@@ -179,7 +179,7 @@ class CoordinatorConfig(Sections):
     @Check
     def _checks_are_known(self) -> Conflicts:
         if self.checks:
-            from xain_workloads.tables.checks import CHECKS
+            from xain_workloads.tables.checks.findings import CHECKS
 
             for name in self.checks:
                 if name not in CHECKS:

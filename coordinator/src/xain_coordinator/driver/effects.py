@@ -16,7 +16,7 @@ from dataclasses import replace
 from math import inf
 from operator import itemgetter
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -57,7 +57,6 @@ from xain_coordinator.core.vocabulary.values import (
 )
 from xain_coordinator.driver.driver import Driver, Made
 from xain_coordinator.driver.outage import Outage
-from xain_coordinator.driver.own_evaluation import Types, evaluate_stored, fit_central
 from xain_coordinator.driver.rebuilding import rebuild_damaged_model
 from xain_coordinator.extensions.plugins import PluginFailed
 from xain_coordinator.ports import (
@@ -76,13 +75,15 @@ from xain_foundation.net.backoff import Backoff
 from xain_foundation.settings.hints import hint
 from xain_wire.np import npy_header
 from xain_workloads.errors import DataError
-from xain_workloads.exported.formats import Exported
 from xain_workloads.model import PERSONAL, Model, require_personal
-from xain_workloads.tables.checks import Finding, check
-from xain_workloads.tables.checks.describe import OF_TWO, TableOne
+from xain_workloads.tables.checks.findings import Finding
 from xain_workloads.tables.preprocessing import PreprocessingOptions, preprocessing_of
-from xain_workloads.tables.table import Table
 from xain_workloads.workload import DEFAULT_PREPROCESSING, Workload, initial_model, trains
+
+if TYPE_CHECKING:
+    from xain_coordinator.driver.own_evaluation import Types
+    from xain_workloads.exported.formats import Exported
+    from xain_workloads.tables.table import Table
 
 log = get_logger(__name__)
 
@@ -153,8 +154,8 @@ class StoreWorker:
         preprocessing: PreprocessingOptions = DEFAULT_PREPROCESSING,
         publish_further: Callable[[GlobalModel], None] | None = None,
         require_owner: Callable[[], None] = lambda: None,
-        own_data: Callable[[Types], Table] | None = None,
-        keep_central: Callable[[Exported], str] | None = None,
+        own_data: "Callable[[Types], Table] | None" = None,
+        keep_central: "Callable[[Exported], str] | None" = None,
         personal: Sequence[str] = (),
         checks: Mapping[str, str] = MappingProxyType({}),
         min_sites: int = 2,
@@ -422,6 +423,9 @@ class StoreWorker:
         """Check and describe the data that the model is made for. Raises DataError."""
         if not effect.names:
             return ()
+        from xain_workloads.tables.checks.checking import check
+        from xain_workloads.tables.checks.describe import OF_TWO, TableOne
+
         sites = _by_name(effect)
         table = TableOne.of(sites)
         self._record(TABLE_ONE, table.to_json().encode())
@@ -467,6 +471,8 @@ class StoreWorker:
         """
         if self._driver.session.model is None:
             return ""
+        from xain_workloads.tables.checks.describe import TableOne
+
         try:
             with self._store.open(TABLE_ONE) as reader:
                 text = reader.read(0, reader.size).decode()
@@ -501,6 +507,8 @@ class StoreWorker:
     def _evaluate(self, model: GlobalModel) -> Command:
         """Measure a model on the coordinator's own data. A failure is logged and costs the session
         this evaluation alone."""
+        from xain_coordinator.driver.own_evaluation import evaluate_stored
+
         try:
             evaluation = evaluate_stored(self._store, model, self._require_own_data())
             return EvaluationDone(model.round, evaluation)
@@ -514,6 +522,8 @@ class StoreWorker:
     def _fit_central(self, effect: FitCentral) -> Command:
         """Train the central model, and compare a global model with it. A failure costs the session
         nothing else."""
+        from xain_coordinator.driver.own_evaluation import fit_central
+
         number, file, began = effect.round, "", time.monotonic()
         try:
             model = self._driver.history.models[model_key(number)]
@@ -538,7 +548,7 @@ class StoreWorker:
         """Time for a training that ends early once the worker is closed."""
         return inf if self._stop.is_set() else time.monotonic()
 
-    def _require_own_data(self) -> Callable[[Types], Table]:
+    def _require_own_data(self) -> "Callable[[Types], Table]":
         if self._own_data is None:
             raise DataError("[evaluate] data is not set, and the session was opened with it")
         return self._own_data

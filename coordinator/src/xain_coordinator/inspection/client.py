@@ -10,7 +10,7 @@ from typing import Any, cast
 import grpc
 from google.protobuf.message import Message
 
-from xain_foundation.commands import CommandFailed
+from xain_foundation.exit_statuses import CommandFailed
 from xain_foundation.net import channels
 from xain_foundation.net.grpc_calls import details_of
 from xain_foundation.security.handshakes import Fault

@@ -39,20 +39,19 @@ from xain_coordinator.process.allocator import configure_allocator
 from xain_coordinator.server.guard import Guard
 from xain_coordinator.server.weights.weights_port import PortTaken
 from xain_coordinator.telemetry.log_files import LatencyFile, status_stream
-from xain_foundation.commands import raise_file_limit
 from xain_foundation.durable import replace_file
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_FENCED, EXIT_OK
 from xain_foundation.logs import logs, streams
 from xain_foundation.logs.line_file import why_unwritable
 from xain_foundation.logs.logger import get_logger
 from xain_foundation.net.backoff import Backoff
+from xain_foundation.net.sockets import raise_file_limit
 from xain_foundation.security.tls import InvalidCertificates
 from xain_foundation.settings.fields import WrongSetting, is_loopback
 from xain_foundation.settings.hints import hint
 from xain_foundation.wheels import pip_install
 from xain_workloads.errors import DataError
-from xain_workloads.nets.neural_builders import allow_builders
-from xain_workloads.nets.neural_modules import use_threads
+from xain_workloads.nets.threads import use_threads
 
 if TYPE_CHECKING:
     from xain_coordinator.assembly.parameter_group import ParameterGroup
@@ -150,8 +149,11 @@ def serve(
     """Serve sessions until the end, as run() does, and leave the settings of the process alone if
     it is a host's. Returns the exit status of a program."""
     logging = config.logging
-    # Named by this coordinator's owner; one that comes with a model's metadata is not allowed.
-    allow_builders(filter(None, [config.workload.options.get("builder")]))
+    if builder := config.workload.options.get("builder"):
+        from xain_workloads.nets.neural_builders import allow_builders
+
+        # Named by this coordinator's owner; one that comes with a model's metadata is not allowed.
+        allow_builders([builder])
     with contextlib.ExitStack() as at_end:
         try:
             config.require_certificates()

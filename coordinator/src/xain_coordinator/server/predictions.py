@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import numpy as np
@@ -27,13 +27,11 @@ from xain_coordinator.stores.integrity import read_vector
 from xain_foundation.logs.logger import get_logger
 from xain_foundation.names import printable, shortened
 from xain_wire.fl import coordinator_pb2 as pb
-from xain_workloads.ensembles.bagging_options import options_of_model
-from xain_workloads.ensembles.held import Holding
-from xain_workloads.ensembles.stacking import Stack, halfway
 from xain_workloads.errors import DataError
-from xain_workloads.supervised import classes_of
-from xain_workloads.tables.preprocessing import prepare
-from xain_workloads.tables.rows import table_of_rows
+
+if TYPE_CHECKING:
+    from xain_workloads.ensembles.held import Holding
+    from xain_workloads.ensembles.stacking import Stack
 
 log = get_logger(__name__)
 
@@ -158,7 +156,7 @@ class RemotePredictor:
         self._numbers = count(1)
         self._num_asked = 0
         self._is_closed = False
-        self._read: tuple[str, Stack] = ("", Stack())  # of the model with this digest
+        self._read: tuple[str, Stack] | None = None  # of the model with this digest
 
     # --- questions ---
 
@@ -253,22 +251,24 @@ class RemotePredictor:
             told = "; ".join(f"{name}: {why}" for name, why in missing.items())
             raise Refusal(Reason.NOBODY_ANSWERED, f"no participant answered: {told}")
         mean = await asyncio.to_thread(_mean, list(found.values()))
+        from xain_workloads.ensembles.stacking import halfway
+
         mean = await asyncio.to_thread(halfway, mean, features, stack, model.metadata)
         if not classes:
             return Predictions(mean[:, 0], (), None, tuple(found), missing)
         values = np.array(classes, dtype=np.str_)[np.argmax(mean, axis=1)]
         return Predictions(values, classes, mean, tuple(found), missing)
 
-    async def _stack_of(self, model: GlobalModel, store: WeightsStore) -> Stack:
+    async def _stack_of(self, model: GlobalModel, store: WeightsStore) -> "Stack":
         """Raises NOT_FITTED if the model is no list of estimators, and StoreError."""
-        if self._read[0] != model.ref.digest:
+        if self._read is None or self._read[0] != model.ref.digest:
             self._read = model.ref.digest, await asyncio.to_thread(_read, store, model)
         return self._read[1]
 
     async def _answer_of(
         self,
         name: str,
-        holdings: Sequence[Holding],
+        holdings: "Sequence[Holding]",
         asked: _Asked,
         timeout_s: float,
         max_retries: int,
@@ -308,7 +308,7 @@ class RemotePredictor:
         return self._streams[name]
 
     async def _answer_on(
-        self, stream: _Stream, holdings: Sequence[Holding], asked: _Asked
+        self, stream: _Stream, holdings: "Sequence[Holding]", asked: _Asked
     ) -> _Answer:
         """Raises _NoAnswer and _Useless."""
         estimators = [
@@ -400,15 +400,18 @@ async def _read_answers(
     return None
 
 
-def _by_participant(holdings: Sequence[Holding]) -> dict[str, list[Holding]]:
+def _by_participant(holdings: "Sequence[Holding]") -> "dict[str, list[Holding]]":
     by_name: dict[str, list[Holding]] = {}
     for one in holdings:
         by_name.setdefault(one.participant, []).append(one)
     return by_name
 
 
-def _read(store: WeightsStore, model: GlobalModel) -> Stack:
+def _read(store: WeightsStore, model: GlobalModel) -> "Stack":
     """Raises NOT_FITTED and StoreError. Blocks."""
+    from xain_workloads.ensembles.bagging_options import options_of_model
+    from xain_workloads.ensembles.stacking import Stack
+
     if model.metadata.get("workload") != "bagging" or options_of_model(model.metadata).publish:
         raise Refusal(
             Reason.NOT_FITTED, "the model is published: export it, or predict with its values"
@@ -420,6 +423,11 @@ def _prepared(
     metadata: Mapping[str, str], columns: Sequence[str], rows: Sequence[Sequence[Any]]
 ) -> tuple[tuple[str, ...], NDArray[np.float64]]:
     """The classes of the model, and the rows as the model takes them, (n, p). Raises DataError."""
+    from xain_workloads.ensembles.bagging_options import options_of_model
+    from xain_workloads.supervised import classes_of
+    from xain_workloads.tables.preprocessing import prepare
+    from xain_workloads.tables.rows import table_of_rows
+
     options = options_of_model(metadata)
     classes = classes_of(options.task, metadata)
     features = prepare(metadata, table_of_rows(metadata, columns, rows)).features

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.vocabulary.commands import NoteRevoked
@@ -63,6 +62,7 @@ INSPECTION = inspection_pb2.DESCRIPTOR.services_by_name["Inspection"].full_name
 ACCESS = access_pb2.DESCRIPTOR.services_by_name["Access"].full_name
 CONTROL = access_pb2.DESCRIPTOR.services_by_name["Control"].full_name
 MEMBERSHIP = membership_pb2.DESCRIPTOR.services_by_name["Membership"].full_name
+REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 SERVICES = (COORDINATOR, INSPECTION, MEMBERSHIP, ACCESS, CONTROL)
 # A name for health checks that restart what hangs: it is serving for as long as the process
@@ -221,10 +221,7 @@ class GrpcServer:
         self._membership.add_to(services)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, services)
-        # The real server: reflection tells that of an event loop from others by its type.
-        reflection.enable_server_reflection(
-            (*SERVICES, HEALTH, reflection.SERVICE_NAME), self._server
-        )
+        self._server.add_generic_rpc_handlers((_Reflection(),))
         self._weights_port = weights_port
         self._operators_socket = operators_socket
         self._is_started = False
@@ -332,6 +329,23 @@ def _listen(address: str, add_port: Callable[[str], int]) -> int:
             f"cannot listen on {address}: another program uses the port, "
             "or the address is not this machine's"
         ) from None
+
+
+class _Reflection(grpc.GenericRpcHandler):
+    """The service that tells grpcurl and its like what the others are. Its modules are imported
+    when it is asked: no participant does."""
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        if handler_call_details.method != f"/{REFLECTION}/ServerReflectionInfo":
+            return None
+        from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+        servicer = reflection.aio.ReflectionServicer((*SERVICES, HEALTH, REFLECTION))
+        return grpc.stream_stream_rpc_method_handler(
+            servicer.ServerReflectionInfo,
+            reflection_pb2.ServerReflectionRequest.FromString,
+            reflection_pb2.ServerReflectionResponse.SerializeToString,
+        )
 
 
 def _of_health_alone(servicer: health.aio.HealthServicer) -> grpc.aio.Server:

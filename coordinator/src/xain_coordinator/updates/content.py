@@ -1,52 +1,19 @@
-"""Checks of an update against the model of its round."""
-
-import math
+"""Checks of bytes and sums that an update holds against the model of its round."""
 
 import numpy as np
 
-from xain_coordinator.core.vocabulary.errors import InvalidUpdate, Reason, UnusableUpdate
+from xain_coordinator.core.vocabulary.errors import InvalidUpdate
 from xain_coordinator.core.vocabulary.values import BYTES, GlobalModel, StoredWeights
 from xain_coordinator.ports import WeightsStore
 from xain_coordinator.stores.integrity import read_vector, read_weights
+from xain_coordinator.updates.announced import check_announced_size
 from xain_wire.np import parse_npy_header
 from xain_wire.np.codec import MAX_HEADER_BYTES
 from xain_workloads.ensembles import bagging_options, ensembles, held, stacking
 from xain_workloads.errors import InvalidContent
 from xain_workloads.linear import newton
-from xain_workloads.linear.glm.options import NAME as GLM
 from xain_workloads.trees import histograms, trees
 from xain_workloads.trees.boosting_options import HISTOGRAM, options_of_model
-
-MIN_HEADER_BYTES = 64  # what an .npy header is padded to
-
-
-def check_announced_size(model: GlobalModel, size_bytes: int, *, is_slice: bool = False) -> None:
-    """Refuse what cannot be an update of this model before its bytes come.
-
-    is_slice: updates are slices of the model's vector.
-    Raises InvalidUpdate, and TOO_LARGE for bytes.
-    """
-    if model.dtype == BYTES:
-        if size_bytes > trees.MAX_UPDATE_BYTES:
-            raise UnusableUpdate(
-                Reason.TOO_LARGE,
-                f"an upload of {size_bytes} bytes; at most {trees.MAX_UPDATE_BYTES} are taken as "
-                "an update of bytes",
-            )
-        return
-    data_bytes = math.prod(model.shape) * np.dtype(model.dtype).itemsize
-    if is_slice and size_bytes <= data_bytes + MAX_HEADER_BYTES:
-        return
-    if not data_bytes + MIN_HEADER_BYTES <= size_bytes <= data_bytes + MAX_HEADER_BYTES:
-        raise InvalidUpdate(
-            f"an upload of {size_bytes} bytes cannot be {model.dtype} weights of shape "
-            f"{model.shape}, which have {data_bytes} and a header"
-        )
-
-
-def has_content(model: GlobalModel) -> bool:
-    """Whether updates of a model are more than any vector of its shape."""
-    return model.dtype == BYTES or model.metadata.get("workload") == GLM
 
 
 class ContentCheck:

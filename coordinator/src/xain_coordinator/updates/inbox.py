@@ -13,7 +13,8 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 from xain_coordinator.core.vocabulary.errors import Reason, UnusableUpdate
 from xain_coordinator.core.vocabulary.keys import (
@@ -27,7 +28,7 @@ from xain_coordinator.core.vocabulary.keys import (
 from xain_coordinator.core.vocabulary.replies import AlreadyUploaded, Ticket
 from xain_coordinator.core.vocabulary.values import StoredWeights
 from xain_coordinator.ports import DirectAccess, KeyNotFound
-from xain_coordinator.updates.content import ContentCheck, has_content
+from xain_coordinator.updates.announced import has_content
 from xain_coordinator.updates.measured_upload import Announced
 from xain_coordinator.updates.measuring import Distance, measure_bytes
 from xain_coordinator.updates.slots import Reference, Slot, Slots, until_read
@@ -35,6 +36,9 @@ from xain_coordinator.updates.sources import Bucket, copied, fetched, in_place
 from xain_foundation.threads import run_to_end
 from xain_wire.limits import MAX_INLINE_BYTES
 from xain_wire.np.codec import MAX_HEADER_BYTES
+
+if TYPE_CHECKING:
+    from xain_coordinator.updates.content import ContentCheck
 
 # An update inside its call: as large as those of our participants, with its header.
 MAX_INLINE_UPDATE_BYTES = MAX_INLINE_BYTES + MAX_HEADER_BYTES
@@ -70,9 +74,14 @@ class Inbox:
         self._store = slots.store
         self._access = access
         self._bucket = bucket
-        self._content = ContentCheck(slots.store)
         # One at a time: parsed JSON takes many times the memory of its text.
         self._parsing = asyncio.Lock()
+
+    @cached_property
+    def _content(self) -> "ContentCheck":
+        from xain_coordinator.updates.content import ContentCheck  # most models are numbers alone
+
+        return ContentCheck(self._slots.store)
 
     @property
     def names_are_chosen(self) -> bool:

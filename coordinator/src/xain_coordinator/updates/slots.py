@@ -19,8 +19,8 @@ from xain_coordinator.core.vocabulary.replies import AlreadyUploaded, Ticket
 from xain_coordinator.core.vocabulary.values import GlobalModel, StoredWeights, WeightsRef
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import WeightsStore
+from xain_coordinator.updates.announced import check_announced_size
 from xain_coordinator.updates.background import Background
-from xain_coordinator.updates.content import check_announced_size
 from xain_coordinator.updates.measured_upload import Announced, MeasuredUpload
 from xain_coordinator.updates.measuring import BaseModel, Distance
 from xain_foundation.threads import run_to_end

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xain_coordinator.core.machine.session import Session
 from xain_coordinator.core.parts.profiles import described
@@ -33,8 +33,9 @@ from xain_coordinator.upkeep.model_copies import ModelCopies
 from xain_foundation.logs.logger import get_logger
 from xain_foundation.threads import run_to_end
 from xain_workloads.errors import NoModel
-from xain_workloads.exported import formats
-from xain_workloads.exported.formats import Exported
+
+if TYPE_CHECKING:
+    from xain_workloads.exported.formats import Exported
 
 MODELS_INDEX = "index.json"
 log = get_logger(__name__)
@@ -49,9 +50,11 @@ def folder_of(root: Path, session_id: str) -> Path:
     return root / folder_to_path(session_id) / FOLDER
 
 
-def write_central(folder: Path, exported: Exported) -> str:
+def write_central(folder: Path, exported: "Exported") -> str:
     """Write the central model into the folder. Returns its path; "" if that failed, which is logged
     and costs the file alone."""
+    from xain_workloads.exported import formats
+
     assert exported.model is not None, "no pipeline is exported"
     path, temp = folder / CENTRAL, folder / f".{CENTRAL}"
     try:

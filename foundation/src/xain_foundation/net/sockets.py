@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import random
+import resource
 import socket
 import sys
 import termios
@@ -51,3 +52,13 @@ def unacknowledged_bytes(connection: socket.socket) -> int:
     except OSError:
         return 0  # the connection has gone
     return int.from_bytes(told, sys.byteorder)
+
+
+def raise_file_limit() -> None:
+    """Raise the limit of open files. A connection takes a file descriptor, and the default of 1024
+    (on macOS 256) would refuse a fleet of that size."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        # macOS says that there is no limit, and then refuses what is above its own.
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

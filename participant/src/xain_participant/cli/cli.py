@@ -736,7 +736,7 @@ def _load_participant(
     from xain_participant.tables.workload_participant import WorkloadParticipant
     from xain_workloads.errors import DataError
     from xain_workloads.nets.neural_builders import allow_builders
-    from xain_workloads.nets.neural_modules import use_threads
+    from xain_workloads.nets.threads import use_threads
     from xain_workloads.tables.profile import check_profile
     from xain_workloads.tables.schema import MAX_COLUMNS
 

@@ -8,8 +8,9 @@ import numpy as np
 
 from xain_foundation.settings.hints import hint
 from xain_workloads.errors import NoData
-from xain_workloads.tables.checks import Finding, check
+from xain_workloads.tables.checks.checking import check
 from xain_workloads.tables.checks.describe import OF_TWO
+from xain_workloads.tables.checks.findings import Finding
 from xain_workloads.tables.profile import DataProfile, check_profile
 from xain_workloads.tables.reading.dialect import Dialect
 from xain_workloads.tables.reading.statistics_json import from_json

@@ -15,8 +15,8 @@ from xain_participant.stages.stage_trainer import Job, portable
 from xain_workloads.errors import DataError, WorkloadError
 from xain_workloads.nets.neural import NeuralWorkload
 from xain_workloads.nets.neural_builders import allow_builders
-from xain_workloads.nets.neural_modules import use_threads
 from xain_workloads.nets.pipeline import StageResult, train_stage
+from xain_workloads.nets.threads import use_threads
 from xain_workloads.tables.dataset import Dataset
 from xain_workloads.workload import from_metadata
 

@@ -25,8 +25,8 @@ from xain_workloads.errors import WorkloadError
 from xain_workloads.model import Model
 from xain_workloads.nets import neural_builders
 from xain_workloads.nets.neural import NeuralWorkload
-from xain_workloads.nets.neural_modules import threads_in_use
 from xain_workloads.nets.pipeline import StageResult
+from xain_workloads.nets.threads import threads_in_use
 from xain_workloads.tables.dataset import Dataset
 from xain_workloads.workload import from_metadata
 

@@ -18,26 +18,12 @@ from xain_workloads.model import Layout, Model, TensorSpec, Vector, flatten, unf
 from xain_workloads.nets.neural_builders import load_builder
 from xain_workloads.nets.neural_layers import build, plan
 from xain_workloads.nets.neural_options import NeuralOptions
+from xain_workloads.nets.threads import threads_in_use
 
 ROWS_AT_A_TIME = 4096  # of a forward pass without gradients
 
 # torch's global random numbers, of which dropout draws, belong to one training at a time.
 _GLOBAL_RANDOM = Lock()
-_num_threads: list[int] = []  # of torch in this process; empty for its own choice
-
-
-def use_threads(num_threads: int) -> None:
-    """Set how many threads torch computes with in this process, once it is imported.
-
-    Left alone, torch takes all cores, and small networks of several processes on one machine train
-    a hundred times slower, because their threads wait for each other.
-    """
-    _num_threads[:] = [num_threads]
-
-
-def threads_in_use() -> int | None:
-    """The number that use_threads() was given; None if torch is left alone."""
-    return _num_threads[0] if _num_threads else None
 
 
 def import_torch() -> Any:
@@ -49,8 +35,9 @@ def import_torch() -> Any:
             "this training needs PyTorch, which is not installed: pip install torch",
             name="torch",
         ) from error
-    if _num_threads and torch.get_num_threads() != _num_threads[0]:
-        torch.set_num_threads(_num_threads[0])
+    num_threads = threads_in_use()
+    if num_threads is not None and torch.get_num_threads() != num_threads:
+        torch.set_num_threads(num_threads)
     return torch
 
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TextIO
 import typer
 
 from xain_foundation.commands import (
-    CommandFailed,
     Config,
     fail,
     make_app,
@@ -25,7 +24,7 @@ from xain_foundation.commands import (
     set_option,
     why_failed,
 )
-from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED
+from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, CommandFailed
 from xain_foundation.settings.hints import hint
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from xain_coordinator.access.errors import AccessError
 from xain_coordinator.access.values import Entry, Revocation
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.server.operators_socket import socket_that_answers
-from xain_foundation.commands import CommandFailed
+from xain_foundation.exit_statuses import CommandFailed
 from xain_foundation.net import channels
 from xain_foundation.net.grpc_calls import details_of
 from xain_foundation.security.identity import Role

@@ -15,8 +15,8 @@ from rich.console import Console
 from xain_coordinator.cli.demo.sites import DemoLaunch, Settings
 from xain_coordinator.cli.launch.cli import run
 from xain_coordinator.config.sections.launch import COORDINATOR, LaunchSettings
-from xain_foundation.commands import CommandFailed, fail, make_app, run_app
-from xain_foundation.exit_statuses import EXIT_FAILED
+from xain_foundation.commands import fail, make_app, run_app
+from xain_foundation.exit_statuses import EXIT_FAILED, CommandFailed
 from xain_foundation.logs import streams
 from xain_foundation.wheels import pip_install
 from xain_wire.limits import MAX_INT32

@@ -28,7 +28,7 @@ from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.config.sections.launch import COORDINATOR
 from xain_coordinator.config.sections.workload import WorkloadSettings
 from xain_coordinator.inspection.client import NoStatus
-from xain_foundation.commands import CommandFailed
+from xain_foundation.exit_statuses import CommandFailed
 from xain_wire.fl import coordinator_pb2 as pb
 
 MAX_BASELINE_EPOCHS = 200  # beyond it the baseline has long converged

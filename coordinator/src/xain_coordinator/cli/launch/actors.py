@@ -21,7 +21,7 @@ from xain_coordinator.config.sections.launch import LaunchSettings
 from xain_foundation.backends.port import BackendError, WorkerDied
 from xain_foundation.backends.program import ProgramCall
 from xain_foundation.backends.ray_backend import RayBackend
-from xain_foundation.commands import CommandFailed
+from xain_foundation.exit_statuses import CommandFailed
 from xain_foundation.settings.fields import is_loopback
 from xain_foundation.wheels import pip_install
 

@@ -22,7 +22,6 @@ from xain_coordinator.cli.launch.supervisor import Backend, Launch, Launcher
 from xain_coordinator.config.coordinator import ENV_PREFIX, CoordinatorConfig
 from xain_coordinator.config.sections.launch import LaunchSettings
 from xain_foundation.commands import (
-    CommandFailed,
     Config,
     fail,
     make_app,
@@ -30,7 +29,7 @@ from xain_foundation.commands import (
     run_app,
     set_option,
 )
-from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_SIGNAL
+from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_SIGNAL, CommandFailed
 from xain_foundation.logs import streams
 from xain_foundation.settings.hints import hint
 from xain_foundation.settings.settings import ConfigError, resolve

@@ -25,7 +25,7 @@ from xain_coordinator.cli.launch.plan import (
 )
 from xain_coordinator.cli.launch.work_folder import is_held
 from xain_coordinator.config.sections.launch import LaunchSettings
-from xain_foundation.commands import CommandFailed
+from xain_foundation.exit_statuses import CommandFailed
 from xain_foundation.settings.fields import join_host_port
 from xain_workloads.tables.data import BUNDLED
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from xain_coordinator.config.sections.launch import COORDINATOR, LaunchSettings
 from xain_coordinator.config.sections.workload import WorkloadSettings
-from xain_foundation.commands import CommandFailed
+from xain_foundation.exit_statuses import CommandFailed
 from xain_foundation.names import why_not
 from xain_foundation.settings.fields import is_loopback
 from xain_workloads.tables.data import BUNDLED, FOLDER_FILES, SUFFIXES, is_folder

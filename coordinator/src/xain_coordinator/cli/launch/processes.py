@@ -10,7 +10,7 @@ from pathlib import Path
 from xain_coordinator.cli.launch.logs import LogFile
 from xain_coordinator.cli.launch.plan import COORDINATE, PARAMETERS, PARTICIPATE, Program, Running
 from xain_foundation import child
-from xain_foundation.commands import CommandFailed
+from xain_foundation.exit_statuses import CommandFailed
 from xain_foundation.net.sockets import free_ports
 from xain_foundation.settings.fields import join_host_port
 from xain_foundation.wheels import pip_install

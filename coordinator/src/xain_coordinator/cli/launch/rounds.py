@@ -23,9 +23,8 @@ from xain_coordinator.config.sections.launch import COORDINATOR
 from xain_coordinator.config.sections.workload import WorkloadSettings
 from xain_coordinator.inspection import client as inspection_client
 from xain_coordinator.inspection.client import NoStatus, Snapshot
-from xain_foundation.commands import CommandFailed
 from xain_foundation.durable import replace_file
-from xain_foundation.exit_statuses import EXIT_FAILED, EXIT_NO_BETTER, EXIT_OK
+from xain_foundation.exit_statuses import EXIT_FAILED, EXIT_NO_BETTER, EXIT_OK, CommandFailed
 from xain_foundation.net import channels
 from xain_foundation.security.identity import Role
 from xain_foundation.security.tls import AUTHORITY, Certificates

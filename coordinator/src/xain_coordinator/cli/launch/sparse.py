@@ -28,12 +28,12 @@ from xain_coordinator.cli.launch.plan import (
 )
 from xain_coordinator.cli.launch.supervisor import Launcher, Rank, Supervisor, ended_early
 from xain_coordinator.config.sections.launch import COORDINATOR, LaunchSettings
-from xain_foundation.commands import CommandFailed
 from xain_foundation.exit_statuses import (
     EXIT_FAILED,
     EXIT_NOTHING_COUNTED,
     EXIT_OK,
     EXIT_ROWS_MISSED,
+    CommandFailed,
 )
 from xain_foundation.logs.logs import LoggingSettings
 from xain_foundation.security.identity import Role

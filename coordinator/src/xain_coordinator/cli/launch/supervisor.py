@@ -25,8 +25,12 @@ from xain_coordinator.cli.launch.plan import (
 from xain_coordinator.cli.launch.processes import ProcessBackend
 from xain_coordinator.cli.launch.work_folder import hold
 from xain_coordinator.config.sections.launch import COORDINATOR
-from xain_foundation.commands import CommandFailed
-from xain_foundation.exit_statuses import EXIT_NO_BETTER, EXIT_NOTHING_COUNTED, EXIT_ROWS_MISSED
+from xain_foundation.exit_statuses import (
+    EXIT_NO_BETTER,
+    EXIT_NOTHING_COUNTED,
+    EXIT_ROWS_MISSED,
+    CommandFailed,
+)
 from xain_foundation.net.backoff import Backoff
 from xain_foundation.security.identity import Role
 

@@ -24,8 +24,6 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, TypeVar
 
-import h11
-
 from xain_coordinator.access.errors import Unauthenticated
 from xain_coordinator.core.vocabulary import errors
 from xain_coordinator.core.vocabulary.values import WeightsRef
@@ -353,6 +351,8 @@ class WeightsPort:
 
     async def _request(self, sock: socket.socket) -> _Request:
         """The head of the request. Raises _Answer."""
+        import h11  # no connection comes before the first round
+
         parser = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         try:
             async with asyncio.timeout(self.head_s):
