@@ -13,7 +13,7 @@ from rich.console import Console
 
 from support.wire import digest, npy, refused
 from xain_coordinator.cli.report.page import page
-from xain_coordinator.cli.status import render
+from xain_coordinator.cli.status import frame
 from xain_coordinator.core.view.history import RoundRecord
 from xain_coordinator.core.vocabulary.commands import Rendezvous
 from xain_coordinator.core.vocabulary.values import DataProfile, GlobalModel, WeightsRef
@@ -361,5 +361,5 @@ async def test_pages_have_every_round_and_every_model(start, join):
     assert "the latest 60 of 2,500 rounds" in page(snapshot)
     assert await asyncio.to_thread(key_of_model, address, "12") == "12/global"
     console = Console(width=200, record=True, file=io.StringIO())
-    render(await asyncio.to_thread(fetch, address), console)
+    console.print(frame(await asyncio.to_thread(fetch, address)))
     assert "and 2,492 earlier rounds; see the report, or status --json" in console.export_text()

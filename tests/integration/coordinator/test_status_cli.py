@@ -266,7 +266,7 @@ def test_status_asks_at_the_port_that_participants_ask_at(
 ) -> None:
     """A host alone means port 50051, as in `xain-participant --coordinator`."""
 
-    def refuse(address: str, *, everything: bool) -> None:
+    def refuse(address: str, **_: object) -> None:
         raise inspection_client.NoStatus(f"asked {address}")
 
     monkeypatch.setattr(inspection_client, "fetch", refuse)

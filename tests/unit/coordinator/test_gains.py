@@ -11,7 +11,7 @@ from rich.console import Console
 from support import inspected
 from xain_coordinator.cli.gains import BETTER, EQUAL, WORSE, gains, sentence, to_csv
 from xain_coordinator.cli.report.page import page
-from xain_coordinator.cli.status import render
+from xain_coordinator.cli.status import frame
 from xain_coordinator.core.parts.evaluation import together
 from xain_coordinator.core.vocabulary.values import CentralModel, Evaluation, LocalModel
 from xain_coordinator.inspection.client import Snapshot
@@ -172,7 +172,7 @@ def test_each_site_is_told_by_its_paired_difference_to_the_best_model(has_best_r
 def shown(whole: Snapshot) -> dict[str, str]:
     """Lines of the status by their first word."""
     text = io.StringIO()
-    render(whole, Console(file=text, width=200))
+    Console(file=text, width=200).print(frame(whole))
     return {line.split("  ")[0]: line for line in text.getvalue().splitlines()}
 
 

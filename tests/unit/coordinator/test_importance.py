@@ -9,7 +9,7 @@ from rich.console import Console
 from support.inspected import snapshot
 from xain_coordinator.cli.importance import sentence, show, to_csv, told
 from xain_coordinator.cli.report.page import page
-from xain_coordinator.cli.status import render
+from xain_coordinator.cli.status import frame
 from xain_coordinator.inspection.client import Snapshot
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
@@ -53,7 +53,7 @@ def console() -> Console:
 
 def test_status_names_the_columns_that_matter() -> None:
     screen = console()
-    render(finished(), screen)
+    screen.print(frame(finished()))
     (line,) = (one for one in printed(screen).splitlines() if one.startswith("importance"))
     assert "age <i> 0.25 more log loss with the column shuffled (model 7)" in line
     assert "noise" not in line

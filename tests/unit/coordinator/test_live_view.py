@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 from support import inspected
-from xain_coordinator.cli.live_view import line, sparkline, view
+from xain_coordinator.cli.live_view import line
+from xain_coordinator.cli.status import frame, sparkline
 from xain_coordinator.inspection.client import Snapshot
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
@@ -63,14 +64,13 @@ def test_a_sparkline_goes_from_the_lowest_to_the_highest(values: list[float], ba
 def test_the_view_shows_state_curves_sites_and_problems() -> None:
     """Names come from the network, and move no cursor."""
     console = Console(file=io.StringIO(), width=120)
-    console.print(
-        view(after_three_rounds(num_updates=1, num_selected=2, warnings=["site c is left out"]))
-    )
+    now = after_three_rounds(num_updates=1, num_selected=2, warnings=["site c is left out"])
+    console.print(frame(now, is_live=True))
     shown = console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
     for told in (
         "3 of 9 rounds",
-        "1 of 2 updates in",
-        "60.0 s left",  # six rounds of ten seconds
+        "updates       1 of 2 in",
+        "time left     60.0 s",  # six rounds of ten seconds
         "accuracy  0.5",
         "handed in",
         "trains",
@@ -78,7 +78,7 @@ def test_the_view_shows_state_curves_sites_and_problems() -> None:
         "uploading 0 %",
         "left out until round 7  ",
         "failed: TypeError",
-        "! site c is left out",
+        "warning       site c is left out",
     ):
         assert told in shown
     assert "\x1b" not in shown
@@ -102,34 +102,32 @@ def test_view_names_sites_that_are_away_and_why() -> None:
         ),
     ]
     console = Console(file=io.StringIO(), width=120)
-    console.print(view(after_three_rounds(sites=sites)))
+    console.print(frame(after_three_rounds(sites=sites), is_live=True))
     # The file of this console is a StringIO.
     told = [" ".join(row.split()) for row in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
     assert "a handed in 0 of 3 not counted for 2 rounds: deadline passed" in told
     assert "north expired 0 of 2 round 1: failed: MemoryError" in told
 
 
-def test_headline_fits_80_columns() -> None:
+def test_facts_fit_80_columns() -> None:
     """The state is the longest, and the numbers are those of a long session."""
     console = Console(file=io.StringIO(), width=80)
-    console.print(
-        view(
-            after_three_rounds(
-                num_updates=10,
-                num_selected=12,
-                num_connected=12,
-                num_required=8,
-                num_waiting=3,
-                max_participants=12,
-                waiting_for="2 of 12 updates: north and south.",
-            )
-        )
+    now = after_three_rounds(
+        num_updates=10,
+        num_selected=12,
+        num_connected=12,
+        num_required=8,
+        num_waiting=3,
+        max_participants=12,
+        waiting_for="2 of 12 updates: north and south.",
     )
+    console.print(frame(now, is_live=True))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO
-    assert "10 of 12 updates in" in lines[0]
-    assert lines[0].rstrip().endswith("left")
-    assert lines[1].startswith("waiting for: 2 of 12 updates: north and south.")
-    assert re.search("12 connected, 8 required, 3 .*max_participants is 12", lines[2])
+    told = [" ".join(line.split()) for line in lines]
+    assert told[0].startswith("state collecting round 3, 3 of 9 rounds done")
+    assert told[2:3] == ["waiting for 2 of 12 updates: north and south."]
+    assert re.search("12 connected, 8 required, 3 not let in", told[3])
+    assert told[4] == "updates 10 of 12 in"
 
 
 def test_finished_view_says_why_and_shows_the_sites() -> None:
@@ -139,7 +137,7 @@ def test_finished_view_says_why_and_shows_the_sites() -> None:
         state=pb.FINISHED, cause="completed", ended_because="stopped early: no gain"
     )
     over.status.phase = "finished"
-    console.print(view(over))
+    console.print(frame(over, is_live=True))
     told = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]  # a StringIO
     assert "3 of 9 rounds" in told
     assert "completed: stopped early: no gain" in told

@@ -6,7 +6,7 @@ import numpy as np
 from rich.console import Console
 
 from support.inspected import snapshot
-from xain_coordinator.cli.status import MAX_LINES, render
+from xain_coordinator.cli.status import MAX_LINES, frame
 from xain_workloads.tables.checks.describe import TableOne
 from xain_workloads.tables.dataset import Dataset
 from xain_workloads.tables.table import Table
@@ -14,7 +14,7 @@ from xain_workloads.tables.table import Table
 
 def shown(table_one: TableOne | None) -> str:
     text = io.StringIO()
-    render(snapshot(phase="collecting"), Console(file=text, width=100), table_one)
+    Console(file=text, width=100).print(frame(snapshot(phase="collecting"), table_one))
     return text.getvalue()
 
 

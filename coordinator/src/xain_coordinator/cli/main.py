@@ -315,7 +315,9 @@ def _status(
 
             live_view.watch(address, Console())
             return
-        snapshot = inspection_client.fetch(address, everything=as_json)
+        snapshot = inspection_client.fetch(
+            address, everything=as_json, num_rounds=status_view.CURVE_ROUNDS
+        )
         described = ""
         with suppress(inspection_client.NoStatus):  # an earlier version
             described = "" if as_json else inspection_client.description(address)
@@ -329,7 +331,7 @@ def _status(
     from xain_workloads.tables.checks.describe import TableOne
 
     table = TableOne.from_json(described) if described else None
-    status_view.render(snapshot, Console(), table)
+    Console().print(status_view.frame(snapshot, table))
     if of_study is not None:
         from xain_coordinator.cli import study
 

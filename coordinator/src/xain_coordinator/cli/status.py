@@ -1,9 +1,12 @@
-"""Output of `xain-coordinator status` for people: the snapshot as tables."""
+"""State of a session for people: the output of `xain-coordinator status`, and each frame of the
+live view."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
 from statistics import median
 
-from rich.console import Console
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -19,34 +22,73 @@ _MAX_NAMES = 6
 MAX_FINDINGS = 20
 TIMED_ROUNDS = 5  # from which the time to the end is estimated
 MAX_LINES = 12  # of table one
+CURVE_ROUNDS = 60  # rounds that curves are made of
+CURVE_COLUMNS = 40
+BAR_COLUMNS = 12  # so that the state fits 80 columns
+MAX_METRICS = 4
+LIVE_ROWS = 12
+LIVE_PARAMETER_LINES = 6
+
+_BARS = "▁▂▃▄▅▆▇█"
 
 
-def render(snapshot: Snapshot, console: Console, table_one: TableOne | None = None) -> None:
-    """Tables of a status: the state, the data, the participants, then the rounds."""
-    console.print(_headline(snapshot))
-    if table_one is not None or snapshot.status.findings:
-        console.print(Text("\nData", style="bold"))
+def frame(
+    snapshot: Snapshot, table_one: TableOne | None = None, *, is_live: bool = False
+) -> RenderableType:
+    """How a session stands, how its metrics have gone, who trains, and what is wrong.
+
+    table_one: of the data of all sites, if it is known.
+    is_live: the frame is one of many on a terminal; of some 30 lines at most, it has no tables of
+        the data and of the rounds.
+    """
+    status, rounds = snapshot.status, snapshot.rounds.rounds
+    parts: list[RenderableType] = [_headline(snapshot, is_live=is_live)]
+    if (curves := _curves(rounds, status.metric)) is not None:
+        parts.append(curves)
+    if not is_live:
+        parts += _data(status, table_one)
+    if snapshot.participants.participants or status.sites:
+        max_rows = LIVE_ROWS if is_live else MAX_PARTICIPANTS
+        parts += _titled("Participants", participants(snapshot, max_rows, folds=not is_live))
+    if not is_live:
+        parts += _past(snapshot)
+    lines = parameter_lines(status)
+    for line in lines[:LIVE_PARAMETER_LINES] if is_live else lines:
+        parts.append(Text(clean(line), overflow="ellipsis", no_wrap=is_live))
+    return Group(*parts)
+
+
+def _titled(title: str, *parts: RenderableType) -> list[RenderableType]:
+    return [Text(f"\n{title}", style="bold"), *parts]
+
+
+def _data(
+    status: inspection_pb2.GetStatusResponse, table_one: TableOne | None
+) -> list[RenderableType]:
+    parts: list[RenderableType] = []
     if table_one is not None:
-        console.print(_together(table_one))
-        console.print(Text("the whole table: xain-coordinator describe", style="dim"))
-    if snapshot.status.findings:
-        console.print(findings(snapshot.status))
-    if snapshot.participants.participants or snapshot.status.sites:
-        console.print(Text("\nParticipants", style="bold"))
-        console.print(participants(snapshot, MAX_PARTICIPANTS, folds=True))
+        whole = Text("the whole table: xain-coordinator describe", style="dim")
+        parts += [_together(table_one), whole]
+    if status.findings:
+        parts.append(findings(status))
+    return _titled("Data", *parts) if parts else []
+
+
+def _past(snapshot: Snapshot) -> list[RenderableType]:
+    """The latest rounds, the latest model, and the counters."""
+    parts: list[RenderableType] = []
     if snapshot.rounds.rounds:
-        console.print(_rounds(snapshot.rounds.rounds, snapshot.status.metric))
+        parts += _titled("Recent rounds", _rounds(snapshot.rounds.rounds, snapshot.status.metric))
         if (number := snapshot.rounds.total_size - MAX_ROUNDS) > 0:
             earlier = "1 earlier round" if number == 1 else f"{number:,} earlier rounds"
-            console.print(Text(f"and {earlier}; see the report, or status --json", style="dim"))
+            parts.append(Text(f"and {earlier}; see the report, or status --json", style="dim"))
     if snapshot.models.models:
-        console.print(_model(snapshot.models.models[-1]))
+        parts.append(_model(snapshot.models.models[-1]))
     counters = {name: count for name, count in snapshot.status.counters.items() if count}
     if counters:
         told = ", ".join(f"{name} {count:,}" for name, count in sorted(counters.items()))
-        console.print(Text("\nCounters", style="bold"), _text(told))
-    for line in parameter_lines(snapshot.status):
-        console.print(_text(line), soft_wrap=True)
+        parts += _titled("Counters", _text(told))
+    return parts
 
 
 def findings(status: inspection_pb2.GetStatusResponse) -> Table:
@@ -92,41 +134,68 @@ def parameter_lines(status: inspection_pb2.GetStatusResponse) -> list[str]:
     return reports.lines_of(reports.from_json(status.parameters))
 
 
-def _headline(snapshot: Snapshot) -> Table:
+def _headline(snapshot: Snapshot, *, is_live: bool) -> Table:
     status, rounds = snapshot.status, snapshot.rounds.rounds
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim")
-    grid.add_column()
-
-    state = clean(status.phase) or coordinator_pb2.State.Name(status.state).lower()
-    styles = dict.fromkeys(("collecting", "aggregating", "evaluating"), "bold green")
-    styles["finished"] = "bold"
-    line = Text(state, style=styles.get(state, "bold yellow"))
-    if state == "finished":
-        because = f": {clean(status.ended_because)}" if status.ended_because else ""
-        line.append(f"  {clean(status.cause)}{because}", style="default")
-    elif state == "evaluating":
-        line.append("  the last model", style="default")
-    else:
-        # Rounds are counted from 0, in keys and logs too.
-        line.append(f"  round {status.round}, {progress(status)} done", style="default")
-    grid.add_row("state", line)
+    is_over = status.state == coordinator_pb2.FINISHED or status.phase == "finished"
+    grid = Table.grid(padding=(0, 2), expand=True)
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(no_wrap=is_live, overflow="ellipsis" if is_live else "fold", ratio=1)
+    grid.add_row("state", _state(status, is_over=is_over))
     if status.study:
         grid.add_row("study", _text(status.study))
     if status.plan:
-        to_go = time_left(snapshot)
-        most = "" if to_go is None else f"; at most {duration(to_go)} left"
-        grid.add_row("training", _text(f"{status.plan}{most}"))
-    if status.waiting_for and state != "finished":
+        grid.add_row("training", _text(status.plan))
+    if (to_go := time_left(snapshot)) is not None:
+        grid.add_row("time left", f"{'at most ' if status.plan else ''}{duration(to_go)}")
+    if status.waiting_for and not is_over:
         grid.add_row("waiting for", _text(status.waiting_for))
     for warning in status.warnings:
         grid.add_row("warning", Text(clean(warning), style="bold yellow"))
-    is_over = state == "finished"
     here = f"{status.num_connected} still connected" if is_over else connected(status)
     grid.add_row("participants", here)
     if status.num_selected:
-        awaited = "evaluations" if state == "evaluating" else "updates"
+        awaited = "evaluations" if status.phase == "evaluating" else "updates"
         grid.add_row(awaited, f"{status.num_updates} of {status.num_selected} in")
+    _add_figures(grid, status, rounds)
+    if status.HasField("deadline_seconds"):
+        grid.add_row("deadline", f"in {duration(max(status.deadline_seconds, 0.0))}")
+    if status.HasField("ends_seconds"):
+        left = duration(max(status.ends_seconds, 0.0))
+        grid.add_row("ends", f"in {left}, if nothing changes")
+    if not is_live:
+        _add_origin(grid, status)
+    about = f"{clean(status.session_id)}, {duration(status.session_seconds)}"
+    if status.version:
+        about += f", version {clean(status.version)}"
+    grid.add_row("session", Text(about))
+    return grid
+
+
+def _state(status: inspection_pb2.GetStatusResponse, *, is_over: bool) -> Table:
+    state = clean(status.phase) or coordinator_pb2.State.Name(status.state).lower()
+    styles = dict.fromkeys(("collecting", "aggregating", "evaluating"), "bold green")
+    line = Text(state, style="bold" if is_over else styles.get(state, "bold yellow"))
+    told = f"{progress(status)} done"
+    if is_over:
+        because = f": {clean(status.ended_because)}" if status.ended_because else ""
+        told = f"{clean(status.cause)}{because}; {told}"
+    elif state == "evaluating":
+        told = "the last model"
+    else:  # rounds are counted from 0, in keys and logs too
+        told = f"round {status.round}, {told}"
+    line.append(f"  {told}", style="default")
+    row = Table.grid(padding=(0, 2))
+    bar = ProgressBar(max(status.num_rounds, 1), status.num_trained, width=BAR_COLUMNS)
+    row.add_row(line, bar)
+    return row
+
+
+def _add_figures(
+    grid: Table,
+    status: inspection_pb2.GetStatusResponse,
+    rounds: Sequence[inspection_pb2.RoundStatus],
+) -> None:
+    """Add how good the models are."""
     if (measured := figures.latest(rounds)) is not None:
         grid.add_row(f"model {measured[0]}", _text(figures.sentence(measured[1])))
     if status.HasField("best_round"):
@@ -142,11 +211,10 @@ def _headline(snapshot: Snapshot) -> Table:
         grid.add_row("importance", _text(importance.sentence(status.importance)))
     if status.trend:
         grid.add_row("more passes", _text(status.trend))
-    if status.HasField("deadline_seconds"):
-        grid.add_row("deadline", f"in {duration(max(status.deadline_seconds, 0.0))}")
-    if status.HasField("ends_seconds"):
-        left = duration(max(status.ends_seconds, 0.0))
-        grid.add_row("ends", f"in {left}, if nothing changes")
+
+
+def _add_origin(grid: Table, status: inspection_pb2.GetStatusResponse) -> None:
+    """Add what the session began with, and how it is guarded."""
     if status.began_with:
         before = f", {status.rounds_before} rounds before" if status.rounds_before else ""
         grid.add_row("began with", _text(f"{status.began_with}{before}"))
@@ -157,11 +225,39 @@ def _headline(snapshot: Snapshot) -> Table:
     if status.audit_hash:
         hashed = f"{status.audit_lines:,} lines, the last with the hash {status.audit_hash}"
         grid.add_row("audit log", _text(hashed))
-    about = f"{clean(status.session_id)}, {duration(status.session_seconds)}"
-    if status.version:
-        about += f", version {clean(status.version)}"
-    grid.add_row("session", Text(about))
-    return grid
+
+
+def _curves(rounds: Iterable[inspection_pb2.RoundStatus], first: str) -> RenderableType | None:
+    """A line for each metric: evaluated by the coordinator, else by sites, else in training."""
+    series: dict[str, list[float]] = {}
+    for one in rounds:
+        measured: Mapping[str, float] = {
+            **one.metrics,
+            **one.evaluation.metrics,
+            **one.coordinator_evaluation.metrics,
+        }
+        for name, value in measured.items():
+            if name not in ("samples", "seconds"):
+                series.setdefault(name, []).append(value)
+    if not series:
+        return None
+    names = sorted(series, key=lambda name: (name != first, list(series).index(name)))
+    table = Table.grid(padding=(0, 2))
+    for name in names[:MAX_METRICS]:
+        values = series[name]
+        table.add_row(Text(clean(name)), Text(f"{values[-1]:.4g}"), Text(sparkline(values)))
+    return table
+
+
+def sparkline(values: Iterable[float], columns: int = CURVE_COLUMNS) -> str:
+    """The latest values as a row of bars, from the lowest of them to the highest."""
+    shown = [value for value in values if isfinite(value)][-columns:]
+    if not shown:
+        return ""
+    low, high = min(shown), max(shown)
+    if high == low:
+        return _BARS[3] * len(shown)
+    return "".join(_BARS[round((v - low) / (high - low) * (len(_BARS) - 1))] for v in shown)
 
 
 def connected(status: inspection_pb2.GetStatusResponse) -> str:
@@ -296,8 +392,7 @@ def _rounds(rounds: Iterable[inspection_pb2.RoundStatus], metric: str) -> Table:
     by_us = any(metric in one.coordinator_evaluation.metrics for one in shown_rounds)
     heading = figures.label(metric, (one.evaluation for one in shown_rounds))
     measured = [heading] * by_sites + [f"{clean(metric)} here"] * by_us
-    table = Table(title="\nRecent rounds", title_justify="left", title_style="bold", box=None)
-    table.padding = (0, 2, 0, 0)
+    table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("round", "state", "updates", "samples", "time", *measured, "problems"):
         is_text = heading in ("state", "problems")
         # Problems are long and may be folded; other columns are not cut for them.
