@@ -12,10 +12,10 @@ OURS = (*logs._OURS, "xain_foundation", "xain")
 
 
 @contextmanager
-def capture_logs() -> Iterator[list[dict[str, Any]]]:
-    """Capture all events of our loggers."""
+def capture_logs(level: int = logging.DEBUG) -> Iterator[list[dict[str, Any]]]:
+    """Capture the events of our loggers, from a level on."""
     entries: list[dict[str, Any]] = []
-    with given_to(lambda level, fields: entries.append({**fields, "log_level": level})):
+    with given_to(lambda name, fields: entries.append({**fields, "log_level": name}), level):
         yield entries
 
 

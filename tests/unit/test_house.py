@@ -296,15 +296,15 @@ MAY_CHANGE_THE_PROCESS = {
     "foundation/src/xain_foundation/commands.py",
     "foundation/src/xain_foundation/logs/logs.py",
     "foundation/src/xain_foundation/logs/streams.py",
+    "foundation/src/xain_foundation/net/sockets.py",
     "parameters/src/xain_parameters/cli.py",
     "participant/src/xain_participant/agent/signals.py",
     "participant/src/xain_participant/sparse/sparse_cli.py",
     # Processes that the SDK starts, and the environment that they inherit.
     "session/src/xain_session/simulation/local.py",
     "participant/src/xain_participant/stages/stage_process.py",
-    # The thread switching of a process in which a coordinator runs beside the script, and its log.
+    # The thread switching of a process in which a coordinator runs beside the script.
     "session/src/xain_session/deployments.py",
-    "session/src/xain_session/session_log.py",
     # Ctrl-C while a session ends, after which the handler of before is there again.
     "session/src/xain_session/stopping.py",
     # The variable that docs/pytorch.md names.

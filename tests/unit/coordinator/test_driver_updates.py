@@ -1,6 +1,7 @@
 """Updates at the driver: too late, while a model is being made, and in its log."""
 
 import asyncio
+import logging
 
 import pytest
 
@@ -270,7 +271,7 @@ async def test_many_updates_are_one_line_of_the_log(num_more):
     for name in names:
         await bench.driver.submit(c.Rendezvous(name))
     await bench.driver.submit(c.InitialisationDone(MODEL))
-    with capture_logs() as told:
+    with capture_logs(logging.INFO) as told:
         await asyncio.gather(*(bench.driver.submit(update(name, 0)) for name in names))
     lines = [(line["event"], line.get("participant")) for line in told if line["round"] == 0]
     single = [("update_accepted", name) for name in names]

@@ -3,22 +3,16 @@
 import subprocess
 import sys
 
-# Packages of other stores, faces and frameworks; what prints help, a frame or an error of the
-# command line; and modules for some models, questions and configurations only.
-UNNEEDED = {
-    "boto3",
-    "docker",
-    "fastapi",
-    "grpc_reflection.v1alpha",
-    "h11",
-    "influxdb_client",
-    "mlflow",
-    "pygments",
-    "ray",
-    "reactivex",
-    "rich",
-    "sklearn",
+import pytest
+
+# Packages of other stores and faces, of frameworks, and of a launch on a cluster.
+PACKAGES = {
+    *("boto3", "docker", "fastapi", "influxdb_client", "mlflow", "ray", "reactivex", "sklearn"),
     "torch",
+}
+# Printers of help, of a frame and of an error; and modules for some models and questions only.
+PARTS = {
+    *("grpc_reflection.v1alpha", "h11", "pygments", "rich"),
     "xain_coordinator.aggregation.trees",
     "xain_coordinator.driver.own_evaluation",
     "xain_coordinator.updates.content",
@@ -31,23 +25,17 @@ UNNEEDED = {
     "xain_workloads.trees.trees",
 }
 
-PROGRAM = """
-import sys
-import xain
-import xain_coordinator.assembly.coordinator
-import xain_coordinator.cli.launch.cli
-import xain_coordinator.cli.main
-import xain_coordinator.process.run
-print(*sorted(UNNEEDED & set(sys.modules)))
-"""
 
-
-def test_start_imports_nothing_that_only_some_runs_need() -> None:
+@pytest.mark.parametrize(
+    ("modules", "unneeded"),
+    [
+        ("xain_coordinator.cli.main, xain_coordinator.process.run", PACKAGES | PARTS),
+        ("xain, xain_coordinator.cli.launch.cli", PACKAGES),
+    ],
+)
+def test_start_imports_nothing_that_only_some_runs_need(modules: str, unneeded: set[str]) -> None:
     """InfluxDB's client takes 14 MB, S3's half a second and rich an eighth of a start."""
-    ended = subprocess.run(
-        [sys.executable, "-c", f"UNNEEDED = {UNNEEDED}\n{PROGRAM}"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    program = f"import sys, {modules}; print(*sorted({unneeded} & set(sys.modules)))"
+    run = [sys.executable, "-c", program]
+    ended = subprocess.run(run, capture_output=True, text=True, check=True)
     assert ended.stdout == "\n"
