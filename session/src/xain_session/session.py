@@ -120,7 +120,7 @@ class Session(Generic[W]):
 
     async def __aenter__(self) -> "AsyncSession[W]":
         self._under_asyncio = AsyncSession(self)
-        await self._under_asyncio.do(self.__enter__)
+        await self._under_asyncio.enter()
         return self._under_asyncio
 
     async def __aexit__(
@@ -469,6 +469,16 @@ class AsyncSession(Generic[W]):
         self._session = session
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="session")
         self._work: asyncio.Future[Any] | None = None
+        self._interrupts = Interrupts()
+
+    async def enter(self) -> None:
+        """Enter the `with`."""
+        self._interrupts.listen()
+        try:
+            await self.do(self._session.__enter__)
+        except BaseException:
+            self._interrupts.end()
+            raise
 
     async def do(self, work: Callable[..., T], *arguments: object) -> T:
         """Run a function in the thread. It goes on when this is cancelled."""
@@ -477,15 +487,16 @@ class AsyncSession(Generic[W]):
 
     async def leave(self, error: BaseException | None) -> None:
         """Leave the `with`, with what its body has raised."""
-        with Interrupts(is_interrupted=isinstance(error, asyncio.CancelledError)):
+        self._interrupts.is_ending = True
+        trace = None if error is None else error.__traceback__
+        try:
             await self._give_up()
-            trace = None if error is None else error.__traceback__
-            try:
-                await self.do(self._session.__exit__, type(error), error, trace)
-            finally:
-                if self._work is not None and not self._work.done():  # cancelled meanwhile
-                    await asyncio.wait([self._work])
-                self._thread.shutdown(wait=False)
+            await self.do(self._session.__exit__, type(error), error, trace)
+        finally:
+            if self._work is not None and not self._work.done():  # cancelled meanwhile
+                await asyncio.wait([self._work])
+            self._thread.shutdown(wait=False)
+            self._interrupts.end()
 
     async def _give_up(self) -> None:
         """End a wait that its caller has given up."""

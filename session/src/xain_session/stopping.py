@@ -32,7 +32,10 @@ def stop(
             coordinator.stop(TELL_S)
         except TimeoutError:
             tell(_waiting_for(own))
-            is_interrupted = True  # the line says what the next Ctrl-C does
+            # The line says what the next Ctrl-C does.
+            is_interrupted = True
+            if isinstance(handler := signal.getsignal(signal.SIGINT), Interrupts):
+                handler.has_come = True
             coordinator.stop()
     except KeyboardInterrupt:
         if not is_interrupted:
@@ -43,31 +46,37 @@ def stop(
 
 
 class Interrupts:
-    """Meanwhile, the second Ctrl-C of a script under asyncio ends it at once: asyncio would raise
-    KeyboardInterrupt, and Python then wait for its threads.
+    """Ctrl-C in a script under asyncio, from `listen` to `end`.
 
-    is_interrupted: the first one, which asyncio takes, has come already. In a thread that hears no
-    signals this does nothing.
+    The first goes to asyncio, which cancels the script's task. The second ends the script at once
+    if the session `is_ending`: asyncio would raise KeyboardInterrupt, and Python then wait for its
+    threads. In a thread that hears no signals this does nothing.
+
+    has_come: the first, or a line that says what the next one does.
     """
 
-    def __init__(self, *, is_interrupted: bool) -> None:
-        self._is_interrupted = is_interrupted
+    def __init__(self) -> None:
+        self.is_ending = False
+        self.has_come = False
         self._before: Any = None
 
-    def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self)
+    def listen(self) -> None:
+        before = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is threading.main_thread() and callable(before):
+            self._before = before
+            signal.signal(signal.SIGINT, self)
 
-    def __exit__(self, *_: object) -> None:
-        if self._before is not None:
+    def end(self) -> None:
+        self.is_ending = False
+        is_last = signal.getsignal(signal.SIGINT) is self  # nobody has taken it since
+        if is_last:
             signal.signal(signal.SIGINT, self._before)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self._is_interrupted:
+        if self.has_come and self.is_ending:
             _end_script()
-        self._is_interrupted = True
-        if callable(self._before):
-            self._before(number, frame)
+        self.has_come = True
+        self._before(number, frame)
 
 
 def _end_script() -> None:
