@@ -10,7 +10,7 @@ from support.commands import status_json
 from support.process import CoordinatorProcess, SiteProcess
 from support.tables import write_rows
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.real_exec]
 
 
 @pytest.mark.parametrize("workload", ["sgd", "xgboost"])

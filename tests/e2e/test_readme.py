@@ -13,7 +13,7 @@ from support.process import CoordinatorProcess
 from support.terminals import Terminals
 from support.wire import Member
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.real_exec, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 LAYOUT = re.compile(r"[a-z.]+/ +\w")  # of "Where things are": a folder and what is in it

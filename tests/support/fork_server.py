@@ -52,9 +52,13 @@ MOST_BYTES = 1 << 20  # of a request
 
 
 class ForkServer:
-    """The caller's end of a fork server, which starts with the first request."""
+    """The caller's end of a fork server, which starts with the first request.
 
-    def __init__(self) -> None:
+    environment: which the server has.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.environment = dict(environment)
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -83,7 +87,7 @@ class ForkServer:
         with its:
             self._process = subprocess.Popen(
                 [sys.executable, __file__, str(its.fileno())],
-                env={key: v for key, v in os.environ.items() if key not in OF_ITS_OWN},
+                env={name: v for name, v in self.environment.items() if name not in OF_ITS_OWN},
                 pass_fds=[its.fileno()],
                 process_group=0,  # Ctrl-C is the tests'; the server ends when its socket does
             )
@@ -135,14 +139,14 @@ class Starts:
     are_real = bool(os.environ.get("XAIN_REAL_EXEC")) or not sys.platform.startswith("linux")
 
     def __init__(self) -> None:
-        self._server = ForkServer()
+        self._server = ForkServer(os.environ)
         self._execute: Callable[..., None] = subprocess.Popen._execute_child  # type: ignore[attr-defined]
         self._signature = inspect.signature(self._execute)
 
     def install(self) -> None:
         def execute(process: Any, *given: Any, **named: Any) -> None:
             how = self._signature.bind(process, *given, **named).arguments
-            request = None if self.are_real else _request(how)
+            request = None if self.are_real else _request(how, self._server.environment)
             if request is None:
                 self._execute(process, *given, **named)
             else:
@@ -161,7 +165,7 @@ class Starts:
         )
 
 
-def _request(how: Mapping[str, Any]) -> dict[str, Any] | None:
+def _request(how: Mapping[str, Any], of_server: Mapping[str, str]) -> dict[str, Any] | None:
     """A request for what Popen was asked for; None where it wants more than the server can."""
     args = [how["args"]] if isinstance(how["args"], str | bytes | Path) else list(how["args"])
     command, cwd = [os.fsdecode(word) for word in args], os.fspath(how["cwd"] or Path.cwd())
@@ -169,7 +173,7 @@ def _request(how: Mapping[str, Any]) -> dict[str, Any] | None:
     wants_more = how["shell"] or how["preexec_fn"] or how["executable"] or not Path(cwd).is_dir()
     plain = all(how[name] is None for name in ("gid", "gids", "uid")) and how["umask"] == -1
     arguments = arguments_of(command, cwd)
-    if wants_more or not plain or arguments is None or not _is_alike(environment):
+    if wants_more or not plain or arguments is None or not _are_alike(environment, of_server):
         return None
     return {
         "arguments": arguments,
@@ -182,15 +186,17 @@ def _request(how: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _is_alike(environment: Mapping[str, str]) -> bool:
-    def read(variables: Mapping[str, str]) -> dict[str, str]:
-        return {
+def _are_alike(*environments: Mapping[str, str]) -> bool:
+    """Whether imports read the same in all of them."""
+    read = [
+        {
             name: value
-            for name, value in variables.items()
+            for name, value in environment.items()
             if name.startswith(READ_BY_IMPORTS) and name not in OF_ITS_OWN
         }
-
-    return read(environment) == read(os.environ)
+        for environment in environments
+    ]
+    return all(one == read[0] for one in read)
 
 
 def serve(listener: socket.socket) -> dict[str, Any] | None:
