@@ -299,6 +299,7 @@ def _status(
     import json
 
     from rich.console import Console
+    from rich.text import Text
 
     from xain_coordinator.cli import status as status_view
     from xain_coordinator.inspection import client as inspection_client
@@ -331,7 +332,10 @@ def _status(
     from xain_workloads.tables.checks.describe import TableOne
 
     table = TableOne.from_json(described) if described else None
-    Console().print(status_view.frame(snapshot, table))
+    console = Console()
+    console.print(status_view.frame(snapshot, table))
+    for line in status_view.parameter_lines(snapshot.status):
+        console.print(Text(line), soft_wrap=True)
     if of_study is not None:
         from xain_coordinator.cli import study
 

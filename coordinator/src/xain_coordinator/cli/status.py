@@ -28,6 +28,7 @@ BAR_COLUMNS = 12  # so that the state fits 80 columns
 MAX_METRICS = 4
 LIVE_ROWS = 12
 LIVE_PARAMETER_LINES = 6
+LIVE_WARNINGS = 3
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -39,7 +40,8 @@ def frame(
 
     table_one: of the data of all sites, if it is known.
     is_live: the frame is one of many on a terminal; of some 30 lines at most, it has no tables of
-        the data and of the rounds.
+        the data and of the rounds, and the first parameter_lines(). A reader of the other kind
+        prints them below it, whole.
     """
     status, rounds = snapshot.status, snapshot.rounds.rounds
     parts: list[RenderableType] = [_headline(snapshot, is_live=is_live)]
@@ -52,9 +54,9 @@ def frame(
         parts += _titled("Participants", participants(snapshot, max_rows, folds=not is_live))
     if not is_live:
         parts += _past(snapshot)
-    lines = parameter_lines(status)
-    for line in lines[:LIVE_PARAMETER_LINES] if is_live else lines:
-        parts.append(Text(clean(line), overflow="ellipsis", no_wrap=is_live))
+    if is_live:
+        lines = parameter_lines(status)[:LIVE_PARAMETER_LINES]
+        parts += [Text(line, overflow="ellipsis", no_wrap=True) for line in lines]
     return Group(*parts)
 
 
@@ -131,7 +133,7 @@ def parameter_lines(status: inspection_pb2.GetStatusResponse) -> list[str]:
     except ModuleNotFoundError:
         how = pip_install("xain-coordinator", "parameters")
         return [f"parameters: {how} to see them, or " + hint("xain-coordinator", "--json")]
-    return reports.lines_of(reports.from_json(status.parameters))
+    return list(map(clean, reports.lines_of(reports.from_json(status.parameters))))
 
 
 def _headline(snapshot: Snapshot, *, is_live: bool) -> Table:
@@ -149,8 +151,10 @@ def _headline(snapshot: Snapshot, *, is_live: bool) -> Table:
         grid.add_row("time left", f"{'at most ' if status.plan else ''}{duration(to_go)}")
     if status.waiting_for and not is_over:
         grid.add_row("waiting for", _text(status.waiting_for))
-    for warning in status.warnings:
-        grid.add_row("warning", Text(clean(warning), style="bold yellow"))
+    for warning in status.warnings[-LIVE_WARNINGS:] if is_live else status.warnings:
+        # Whole: its end says what to do.
+        text = Text(clean(warning), style="bold yellow", no_wrap=False, overflow="fold")
+        grid.add_row("warning", text)
     here = f"{status.num_connected} still connected" if is_over else connected(status)
     grid.add_row("participants", here)
     if status.num_selected:
