@@ -8,6 +8,9 @@ import pytest
 
 from support.logs import capture_logs
 from xain_foundation.logs.line_file import AppendedFile, LineFile, why_unwritable
+from xain_foundation.logs.logger import get_logger
+
+log = get_logger("xain_coordinator.lines")
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="files in use cannot be renamed")
 
@@ -16,7 +19,7 @@ def test_lines_are_appended_in_order(tmp_path: Path) -> None:
     """Missing folders are made, and what is there stays."""
     path = tmp_path / "new" / "lines"
     for start in (0, 500):
-        file = LineFile(path, str)
+        file = LineFile(path, str, log)
         for number in range(start, start + 500):
             file.append(number)
         file.close()
@@ -26,7 +29,7 @@ def test_lines_are_appended_in_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_renamed", [True, False])
 def test_lines_go_to_a_new_file_once_the_old_one_is_moved(tmp_path: Path, is_renamed: bool) -> None:
     path, old = tmp_path / "lines", tmp_path / "lines.1"
-    file = LineFile(path, str)
+    file = LineFile(path, str, log)
     if is_renamed:
         path.rename(old)
         path.write_text("of another\n")
@@ -44,7 +47,7 @@ def test_full_disk_loses_lines_and_says_how_many(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     path.symlink_to("/dev/full")
     with capture_logs() as entries:
-        file = LineFile(path, str)
+        file = LineFile(path, str, log)
         file.append(1)
         file.append(2)
         file.close()
@@ -79,7 +82,7 @@ def test_lines_beyond_the_bound_are_lost(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     with capture_logs() as entries:
         # The thread hangs until the pipe has a byte.
-        file = Short(tmp_path / "lines", lambda item: f"{item}{os.read(reading, 1)!r}")
+        file = Short(tmp_path / "lines", lambda item: f"{item}{os.read(reading, 1)!r}", log)
         for number in range(1000):
             file.append(number)
         os.write(writing, b"x" * 1000)

@@ -10,7 +10,10 @@ from pathlib import Path
 from xain_coordinator.telemetry import log_lines
 from xain_foundation.logs import logs
 from xain_foundation.logs.line_file import LineFile
+from xain_foundation.logs.logger import get_logger
 from xain_foundation.names import shortened
+
+log = get_logger(__name__)
 
 _Latency = tuple[float, str, str, str, int | None, float]
 
@@ -20,7 +23,7 @@ class LatencyFile:
     accepted; see docs/logs.md. Raises OSError."""
 
     def __init__(self, path: Path) -> None:
-        self._file = LineFile(path, _line)
+        self._file = LineFile(path, _line, log)
 
     def call(self, method: str, participant_id: str, status: str, seconds: float) -> None:
         """Write that a call has ended now. participant_id: "" if the caller has none."""
@@ -40,7 +43,7 @@ def status_stream(path: Path, level: str) -> Iterator[None]:
 
     level: of the log. Raises OSError.
     """
-    file = LineFile(path, str)
+    file = LineFile(path, str, log)
     with contextlib.closing(file), logs.copied(log_lines.__name__, file.append, level):
         yield
 

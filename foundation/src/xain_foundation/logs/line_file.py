@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from xain_foundation.logs.group_commit import GroupCommit
-from xain_foundation.logs.logger import get_logger
+from xain_foundation.logs.logger import Logger
 from xain_foundation.logs.rate_limited_log import RateLimitedLog
-
-log = get_logger(__name__)
 
 LINGER_S = 0.2  # lines of this time are written together
 CLOSE_S = 2.0  # a disk that hangs must not hold the end of the process for longer
@@ -92,13 +90,13 @@ class LineFile:
     """An AppendedFile with a thread. Lines that the disk does not take, and the oldest of more than
     max_waiting, are lost, and the log says how many.
 
-    render: makes the line of an item, without its end, in the thread.
+    render: makes the line of an item, without its end, in the thread. log: of the owner.
     Raises OSError if the file cannot be opened.
     """
 
     max_waiting = 100_000  # lines; about 20 MB
 
-    def __init__(self, path: Path, render: Callable[[Any], str]) -> None:
+    def __init__(self, path: Path, render: Callable[[Any], str], log: Logger) -> None:
         self._file = AppendedFile(path)
         self._file.open()
         self._render = render
