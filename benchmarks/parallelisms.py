@@ -55,7 +55,7 @@ from counting_proxy import CountingProxy
 
 from xain_coordinator.aggregation.rules import make_rule
 from xain_workloads.ensembles.bagging import seed_of
-from xain_workloads.ensembles.stacking import next_model
+from xain_workloads.ensembles.stacking import Stack, next_model
 from xain_workloads.tables.data import load_table
 from xain_workloads.tables.dataset import Task
 from xain_workloads.tables.partition import dirichlet, iid, split_train_test
@@ -313,7 +313,7 @@ def in_this_process(case: Case, task: Task, sites: Sequence[Table], test: Table)
         ]
         if case.kind == "bagging":
             sent = [(f"p{i}", u.vector.tobytes(), u.num_samples) for i, u in enumerate(updates)]
-            vector = next_model(model.vector.tobytes(), sent, model.metadata)
+            vector = next_model(Stack.parse(model.vector.tobytes()), sent, model.metadata)
             model = replace(model, vector=np.frombuffer(vector, np.uint8))
             continue
         mean = rule.combine(np.stack([update.vector for update in updates]), weights)

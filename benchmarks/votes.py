@@ -95,7 +95,7 @@ def trained(
             updates.append((name, done.vector.tobytes(), done.num_samples))
             if done.kept:
                 kept.append((done.num_samples, done.kept))
-        vector = next_model(model.vector.tobytes(), updates, model.metadata)
+        vector = next_model(Stack.parse(model.vector.tobytes()), updates, model.metadata)
         model = replace(model, vector=np.frombuffer(vector, np.uint8))
     return model, kept
 

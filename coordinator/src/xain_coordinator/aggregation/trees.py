@@ -24,6 +24,7 @@ from xain_coordinator.ports import WeightsStore
 from xain_foundation.settings.hints import hint
 from xain_wire.np import npy_header
 from xain_workloads.ensembles import ensembles, stacking
+from xain_workloads.ensembles.stacking import Stack
 from xain_workloads.errors import InvalidContent
 from xain_workloads.trees.boosting_options import HISTOGRAM, options_of_model
 from xain_workloads.trees.growing import grown
@@ -54,7 +55,7 @@ def join_updates(
         if work.rule == "ensemble":
             names = (update.participant_id for update in work.updates)
             updates = ((n, *u) for n, u in zip(names, _updates(store, work, stop), strict=True))
-            model = stacking.next_model(before, updates, base.metadata)
+            model = stacking.next_model(_stack(before), updates, base.metadata)
         elif options_of_model(base.metadata).mode == HISTOGRAM:
             state = growing(before, base.metadata)
             sums = (parse_sums(data, state) for data, _ in _updates(store, work, stop))
@@ -73,6 +74,14 @@ def join_updates(
     shape = (len(model),)
     ref = publish(store, model_key(work.round + 1), [npy_header(_DTYPE, shape), model])
     return replace(base, round=work.round + 1, ref=ref, shape=shape, state={})
+
+
+def _stack(before: bytes) -> Stack:
+    """Raises ValueError if the global model is damaged."""
+    try:
+        return Stack.parse(before)
+    except InvalidContent as error:
+        raise ValueError(str(error)) from None
 
 
 def _updates(

@@ -16,7 +16,7 @@ from xain_foundation.logs.logger import get_logger
 from xain_workloads.class_weights import KEY as CLASS_WEIGHTS_KEY
 from xain_workloads.comparing.gains import Budget, Difference, LocalModel
 from xain_workloads.ensembles.ensembles import KEY as ENSEMBLE_KEY
-from xain_workloads.ensembles.stacking import next_model
+from xain_workloads.ensembles.stacking import Stack, next_model
 from xain_workloads.errors import DataError, Diverged
 from xain_workloads.linear.row_losses import row_losses
 from xain_workloads.measures.figures import OF_WEIGHED_CLASSES, figures
@@ -148,7 +148,8 @@ def _continued(
         return replace(model, vector=result.vector)
     before, added = model.vector.tobytes(), result.vector.tobytes()
     if ENSEMBLE_KEY in model.metadata:
-        after = next_model(before, [("", added, result.num_samples)], model.metadata)
+        sent = [("", added, result.num_samples)]
+        after = next_model(Stack.parse(before), sent, model.metadata)
     else:
         kind = BoosterKind.from_metadata(model.metadata)
         after = joined(before, [(parse_update(added, kind, ANY_NUMBER), result.num_samples)], kind)

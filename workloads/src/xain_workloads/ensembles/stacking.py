@@ -284,15 +284,14 @@ class Stack:
 
 
 def next_model(
-    before: bytes, updates: Iterable[tuple[str, bytes, int]], metadata: Mapping[str, str]
+    stack: Stack, updates: Iterable[tuple[str, bytes, int]], metadata: Mapping[str, str]
 ) -> bytes:
     """The model after a round: with the estimators of all updates, or with the next step of the
     linear model.
 
-    updates: participant, bytes and number of samples, in the order of the participants' names.
-    metadata: of the model. Raises InvalidContent.
+    stack: the model before. updates: participant, bytes and number of samples, in the order of the
+    participants' names. metadata: of the model. Raises InvalidContent for an update.
     """
-    stack = Stack.parse(before)
     options = options_of_model(metadata)
     is_held = not options.publish
     if (shape := stack.due(metadata)) is not None:

@@ -24,7 +24,14 @@ from xain_workloads.tables.checks.fixes import multiplied
 from xain_workloads.tables.checks.numbers import RATIOS
 from xain_workloads.tables.dataset import Dataset
 from xain_workloads.tables.profile import DataProfile
-from xain_workloads.tables.reading.json_forms import NotNegative, Number, Positive, read, written
+from xain_workloads.tables.reading.json_forms import (
+    NotNegative,
+    Number,
+    Positive,
+    read,
+    twice,
+    written,
+)
 from xain_workloads.tables.reading.scales import Scale, SiteScales, is_constant, scale_of
 from xain_workloads.tables.reading.statistics_json import from_json
 from xain_workloads.tables.schema import ColumnType
@@ -323,10 +330,11 @@ class Preprocessing:
         """
         if len(text) > MAX_PREPROCESSING_BYTES:
             raise DataError(f"the preprocessing takes more than {MAX_PREPROCESSING_BYTES} bytes")
-        form = read(text, _Preprocessing, "the model's preprocessing")
+        form = read(text, _Preprocessing, "the model's preprocessing", version=1)
         columns = tuple(map(_column_of, form.columns))
         if len({column.name for column in columns}) < len(columns):
-            raise DataError("the model's preprocessing has a column twice")
+            name = twice(columns)
+            raise DataError(f"the model's preprocessing has column {name!r} twice")
         clip, limit = form.clip or 0.0, form.limit or 0.0
         return cls(columns, form.target, clip, form.location, limit, form.per_site)
 

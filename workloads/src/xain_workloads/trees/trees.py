@@ -63,7 +63,10 @@ class BoosterKind:
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> "BoosterKind":
         """Raises ValueError if the metadata are not those of a model of trees."""
-        return read(metadata.get(KEY, ""), cls, "the model's description of its trees", ValueError)
+        what = "the model's description of its trees"
+        if KEY not in metadata:
+            raise ValueError(f"{what} is missing: no workload of trees made it")
+        return read(metadata[KEY], cls, what, ValueError)
 
 
 @dataclass(frozen=True, slots=True)

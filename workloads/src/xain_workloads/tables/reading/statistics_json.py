@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from xain_workloads.errors import DataError
-from xain_workloads.tables.reading.json_forms import Count, Number, read, written
+from xain_workloads.tables.reading.json_forms import Count, Number, read, twice, written
 from xain_workloads.tables.schema import MAX_NAME
 from xain_workloads.tables.statistics import (
     MAX_ASSOCIATIONS,
@@ -91,10 +91,10 @@ def from_json(text: str) -> Statistics:
     """Read the statistics that a site sent. Raises DataError that names what is wrong."""
     if len(text.encode(errors="replace")) > MAX_STATISTICS_BYTES:
         raise DataError(f"the statistics take more than {MAX_STATISTICS_BYTES} bytes")
-    form = read(text, _Statistics, "the statistics")
+    form = read(text, _Statistics, "the statistics", version=1)
     columns = {column.name: _column(column) for column in form.columns}
     if len(columns) < len(form.columns):
-        raise DataError("the statistics have a column twice")
+        raise DataError(f"the statistics have column {twice(form.columns)!r} twice")
     if form.group is not None and not (
         form.group.name.isprintable() and form.group.count <= form.rows
     ):
