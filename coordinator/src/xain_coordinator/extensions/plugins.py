@@ -6,6 +6,7 @@ with `my_rule = "my_package:MyRule"`; installing it beside the coordinator is al
 plug-in is imported before its name is asked for, so one that nobody uses can break nothing.
 """
 
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -91,7 +92,8 @@ def _search(group: str, path: tuple[str, ...]) -> Mapping[str, tuple[EntryPoint,
     round asks."""
     found: dict[str, tuple[EntryPoint, ...]] = {}
     # The first distribution of a name on the path is the one that is imported.
-    unique = {one.name: one for one in reversed([*distributions(path=[*path])])}
+    installed = reversed([*distributions(path=[*path])])
+    unique = {re.sub("[-_.]+", "-", one.name or "").lower(): one for one in installed}
     for entry in (entry for one in unique.values() for entry in one.entry_points):
         if entry.group == group:
             found[entry.name] = (*found.get(entry.name, ()), entry)

@@ -71,6 +71,7 @@ def refuse(error: Exception) -> NoReturn:
     code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
     if isinstance(error, Refusal):
         code = "TOO_BUSY" if error.code == "TOO_MANY_CALLS" else error.code
+        code = code if code in STATUSES else "INTERNAL"
     text = str(error)
     if isinstance(error, ModuleNotFoundError):
         text = f"the coordinator lacks {error.name}: {pip_install('xain-coordinator', 'export')}"
