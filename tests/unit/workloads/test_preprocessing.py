@@ -327,11 +327,11 @@ GOOD = Preprocessing(
 @pytest.mark.parametrize(
     ("path", "value", "complaint"),
     [
-        (["version"], 2, r"\$\.version"),
+        (["version"], 2, "version 2, where this program reads 1"),
         (["columns"], None, r"\$\.columns"),
         (["columns", 0], 1, r"\$\.columns\[0\]"),
         (["columns", 0, "name"], None, r"\.name"),
-        (["columns", 0, "name"], "ward", "has a column twice"),
+        (["columns", 0, "name"], "ward", "has column 'ward' twice"),
         (["columns", 0, "type"], "text", "Invalid value 'text'"),
         (["columns", 0, "scale"], 0.0, r"> 0.*\.scale"),
         (["columns", 0, "scale"], -1, r"> 0.*\.scale"),

@@ -68,7 +68,9 @@ class Federation:
                 self.metrics = dict(result.metrics)
                 if result.kept:
                     self.kept.append((result.num_samples, result.kept))
-            vector = next_model(self.model.vector.tobytes(), updates, self.model.metadata)
+            vector = next_model(
+                Stack.parse(self.model.vector.tobytes()), updates, self.model.metadata
+            )
             self.model = replace(self.model, vector=np.frombuffer(vector, np.uint8))
         return self.model
 

@@ -248,12 +248,12 @@ GOOD = json.loads(to_json(describe({"n": np.arange(10.0), "c": texts(*"ab" * 5)}
 @pytest.mark.parametrize(
     ("path", "value", "complaint"),
     [
-        (["version"], 7, r"\$\.version"),
+        (["version"], 7, "version 7, where this program reads 1"),
         (["rows"], -1, r"\$\.rows"),
         (["columns"], {}, r"\$\.columns"),
         (["columns", 0], [], r"\$\.columns\[0\]"),
         (["columns", 0, "name"], 5, r"\$\.columns\[0\]\.name"),
-        (["columns", 0, "name"], "c", "column twice"),
+        (["columns", 0, "name"], "c", "column 'c' twice"),
         (["columns", 0, "type"], "date", "Invalid value 'date'"),
         (["columns", 0, "mean"], 1e200, r"<= 1e\+?140.*\.mean"),
         (["columns", 0, "mean"], float("nan"), "malformed"),
@@ -287,7 +287,7 @@ def test_damaged_statistics_are_refused(path: list[Any], value: Any, complaint: 
         ("", "truncated"),
         ("[" * 100_000, "Expected `object`"),
         ("[]", "Expected `object`"),
-        ('{"rows":' + "9" * 5000 + "}", "out of range"),
+        ('{"version":1,"rows":' + "9" * 5000 + "}", "out of range"),
         (" " * (MAX_STATISTICS_BYTES + 1), "more than"),
     ],
 )
