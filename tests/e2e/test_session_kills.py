@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -19,13 +20,14 @@ from typing import Any
 import pytest
 
 from support.process import PATIENCE_S
-from support.ray_nodes import ENVIRONMENT
-from support.session_script import ROUNDS
+from support.ray_nodes import ENVIRONMENT, Node
+from support.session_script import ROUNDS, SITES
 from xain_coordinator.core.vocabulary import events as e
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_foundation.net.sockets import free_ports
 
 KILLS = int(os.environ.get("KILLS") or 3)
+KILLS_ON_RAY = int(os.environ.get("KILLS_ON_RAY") or 1)
 SEED = int(os.environ.get("SEED") or 0)
 KILLS_A_SESSION = 3
 TESTS = Path(__file__).parents[1]
@@ -65,6 +67,41 @@ class Script:
     def served(self, folder: Path) -> Iterator[None]:
         """The time of a session, whose coordinator runs in the script."""
         yield
+
+
+class ConnectedScript(Script):
+    """The same script with a coordinator in a process of its own, which outlives it."""
+
+    first_round = 1  # before it the sites make the model
+
+    def __init__(self, port: int) -> None:
+        super().__init__("connect", port)
+
+    @contextmanager
+    def served(self, folder: Path) -> Iterator[None]:
+        flags = [f"--set={key}={value}" for key, value in COORDINATOR.items()]
+        program = [sys.executable, "-m", "xain_coordinator", f"--data-dir={folder}"]
+        folder.mkdir()
+        with (
+            (folder / "log").open("wb") as log,
+            subprocess.Popen([*program, f"--port={self._port}", *flags], stderr=log) as process,
+        ):
+            try:
+                while not (folder / "journal.sock").exists():
+                    assert process.poll() is None, (folder / "log").read_text()
+                    time.sleep(0.02)  # a poll, not a race: it ends when the file is there
+                yield
+            finally:
+                process.kill()
+
+
+COORDINATOR = {
+    "rounds.scripted": "true",
+    "rounds.rounds": ROUNDS,
+    "rounds.min_participants": len(SITES),
+    "aggregation.rule": "median",
+    "evaluate.metric": "r2",
+}
 
 
 def command(*arguments: object) -> list[str]:
@@ -128,3 +165,22 @@ def test_script_that_is_killed_at_any_line_goes_on_in_the_same_round(tmp_path: P
     (port,) = free_ports(1)
     with sites(port):
         killed_and_started_again(Script("server", port), tmp_path, KILLS)
+
+
+def test_script_of_a_coordinator_elsewhere_goes_on_likewise(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    with sites(port):
+        killed_and_started_again(ConnectedScript(port), tmp_path, KILLS)
+
+
+def test_script_that_simulates_its_sites_goes_on_likewise(tmp_path: Path) -> None:
+    killed_and_started_again(Script("local", 0), tmp_path, KILLS)
+
+
+def test_script_that_simulates_its_sites_on_ray_goes_on_likewise(tmp_path: Path) -> None:
+    node = Node(2, tmp_path)
+    try:
+        node.wait_until_up()
+        killed_and_started_again(Script(node.address, 0), tmp_path, KILLS_ON_RAY)
+    finally:
+        node.kill()
