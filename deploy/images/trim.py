@@ -82,7 +82,7 @@ TEST_FOLDERS = ("test", "tests")
 FOR_COMPILERS = ("*.a", "*.c", "*.cpp", "*.h", "*.hpp", "*.pxd", "*.pxi", "*.pyi", "*.pyx", "*.tp")
 # Without the libraries in *.libs: their sections were moved when they were packed, and strip
 # breaks them.
-STRIPPED = ("cryptography", "msgpack", "numpy", "pyarrow", "scipy", "sklearn", "xxhash")
+STRIPPED = ("cryptography", "msgspec", "numpy", "pyarrow", "scipy", "sklearn", "xxhash")
 
 
 def main(site_packages: Path, unused: Sequence[str]) -> None:
