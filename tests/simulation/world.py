@@ -178,7 +178,7 @@ class _World:
         self.hub.note(process.name, f"{level}: {entry['event']} {fields}")
         # How a participant exits, fleet.py looks at.
         if level in ("error", "critical") and not process.excuse and entry["event"] != "exiting":
-            self.hub.fail(f"{process.name} logs an error: {entry}")
+            self.hub.fail(f"{process.name} logs an error: {dict(entry)}")
 
     # --- faults ---
 
