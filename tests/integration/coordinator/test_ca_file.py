@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.certificates import make_authority, write_folder
+from support.logs import capture_logs
 from xain_coordinator.config.sections.storage import StorageSettings
 from xain_coordinator.core.vocabulary.values import Point
 from xain_coordinator.ports import StoreError, StoreUnavailable
@@ -83,19 +84,18 @@ def test_store_by_an_authority_of_one_s_own(url: str, folder: Path) -> None:
         _list(url, None)
 
 
-def test_metrics_by_an_authority_of_one_s_own(
-    url: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_metrics_by_an_authority_of_one_s_own(url: str, folder: Path) -> None:
     closing = threading.Event()
     closing.set()  # one try
     point = Point("m", {"f": 1.0}, {})
-    for authorities, num_lost in ((str(folder / AUTHORITY), 0), (None, 1)):
-        writer = InfluxWriter(url, "o", "b", lambda: "hunter2", 5.0, authorities)
-        try:
-            assert writer.write([(1, point)], closing) == num_lost
-        finally:
-            writer.close()
-    assert "CERTIFICATE_VERIFY_FAILED" in capsys.readouterr().out
+    with capture_logs() as logged:
+        for authorities, num_lost in ((str(folder / AUTHORITY), 0), (None, 1)):
+            writer = InfluxWriter(url, "o", "b", lambda: "hunter2", 5.0, authorities)
+            try:
+                assert writer.write([(1, point)], closing) == num_lost
+            finally:
+                writer.close()
+    assert "CERTIFICATE_VERIFY_FAILED" in str(logged)
 
 
 @pytest.mark.parametrize("content", [None, "", "no certificate"])

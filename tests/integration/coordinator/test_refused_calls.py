@@ -171,7 +171,7 @@ async def test_long_request_is_refused_before_it_is_parsed(start, join):
     too_long = b"\xff" * (requests.MAX_REQUEST_BYTES + 1)
     code, details = await answers(coordinator, "Coordinator/FindUpload", [too_long])
     assert code is Code.RESOURCE_EXHAUSTED
-    assert "16385 bytes" in details
+    assert "16384 bytes at most, and has 16385" in details
 
 
 async def test_long_values_are_shortened_in_messages(start, join):
