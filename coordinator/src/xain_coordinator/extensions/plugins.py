@@ -91,12 +91,16 @@ def _search(group: str, path: tuple[str, ...]) -> Mapping[str, tuple[EntryPoint,
     """Find the plug-ins of a group on `path`. Cached: a search takes many milliseconds, and each
     round asks."""
     found: dict[str, tuple[EntryPoint, ...]] = {}
-    # The first distribution of a name on the path is the one that is imported.
-    installed = reversed([*distributions(path=[*path])])
-    unique = {re.sub("[-_.]+", "-", one.name or "").lower(): one for one in installed}
-    for entry in (entry for one in unique.values() for entry in one.entry_points):
-        if entry.group == group:
+    seen: set[str] = set()
+    for one in distributions(path=[*path]):
+        entries = one.entry_points.select(group=group)
+        # Its name takes reading its metadata, which would take most of a start if done for all.
+        name = re.sub("[-_.]+", "-", one.name or "").lower() if entries else ""
+        if name in seen:
+            continue  # the first of a name on the path is the one that is imported
+        for entry in entries:
             found[entry.name] = (*found.get(entry.name, ()), entry)
+            seen.add(name)
     return found
 
 
