@@ -558,7 +558,7 @@ FOLLOWS = [
 
 
 @pytest.mark.parametrize(("written", "key", "value"), FOLLOWS)
-def test_what_is_not_set_follows_from_what_is(written: str, key: str, value: object) -> None:
+def test_missing_setting_follows_from_those_given(written: str, key: str, value: object) -> None:
     """A key of the configuration, or of the rules of its session."""
     found: Any = config(**given_as(written))
     of_rules = key.removeprefix("rules.")
@@ -704,7 +704,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("written", "told"), REFUSED)
 def test_setting_that_cannot_be_is_refused_in_one_line_by_its_key(written: str, told: str) -> None:
-    """Whatever would make a session wait for ever, or fail in a later round, is told."""
+    """Settings with which a session waits for ever, or fails in a later round, are told."""
     message = error_of(**given_as(written))
     assert_told(told, message)
     assert "\n" not in message

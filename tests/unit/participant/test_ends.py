@@ -156,7 +156,7 @@ def test_result_from_before_is_not_for_another_session(session: str) -> None:
     [
         ([CONTACT], [a.Leave()]),
         ([e.Saving(3)], []),
-        # That result is not wanted, so the participant does not come back with it.
+        # The result is not wanted, so the participant does not come back with it.
         ([e.Saving(3), e.Joined("s2", 5.0)], [a.Leave()]),
         (
             [e.Trained(3, is_durable=True), e.HandedIn(3)],

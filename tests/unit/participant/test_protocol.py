@@ -21,7 +21,7 @@ from xain_participant.sdk import events as e
 from xain_participant.sdk.failures import Failure
 from xain_participant.sdk.values import Call, State, Timer
 
-# What is heard, and what is done then.
+# Events that a participant hears, and the actions that follow.
 Steps: TypeAlias = list[tuple[e.Event, list[a.Action]]]
 
 STANDBY = told(3, State.STANDBY)
@@ -186,7 +186,7 @@ RESULTS: dict[str, tuple[tuple[e.Event, ...], Steps]] = {
             (INVALID, [invalid(4)]),
         ],
     ),
-    # It hears STANDBY after its third refusal, and has all its attempts again when it is selected.
+    # STANDBY follows its third refusal; once selected again, it has all its attempts.
     "participant that is left out waits until it is selected": (
         (*HOLDING, *(INVALID, WORK, e.Assigned(3), e.Trained(3)) * 2, INVALID),
         [
