@@ -14,7 +14,7 @@ from rich.console import Console
 from support.wire import digest, npy, refused
 from xain_coordinator.cli.report.page import page
 from xain_coordinator.cli.status import frame
-from xain_coordinator.core.view.history import RoundRecord
+from xain_coordinator.core.view.records import RoundRecord
 from xain_coordinator.core.vocabulary.commands import Rendezvous
 from xain_coordinator.core.vocabulary.values import DataProfile, GlobalModel, WeightsRef
 from xain_coordinator.export.trained import ask as ask_trained

@@ -4,12 +4,8 @@ from tests.unit.core.bench import make_rules
 
 from unit.coordinator.test_history import accepted, model
 from xain_coordinator.core.view.accounts import MANY_ROUNDS, MAX_WARNINGS
-from xain_coordinator.core.view.history import (
-    MAX_NAMES_OF_A_ROUND,
-    MAX_REASON,
-    MAX_REASONS,
-    History,
-)
+from xain_coordinator.core.view.history import History
+from xain_coordinator.core.view.records import MAX_NAMES_OF_A_ROUND, MAX_REASON, MAX_REASONS
 from xain_coordinator.core.vocabulary import events as e
 from xain_coordinator.core.vocabulary.values import DataProfile, Rules, Task
 

@@ -6,14 +6,8 @@ from dataclasses import replace
 import pytest
 
 from xain_coordinator.core.view.accounts import MAX_DEPARTED
-from xain_coordinator.core.view.history import (
-    MAX_NAMES_OF_A_ROUND,
-    MAX_SITE_METRICS,
-    MAX_UNWRITTEN,
-    History,
-    RoundRecord,
-    SiteRecord,
-)
+from xain_coordinator.core.view.history import MAX_SITE_METRICS, MAX_UNWRITTEN, History
+from xain_coordinator.core.view.records import MAX_NAMES_OF_A_ROUND, RoundRecord, SiteRecord
 from xain_coordinator.core.vocabulary import events as e
 from xain_coordinator.core.vocabulary.values import (
     Evaluation,

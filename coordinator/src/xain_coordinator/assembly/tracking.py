@@ -6,7 +6,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from xain_coordinator.core.machine.session import Session
-from xain_coordinator.core.view.history import RoundRecord
+from xain_coordinator.core.view.records import RoundRecord
 from xain_coordinator.core.vocabulary.errors import Unavailable
 from xain_coordinator.core.vocabulary.values import Phase, Task
 from xain_coordinator.driver.driver import Driver

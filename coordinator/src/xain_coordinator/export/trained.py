@@ -14,7 +14,8 @@ import grpc
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.machine.session import Session
 from xain_coordinator.core.parts import profiles
-from xain_coordinator.core.view.history import History, RoundRecord
+from xain_coordinator.core.view.history import History
+from xain_coordinator.core.view.records import RoundRecord
 from xain_coordinator.core.vocabulary.values import (
     DataProfile,
     Evaluation,

@@ -21,7 +21,8 @@ from xain_coordinator.core.parts.membership import Members
 from xain_coordinator.core.parts.round import Round
 from xain_coordinator.core.parts.selection_state import SelectionState
 from xain_coordinator.core.view.accounts import Account
-from xain_coordinator.core.view.history import History, RoundRecord
+from xain_coordinator.core.view.history import History
+from xain_coordinator.core.view.records import RoundRecord
 from xain_coordinator.core.view.session_warnings import Warned
 from xain_coordinator.core.vocabulary.values import Base, Evaluation, GlobalModel, WeightsRef
 from xain_coordinator.journal.codec import make_adapter, reason

@@ -7,7 +7,8 @@ from itertools import islice
 from xain_coordinator.core.machine.session import Session
 from xain_coordinator.core.parts.evaluation import together
 from xain_coordinator.core.view.accounts import MAX_WARNINGS
-from xain_coordinator.core.view.history import MAX_NAMES_OF_A_ROUND, History, RoundRecord
+from xain_coordinator.core.view.history import History
+from xain_coordinator.core.view.records import MAX_NAMES_OF_A_ROUND, RoundRecord
 from xain_coordinator.core.view.view import MAX_ABSENT, planned
 from xain_coordinator.core.vocabulary import events as e
 from xain_coordinator.core.vocabulary.values import Evaluation, Task

@@ -20,7 +20,8 @@ from xain_coordinator.core.machine.decider import due_of_round
 from xain_coordinator.core.machine.session import Session
 from xain_coordinator.core.parts.membership import Heard
 from xain_coordinator.core.view.accounts import Account
-from xain_coordinator.core.view.history import MAX_NAMES_OF_A_ROUND, History
+from xain_coordinator.core.view.history import History
+from xain_coordinator.core.view.records import MAX_NAMES_OF_A_ROUND
 from xain_coordinator.core.view.view import (
     conflict,
     not_eligible_because,

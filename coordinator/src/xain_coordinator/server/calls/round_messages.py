@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any
 
-from xain_coordinator.core.view.history import MAX_NAMES_OF_A_ROUND, RoundRecord
+from xain_coordinator.core.view.records import MAX_NAMES_OF_A_ROUND, RoundRecord
 from xain_coordinator.core.vocabulary.values import Phase, Task
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.server.calls.translate import evaluation_message, wire_task

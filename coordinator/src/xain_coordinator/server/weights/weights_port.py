@@ -12,7 +12,6 @@ Whoever is refused here, or finds the port full, takes GetWeights and PutWeights
 import asyncio
 import contextlib
 import os
-import re
 import socket
 import sys
 import threading
@@ -21,7 +20,6 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from http import HTTPStatus
 from typing import Any, TypeVar
 
 from xain_coordinator.access.errors import Unauthenticated
@@ -31,6 +29,17 @@ from xain_coordinator.ports import JournalError, KeyNotFound, StoreError
 from xain_coordinator.server.identity import peer_at
 from xain_coordinator.server.statuses import message_of
 from xain_coordinator.server.weights.capabilities import Capabilities, Capability, Forbidden, Method
+from xain_coordinator.server.weights.http_messages import (
+    CONTENT_RANGE,
+    SIZE,
+    Answer,
+    Request,
+    digest_of,
+    encode_head,
+    port_full,
+    range_of,
+    send_answer,
+)
 from xain_coordinator.stores.files import FileReader
 from xain_coordinator.updates.bodies import Incoming, Outgoing, Stalled, StallTimer, Transfer
 from xain_coordinator.updates.measured_upload import Announced, Header, MeasuredUpload
@@ -45,7 +54,7 @@ from xain_foundation.security.tls_socket import TlsSocket
 from xain_foundation.settings.fields import join_host_port
 from xain_foundation.threads import num_processors, wait_to_end
 from xain_wire.refusal import Refusal
-from xain_wire.weights_port import DIGEST_HEADER, KEY_HEADER, OFFSET_HEADER, PATH
+from xain_wire.weights_port import KEY_HEADER, OFFSET_HEADER, PATH
 
 T = TypeVar("T")
 
@@ -56,13 +65,7 @@ log = get_logger(__name__)
 # 140 ms with it and 130 to 920 ms without; a round of benchmarks/large_model.py took as long.
 NICENESS = 10
 MAX_HEAD_BYTES = 16 << 10
-LINGER_BYTES = 1 << 20
 BACKLOG = 256
-
-_RANGE = re.compile(rb"bytes=([0-9]{0,19})-([0-9]{0,19})")
-_CONTENT_RANGE = re.compile(rb"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
-_SIZE = re.compile(rb"bytes \*/([0-9]{1,19})")
-_DIGEST = re.compile(rb"[0-9a-f]{32}")
 
 # HTTP statuses of the coordinator's refusals; any other refusal is a 409.
 _STATUSES: dict[str, int] = {
@@ -79,20 +82,6 @@ class PortTaken(Exception):
     """The address cannot be listened on."""
 
 
-class _Answer(Exception):
-    """An answer without a body but for one line of text."""
-
-    def __init__(self, status: int, line: str, headers: tuple[tuple[str, str], ...] = ()) -> None:
-        super().__init__(line)
-        self.status = status
-        self.headers = headers
-
-    def encode(self, *, is_head: bool = False) -> bytes:
-        body = f"{self}\n".encode()
-        headers = (("Content-Type", "text/plain; charset=utf-8"), *self.headers)
-        return _head(self.status, len(body), headers) + (b"" if is_head else body)
-
-
 @dataclass(frozen=True, slots=True)
 class Closed:
     """Certificates of a port that serves nobody without one.
@@ -106,16 +95,6 @@ class Closed:
     certificates: Certificates
     identify: Callable[[bytes], Caller]
     note_refused: Callable[[str, str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """rest: what came of the body with the head."""
-
-    method: str
-    path: str
-    headers: dict[bytes, bytes]
-    rest: bytes
 
 
 class Body:
@@ -295,7 +274,7 @@ class WeightsPort:
             if not await self._make_room():
                 with contextlib.suppress(OSError):
                     if self._closed is None:  # an answer over TLS would take a handshake
-                        sock.send(_full().encode())
+                        sock.send(port_full().encode())
                 sock.close()
                 continue
             if self._closed is not None:
@@ -330,27 +309,27 @@ class WeightsPort:
                 task.cancel()
 
     async def _connection(self, sock: socket.socket) -> None:
-        request: _Request | None = None
+        request: Request | None = None
         task = asyncio.current_task()
         assert task is not None
         try:
             request = await self._request(sock)
             await self._answer(sock, request, task)
-        except _Answer as answer:
+        except Answer as answer:
             is_head = request is not None and request.method == "HEAD"
             said = answer.encode(is_head=is_head)
         except OSError:
             return  # the peer has gone
         except Exception as error:  # a defect of ours ends one connection
             self._crashed(error=type(error).__name__, exc_info=error)
-            said = _Answer(500, "internal error").encode()
+            said = Answer(500, "internal error").encode()
         else:
             return  # the answer was a model
         self._idle[task] = None
-        await _say(self._loop, sock, self.linger_s, said)
+        await send_answer(self._loop, sock, self.linger_s, said)
 
-    async def _request(self, sock: socket.socket) -> _Request:
-        """The head of the request. Raises _Answer."""
+    async def _request(self, sock: socket.socket) -> Request:
+        """The head of the request. Raises Answer."""
         import h11  # no connection comes before the first round
 
         parser = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
@@ -368,34 +347,32 @@ class WeightsPort:
                     else:
                         raise ConnectionError("the peer has gone")
         except TimeoutError:
-            raise _Answer(
+            raise Answer(
                 408, f"the head of the request did not come within {self.head_s:g} s"
             ) from None
         except h11.RemoteProtocolError as error:
             if error.error_status_hint == 431:
-                raise _Answer(431, f"the head has more than {MAX_HEAD_BYTES} bytes") from None
-            raise _Answer(error.error_status_hint, "this is no HTTP/1.1 request") from None
+                raise Answer(431, f"the head has more than {MAX_HEAD_BYTES} bytes") from None
+            raise Answer(error.error_status_hint, "this is no HTTP/1.1 request") from None
         rest, _ = parser.trailing_data
         target = event.target.decode("ascii")
-        return _Request(event.method.decode("ascii"), target, dict(event.headers), rest)
+        return Request(event.method.decode("ascii"), target, dict(event.headers), rest)
 
     async def _answer(
-        self, sock: socket.socket, request: _Request, task: asyncio.Task[None]
+        self, sock: socket.socket, request: Request, task: asyncio.Task[None]
     ) -> None:
-        """Carry out a request. Raises _Answer. task: of the connection."""
+        """Carry out a request. Raises Answer. task: of the connection."""
         if request.method not in ("GET", "PUT", "HEAD"):
-            raise _Answer(
-                405, "only GET, PUT and HEAD are answered", (("Allow", "GET, PUT, HEAD"),)
-            )
+            raise Answer(405, "only GET, PUT and HEAD are answered", (("Allow", "GET, PUT, HEAD"),))
         if not request.path.startswith(PATH):
-            raise _Answer(404, "there is nothing here")
+            raise Answer(404, "there is nothing here")
         try:
             # HEAD asks how much is there of an upload.
             allowed = self._capabilities.check(
                 "GET" if request.method == "GET" else "PUT", request.path
             )
         except Forbidden as forbidden:
-            raise _Answer(403, str(forbidden)) from None
+            raise Answer(403, str(forbidden)) from None
         if self._closed is not None:
             self._admit(self._closed, sock, allowed, task)
         self._idle.pop(task, None)
@@ -404,7 +381,7 @@ class WeightsPort:
             if self._closed is not None:
                 self._idle[task] = None
                 await asyncio.sleep(self.full_s)  # the rate of the refusals
-            raise _full()
+            raise port_full()
         self._by_participant[name] += 1
         try:
             if request.method == "GET":
@@ -421,7 +398,7 @@ class WeightsPort:
     def _admit(
         self, closed: Closed, sock: socket.socket, allowed: Capability, task: asyncio.Task[None]
     ) -> None:
-        """Raises _Answer."""
+        """Raises Answer."""
         assert isinstance(sock, TlsSocket), "a closed port accepts no other"
         try:
             caller = closed.identify(sock.certificate())
@@ -432,25 +409,23 @@ class WeightsPort:
             with contextlib.suppress(OSError):  # the peer may have gone
                 peer = peer_at(*sock.getpeername()[:2])
                 self._core.call_soon_threadsafe(closed.note_refused, peer, str(refusal))
-            raise _Answer(403, message_of(refusal)) from None
+            raise Answer(403, message_of(refusal)) from None
         # No await since identify(): a certificate that is revoked meanwhile is found here.
         self._callers[task] = caller
 
     # --- down ---
 
-    async def _send_model(
-        self, sock: socket.socket, request: _Request, allowed: Capability
-    ) -> None:
+    async def _send_model(self, sock: socket.socket, request: Request, allowed: Capability) -> None:
         try:
             reader = await self._in_thread(self._open_model, allowed.key)
         except KeyNotFound:
-            raise _Answer(404, "the model is not in the store") from None
+            raise Answer(404, "the model is not in the store") from None
         except StoreError:
-            raise _Answer(503, "the store cannot be read") from None
+            raise Answer(503, "the store cannot be read") from None
         with reader:
             if reader.size != allowed.size_bytes:
-                raise _Answer(404, "the model in the store is another one")
-            start, end = _range_of(request.headers.get(b"range"), reader.size)
+                raise Answer(404, "the model in the store is another one")
+            start, end = range_of(request.headers.get(b"range"), reader.size)
             headers: tuple[tuple[str, str], ...] = (
                 ("Content-Type", "application/octet-stream"),
                 ("Accept-Ranges", "bytes"),
@@ -458,7 +433,7 @@ class WeightsPort:
             is_whole = end - start == reader.size
             if not is_whole:
                 headers += (("Content-Range", f"bytes {start}-{end - 1}/{reader.size}"),)
-            head = _head(200 if is_whole else 206, end - start, headers)
+            head = encode_head(200 if is_whole else 206, end - start, headers)
             outgoing = Outgoing(sock, head, reader, reader.fileno(), start, end)
             try:
                 await self._move(outgoing)
@@ -468,30 +443,30 @@ class WeightsPort:
     # --- up ---
 
     async def _take_update(
-        self, sock: socket.socket, request: _Request, allowed: Capability
+        self, sock: socket.socket, request: Request, allowed: Capability
     ) -> None:
         headers = request.headers
         if b"transfer-encoding" in headers or b"content-length" not in headers:
-            raise _Answer(411, "a Content-Length is needed, without a Transfer-Encoding")
+            raise Answer(411, "a Content-Length is needed, without a Transfer-Encoding")
         length = int(headers[b"content-length"])
         offset, size_bytes = 0, length
         content_range = headers.get(b"content-range")
         if content_range is not None:
-            said = _CONTENT_RANGE.fullmatch(content_range)
+            said = CONTENT_RANGE.fullmatch(content_range)
             if said is None:
-                raise _Answer(400, "Content-Range must be: bytes FIRST-LAST/SIZE")
+                raise Answer(400, "Content-Range must be: bytes FIRST-LAST/SIZE")
             offset, last, size_bytes = (int(number) for number in said.groups())
             if last != size_bytes - 1 or last - offset + 1 != length:
-                raise _Answer(400, "Content-Range must reach to the end and fit Content-Length")
+                raise Answer(400, "Content-Range must reach to the end and fit Content-Length")
         if size_bytes > allowed.size_bytes:
-            raise _Answer(413, f"at most {allowed.size_bytes} bytes are taken here")
-        announced = Announced(allowed.round, size_bytes, _digest_of(headers))
+            raise Answer(413, f"at most {allowed.size_bytes} bytes are taken here")
+        announced = Announced(allowed.round, size_bytes, digest_of(headers))
         is_awaited = headers.get(b"expect", b"").lower() == b"100-continue" and not request.rest
         incoming = Incoming(sock, request.rest, length)
         body = Body(self, Header(announced, offset), incoming, is_awaited=is_awaited)
         ref = await self._ask_core(self._receive(allowed.participant_id, body))
         assert isinstance(ref, WeightsRef), "a body is no part"
-        raise _Answer(200, "the update is stored", ((KEY_HEADER, ref.key),))
+        raise Answer(200, "the update is stored", ((KEY_HEADER, ref.key),))
 
     async def receive_body(self, incoming: Incoming, *, is_awaited: bool) -> None:
         """Run on the port's event loop; see Body.into."""
@@ -499,17 +474,17 @@ class WeightsPort:
             await self._loop.sock_sendall(incoming.sock, b"HTTP/1.1 100 Continue\r\n\r\n")
         await self._move(incoming)
 
-    async def _say_offset(self, request: _Request, allowed: Capability) -> None:
-        size = _SIZE.fullmatch(request.headers.get(b"content-range", b""))
+    async def _say_offset(self, request: Request, allowed: Capability) -> None:
+        size = SIZE.fullmatch(request.headers.get(b"content-range", b""))
         if size is None:
-            raise _Answer(400, "Content-Range must be: bytes */SIZE")
-        announced = Announced(allowed.round, int(size[1]), _digest_of(request.headers))
+            raise Answer(400, "Content-Range must be: bytes */SIZE")
+        announced = Announced(allowed.round, int(size[1]), digest_of(request.headers))
         offset = await self._ask_core(self._find(allowed.participant_id, announced))
-        raise _Answer(200, "", ((OFFSET_HEADER, str(offset)),))
+        raise Answer(200, "", ((OFFSET_HEADER, str(offset)),))
 
     async def _ask_core(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the coordinator's event loop, to its end even if we are cancelled.
-        Raises _Answer."""
+        Raises Answer."""
         tasks: list[asyncio.Task[T]] = []
 
         async def run() -> None:
@@ -527,11 +502,11 @@ class WeightsPort:
             return tasks[0].result()
         except errors.Refusal as refusal:
             status = 408 if isinstance(refusal, Stalled) else _STATUSES.get(refusal.code, 409)
-            raise _Answer(status, message_of(refusal)) from None
+            raise Answer(status, message_of(refusal)) from None
         except (StoreError, JournalError):
-            raise _Answer(503, "the store cannot be used now") from None
+            raise Answer(503, "the store cannot be used now") from None
         except asyncio.CancelledError:
-            raise _Answer(503, "the coordinator is stopping") from None
+            raise Answer(503, "the coordinator is stopping") from None
 
     # --- bytes ---
 
@@ -597,10 +572,6 @@ def _yield_to_calls() -> None:
             os.nice(NICENESS)
 
 
-def _full() -> _Answer:
-    return _Answer(503, "the port is full; use gRPC, or come again later")
-
-
 def _listen(address: tuple[str, int], preferred: int) -> socket.socket:
     """Raises PortTaken."""
     host, port = address
@@ -617,47 +588,3 @@ def _listen(address: tuple[str, int], preferred: int) -> socket.socket:
                     f"cannot listen on {join_host_port(host, port)} for weights: {error.strerror}"
                 ) from None
     raise AssertionError("the last number is the port")
-
-
-def _head(status: int, length: int, headers: tuple[tuple[str, str], ...]) -> bytes:
-    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", f"Content-Length: {length}"]
-    lines += [f"{name}: {value}" for name, value in headers]
-    # no-store: a proxy on the way must not keep what a capability gives.
-    return "\r\n".join([*lines, "Cache-Control: no-store", "Connection: close", "", ""]).encode()
-
-
-async def _say(
-    loop: asyncio.AbstractEventLoop, sock: socket.socket, linger_s: float, answer: bytes
-) -> None:
-    """Send an answer, and leave the peer a moment to read it: closing a socket that has unread
-    bytes makes the peer's system forget what came before."""
-    with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(linger_s):
-            await loop.sock_sendall(sock, answer)
-            sock.shutdown(socket.SHUT_WR)
-            left = LINGER_BYTES
-            while left > 0 and (data := await loop.sock_recv(sock, 64 << 10)):
-                left -= len(data)
-
-
-def _range_of(header: bytes | None, size: int) -> tuple[int, int]:
-    """The bytes that a Range asks for, as start and end. Raises _Answer."""
-    if header is None:
-        return 0, size
-    said = _RANGE.fullmatch(header.replace(b" ", b""))
-    if said is None or not (said[1] or said[2]):
-        return 0, size  # RFC 9110: a range that is not understood is ignored
-    if said[1]:
-        start, end = int(said[1]), min(int(said[2] or size), size - 1) + 1
-    else:
-        start, end = max(0, size - int(said[2])), size
-    if start >= end:
-        raise _Answer(416, f"the object has {size} bytes", (("Content-Range", f"bytes */{size}"),))
-    return start, end
-
-
-def _digest_of(headers: dict[bytes, bytes]) -> str:
-    digest = headers.get(DIGEST_HEADER.lower().encode(), b"")
-    if _DIGEST.fullmatch(digest) is None:
-        raise _Answer(400, f"{DIGEST_HEADER} must be the xxh3-128 of the whole object, in hex")
-    return digest.decode()
