@@ -51,24 +51,20 @@ Prints tables; writes bench-results/parameter_server.json, with --only those tha
 
 import itertools
 import multiprocessing as mp
-import queue
 import socket
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from multiprocessing.connection import Connection as Pipe
-from typing import Any, Protocol
+from typing import Any
 
 import flags
-import grpc
 import numpy as np
 import results
-import zmq
-from numpy.typing import NDArray
+from bare_arrays import BARE, GIVE, Array, Bare, receive, served, tune
 from parameter_group import Group, connected, group_of
 from processes import PATIENCE_S
 
@@ -81,55 +77,9 @@ from xain_parameters.tables.rules import Adagrad, Adam, Add
 from xain_parameters.transport.frames import HungUp, Receiver, pieces_of
 
 SMALL = 1024  # values in 4 KiB
-CHUNK_BYTES = 2 << 20
 EXCHANGES = 3
 DIM = 16
-METHOD = "/bench.Bare/Exchange"
-ADD, GIVE = b"a", b"g"
 TABLES = ("dense", "sparse", "small", "latency", "jobs", "replication", "checkpoint", "recovery")
-
-Array = NDArray[Any]
-
-
-class Connection(Protocol):
-    """A bare connection to one server, which adds what is pushed to an array."""
-
-    def push(self, values: Array) -> None:
-        """Send values; does not wait until they are added."""
-
-    def end_push(self) -> None:
-        """Wait until they are added."""
-
-    def ask(self) -> None:
-        """Ask for the array."""
-
-    def pull(self, out: Array) -> None:
-        """Receive the array that was asked for."""
-
-
-@contextmanager
-def served(serve: Callable[..., None], num_servers: int, *arguments: Any) -> Iterator[list[int]]:
-    """Ports of server processes."""
-    context = mp.get_context("spawn")
-    pipes, processes = [], []
-    try:
-        for index in range(num_servers):
-            here, there = context.Pipe()
-            process = context.Process(target=serve, args=(there, index, *arguments), daemon=True)
-            process.start()
-            pipes.append(here)
-            processes.append(process)
-        for pipe in pipes:
-            if not pipe.poll(PATIENCE_S):
-                raise SystemExit("a server did not begin")
-        yield [pipe.recv() for pipe in pipes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
-
-
-# --- the parameter server -------------------------------------------------------------------------
 
 
 class Ours:
@@ -139,185 +89,6 @@ class Ours:
     def exchange(self, pushed: Array, out: Array) -> None:
         self._dense.push(pushed)
         self._dense.pull(out=out)
-
-
-# --- bare transports ------------------------------------------------------------------------------
-
-
-class Bare:
-    """Connections to several servers, each with its part of the array."""
-
-    def __init__(self, connections: Sequence[Connection], size: int) -> None:
-        edges = [size * i // len(connections) for i in range(len(connections) + 1)]
-        parts = [slice(*pair) for pair in itertools.pairwise(edges)]
-        self._connections = list(zip(connections, parts, strict=True))
-
-    def exchange(self, pushed: Array, out: Array) -> None:
-        for connection, part in self._connections:
-            connection.push(pushed[part])
-        for connection, _ in self._connections:
-            connection.end_push()
-        for connection, _ in self._connections:
-            connection.ask()
-        for connection, part in self._connections:
-            connection.pull(out[part])
-
-
-def _receive(connection: socket.socket, array: Array) -> bool:
-    view = memoryview(array).cast("B")
-    while view.nbytes:
-        count = connection.recv_into(view)
-        if not count:
-            return False
-        view = view[count:]
-    return True
-
-
-def _tune(connection: socket.socket, congestion: bytes) -> None:
-    """congestion: the congestion control; b"": the default."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if congestion and hasattr(socket, "TCP_CONGESTION"):  # Linux
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion)
-
-
-def serve_tcp(pipe: Pipe, index: int, size: int, congestion: bytes = b"") -> None:
-    total, buffer = np.zeros(size, np.float32), np.empty(size, np.float32)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        pipe.send(listener.getsockname()[1])
-        connection, _ = listener.accept()
-    _tune(connection, congestion)
-    while command := connection.recv(1):
-        if command == ADD:
-            if not _receive(connection, buffer):
-                return
-            total += buffer
-            connection.sendall(ADD)
-        else:
-            connection.sendall(total)
-
-
-class Tcp:
-    def __init__(self, port: int, congestion: bytes = b"") -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port))
-        _tune(self._socket, congestion)
-
-    def push(self, values: Array) -> None:
-        self._socket.sendall(ADD)
-        self._socket.sendall(values)
-
-    def end_push(self) -> None:
-        self._socket.recv(1)
-
-    def ask(self) -> None:
-        self._socket.sendall(GIVE)
-
-    def pull(self, out: Array) -> None:
-        _receive(self._socket, out)
-
-
-def serve_zmq(pipe: Pipe, index: int, size: int) -> None:
-    total = np.zeros(size, np.float32)
-    with zmq.Context() as context, context.socket(zmq.REP) as server:
-        pipe.send(server.bind_to_random_port("tcp://127.0.0.1"))
-        while True:
-            frame = server.recv(copy=False)
-            if len(frame) > 1:
-                total += np.frombuffer(frame, np.float32)
-                server.send(ADD)
-            else:
-                server.send(total, copy=False)
-
-
-class Zmq:
-    def __init__(self, port: int) -> None:
-        self._socket = zmq.Context().socket(zmq.REQ)
-        self._socket.connect(f"tcp://127.0.0.1:{port}")
-
-    def push(self, values: Array) -> None:
-        self._socket.send(values, copy=False)
-
-    def end_push(self) -> None:
-        self._socket.recv()
-
-    def ask(self) -> None:
-        self._socket.send(GIVE)
-
-    def pull(self, out: Array) -> None:
-        out[:] = np.frombuffer(self._socket.recv(copy=False), np.float32)
-
-
-def _chunks(array: Array) -> Iterator[bytes]:
-    view = memoryview(array).cast("B")
-    for start in range(0, view.nbytes, CHUNK_BYTES):
-        yield bytes(view[start : start + CHUNK_BYTES])
-
-
-def serve_grpc(pipe: Pipe, index: int, size: int) -> None:
-    total = np.zeros(size, np.float32)
-
-    def exchange(chunks: Iterator[bytes], context: object) -> Iterator[bytes]:
-        offset = 0
-        for chunk in chunks:
-            if chunk == GIVE:
-                yield from _chunks(total)
-                continue
-            values = np.frombuffer(chunk, np.float32)
-            total[offset : offset + len(values)] += values
-            offset += len(values)
-            if offset == size:
-                offset = 0
-                yield ADD
-
-    handler: Any = grpc.stream_stream_rpc_method_handler(exchange)
-    service, _, method = METHOD[1:].partition("/")
-    server = grpc.server(
-        ThreadPoolExecutor(2),
-        handlers=[grpc.method_handlers_generic_handler(service, {method: handler})],
-        options=[("grpc.max_receive_message_length", 2 * CHUNK_BYTES)],
-    )
-    pipe.send(server.add_insecure_port("127.0.0.1:0"))
-    server.start()
-    server.wait_for_termination()
-
-
-class Grpc:
-    def __init__(self, port: int) -> None:
-        options = [("grpc.max_receive_message_length", 2 * CHUNK_BYTES)]
-        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}", options)
-        self._out: queue.SimpleQueue[Iterable[bytes]] = queue.SimpleQueue()
-        call: Any = self._channel.stream_stream(METHOD)
-        self._in = call(self._requests())
-
-    def _requests(self) -> Iterator[bytes]:
-        while True:
-            yield from self._out.get()
-
-    def push(self, values: Array) -> None:
-        self._out.put(_chunks(values))
-
-    def end_push(self) -> None:
-        assert next(self._in) == ADD
-
-    def ask(self) -> None:
-        self._out.put([GIVE])
-
-    def pull(self, out: Array) -> None:
-        offset = 0
-        while offset < len(out):
-            values = np.frombuffer(next(self._in), np.float32)
-            out[offset : offset + len(values)] = values
-            offset += len(values)
-
-
-BARE: dict[str, tuple[Callable[..., None], Callable[[int], Connection]]] = {
-    "tcp": (serve_tcp, Tcp),
-    "tcp_reno": (partial(serve_tcp, congestion=b"reno"), partial(Tcp, congestion=b"reno")),
-    "pyzmq": (serve_zmq, Zmq),
-    "grpcio": (serve_grpc, Grpc),
-}
-
-
-# --- what is measured -----------------------------------------------------------------------------
 
 
 def dense(server: Server, size: int, repeats: int) -> dict[str, Any]:
@@ -414,9 +185,9 @@ def serve_exchange(pipe: Pipe, index: int, request_bytes: int, answer_bytes: int
     with socket.create_server(("127.0.0.1", 0)) as listener:
         pipe.send(listener.getsockname()[1])
         connection, _ = listener.accept()
-    _tune(connection, b"reno")
+    tune(connection, b"reno")
     request, answer = np.empty(request_bytes, np.uint8), bytes(answer_bytes)
-    while _receive(connection, request):
+    while receive(connection, request):
         connection.sendall(answer)
 
 
@@ -425,13 +196,13 @@ class Exchange:
 
     def __init__(self, port: int, request_bytes: int, answer_bytes: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port))
-        _tune(self._socket, b"reno")
+        tune(self._socket, b"reno")
         self._request = bytes(request_bytes)
         self._answer = np.empty(answer_bytes, np.uint8)
 
     def __call__(self) -> None:
         self._socket.sendall(self._request)
-        _receive(self._socket, self._answer)
+        receive(self._socket, self._answer)
 
 
 def serve_least(pipe: Pipe, index: int, rows: int) -> None:
@@ -439,7 +210,7 @@ def serve_least(pipe: Pipe, index: int, rows: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         pipe.send(listener.getsockname()[1])
         connection, _ = listener.accept()
-    _tune(connection, b"reno")
+    tune(connection, b"reno")
     receiver, values = Receiver(connection), np.zeros(rows, np.float32)
     known: dict[bytes, Array] = {}
     while True:
@@ -467,7 +238,7 @@ class Least:
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port))
-        _tune(self._socket, b"reno")
+        tune(self._socket, b"reno")
         self._receiver = Receiver(self._socket)
         self._requests = itertools.count(1)
 
@@ -609,7 +380,7 @@ def ask_bytes(pipe: Pipe, index: int, port: int, seconds: float) -> None:
         deadline = time.perf_counter() + seconds
         while (begin := time.perf_counter()) < deadline:
             connection.sendall(GIVE)
-            _receive(connection, out)
+            receive(connection, out)
             taken.append(time.perf_counter() - begin)
             time.sleep(0.001)  # between two requests, not measured
         pipe.send(np.percentile(taken, [50, 99]).tolist())
