@@ -34,6 +34,7 @@ import flags
 import fleet
 import numpy as np
 import results
+from fleet_crowd import Crowd, wait
 
 import xain
 
@@ -81,10 +82,10 @@ def fleet_rounds(number: int) -> list[float]:
     """Seconds of each round with so many participants of fleet.py."""
     settings = {**fleet.settings_of(number, fleet.Scale()), "rounds.rounds": LIGHT_ROUNDS + 1}
     with results.scratch() as folder, fleet.coordinator(folder, settings) as (server, port):
-        crowd = fleet.Crowd(port, number)
+        crowd = Crowd(port, number)
         try:
             crowd.train(until=LIGHT_ROUNDS)
-            fleet.wait(lambda: bool(server.events("session_finished")), "the rounds", server)
+            wait(lambda: bool(server.events("session_finished")), "the rounds", server)
             return seconds_of([*server.events("round_opened"), *server.events("model_published")])
         finally:
             crowd.end()
