@@ -52,7 +52,6 @@ from xain_participant.wire.client import CoordinatorClient
 from xain_wire.fl import coordinator_pb2 as pb
 
 HERE = Path(__file__).resolve().parent.parent
-SOURCES = ("protos", "foundation", "messaging", "workloads", "parameters", "coordinator")
 CORES = 2
 QUICK = "--quick"
 WARM_UP_CALLS, CALLS = 500, 4000
@@ -302,8 +301,7 @@ WORK: dict[str, Callable[[], Figures]] = {
 
 def measured(tree: Path, what: str, *flags_of: str) -> Figures:
     """Figures of one piece of work, by a process that has only the modules of this tree."""
-    sources = [tree / name / "src" for name in (*SOURCES, "participant")]
-    path = os.pathsep.join(map(str, (*sources, tree / "benchmarks")))
+    path = os.pathsep.join(map(str, (*sorted(tree.glob("*/src")), tree / "benchmarks")))
     # With compiled modules, as they are started: else a start would be measured by its lines.
     kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     made = subprocess.run(
