@@ -75,7 +75,7 @@ def factors(server, index, count):
         error = np.where(is_hidden[batch], 0, u @ v.T - x[batch]).astype(np.float32)
         images.push(batch, error @ v)
         pixels.push(error.T @ u)
-    model = lambda: images.pull(range(len(x))) @ pixels.pull().T  # noqa: E731
+    model = lambda: images.pull(range(len(x))) @ pixels.pull().T  # noqa: E731 - one line of algebra
     return lambda: np.sqrt(np.mean((model() - x)[is_hidden] ** 2))
 
 

@@ -98,6 +98,6 @@ class ClosedPort:
         try:
             await source.into(upload)
             return upload.complete().ref
-        except BaseException as error:
+        except BaseException as error:  # a cancellation too
             self.ended.append(error)
             raise

@@ -84,7 +84,7 @@ if __name__ == "__main__":
                 "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
             },
         )
-    except BaseException:
+    except BaseException:  # whatever it is: the process could not end by itself
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)  # the thread of the server waits for clients that never come

@@ -96,7 +96,7 @@ def load_handler(path: str) -> Handler:
     if not callable(handler) or inspect.iscoroutinefunction(handler):
         kind = "a coroutine function" if callable(handler) else type(handler).__name__
         raise ValueError(f"{path!r} is {kind}; a handler is a plain function")
-    return handler  # type: ignore[no-any-return]
+    return handler  # type: ignore[no-any-return]  # what it takes shows when it is called
 
 
 class HandlerThread:

@@ -476,7 +476,7 @@ class AsyncSession(Generic[W]):
         self._interrupts.listen()
         try:
             await self.do(self._session.__enter__)
-        except BaseException:
+        except BaseException:  # a cancellation too: no handler of signals stays behind
             self._interrupts.end()
             raise
 

@@ -29,7 +29,7 @@ class Sent:
         """Returns when the request waits for its answers, or has ended."""
         replies = self.relay.send(key, pb.PassedRequest(number=key[2]), names, others)
         self.tasks[key] = asyncio.create_task(gathered(replies))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the task runs until it waits
 
 
 async def gathered(replies: AsyncIterator[tuple[str, Reply]]) -> dict[str, Reply]:

@@ -37,7 +37,7 @@ class ProgramCall:
             env=child.environment(self.environment, self.without),
         ) as process:
             assert process.stdout is not None
-            while data := process.stdout.read1():  # type: ignore[attr-defined]
+            while data := process.stdout.read1():  # type: ignore[attr-defined]  # it is buffered
                 self._put(data)
         return str(child.exit_status(process.returncode))
 

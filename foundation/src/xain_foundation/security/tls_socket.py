@@ -150,6 +150,7 @@ class TlsSocket(socket.socket):
         while count < len(room) and (not count or self._in.pending >= _ENCRYPTED_BYTES):
             try:
                 left = room[count:]
+                # With a buffer it returns the number of bytes, which the stubs do not know.
                 more: int = self._tls.read(len(left), left)  # type: ignore[assignment]
             except ssl.SSLWantReadError:
                 if count:

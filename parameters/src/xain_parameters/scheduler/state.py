@@ -231,7 +231,7 @@ class State(msgspec.Struct, frozen=True, dict=True):  # dict: for cached propert
     last_job: int = 0
 
     @classmethod
-    def first(cls, generation: int, settings: Settings = Settings()) -> "State":  # noqa: B008
+    def first(cls, generation: int, settings: Settings = Settings()) -> "State":  # noqa: B008 - frozen
         """The state of a new group."""
         return cls(settings, generation, jobs={"": Job(0, generation)})
 

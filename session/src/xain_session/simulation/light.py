@@ -216,7 +216,7 @@ class LightAgent:
                 event, work = self._events.popleft()
                 for action in self._protocol.handle(event):
                     self._do(action, work)
-        except Exception as error:
+        except Exception as error:  # a defect, which the caller is told of
             self._lights.fail(error)
         finally:
             self._events = None

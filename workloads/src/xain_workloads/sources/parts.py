@@ -146,7 +146,7 @@ def read_bytes(part: Part, start: int, stop: int, first_wait_s: float = FIRST_WA
             why = f"{len(found)} of {stop - start} bytes came"
         wait_s = waits.next_s()
         log.warning("reading_again", file=part.name, start=start, reason=why, wait_s=wait_s)
-        time.sleep(wait_s)
+        time.sleep(wait_s)  # the file system may be back then
     if len(found) != stop - start:
         raise DataError(
             f"{part.path}: bytes {start} to {stop} were asked for, and {len(found)} came; the file "

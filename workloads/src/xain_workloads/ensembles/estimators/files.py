@@ -98,7 +98,7 @@ class _Writer:
         order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
         if not _DTYPE.fullmatch(array.dtype.str) or array.ndim > _MAX_DIMENSIONS:
             raise _Unknown(array.dtype)
-        key = ((array.dtype.str, array.shape, order), array.tobytes(order))  # type: ignore[arg-type]
+        key = ((array.dtype.str, array.shape, order), array.tobytes(order))  # type: ignore[arg-type]  # a str
         if key not in self._numbers:
             self._numbers[key] = len(self.arrays)
             self.arrays.append(key)
