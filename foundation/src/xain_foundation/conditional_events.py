@@ -205,6 +205,7 @@ def _parse(item: object, path: tuple[int, ...], numbers: Iterator[int]) -> Condi
 
 
 def _parse_unit(text: str, path: tuple[int, ...]) -> Unit:
+    """Parse one condition. Raises the error that names it by its path in the expression."""
     if text in _OPERATORS:
         raise _wrong(text, path, "an operator stands at the end of its list, and only there")
     parts = text.rsplit(":", 2)

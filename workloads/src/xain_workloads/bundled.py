@@ -54,7 +54,8 @@ class Bundled(NamedTuple):
 
 
 def read_bundled(name: str) -> Bundled:
-    """Raises ModuleNotFoundError where scikit-learn is not installed."""
+    """Read a data set that scikit-learn brings, from its files. Raises ModuleNotFoundError where
+    scikit-learn is not installed."""
     found = find_spec("sklearn")
     if found is None or found.origin is None:
         raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")

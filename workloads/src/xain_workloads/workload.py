@@ -210,6 +210,9 @@ def _initial_model(
     options: PreprocessingOptions,
     made: Mapping[str, str] | None,
 ) -> Model:
+    """The model that training begins with: preprocessing is fitted to the statistics of all sites,
+    unless there is one already, and the workload makes its weights. Raises ValueError and
+    DataError."""
     profiles = shared.profiles
     known = [profile for profile in profiles if profile.num_samples > 0]
     if not trains(workload):

@@ -40,7 +40,8 @@ class AppendedFile:
         return self._fd
 
     def append(self, lines: bytes) -> None:
-        """Raises OSError; then none of the lines is in the file, as far as it can be cut."""
+        """Write lines to the end of the file; a file that would grow too large is moved aside
+        first. Raises OSError; then none of the lines is in the file, as far as it can be cut."""
         try:
             if self._fd is not None and self._is_moved(self._fd):
                 self.close()

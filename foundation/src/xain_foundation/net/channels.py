@@ -169,7 +169,8 @@ class _Way:
     addresses: "list[Any] | None" = None
 
     def connect(self) -> socket.socket:
-        """Raises OSError, _ProxyRefuses among them, and UnicodeError."""
+        """Open a connection, through the proxy if there is one. Raises OSError, _ProxyRefuses among
+        them, and UnicodeError."""
         proxy = self.proxy
         if self.addresses is None:
             host, port = self.to if proxy is None else (proxy.host, proxy.port)

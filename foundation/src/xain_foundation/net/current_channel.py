@@ -77,6 +77,8 @@ class CurrentChannel(Generic[S]):
 
     @contextmanager
     def _counted(self) -> Iterator[S]:
+        """Lend the stub of the present channel, and close a former one when its last call ends. A
+        channel becomes a former one when the certificates have changed."""
         version = 0 if self._tls is None else self._tls.look()
         with self._lock:
             former = None

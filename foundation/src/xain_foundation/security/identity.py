@@ -121,7 +121,8 @@ class IdentityRules:
     authority: str = ""
 
     def identify(self, names: Names) -> Identity:
-        """Raises NoIdentity with the reason."""
+        """The identity that a certificate with these names stands for. Raises NoIdentity with the
+        reason."""
         found = {
             "uri": names.uris,
             "dns": names.dns,

@@ -55,7 +55,7 @@ class JoinToken:
 
     @classmethod
     def decode(cls, text: str) -> "JoinToken":
-        """Raises InvalidToken."""
+        """Read a token from its text. Raises InvalidToken."""
         text = text.strip()
         if not text.startswith(PREFIX):
             raise InvalidToken(f"a token begins with {PREFIX!r}, and this does not")

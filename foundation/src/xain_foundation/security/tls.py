@@ -268,7 +268,8 @@ class Certificates:
 
 
 def _load(folder: Path) -> _Loaded:
-    """Raises InvalidCertificates."""
+    """Read the certificates and the key of a folder, and make the contexts that need them. Raises
+    InvalidCertificates."""
     from xain_foundation.security.x509 import InvalidPem, read_certificate
 
     paths = [folder / name for name in FILES]

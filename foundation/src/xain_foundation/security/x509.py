@@ -50,7 +50,7 @@ def key_to_pem(key: PrivateKey, passphrase: bytes = b"") -> bytes:
 
 
 def key_of_pem(pem: bytes, passphrase: bytes = b"") -> PrivateKey:
-    """Raises InvalidPem."""
+    """Read a private key. Raises InvalidPem."""
     try:
         key = serialization.load_pem_private_key(pem, passphrase or None)
     except TypeError:
@@ -208,7 +208,8 @@ class Authority:
 
     @classmethod
     def of_pem(cls, certificate: bytes, key: bytes, passphrase: bytes = b"") -> "Authority":
-        """Raises InvalidPem, also if key and certificate do not belong together."""
+        """Read an authority from its certificate and key. Raises InvalidPem, also if key and
+        certificate do not belong together."""
         own = key_of_pem(key, passphrase)
         if read_certificate(certificate).key_digest != digest_of_key(own.public_key()):
             raise InvalidPem("the authority's key is not that of its certificate")

@@ -244,7 +244,8 @@ def require_private(
 
 
 def parse_json(text: str, *, parse_constant: Callable[[str], object] | None = None) -> object:
-    """Raises ValueError, also for lists that are nested more than MAX_DEPTH deep.
+    """Parse JSON that is not trusted. Raises ValueError, also for lists that are nested more than
+    MAX_DEPTH deep.
 
     parse_constant: as in json.loads(). The depth is found before the text is read: a RecursionError
     at the end of the stack strikes what the garbage collector runs there, too.

@@ -287,6 +287,8 @@ def _walk(
 
 
 def _from_environment(schema: Schema, prefix: str) -> _Source:
+    """The settings that environment variables with this prefix give, and what is wrong with
+    them."""
     source = _Source()
     variables: dict[Key, str] = {}
 

@@ -237,6 +237,9 @@ class Batches:
     # --- a clock ---
 
     def _step(self) -> Batch | None:
+        """Go on to the next clock, and return its batch; None when the batches are over. The
+        first step waits for a slot and enters the clocks; after a rollback the position is
+        sought anew."""
         core = self._core
         if not self._loop:
             worker = core.scheduler

@@ -398,6 +398,8 @@ class Core:
         self.answered(ticket, None)
 
     def _push(self, table: TableSpec, ticket: Ticket, pieces: Sequence[Piece]) -> None:
+        """Send the pieces of one push. Servers that have them already leave them out, by the
+        ticket."""
         is_clocked = ticket.clock >= 0
         settled = 0
         if not is_clocked:

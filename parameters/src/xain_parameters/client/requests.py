@@ -507,6 +507,8 @@ class Requests:
         now: float,
         timeout_s: float,
     ) -> None:
+        """Ask for pieces until each was answered; refused ones are asked for again with a newer
+        view. Raises Unavailable after timeout_s, RolledBack, and Closed."""
         deadline = now + timeout_s
         backoff = None
         why, where = "no server has it", ""

@@ -299,6 +299,8 @@ class ServerNode:
     def _handle_request(
         self, source: Source, request: Request, message: Message, now: float
     ) -> None:
+        """Answer a push or pull, or let it wait for the view that it was made with. A refusal goes
+        to its sender, and changes nothing."""
         each = request.each if isinstance(request, Several) else request
         job = job_of(request.sections[0].range if isinstance(request, Several) else request.range)
         try:

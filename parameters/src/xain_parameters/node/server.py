@@ -452,6 +452,8 @@ class ParameterServer:
         self._start(self._save, view.job, range_, view)
 
     def _save(self, range_: int, view: View) -> None:
+        """Write the part of a checkpoint that one range makes, and report to the scheduler that it
+        is saved or has failed; nothing if the checkpoint was abandoned."""
         assert self._node is not None
         assert view.cut is not None
         node, cut = self._node, view.cut.number

@@ -83,6 +83,7 @@ def _decided(state: State, command: c.Command) -> tuple[list[AnyEvent], State]:
 
 
 def _answer(state: State, command: c.Command) -> Iterable[AnyEvent]:
+    """The events that a command alone leads to. Raises Invalid and Evicted."""
     match command:
         case c.Start(settings):
             if settings.checkpoint_interval and not settings.checkpoints:
@@ -111,6 +112,7 @@ def _answer(state: State, command: c.Command) -> Iterable[AnyEvent]:
 
 
 def _answer_job(job: Job, name: str, command: c.Command) -> Iterable[AnyEvent]:
+    """The same of a command about one job. Raises Invalid."""
     match command:
         case c.DeclareTable(table):
             return _declared(job, name, replace(table, number=len(job.tables) + 1))
@@ -201,6 +203,8 @@ def _given_up(state: State) -> list[AnyEvent]:
 def _answer_server(
     state: State, command: c.ServerJoined | c.ServerReturned | c.ServerLeft | c.ServerDied
 ) -> Iterable[AnyEvent]:
+    """The events of a server that came, came back with its ranges, leaves, or has died. Raises
+    Evicted for a process that a later one has replaced."""
     known = state.servers.get(command.name)
     if isinstance(command, c.ServerJoined):
         name, address, incarnation = command.name, command.address, command.incarnation
@@ -261,6 +265,8 @@ def _text(table: TableSpec) -> str:
 def _answer_worker(
     job: Job, job_name: str, command: c.WorkerJoined | c.Tick | c.WorkerLeft | c.WorkerDied
 ) -> Iterable[AnyEvent]:
+    """The events of a worker that begins its clocks, ticks, leaves, or has died. Raises Evicted for
+    a process that a later one has replaced, and Invalid."""
     name = command.name
     known = job.workers.get(name)
     incarnation = None if isinstance(command, c.WorkerDied) else command.incarnation
@@ -319,6 +325,8 @@ def _entered(job: Job, name: str, command: c.WorkerEntered) -> Iterable[AnyEvent
 
 
 def _part_wanted(job: Job, name: str, command: c.PartWanted) -> Iterable[AnyEvent]:
+    """The events by which a worker gets a part of the data: the one before is done, a part that is
+    left is taken, or the next epoch begins. Raises Evicted and RolledBack."""
     worker, called = command.name, command.data
     slot = job.slots.get(worker)
     if slot is None or slot.is_gone or slot.incarnation != command.incarnation:

@@ -73,6 +73,8 @@ class Journal:
             raise
 
     def _open(self) -> None:
+        """Read the state from the file, or begin a new one. Raises JournalError for a file that is
+        damaged, of another program, or of another format."""
         db = self._db
         db.execute("PRAGMA locking_mode=EXCLUSIVE")
         db.execute("PRAGMA journal_mode=WAL")

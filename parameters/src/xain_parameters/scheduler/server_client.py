@@ -131,6 +131,8 @@ class ServerScheduler(SchedulerMember):
         super().close()
 
     def _report(self) -> None:
+        """Tell the scheduler what has changed and that the server is alive, until it ends; the
+        thread of the reports. What could not be sent is sent with the next report."""
         while not self._ended.is_set():
             self._has_news.clear()
             with self._lock:

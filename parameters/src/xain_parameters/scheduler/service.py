@@ -232,6 +232,8 @@ class SchedulerService(SchedulerServicer):
         self._start(self._make_whole(name, manifest_of(job, cut)))
 
     async def _make_whole(self, name: str, cut: Cut) -> None:
+        """Write the manifest of a checkpoint whose parts are all saved, and delete older
+        checkpoints and unfinished ones."""
         url = self._state.settings.checkpoints
         while (job := self._open_cut(name, cut)) is not None:
             try:

@@ -531,6 +531,7 @@ def _with_servers(state: State, event: Started | ServerCame | ServerLeaving | Se
 
 
 def _evolve(job: Job, event: JobEvent) -> Job:
+    """The job after an event."""
     match event:
         case TableDeclared():
             return replace(job, tables=(*job.tables, event.table))
@@ -634,6 +635,7 @@ def _with_data(job: Job, event: DataDeclared | EpochBegun | PartTaken | PartDone
 
 
 def _rolled_back(job: Job) -> Job:
+    """The job at its last checkpoint, or at its beginning, as a new generation."""
     cut = job.cuts[-1] if job.cuts else None
     clock = 0 if cut is None else cut.clock
     clocks = {} if cut is None else cut.clocks

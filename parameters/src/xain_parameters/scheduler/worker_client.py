@@ -250,6 +250,8 @@ class WorkerScheduler(SchedulerMember):
         return super().checkpoint(timeout_s, self.job if self._has_job else job)
 
     def _table(self, request: pb.DeclareRequest, timeout_s: float) -> TableSpec:
+        """Declare a table, and wait until the view has it. The first declaration makes the worker's
+        job. Raises Unavailable."""
         deadline = time.monotonic() + timeout_s
         with nullcontext() if self._has_job else self._entering:
             if self._has_job:

@@ -168,6 +168,8 @@ class Channel:
     # --- in threads ---
 
     def _read(self) -> None:
+        """Hand on message after message until the peer hangs up or breaks the rules; the thread
+        that reads. It ends the channel."""
         why: Exception | None = None
         try:
             while True:

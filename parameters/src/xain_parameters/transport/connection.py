@@ -170,6 +170,7 @@ class Connection:
     # --- in the thread that polls ---
 
     def on_ready(self, events: int) -> None:
+        """Send and receive what the socket takes and has; an error ends the connection."""
         if self._why is not None:
             return
         try:

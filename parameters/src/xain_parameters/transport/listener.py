@@ -124,6 +124,8 @@ class Listener:
     # --- in threads ---
 
     def _accept(self) -> None:
+        """Accept connections until the listener is closed, each greeted in a thread of its own.
+        Where it is full, the oldest that has said nothing makes room."""
         while True:
             try:
                 connection, (host, *_) = self._socket.accept()
@@ -155,6 +157,8 @@ class Listener:
                 self._refused(reason="too many", limit=self._max_connections)
 
     def _greet(self, accepted: socket.socket, host: str) -> None:
+        """Shake hands with a new connection and wait for its Hello; then it becomes a channel, or
+        is closed."""
         connection: Socket = accepted
         channel = None
         caller: Caller | NoIdentity | None = None

@@ -89,7 +89,8 @@ class BaggingWorkload:
 
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> Self:
-        """Raises ValueError that names an option that is unknown or wrong."""
+        """The workload with these options. Raises ValueError that names an option that is unknown
+        or wrong."""
         return cls(from_mapping(BaggingOptions, options, workload=cls.name))
 
     @property
@@ -181,7 +182,8 @@ class BaggingWorkload:
         drawn: np.random.Generator,
         weights: Array | None,
     ) -> Any:
-        """Raises DataError if the estimator cannot be fitted on the rows. weights: of classes.
+        """Fit one estimator. Raises DataError if the estimator cannot be fitted on the rows.
+        weights: of classes.
 
         data: of which the rows are drawn. With groups an estimator does not stop early, as it would
         divide the rows of a group, unless the parameters say so.
@@ -325,7 +327,8 @@ class BaggingWorkload:
         return voting
 
     def _open(self, model: Model) -> tuple[tuple[str, ...], int]:
-        """Raises ValueError if the model is none of this workload."""
+        """The classes and the number of features of a model. Raises ValueError if the model is none
+        of this workload."""
         if model.vector.dtype != np.uint8:
             raise ValueError(f"a model of {model.vector.dtype} is no ensemble, which is bytes")
         classes = classes_of(self.options.task, model.metadata)

@@ -127,7 +127,8 @@ class Linear:
 
     @classmethod
     def of(cls, numbers: Array, shape: Shape) -> "Linear":
-        """Raises InvalidContent if there are other numbers than the model has."""
+        """The linear model from its numbers in a file. Raises InvalidContent if there are other
+        numbers than the model has."""
         blocks, width, totals = shape.sizes
         m = blocks * width
         ends = np.cumsum([m, m, width, totals])

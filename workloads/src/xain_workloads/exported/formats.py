@@ -331,6 +331,8 @@ def _read_skops(path: Path) -> Exported:
 
 
 def _write_onnx(path: Path, model: Model, about: Mapping[str, Any]) -> None:
+    """Write the model with its preprocessing as ONNX. Raises NoModel if the format cannot hold
+    it."""
     from skl2onnx import to_onnx
     from skl2onnx.common.data_types import FloatTensorType, StringTensorType
     from skl2onnx.common.exceptions import MissingConverter, MissingShapeCalculator

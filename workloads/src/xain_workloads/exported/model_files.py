@@ -46,7 +46,8 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Raises ValueError, also for text that is nested deeper than MAX_DEPTH."""
+    """Parse the JSON of a file that is not trusted. Raises ValueError, also for text that is nested
+    deeper than MAX_DEPTH."""
     if isinstance(text, bytes):
         text = text.decode()
     if len(text) > MAX_JSON_BYTES:

@@ -74,7 +74,8 @@ class SgdWorkload:
 
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> Self:
-        """Raises ValueError that names an option that is unknown or wrong."""
+        """The workload with these options. Raises ValueError that names an option that is unknown
+        or wrong."""
         return cls(from_mapping(SgdOptions, options, workload=cls.name))
 
     @classmethod

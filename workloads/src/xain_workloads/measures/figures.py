@@ -135,6 +135,7 @@ def calibration_curve(tallies: Tallies, number: int) -> list[tuple[float, float,
 
 
 def _of_classes(tallies: Tallies) -> dict[str, Figure]:
+    """Figures of a classification by name; those of the second class where there are two."""
     n, counts = tallies.num_rows, counts_by_class(tallies)
     present = {number: rows for number, (rows, _, _) in counts.items() if rows}
     found: dict[str, Figure] = {}
@@ -234,6 +235,7 @@ def _auc(tallies: Tallies, number: int) -> Figure | None:
 
 
 def _of_numbers(tallies: Tallies) -> dict[str, Figure]:
+    """Figures of a regression by name."""
     n, sums, target = tallies.num_rows, tallies.sums, tallies.target
     if target is None:
         return {}

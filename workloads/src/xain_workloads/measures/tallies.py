@@ -302,6 +302,8 @@ def add(tallies: Iterable[Tallies]) -> Tallies | None:
 # A session and its history ask for the same sum. One alone, as it keeps the tallies of all sites.
 @lru_cache(maxsize=1)
 def _added(sites: tuple[Tallies, ...]) -> Tallies:
+    """The tallies of all sites together; what one of them lacks is left out, and finer scores are
+    made as coarse as the coarsest."""
     num_rows = sum(one.num_rows for one in sites)
     names = set(sites[0].sums).intersection(*(one.sums for one in sites))
     sums = {name: fsum(one.sums[name] for one in sites) for name in sorted(names)}

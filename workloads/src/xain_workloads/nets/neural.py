@@ -75,7 +75,8 @@ class NeuralWorkload:
 
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> Self:
-        """Raises ValueError that names an option that is unknown or wrong."""
+        """The workload with these options. Raises ValueError that names an option that is unknown
+        or wrong."""
         return cls(from_mapping(NeuralOptions, options, workload=cls.name))
 
     @property

@@ -360,6 +360,7 @@ class _Pipe:
         return schedule.step(*batch, target=target, return_outputs=not with_target)
 
     def _torch_stage(self, rows_of_batch: int) -> Any:
+        """This member's stage as PyTorch's pipelining takes it."""
         torch = import_torch()
         pipelining = import_module("torch.distributed.pipelining")
         members, num_rows = self.members, self._padded(rows_of_batch) // self.num_parts

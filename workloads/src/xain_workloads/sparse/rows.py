@@ -182,7 +182,9 @@ class _Encoder:
         self.about = (columns.names, self._target, self._is_category, self._num_hashed)
 
     def rows(self, table: pa.Table) -> Rows:
-        """Raises DataError for a target that is missing, and for a value that is not finite."""
+        """The rows of a table as keys and values: the position of a number's column, or the hash of
+        a category. Raises DataError for a target that is missing, and for a value that is not
+        finite."""
         targets = self._numbers(table, self._target)
         if np.isnan(targets).any():
             raise DataError(f"{self._source}: a row has no target {self._target!r}")

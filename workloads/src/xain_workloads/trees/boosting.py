@@ -59,7 +59,8 @@ class BoostingWorkload:
 
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> Self:
-        """Raises ValueError that names an option that is unknown or wrong."""
+        """The workload with these options. Raises ValueError that names an option that is unknown
+        or wrong."""
         return cls(from_mapping(BoostingOptions, options, workload=cls.name))
 
     def initial_model(
@@ -205,7 +206,8 @@ class BoostingWorkload:
         return estimator
 
     def _open(self, model: Model) -> tuple[tuple[str, ...], BoosterKind]:
-        """Raises ValueError if the model is none of this workload."""
+        """The classes of a model, and what its trees are. Raises ValueError if the model is none of
+        this workload."""
         if model.vector.dtype != np.uint8:
             raise ValueError(f"a model of {model.vector.dtype} is no booster, which is bytes")
         classes = classes_of(self.options.task, model.metadata)
@@ -253,7 +255,8 @@ def _xgboost() -> Any:
 
 
 def _dmatrix(kind: BoosterKind, rows: Array, target: NDArray[Any] | None = None) -> Any:
-    """Raises DataError if the rows have another width than the model, or a value is infinite."""
+    """The rows as XGBoost takes them. Raises DataError if the rows have another width than the
+    model, or a value is infinite."""
     require_width(kind.num_features, rows)
     if np.isinf(rows).any():
         raise DataError("the features are not all finite; only NaN stands for a missing value")
@@ -285,6 +288,8 @@ def _kind(
     profiles: Sequence[DataProfile],
     metadata: Mapping[str, str],
 ) -> BoosterKind:
+    """The objective of a training, and where it starts: from the classes of all sites, or the mean
+    of the target."""
     if not classes:
         return BoosterKind("reg:squarederror", num_features, 0, target_center(metadata))
     told: Counter[str] = Counter()

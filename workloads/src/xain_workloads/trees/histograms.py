@@ -70,7 +70,8 @@ class Bins:
 
     @classmethod
     def from_text(cls, text: str, num_features: int) -> Self:
-        """Raises ValueError if the text is not that of bins of so many features."""
+        """Read bins from a model's metadata. Raises ValueError if the text is not that of bins of
+        so many features."""
         data = b64decode(text, validate=True)
         sizes = np.frombuffer(data, "<u2", num_features).astype(np.int64)
         values = np.frombuffer(data, "<f4", offset=2 * num_features).astype(np.float32)

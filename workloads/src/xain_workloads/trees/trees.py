@@ -62,7 +62,8 @@ class BoosterKind:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> "BoosterKind":
-        """Raises ValueError if the metadata are not those of a model of trees."""
+        """What the trees of a model are, as its metadata tell. Raises ValueError if the metadata
+        are not those of a model of trees."""
         what = "the model's description of its trees"
         if KEY not in metadata:
             raise ValueError(f"{what} is missing: no workload of trees made it")
@@ -177,6 +178,8 @@ def parse_update(data: bytes, kind: BoosterKind, max_iterations: int) -> tuple[T
 
 
 def _tree(sent: _SentTree, index: int, num_features: int) -> Tree:
+    """A tree that a site has sent, with its nodes in breadth-first order. Raises InvalidContent for
+    what XGBoost would not write."""
     where = f"tree {index}"
     size = int(sent.tree_param.num_nodes)
     if int(sent.tree_param.size_leaf_vector) > 1:
@@ -277,7 +280,8 @@ def joined(model: bytes, updates: Sequence[tuple[Sequence[Tree], int]], kind: Bo
 
 
 def _num_trees(model: bytes, kind: BoosterKind) -> int:
-    """Raises ValueError if the model is not one that was written here."""
+    """The number of trees of a model. Raises ValueError if the model is not one that was written
+    here."""
     digits = model[model.rfind(_COUNT) + len(_COUNT) :].partition(b'"')[0]
     num_trees = int(digits) if digits.isdigit() else 0
     if not model.startswith(_HEAD) or not model.endswith(_tail(kind, num_trees)):
@@ -413,6 +417,7 @@ def _tail(kind: BoosterKind, num_trees: int) -> bytes:
 
 
 def _tree_text(tree: Tree, index: int, kind: BoosterKind) -> str:
+    """A tree as XGBoost's JSON has it."""
     size = len(tree.left_children)
     zeros = [0] * size
     parents = [_ROOT_PARENT] * size

@@ -108,6 +108,8 @@ class Description:
         return made
 
     def _made(self, with_groups: bool) -> Any:
+        """Make the estimator, with its steps if it is a pipeline. Raises ValueError if scikit-learn
+        has none such, or the parameters do not fit."""
         if self.steps:
             steps = [step._made(with_groups) for step in self.steps]
             return class_of(PIPELINE)(_with_names(steps))

@@ -69,7 +69,8 @@ class GlmWorkload:
 
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> Self:
-        """Raises ValueError that names an option that is unknown or wrong."""
+        """The workload with these options. Raises ValueError that names an option that is unknown
+        or wrong."""
         return cls(from_mapping(GlmOptions, options, workload=cls.name))
 
     def initial_model(
@@ -239,7 +240,8 @@ class GlmWorkload:
         return estimator
 
     def _open(self, model: Model) -> tuple[Fit, tuple[str, ...]]:
-        """Raises ValueError if the model is none of this workload."""
+        """The fit that a model consists of, and its classes. Raises ValueError if the model is none
+        of this workload."""
         classes = classes_of(self.options.task, model.metadata)
         fit = Fit.of(np.asarray(model.vector, np.float64), model.layout)
         if len(fit.point) != max(len(classes) - 1, 1):

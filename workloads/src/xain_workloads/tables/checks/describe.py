@@ -230,6 +230,8 @@ class _Kept:
     cells: dict[str, dict[str, Cell]] = field(default_factory=dict)
 
     def noting(self, sites: Iterable[tuple[str, DataProfile]]) -> Iterator[Statistics]:
+        """The statistics of one site after the other; what table one shares of them is noted
+        here."""
         for name, profile in sites:
             if not profile.num_samples:
                 continue

@@ -20,7 +20,7 @@ class DescribeWorkload:
 
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> Self:
-        """Raises ValueError if there is an option."""
+        """The workload, which has no options. Raises ValueError if there is an option."""
         if options:
             raise ValueError(f"unknown option {next(iter(options))!r}: describe has none")
         return cls()
@@ -32,7 +32,7 @@ class DescribeWorkload:
         return Model(np.empty((0,), np.float32), (), {"workload": self.name, "options": "{}"})
 
     def _trains_nothing(self, *arguments: Any, **options: Any) -> Any:
-        """Raises ValueError."""
+        """Stands for each step of a training. Raises ValueError."""
         raise ValueError("the workload describe trains nothing")
 
     train = measure = predict = probabilities = to_sklearn = _trains_nothing

@@ -268,6 +268,7 @@ def summarise(sites: Iterable[tuple[str, DataProfile]]) -> Summary:
 
 
 def _add(summary: Summary, at: int, statistics: Statistics, target: str) -> None:
+    """Add the statistics of the site at this position to the summary."""
     tells = False
     found: dict[str, Sequence[float | None]] = {}
     for name, column in statistics.columns.items():

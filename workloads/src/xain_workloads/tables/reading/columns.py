@@ -112,6 +112,8 @@ def categories(values: Sequence[object]) -> Values:
 
 
 def _read_typed(name: str, column: Any, kind: ColumnType | None, dialect: Dialect) -> Made:
+    """Read a column of a file that has types, such as Parquet. Raises DoesNotFit with what to
+    do."""
     import pyarrow as pa
 
     if pa.types.is_temporal(column.type):

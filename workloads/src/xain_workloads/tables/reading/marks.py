@@ -164,6 +164,8 @@ def _thousands(having: _Having, decimal: str) -> tuple[str, str] | None:
 
 
 def _decimal(having: _Having, separator: str, thousands: str) -> str:
+    """The decimal mark of a file; "" if no number has a fraction. Raises DoesNotFit where it cannot
+    be told from the mark of thousands."""
     commas, points = (_cell_like(having, _FRACTION, mark) for mark in (",", "."))
     if separator == ",":
         return "." if points or not having[","] else ""

@@ -81,6 +81,7 @@ def _joined(is_all: bool, conditions: Iterable[Condition]) -> Condition:
 
 
 def _comparison(left: ast.expr, op: ast.cmpop, right: ast.expr) -> Condition:
+    """The condition that compares two sides. Raises ValueError."""
     if isinstance(op, ast.In | ast.NotIn):
         if not isinstance(right, ast.List | ast.Tuple) or not right.elts:
             raise ValueError("in needs a list, such as ward in ['A', 'B']")
