@@ -84,6 +84,7 @@ def decoded(name: str) -> str:
 
 
 def _folder(name: str) -> str:
+    """A part of a key as a folder's name, escaped, so that it never ends as an object's does."""
     last = encoded(name, _PLAIN.__contains__)
     if last.endswith(SUFFIX):
         last = last.removesuffix(SUFFIX) + SUFFIX.replace(".", "%2e")

@@ -73,6 +73,7 @@ class ContentCheck:
         return self._due[1]
 
     def _state_of(self, model: GlobalModel) -> histograms.Growing:
+        """How far the trees of a model are; read from the store once for each model. Blocks."""
         if self._growing is None or self._growing[0] != model.ref.digest:
             # A damaged model must not make good updates look bad.
             vector = read_vector(self._store, model.ref)

@@ -71,7 +71,7 @@ class Callers:
             return list(self._known.values())
 
     def require(self, caller: Caller) -> None:
-        """Whether the certificate of a caller counts still. Raises NoIdentity."""
+        """Raise NoIdentity if the certificate of a caller has expired or was revoked."""
         if self._now() > caller.not_after:
             raise NoIdentity(f"the certificate of {caller.identity} has expired")
         if caller.serial in self.revoked:

@@ -203,7 +203,7 @@ class SchedulerService(SchedulerServicer):
         self._write_manifest(name, job)
 
     def _view(self, name: str) -> View:
-        """The newest view of a job; the same object until another one is newer."""
+        """The newest view of a job, kept until another is newer; of no job, a new one each time."""
         known, job = self._views.get(name), self._state.jobs.get(name)
         if job is None:
             self._views.pop(name, None)

@@ -190,12 +190,13 @@ class Connection:
         except BlockingIOError:
             pass
         except (HungUp, Malformed, OSError) as error:
-            self.ended(None if isinstance(error, HungUp) else error)
+            self.end(None if isinstance(error, HungUp) else error)
         except BaseException:  # an interrupt, say: a part of a message may be lost
-            self.ended(None)
+            self.end(None)
             raise
 
-    def ended(self, why: Exception | None) -> None:
+    def end(self, why: Exception | None) -> None:
+        """End the connection, once: close its socket, and let open requests fail with Broken."""
         with self._lock:
             if self._why is not None:
                 return

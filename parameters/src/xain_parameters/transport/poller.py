@@ -24,7 +24,7 @@ class Polled(Protocol):
     def fileno(self) -> int: ...
     def flush(self) -> None: ...
     def on_ready(self, events: int) -> None: ...
-    def ended(self, why: Exception | None) -> None: ...
+    def end(self, why: Exception | None) -> None: ...
 
 
 class Answer:
@@ -159,7 +159,7 @@ class Poller:
                     is_closed = self._is_closed
                     break
                 connection = self._ending.pop()
-            connection.ended(None)
+            connection.end(None)
         if is_closed:
             self._selector.close()
 

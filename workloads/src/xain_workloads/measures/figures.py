@@ -74,7 +74,7 @@ def figures(tallies: Tallies) -> dict[str, Figure]:
     for more of them the means over classes, each against the rest. A target that varies by rounding
     alone has no r2.
     """
-    found = _of_numbers(tallies) if tallies.num_classes == 0 else _of_classes(tallies)
+    found = _of_regression(tallies) if tallies.num_classes == 0 else _of_classification(tallies)
     order = CLASS_FIGURES + NUMBER_FIGURES
     return {name: found[name] for name in order if name in found}
 
@@ -134,7 +134,7 @@ def calibration_curve(tallies: Tallies, number: int) -> list[tuple[float, float,
 # --- classes --------------------------------------------------------------------------------------
 
 
-def _of_classes(tallies: Tallies) -> dict[str, Figure]:
+def _of_classification(tallies: Tallies) -> dict[str, Figure]:
     """Figures of a classification by name; those of the second class where there are two."""
     n, counts = tallies.num_rows, counts_by_class(tallies)
     present = {number: rows for number, (rows, _, _) in counts.items() if rows}
@@ -234,7 +234,7 @@ def _auc(tallies: Tallies, number: int) -> Figure | None:
 # --- numbers --------------------------------------------------------------------------------------
 
 
-def _of_numbers(tallies: Tallies) -> dict[str, Figure]:
+def _of_regression(tallies: Tallies) -> dict[str, Figure]:
     """Figures of a regression by name."""
     n, sums, target = tallies.num_rows, tallies.sums, tallies.target
     if target is None:

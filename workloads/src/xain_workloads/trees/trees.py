@@ -62,8 +62,8 @@ class BoosterKind:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> "BoosterKind":
-        """What the trees of a model are, as its metadata tell. Raises ValueError if the metadata
-        are not those of a model of trees."""
+        """The kind of the trees of a model, as its metadata tell. Raises ValueError if the
+        metadata are not those of a model of trees."""
         what = "the model's description of its trees"
         if KEY not in metadata:
             raise ValueError(f"{what} is missing: no workload of trees made it")
@@ -323,7 +323,8 @@ def num_iterations(model: bytes, kind: BoosterKind) -> int:
 
 
 def last_iteration(model: bytes, kind: BoosterKind) -> tuple[Tree, ...]:
-    """The trees of the last boosting round. Raises ValueError of a model without trees."""
+    """The trees of the last boosting round of a model that was joined here, numbered from 0.
+    Raises ValueError of any other model, and of one without trees."""
     num_trees = _num_trees(model, kind)
     start = _start_of_last(model, kind)
     text = b"[" + model[start : -len(_tail(kind, num_trees))] + b"]"

@@ -184,7 +184,8 @@ def of_two_classes(description: Description) -> str:
 
 
 def takes_weights(made: Any) -> bool:
-    """Whether an estimator and all within it can be fitted with weights of rows."""
+    """Whether an estimator can be fitted with weights of rows, and all within it; of a pipeline
+    its last step alone."""
     steps = getattr(made, "steps", None)
     if steps:
         return takes_weights(steps[-1][1])

@@ -76,13 +76,13 @@ def check_numbers(summary: Summary) -> Iterator[Finding]:
     columns = [one for one in summary.columns.values() if isinstance(one, Numbers)]
     if summary.target is not None:
         columns.append(summary.target)
-    case_mix = _case_mix(columns)
+    usual_distances = _usual_distances(columns)
     for column in columns:
         table = column.table()
         told = table["count"] > 0
         if not told.any():
             continue
-        findings = list(_units(summary, column, table, case_mix))
+        findings = list(_units(summary, column, table, usual_distances))
         yield from findings
         known = {finding.site for finding in findings}
         yield from _lone_masses(summary, column, table, told, known)
@@ -138,7 +138,7 @@ def _pairs(table: dict[str, Array]) -> Iterator[tuple[np.intp, _Values, _Values]
             yield row, own, others
 
 
-def _case_mix(columns: Sequence[Numbers]) -> dict[int, float]:
+def _usual_distances(columns: Sequence[Numbers]) -> dict[int, float]:
     """Typical distance of the columns of each site from those of the others, in spreads.
 
     A site of other patients differs in many columns, and one of another unit in one.
@@ -161,7 +161,7 @@ def _distance(own: _Values, others: _Values) -> float:
 
 
 def _units(
-    summary: Summary, column: Numbers, table: dict[str, Array], case_mix: dict[int, float]
+    summary: Summary, column: Numbers, table: dict[str, Array], usual_distances: dict[int, float]
 ) -> Iterator[Finding]:
     """Units and offsets, against the other sites."""
     told = np.flatnonzero(table["count"] > 0)
@@ -173,7 +173,7 @@ def _units(
         if _is_cell(table, row, others) or (len(other) == 1 and _is_cell(table, other[0], own)):
             continue
         at, least = int(table["site"][row]), float(table["count"][told].min())
-        site, usual = summary.names[at], _USUAL * case_mix.get(at, 0.0)
+        site, usual = summary.names[at], _USUAL * usual_distances.get(at, 0.0)
         found = _explained(column, site, own, others, coded, least, usual)
         if found is not None:
             yield found
