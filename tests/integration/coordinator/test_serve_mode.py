@@ -136,7 +136,7 @@ def impatient(sessions: Sessions) -> Iterator[None]:
 async def fit(sessions: Sessions, config: CoordinatorConfig | None = None) -> str:
     """Fit to the end. Returns the session's id."""
     async with asyncio.timeout(PATIENCE_S):
-        session = await sessions.ended(await sessions.fit(config or sessions.config))
+        session = await sessions.wait_for_end(await sessions.fit(config or sessions.config))
         assert session.cause == "completed"
         return session.session_id
 
@@ -292,10 +292,10 @@ async def test_wait_for_a_fit_is_answered_though_later_sessions_have_followed(
     sessions = await serve()
     fleet.join(sessions, "north", "south")
     driver = await sessions.fit(sessions.config)
-    first = (await sessions.ended(driver)).session_id
+    first = (await sessions.wait_for_end(driver)).session_id
     assert await fit(sessions) != first
     async with asyncio.timeout(PATIENCE_S):
-        assert (await sessions.ended(driver)).session_id == first
+        assert (await sessions.wait_for_end(driver)).session_id == first
 
 
 async def test_server_that_ends_early_ends_the_process(

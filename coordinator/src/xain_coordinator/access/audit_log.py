@@ -82,7 +82,9 @@ class Chain:
         self.torn = 0
 
     def lines(self, file: BinaryIO) -> Iterator[bytes]:
-        """The lines of a file from its beginning. Raises AuditLogDamaged."""
+        """The lines of a file from its beginning, each checked against the one before; num_lines,
+        num_bytes and last_hash grow with them. An unfinished last line is not among them, and
+        `torn` is its size. Raises AuditLogDamaged."""
         previous = NO_HASH.encode()
         number = num_bytes = 0
         crc32, readline = zlib.crc32, file.readline
@@ -100,8 +102,8 @@ class Chain:
             yield line
 
     def extend(self, lines: Iterable[NewLine]) -> tuple[bytes, "Chain"]:
-        """Bytes of further lines, and the chain with them. Raises ValueError if a line cannot be
-        written."""
+        """The bytes of further lines, and a chain that counts them too; this one stays as it is.
+        Raises ValueError if a line cannot be written."""
         after = Chain(self._path)
         after.num_lines, after.num_bytes = self.num_lines, self.num_bytes
         after.last_hash = self.last_hash
@@ -224,11 +226,14 @@ class AuditLog:
         self._chain = after
 
     def close(self) -> None:
+        """Close the file, which gives up its lock. Harmless when repeated."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
     def _locked(self) -> int:
+        """Open the file and lock it, waiting up to patience_s for another process. Returns its
+        descriptor. Raises AccessError."""
         ends_at = time.monotonic() + self.patience_s
         while True:
             is_new = not self.path.exists()
@@ -252,7 +257,8 @@ class AuditLog:
                 return fd
 
     def _read(self, kinds: Container[str] | None) -> Iterator[Line]:
-        """The lines of the file. Raises AccessError, OSError."""
+        """The checked lines of the file whose events are in `kinds` (None: all). After the last one
+        an unfinished line is cut off the file. Raises AccessError, OSError."""
         # A killed process may have written lines that are not on disk yet. What is read here
         # counts from now on.
         os.fsync(self._fd)
@@ -274,6 +280,7 @@ class AuditLog:
             os.fsync(self._fd)
 
     def _require_format(self, raw: bytes) -> None:
+        """Check that the first line names this version's format. Raises AccessError."""
         found = _parsed(self.path, 1, raw).fields.get("format")
         if found != FORMAT:
             raise AccessError(
@@ -282,8 +289,8 @@ class AuditLog:
             )
 
     def _require_same_file(self) -> None:
-        """Raises OSError if the path names another file by now, or its size has changed: a line
-        would be written where no start finds it."""
+        """Check that the path still names the open file, with the size that was written: otherwise
+        a line would be written where no start finds it. Raises OSError."""
         ours = os.fstat(self._fd)
         try:
             is_ours = os.path.samestat(ours, self.path.stat())
@@ -293,7 +300,8 @@ class AuditLog:
             raise OSError(errno.EIO, "another program has moved or changed it; restart")
 
     def _cut(self, trouble: str) -> None:
-        """Remove lines that were not written in full, or not synced."""
+        """Cut off lines that were not written in full, or not synced. If that fails too, each later
+        append() raises OSError."""
         self._trouble = f"{trouble}; restart"
         with suppress(OSError):
             os.ftruncate(self._fd, self._chain.num_bytes)
@@ -309,6 +317,7 @@ def _event_of(raw: bytes) -> str:
 
 
 def _parsed(path: Path, number: int, raw: bytes) -> Line:
+    """A checked line as a Line. Raises AuditLogDamaged if its JSON lacks a key."""
     try:
         values = json.loads(raw)
         return Line(

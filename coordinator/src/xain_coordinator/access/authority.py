@@ -47,12 +47,13 @@ class Signer:
         self.expires_at = own.not_after
 
     def certificate(self, issued: Certificate, key: PublicKey) -> bytes:
-        """Returns PEM."""
+        """A certificate in PEM for what was issued and a public key."""
         identity = Identity(self.name, issued.role, issued.name)
         return self._issue(key, identity, issued, issued.hosts)
 
     def token(self, issued: Token, address: str) -> str:
-        """A new key with its certificate, as text."""
+        """The text of a join token: an address, and a new key with its certificate of the role
+        `joining`."""
         key = new_key()
         identity = Identity(self.name, Role.JOINING, issued.name)
         certificate = self._issue(key.public_key(), identity, issued)
@@ -65,6 +66,8 @@ class Signer:
         issued: Certificate | Token,
         hosts: Iterable[str] = (),
     ) -> bytes:
+        """Sign a certificate with the serial number, beginning and end that were decided. Returns
+        PEM."""
         begins_at = int(issued.issued_at)  # certificates have whole seconds
         return self._authority.issue(
             key,
@@ -96,6 +99,7 @@ def load(folder: Path, passphrase: bytes) -> Signer | None:
 
 
 def _content(path: Path) -> bytes:
+    """The bytes of a file; empty if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError:
@@ -126,7 +130,8 @@ def create(folder: Path, name: str, now: float, passphrase: bytes) -> Signer:
 
 
 def hosts_of(given: Iterable[str]) -> tuple[str, ...]:
-    """Hosts of the coordinator's certificate. Raises InvalidCertificateRequest."""
+    """Hosts of the coordinator's certificate: those given, checked and without brackets, then
+    OWN_HOSTS; none twice. Raises InvalidCertificateRequest."""
     hosts = []
     for host in given:
         bare = host.strip().removeprefix("[").removesuffix("]")
@@ -151,7 +156,8 @@ def request_key(request: bytes) -> PublicKey:
 
 
 def check_address(address: str) -> None:
-    """Raises InvalidCertificateRequest if an address cannot be written into a token."""
+    """Check that an address is HOST:PORT and can be written into a token. Raises
+    InvalidCertificateRequest."""
     host, _, port = address.rpartition(":")
     if not (host and port.isdecimal() and 0 < int(port) < 65536 and len(address) <= 300):
         raise InvalidCertificateRequest(
@@ -209,9 +215,11 @@ def own_hosts(folder: Path) -> tuple[str, ...]:
 
 
 def _new(folder: Path) -> tuple[Path, Path]:
+    """Paths at which a new key and certificate wait until they replace those of the folder."""
     return folder / f"{tls.KEY}.new", folder / f"{tls.CERTIFICATE}.new"
 
 
 def _write_secret(path: Path, content: bytes) -> None:
+    """Write a file that its owner alone can read, in one step."""
     path.with_name(f"{path.name}.part").unlink(missing_ok=True)  # which others may read
     replace_file(path, [content], 0o600)

@@ -121,7 +121,8 @@ class AccessControl:
     def open(
         cls, folder: Path, passphrase: bytes = b"", now: Callable[[], float] = time.time
     ) -> "AccessControl":
-        """Lock and read the audit log; the folder is made where it is not there.
+        """Lock and read the audit log, and load the authority if there is one; the folder is made
+        where it is not there.
 
         passphrase: of an encrypted ca.key. Raises AccessError.
         """
@@ -134,7 +135,7 @@ class AccessControl:
         return control
 
     def close(self) -> None:
-        """Harmless when repeated."""
+        """Close the audit log, which gives up its lock. Harmless when repeated."""
         with self._lock:
             self._log.close()
 
@@ -156,7 +157,8 @@ class AccessControl:
     # --- who calls ---
 
     def check(self, caller: Caller) -> None:
-        """Raises Unauthenticated if the caller's certificate was revoked. Takes a set look-up."""
+        """Check that the caller's certificate was not revoked, by a set look-up. Raises
+        Unauthenticated."""
         if caller.serial in self._access.revoked:
             raise Unauthenticated(
                 f"the certificate of {caller.identity} with the serial number {caller.serial} was "
@@ -325,9 +327,9 @@ class AccessControl:
         with self._lock:
             self._append([NewLine(self._now(), event, by, shown)])
 
-    def refused(self, peer: str, reason: str) -> None:
-        """A line about an identity that was refused, at most once a minute and peer. Raises
-        nothing."""
+    def note_refusal(self, peer: str, reason: str) -> None:
+        """Write a line about an identity that was refused, at most once a minute and peer; others
+        are counted for the next line. Raises nothing."""
         host = host_of(peer)
         with self._lock:
             told = self._refusals.count(host, time.monotonic())
@@ -356,8 +358,8 @@ class AccessControl:
     # --- the authority ---
 
     def create_authority(self, name: str, passphrase: bytes) -> None:
-        """Make the authority, unless an interrupted call has. See initialise(). Raises AccessError,
-        NotRecorded, OSError."""
+        """Make the authority, unless an interrupted call has, and record it in the audit log.
+        Raises AccessError, NotRecorded, OSError."""
         from xain_coordinator.access import authority
 
         at = self._now()
@@ -373,7 +375,8 @@ class AccessControl:
                 self._commit((created,))
 
     def _load(self, passphrase: bytes) -> None:
-        """Raises AccessError."""
+        """Load the authority's key and certificate if they are there, and finish a renewal of the
+        coordinator's own certificate that was interrupted. Raises AccessError."""
         if not any((self._folder / name).exists() for name in ("ca.crt", "ca.key", OWN_TLS)):
             return
         from xain_coordinator.access import authority
@@ -387,6 +390,7 @@ class AccessControl:
             raise AccessError(f"{error.filename}: {error.strerror}") from None
 
     def _require_signer(self) -> "Signer":
+        """The authority with its key. Raises NO_AUTHORITY if there is none in the folder."""
         if self._signer is None:
             raise Refusal(
                 Reason.NO_AUTHORITY,
@@ -396,7 +400,8 @@ class AccessControl:
         return self._signer
 
     def _within(self, signer: "Signer", lifetime_s: float) -> float:
-        """A lifetime that ends with that of the authority. Raises NO_AUTHORITY."""
+        """A lifetime, cut where the authority's certificate ends. Raises NO_AUTHORITY if it has
+        ended."""
         left_s = signer.expires_at - self._now()
         if left_s <= 0:
             raise Refusal(
@@ -411,6 +416,7 @@ class AccessControl:
         return found
 
     def _issued_for(self, basis: str, key_digest: str) -> Certificate:
+        """The certificate that was issued for a token or certificate, and a key."""
         found = self._access.certificate_for(basis, key_digest)
         assert found is not None
         return found
@@ -421,7 +427,8 @@ class AccessControl:
         return round(self._wall_clock(), 3)
 
     def _do(self, command: c.Command) -> tuple[e.Event, ...]:
-        """Carry out a command: its events are on disk before they count. Raises a refusal."""
+        """Decide a command, write its events to the audit log, and change the state by them.
+        Returns the events, none if there was nothing left to do. Raises a refusal."""
         with self._lock:
             events = decide(self._access, command, self._now())
             if events:
@@ -433,10 +440,13 @@ class AccessControl:
         return events
 
     def _commit(self, events: Sequence[e.Event]) -> None:
+        """Write events to the audit log, and then change the state by them; the caller holds the
+        lock. Raises NotRecorded."""
         self._append([line_of(event) for event in events])
         self._access = fold(self._access, events)
 
     def _append(self, lines: Sequence[NewLine]) -> None:
+        """Write lines to the audit log. Raises NotRecorded."""
         try:
             self._log.append(lines)
         except OSError as error:
@@ -447,7 +457,7 @@ class AccessControl:
 
 
 def _events(path: Path, lines: Iterable[Line]) -> Iterable[e.Event]:
-    """Raises AuditLogDamaged."""
+    """Events of the lines of an audit log, without notes. Raises AuditLogDamaged."""
     for line in lines:
         try:
             event = event_of(line)
@@ -458,6 +468,7 @@ def _events(path: Path, lines: Iterable[Line]) -> Iterable[e.Event]:
 
 
 def _digest(text: str) -> str:
+    """SHA-256 of a text, in hex."""
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()
 
 

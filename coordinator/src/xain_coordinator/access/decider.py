@@ -115,7 +115,7 @@ def serials_of(access: Access, which: str) -> tuple[str, ...]:
 
 
 def made_by(access: Access, serials: Iterable[str], now: float) -> list[str]:
-    """Names for whom operators with these certificates have made what is valid still."""
+    """Names for whom operators with these certificates have made something that is still valid."""
     holders = (access.issued[each] for each in serials if each in access.issued)
     operators = {
         str(Identity("", each.role, each.name)) for each in holders if each.role is Role.OPERATOR
@@ -142,6 +142,8 @@ def _first_of_renewals(access: Access, serial: str) -> str:
 
 
 def _with_descendants(access: Access, serials: Iterable[str]) -> tuple[str, ...]:
+    """These serial numbers, and those of all certificates that came of them by exchange or
+    renewal."""
     found = dict.fromkeys(serials)
     for each in access.issued.values():  # what comes of another one is later
         if isinstance(each, Certificate) and each.basis in found:
@@ -150,7 +152,7 @@ def _with_descendants(access: Access, serials: Iterable[str]) -> tuple[str, ...]
 
 
 def require_valid(access: Access, what: Issued, now: float) -> None:
-    """Raises Unauthenticated if something was revoked, or has expired."""
+    """Check that something was neither revoked nor has expired. Raises Unauthenticated."""
     kind = "certificate" if isinstance(what, Certificate) else "token"
     if what.serial in access.revoked:
         raise Unauthenticated(
@@ -181,6 +183,8 @@ def time_of(seconds: float) -> str:
 
 
 def _join(access: Access, command: c.Join, now: float) -> tuple[e.Event, ...]:
+    """Exchange a token for a certificate. None if the key has one already; a TokenRefused if
+    another key was first and the token is not reusable. Raises a refusal."""
     token = access.issued.get(command.token)
     if not isinstance(token, Token):
         raise Unauthenticated(
@@ -222,6 +226,8 @@ def _join(access: Access, command: c.Join, now: float) -> tuple[e.Event, ...]:
 
 
 def _renew(access: Access, command: c.Renew, now: float) -> tuple[e.Event, ...]:
+    """Issue a certificate that follows on the caller's own; none if the new key has one already.
+    Raises a refusal."""
     current = access.issued.get(command.certificate)
     if isinstance(current, Token):
         raise NotPermitted("a token cannot be renewed; exchange it (xain-participant join)")
@@ -263,6 +269,8 @@ def _has(access: Access, basis: str, key_digest: str, now: float) -> bool:
 
 
 def _revoke(access: Access, command: c.Revoke, now: float) -> tuple[e.Event, ...]:
+    """Revoke all that goes with a name or serial number and is not revoked yet, in events of at
+    most SERIALS_A_LINE. Raises UNKNOWN_CERTIFICATE."""
     left = [one for one in serials_of(access, command.which) if one not in access.revoked]
     return tuple(
         e.Revoked(now, command.by, command.which, tuple(left[start : start + SERIALS_A_LINE]))
@@ -271,6 +279,8 @@ def _revoke(access: Access, command: c.Revoke, now: float) -> tuple[e.Event, ...
 
 
 def _granted(role: str) -> Role:
+    """The role of this name, if it is one that certificates are issued for. Raises
+    InvalidCertificateRequest."""
     for each in GRANTED:
         if each == role:
             return each
@@ -280,7 +290,8 @@ def _granted(role: str) -> Role:
 
 
 def _expiry(now: float, lifetime_s: float) -> float:
-    """Seconds since the epoch, whole ones, as certificates have them."""
+    """When something ends that is issued now: seconds since the epoch, whole ones, as certificates
+    have them. Raises InvalidCertificateRequest."""
     if not 0 < lifetime_s <= MAX_LIFETIME_S:  # NaN is neither
         raise InvalidCertificateRequest(
             f"nothing is issued for {lifetime_s} s; it must be more than 0, and "
@@ -290,12 +301,16 @@ def _expiry(now: float, lifetime_s: float) -> float:
 
 
 def _require_name(access: Access, name: str, now: float) -> None:
+    """Check that something may be issued for a name. Raises InvalidCertificateRequest,
+    NotPermitted."""
     if why := why_not(name):
         raise InvalidCertificateRequest(f"{shortened(name)!r} cannot be a name: {why}")
     _require_room(access, name, now)
 
 
 def _require_room(access: Access, name: str, now: float) -> None:
+    """Check that a name has fewer than MAX_VALID valid certificates and tokens. Raises
+    NotPermitted."""
     num_valid = sum(
         serial not in access.revoked and now <= access.issued[serial].expires_at
         for serial in access.serials.get(name, ())

@@ -17,6 +17,7 @@ _CONVERTED: Final[Mapping[str, Callable[[Any], object]]] = {
 
 
 def _name_of(kind: type) -> str:
+    """The name of an event's class in snake_case."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
 
 

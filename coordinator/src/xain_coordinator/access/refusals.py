@@ -60,6 +60,7 @@ class Refusals:
         return self._tell(host, now, 1)
 
     def _tell(self, host: str, now: float, num: int) -> Told:
+        """Begin a new minute of a host, and return the figures of its line."""
         self._hosts[host] = (now, 0)
         others, self._num_others = self._num_others, 0
         return Told(num, others)

@@ -40,7 +40,9 @@ class OtherRules(Exception):
 
 
 def differences(session: Session, config: CoordinatorConfig) -> Iterator[str]:
-    """A text such as "rounds.epochs = 1 (configured: 3)" for each key with another value."""
+    """A text such as "rounds.epochs = 1 (configured: 3)" for each key whose value in the
+    configuration is not the session's. Left out are keys that nobody has set and that follow from
+    others."""
     schema, asked = Schema(CoordinatorConfig), config.rules()
     if session.rules.study == asked.study:
         asked = config.rules(session.rules.step)

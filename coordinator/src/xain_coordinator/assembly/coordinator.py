@@ -291,7 +291,8 @@ class SessionCoordinator:
             await asyncio.sleep(CERTIFICATE_POINT_S)  # the interval of the points
 
     async def _note_session(self, *, is_new: bool) -> None:
-        """Have the audit log tell of the session's opening and of its end."""
+        """Have the audit log tell of the session's opening or resumption now, and of its end when
+        it comes."""
         session = self.driver.session
         about = {"session": session.session_id}
         if is_new:
@@ -318,11 +319,14 @@ class SessionCoordinator:
         )
 
     def _table_of_study(self) -> str:
+        """The table of the study as JSON; "" if the session is of none."""
         driver = self.driver
         return "" if self.study is None else self.study.table(driver.session, driver.history)
 
     def _open_weights_port(self) -> WeightsPort | None:
-        """Raises PortTaken and StoreError."""
+        """Open the weights port; None if it is off, the store is not of files, or no port is free
+        and none was asked for. A new port number is kept for the next start. Raises PortTaken and
+        StoreError."""
         server, store = self._config.server, self.weights
         if server.weights_port == "off" or not isinstance(store, FileStore):
             return None
@@ -353,6 +357,8 @@ class SessionCoordinator:
         return port
 
     def _take_over(self) -> None:
+        """Make this coordinator the store's only writer of the session. Raises TakenOver and
+        StoreError."""
         # A copy that is behind must not end the coordinator that is ahead of it. Afterwards the
         # other one publishes nothing more; what it has published meanwhile is seen here.
         self._require_latest()
@@ -406,6 +412,8 @@ class SessionCoordinator:
             await asyncio.wait(self._watches)
 
     def _parse_points(self, participant_id: str, round_: int, text: str) -> tuple[Point, ...]:
+        """Metric points that a participant has sent, tagged with its name alone. An invalid rest of
+        the text is logged and counted."""
         points, error = parse_points(text, self.driver.clock.wall_ns())
         if error is not None:
             self.counters["invalid_metrics"] += 1
@@ -529,6 +537,7 @@ def metrics_plugin(name: str, options: Mapping[str, object]) -> MetricsStore:
 
 
 def _metrics(config: CoordinatorConfig, clock: Clock) -> MetricsStore:
+    """The metrics store of the configuration: none, InfluxDB, a file, or a plug-in's."""
     if config.metrics.kind == "none":
         return NullMetricsStore()
     if config.metrics.kind == "influxdb":

@@ -95,7 +95,7 @@ class Sessions:
         if self.fitted() is not None:
             return
         try:
-            self._fitted = await asyncio.to_thread(self._completed_before)
+            self._fitted = await asyncio.to_thread(self._last_completed)
         except JournalError as error:  # the present session goes on without them
             log.warning("earlier_models_not_found", round=self.session.round, error=str(error))
 
@@ -152,7 +152,7 @@ class Sessions:
         Unavailable."""
         await self.current.driver.submit(CancelFit())
 
-    async def ended(self, driver: Driver) -> Session:
+    async def wait_for_end(self, driver: Driver) -> Session:
         """Wait for the end of the session that a fit has returned. Returns the session.
 
         Raises NoParticipants when the last participant has been away for
@@ -212,6 +212,7 @@ class Sessions:
     # --- the next session ---
 
     def _is_of(self, session: Session, config: CoordinatorConfig) -> bool:
+        """Whether a fit of this configuration can have the present session, without a new one."""
         if session.lineage is not None and config is self.config:
             return True  # it begins with a model, and that changes its rules
         return session.rules == config.rules()
@@ -290,6 +291,7 @@ class Sessions:
         return f"; missing: {names_of(sorted(names))}" if names else ""
 
     async def _watch(self, coordinator: SessionCoordinator) -> None:
+        """Wait until the coordinator's driver has failed, and end the process then."""
         await coordinator.driver.failed.wait()
         failure = coordinator.driver.failure
         assert failure is not None, "it says why"
@@ -303,6 +305,7 @@ class Sessions:
     # --- models ---
 
     def _trained(self, session: Session, history: History) -> "Trained | None":
+        """The models of a session that was completed with a model; None for any other."""
         if session.phase is not Phase.FINISHED or session.cause != COMPLETED:
             return None
         if session.model is None or session.model.is_empty:
@@ -310,6 +313,7 @@ class Sessions:
         return self._models_of(session, history)
 
     def _models_of(self, session: Session, history: History) -> "Trained":
+        """The models of a session, read from the store when they are asked for. Raises NoModel."""
         from xain_coordinator.export.trained import Trained
 
         session_id = session.session_id
@@ -322,13 +326,15 @@ class Sessions:
         return self.store_of(session_id).open(ref.key)
 
     def store_of(self, session_id: str) -> WeightsStore:
-        """The models of a session, the present one or an earlier one."""
+        """The store of a session's objects, of the present session or an earlier one."""
         current = self.current
         if session_id == current.driver.session.session_id:
             return current.store
         return PrefixedStore(current.weights, session_id)
 
-    def _completed_before(self) -> "Trained | None":
+    def _last_completed(self) -> "Trained | None":
+        """The models of the newest completed session in the journal; None if there is none. Reads
+        whole sessions from the newest on. Blocks. Raises JournalError."""
         journal = self.current.journal
         for session_id in reversed(journal.session_ids()):
             records = journal.records_of(session_id)

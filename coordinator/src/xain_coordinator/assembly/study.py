@@ -65,7 +65,8 @@ class Study:
         return frozenset(name for one in self.before for name in (*one.sites, *one.by_site))
 
     def outcomes(self, session: Session, history: History) -> tuple[Outcome, ...]:
-        """Outcomes of the sessions that are finished, with the present one if it is."""
+        """Outcomes of the study's finished sessions, oldest first, with the present one if it is
+        finished."""
         if session.phase is not Phase.FINISHED:
             return self.before
         name = session.session_id

@@ -52,6 +52,8 @@ class Tracking:
             one.close()
 
     def _look(self, driver: Driver) -> None:
+        """Tell the followers of rounds that are over and not told yet, and of the session's end.
+        Does nothing if neither model, phase nor owed evaluations have changed."""
         session = driver.session
         # A round waits for the coordinator's own evaluation of its model.
         owed = tuple(model.round for model in session.evaluation.owed)
@@ -70,6 +72,7 @@ class Tracking:
             self._tell(_end(session, driver.history.rounds))
 
     def _new_records(self, rounds: Sequence[RoundRecord]) -> list[RoundRecord]:
+        """Records of the rounds after the last one told, oldest first."""
         new = takewhile(lambda record: record.round > self._last, reversed(rounds))
         return [*new][::-1]
 
@@ -79,6 +82,8 @@ class Tracking:
 
 
 def _tracked(session_id: str, record: RoundRecord, seconds: float) -> TrackedRound:
+    """What followers are told of a round; measures of the coordinator itself are named
+    "coordinator/..."."""
     evaluation = dict(record.evaluation.metrics) if record.evaluation is not None else {}
     if record.coordinator_evaluation is not None:
         own = record.coordinator_evaluation.metrics
@@ -97,6 +102,8 @@ def _tracked(session_id: str, record: RoundRecord, seconds: float) -> TrackedRou
 
 
 def _end(session: Session, records: Iterable[RoundRecord]) -> TrackedEnd:
+    """What followers are told at the session's end: number of the last model, cause, metrics of the
+    last training."""
     trained = [one for one in records if one.task is Task.TRAIN and one.seconds is not None]
     return TrackedEnd(
         session.session_id,
@@ -107,7 +114,7 @@ def _end(session: Session, records: Iterable[RoundRecord]) -> TrackedEnd:
 
 
 def _made(name: str, folder: Path) -> Tracker:
-    """Raises PluginFailed."""
+    """The tracker of this name, one of ours or a plug-in's. Raises PluginFailed."""
     try:
         if name in TRACKERS:
             return TRACKERS[name](folder)

@@ -113,9 +113,10 @@ def is_source(text: str, source: str) -> bool:
 def first_model(
     text: str, config: CoordinatorConfig, journal: Journal, store: WeightsStore
 ) -> FirstModel:
-    """The model that --from-model names. store: of all sessions.
+    """The model that --from-model names, a file or a model of a session, with the options and the
+    control variate that the configuration asks for.
 
-    Raises CannotStartFrom, JournalError and StoreError.
+    store: of all sessions. Raises CannotStartFrom, JournalError and StoreError.
     """
     found = _OF_SESSION.fullmatch(text)
     if found is not None and not Path(text).exists():
@@ -165,9 +166,10 @@ def first_model(
 def model_of_session(
     journal: Journal, store: WeightsStore, session_id: str, round_: str, *, extends: bool = False
 ) -> FirstModel:
-    """A global model of a session in the journal: of a number, the last or the best one.
+    """A global model of a session in the journal.
 
-    extends: the new session goes on with the training, its epochs and the optimiser's state.
+    round_: its number, LAST or BEST. extends: the new session goes on with the training, its epochs
+        and the optimiser's state. Raises CannotStartFrom and JournalError.
     """
     records = journal.records_of(session_id)
     if records is None:
@@ -215,6 +217,8 @@ def _there_are(models: Sequence[int]) -> str:
 
 
 def _extended(last: Snapshot, lineage: Lineage) -> Lineage:
+    """A lineage with the rounds, epochs and passes that were trained up to an extension, and with
+    the length and the beginning from before the first one."""
     session = last.session
     assert session.model is not None, "a session without a model is not extended"
     before = session.lineage or Lineage("")
@@ -232,6 +236,7 @@ def _extended(last: Snapshot, lineage: Lineage) -> Lineage:
 
 
 def _model_of_file(path: Path) -> FirstModel:
+    """The model of a file as the first one of a session. Raises CannotStartFrom."""
     model, profile = load_model_file(path)
 
     def copy(target: WeightsStore) -> GlobalModel:
@@ -293,6 +298,8 @@ def load_model_file(path: Path) -> tuple[Model, DataProfile | None]:
 
 
 def _sidecar(path: Path) -> Mapping[str, Any]:
+    """The JSON object in the file beside a model, or else in its folder's index; empty without
+    both. Raises ValueError."""
     for beside in (path.with_suffix(SIDECAR), path.with_name(MODELS_INDEX)):
         if beside.exists():
             about = read_json(beside)
@@ -303,6 +310,8 @@ def _sidecar(path: Path) -> Mapping[str, Any]:
 
 
 def _profile(about: Any) -> DataProfile | None:
+    """The data profile in a JSON object; None without one. Raises KeyError, TypeError and
+    ValueError."""
     if about is None:
         return None
     return DataProfile(
@@ -345,7 +354,7 @@ def _personal(
 
 
 def _require_fit(first: FirstModel, config: CoordinatorConfig) -> None:
-    """The configured workload can go on with the model. Raises CannotStartFrom."""
+    """Check that the configured workload can go on with the model. Raises CannotStartFrom."""
     name, source = config.workload.name, first.lineage.source
     if config.storage.format == "xain-pickle":
         raise CannotStartFrom(

@@ -74,10 +74,13 @@ class Bodies:
                 await self._wake()
 
     async def _wake(self) -> None:
+        """Wake the requests that wait for room."""
         async with self._changed:
             self._changed.notify_all()
 
     async def _read(self, receive: Receive, most: int) -> bytes:
+        """Read a whole body of `most` bytes at most, counting its bytes. Raises HttpError, and
+        Gone."""
         chunks: list[bytes] = []
         limit = asyncio.timeout(None)  # _make_room() may end it
         try:
@@ -104,7 +107,11 @@ class Bodies:
             self.num_bytes -= self._arriving.pop(limit, 0)
 
     def _make_room(self, size: int, limit: asyncio.Timeout) -> None:
-        """Count bytes of a body. Raises HttpError if there is no room for them."""
+        """Count bytes of a body that is arriving; for them others end that have been arriving
+        longer. Raises HttpError if there is no room.
+
+        limit: the key of the body.
+        """
         while self.num_bytes + size > HELD * self._max_bytes:
             oldest = next(iter(self._arriving))
             if oldest is limit:

@@ -57,6 +57,7 @@ _AS_CONFIGURED = bodies.FitRequest()
 
 
 def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI descriptions of the errors with these HTTP statuses."""
     return {status: {"model": bodies.ErrorBody} for status in statuses}
 
 
@@ -94,6 +95,7 @@ def make_app(
 
 
 def _add_paths(app: FastAPI, fits: Fits) -> None:
+    """Add the paths of /v1 to the application."""
     readers = EventReaders(fits)
 
     @app.post(
@@ -112,7 +114,7 @@ def _add_paths(app: FastAPI, fits: Fits) -> None:
         fitting = await fits.fit(request)
         if request.wait:
             await http.scope[RELEASE]()
-            await fits.ended(fitting)
+            await fits.wait_for_end(fitting)
             response.status_code = 200
         return await fits.status()
 
@@ -230,11 +232,13 @@ def _add_paths(app: FastAPI, fits: Fits) -> None:
 
 
 def _read(reader: Reader) -> Iterator[bytes]:
+    """The bytes of a stored object, which is closed at the end."""
     with reader:
         yield from chunks(reader)
 
 
 def _read_file(file: BinaryIO) -> Iterator[bytes]:
+    """The bytes of a file, which is closed at the end."""
     with file:
         while chunk := file.read(FILE_CHUNK_BYTES):
             yield chunk
@@ -244,6 +248,7 @@ def _read_file(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _answer(request: Request, error: HttpError, headers: Any = None) -> JSONResponse:
+    """The answer to a request that has failed: the envelope of /v1, or Chimera's."""
     if request.url.path.startswith(chimera.PREFIX):
         body = chimera.envelope(error)
     else:
@@ -254,6 +259,8 @@ def _answer(request: Request, error: HttpError, headers: Any = None) -> JSONResp
 
 
 def _add_errors(app: FastAPI) -> None:
+    """Have every exception of a handler, and of the framework, answered in the one envelope."""
+
     @app.exception_handler(HttpError)
     async def refused(request: Request, error: HttpError) -> JSONResponse:
         return _answer(request, error)
@@ -317,13 +324,13 @@ class _Guarded:
                 length = request.headers.get("content-length", "")
                 if length.isdecimal() and int(length[:20]) > most:
                     raise HttpError("TOO_LARGE", f"the body has more than {most} bytes")
-                await self._answered(scope, receive, send, most)
+                await self._answer_request(scope, receive, send, most)
         except HttpError as refused:
             await _answer(request, refused)(scope, receive, send)
         except Gone:
             pass
 
-    async def _answered(self, scope: Scope, receive: Receive, send: Send, most: int) -> None:
+    async def _answer_request(self, scope: Scope, receive: Receive, send: Send, most: int) -> None:
         """Answer a request. Raises HttpError and Gone before the answer begins."""
         async with AsyncExitStack() as stack:
             body: bytes | None = await stack.enter_async_context(self._bodies.held(receive, most))
@@ -377,7 +384,8 @@ class _Guarded:
 
 
 def _names_loopback(host: str) -> bool:
-    """host: with its port, if it has one."""
+    """Whether the host of a header names this machine's loopback. host: with its port, if it has
+    one."""
     try:
         return is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:

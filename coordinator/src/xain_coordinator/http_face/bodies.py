@@ -13,8 +13,9 @@ _CELL_TYPES = frozenset((str, bool, int, float, type(None)))
 
 
 def _as_they_came(rows: Any) -> Any:
-    """Rows of cells. They are not copied, since they are most of what a body takes, and the first
-    mistake is the only one that is told."""
+    """The same rows, checked: lists of finite numbers, texts, true, false and None. They are not
+    copied, since they are most of what a body takes, and the first mistake is the only one that is
+    told. Raises ValueError."""
     if not isinstance(rows, list) or not rows:
         raise ValueError("rows must be a list of one row at least")
     for at, row in enumerate(rows):

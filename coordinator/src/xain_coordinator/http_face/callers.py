@@ -78,13 +78,14 @@ class HttpCallers:
                 self._loop.call_soon_threadsafe(self._end, holds)
 
     def _end(self, holds: Callable[[Caller], bool]) -> None:
+        """Cancel the requests of these callers."""
         for task, caller in self._running.items():
             if holds(caller):
                 task.cancel()
 
 
 def _token(scope: Scope) -> str:
-    """Raises Unauthenticated."""
+    """The bearer token of a request. Raises Unauthenticated."""
     said = [value for name, value in scope["headers"] if name == b"authorization"]
     kind, _, token = said[0].decode("latin-1").partition(" ") if len(said) == 1 else ("", "", "")
     if kind.lower() != "bearer" or not token.strip():

@@ -53,7 +53,7 @@ def envelope(error: HttpError) -> dict[str, object]:
 
 
 def make_router(fits: Fits) -> APIRouter:
-    """The four paths."""
+    """The router of Chimera's four paths: fit and predict, for each of its two kinds."""
     router = APIRouter(prefix=PREFIX, tags=["chimera"], responses=_ERRORS)
 
     def add(kind: Kind) -> None:
@@ -62,7 +62,7 @@ def make_router(fits: Fits) -> APIRouter:
             _require(kind, fits.sessions.config.workload.name)
             fitting = await fits.fit(bodies.FitRequest())
             await http.scope[RELEASE]()
-            await fits.ended(fitting)
+            await fits.wait_for_end(fitting)
             return bodies.ChimeraFit(fit="ok")
 
         async def predict(request: bodies.ChimeraPredictRequest) -> bodies.ChimeraPredictions:
@@ -89,6 +89,7 @@ def make_router(fits: Fits) -> APIRouter:
 
 
 def _require(kind: Kind, workload: str) -> None:
+    """Check that a workload is of this kind. Raises HttpError."""
     if workload not in _WORKLOADS[kind]:
         expected = ", ".join(_WORKLOADS[kind])
         raise HttpError(
@@ -98,6 +99,8 @@ def _require(kind: Kind, workload: str) -> None:
 
 
 def _rows(predictor: Predictor, predicted: Predictions) -> list[str | float]:
+    """Predictions as Chimera answers them: probabilities of the second class if asked for, else
+    numbers where the values are numbers, else texts."""
     if predicted.probabilities is not None:
         return [float(value) for value in predicted.probabilities[:, 1]]
     values = np.asarray(predicted.values)

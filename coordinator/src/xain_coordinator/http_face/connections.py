@@ -155,6 +155,8 @@ class Connection(H11Protocol):
         return self.cycle is not None and is_idle
 
     def _look(self, *, begins: bool = False) -> None:
+        """Count the connection as idle unless a whole request of it is being answered. begins: its
+        first bytes since an answer have come, so that its time starts anew."""
         idle = self._shared.idle
         if self.transport.is_closing():
             return
@@ -165,7 +167,7 @@ class Connection(H11Protocol):
             self._watch()
 
     def _watch(self) -> None:
-        """Look after a while whether anything has moved."""
+        """Look after a while whether anything has moved; an earlier timer ends."""
         if self._timer is not None:
             self._timer.cancel()
         self._progress = self._moved
@@ -188,6 +190,8 @@ class Connection(H11Protocol):
         )
 
     def _end_if_stalled(self, *, is_sure: bool = False) -> None:
+        """End the connection if nothing has moved since _watch() and it does not wait for the
+        coordinator. is_sure: whether bytes that had come were read before."""
         self._timer = None
         if self._is_answered and not self.transport.get_write_buffer_size():
             return  # it waits for the coordinator
@@ -201,6 +205,7 @@ class Connection(H11Protocol):
             self._timer = self.loop.call_later(0, again)
 
     def _leave(self) -> None:
+        """Count the connection as idle no longer, and stop its timer."""
         self._shared.idle.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()

@@ -42,6 +42,7 @@ def docs_page(openapi: Mapping[str, Any], url: str) -> str:
 
 
 def _operation(title: str, operation: Mapping[str, Any]) -> str:
+    """A method of a path as HTML: what it does, parameters, body and answers."""
     rows = [
         (parameter["name"], f"in the {parameter['in']}. {parameter.get('description', '')}")
         for parameter in operation.get("parameters", ())

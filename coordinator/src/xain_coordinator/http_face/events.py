@@ -58,6 +58,8 @@ class EventReaders:
         return session_id or self._fits.sessions.session.session_id, int(number) + 1
 
     async def _stream(self, session_id: str, number: int) -> AsyncIterator[str]:
+        """Server-sent events of the journal from this one on, then those of the sessions after it,
+        until the process stops. Without events for KEEP_ALIVE_S it sends a comment."""
         try:
             silent_s = 0.0
             yield ": hello\n\n"  # so that a reader knows at once that it listens
@@ -86,7 +88,7 @@ class EventReaders:
             log.warning("events_unreadable", session=session_id, error=str(error))
 
     def _read(self, session_id: str, number: int) -> list[Record]:
-        """Raises JournalError if a record cannot be read."""
+        """The next records of a session, PAGE at most. Blocks. Raises JournalError."""
 
         def ask(journal: Journal) -> list[Record]:
             return list(islice(journal.records_of(session_id, number) or (), PAGE))
@@ -120,6 +122,7 @@ class EventReaders:
 
 
 def _message(session_id: str, number: int, record: Record) -> str:
+    """The server-sent event of a record."""
     event = record.event
     kind = type(event).__name__
     names = (field.name for field in fields(event) if field.name not in _PRIVATE)
@@ -135,6 +138,7 @@ def _message(session_id: str, number: int, record: Record) -> str:
 
 
 def _plain(value: Any) -> Any:
+    """A value of an event as JSON takes it; updates, models and evaluations in short."""
     match value:
         case None | bool() | int() | float() | str():
             return value

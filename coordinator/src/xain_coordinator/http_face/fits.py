@@ -95,8 +95,8 @@ class Fits:
     # --- fit ---
 
     async def fit(self, request: bodies.FitRequest) -> Driver:
-        """Request a fit, which goes on whatever happens. Returns what `ended` waits for. Raises
-        HttpError."""
+        """Request a fit, which goes on whatever happens. Returns the driver that wait_for_end()
+        takes. Raises HttpError."""
         config = changed(self.sessions.config, request)
         return await self.on_loop(self.sessions.fit(config))
 
@@ -104,9 +104,9 @@ class Fits:
         """End the fit that goes on, without a result. Raises HttpError."""
         await self.on_loop(self.sessions.cancel())
 
-    async def ended(self, driver: Driver) -> None:
+    async def wait_for_end(self, driver: Driver) -> None:
         """Wait for the end of a fit. Raises HttpError if it has no result."""
-        session = await self.on_loop(self.sessions.ended(driver))
+        session = await self.on_loop(self.sessions.wait_for_end(driver))
         if session.cause != COMPLETED:
             is_of_training = session.cause.startswith(TRAINING_FAILED)
             raise HttpError(
@@ -162,6 +162,8 @@ class Fits:
         return f"session {session.session_id} is fitting; see GET /v1/status"
 
     def _open(self, trained: Trained, entry: Entry) -> Predictor:
+        """The predictor of a model; the latest one is kept. Blocks. Raises NoModel and
+        HttpError."""
         known, round_ = self._predictor, entry.model.round
         if known is None or (known.session_id, known.round) != (trained.session_id, round_):
             model = trained.load(entry.model)

@@ -51,6 +51,7 @@ class Predictor:
 
     @cached_property
     def _estimator(self) -> Any:
+        """The fitted scikit-learn estimator of the model. Raises ValueError if it has none."""
         return workload.from_metadata(self._metadata).to_sklearn(self._model)
 
     def predict(
@@ -97,6 +98,7 @@ class Predictor:
             return False
 
     def _probabilities(self, features: NDArray[Any]) -> NDArray[Any]:
+        """Probabilities of the classes, (n, k). Raises HttpError if the model gives none."""
         if not self._has_probabilities:
             what = "is a regression" if not self.classes else "has none with these options"
             raise HttpError(

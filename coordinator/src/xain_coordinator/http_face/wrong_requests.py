@@ -70,5 +70,6 @@ def _path(error: Mapping[str, Any], body: object) -> str:
 
 
 def _must(error: Mapping[str, Any]) -> str:
+    """What a value must be, in words."""
     text = _MUST.get(error["type"], "as /v1/docs describes it")
     return text.format_map(error.get("ctx", {}))

@@ -113,6 +113,7 @@ class Guard:
         return cls(loaded, loaded.callers, access, renews_own=is_own)
 
     def close(self) -> None:
+        """Close the audit log, if there is one."""
         if self.access is not None:
             self.access.close()
 
@@ -130,7 +131,7 @@ class Guard:
         return join_host_port(host, port)
 
     def require_access(self) -> "AccessControl":
-        """Raises NO_AUTHORITY on an open coordinator."""
+        """Access control. Raises NO_AUTHORITY on an open coordinator, which has none."""
         if self.access is None:
             raise Refusal(
                 Reason.NO_AUTHORITY,
@@ -142,7 +143,8 @@ class Guard:
     # --- who calls ---
 
     def admit(self, method: str, context: Context) -> Caller | None:
-        """The caller, who may call the method; None where an open coordinator does not ask.
+        """Check that the caller may call a method. Returns the caller, THIS_MACHINE through the
+        Unix socket; None where an open coordinator does not ask.
 
         Raises Unauthenticated and NotPermitted.
         """
@@ -190,12 +192,13 @@ class Guard:
             log.error("not_recorded", what=event, error=str(error))
 
     def note_refused(self, peer: str, reason: str) -> None:
-        """Have the audit log tell of a caller that was refused."""
+        """Have the audit log tell of a caller that was refused, later and in a thread. Dropped on
+        an open coordinator, and while _MAX_NOTES lines wait."""
         access = self.access
         if access is None or len(self._notes) >= _MAX_NOTES:
             return
         self._refused(peer=peer, reason=reason)
-        task = asyncio.ensure_future(asyncio.to_thread(access.refused, peer, reason))
+        task = asyncio.ensure_future(asyncio.to_thread(access.note_refusal, peer, reason))
         self._notes.add(task)
         task.add_done_callback(self._notes.discard)
 
@@ -218,14 +221,18 @@ class Guard:
             await asyncio.to_thread(self._look, self.certificates, self.access)
 
     def _end(self, holds: Holds, refusal: Refusal) -> None:
+        """End what these callers have open."""
         for end in self.on_ended:
             end(holds, refusal)
 
     def _end_expired(self, now: float) -> None:
+        """End what callers have open whose certificates have expired."""
         expired = Unauthenticated("the certificate of this connection has expired")
         self._end(lambda caller: now > caller.not_after, expired)
 
     def _end_revoked(self, serials: frozenset[str]) -> None:
+        """End what callers have open with these certificates, and report each participant that has
+        no valid certificate any more to on_left. serials: of what was revoked now."""
         revoked = Unauthenticated("the certificate of this connection was revoked")
         self._end(lambda caller: caller.serial in serials, revoked)
         assert self.access is not None, "it has told of the serials"
@@ -248,6 +255,8 @@ class Guard:
                 leave(name)
 
     def _look(self, certificates: Certificates, access: "AccessControl") -> None:
+        """Read changed files of certificates, warn of an end that is near, and renew the
+        coordinator's own certificate if it expires soon. Blocks."""
         certificates.refresh()
         renews = self._renews_own and bool(access.authority)
         self._watch.look(warns_of_end=not renews)

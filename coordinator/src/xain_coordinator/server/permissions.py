@@ -22,6 +22,7 @@ _HOLDERS: Roles = frozenset((PARTICIPANT, OBSERVER, OPERATOR, NODE))
 
 
 def _of(service: str, methods: Mapping[str, Roles]) -> dict[str, Roles]:
+    """Roles by the full name of each method of a service."""
     return {f"/{service}/{method}": roles for method, roles in methods.items()}
 
 
@@ -83,7 +84,8 @@ ROLES: Mapping[str, Roles] = {
 
 
 def require_permitted(method: str, caller: Caller) -> None:
-    """Raises NotPermitted."""
+    """Check that the caller's role may call a method; what the table lacks is refused. Raises
+    NotPermitted."""
     if caller.identity.role not in ROLES.get(method, ()):
         raise NotPermitted(f"{caller.identity} may not call {method.removeprefix('/')}")
 

@@ -104,7 +104,8 @@ class _Stream:
         self._waiting: dict[int, asyncio.Future[pb.PredictionAnswer]] = {}
 
     async def ask(self, question: pb.PredictionQuestion) -> pb.PredictionAnswer:
-        """Raises _NoAnswer if the stream ends before the answer."""
+        """Send a question and wait for its answer. Raises _NoAnswer if too many questions wait, or
+        the stream ends before the answer."""
         if self.outgoing.qsize() >= MAX_QUEUED:
             raise _NoAnswer("it does not take its questions")
         answer: asyncio.Future[pb.PredictionAnswer] = asyncio.get_running_loop().create_future()
@@ -122,6 +123,7 @@ class _Stream:
             waiting.set_result(answer)
 
     def end(self, why: str) -> None:
+        """End the stream, and all waits for its answers with _NoAnswer. why: its text."""
         self.outgoing.put_nowait(None)
         for waiting in self._waiting.values():
             if not waiting.done():
@@ -207,6 +209,8 @@ class RemotePredictor:
         timeout_s: float,
         max_retries: int,
     ) -> Predictions:
+        """Predict rows as ask() does, whose arguments are checked: ask all participants that hold
+        estimators, and combine the answers."""
         if model is None or model.is_empty:
             raise Refusal(Reason.NOT_FITTED, "there is no model yet")
         stack = await self._stack_of(model, store)
@@ -260,7 +264,8 @@ class RemotePredictor:
         return Predictions(values, classes, mean, tuple(found), missing)
 
     async def _stack_of(self, model: GlobalModel, store: WeightsStore) -> "Stack":
-        """Raises NOT_FITTED if the model is no list of estimators, and StoreError."""
+        """The list of estimators that a model is, read once per model. Raises NOT_FITTED if the
+        model is none, and StoreError."""
         if self._read is None or self._read[0] != model.ref.digest:
             self._read = model.ref.digest, await asyncio.to_thread(_read, store, model)
         return self._read[1]
@@ -310,7 +315,8 @@ class RemotePredictor:
     async def _answer_on(
         self, stream: _Stream, holdings: "Sequence[Holding]", asked: _Asked
     ) -> _Answer:
-        """Raises _NoAnswer and _Useless."""
+        """Ask a participant for all batches on its stream. Returns the mean of its estimators.
+        Raises _NoAnswer and _Useless."""
         estimators = [
             pb.KeptEstimators(digest=bytes.fromhex(one.digest), weight=one.rows) for one in holdings
         ]
@@ -339,8 +345,8 @@ class RemotePredictor:
     async def serve(
         self, participant_id: str, answers: AsyncIterator[pb.PredictionAnswer]
     ) -> AsyncGenerator[pb.PredictionQuestion]:
-        """Requests for a participant, until its stream ends. A newer stream of the participant ends
-        this one.
+        """Requests for a participant, until its stream ends; answers go to the questions that wait.
+        A newer stream of the participant ends this one.
 
         Raises Unavailable when the coordinator stops, and what the parser raises for an answer that
         is no message or too long.
@@ -368,6 +374,7 @@ class RemotePredictor:
             stream.end("its connection broke off")
 
     def _note_lost(self, participant_id: str) -> None:
+        """Note that the stream of a participant broke off now, and forget those of long ago."""
         now = time.monotonic()
         self._lost_at = {n: at for n, at in self._lost_at.items() if now - at < self.reconnect_s}
         self._lost_at[participant_id] = now
@@ -401,6 +408,7 @@ async def _read_answers(
 
 
 def _by_participant(holdings: "Sequence[Holding]") -> "dict[str, list[Holding]]":
+    """Estimators that participants hold, by participant."""
     by_name: dict[str, list[Holding]] = {}
     for one in holdings:
         by_name.setdefault(one.participant, []).append(one)
@@ -408,7 +416,8 @@ def _by_participant(holdings: "Sequence[Holding]") -> "dict[str, list[Holding]]"
 
 
 def _read(store: WeightsStore, model: GlobalModel) -> "Stack":
-    """Raises NOT_FITTED and StoreError. Blocks."""
+    """Read the list of estimators that a bagging model is. Blocks. Raises NOT_FITTED and
+    StoreError."""
     from xain_workloads.ensembles.bagging_options import options_of_model
     from xain_workloads.ensembles.stacking import Stack
 

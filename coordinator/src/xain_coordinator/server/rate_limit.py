@@ -48,6 +48,7 @@ class RateLimit:
         return max(0.0, admitted_at - now)
 
     def _drop_overdue(self, now: float) -> None:
+        """Drop reservations whose callers have not come within RESERVED_S of their time."""
         while self._reserved:
             name, admitted_at = next(iter(self._reserved.items()))
             if admitted_at + RESERVED_S >= now:

@@ -243,6 +243,7 @@ class GrpcServer:
             self.health_port = _listen(address, self._plain.add_insecure_port)
 
     async def start(self) -> None:
+        """Serve on all ports and on the operator's socket; health checks say SERVING."""
         self._is_started = True
         if self._weights_port is not None:
             # Refusals are not counted: the sender takes PutWeights then, and is refused there.
@@ -295,7 +296,7 @@ class GrpcServer:
         await self.slots.close()
 
     def _leave(self, participant_id: str) -> None:
-        """A participant has no certificate any more."""
+        """Have the session drop a participant that has no certificate any more."""
 
         async def leave() -> None:
             with suppress(Refusal):  # the process stops
@@ -306,6 +307,7 @@ class GrpcServer:
         task.add_done_callback(self._leaving.discard)
 
     async def _say_serving(self, serving: bool) -> None:
+        """Have health checks say of every service whether it serves."""
         response = health_pb2.HealthCheckResponse
         services = ("", *SERVICES, *([WEIGHTS_PORT] if self._weights_port is not None else []))
         status = response.SERVING if serving else response.NOT_SERVING
@@ -321,7 +323,7 @@ def _name_of(_: object) -> str | None:
 
 
 def _listen(address: str, add_port: Callable[[str], int]) -> int:
-    """Returns the port. Raises PortTaken."""
+    """Take a port. Returns its number. Raises PortTaken."""
     try:
         return add_port(address)
     except RuntimeError:
@@ -336,6 +338,7 @@ class _Reflection(grpc.GenericRpcHandler):
     when it is asked: no participant does."""
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """The handler of ServerReflectionInfo; None for any other method."""
         if handler_call_details.method != f"/{REFLECTION}/ServerReflectionInfo":
             return None
         from grpc_reflection.v1alpha import reflection, reflection_pb2

@@ -245,8 +245,8 @@ def _content(path: Path) -> bytes:
 def test_notes_and_refused_identities_are_lines(folder, control):
     control.note("settings_changed", by="alice", names=["rounds"], reason="x" * 5000)
     for port in range(5):
-        control.refused(f"ipv4:10.0.0.1:{port}", "no certificate")
-    control.refused("ipv4:10.0.0.2:5000", "no certificate")
+        control.note_refusal(f"ipv4:10.0.0.1:{port}", "no certificate")
+    control.note_refusal("ipv4:10.0.0.2:5000", "no certificate")
     note, first, second = list(audit_log.read(folder / "audit.log"))[-3:]
     assert (note.event, note.by) == ("settings_changed", "alice")
     assert note.fields["names"] == ["rounds"]
@@ -277,7 +277,7 @@ def test_change_counts_only_when_its_line_is_on_disk(control, clock, monkeypatch
         patch.setattr(os, "fsync", fails)
         with pytest.raises(NotRecorded, match="Input/output error"):
             change(control, holder)
-        control.refused("a", "b")
+        control.note_refusal("a", "b")
     assert control.access is state
     control.check(holder)
 

@@ -158,7 +158,8 @@ class AdmissionControl:
         return self._held_back.total()
 
     def admit(self, method: str, context: Context) -> Call:
-        """Give a call a slot until it is answered. Called in the task of the call, before its first
+        """Give a call a slot until it is answered: in the pool of its certificate's holder, of its
+        participant, or of unregistered clients. Called in the task of the call, before its first
         message. Raises TOO_MANY_CALLS."""
         pool: Hashable = _POOLS.get(method)
         caller, is_member = CALLER.get(), False
@@ -188,10 +189,13 @@ class AdmissionControl:
         )
         return call
 
-    def heard(self, method: str, call: Call, request: Any) -> None:
-        """Note that the first message of a call has come, which may name a member of another
-        service.
-        Raises TOO_MANY_CALLS if that member has too many calls."""
+    def note_first_message(self, method: str, call: Call, request: Any) -> None:
+        """Note that the first message of a call has come: its time limit ends, and that of a stream
+        begins. A message that names a member of another service moves the call to that member's
+        pool.
+
+        Raises TOO_MANY_CALLS if that member has too many calls.
+        """
         if call.is_heard:
             return
         call.is_heard = True
@@ -207,8 +211,9 @@ class AdmissionControl:
             self._remove(call)
             self._enter(call, member)
 
-    def answered(self, method: str, call: Call) -> None:
-        """Note that a call was carried out, which may have made its sender a member."""
+    def note_answered(self, method: str, call: Call) -> None:
+        """Note that a call was carried out: if it has made its sender a member, the sender's
+        connection counts as a member's."""
         if call.pool == _UNREGISTERED and not method.startswith(_INSPECTION):
             participant_id = participant_of(call.context)
             if self._is_member(participant_id):
@@ -221,12 +226,16 @@ class AdmissionControl:
                 self._end(call, refusal)
 
     def requests(self, method: str, call: Call) -> AsyncIterator[Any]:
-        """The messages of a stream of requests."""
+        """The messages of a call's stream of requests, each read and noted as read() and heard()
+        do."""
         return _Requests(self, method, call)
 
     async def hold_back(self, caller: Caller | None) -> None:
-        """Wait until a refusal may be sent: so few refusals of one caller are sent in a second,
-        however many calls it has open. None: callers whose certificates do not count."""
+        """Wait until a refusal may be sent: refusals_per_s to one caller, however many calls it has
+        open. When max_held_back refusals wait, the next is sent at once.
+
+        caller: None for all callers without a valid certificate.
+        """
         if self.num_held_back >= self.max_held_back:
             return
         identity = None if caller is None else caller.identity
@@ -241,6 +250,7 @@ class AdmissionControl:
                 del self._held_back[identity]
 
     def _require_rate(self, pool: Hashable) -> None:
+        """Count a call of a pool in its rate. Raises TOO_MANY_CALLS above calls_per_s."""
         rate = self._rates.get(pool)
         if rate is None:
             burst = BURST_S * self._calls_per_s
@@ -253,6 +263,8 @@ class AdmissionControl:
             )
 
     def _enter(self, call: Call, name: Hashable) -> None:
+        """Put a call into a pool. In a full one it ends the oldest call that waits only for its
+        client. Raises TOO_MANY_CALLS if there is none."""
         pool = self._pools.get(name)
         if pool is None:
             pool = self._pools[name] = {}
@@ -275,6 +287,8 @@ class AdmissionControl:
         pool[call] = None
 
     def _oldest_waiting(self, pool: Pool, min_silence_s: float) -> Call | None:
+        """The oldest call of a pool that waits only for its client and is at least so old; None if
+        there is none."""
         latest = self._now() - min_silence_s
         for call in pool:
             if call.opened_at > latest:
@@ -284,10 +298,12 @@ class AdmissionControl:
         return None
 
     def _leave(self, call: Call, _: asyncio.Task[Any]) -> None:
+        """Give up the slot of a call whose task is done."""
         self._remove(call)
         call.timer.cancel()
 
     def _remove(self, call: Call) -> None:
+        """Take a call out of its pool; an empty pool is dropped."""
         pool = self._pools.get(call.pool)
         if pool is not None:
             pool.pop(call, None)
@@ -295,13 +311,15 @@ class AdmissionControl:
                 del self._pools[call.pool]
 
     def _end_silent(self, call: Call) -> None:
+        """End a call whose first message has not come in first_message_s."""
         self._end(
             call,
             Refusal(Reason.REQUEST_MISSING, f"no message has come in {self.first_message_s:g} s"),
         )
 
     async def read(self, call: Call) -> Any:
-        """The next message of a call, or grpc.aio.EOF."""
+        """The next message of a call, or grpc.aio.EOF. Unregistered clients share
+        UNREGISTERED_READS reads at a time; a slow one ends when others wait."""
         if call.pool not in self.capacities:
             return await call.context.read()
         self._num_waiting += 1
@@ -321,7 +339,8 @@ class AdmissionControl:
         call.look = asyncio.get_running_loop().call_later(LOOK_S, self._look, call, looks - 1)
 
     def _look(self, call: Call, looks: int) -> None:
-        """End a call whose read is slow if others wait to be read. looks: that it still has."""
+        """End a call whose read is slow if others wait to be read; else look again later. looks:
+        times that are left before it may be ended."""
         if looks > 0 or not self._num_waiting:
             self._look_later(call, looks)
         else:
@@ -329,6 +348,7 @@ class AdmissionControl:
             self._end(call, refusal)
 
     def _end(self, call: Call, refusal: Refusal) -> None:
+        """Answer a call with this refusal and cancel its task. Does nothing when repeated."""
         if call.is_ended:
             return
         call.is_ended = True
@@ -348,7 +368,7 @@ class _Requests(AsyncIterator[Any]):
         message = await self.admission.read(self.call)
         if message is grpc.aio.EOF:
             raise StopAsyncIteration
-        self.admission.heard(self.method, self.call, message)
+        self.admission.note_first_message(self.method, self.call, message)
         return message
 
 

@@ -40,16 +40,15 @@ class Assignments:
         self._digested: tuple[Mapping[str, str], bytes] = ({}, b"")  # metadata and their digest
 
     def forget(self) -> None:
-        """Make all messages anew."""
+        """Drop the messages that are kept, so that all are made anew."""
         self._made = {}
 
     async def message(
         self, participant_id: str, known_metadata: bytes
     ) -> pb.StartTrainingRoundResponse:
-        """The assignment of a participant.
+        """The assignment of a participant, from those that are kept or made now.
 
-        known_metadata: digest of those that the participant has; empty if it has none.
-        Raises AssignmentFor's refusals, and the store's errors.
+        known_metadata: digest of the metadata that the participant has; empty if it has none.
         """
         reply = await self._driver.ask(AssignmentFor(participant_id))
         if (work := self.made(reply, known_metadata)) is not None:

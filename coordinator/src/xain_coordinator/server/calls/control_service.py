@@ -51,7 +51,7 @@ class ControlService(pb_grpc.ControlServicer):
         self._ended = asyncio.Event()
 
     def end(self) -> None:
-        """The server is about to stop: no backup holds it up."""
+        """End the backups under way, which would hold up the server's stop."""
         self._ended.set()
 
     # --- certificates ---
@@ -118,14 +118,14 @@ class ControlService(pb_grpc.ControlServicer):
         self, request: pb.RemoveParticipantRequest, context: Context
     ) -> pb.RemoveParticipantResponse:
         await self._driver.submit(RemoveParticipant(request.name))
-        await self._noted("participant_removed", participant=request.name)
+        await self._note("participant_removed", participant=request.name)
         return pb.RemoveParticipantResponse()
 
     async def FinishSession(
         self, request: pb.FinishSessionRequest, context: Context
     ) -> pb.FinishSessionResponse:
         await self._driver.submit(FinishSession(request.reason))
-        await self._noted("session_finish_requested", reason=request.reason)
+        await self._note("session_finish_requested", reason=request.reason)
         return pb.FinishSessionResponse()
 
     async def FollowScript(
@@ -133,7 +133,7 @@ class ControlService(pb_grpc.ControlServicer):
     ) -> AsyncIterator[pb.FollowScriptResponse]:
         require_session(self._driver.session, request.session_id)
         session_id, last = self._driver.session.session_id, None
-        await self._noted("script_follows")
+        await self._note("script_follows")
         # A session that is over may be followed by another one before this is told of its end.
         while (session := self._driver.session).session_id == session_id:
             status = script_status(session)
@@ -149,14 +149,14 @@ class ControlService(pb_grpc.ControlServicer):
         self, request: pb.ConfigureRoundRequest, context: Context
     ) -> pb.ConfigureRoundResponse:
         await self._driver.submit(configuration(request))
-        await self._noted("round_configured", round=request.round)
+        await self._note("round_configured", round=request.round)
         return pb.ConfigureRoundResponse(status=self._script_status())
 
     async def RecordEvaluation(
         self, request: pb.RecordEvaluationRequest, context: Context
     ) -> pb.RecordEvaluationResponse:
         await self._driver.submit(evaluation(request))
-        await self._noted("model_evaluated", model=request.model)
+        await self._note("model_evaluated", model=request.model)
         return pb.RecordEvaluationResponse(status=self._script_status())
 
     async def EndScript(
@@ -164,7 +164,7 @@ class ControlService(pb_grpc.ControlServicer):
     ) -> pb.EndScriptResponse:
         await self._driver.submit(EndScript(request.failure, request.session_id))
         # The audit log is about who did what; the traceback is in the journal.
-        await self._noted("script_ended", failed=bool(request.failure))
+        await self._note("script_ended", failed=bool(request.failure))
         return pb.EndScriptResponse(status=self._script_status())
 
     def _script_status(self) -> pb.FollowScriptResponse:
@@ -180,7 +180,7 @@ class ControlService(pb_grpc.ControlServicer):
             status.last_round.CopyFrom(message)
         return status
 
-    async def _noted(self, event: str, **fields: object) -> None:
+    async def _note(self, event: str, **fields: object) -> None:
         session_id = self._driver.session.session_id
         await self._guard.note(event, by=caller_said(), session=session_id, **fields)
 

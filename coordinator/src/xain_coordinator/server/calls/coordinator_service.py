@@ -118,6 +118,7 @@ class _Findings:
 
     @classmethod
     def of(cls, findings: Sequence[Finding]) -> Self:
+        """The first MAX_FINDINGS_TOLD findings as texts, with the digest of these."""
         texts = tuple(f"{one.level}: {one}" for one in findings[:MAX_FINDINGS_TOLD])
         return cls(texts, xxhash.xxh3_64_digest("\n".join(texts).encode()) if texts else b"")
 
@@ -181,6 +182,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return max(wait_s, MIN_WAIT_S)
 
     async def _renew_lease(self, participant_id: str) -> None:
+        """Renew the lease of a participant as a heartbeat does that repeats what its last one
+        said."""
         heard = self._driver.session.members.heard.get(participant_id)
         sign = c.Heartbeat(participant_id)
         if heard is not None:
@@ -266,6 +269,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     def _refused_instance(
         self, participant_id: str, reply: r.IdInUse, context: Context
     ) -> errors.Refusal:
+        """The refusal of a process whose participant id another process has; it is logged if both
+        go on."""
         what = f"another process is connected as {participant_id}"
         if reply.retry_after_s is None:
             self._id_in_use(
@@ -378,6 +383,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return of_site.get(participant_id) or of_site[""]
 
     def _reconnect_spread_ms(self) -> int:
+        """Milliseconds over which participants spread their calls when the connection breaks
+        off."""
         session = self._driver.session
         return round(1000 * reconnect_spread_s(len(session.members.by_name), session.rules.lease_s))
 
@@ -445,7 +452,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         request: pb.EndTrainingRoundRequest,
         obtained: Obtained,
     ) -> None:
-        """Hand in what a participant brings for a round."""
+        """Submit what a participant brings for a round: update, metrics and evaluation. An invalid
+        evaluation is logged and dropped."""
         if obtained.weights is None and not request.HasField("round"):
             number = self._driver.session.round_of_call(participant_id, has_upload=False)
         points: tuple[Point, ...] = ()
@@ -536,6 +544,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def _messages(
         self, participant_id: str, instance_id: str, request: pb.WatchRequest
     ) -> AsyncIterator[pb.WatchResponse]:
+        """Messages of a watch: each change of what the participant is told, with its work once it
+        may train. A message that the answer to its update has carried is left out."""
         last: pb.WatchResponse | None = None
         known_metadata = known_findings = b""  # sent by this stream
         async for seen in self._driver.watch(participant_id, instance_id):
@@ -589,6 +599,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return (told.result() if told.done() else await asyncio.shield(told)) == message
 
     def _news_of(self, seen: r.Advertisement) -> pb.WatchResponse:
+        """The message of an advertisement, made once for all watchers that are told the same."""
         if self._news is not None and self._news[0] == seen:
             return self._news[1]
         session = self._driver.session
@@ -608,6 +619,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def _with_work(
         self, message: pb.WatchResponse, participant_id: str, known_metadata: bytes
     ) -> pb.WatchResponse:
+        """The same message with the participant's assignment; without it if the round has moved on
+        or the store does not answer within NEWS_S."""
         try:
             # The durable session has the assignment: its message is durable as well.
             reply = ask(self._driver.session, AssignmentFor(participant_id))

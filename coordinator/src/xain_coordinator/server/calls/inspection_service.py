@@ -229,6 +229,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
         )
 
     def _num_connected(self, now: float) -> int:
+        """Number of members that are connected."""
         session = self._driver.session
         if session.phase is not Phase.FINISHED:
             return len(session.members)
@@ -272,6 +273,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
         )
 
     def _participant(self, participant_id: str, expires_at: float) -> inspection.ParticipantStatus:
+        """Status of a member. expires_at: of its lease."""
         session = self._driver.session
         now = self._driver.clock.now()
         round_ = session.open_round
@@ -432,13 +434,16 @@ Paged = inspection.ListRoundsRequest | inspection.ListModelsRequest
 
 
 def _page_size(request: Paged) -> int:
+    """Entries that a page may have, MAX_PAGE at most; 0 if the request is for no pages. Raises
+    InvalidRequest."""
     if request.page_size < 0:
         raise InvalidRequest(f"page_size is {request.page_size}: it must not be negative")
     return min(request.page_size, MAX_PAGE)
 
 
 def _after(request: Paged) -> int:
-    """The number that the page before ended with; clients treat its token as opaque."""
+    """The number that the page before ended with, -1 without one; clients treat its token as
+    opaque. Raises InvalidRequest."""
     if not request.page_token:
         return -1
     if re.fullmatch("[!-~][0-9]{1,10}", request.page_token) is None:
@@ -447,8 +452,10 @@ def _after(request: Paged) -> int:
 
 
 def _token(last: int) -> str:
+    """The page token that continues after this number."""
     return f"a{last}"
 
 
 def _limit(asked: int) -> int:
+    """Entries that a request without pages gets; DEFAULT_LIMIT where it names no number."""
     return min(asked, MAX_LIMIT) if asked > 0 else DEFAULT_LIMIT

@@ -80,6 +80,8 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
+        """The handler of a method, with admission, bounds and refusals around it; kept by method.
+        None for a method that is not implemented."""
         method: str = handler_call_details.method
         known = self._handlers.get(method)
         if known is not None:
@@ -112,6 +114,11 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
     def _answering(
         self, method: str, behaviour: Callable[..., Any], *, reads_itself: bool
     ) -> Answer:
+        """A handler that admits a call, carries it out, and ends it with a status if it is refused
+        or fails.
+
+        behaviour: the service's method. reads_itself: whether that takes a stream of requests.
+        """
         yields = inspect.isasyncgenfunction(behaviour)
 
         async def serve(call: Call, context: Context) -> Any:
@@ -121,10 +128,10 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
                 request = await self._admission.read(call)
                 if request is grpc.aio.EOF:
                     raise Refusal(Reason.INVALID_REQUEST, "the call ended without a request")
-                self._admission.heard(method, call, request)
+                self._admission.note_first_message(method, call, request)
             if not yields:
                 reply = await behaviour(request, context)
-                self._admission.answered(method, call)
+                self._admission.note_answered(method, call)
                 return reply
             async with aclosing(behaviour(request, context)) as messages:
                 async for message in messages:
@@ -171,6 +178,8 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
         return answer
 
     def _status(self, method: str, context: Context, error: Exception) -> Status:
+        """Status of an error that ended a call. Counts and logs it: refusals by code, a defect with
+        its traceback, a store that is away as an outage."""
         if not isinstance(error, Refusal | StoreError):
             self._failed(method=method, exc_info=error)
             code = grpc.StatusCode.INTERNAL

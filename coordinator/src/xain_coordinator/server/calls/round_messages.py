@@ -37,6 +37,7 @@ def round_messages(
 
 
 def _round(driver: Driver, record: RoundRecord) -> inspection.RoundStatus:
+    """The part of a round's message that is always sent: its phase, times and numbers."""
     seconds = record.seconds
     phase = "published"
     if seconds is None:
@@ -60,6 +61,7 @@ def _round(driver: Driver, record: RoundRecord) -> inspection.RoundStatus:
 
 
 def _means(record: RoundRecord) -> inspection.RoundStatus:
+    """The part of a round's message with evaluations and metrics of all sites together."""
     return inspection.RoundStatus(
         evaluation=evaluation_message(record.evaluation, of_sites=True),
         coordinator_evaluation=evaluation_message(record.coordinator_evaluation),
@@ -72,6 +74,7 @@ def _means(record: RoundRecord) -> inspection.RoundStatus:
 
 
 def _names(record: RoundRecord) -> inspection.RoundStatus:
+    """The part of a round's message with names of participants; empty if they are many."""
     if not record.names_are_few:
         return inspection.RoundStatus()
     return inspection.RoundStatus(
@@ -83,6 +86,7 @@ def _names(record: RoundRecord) -> inspection.RoundStatus:
 
 
 def _sites(record: RoundRecord) -> inspection.RoundStatus:
+    """The part of a round's message with the figures of single sites; empty if they are many."""
     if len(record.sites) > MAX_NAMES_OF_A_ROUND:
         return inspection.RoundStatus()
     return inspection.RoundStatus(
@@ -113,5 +117,6 @@ def _keep_own_of_round(part: inspection.RoundStatus, site: str) -> None:
 
 
 def keep_own(values: MutableMapping[str, Any], site: str) -> None:
+    """Drop all keys but that of one participant."""
     for name in [name for name in values if name != site]:
         del values[name]

@@ -20,7 +20,8 @@ MAX_SITE_BYTES = 1 << 16
 
 
 def configuration(request: pb.ConfigureRoundRequest) -> c.ConfigureRound:
-    """Raises InvalidRequest."""
+    """The command with a script's decisions about a round, its settings as canonical JSON. Raises
+    InvalidRequest."""
     if "" in (*request.selected, *request.by_site, *request.site_epochs):
         raise InvalidRequest("a participant without a name is configured; each has one")
     whole = _canonical(request.config, "of the round")
@@ -41,7 +42,7 @@ def configuration(request: pb.ConfigureRoundRequest) -> c.ConfigureRound:
 
 
 def evaluation(request: pb.RecordEvaluationRequest) -> c.RecordEvaluation:
-    """Raises InvalidRequest."""
+    """The command with a script's evaluation of a model. Raises InvalidRequest."""
     if not request.metrics:
         raise InvalidRequest(f"the evaluation of model {request.model} has no metric")
     try:

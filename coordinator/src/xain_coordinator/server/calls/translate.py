@@ -124,7 +124,7 @@ def local_of(evaluation: pb.Evaluation) -> LocalModel | None:
 
 
 def importances_of(evaluation: pb.Evaluation) -> tuple[Importance, ...]:
-    """The importances in an evaluation, unchecked."""
+    """The importances in an evaluation, unchecked, MAX_MODELS + 1 of them at most."""
     return tuple(
         Importance(
             one.round,
@@ -369,8 +369,11 @@ def gives_probabilities(metadata: Mapping[str, str]) -> bool:
 
 
 def profile_of(message: pb.DataProfile) -> DataProfile:
-    """Raises ProfileMismatch for more columns or classes than data may have: a request has room for
-    many empty ones, and each takes the event loop longer than to parse it."""
+    """The data profile in a message.
+
+    Raises ProfileMismatch for more columns or classes than data may have: a request has room for
+    many empty ones, and each takes the event loop longer than to parse it.
+    """
     if len(message.columns) > MAX_COLUMNS or len(message.classes) > MAX_CLASSES:
         raise ProfileMismatch(
             f"the data have {len(message.columns)} columns and {len(message.classes)} classes; at "

@@ -89,6 +89,7 @@ class Capabilities:
         return allowed
 
     def _sign(self, payload: bytes) -> bytes:
+        """HMAC of a payload for this session."""
         return hmac.digest(self._secret, self._session_id + b"\0" + payload, "sha256")
 
 
@@ -129,7 +130,7 @@ class PortFile:
         return new
 
     def save(self) -> None:
-        """Raises StoreError."""
+        """Write secret and port to the file, in one step and with mode 0600. Raises StoreError."""
         text = json.dumps({"secret": self.secret.hex(), "port": self.port})
         try:
             make_directory(self.path.parent)

@@ -125,6 +125,7 @@ class Downloads:
         return block
 
     def _forget_failed_block(self, block_key: tuple[str, int], read: asyncio.Future[bytes]) -> None:
+        """Drop a block whose read has failed, so that the next download reads it again."""
         if (read.cancelled() or read.exception() is not None) and self._blocks.get(
             block_key
         ) is read:
@@ -188,6 +189,8 @@ class Downloads:
 
 
 def _read(store: WeightsStore, key: str, offset: int, length: int) -> bytes:
+    """Read a part of a stored object. Blocks. Raises StoreError, also if the object is too
+    short."""
     # Opened anew each time, so that a cancelled download leaves no file open.
     with store.open(key, offset, length) as reader:
         data = reader.read(offset, length)

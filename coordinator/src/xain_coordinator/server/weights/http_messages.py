@@ -26,6 +26,7 @@ class Answer(Exception):
         self.headers = headers
 
     def encode(self, *, is_head: bool = False) -> bytes:
+        """The answer as bytes; for HEAD without its body."""
         body = f"{self}\n".encode()
         headers = (("Content-Type", "text/plain; charset=utf-8"), *self.headers)
         return encode_head(self.status, len(body), headers) + (b"" if is_head else body)
@@ -85,7 +86,7 @@ def range_of(header: bytes | None, size: int) -> tuple[int, int]:
 
 
 def digest_of(headers: dict[bytes, bytes]) -> str:
-    """The digest of the object that a request brings. Raises Answer."""
+    """The digest that a request names of the object that it brings. Raises Answer."""
     digest = headers.get(DIGEST_HEADER.lower().encode(), b"")
     if _DIGEST.fullmatch(digest) is None:
         raise Answer(400, f"{DIGEST_HEADER} must be the xxh3-128 of the whole object, in hex")

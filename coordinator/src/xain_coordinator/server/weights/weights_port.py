@@ -101,23 +101,26 @@ class Body:
     """The body of a PUT, for the coordinator's event loop to take."""
 
     def __init__(
-        self, port: "WeightsPort", header: Header, incoming: Incoming, *, is_awaited: bool
+        self, port: "WeightsPort", header: Header, incoming: Incoming, *, wants_continue: bool
     ) -> None:
-        """is_awaited: the peer sends it when it has been told to continue."""
+        """wants_continue: the sender waits for "100 Continue" before it sends the body."""
         self._header = header
         self._port = port
         self._incoming = incoming
-        self._is_awaited = is_awaited
+        self._wants_continue = wants_continue
 
     async def header(self) -> Header:
         return self._header
 
     async def into(self, upload: MeasuredUpload) -> None:
-        """Receive all that comes. Returns when it is written. Raises Unavailable, and what
-        MeasuredUpload.write raises."""
+        """Receive all that comes, in the port's threads, and write it to an upload. A connection
+        that breaks ends it without an error. Raises Unavailable, and what MeasuredUpload.write
+        raises."""
         self._incoming.begin(upload)
         receiving = asyncio.wrap_future(
-            self._port.run(self._port.receive_body(self._incoming, is_awaited=self._is_awaited))
+            self._port.run(
+                self._port.receive_body(self._incoming, wants_continue=self._wants_continue)
+            )
         )
         try:
             await asyncio.shield(receiving)
@@ -239,6 +242,7 @@ class WeightsPort:
     # --- the port's event loop ---
 
     def _serve(self) -> None:
+        """The port's thread: accept connections until stop()."""
         self._accepting = self._loop.create_task(self._accept())
         try:
             self._loop.run_forever()
@@ -247,6 +251,7 @@ class WeightsPort:
             self._loop.close()
 
     async def _drain(self, drain_s: float) -> None:
+        """Accept no more, end idle connections, and cancel the others after drain_s."""
         self._accepting.cancel()
         await asyncio.wait([self._accepting])
         self._listener.close()
@@ -260,6 +265,8 @@ class WeightsPort:
             await asyncio.wait(self._connections)
 
     async def _accept(self) -> None:
+        """Accept connections, each with a task of its own. When the port is full and none is idle,
+        a new one is refused with 503, or closed under TLS."""
         self._listener.setblocking(False)
         while True:
             try:
@@ -286,7 +293,8 @@ class WeightsPort:
             task.add_done_callback(partial(self._forget, sock))
 
     async def _make_room(self) -> bool:
-        """Admit one more connection, in place of one that is idle if need be."""
+        """Whether one more connection may be held; if need be the oldest idle one is ended for
+        it."""
         if len(self._connections) < self.max_connections:
             return True
         if not self._idle:
@@ -304,11 +312,13 @@ class WeightsPort:
         self._callers.pop(task, None)
 
     def _end(self, holds: Callable[[Caller], bool]) -> None:
+        """Cancel the connections of these callers."""
         for task, caller in self._callers.items():
             if holds(caller):
                 task.cancel()
 
     async def _connection(self, sock: socket.socket) -> None:
+        """Read the one request of a connection and answer it."""
         request: Request | None = None
         task = asyncio.current_task()
         assert task is not None
@@ -398,7 +408,8 @@ class WeightsPort:
     def _admit(
         self, closed: Closed, sock: socket.socket, allowed: Capability, task: asyncio.Task[None]
     ) -> None:
-        """Raises Answer."""
+        """Check that the connection's certificate is that of the participant for whom the URL was
+        made, and keep its holder. Raises Answer."""
         assert isinstance(sock, TlsSocket), "a closed port accepts no other"
         try:
             caller = closed.identify(sock.certificate())
@@ -416,6 +427,8 @@ class WeightsPort:
     # --- down ---
 
     async def _send_model(self, sock: socket.socket, request: Request, allowed: Capability) -> None:
+        """Send a model, or the range of it that a request asks for. Raises Answer before the first
+        byte, ConnectionError after it."""
         try:
             reader = await self._in_thread(self._open_model, allowed.key)
         except KeyNotFound:
@@ -445,6 +458,8 @@ class WeightsPort:
     async def _take_update(
         self, sock: socket.socket, request: Request, allowed: Capability
     ) -> None:
+        """Check the headers of a PUT and have the coordinator receive its body. Raises Answer in
+        any case: 200 names the key of the stored update."""
         headers = request.headers
         if b"transfer-encoding" in headers or b"content-length" not in headers:
             raise Answer(411, "a Content-Length is needed, without a Transfer-Encoding")
@@ -461,20 +476,25 @@ class WeightsPort:
         if size_bytes > allowed.size_bytes:
             raise Answer(413, f"at most {allowed.size_bytes} bytes are taken here")
         announced = Announced(allowed.round, size_bytes, digest_of(headers))
-        is_awaited = headers.get(b"expect", b"").lower() == b"100-continue" and not request.rest
+        wants_continue = headers.get(b"expect", b"").lower() == b"100-continue" and not request.rest
         incoming = Incoming(sock, request.rest, length)
-        body = Body(self, Header(announced, offset), incoming, is_awaited=is_awaited)
+        body = Body(self, Header(announced, offset), incoming, wants_continue=wants_continue)
         ref = await self._ask_core(self._receive(allowed.participant_id, body))
         assert isinstance(ref, WeightsRef), "a body is no part"
         raise Answer(200, "the update is stored", ((KEY_HEADER, ref.key),))
 
-    async def receive_body(self, incoming: Incoming, *, is_awaited: bool) -> None:
-        """Run on the port's event loop; see Body.into."""
-        if is_awaited:
+    async def receive_body(self, incoming: Incoming, *, wants_continue: bool) -> None:
+        """Receive the body of a PUT; runs on the port's event loop.
+
+        wants_continue: the sender waits for "100 Continue" before it sends the body. Raises
+            Stalled, OSError, and what Transfer.move raises.
+        """
+        if wants_continue:
             await self._loop.sock_sendall(incoming.sock, b"HTTP/1.1 100 Continue\r\n\r\n")
         await self._move(incoming)
 
     async def _say_offset(self, request: Request, allowed: Capability) -> None:
+        """Say how many bytes of an upload are there, by raising an Answer."""
         size = SIZE.fullmatch(request.headers.get(b"content-range", b""))
         if size is None:
             raise Answer(400, "Content-Range must be: bytes */SIZE")
@@ -573,7 +593,8 @@ def _yield_to_calls() -> None:
 
 
 def _listen(address: tuple[str, int], preferred: int) -> socket.socket:
-    """Raises PortTaken."""
+    """A listening socket at a port, or where that is 0 at the preferred one or any. Raises
+    PortTaken."""
     host, port = address
     dualstack = host == "::" and socket.has_dualstack_ipv6()
     for number in dict.fromkeys((port or preferred, port)):
