@@ -159,7 +159,7 @@ class WeightsStore(Protocol):
         on this machine, more where each read takes a while, however little it brings."""
 
     def open(self, key: str, start: int = 0, length: int | None = None) -> Reader:
-        """Raises KeyNotFound or StoreUnavailable.
+        """Open an object to read. Raises KeyNotFound or StoreUnavailable.
 
         start, length: what will be read first, so that a store far away may bring it with the
         opening. Where nothing is said of the length, the store brings what it thinks fit. Neither

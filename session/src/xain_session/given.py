@@ -68,7 +68,7 @@ def settings_of(what: str, given: Any, *, may_change: bool) -> dict[str, Any]:
     digest = digest_of(given)
     made = _OfFunction(given) if inspect.isroutine(given) else given
     try:
-        plugins.give(_GROUPS[what], name, _kind_of(name, digest, made, may_change=may_change))
+        plugins.register(_GROUPS[what], name, _kind_of(name, digest, made, may_change=may_change))
     except plugins.PluginFailed as failed:
         raise SessionFailed(str(failed)) from None
     return {name_key: name, options_key: {SOURCE: digest}}

@@ -54,6 +54,7 @@ class CoordinatorConfig(Sections):
     @model_validator(mode="before")
     @classmethod
     def _workload_chooses(cls, given: Any) -> Any:
+        """The given settings with the rule, optimiser and options that the workload chooses."""
         return choices.with_choices(given)
 
     moved: ClassVar[Mapping[str, str]] = {
@@ -79,6 +80,8 @@ class CoordinatorConfig(Sections):
 
     @Check
     def _train_can_be_carried(self) -> Conflicts:
+        """Check that [train] can be sent to participants: JSON of at most _MAX_TRAIN_BYTES, without
+        a key `epochs`."""
         can_be = True
         for key, value in self.train.items():
             try:
@@ -104,6 +107,7 @@ class CoordinatorConfig(Sections):
 
     @Check
     def _rule_takes_stale_updates(self) -> Conflicts:
+        """Check that the rule can mix stale updates with the model, where rounds have some."""
         if self.rounds.max_staleness != 0 and not self.aggregation.made_rule().takes_stale:
             key = "pacing" if self.rounds.pacing else "consistency"
             yield WrongSetting(
@@ -114,6 +118,8 @@ class CoordinatorConfig(Sections):
 
     @Check
     def _rule_takes_as_many_updates(self) -> None:
+        """Check that the rule can combine the fewest and the most updates of a round. Raises
+        WrongSetting."""
         from xain_coordinator.aggregation.aggregator import RuleFailed
 
         rule = self.aggregation.made_rule()
@@ -189,6 +195,8 @@ class CoordinatorConfig(Sections):
 
     @Check
     def _fits_can_be_requested(self) -> Conflicts:
+        """Check that a fit that waits for a request can get one, and that the store has room for
+        its session."""
         if self.rounds.start == "request" and not self.http.is_on:
             yield WrongSetting("rounds.start", "without http.port nothing could request a fit")
         if self.http.is_on and self.storage.format == "xain-pickle":
@@ -199,6 +207,7 @@ class CoordinatorConfig(Sections):
 
     @Check
     def _study_can_be_done(self) -> Conflicts:
+        """Check that the other settings allow the several sessions of a study or a search."""
         kind, search = self.study.kind, self.search.is_on
         if kind is None and not search:
             return
@@ -226,6 +235,8 @@ class CoordinatorConfig(Sections):
 
     @Check
     def _options_can_be_searched(self) -> Conflicts:
+        """Check that the settings with each option of a search are valid; the first mistake is
+        told."""
         from xain_foundation.settings.settings import mistakes
 
         for number, options in enumerate(self.search.found(), 1):
@@ -286,8 +297,8 @@ class CoordinatorConfig(Sections):
         return tuple(found)
 
     def require_certificates(self) -> None:
-        """Raises WrongSetting if others reach an open coordinator, and that is not asked for. Not a
-        check: certificates are made under the same settings."""
+        """Check that no others reach an open coordinator, unless that is asked for; called at the
+        start, since certificates are made under the same settings. Raises WrongSetting."""
         server, parameters, http = self.server, self.parameters, self.http
         if self.certificates is None and (self.access_folder / "ca.crt").exists():
             # A coordinator that was closed must not open itself because a folder is missing.
@@ -367,6 +378,8 @@ class CoordinatorConfig(Sections):
         return stride(self.workload.made_options, mode)
 
     def _initial(self) -> Literal["first", "empty", "workload"]:
+        """How the initial model is made: by the workload, by the first participant, or as an
+        average from an empty one."""
         if self.workload.name:
             return "workload"
         # XAIN's participants all make some weights, and know of no other way.
@@ -402,7 +415,7 @@ class CoordinatorConfig(Sections):
         return replace(rules, workload_options=json.dumps(own, sort_keys=True) if own else "")
 
     def rules(self, step: Step | None = None) -> Rules:
-        """The rules of a new session. step: its part in a study."""
+        """The rules of a new session. step: its part in a study, whose options prevail."""
         study = as_text(self.study, self.search, self.passes or self.num_rounds)
         if step is None:
             return replace(self._rules(), study=study)

@@ -27,6 +27,7 @@ _EXACT = re.compile(r"[+-]?(\d{1,20}/\d{1,20}|\d{0,20}(\.\d{0,30})?([eE][+-]?\d{
 
 
 def _exact(value: object) -> Fraction:
+    """A number, or text such as "1/3", as the fraction that it is written as. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | float | str | Fraction):
         raise ValueError("no number")
     text = str(value).strip()
@@ -39,6 +40,7 @@ def _exact(value: object) -> Fraction:
 
 
 def _fraction(value: object) -> Fraction:
+    """A share of participants as an exact fraction. Raises ValueError."""
     return pacing.exact_fraction(_exact(value))
 
 
@@ -51,6 +53,7 @@ ExactFraction = Annotated[
 
 
 def _excess(value: object) -> Fraction:
+    """A fraction that is not negative. Raises ValueError."""
     excess = _exact(value)
     if excess < 0:
         raise ValueError(f"must not be negative, got {value}")
@@ -70,7 +73,8 @@ _LIST = re.compile(r'\s*\[\s*["\[]')
 
 
 def _quorum(value: object) -> Expression:
-    """A quorum with lists as tuples, which do not change. Its syntax is checked later."""
+    """A quorum with lists as tuples, which do not change. Its syntax is checked later. Raises
+    ValueError."""
     if isinstance(value, str):
         # In the environment and in flags a list is text.
         return _quorum(parse_json(value)) if _LIST.match(value) else value
@@ -90,7 +94,7 @@ Quorum = Annotated[
 
 
 def _tag_values(value: object) -> tuple[str, ...]:
-    """Values that a tag may have: one value, or a list of them."""
+    """Values that a tag may have: one value, or a list of them. Raises ValueError."""
     values = [value] if isinstance(value, str) else value
     if not isinstance(values, list | tuple) or not values:
         raise ValueError("neither text nor a list")
@@ -108,7 +112,7 @@ TagValues = Annotated[
 
 
 def _url(value: object) -> str:
-    """ "" or an http(s) URL of a server, without a slash at its end."""
+    """ "" or an http(s) URL of a server, without a slash at its end. Raises ValueError."""
     if not isinstance(value, str):
         raise ValueError("not text")
     if value == "":
@@ -142,6 +146,7 @@ OptionalUrl = Annotated[
 
 
 def _key_prefix(value: str) -> str:
+    """The same prefix, if keys may begin so. Raises ValueError."""
     if value:
         check_key(value)
     if len(value.encode()) > MAX_PREFIX_BYTES:
@@ -167,6 +172,7 @@ CALLS_PER_S = 500
 
 
 def _weights_address(value: object) -> str:
+    """ "" or HOST:PORT, as a URL has it. Raises ValueError."""
     if value == "":
         return ""
     if not isinstance(value, str):

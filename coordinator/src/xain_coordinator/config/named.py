@@ -30,7 +30,8 @@ def naming(key: str, options: str, known: Callable[[], Iterable[str]]) -> Iterat
 def known_kind(
     group: str, kind: str, builtin: Sequence[str], options: Mapping[str, object]
 ) -> Conflicts:
-    """The kind is built in, or a plug-in that can be imported; only plug-ins have options."""
+    """Check that the kind is built in, or a plug-in that can be imported; only plug-ins have
+    options."""
     if kind in builtin:
         if options:
             yield WrongSetting("options", f'kind = "{kind}" has keys of its own in this section')

@@ -22,7 +22,8 @@ _LEFT_OUT: Mapping[str, tuple[str, ...]] = {
 
 
 def workload_fits(config: Sections) -> Conflicts:
-    """The rule needs the workload, and the workload the rule; told once, of the first pair."""
+    """Check that the rule has the workload that it needs, and the workload the rule; told once, of
+    the first pair."""
     rule = config.aggregation.rule
     workload = config.workload
     for needed, (key, value) in PAIRS.items():
@@ -38,7 +39,7 @@ def workload_fits(config: Sections) -> Conflicts:
 
 
 def all_is_read(config: Sections) -> Conflicts:
-    """Settings that the rule does not read have their defaults."""
+    """Check that settings which the rule does not read have their defaults."""
     rule = config.aggregation.rule
     if "model.personal" in _LEFT_OUT.get(rule, ()) and config.workload.remedy == "personal":
         yield WrongSetting("workload.remedy", f'leave it out with aggregation.rule = "{rule}"')
@@ -53,8 +54,9 @@ def all_is_read(config: Sections) -> Conflicts:
 
 
 def scaffold_fits(config: Sections) -> Conflicts:
-    """Control variates are averaged by rows, and come as exact as they were made. Their size says
-    nothing about that of a step, so that no bound of updates holds for them."""
+    """Check that the other settings allow control variates, which are averaged by rows and come as
+    exact as they were made. Their size says nothing about that of a step, so that no bound of
+    updates holds for them."""
     if config.workload.remedy != "scaffold":
         return
     needed_by = 'workload.remedy = "scaffold"'
@@ -79,7 +81,7 @@ def scaffold_fits(config: Sections) -> Conflicts:
 
 
 def epochs_fit(config: Sections) -> Conflicts:
-    """The rule can train a round with this number of epochs."""
+    """Check that the rule can train a round with this number of epochs."""
     rule, epochs = config.aggregation.rule, config.rounds.effective_epochs
     if rule == "trees" and epochs == 0:
         must = "it counts the boosting iterations of a round, at least 1"
@@ -103,7 +105,7 @@ def epochs_fit(config: Sections) -> Conflicts:
 
 
 def script_fits(config: Sections) -> Conflicts:
-    """A script can configure each round of the session."""
+    """Check that a script can configure each round of the session."""
     rounds = config.rounds
     if not rounds.scripted:
         return
@@ -131,7 +133,7 @@ def script_fits(config: Sections) -> Conflicts:
 
 
 def passes_fit(config: Sections) -> Conflicts:
-    """A round of the rule uses rows."""
+    """Check that a round of the rule uses rows, where passes over them are set."""
     if config.aggregation.rule == "ensemble" and config.rounds.passes is not None:
         yield WrongSetting(
             "rounds.passes",
@@ -147,7 +149,7 @@ def passes_fit(config: Sections) -> Conflicts:
 
 
 def participants_fit(config: Sections) -> Conflicts:
-    """The rule can make a model of the updates of this number of participants."""
+    """Check that the rule can make a model of the updates of this number of participants."""
     rule = config.aggregation.rule
     if rule == "trees" and config.aggregation.whole_options["mode"] == "cyclic":
         if config.rounds.max_selected != 1:
@@ -167,7 +169,8 @@ def participants_fit(config: Sections) -> Conflicts:
 
 
 def options_fit(config: Sections) -> Conflicts:
-    """Options that rule and workload have in common are given to the one that reads them."""
+    """Check that options which rule and workload have in common are given to the one that reads
+    them."""
     rule = config.aggregation.rule
     section = {
         "remedy": hint("xain-coordinator", 'workload.remedy = "scaffold"'),
@@ -193,14 +196,15 @@ def options_fit(config: Sections) -> Conflicts:
 
 
 def evaluated_every(config: Sections) -> int:
-    """How often models are evaluated. Those before the last one of Newton's method are no results:
-    none of them may be called the best."""
+    """Number of rounds from one evaluation to the next; 0 for none. Models before the last one of
+    Newton's method are no results: none of them may be called the best."""
     every = config.evaluate.every
     return config.num_rounds if every and config.aggregation.rule == "newton" else every
 
 
 def estimators_fit(config: Sections) -> Conflicts:
-    """Fitted estimators get columns as they need them, and stay where they can be measured."""
+    """Check that fitted estimators get columns as they need them, and stay where they can be
+    measured."""
     if config.aggregation.rule != "ensemble":
         return
     scaling = config.workload.preprocessing.scaling

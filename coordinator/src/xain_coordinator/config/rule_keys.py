@@ -94,6 +94,7 @@ def _counted_otherwise(rules: Rules) -> set[str]:
 
 
 def shown(schema: Schema, key: str, values: Mapping[str, object]) -> str:
+    """A key's value as text; "(not set)" without one, and masked if it is secret."""
     value = values.get(key)
     if value is None:
         return "(not set)"

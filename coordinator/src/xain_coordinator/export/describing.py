@@ -27,6 +27,8 @@ def table_one(config: CoordinatorConfig, address: str | None) -> TableOne:
 
 
 def _from_files(config: CoordinatorConfig) -> str:
+    """The description as JSON, from the store of a stopped coordinator; "" if there is none. Raises
+    JournalError and StoreError."""
     with (
         open_stopped(config.journal.path) as (journal, last),
         closing(open_store(config.storage)) as opened,

@@ -52,6 +52,7 @@ def register(name: str, model: Model, about: Mapping[str, Any]) -> str:
 
 
 def _file_name(model: Model) -> str:
+    """Name of a model's file, whose format follows from its workload."""
     workload = model.metadata.get("workload")
     if workload == "xgboost":
         return "model.json"

@@ -152,7 +152,8 @@ def remarks(table: Table) -> list[str]:
 
 
 def _is_shown(kind: str, line: Mapping[str, Any]) -> bool:
-    """Figures of each site and fold are in the files alone."""
+    """Whether a line is among those that a person looks at first: with folds, not those of each
+    site in each fold."""
     return kind != "folds" or not line["site"] or not line["session"]
 
 
@@ -165,6 +166,7 @@ def _names(shown: Sequence[Mapping[str, Any]], metric: str) -> list[str]:
 
 
 def _cell(line: Mapping[str, Any], name: str, intervals: bool) -> str:
+    """A figure of a line with its confidence interval, an average, or "" for neither."""
     if name not in line["figures"]:
         return f"{line['averages'][name]:.4g}" if name in line["averages"] else ""
     of = line["figures"][name]

@@ -150,6 +150,7 @@ class Trained:
 
 
 def _measured_by(evaluation: Evaluation | None) -> Measured | None:
+    """Figures of an evaluation; None without one."""
     if evaluation is None:
         return None
     return Measured(evaluation.num_samples, evaluation.metrics, evaluation.figures)
@@ -158,6 +159,8 @@ def _measured_by(evaluation: Evaluation | None) -> Measured | None:
 def _entry(
     model: GlobalModel, trained_by: RoundRecord | None, measured_by: RoundRecord | None
 ) -> Entry:
+    """A model with what is known of it. trained_by: record of the round that made it. measured_by:
+    of the round that began with it."""
     return Entry(
         model,
         trained_by.num_contributors if trained_by else 0,
@@ -189,7 +192,8 @@ def open_files(config: CoordinatorConfig, session_id: str = "") -> Iterator[Trai
 
 @contextmanager
 def ask(address: str) -> Iterator[Trained]:
-    """The models of the coordinator that runs at "host:port". Raises NoModel and NoStatus."""
+    """The models of the coordinator that runs at "host:port", whose weights are fetched when they
+    are asked for. Raises NoModel and NoStatus."""
     snapshot = fetch(address, everything=True)
     status = snapshot.status
     with open_channel(address) as channel:

@@ -100,6 +100,7 @@ def made_again(
 
 @lru_cache(64)
 def _parameters(kind: Any) -> tuple[Mapping[str, inspect.Parameter], Mapping[str, Any]]:
+    """Parameters of a class's constructor, and the types that their annotations name."""
     annotated: Any = kind if is_dataclass(kind) else kind.__init__
     hints = get_type_hints(annotated, include_extras=True)
     return inspect.signature(kind).parameters, hints
@@ -107,6 +108,7 @@ def _parameters(kind: Any) -> tuple[Mapping[str, inspect.Parameter], Mapping[str
 
 @lru_cache(256)
 def _adapter(kind: Any, name: str) -> TypeAdapter[object]:
+    """What reads values as the type of a class's parameter."""
     return TypeAdapter(_parameters(kind)[1][name])
 
 
@@ -115,6 +117,8 @@ def _cannot_be_made(what: str, error: Exception) -> PluginFailed:
 
 
 def _read(name: str, value: object, adapter: TypeAdapter[object], *, is_text: bool) -> object:
+    """An option's value as its parameter's type. Texts are parsed; is_text: the parameter is text,
+    and numbers become text. Raises WrongOption."""
     try:
         if isinstance(value, str):
             return adapter.validate_strings(value)

@@ -34,9 +34,9 @@ class WrongPluginOption(PluginFailed):
     """An option of the configuration does not fit the plug-in."""
 
 
-def give(group: str, name: str, kind: type) -> None:
-    """Have a class by name in this process, for coordinators that run in it. A later class of the
-    name takes the place of an earlier one. Raises PluginFailed if a distribution has the name."""
+def register(group: str, name: str, kind: type) -> None:
+    """Register a class by name in this process, for coordinators that run in it. A later class of
+    the name replaces an earlier one. Raises PluginFailed if a distribution has the name."""
     if _installed(group).get(name):
         raise PluginFailed(f"{name!r} is the name of a plug-in that is installed")
     _given[group, name] = kind
@@ -83,6 +83,7 @@ def load(group: str, name: str, builtin: Mapping[str, T]) -> T:
 
 
 def _installed(group: str) -> Mapping[str, tuple[EntryPoint, ...]]:
+    """Plug-ins of a group that distributions on sys.path give, by name."""
     return _search(group, tuple(sys.path))
 
 

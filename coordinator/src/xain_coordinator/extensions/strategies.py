@@ -22,26 +22,26 @@ UNKNOWN_WAIT_S = 30.0
 
 
 def known_controllers() -> list[str]:
-    """Built in or plugged in, sorted."""
+    """Names of the controllers that are built in or plugged in, sorted."""
     return plugins.known(plugins.CONTROLLERS, CONTROLLERS)
 
 
 def known_pacings() -> list[str]:
-    """Built in or plugged in, sorted."""
+    """Names of the pacing rules of plug-ins and of the core, sorted."""
     return plugins.known(plugins.PACINGS, PACINGS)
 
 
 def make_controller(name: str, options: Mapping[str, object]) -> Controller:
-    """Raises KeyError if there is no such controller, PluginFailed if it is there and cannot be
-    used, and WrongOption."""
+    """Make a controller by its name. Raises KeyError if there is none of this name, PluginFailed if
+    it is there and cannot be used, and WrongOption."""
     kind = plugins.load(plugins.CONTROLLERS, name, CONTROLLERS)
     made: Controller = make_named(kind, "controller", name, options, ("select",))
     return made
 
 
 def make_pacing(name: str, options: Mapping[str, object]) -> "CheckedPacing":
-    """Raises KeyError if there is no such pacing rule, PluginFailed if it is there and cannot be
-    used, and WrongOption."""
+    """Make a pacing rule by its name. Raises KeyError if there is none of this name, PluginFailed
+    if it is there and cannot be used, and WrongOption."""
     kind = plugins.load(plugins.PACINGS, name, PACINGS)
     methods = ("is_complete", "closes_at", "describe", "awaited")
     return CheckedPacing(make_named(kind, "pacing rule", name, options, methods), name)
@@ -99,18 +99,22 @@ class CheckedPacing(Pacing):
         return self._text("awaited", round_)
 
     def _number(self, method: str, kind: type[N], *rounds: Round) -> N | None:
+        """The finite number that a method of the rule returns, or None. Raises ControllerFailed."""
         number: N | None = self._asked(method, *rounds)
         if number is not None and not (isinstance(number, int | kind) and isfinite(number)):
             raise ControllerFailed(f"the pacing rule {self.name!r} answers {method}: {number!r}")
         return number
 
     def _text(self, method: str, *rounds: Round) -> str:
+        """The text that a method of the rule returns, or the error that it has raised, as text."""
         try:
             return str(self._asked(method, *rounds))
         except ControllerFailed as failed:
             return f"updates of which nothing more is known: {failed}"
 
     def _asked(self, method: str, *rounds: Round) -> Any:
+        """What a method of the rule returns; where the rule lacks it, that of Pacing. Raises
+        ControllerFailed."""
         try:
             own = getattr(self.rule, method, partial(getattr(Pacing, method), self.rule))
             return own(*rounds)

@@ -136,7 +136,8 @@ async def ask_service(
 def _dialogue(
     *, everything: bool, num_rounds: int
 ) -> Generator[tuple[str, Message], Any, Snapshot]:
-    """The questions for a snapshot, as (method, request); the answer to each is sent in."""
+    """The questions for a snapshot, as (method, request); the answer to each is sent in, and the
+    return value is the snapshot."""
     page_size = _PAGE if everything else 0
     limits = (0, 0) if everything else (num_rounds, _MAX_MODELS)
     first = inspection_pb2.ListParticipantsRequest(page_size=page_size or MAX_PARTICIPANTS)
@@ -153,7 +154,8 @@ def _dialogue(
 
 
 def _pages(method: str, request: Any, everything: bool) -> Generator[tuple[str, Message], Any, Any]:
-    """Ask for the first page, or for all of them as one answer."""
+    """Ask for the first page of a list, or with `everything` for all pages. Returns them as one
+    answer."""
     whole = yield method, request
     while everything and whole.next_page_token:
         request.page_token = whole.next_page_token
@@ -163,6 +165,7 @@ def _pages(method: str, request: Any, everything: bool) -> Generator[tuple[str, 
 
 
 def _why(address: str, error: grpc.RpcError, timeout_s: float) -> str:
+    """Why a call has failed, and what to do, for an operator. timeout_s: that the call had."""
     assert isinstance(error, grpc.Call)
     if "@" in address:  # no address has one, but a URL with a password in it, which gRPC would show
         return f"{MASK} is no address: write HOST or HOST:PORT without a user's name"
@@ -190,5 +193,6 @@ def _why(address: str, error: grpc.RpcError, timeout_s: float) -> str:
 
 
 def clean(text: str) -> str:
-    """Text without control characters: names come from the network and could move the cursor."""
+    r"""The text with "\ufffd" for each control character: names come from the network and could
+    move the cursor."""
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)

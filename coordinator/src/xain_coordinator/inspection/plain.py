@@ -36,11 +36,13 @@ _LEFT_OUT = frozenset(
 
 
 def _plain(message: Message) -> dict[str, Any]:
+    """The fields of a message as a JSON object, without those of _LEFT_OUT."""
     fields = message.DESCRIPTOR.fields
     return {f.name: _field(f, message) for f in fields if f.full_name not in _LEFT_OUT}
 
 
 def _field(field: Any, message: Message) -> Any:  # a FieldDescriptor, of Python's or upb's
+    """A field of a message in plain values; None if it is optional and not set."""
     value = getattr(message, field.name)
     if isinstance(value, Mapping):
         of_values = field.message_type.fields_by_name["value"]
@@ -53,6 +55,7 @@ def _field(field: Any, message: Message) -> Any:  # a FieldDescriptor, of Python
 
 
 def _value(field: Any, value: Any) -> Any:
+    """A value of a field: messages as objects, bytes in hex, enumerations by name."""
     if isinstance(value, Message):
         return _plain(value)
     if isinstance(value, bytes):

@@ -76,12 +76,15 @@ class Follower:
         self._queue.close(self.close_timeout_s)
 
     def _tell_all(self, group: list[TrackedRound | TrackedEnd]) -> int:
+        """Tell the tracker of a group in its order. Returns the number of those that are left
+        untold."""
         for index, told in enumerate(group):
             if not self._is_taken(told) and not self._tell(told):
                 return len(group) - index
         return 0
 
     def _is_taken(self, told: TrackedRound | TrackedEnd) -> bool:
+        """Whether the tracker has taken this round, or the end, before."""
         if isinstance(told, TrackedEnd):
             return self._has_ended
         return told.round <= self._taken
@@ -109,6 +112,7 @@ class Follower:
             self._tracker.on_round(told)
 
     def _note(self, told: TrackedRound | TrackedEnd) -> None:
+        """Note, in the position file too, that the tracker has taken a round or the end."""
         if isinstance(told, TrackedEnd):
             self._has_ended = True
         else:

@@ -88,6 +88,8 @@ class InfluxWriter:
         self._client.close()
 
     def write(self, batch: Sequence[Stamped], closing: threading.Event) -> int:
+        """Send a batch, again and again until the server answers or `closing` is set. Returns the
+        number of points that are lost."""
         lines = [line for at, point in batch if (line := _line(at, point))]
         failure = self._send_until_answered(lines, closing) if lines else None
         if failure is None:
@@ -125,6 +127,8 @@ class InfluxWriter:
             closing.wait(wait_s)
 
     def _send(self, lines: Sequence[bytes]) -> _Failure | None:
+        """Send lines once, with the present token. Returns None if the server took them, else the
+        failure."""
         client = self._client.api_client
         try:
             if (token := _checked(self._read_token())) != self._token:
@@ -145,6 +149,7 @@ class InfluxWriter:
         return None
 
     def _clean(self, text: str) -> str:
+        """A text without the token, cut to _MAX_REASON characters."""
         # A proxy may show the request that it did not like.
         if self._token:
             text = text.replace(self._token, "***")
@@ -152,6 +157,7 @@ class InfluxWriter:
 
 
 def _checked(token: str) -> str:
+    """The same token, if a header can carry it. Raises StoreError."""
     # Anything else could not be sent, and the error that says so would show it.
     if not (token.isascii() and token.isprintable()) or token != token.strip():
         raise StoreError(

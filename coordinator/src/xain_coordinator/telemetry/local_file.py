@@ -42,6 +42,8 @@ class _LineWriter:
         self._file = file
 
     def write(self, batch: Sequence[Stamped], closing: threading.Event) -> int:
+        """Append a batch as lines of JSON. Returns the number of points that are lost: all of them
+        if the file cannot be written."""
         lines = [line for at_ns, point in batch if (line := _line(at_ns, point)) is not None]
         try:
             self._file.append(b"".join(lines))

@@ -34,6 +34,7 @@ class LatencyFile:
         self._file.append((time.time(), "", participant_id, "", round_, seconds))
 
     def close(self) -> None:
+        """Close the file, after the lines that wait."""
         self._file.close()
 
 
@@ -49,6 +50,7 @@ def status_stream(path: Path, level: str) -> Iterator[None]:
 
 
 def _line(latency: _Latency) -> str:
+    """A latency as a line of JSON: of a call if it has a method, else of an update."""
     at, method, participant_id, status, round_, seconds = latency
     document: dict[str, object] = {"time": datetime.fromtimestamp(at, UTC).isoformat()}
     if method:

@@ -203,6 +203,8 @@ def _log_evaluation(record: RoundRecord) -> None:
 
 
 def _awaited(session: Session) -> dict[str, object]:
+    """Field with the participants whose updates the open round still awaits; empty without a
+    round."""
     round_ = session.open_round
     return _named(round_.outstanding) if round_ is not None else {}
 

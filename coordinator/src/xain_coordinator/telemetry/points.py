@@ -54,6 +54,8 @@ class _Sent(BaseModel):
     @field_validator("fields")
     @classmethod
     def _has_whole_numbers(cls, fields: dict[str, float | str]) -> dict[str, float | str]:
+        """The same fields, if those of WHOLE_FIELDS are whole numbers of 64 bits. Raises
+        ValueError."""
         for name in WHOLE_FIELDS:
             value = fields.get(name, 0.0)
             if isinstance(value, str) or not value.is_integer() or not abs(value) < _INT64:

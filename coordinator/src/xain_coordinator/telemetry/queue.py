@@ -82,7 +82,8 @@ class QueuedMetrics:
             self._points.put((at_ns, point), cost(point))
 
     def close(self) -> None:
-        """Waits at most close_timeout_s; what is not known to be written then is lost."""
+        """Write what waits, for close_timeout_s at most; what is not known to be written then is
+        lost."""
         before = self.num_lost
         if self._points.close(self.close_timeout_s):
             self._writer.close()

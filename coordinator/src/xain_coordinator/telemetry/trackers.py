@@ -75,10 +75,10 @@ class Tracker(Protocol):
     not taken. A kill while a call runs has the next start make the call again."""
 
     def on_round(self, record: Round) -> None:
-        """A round is over."""
+        """Take the figures of a round that is over."""
 
     def on_end(self, result: End) -> None:
-        """The session is over, and its run ends."""
+        """End the run of the session, which is over."""
 
 
 class Position:
@@ -102,6 +102,8 @@ class Position:
         replace_file(self._path, [json.dumps(noted).encode()])
 
     def _noted(self, session_id: str) -> tuple[int, bool]:
+        """Number of the last round that the file has for a session, and whether its end; (-1,
+        False) if the file is of another session, damaged or missing."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             noted = json.loads(self._path.read_text(encoding="utf-8"))
             if noted["session"] == session_id:
@@ -168,6 +170,7 @@ class MLflow:
         self._client.set_terminated(self._run)
 
     def _open(self, session_id: str) -> None:
+        """Find the run of a session, or create it; only the first call does."""
         if self._client is not None:
             return
         client = self._mlflow.MlflowClient()
@@ -198,6 +201,7 @@ class WeightsAndBiases:
         self._run.finish()
 
     def _open(self, session_id: str) -> None:
+        """Begin or resume the run of a session; only the first call does."""
         if self._run is None:
             self._run = self._init(id=session_id, resume="allow", **self._options)
 
@@ -212,6 +216,7 @@ TRACKERS: Final[Mapping[str, Callable[[Path], Tracker]]] = {
 
 @contextmanager
 def _installed(command: str) -> Iterator[None]:
+    """Turn a missing module into NotInstalled, which names the command that installs it."""
     try:
         yield
     except ModuleNotFoundError as error:

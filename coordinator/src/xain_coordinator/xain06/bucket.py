@@ -53,6 +53,8 @@ class XainBucket:
             ) from None
 
     def _pickled(self, model: GlobalModel) -> Generator[bytes, None, None]:
+        """Pieces of the pickle of a model. Raises StoreError before the last one if the stored
+        object has another digest than the model."""
         ref = model.ref
         dtype = np.dtype(model.dtype).newbyteorder("<")
         head, tail = pickle_around(dtype, model.shape)

@@ -91,10 +91,12 @@ def find_array(reader: Reader) -> PickledArray:
 
 
 def _opcodes(*patterns: bytes) -> bytes:
+    """A pattern of these opcodes in a row, with others that change nothing between them."""
     return b"".join(pattern + _PASSED_OVER for pattern in patterns)
 
 
 def _text(value: bytes) -> bytes:
+    """A pattern of the opcodes for a text, in their short and their long form."""
     return rb"(?:\x8c\x%02x|X\x%02x\x00\x00\x00)%b" % (len(value), len(value), re.escape(value))
 
 
@@ -165,4 +167,5 @@ def pickle_around(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, 
 
 
 def _short(text: str) -> bytes:
+    """The opcode of a text of at most 255 bytes."""
     return b"\x8c" + struct.pack("<B", len(text)) + text.encode()

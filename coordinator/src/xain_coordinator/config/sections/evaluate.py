@@ -36,6 +36,8 @@ class EvaluateSettings(TableSettings):
 
     @Check
     def _metric_has_a_direction(self) -> Conflicts:
+        """Check that the direction of the named metric is known, and none is given without a
+        metric."""
         if self.direction and not self.metric:
             yield WrongSetting("direction", "it is that of evaluate.metric, which is not set")
         if self.metric and not self.direction and self.metric not in WELL_KNOWN:
@@ -47,6 +49,7 @@ class EvaluateSettings(TableSettings):
 
     @Check
     def _threshold_can_be_chosen(self) -> Conflicts:
+        """Check that the threshold is a known criterion, and that models are evaluated."""
         if not self.threshold:
             return
         from xain_workloads.measures.thresholds import Criterion
@@ -67,6 +70,8 @@ class EvaluateSettings(TableSettings):
 
     @Check
     def _data_can_be_read(self) -> Conflicts:
+        """Check that evaluate.data names a readable table; without it that no setting is about a
+        table."""
         if not self.data:
             for name in self.changed(*TableSettings.model_fields):
                 yield WrongSetting(name, "nothing would read it without evaluate.data")

@@ -80,6 +80,7 @@ class LaunchSettings(Section):
 
     @Check
     def _names_can_be_given(self) -> Conflicts:
+        """Check that the names of workers are valid, differ, and are as many as the workers."""
         if len(set(self.names)) < len(self.names):
             yield WrongSetting("names", "two workers have the same name")
         for name in self.names:
@@ -94,6 +95,7 @@ class LaunchSettings(Section):
 
     @Check
     def _are_two_ports(self) -> Conflicts:
+        """Check that launch.ports has two ports, which differ unless they are 0."""
         if len(self.ports) != 2 or not all(0 <= port <= 65535 for port in self.ports):
             yield WrongSetting(
                 "ports",

@@ -62,6 +62,7 @@ class MetricsSettings(Section):
 
     @Check
     def _database_is_given(self) -> Conflicts:
+        """Check that InfluxDB has url, org and bucket, and that no other store is given them."""
         if self.kind != "influxdb":
             for name in self.changed("url", "ca_file"):
                 yield WrongSetting(name, 'nothing would read it without metrics.kind = "influxdb"')

@@ -94,6 +94,7 @@ class RoundsSettings(Section):
         return self.max_selected
 
     def _num_selected(self, num_connected: int) -> int:
+        """Participants that train a round when so many are connected."""
         if self.controller == "all":
             return num_connected
         return pacing.num_selected(num_connected, self.fraction_participants, self.over_selection)
@@ -121,12 +122,14 @@ class RoundsSettings(Section):
 
     @property
     def effective_start_participants(self) -> int:
-        """Participants that the first round waits for."""
+        """Participants that the first round waits for: as set, or else those required or
+        expected."""
         return self.start_participants or max(self.num_required, len(self.expected_participants))
 
     @property
     def effective_max_participants(self) -> int:
-        """Number of participants that may be connected."""
+        """Number of participants that may be connected: as set, or else 1,000, or more if more are
+        to start with."""
         if self.max_participants is not None:
             return self.max_participants
         return max(DEFAULT_MAX_PARTICIPANTS, self.effective_start_participants)
@@ -138,6 +141,7 @@ class RoundsSettings(Section):
 
     @Check
     def _length_is_given_once(self) -> Conflicts:
+        """Check that passes come without a number of rounds, and with epochs."""
         if self.passes is None:
             return
         if self.rounds is not None:
@@ -151,7 +155,7 @@ class RoundsSettings(Section):
 
     @Check
     def _epochs_can_be_counted(self) -> Conflicts:
-        """The epochs of all rounds fit into an int32, as the wire carries them."""
+        """Check that the epochs of all rounds fit into an int32, as the wire carries them."""
         rounds, epochs = self.rounds or ROUNDS, self.effective_epochs
         if rounds * epochs > MAX_INT32:
             yield WrongSetting(
@@ -162,6 +166,7 @@ class RoundsSettings(Section):
 
     @Check
     def _enough_can_be_connected(self) -> Conflicts:
+        """Check that the participants required are no more than may start and be connected."""
         required = self.num_required
         if required > MAX_PARTICIPANTS:
             yield WrongSetting(
@@ -188,6 +193,7 @@ class RoundsSettings(Section):
 
     @Check
     def _expected_can_join(self) -> Conflicts:
+        """Check that the expected participants have valid names, each once."""
         names = self.expected_participants
         for name in names:
             if (why := why_not(name)) is not None:
@@ -214,6 +220,7 @@ class RoundsSettings(Section):
 
     @Check
     def _consistency_is_whole(self) -> Conflicts:
+        """Check that each kind of consistency has the settings that it needs, and no others."""
         if self.consistency == "bsp":
             for name in self.changed("staleness", "buffer_size"):
                 yield WrongSetting(name, 'nothing would read it with consistency = "bsp"')
@@ -231,6 +238,7 @@ class RoundsSettings(Section):
 
     @Check
     def _buffer_can_be_full(self) -> Conflicts:
+        """Check that rounds.buffer_size is a number of updates that can come."""
         if self.consistency == "bsp" or self.buffer_size is None:
             return
         least, most = self.min_participants, self.max_selected
@@ -253,6 +261,8 @@ class RoundsSettings(Section):
 
     @Check
     def _pacing_closes_rounds(self) -> Conflicts:
+        """Check that a pacing rule can be made and answers sensibly, and that nothing else closes
+        rounds."""
         if not self.pacing:
             if self.pacing_options:
                 yield WrongSetting("pacing_options", "nothing would read it without rounds.pacing")
@@ -272,6 +282,7 @@ class RoundsSettings(Section):
 
     @Check
     def _quorum_can_be_met(self) -> Conflicts:
+        """Check that the quorum can be parsed, and that each of its parts can happen in a round."""
         if self.consistency != "bsp" or not self.quorum:
             return
         try:

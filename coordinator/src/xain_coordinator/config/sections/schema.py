@@ -25,6 +25,7 @@ class SchemaSettings(Section):
 
     @Check
     def _columns_fit(self) -> Conflicts:
+        """Check that the names of columns are valid, and those of units and target fit them."""
         for name in self.units:
             if name not in self.columns:
                 yield WrongSetting(f"units.{name}", "schema.columns has no column of this name")
@@ -44,6 +45,7 @@ class SchemaSettings(Section):
 
     @property
     def _columns(self) -> tuple[Column, ...]:
+        """The columns under folded names, with their types and units."""
         return tuple(
             Column(folded(name), kind, self.units.get(name, ""))
             for name, kind in self.columns.items()

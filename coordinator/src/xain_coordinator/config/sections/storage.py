@@ -46,6 +46,7 @@ class StorageSettings(Section):
 
     @Check
     def _bucket_is_read(self) -> Conflicts:
+        """Check that S3 has a bucket, and that no other store is given settings of S3."""
         if self.kind == "s3" and not self.bucket:
             yield WrongSetting("bucket", 'it must be given with storage.kind = "s3"')
         if self.kind != "s3":
@@ -55,6 +56,8 @@ class StorageSettings(Section):
 
     @Check
     def _weights_are_encrypted(self) -> Conflicts:
+        """Check that weights travel to and from S3 encrypted, unless storage.insecure allows
+        otherwise."""
         if self.kind == "s3" and not self.insecure:
             for name in self.known("endpoint", "public_endpoint"):
                 if is_plaintext(getattr(self, name)):
@@ -67,6 +70,7 @@ class StorageSettings(Section):
 
     @Check
     def _participants_find_weights(self) -> Conflicts:
+        """Check that XAIN's participants find their pickles: in S3, without a prefix."""
         if self.format == "xain-pickle" and self.kind != "s3":
             yield WrongSetting(
                 "format",
@@ -78,6 +82,7 @@ class StorageSettings(Section):
 
     @Check
     def _credentials_are_whole(self) -> Conflicts:
+        """Check that each of the credentials is given once, and both halves or none."""
         if self.kind != "s3":
             return
         for name in ("access_key_id", "secret_access_key", "session_token"):
@@ -102,7 +107,7 @@ class StorageSettings(Section):
         return f"[storage] path {self.path}"
 
     def _has_text(self, name: str) -> bool:
-        """Blanks alone are nothing, as they are to read_secret."""
+        """Whether a secret is given; blanks alone are nothing, as they are to read_secret."""
         secret: SecretStr = getattr(self, name)
         return bool(secret.get_secret_value().strip())
 

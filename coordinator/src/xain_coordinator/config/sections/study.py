@@ -53,6 +53,7 @@ class StudySettings(Section):
 
     @Check
     def _is_one(self) -> Conflicts:
+        """Check that one kind of study is set, with no settings of another kind."""
         if self.leave_out:
             for name in self.changed("folds", "cross", "model", "final", "seed"):
                 more = ": the first training is that of all sites" if name == "final" else ""
@@ -68,6 +69,7 @@ class StudySettings(Section):
 
 
 def _can_be_searched(key: str) -> bool:
+    """Whether a dotted key is one that a search may vary."""
     section, dot, _ = key.partition(".")
     return section in _SECTIONS and bool(dot) and key not in _NOT_SEARCHED
 
@@ -89,6 +91,8 @@ class SearchSettings(Section):
 
     @Check
     def _has_options(self) -> Conflicts:
+        """Check that the options make up a search: either lists and ranges of sensible size, or a
+        list of options."""
         if not self.is_on:
             for name in self.changed("draw", "seed", "first", "final"):
                 yield WrongSetting(name, "nothing would read it without search.options")
@@ -125,6 +129,7 @@ class SearchSettings(Section):
 
     @Check
     def _can_be_searched(self) -> Conflicts:
+        """Check that a search varies only keys that may be varied."""
         keys = [key for key, _ in _flat(self.options)]
         keys += [key for one in self.list for key, _ in _flat(one)]
         for key in dict.fromkeys(keys):
@@ -166,6 +171,7 @@ def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any
 
 
 def _why_no_range(given: Mapping[str, Any]) -> str | None:
+    """Why a table is no range of numbers, as the end of a sentence; None if it is one."""
     low, high, scale = given.get("from"), given.get("to"), given.get("scale", "linear")
     if isinstance(low, bool) or isinstance(high, bool):
         return "must be of numbers"
@@ -179,6 +185,7 @@ def _why_no_range(given: Mapping[str, Any]) -> str | None:
 
 
 def _drawn(chance: Random, values: Any) -> Any:
+    """A value drawn from a list, or from a range on its scale; whole where both ends are."""
     if not isinstance(values, Mapping):
         return values[chance.randrange(len(values))]
     low, high = values["from"], values["to"]
@@ -229,8 +236,11 @@ def plan_of(text: str) -> Plan:
 
 
 def rules_of(step: Step, rules: Rules) -> Rules:
-    """The rules of a session of a study. rules: of the session without it, with the step's
-    options."""
+    """The rules of a session of a study.
+
+    step: its part in the study; it may measure only, have a smaller budget, or name its sites.
+        rules: of the session without the study, with the step's options.
+    """
     rules = replace(rules, step=step, evaluate_local=False)  # see study.cross
     if step.position != (0, 0):  # one of several folds, sites or options
         rules = replace(rules, evaluate_importance=False)

@@ -58,6 +58,7 @@ class WorkloadSettings(Section):
 
     @Check
     def _can_be_made(self) -> Conflicts:
+        """Check that there is such a workload, and that its options are valid."""
         if self.remedy and self.name not in _WITH_REMEDIES:
             return  # told by another check
         if not self.name:
@@ -114,6 +115,7 @@ class WorkloadSettings(Section):
 
 
 def _wrong_option(options: Mapping[str, object], message: str) -> WrongSetting:
+    """The mistake of a workload's option, under its key where the message begins with it."""
     # Such a message is "width is -1; it must be above 0". Ours begins in the same way, except that
     # it gives the key in full, and does not show the value if it might be secret.
     option, _, rest = message.partition(" ")
