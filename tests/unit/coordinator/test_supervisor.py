@@ -43,7 +43,7 @@ class Fleet:
     def __init__(self, folder: Path, max_restarts: int = 5) -> None:
         self.now = 0.0
         self.said: list[str] = []
-        self.started: list[tuple[str, bool]] = []  # name, and whether it was started again
+        self.started: list[str] = []
         self.latest: dict[str, Running] = {}
         launcher = Launcher(
             cast(Any, self),
@@ -57,8 +57,8 @@ class Fleet:
         self.supervisor.is_ready = True
 
     def add(self, name: str, rank: Rank = Rank.WORKER) -> None:
-        def make(is_restart: bool) -> Program:
-            self.started.append((name, is_restart))
+        def make() -> Program:
+            self.started.append(name)
             return Program(name, [])
 
         self.supervisor.start(make, rank)
@@ -97,11 +97,11 @@ def test_killed_worker_is_started_again_as_itself(make: Callable[..., Fleet]) ->
     fleet.add("b")
     dead = fleet.latest["a"]
     fleet.kill("a")
-    assert fleet.started == [("a", False), ("b", False), ("a", True)]
+    assert fleet.started == ["a", "b", "a"]
     assert dead.is_removed
     assert fleet.latest["a"] is not dead
     assert fleet.said == ["a was killed; it is started again"]
-    assert fleet.supervisor.status("a") is None
+    assert not fleet.supervisor.end_statuses(Rank.WORKER)
     assert fleet.supervisor.deaths == {"a": 1}
 
 
@@ -123,7 +123,7 @@ def test_restarts_wait_longer_each_time_up_to_a_limit(make: Callable[..., Fleet]
     fleet.kill("a")
     assert fleet.said[-1] == "a was killed 4 times; the others go on"
     fleet.look_for(120)
-    assert fleet.supervisor.ended(Rank.WORKER) == {"a": KILLED}
+    assert fleet.supervisor.end_statuses(Rank.WORKER) == {"a": KILLED}
     assert not fleet.supervisor.have_ended(Rank.WORKER)
     assert len(fleet.started) == 5
     assert len(fleet.said) == 4
@@ -159,7 +159,7 @@ def test_worker_that_ends_by_itself_or_is_told_to_stop_stays_away(
     fleet.kill("a", status)
     fleet.look_for(60)
     assert len(fleet.started) == 2
-    assert fleet.supervisor.ended(Rank.WORKER) == {"a": status}
+    assert fleet.supervisor.end_statuses(Rank.WORKER) == {"a": status}
     if told is None:
         assert fleet.said == []
     else:
@@ -172,7 +172,7 @@ def test_crash_is_answered_as_a_kill(make: Callable[..., Fleet]) -> None:
     fleet.add("a")
     fleet.kill("a", 128 + signal.SIGSEGV)
     assert fleet.said == ["a ended with status 139; it is started again"]
-    assert fleet.started[-1] == ("a", True)
+    assert fleet.started == ["a", "a"]
 
 
 @pytest.mark.parametrize("rank", [Rank.HEAD, Rank.SERVER])

@@ -82,7 +82,7 @@ class Tracking:
 
 
 def _tracked(session_id: str, record: RoundRecord, seconds: float) -> TrackedRound:
-    """What followers are told of a round; measures of the coordinator itself are named
+    """The figures of a round that followers are told; measures of the coordinator itself are named
     "coordinator/..."."""
     evaluation = dict(record.evaluation.metrics) if record.evaluation is not None else {}
     if record.coordinator_evaluation is not None:
@@ -102,8 +102,8 @@ def _tracked(session_id: str, record: RoundRecord, seconds: float) -> TrackedRou
 
 
 def _end(session: Session, records: Iterable[RoundRecord]) -> TrackedEnd:
-    """What followers are told at the session's end: number of the last model, cause, metrics of the
-    last training."""
+    """The end of a session as followers are told of it: number of the last model, cause, metrics of
+    the last training."""
     trained = [one for one in records if one.task is Task.TRAIN and one.seconds is not None]
     return TrackedEnd(
         session.session_id,

@@ -65,7 +65,7 @@ COPY_S = 600.0
 def back_up(config: CoordinatorConfig, folder: Path) -> int:
     """Make a backup in a new folder. Returns the exit status: EXIT_DAMAGED if an object is missing
     or damaged; all others are copied then."""
-    return _told("backup", lambda: _back_up(config, folder))
+    return _run("backup", lambda: _back_up(config, folder))
 
 
 def restore(config: CoordinatorConfig, folder: Path) -> int:
@@ -78,10 +78,12 @@ def restore(config: CoordinatorConfig, folder: Path) -> int:
         # `repair` looks at the latest session only.
         return repair(config) or (EXIT_DAMAGED if lost else EXIT_SOUND)
 
-    return _told("restore", put_back)
+    return _run("restore", put_back)
 
 
-def _told(command: str, work: Callable[[], int]) -> int:
+def _run(command: str, work: Callable[[], int]) -> int:
+    """Do a command's work and return its exit status; an error is printed, and its status is
+    EXIT_NOT_CHECKED."""
     logs.configure("warning", console=sys.stderr.isatty(), third_party=False)
     try:
         return work()
@@ -91,6 +93,8 @@ def _told(command: str, work: Callable[[], int]) -> int:
 
 
 def _back_up(config: CoordinatorConfig, folder: Path) -> int:
+    """Copy the journal, which is renamed last, and the objects that it names. Returns the exit
+    status. Raises CommandFailed and the errors of stores and journal."""
     if not config.journal.path.exists():
         raise CommandFailed(f"there is no journal at {config.journal.path}")
     if folder.exists() and any(folder.iterdir()):
@@ -176,9 +180,10 @@ def _journal_copied(path: Path, target: Path) -> Iterator[None]:
 
 
 def _unless_refused(error: Any, path: Path) -> str:
-    """Go on where no process listens. Raises CommandFailed if a coordinator makes no copy.
+    """Check that a call failed because no process listens. Returns "", for no copy.
 
-    error: of the call, a grpc.RpcError.
+    error: of the call, a grpc.RpcError. Raises CommandFailed if a coordinator has answered, or
+        hangs.
     """
     if error.code() is grpc.StatusCode.CANCELLED:
         raise CommandFailed(
@@ -203,6 +208,7 @@ def _unused(path: Path) -> SqliteJournal:
 
 
 def _copy_file(source: Path, target: Path) -> None:
+    """Copy a file and sync the copy."""
     shutil.copyfile(source, target)
     with target.open("rb") as copied:
         os.fsync(copied.fileno())

@@ -31,6 +31,8 @@ def _setting_lines(settings: Sequence[Setting]) -> Iterator[str]:
 
 
 def _derived(config: CoordinatorConfig) -> str:
+    """Text on what follows from the settings: ports, lengths, when rounds open and close, and the
+    rule."""
     rounds = config.rounds
     start = rounds.effective_start_participants
     updates = strategy_of_session(config.rules()).pacing.describe()
@@ -71,6 +73,7 @@ def length(config: CoordinatorConfig) -> str:
 
 
 def _combined(config: CoordinatorConfig) -> str:
+    """Sentences on the rule and the optimiser with their options, and all rules that there are."""
     rules = config.rules()
     told = f"The rule {_with(rules.aggregation, rules.aggregation_options)} combines them"
     if rules.optimizer:
@@ -79,6 +82,7 @@ def _combined(config: CoordinatorConfig) -> str:
 
 
 def _with(name: str, options: Mapping[str, object]) -> str:
+    """A name with its options, without secrets."""
     given = ", ".join(
         f"{option} = {MASK if is_secret_name(option) else value}"
         for option, value in options.items()

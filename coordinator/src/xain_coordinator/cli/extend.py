@@ -30,6 +30,7 @@ _NUMBER = re.compile(r"\+?[0-9]{1,10}")
 
 
 def _refuse(why: str) -> NoReturn:
+    """Print why the command cannot be carried out, and end the process with status 2."""
     fail("xain-coordinator extend", why, EXIT_BAD_CONFIG)
 
 

@@ -136,6 +136,7 @@ def gains(status: GetStatusResponse, rounds: Iterable[RoundStatus]) -> Gains | N
 
 
 def _has_local(one: RoundStatus) -> bool:
+    """Whether a round's record has a local model, of all sites together or of one."""
     of = (one.evaluation, *(site.evaluation for site in one.sites))
     return any(each.HasField("local") for each in of)
 
@@ -143,7 +144,10 @@ def _has_local(one: RoundStatus) -> bool:
 def _compared(
     evaluation: pb.Evaluation, measured: pb.Evaluation, number: int, weighs_classes: bool
 ) -> Compared:
-    """evaluation: with the local model. measured: of the global model of this number."""
+    """A local model beside the global one.
+
+    evaluation: with the local model. measured: of the global model of this number.
+    """
     message = evaluation.local
     local = LocalModel(
         passes=message.passes,

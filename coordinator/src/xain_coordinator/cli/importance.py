@@ -114,6 +114,8 @@ def to_csv(found: ColumnImportances) -> str:
 
 
 def _lines(found: ColumnImportances) -> Iterator[list[object]]:
+    """The rows of the CSV file: for each column one of all sites together, then one of each
+    site."""
     for one in found.columns:
         figures = {"": one.difference, **dict(sorted(one.sites.items()))}
         for site, message in figures.items():

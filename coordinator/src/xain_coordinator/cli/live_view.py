@@ -105,6 +105,7 @@ async def on_terminal(ask: Callable[[int], Awaitable[Snapshot]]) -> AsyncIterato
 
 
 async def _keep_updating(live: Live, ask: Callable[[int], Awaitable[Snapshot]]) -> None:
+    """Show a new snapshot every EVERY_S, until the task is cancelled."""
     while True:
         live.update(frame(await ask(CURVE_ROUNDS), is_live=True), refresh=True)
         await asyncio.sleep(EVERY_S)  # between two updates of the view

@@ -103,7 +103,7 @@ def ask_predictions(
         model = trained.load(entry.model)
         about = {**trained.described(entry), "metadata": model.metadata}
     if formats.is_held(model):
-        ask_them = partial(_asked, address, timeout_s=timeout_s, max_retries=max_retries)
+        ask_them = partial(_ask_participants, address, timeout_s=timeout_s, max_retries=max_retries)
         return predict_file(about, ask_them, data, to, **options)
     return predict_file(about, predict_with(formats.Exported(about, model)), data, to, **options)
 
@@ -111,10 +111,12 @@ def ask_predictions(
 def _opened(
     config: CoordinatorConfig, address: str | None, session_id: str = ""
 ) -> AbstractContextManager[Trained]:
+    """The models of a coordinator that runs at an address, or of the files of a stopped one."""
     return open_files(config, session_id) if address is None else ask(address)
 
 
 def _show(trained: Trained) -> None:
+    """Print a line for each model, with its updates, samples and metrics."""
     entries = trained.entries.values()
     measured = [e for entry in entries for e in (entry.evaluation, entry.coordinator_evaluation)]
     names = headings([one for one in measured if one is not None])
@@ -168,10 +170,11 @@ def _measured(entry: Entry, name: str) -> str:
 # --- predictions ---
 
 
-def _asked(
+def _ask_participants(
     address: str, table: Table, timeout_s: float | None, max_retries: int | None
 ) -> Predictions:
-    """Ask the participants for predictions for the rows of a table. Raises NoModel."""
+    """Ask the participants for predictions for the rows of a table; print to standard error which
+    of them answered all. Raises NoModel."""
     names = [column.name for column in table.columns]
     columns = [table.values[name].tolist() for name in names]
     rows = [[None if cell != cell else cell for cell in row] for row in zip(*columns, strict=True)]

@@ -53,6 +53,8 @@ def repair(config: CoordinatorConfig, drop_update: str | None = None) -> int:
 
 
 def _repair(config: CoordinatorConfig, drop_update: str | None) -> int:
+    """Check the journal and the objects of its latest session, and drop an update. Returns the exit
+    status. Raises the errors that repair() prints."""
     path = config.journal.path
     if not path.exists():
         raise CommandFailed(f"there is no journal at {path}")
@@ -138,4 +140,5 @@ def _drop(journal: SqliteJournal, last: Snapshot, update: Update, why: str) -> N
 
 
 def _print(outcome: str, what: str) -> None:
+    """Print a line of the report."""
     typer.echo(f"{outcome:8} {what}")

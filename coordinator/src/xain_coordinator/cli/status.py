@@ -61,12 +61,14 @@ def frame(
 
 
 def _titled(title: str, *parts: RenderableType) -> list[RenderableType]:
+    """Parts of a frame below a title."""
     return [Text(f"\n{title}", style="bold"), *parts]
 
 
 def _data(
     status: inspection_pb2.GetStatusResponse, table_one: TableOne | None
 ) -> list[RenderableType]:
+    """The part on the data: first lines of table one, and findings; empty without any."""
     parts: list[RenderableType] = []
     if table_one is not None:
         whole = Text("the whole table: xain-coordinator describe", style="dim")
@@ -137,6 +139,8 @@ def parameter_lines(status: inspection_pb2.GetStatusResponse) -> list[str]:
 
 
 def _headline(snapshot: Snapshot, *, is_live: bool) -> Table:
+    """Table of what is most important: state, what is awaited, warnings, how good the models
+    are."""
     status, rounds = snapshot.status, snapshot.rounds.rounds
     is_over = status.state == coordinator_pb2.FINISHED or status.phase == "finished"
     grid = Table.grid(padding=(0, 2), expand=True)
@@ -176,6 +180,7 @@ def _headline(snapshot: Snapshot, *, is_live: bool) -> Table:
 
 
 def _state(status: inspection_pb2.GetStatusResponse, *, is_over: bool) -> Table:
+    """Line with the session's state, and a bar of the rounds that are over."""
     state = clean(status.phase) or coordinator_pb2.State.Name(status.state).lower()
     styles = dict.fromkeys(("collecting", "aggregating", "evaluating"), "bold green")
     line = Text(state, style="bold" if is_over else styles.get(state, "bold yellow"))
@@ -390,7 +395,8 @@ def transfer(one: inspection_pb2.ParticipantStatus) -> str:
 
 
 def _rounds(rounds: Iterable[inspection_pb2.RoundStatus], metric: str) -> Table:
-    """metric: the one that models are compared by; empty if there is none yet."""
+    """Table of the latest rounds. metric: the one that models are compared by; empty if there is
+    none yet."""
     shown_rounds = list(rounds)[-MAX_ROUNDS:]
     by_sites = any(metric in one.evaluation.metrics for one in shown_rounds)
     by_us = any(metric in one.coordinator_evaluation.metrics for one in shown_rounds)
@@ -433,10 +439,12 @@ def _problems(one: inspection_pb2.RoundStatus) -> str:
 
 
 def _metric(evaluation: coordinator_pb2.Evaluation, metric: str) -> str:
+    """A metric as text; empty if it was not measured."""
     return f"{evaluation.metrics[metric]:.4g}" if metric in evaluation.metrics else ""
 
 
 def _model(one: inspection_pb2.ModelStatus) -> Text:
+    """Line about a model: key, dtype, shape and size."""
     shape = " × ".join(map(str, one.shape))
     about = f"{one.ref.key}, {one.dtype} {shape}, {one.ref.size_bytes:,} bytes"
     return Text.assemble(("\nLatest model  ", "bold"), clean(about))

@@ -36,6 +36,8 @@ def parsed(text: str) -> Table:
 
 
 def _from_files(config: CoordinatorConfig) -> str:
+    """The table as JSON, from the journal of a stopped coordinator; "" if its latest session is of
+    no study."""
     with open_stopped(config.journal.path) as (journal, last):
         study = Study.of(last.session, journal, {})
         return "" if study is None else study.table(last.session, last.history)
@@ -78,6 +80,7 @@ def evaluate(config: CoordinatorConfig, print_table: Callable[[Table], None]) ->
 
 
 def _is_under_way(config: CoordinatorConfig) -> bool:
+    """Whether the journal's latest session is an unfinished part of the configured study."""
     if not config.journal.path.exists():
         return False
     with closing(SqliteJournal(config.journal.path)) as journal:

@@ -97,6 +97,8 @@ def show(path: Path, *, as_json: bool = False) -> None:
 
 
 def _parsed(line: bytes) -> tuple[str, str, float, bool]:
+    """Endpoint, participant, seconds, and whether the call ended with OK, of a line. Raises an
+    error of _UNREADABLE."""
     document = json.loads(line)
     seconds = float(document["seconds"])
     if not 0 <= seconds < math.inf:
@@ -110,6 +112,7 @@ def _parsed(line: bytes) -> tuple[str, str, float, bool]:
 
 
 def _table(rows: Sequence[Row]) -> Table:
+    """Table of rows, with numbers to the right."""
     table = Table(box=None, padding=(0, 1, 0, 0))
     for heading in rows[0]:
         is_number = heading in _NUMBERS
@@ -126,6 +129,7 @@ def _table(rows: Sequence[Row]) -> Table:
 
 
 def _cell(value: str | float) -> str:
+    """A value as text; seconds with 10 µs."""
     if isinstance(value, str):
         return clean(value)
     return f"{value:.5f}" if isinstance(value, float) else str(value)

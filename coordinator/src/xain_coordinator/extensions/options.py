@@ -108,7 +108,7 @@ def _parameters(kind: Any) -> tuple[Mapping[str, inspect.Parameter], Mapping[str
 
 @lru_cache(256)
 def _adapter(kind: Any, name: str) -> TypeAdapter[object]:
-    """What reads values as the type of a class's parameter."""
+    """The pydantic adapter that reads values as the type of a class's parameter."""
     return TypeAdapter(_parameters(kind)[1][name])
 
 

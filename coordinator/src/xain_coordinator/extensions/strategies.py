@@ -113,7 +113,7 @@ class CheckedPacing(Pacing):
             return f"updates of which nothing more is known: {failed}"
 
     def _asked(self, method: str, *rounds: Round) -> Any:
-        """What a method of the rule returns; where the rule lacks it, that of Pacing. Raises
+        """The answer of a method of the rule; where the rule lacks it, of Pacing's. Raises
         ControllerFailed."""
         try:
             own = getattr(self.rule, method, partial(getattr(Pacing, method), self.rule))

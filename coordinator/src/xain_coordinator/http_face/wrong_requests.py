@@ -70,6 +70,6 @@ def _path(error: Mapping[str, Any], body: object) -> str:
 
 
 def _must(error: Mapping[str, Any]) -> str:
-    """What a value must be, in words."""
+    """The kind of value that a key must have, in words."""
     text = _MUST.get(error["type"], "as /v1/docs describes it")
     return text.format_map(error.get("ctx", {}))

@@ -147,9 +147,9 @@ def _renew(
     with explained("certs renew"):
         settings = settings_of(config, data_dir, assignments)
 
-        from xain_coordinator.cli.access.operator import renewed_own
+        from xain_coordinator.cli.access.operator import renew_own
 
-        hosts = renewed_own(settings, host or (), read_passphrase(settings, passphrase_file))
+        hosts = renew_own(settings, host or (), read_passphrase(settings, passphrase_file))
         typer.echo(f"the coordinator has a new certificate for {', '.join(hosts)}")
 
 
@@ -252,6 +252,7 @@ def _flags_again(config: Path | None, data_dir: Path | None, assignments: list[s
 
 
 def _plain(entry: "Entry") -> dict[str, Any]:
+    """The fields of an entry as a JSON object."""
     from dataclasses import asdict
 
     return asdict(entry)

@@ -48,14 +48,19 @@ def operator_at(
     tls: Path | None,
     passphrase_file: Path | None,
 ) -> AbstractContextManager["Operator"]:
-    """The coordinator that a command asks, or whose files it changes; see operator_of()."""
+    """The coordinator that a command asks, or whose files it changes. Raises CommandFailed.
+
+    address: of the coordinator; None: the one with these settings. tls: the operator's own
+        certificate. passphrase_file: before that of the settings.
+    """
     from xain_coordinator.cli.access.operator import operator_of
 
     return operator_of(settings, address, tls, read_passphrase(settings, passphrase_file))
 
 
 def read_passphrase(settings: "CoordinatorConfig", file: Path | None) -> bytes:
-    """Raises CommandFailed and OSError."""
+    """The passphrase in a file, by default the one that the settings name; b"" without either.
+    Raises CommandFailed and OSError."""
     file = file or settings.server.passphrase_file
     if file is None:
         return b""

@@ -106,12 +106,14 @@ class Remote:
         self._ask(self._stub.FinishSession, pb.FinishSessionRequest(reason=reason))
 
     def _ask(self, method: Any, request: Any) -> Any:
+        """Call a method. Raises CommandFailed with the coordinator's reason."""
         try:
             return method(request, timeout=CALL_S)
         except grpc.RpcError as error:
             raise CommandFailed(self._why(error)) from None
 
     def _why(self, error: grpc.RpcError) -> str:
+        """Why a call has failed, in words."""
         assert isinstance(error, grpc.Call)
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             cause = channels.find_cause(self._where, tls=self._tls).text
@@ -161,6 +163,8 @@ class Stopped:
         self._require_running()
 
     def _require_running(self) -> None:
+        """Refuse a command that only a coordinator that runs can carry out. Raises
+        CommandFailed."""
         raise CommandFailed(
             "no coordinator runs on this machine with these settings; start it, or ask one "
             "elsewhere, " + hint("xain-coordinator", "--address HOST:PORT")
@@ -171,9 +175,11 @@ class Stopped:
 def operator_of(
     config: CoordinatorConfig, address: str | None, tls_folder: Path | None, passphrase: bytes = b""
 ) -> Iterator[Operator]:
-    """The coordinator at an address, or the one with these settings.
+    """The coordinator at an address, or else the one that runs with these settings, or else its
+    folder.
 
-    tls_folder: the operator's own certificate, for an address. Raises CommandFailed.
+    tls_folder: the operator's own certificate, for an address. passphrase: of the authority's key
+        in the folder. Raises CommandFailed.
     """
     try:
         if address is not None:
@@ -219,7 +225,7 @@ def own_address(config: CoordinatorConfig) -> str:
     return ""
 
 
-def renewed_own(
+def renew_own(
     config: CoordinatorConfig, hosts: Sequence[str], passphrase: bytes
 ) -> tuple[str, ...]:
     """Make a new certificate of the coordinator itself, which does not run. Returns the hosts that

@@ -16,6 +16,7 @@ from xain_coordinator.inspection.client import clean
 
 
 def moment(at: float) -> str:
+    """A time for people, in UTC, to the minute."""
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
 
 
@@ -24,6 +25,7 @@ SHOWN_SERIAL: Final = 12
 
 
 def show_entries(entries: Iterable[Entry], console: Console) -> None:
+    """Print a table of certificates and tokens."""
     now = time.time()
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("name", "role", "kind", "state", "expires (UTC)", "serial"):
@@ -41,6 +43,7 @@ def show_entries(entries: Iterable[Entry], console: Console) -> None:
 
 
 def _state(one: Entry, now: float) -> str:
+    """The state of an entry in a word: revoked, expired, or whether a token was used."""
     if one.revoked:
         return "revoked"
     if one.expires_at < now:
@@ -51,6 +54,7 @@ def _state(one: Entry, now: float) -> str:
 
 
 def audit_line(line: Line, *, as_json: bool) -> str:
+    """A line of the audit log, as JSON or for people."""
     if as_json:
         return json.dumps(asdict(line))
     fields = " ".join(

@@ -134,7 +134,7 @@ def _create(
     settings = settings_of(config, data_dir, assignments)
     asked_at = address if tls is not None else None
     with explained(command), operator_at(settings, asked_at, tls, passphrase_file) as operator:
-        made = list(_made(operator, wanted, to))
+        made = list(_create_each(operator, wanted, to))
     if as_json:
         typer.echo(json.dumps(made if len(made) > 1 else made[0]))
     elif to is None:
@@ -151,10 +151,11 @@ def _keep_private(stream: TextIO) -> None:
             os.fchmod(stream.fileno(), 0o600)
 
 
-def _made(
+def _create_each(
     operator: "Operator", wanted: Sequence["NewToken"], to: Path | None
 ) -> Iterator[dict[str, Any]]:
-    """Raises OSError."""
+    """Create each token. Gives what is known of it, with its text, or with `to` the file in that
+    folder that has the text. Raises CommandFailed and OSError."""
     from xain_foundation.durable import make_directory, replace_file
 
     if to is not None:

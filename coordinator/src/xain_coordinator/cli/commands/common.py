@@ -105,6 +105,7 @@ Assignments = Annotated[list[str] | None, set_option(EXAMPLE)]
 
 
 def with_port(address: str | None) -> str | None:
+    """The address with the default port, if it names none; None for None."""
     from xain_foundation.settings.fields import join_host_port
 
     host, port = split_host_port(address or "")
@@ -172,7 +173,8 @@ def settings_of(
 
 
 def resolve(config: Path | None, values: Mapping[str, Any]) -> "Resolved[CoordinatorConfig]":
-    """The same, with where each comes from. values: as of given()."""
+    """The settings in force, with the origin of each. values: as of given(). Ends the process with
+    status 2 if one is wrong."""
     from xain_coordinator.config.coordinator import ENV_PREFIX, CoordinatorConfig
 
     return loaded(CoordinatorConfig, config, ENV_PREFIX, values)

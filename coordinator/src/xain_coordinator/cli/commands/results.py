@@ -413,6 +413,7 @@ def _study(
 
 
 def _print_study(table: Mapping[str, Any], *, as_csv: bool, as_json: bool) -> None:
+    """Print the table of a study as JSON, as CSV, or for people."""
     import json
 
     from rich.console import Console

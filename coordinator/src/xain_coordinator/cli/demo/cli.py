@@ -103,6 +103,7 @@ def main(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def _folder(keep: Path | None) -> Iterator[Path]:
+    """The folder to keep, or a temporary one that is removed at the end."""
     if keep is not None:
         yield keep.absolute()
     else:

@@ -105,6 +105,8 @@ class DemoLaunch(RoundsLaunch):
             raise CommandFailed(f"{error}{self._ends_of_logs()}") from None
 
     def _follow(self, data: Split) -> int:
+        """Start the sites, show the session until it is finished, and compare its model with one
+        trained in one place. Returns the exit status. Raises CommandFailed."""
         settings, console, supervisor = self._settings, self._console, self._supervisor
         supervisor.is_ready = True  # what has not joined is looked after all the same
         pids = {name: _pid(one) for name, one in supervisor.running(Rank.WORKER).items()}
@@ -139,7 +141,8 @@ class DemoLaunch(RoundsLaunch):
         console.print(f"Report with curves and sites: {self._report}", soft_wrap=True)
         return exit_status(snapshot)
 
-    def _worker_program(self, worker: Worker, is_restart: bool) -> Program:
+    def _worker_program(self, worker: Worker) -> Program:
+        """The program of a site. Writes the file of its settings."""
         settings, index = self._settings, self._request.workers.index(worker)
         host, _, port = self.address.rpartition(":")
         sections = {
@@ -151,6 +154,7 @@ class DemoLaunch(RoundsLaunch):
         return Program(worker.name, [f"--config={config}"], command=PARTICIPATE)
 
     def _config_of(self, name: str) -> Path:
+        """The file of a site's settings."""
         return self._request.work / f"{name}.toml"
 
     def _ends_of_logs(self) -> str:

@@ -65,6 +65,7 @@ def centralised_accuracy(data: Split, epochs: int, eta0: float, seed: int) -> fl
 
 
 def _joined(parts: "list[Dataset] | tuple[Dataset, ...]") -> Dataset:
+    """The rows of several data sets as one."""
     return Dataset(
         np.concatenate([part.features for part in parts]),
         np.concatenate([part.target for part in parts]),

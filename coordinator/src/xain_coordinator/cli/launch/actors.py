@@ -37,8 +37,9 @@ class ActorBackend(ProcessBackend):
     """
 
     def __init__(self, settings: LaunchSettings, *, is_insecure: bool) -> None:
-        """Raises CommandFailed without Ray, without a cluster, and if participants on other
-        machines would call the coordinator in the clear, and is_insecure is not set."""
+        """Connect to the Ray cluster. Raises CommandFailed without Ray, without a cluster, and if
+        participants on other machines would call the coordinator in the clear, and is_insecure is
+        not set."""
         self._cluster = RayBackend(
             settings.ray_address,
             {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus},
@@ -103,6 +104,7 @@ class ActorBackend(ProcessBackend):
                 self._write(name, data)
 
     def _write(self, name: str, data: bytes) -> None:
+        """Append output to a program's log."""
         with (self._logs / f"{name}.log").open("ab") as log:
             log.write(data)
 

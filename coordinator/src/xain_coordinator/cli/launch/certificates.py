@@ -46,4 +46,5 @@ class LaunchCertificates:
         return folder
 
     def close(self) -> None:
+        """Remove the certificates of all programs."""
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -245,16 +245,19 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _refuse(message: str) -> NoReturn:
+    """Print what is wrong with the command line, and end the process with status 2."""
     fail(PROGRAM, f"command line: {message}", EXIT_BAD_CONFIG)
 
 
 def _refuse_flags(workload: str | None, flags: Mapping[str, object]) -> None:
+    """Refuse flags that were given and are for another workload."""
     for flag, value in flags.items():
         if value:
             _refuse(f"{flag} is not for --workload {workload or 'NAME'}")
 
 
 def _work_of(settings: LaunchSettings) -> Path:
+    """The work folder of a launch that was given none."""
     return Path("xain-launch") / settings.name
 
 
@@ -268,7 +271,11 @@ def _launch_sparse(
     *,
     is_quiet: bool,
 ) -> int:
-    """data: rows to train on, and rows to score the model with or "". Returns the exit status."""
+    """Launch a parameter server and its workers. Returns the exit status.
+
+    data: rows to train on, and rows to score the model with or "". of_workers: settings of the
+        workers. kind: of the backend. Raises CommandFailed.
+    """
     if find_spec("xain_parameters") is None:
         raise CommandFailed(
             "--workload sparse needs xain-parameters: "
@@ -293,7 +300,8 @@ def _launch_sparse(
 def _resolve(
     config: Path | None, data: str, values: Mapping[str, object], kind: str, *, serve: bool
 ) -> tuple[CoordinatorConfig, tuple[plan.Worker, ...], dict[str, object]]:
-    """The settings in force, the workers, and the settings that the coordinator's flags give."""
+    """The settings in force, the workers, and the settings that the coordinator's flags give. A
+    wrong one ends the process with status 2."""
     needed: dict[str, object] = {}
 
     def weakest(given: Mapping[str, object]) -> dict[str, object]:

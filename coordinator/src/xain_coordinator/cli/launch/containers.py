@@ -52,7 +52,7 @@ class DockerBackend:
     """
 
     def __init__(self, settings: LaunchSettings, workload: str) -> None:
-        """Raises CommandFailed without the SDK or without an engine."""
+        """Connect to the engine. Raises CommandFailed without the SDK or without an engine."""
         self.bind_host = "0.0.0.0"
         self._settings = settings
         self._workload = workload
@@ -85,6 +85,8 @@ class DockerBackend:
                 self._network = there[0]  # of a launcher that was killed before it used it
 
     def _require_images(self) -> None:
+        """Check that the images of the workload are there. Raises CommandFailed that says how to
+        build the missing ones."""
         import docker
 
         if self._workload not in TARGETS:
@@ -108,6 +110,7 @@ class DockerBackend:
             raise CommandFailed("\n".join(missing))
 
     def _image(self, command: str) -> str:
+        """Name of the image that has a command."""
         part = "coordinator" if command == COORDINATE else f"participant-{TARGETS[self._workload]}"
         return f"xain-{part}:{version('xain-coordinator')}"
 
@@ -128,6 +131,8 @@ class DockerBackend:
         return GRPC_PORT, HTTP_PORT
 
     def start(self, program: Program) -> "Container":
+        """Create and start a container; ports that were free are kept for its next start. Raises
+        CommandFailed."""
         with self._explained(program.name):
             made = self._client.containers.create(
                 self._image(program.command),
@@ -163,6 +168,7 @@ class DockerBackend:
         return Container(program.name, made, self._work / "logs" / f"{program.name}.log")
 
     def _container_name(self, name: str) -> str:
+        """Name of a program's container, in Docker's characters."""
         return f"xain-{self._settings.name}-{re.sub('[^A-Za-z0-9_.-]', '-', name)}"
 
     def _mounts(self, program: Program) -> list[Any]:
@@ -194,6 +200,7 @@ class DockerBackend:
 
     @contextlib.contextmanager
     def _explained(self, what: str) -> Iterator[None]:
+        """Turn Docker's errors into CommandFailed. what: the subject of the message."""
         import docker
         import requests
 
@@ -220,6 +227,7 @@ class Container:
         self._status: int | None = None
 
     def _read(self) -> None:
+        """Copy the container's log to the file until the container ends."""
         with (
             self._log.open("ab") as log,  # the lines before a restart stay
             contextlib.suppress(Exception),  # the engine or the container is gone
@@ -322,12 +330,14 @@ def clean(name: str) -> tuple[str, ...]:
 
 
 def _labelled(collection: Any, name: str, **arguments: Any) -> list[Any]:
+    """Containers or networks of the launch with this name."""
     found = collection.list(filters={"label": f"{NAME_LABEL}={name}"}, **arguments)
     assert isinstance(found, list)
     return found
 
 
 def _terminate(container: Any) -> None:
+    """Send SIGTERM to a container. No effect on one that has ended."""
     import docker
 
     with contextlib.suppress(docker.errors.APIError):  # it has ended

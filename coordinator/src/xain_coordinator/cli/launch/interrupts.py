@@ -26,7 +26,8 @@ class Interrupts:
         if self.number:
             raise Interrupted
 
-    def _came(self, number: int, frame: FrameType | None) -> None:
+    def _note_signal(self, number: int, frame: FrameType | None) -> None:
+        """Keep the first signal; the next pause raises Interrupted."""
         self.number = self.number or number
 
     @contextmanager
@@ -34,7 +35,7 @@ class Interrupts:
         """Handle the signals here while the context is open. A signal that is ignored, as SIGHUP is
         under nohup, stays ignored."""
         before = {
-            number: signal.signal(number, self._came)
+            number: signal.signal(number, self._note_signal)
             for number in _SIGNALS
             if signal.getsignal(number) is not signal.SIG_IGN
         }

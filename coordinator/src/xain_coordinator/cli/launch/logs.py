@@ -49,10 +49,12 @@ class LogView:
         sys.stdout.flush()
 
     def _prefix(self, name: str) -> str:
+        """Name of a program before a line of its log, in its color."""
         prefix = f"{name:<{self._width}} |"
         return f"\x1b[{self._colors[name]}m{prefix}\x1b[0m" if self._is_colored else prefix
 
     def _rendered(self, line: str) -> str:
+        """A line for people: JSON of our logs is laid out, all else stays as it is."""
         if line.startswith("{"):
             try:
                 return line_for_people(json.loads(line), colors=self._is_colored)

@@ -117,6 +117,8 @@ def find_workers(
 
 
 def _folders(path: Path, settings: LaunchSettings) -> Sequence[str]:
+    """Names of the workers that have folders below a path: those that settings name, or else the
+    first ones. Raises CommandFailed if a folder or file is missing or cannot be a worker's."""
     features, target = FOLDER_FILES
     there = sorted(folder.name for folder in path.iterdir() if is_folder(folder))
     if not there:
@@ -193,6 +195,7 @@ def chimera_defaults(environ: Mapping[str, str]) -> dict[str, object]:
 
 
 def _without_brackets(variable: str, text: str) -> object:
+    """The text of a variable, or the list that it has as a Python literal. Raises CommandFailed."""
     if not text.lstrip().startswith("["):
         return text
     try:
@@ -252,8 +255,12 @@ def coordinator_program(
     is_restart: bool = False,
     tls: Tls | None = None,
 ) -> Program:
-    """The coordinator. data_dir, config: paths where it runs. values: settings by dotted key. tls:
-    without it the coordinator is open."""
+    """The program of the coordinator, with its command line.
+
+    data_dir, config: paths where it runs. values: settings by dotted key. environ: of which it gets
+    the coordinator's settings. is_restart: whether it goes on with its session. tls: without it the
+    coordinator is open.
+    """
     host, port = address
     arguments = [f"--config={config}"] if config is not None else []
     arguments += [f"--data-dir={data_dir}", f"--host={host}", f"--port={port}"]
@@ -279,9 +286,12 @@ def worker_program(
     serve: bool = False,
     tls: Tls | None = None,
 ) -> Program:
-    """A worker. coordinator: "HOST:PORT". source: its data where it runs. workload: its name, task
-    and options, which the worker imports before it joins.
-    state_dir: where it runs. tls: that the coordinator asks for."""
+    """The program of a worker, with its command line.
+
+    coordinator: "HOST:PORT". source: its data where it runs. workload: its name, task and options,
+        which the worker imports before it joins. state_dir: where it runs. tls: that the
+        coordinator asks for.
+    """
     arguments = [f"--coordinator={coordinator}", f"--id={worker.name}", f"--data={source}"]
     if workload.task:
         arguments.append(f"--task={workload.task}")

@@ -64,7 +64,7 @@ class ProcessBackend:
         return grpc_port, http_port
 
     def start(self, program: Program) -> Running:
-        """Raises CommandFailed."""
+        """Start a program, whose output goes to its log. Raises CommandFailed."""
         path = self._logs / f"{program.name}.log"
         with path.open("ab") as log:  # the lines before a restart stay
             lines = LogFile(path)

@@ -81,6 +81,7 @@ class RoundsLaunch:
         self._listens = (0, 0)
         self._joined: set[str] = set()
         self._asked_at = 0.0
+        self._has_begun = False  # its coordinator, with a session
         self._is_finished = False
         self._operator: Certificates | None = None
 
@@ -115,6 +116,7 @@ class RoundsLaunch:
             self._operator = Certificates(self._supervisor.close_to_others())
             inspection_client.TLS.set(self._operator)
         self._supervisor.start(self._coordinator_program, Rank.HEAD)
+        self._has_begun = True
         self._supervisor.until(lambda: [COORDINATOR] if self._ask() is None else [])
         if request.serve and self._operator is not None:
             self._make_bearer(self._operator)
@@ -154,7 +156,8 @@ class RoundsLaunch:
             return None
         return Tls(folder, self._supervisor.backend.source(folder, number))
 
-    def _worker_program(self, worker: Worker, is_restart: bool) -> Program:
+    def _worker_program(self, worker: Worker) -> Program:
+        """The program of a worker. Issues its certificate if programs have some."""
         backend = self._supervisor.backend
         return worker_program(
             worker,
@@ -167,8 +170,9 @@ class RoundsLaunch:
             tls=self._tls(worker.name, Role.PARTICIPANT, number=1),
         )
 
-    def _coordinator_program(self, is_restart: bool) -> Program:
-        """is_restart: it goes on with its session, on the same port."""
+    def _coordinator_program(self) -> Program:
+        """The program of the coordinator, with a new session; started again, it goes on with that,
+        on the same port. Issues its certificate if programs have some."""
         request, backend = self._request, self._supervisor.backend
         values = dict(request.values)
         if request.serve:
@@ -181,7 +185,7 @@ class RoundsLaunch:
             backend.config_path(request.config),
             values,
             request.environ,
-            is_restart=is_restart,
+            is_restart=self._has_begun,
             tls=self._tls(COORDINATOR, Role.COORDINATOR, *hosts),
         )
 
@@ -194,7 +198,7 @@ class RoundsLaunch:
     def _missing_workers(self) -> Collection[str]:
         """Workers that have not joined; none after the end of the session. Raises CommandFailed if
         one has ended before."""
-        ended = self._supervisor.ended(Rank.WORKER)
+        ended = self._supervisor.end_statuses(Rank.WORKER)
         # Asked after that: workers also end at the end of a short session.
         self._ask() if ended else self._ask_now_and_then()
         missing = set() if self._is_finished else self._names - self._joined
@@ -237,12 +241,16 @@ class RoundsLaunch:
         return self._ask_now_and_then()
 
     def _ask_now_and_then(self) -> Snapshot | None:
+        """The status of the coordinator, asked every ASK_EVERY_S; None in between, and without an
+        answer."""
         if time.monotonic() - self._asked_at < ASK_EVERY_S:
             return None
         self._asked_at = time.monotonic()
         return self._ask()
 
     def _ask(self) -> Snapshot | None:
+        """The status of the coordinator; None if it does not answer. Notes which workers have
+        joined, and whether the session is finished."""
         try:
             snapshot = inspection_client.fetch(
                 self.address, everything=not self._is_ready, num_rounds=NUM_ROUNDS
@@ -260,9 +268,11 @@ class RoundsLaunch:
 
     @property
     def _is_ready(self) -> bool:
+        """Whether all workers have joined."""
         return self._names <= self._joined
 
     def _let_workers_end(self) -> None:
+        """Wait for the workers to end by themselves, LEAVE_TIMEOUT_S at most."""
         deadline = time.monotonic() + LEAVE_TIMEOUT_S
         while time.monotonic() < deadline and not self._supervisor.have_ended(Rank.WORKER):
             self._supervisor.look()

@@ -211,7 +211,7 @@ class SparseLaunch:
         while True:
             while not supervisor.have_ended(Rank.WORKER):
                 supervisor.look()
-            ended = supervisor.ended(Rank.WORKER)
+            ended = supervisor.end_statuses(Rank.WORKER)
             if all(status == EXIT_NOTHING_COUNTED for status in ended.values()):
                 return EXIT_NOTHING_COUNTED
             failed = [n for n, status in ended.items() if status not in OVER]
@@ -261,6 +261,7 @@ class SparseLaunch:
         supervisor.until(self._missing_servers)
 
     def _start_workers(self) -> None:
+        """Start all workers, also those that have ended."""
         for worker in self._request.workers:
             self._supervisor.start(partial(self._worker_program, worker), Rank.WORKER)
 
@@ -278,10 +279,12 @@ class SparseLaunch:
 
     @property
     def _folder(self) -> str:
+        """The work folder where programs run."""
         return self._supervisor.backend.data_dir(self._request.work)
 
     @property
     def _scheduler_address(self) -> str:
+        """HOST:PORT at which programs of the launch reach the scheduler."""
         return join_host_port(self._supervisor.backend.host(SCHEDULER), self._listens)
 
     @property
@@ -290,7 +293,8 @@ class SparseLaunch:
         given = self._request.values.get("scheduler.checkpoints")
         return str(given) if given else f"{self._folder}/{CHECKPOINTS}"
 
-    def _scheduler_program(self, is_restart: bool) -> Program:
+    def _scheduler_program(self) -> Program:
+        """The program of the scheduler. Issues its certificate if programs have some."""
         values = {
             "scheduler.worker_lease_s": WORKER_LEASE_S,
             **self._request.of("scheduler", "logging"),
@@ -301,7 +305,8 @@ class SparseLaunch:
         program = self._parameter_program(SCHEDULER, "scheduler", values)
         return replace(program, is_published=True)
 
-    def _server_program(self, name: str, is_restart: bool) -> Program:
+    def _server_program(self, name: str) -> Program:
+        """The program of a server. Issues its certificate if programs have some."""
         values = {
             # All are stopped at the end: ranges have nowhere to move.
             "server.leave_s": 0,
@@ -316,7 +321,7 @@ class SparseLaunch:
 
     def _parameter_program(self, name: str, command: str, values: Mapping[str, object]) -> Program:
         """A command of `xain-parameter-server` with the settings that scheduler and servers have in
-        common."""
+        common. Issues its certificate if programs have some."""
         reached_by = self.address.rpartition(":")[0].strip("[]")
         tls = self._tls_of(name, Role.NODE, self._supervisor.backend.host(name), reached_by)
         common = {
@@ -332,7 +337,8 @@ class SparseLaunch:
             folder="",
         )
 
-    def _worker_program(self, worker: Worker, is_restart: bool) -> Program:
+    def _worker_program(self, worker: Worker) -> Program:
+        """The program of a worker. Issues its certificate if programs have some."""
         assert worker.part is not None
         index, number = worker.part
         arguments = [
@@ -346,6 +352,10 @@ class SparseLaunch:
     def _participant(
         self, name: str, arguments: Sequence[str], source: str, cpu_shares: int | None = None
     ) -> Program:
+        """A command of `xain-participant sparse`. Issues its certificate if programs have some.
+
+        name: by which the servers know it. source: its data on this machine.
+        """
         tls = self._tls_of(name, Role.PARTICIPANT)
         own = [f"--tls={self._supervisor.backend.source(tls[0], 1)}"] if tls else []
         if not tls and not is_loopback(self._supervisor.backend.host(SCHEDULER)):
@@ -360,6 +370,7 @@ class SparseLaunch:
         )
 
     def _note_progress(self, name: str, lines: Sequence[str]) -> None:
+        """Keep the latest progress of a worker among these lines of its log."""
         if not any(worker.name == name for worker in self._request.workers):
             return
         for line in lines:
@@ -388,7 +399,7 @@ class SparseLaunch:
 
     def _missing_workers(self) -> Collection[str]:
         """Workers that have not joined. Raises CommandFailed if one has ended before."""
-        ended = self._supervisor.ended(Rank.WORKER)
+        ended = self._supervisor.end_statuses(Rank.WORKER)
         # Asked after that: a short training may be over already.
         status = self._status()
         jobs = () if status is None else status.jobs.values()
@@ -491,8 +502,10 @@ def _in_environment(tls: TlsSettings) -> dict[str, str]:
 
 
 def _flags(values: Mapping[str, str]) -> list[str]:
+    """Options as flags of a command line."""
     return [f"--{key.replace('_', '-')}={value}" for key, value in values.items()]
 
 
 def _counted(number: int, noun: str) -> str:
+    """A number with its noun."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

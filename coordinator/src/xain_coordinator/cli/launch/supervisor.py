@@ -92,13 +92,13 @@ class Launch(Protocol):
 class _Watched:
     """A program that is supervised.
 
-    make: the command to start; told whether it is started again.
+    make: the command to start.
     restarts_s: the waits before further restarts.
     due_at: when it is started again; None while it runs or has ended for good.
     status: its exit status, once it has ended for good.
     """
 
-    make: Callable[[bool], Program]
+    make: Callable[[], Program]
     rank: Rank
     max_restarts: int
     running: Running
@@ -136,7 +136,7 @@ class Supervisor:
         self._certificates: LaunchCertificates | None = None
 
     def prepare(self) -> None:
-        """Take the work folder. Raises CommandFailed."""
+        """Lock the work folder, and look for what the programs need. Raises CommandFailed."""
         work = self.work
         try:
             (work / "logs").mkdir(parents=True, exist_ok=True)
@@ -170,23 +170,24 @@ class Supervisor:
     # --- programs ---
 
     def _begin(self, program: Program) -> Running:
+        """Start a program, and make the folder of its own first."""
         if program.folder is not None:  # an engine makes no folders that it mounts
             (self.work / program.folder).mkdir(parents=True, exist_ok=True)
         return self.backend.start(program)
 
     def start(
         self,
-        make: Callable[[bool], Program],
+        make: Callable[[], Program],
         rank: Rank,
         *,
         max_restarts: int | None = None,
     ) -> None:
         """Start a program and supervise it; an earlier one of its name must have ended.
 
-        make: the program; told whether it is started again after a death.
+        make: the program, at the first start and after each death.
         max_restarts: by default Launcher.max_restarts.
         """
-        program = make(False)
+        program = make()
         if (before := self._programs.get(program.name)) is not None:
             before.running.remove(0)
             self._show_lines(before.running)
@@ -199,8 +200,9 @@ class Supervisor:
         )
 
     def run(self, program: Program) -> list[str]:
-        """Run a tool to its end. Returns its output. Raises CommandFailed if it fails."""
-        self.start(lambda _: program, Rank.TOOL, max_restarts=0)
+        """Run a tool to its end and show its log. Returns its output. Raises CommandFailed if it
+        fails."""
+        self.start(lambda: program, Rank.TOOL, max_restarts=0)
         one = self._programs[program.name].running
         lines = []
         while (status := one.status()) is None:
@@ -216,19 +218,14 @@ class Supervisor:
         """The latest process or container of each program of a rank, dead or alive."""
         return {name: one.running for name, one in self._of(rank).items()}
 
-    def status(self, name: str) -> int | None:
-        """Exit status of a program that has ended for good; None of one that runs, or is about to
-        be started again."""
-        return self._programs[name].status
-
-    def ended(self, rank: Rank) -> dict[str, int]:
+    def end_statuses(self, rank: Rank) -> dict[str, int]:
         """Exit statuses of the programs of a rank that have ended for good."""
         found = {name: one.status for name, one in self._of(rank).items()}
         return {name: status for name, status in found.items() if status is not None}
 
     def have_ended(self, rank: Rank) -> bool:
         """Whether all programs of a rank have ended for good."""
-        return len(self.ended(rank)) == len(self._of(rank))
+        return len(self.end_statuses(rank)) == len(self._of(rank))
 
     @property
     def awaiting_restart(self) -> list[str]:
@@ -260,13 +257,15 @@ class Supervisor:
             self.look()
 
     def _look_after(self, name: str, one: _Watched) -> None:
+        """Note the end of a program, and start it again: at once after the first death, later after
+        further ones. Raises CommandFailed as _tell_end() does."""
         now = self._clock()
         if one.due_at is not None:
             if now >= one.due_at:
                 one.due_at = None
                 one.running.remove(0)
                 self._show_lines(one.running)
-                one.running, one.began_at = self._begin(one.make(True)), now
+                one.running, one.began_at = self._begin(one.make()), now
             return
         status = one.running.status()
         if status is None:
@@ -289,7 +288,8 @@ class Supervisor:
             self._look_after(name, one)
 
     def _tell_end(self, name: str, one: _Watched) -> None:
-        """Raises CommandFailed."""
+        """Print that a program has ended for good. Raises CommandFailed if the launch cannot go on
+        without it."""
         assert one.status is not None
         how = how_it_ended(one.status, one.num_deaths + 1)
         if one.rank in (Rank.SERVER, Rank.HEAD):
@@ -305,6 +305,7 @@ class Supervisor:
             self._show_lines(one.running)
 
     def _show_lines(self, one: Running) -> list[str]:
+        """Show new lines of a program's log. Returns them."""
         lines = one.new_lines()
         self._view.show(one.name, lines)
         self.on_lines(one.name, lines)

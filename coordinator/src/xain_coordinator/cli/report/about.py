@@ -108,6 +108,7 @@ def findings(status: GetStatusResponse) -> str:
 
 
 def _columns(metadata: Mapping[str, str], left_out: Collection[str]) -> list[str]:
+    """Columns that the model uses, with their types where these are known."""
     prepared = prepared_of(metadata)
     if prepared is None:
         return [str(one) for one in _json(metadata.get("columns", "")) or ()]
@@ -135,6 +136,7 @@ def _left_out(
 
 
 def _json(text: str) -> Any:
+    """The value of a JSON text; None for "" and where it is no JSON."""
     try:
         return json.loads(text or "null")
     except ValueError:
@@ -142,6 +144,7 @@ def _json(text: str) -> Any:
 
 
 def _settings(settings: Any) -> str:
+    """A JSON object as "key = value, ..."; empty for any other value."""
     if not isinstance(settings, dict):
         return ""
     return ", ".join(
@@ -151,6 +154,7 @@ def _settings(settings: Any) -> str:
 
 
 def _named(names: list[str]) -> str:
+    """The first MAX_NAMES names, and how many there are more."""
     more = f", and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return ", ".join(names[:MAX_NAMES]) + more
 

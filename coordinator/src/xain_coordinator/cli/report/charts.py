@@ -127,6 +127,8 @@ def number(value: float) -> str:
 
 
 def _scale(low: float, high: float, start: float, end: float) -> _Scale:
+    """A function from values between two bounds to coordinates between two others."""
+
     def at(value: float) -> float:
         share = (value - low) / (high - low) if high > low else 0.5
         return round(start + share * (end - start), 2)
@@ -135,6 +137,7 @@ def _scale(low: float, high: float, start: float, end: float) -> _Scale:
 
 
 def _points(points: Sequence[tuple[float, float]], x_at: _Scale, y_at: _Scale) -> str:
+    """Points as coordinates of SVG."""
     return " ".join(f"{x_at(x)},{y_at(y)}" for x, y in points)
 
 
@@ -148,5 +151,6 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _whole_ticks(low: float, high: float) -> list[int]:
+    """At most some nine whole numbers between two bounds."""
     step = max(1, math.ceil((high - low) / 8))
     return list(range(math.ceil(low), math.floor(high) + 1, step))

@@ -52,6 +52,7 @@ def effects(found: Coefficients | None, num_steps: int = 0) -> str:
 
 
 def _warnings(found: Coefficients) -> list[str]:
+    """Sentences on what makes the coefficients doubtful, if anything does."""
     lines = []
     if not found.is_at_end:
         lines.append("The fit has not converged: these are no results.")
@@ -75,10 +76,12 @@ def _warnings(found: Coefficients) -> list[str]:
 
 
 def _class(name: str, found: Coefficients) -> str:
+    """A class with the number of its rows."""
     return f"{name} ({found.of_class[name]:,} rows)"
 
 
 def _table(head: Sequence[str], rows: Sequence[Coefficient], *, has_ratio: bool) -> str:
+    """Table of coefficients; has_ratio: with their exponentials."""
     cells = []
     for one in rows[:MAX_ROWS]:
         line = [
@@ -102,6 +105,8 @@ def _table(head: Sequence[str], rows: Sequence[Coefficient], *, has_ratio: bool)
 
 
 def _fit(found: Coefficients, num_steps: int) -> str:
+    """Sentence on how well the regression fits: deviance, likelihood, AIC, and how the fit
+    ended."""
     is_linear = found.family == LINEAR
     name = "Sum of squares" if is_linear else "Deviance"
     told = (
@@ -132,10 +137,12 @@ def _ratio(value: float | None) -> str:
 def _limits(
     low: float | None, high: float | None, told: Callable[[float | None], str] = _number
 ) -> str:
+    """An interval in words; empty without bounds. told: how to write a number."""
     return "" if low is None or high is None else f"{told(low)} to {told(high)}"
 
 
 def _p(value: float | None) -> str:
+    """A p-value as text; empty without one."""
     if value is None:
         return ""
     return f"below {_LEAST_P:g}" if value < _LEAST_P else f"{value:.4f}"

@@ -69,6 +69,8 @@ def gained(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
 
 
 def _row(site: str, one: Compared, shown: Sequence[str]) -> list[str]:
+    """Cells of a site's row: both models by the shown metrics, the difference, and how to read
+    it."""
     cells = [escape(site), f"{one.local.num_samples:,}" if one.local.num_samples else ""]
     for metric in shown:
         cells += [_cell(figures.get(metric)) for figures in (one.of_all, one.local.figures)]
@@ -93,6 +95,7 @@ def _own(found: Gains, rounds: Sequence[RoundStatus], shown: Sequence[str]) -> l
 
 
 def _cell(figure: Figure | None) -> str:
+    """A figure with its interval below it; empty for None."""
     if figure is None:
         return ""
     return f'{number(figure.value)}<br><span class="soft">{interval(figure)}</span>'

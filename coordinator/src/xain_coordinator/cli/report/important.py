@@ -38,6 +38,8 @@ def important(status: GetStatusResponse) -> str:
 def _row(
     one: ColumnImportance, found: ColumnImportances, largest: float, sites: list[str]
 ) -> list[str]:
+    """Cells of a column's row. largest: importance with the longest bar. sites: whose own
+    importances are shown."""
     figure = difference_of(one.difference)
     width = 100 * max(figure.value, 0.0) / largest if largest > 0 else 0.0
     bar = f'<span class="share" style="width:{width:.0f}%"></span>'

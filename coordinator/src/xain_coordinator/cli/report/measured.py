@@ -124,6 +124,7 @@ def _chosen(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
 
 
 def _pooled(tallies: Tallies, names: Sequence[str]) -> str:
+    """Table of the figures of all rows, with intervals and baselines."""
     of = names[1] if tallies.num_classes == 2 else "a class, on average over the classes,"
     rows = []
     for name, figure in {**figures(tallies), **calibration_figures(tallies)}.items():
@@ -142,6 +143,7 @@ def _pooled(tallies: Tallies, names: Sequence[str]) -> str:
 
 
 def _classes(tallies: Tallies, names: Sequence[str]) -> str:
+    """Table of the figures of each class; empty for two classes and for regression."""
     counts = counts_by_class(tallies)
     if not counts or tallies.num_classes == 2:
         return ""  # of two classes the figures of all rows are those of the second one
@@ -154,6 +156,7 @@ def _classes(tallies: Tallies, names: Sequence[str]) -> str:
 
 
 def _confusion(tallies: Tallies, names: Sequence[str]) -> str:
+    """The confusion matrix; empty without one, and for many classes."""
     counts = counts_by_class(tallies)
     if not tallies.confusion or len(counts) > MAX_CONFUSED:
         return ""
@@ -256,6 +259,7 @@ def site_cells(
 
 
 def _marked(name: str, figure: Figure) -> str:
+    """Cell of a site's figure; "▼" marks one that is worse than its baseline."""
     baseline = figure.baseline
     is_worse = (
         baseline is not None
@@ -268,6 +272,7 @@ def _marked(name: str, figure: Figure) -> str:
 
 
 def _told(figure: Figure) -> str:
+    """A figure with its interval in brackets."""
     limits = interval(figure)
     return number(figure.value) + (f" ({limits})" if limits else "")
 

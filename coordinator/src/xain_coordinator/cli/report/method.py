@@ -78,6 +78,8 @@ def _told(
     prepared: Preprocessing | None,
     described: TableOne | None,
 ) -> Iterator[str]:
+    """Sentences on the method, one an item of the list: model, training, held-out rows,
+    preparation, and what left the sites."""
     status = snapshot.status
     settings = dict(status.settings)
     workload = metadata["workload"]
@@ -166,6 +168,7 @@ def _update(workload: str, options: Mapping[str, Any]) -> str:
 
 
 def _kind(workload: str, options: Mapping[str, Any]) -> str:
+    """The kind of a model in words; for `sgd` with loss, penalty and step."""
     if workload != "sgd":
         return f"{_KINDS.get(workload, workload)} (workload {workload})"
     loss, penalty = options.get("loss") or "log_loss", options.get("penalty", "none")
@@ -180,12 +183,14 @@ def _kind(workload: str, options: Mapping[str, Any]) -> str:
 
 
 def _size(prepared: Preprocessing | None) -> str:
+    """The number of features and columns, as the end of a phrase; empty where it is not known."""
     if prepared is None:
         return ""
     return f", of {prepared.num_features:,} features made of {len(prepared.columns):,} columns"
 
 
 def _training(settings: Mapping[str, str]) -> str:
+    """Sentence on how the coordinator combines updates, and which optimiser makes the step."""
     rule = _text(settings.get("aggregation.rule", "weighted_average"))
     optimizer = _text(settings.get("aggregation.optimizer", ""))
     known = _RULES.get(rule, f"The coordinator combines what the sites send by the rule {rule}")
@@ -220,6 +225,7 @@ def _groups(name: str, number: int) -> str:
 def _preparing(
     prepared: Preprocessing, settings: Mapping[str, str], workload: str
 ) -> Iterator[str]:
+    """Sentences on how numbers, categories and target are prepared."""
     if prepared.numbers:
         yield f"Numbers: {', '.join(_of_numbers(prepared, settings))}."
     if prepared.categories and workload == GLM:
@@ -239,6 +245,7 @@ def _preparing(
 
 
 def _of_numbers(prepared: Preprocessing, settings: Mapping[str, str]) -> Iterator[str]:
+    """Phrases on how numbers are filled, scaled and cut off."""
     whose = "of the site" if prepared.is_per_site else "of the training rows of all sites"
     is_mean = _text(settings.get("workload.preprocessing.missing", "")) == "mean"
     fill = "mean" if is_mean and not prepared.is_per_site else "median"
@@ -271,6 +278,7 @@ def _columns(prepared: Preprocessing) -> str:
 
 
 def _row(column: NumberColumn | CategoryColumn, prepared: Preprocessing) -> list[str]:
+    """Cells of a column: its share of missing values, and how it is prepared."""
     missing = f"{column.unknown:.1%}"
     if isinstance(column, CategoryColumn):
         names = list(column.categories[:MAX_CATEGORIES])

@@ -106,6 +106,7 @@ def _outcome(status: GetStatusResponse, rounds: Sequence[RoundStatus], of_study:
 
 
 def _head(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
+    """State, numbers and warnings of the session as HTML."""
     is_over = status.state == pb.FINISHED
     because = f": {status.ended_because}" if status.ended_because else ""
     state = f"{status.cause}{because}" if is_over else f"Waiting for: {status.waiting_for}"
@@ -132,6 +133,7 @@ def _head(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
 
 
 def _curves(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
+    """The section of learning curves: the metrics that matter most, and others folded."""
     evaluated = dict.fromkeys(
         name for one in rounds for evaluation in _both(one) for name in evaluation.metrics
     )
@@ -159,10 +161,13 @@ def _curves(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
 
 
 def _both(one: RoundStatus) -> tuple[Evaluation, Evaluation]:
+    """Evaluations of a round's model: at the sites, and by the coordinator."""
     return one.evaluation, one.coordinator_evaluation
 
 
 def _curve(name: str, rounds: Sequence[RoundStatus], best: int | None) -> str:
+    """Chart of a metric over the models: at sites, by the coordinator, in training, and the
+    baseline. best: number of the best model."""
     sites = _values(name, ((one.round, one.evaluation.metrics) for one in rounds))
     band = [
         (one.round, one.spread[name].min, one.spread[name].max)
@@ -193,6 +198,7 @@ def _curve(name: str, rounds: Sequence[RoundStatus], best: int | None) -> str:
 def _values(
     name: str, known: Iterable[tuple[int, Mapping[str, float]]]
 ) -> list[tuple[float, float]]:
+    """Points of a metric where it is known."""
     return [(number_, metrics[name]) for number_, metrics in known if name in metrics]
 
 
@@ -280,6 +286,7 @@ def _left_out(snapshot: Snapshot, rounds: Sequence[RoundStatus]) -> str:
 
 
 def _roster(rounds: Sequence[RoundStatus]) -> str:
+    """Table of who counted in which round; empty without names."""
     rosters = [one for one in rounds if one.selected or one.contributors or one.missing]
     # Initial weights are no contribution. A failure to make them is among the reasons.
     shown = [one for one in rosters if one.task != pb.INITIALISE][-MAX_ROUNDS:]
@@ -303,6 +310,7 @@ def _roster(rounds: Sequence[RoundStatus]) -> str:
 
 
 def _cell(one: RoundStatus, name: str) -> str:
+    """Cell of a participant in a round: counted, not counted and why, or not selected."""
     if name in one.contributors:
         return f'<td class="yes" title="round {one.round}: counted">●</td>'
     if name not in one.missing and name not in one.selected:
@@ -357,6 +365,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def _timeline(rounds: Sequence[RoundStatus]) -> str:
+    """The section with a bar for each of the latest rounds."""
     shown = rounds[-MAX_ROUNDS:]
     if not shown:
         return ""
@@ -385,4 +394,5 @@ def _latest(shown: int, number_: int) -> str:
 
 
 def _more(number_: int, shown: int) -> str:
+    """Sentence on how many rows are not shown; empty if all are."""
     return f'<p class="soft">and {number_ - shown} more</p>' if number_ > shown else ""

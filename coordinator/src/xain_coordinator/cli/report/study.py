@@ -76,6 +76,7 @@ def _every(study: Table) -> str:
 
 
 def _cell(figure: Mapping[str, float | None]) -> str:
+    """A figure with its interval in brackets; empty without a value."""
     value, low, high = (figure[name] for name in ("value", "low", "high"))
     if value is None:
         return ""
