@@ -139,8 +139,9 @@ def aggregate(
 
 
 def _rule(work: Aggregate) -> Aggregator:
-    """Raises RuleFailed, and PluginFailed where a plug-in is not what it was when the session was
-    opened: that can be put right, so it does not end the session."""
+    """The rule that combines the updates of a round. Raises RuleFailed, and PluginFailed where a
+    plug-in is not what it was when the session was opened: that can be put right, so it does not
+    end the session."""
     rule = rule_of_session(work.rule, work.options)
     with _calling(work, "check"):
         rule.check(len(work.updates))
@@ -244,6 +245,7 @@ class _Making:
     # --- the first pass, of rules that survey ---
 
     def _weigh(self, rule: Surveyor, num_samples: NDArray[np.int64]) -> Float64:
+        """The weights of the updates, from what the rule finds in their differences to the base."""
         k = len(num_samples)
         bases = [] if self.work.base.is_empty else [self._base]
         block = _block_columns(k)
@@ -299,6 +301,8 @@ class _Making:
     # --- the last pass ---
 
     def _publish(self, rows: Sequence[Vector], weights: Weights) -> GlobalModel:
+        """Combine the updates by tiles, and write the model and the optimiser's state. Raises
+        RuleFailed for a model that is not finite."""
         work, optimizer = self.work, self.optimizer
         state = self._state()
         names = sorted(optimizer.begin()) if optimizer is not None else []

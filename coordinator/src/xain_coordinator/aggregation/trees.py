@@ -77,7 +77,7 @@ def join_updates(
 
 
 def _stack(before: bytes) -> Stack:
-    """Raises ValueError if the global model is damaged."""
+    """The trees of the global model. Raises ValueError if the global model is damaged."""
     try:
         return Stack.parse(before)
     except InvalidContent as error:

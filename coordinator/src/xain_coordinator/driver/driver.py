@@ -423,6 +423,8 @@ class Driver:
         self._when_durable(records, decision.effects, decision.reply, made.objects)
 
     async def _commit(self) -> None:
+        """Write the decided events, all that wait in one transaction, and then answer their
+        senders."""
         loop = asyncio.get_running_loop()
         try:
             while self._waiting:

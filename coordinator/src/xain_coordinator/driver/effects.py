@@ -361,7 +361,8 @@ class StoreWorker:
                 self._verified_at = asyncio.get_running_loop().time()
 
     def _make(self, store: WeightsStore, effect: Effect) -> None:
-        """Raises ValueError where no initial model can be made."""
+        """Make the model that an effect asks for, and store it. Raises ValueError where no initial
+        model can be made."""
         if isinstance(effect, InitialiseModel):
             try:
                 model = self._initial_model(effect)
@@ -372,7 +373,8 @@ class StoreWorker:
             aggregate(store, effect, self._stop)
 
     def _initial_model(self, effect: InitialiseModel) -> Model:
-        """Raises WorkloadMissing, and ValueError where the profiles do not suffice."""
+        """The initial model, marked with the tensors that stay at the participants. Raises
+        WorkloadMissing, and ValueError where the profiles do not suffice."""
         model = self._model_of(effect)
         if not self._personal:
             return model

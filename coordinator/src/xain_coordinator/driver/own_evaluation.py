@@ -99,7 +99,8 @@ def _types(model: GlobalModel) -> Types:
 
 
 def _measured(model: Model, data: Table) -> Evaluation:
-    """Raises DataError if no metric is finite."""
+    """The evaluation of a model on the coordinator's own data. Raises DataError if no metric is
+    finite."""
     measured = measure(model, data)
     metrics = measured.metrics
     usable = [name for name in sorted(metrics) if why_not_metric(name, metrics[name]) is None]

@@ -505,6 +505,7 @@ def _view(
 
 
 def _greet(config: CoordinatorConfig, coordinator: SessionCoordinator) -> None:
+    """Log that the coordinator serves, and where; warn if anybody may call it."""
     session = coordinator.driver.session
     log.info(
         "coordinator_serving",

@@ -112,7 +112,8 @@ class FileStore:
         self.sync(path.parent)
 
     def keys(self, prefix: str = "") -> Iterator[str]:
-        """Raises StoreUnavailable, while iterating."""
+        """The keys that begin with a prefix, in any order. Raises StoreUnavailable, while
+        iterating."""
         # Only the folder that the prefix names is looked through.
         folder = prefix.rpartition("/")[0]
         start = self._root
@@ -240,12 +241,12 @@ class FileReader(Reader):
         return self._open_fd()
 
     def read(self, offset: int, length: int) -> bytes:
-        """Raises StoreUnavailable."""
+        """Read bytes; fewer at the end. Raises StoreUnavailable."""
         with _unavailable("read", self._path):
             return os.pread(self._open_fd(), length, offset)
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
-        """Raises StoreUnavailable."""
+        """Fill a buffer, and return how many bytes there were. Raises StoreUnavailable."""
         num_read = 0
         with _unavailable("read", self._path):
             while num_read < len(buffer):
@@ -375,8 +376,8 @@ class FileUpload:
         self._on_its_way = self.size
 
     def commit(self, *, overwrite: bool) -> None:
-        """Raises KeyExists or StoreUnavailable. After the latter the object may be there all the
-        same, whole, if only syncing its folder failed."""
+        """Give the object its name, durably. Raises KeyExists or StoreUnavailable. After the latter
+        the object may be there all the same, whole, if only syncing its folder failed."""
         try:
             folder = self.take_name(overwrite=overwrite)
         except KeyExists:

@@ -69,8 +69,8 @@ class JournalledStore:
         self.journal.delete_objects(keys)
 
     def open(self, key: str, start: int = 0, length: int | None = None) -> Reader:
-        """Raises StoreError, not StoreUnavailable, if the journal cannot be read: waiting for it
-        would not help."""
+        """Open an object that the journal or the store has. Raises StoreError, not
+        StoreUnavailable, if the journal cannot be read: waiting for it would not help."""
         if not is_journalled(key) and key not in self._models:
             return self.store.open(key, start, length)
         try:

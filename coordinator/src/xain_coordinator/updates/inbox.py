@@ -108,6 +108,8 @@ class Inbox:
     async def _obtain(
         self, slot: Slot, participant_id: str, round_: int, reference: Reference
     ) -> Obtained:
+        """The stored update that a reference means: one that is there, one that came with the call,
+        or one that is brought from another store. NOTHING if there is none."""
         # A name may mean another object now.
         what = object() if reference.digest is None else reference
         if slot.reading is not None:

@@ -98,6 +98,8 @@ class Uploads:
                     self.num_uploads -= 1
 
     async def _receive(self, slot: Slot, participant_id: str, source: Source) -> WeightsRef | int:
+        """Receive an upload, or find that it is there. Returns its reference, or how many bytes
+        have come if only a part was sent."""
         # Before anything of this one is in memory: gigabytes may have to be read.
         await until_read(slot)
         header = await source.header()

@@ -113,6 +113,8 @@ class ModelFolder:
         self._shown = numbers
 
     def _show(self, session: Session, model: GlobalModel) -> None:
+        """Link the models that are there into the folder, the last and the best one too, and write
+        the file that describes them."""
         numbers = [*self._waiting, *range(self._next, model.round + 1)]
         self._next = model.round + 1
         self._waiting = [n for n in numbers if not self._copies.is_copied(model_key(n))]

@@ -82,7 +82,7 @@ def answer(session: Session, command: c.Command, now: float, pacing: Pacing) -> 
                 )
             return (e.SessionFinished(CANCELLED, now),), r.Done(), ()
         case c.RemoveParticipant(participant_id):
-            removed = _remove(session, participant_id)
+            removed = _removal(session, participant_id)
             is_gone = participant_id in session.members and bool(removed)
             return removed, r.Done(), (departure_point(participant_id),) if is_gone else ()
         case c.NoteRevoked(participant_id):
@@ -137,7 +137,8 @@ def answer(session: Session, command: c.Command, now: float, pacing: Pacing) -> 
             return (e.SessionFinished(cause, now),), r.Done(), ()
 
 
-def _remove(session: Session, participant_id: str) -> tuple[e.Event, ...]:
+def _removal(session: Session, participant_id: str) -> tuple[e.Event, ...]:
+    """The events that shut a participant out for good, connected or not; () if it is already."""
     _require_unfinished(session)
     check_name(participant_id)
     if participant_id in session.removed:
@@ -246,6 +247,8 @@ def _told_of_the_end(session: Session, command: c.Heartbeat, now: float) -> Answ
 
 
 def _end_training_round(session: Session, command: c.EndTrainingRound, now: float) -> Answer:
+    """The events of an update, or of an evaluation, that a participant hands in. The same one again
+    changes nothing, also when its round is over. Raises what makes it wrong or late."""
     participant_id = command.participant_id
     known = session.accepted(participant_id, command.round)
     # Before anything else: an acknowledged sender may ask for its answer again, even when the

@@ -191,6 +191,7 @@ def effect_that_made(session: Session, models: Mapping[str, GlobalModel]) -> Eff
 
 
 def _aggregation(rules: Rules, round_: Round, base: GlobalModel) -> Aggregate:
+    """The effect that makes the model of a round from its updates, in the order of their names."""
     # Sorted by name: a participant that came back has another place in the selection, and a sum of
     # floats depends on its order.
     names = sorted(round_.updates)

@@ -256,6 +256,7 @@ def _moved(session: Session, event: e.Event, at: float | None = None) -> Session
 
 
 def _with_member(session: Session, joined: e.ParticipantJoined) -> Session:
+    """The session with a member that has joined."""
     participant_id, profile = joined.participant_id, joined.profile
     if profile is not None:
         profile = profile if session.model is None else without_statistics(profile)
@@ -321,6 +322,7 @@ def _with_failed(session: Session, participant_id: str) -> Session:
 
 
 def _with_round(session: Session, opened: e.RoundOpened) -> Session:
+    """The session with a round that has opened."""
     number, selected, task = opened.round, opened.selected, opened.task
     if task is Task.EVALUATE:
         # Updates that are still being trained come too late for any model.
@@ -451,6 +453,7 @@ def _with_first_model(session: Session, model: GlobalModel, at: float | None) ->
 
 
 def _after_publication(session: Session, model: GlobalModel) -> Session:
+    """The session between two rounds, with the model that the last one has made."""
     round_, rules, buffered = session.opened, session.rules, session.buffered
     if rules.carries_over and not session.is_untrained:
         outlasting = filter(session.outlasts_round, round_.outstanding)

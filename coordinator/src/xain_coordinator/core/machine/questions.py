@@ -85,6 +85,8 @@ def _warning(session: Session, participant_id: str) -> str:
 
 
 def _assignment(session: Session, participant_id: str) -> r.Assignment:
+    """The work of a participant in the round that it trains. Raises errors as
+    require_selected()."""
     # A participant that goes on while a model is made does not wait for that model.
     is_carried_over = session.is_carried_over(participant_id)
     round_ = require_selected(session, participant_id, may_be_closed=is_carried_over)
@@ -137,6 +139,8 @@ def _process_group(session: Session, round_: Round, participant_id: str) -> Proc
 
 
 def _may_upload(session: Session, question: MayUpload) -> r.Reply:
+    """The ticket for an update, or the stored update if the same one has been accepted. Raises
+    LateUpdate and errors as require_selected()."""
     known = session.accepted(question.participant_id, question.round)
     if known is not None and known.weights.ref.digest == question.digest:
         return r.AlreadyUploaded(known.weights)

@@ -118,6 +118,7 @@ def _completed(session: Session, now: float) -> e.SessionFinished:
 
 
 def _why_given_up(session: Session) -> str:
+    """The sentence that says for what the session has waited in vain."""
     rules, round_ = session.rules, session.open_round
     waited = f"for rounds.idle_timeout_s = {rules.idle_timeout_s:g} s"
     if session.phase is Phase.AGGREGATING:
@@ -149,6 +150,8 @@ def _why_given_up(session: Session) -> str:
 def _next_step_of_round(
     session: Session, round_: Round, now: float, strategy: Strategy
 ) -> e.Event | None:
+    """The event that time or numbers demand of an open round: it changes its selection, closes,
+    pauses, goes on or is overdue. None if it only waits."""
     step = _change_of_selection(session, round_, strategy.controller)
     if step is not None:
         return step
@@ -271,6 +274,7 @@ def _selected(
 def _next_step_between_rounds(
     session: Session, now: float, controller: Controller
 ) -> e.Event | None:
+    """The event that leads to the next round, or to the end. None if the session waits."""
     rules = session.rules
     if session.waits_for_request or session.waits_for_script:
         return None

@@ -177,7 +177,7 @@ class Members(Mapping[str, Member]):
         return self.lease_floor <= began and now < began + lease_s
 
     def sharing_columns(self, profile: DataProfile) -> DataProfile:
-        """The profile, sharing equal columns with the first member's profile to save memory."""
+        """The profile, with the first member's columns if all of them are equal, to save memory."""
         first = next(iter(self.by_name.values()), None)
         if first is None or first.profile is None or not profile.columns:
             return profile

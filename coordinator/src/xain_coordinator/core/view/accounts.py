@@ -73,6 +73,7 @@ class Accounts:
         self._rules = rules
 
     def apply(self, event: e.Event) -> None:
+        """Fold an event into the accounts."""
         match event:
             case e.UpdateAccepted(_, update):
                 known: dict[str, object] = {"left_out_until": 0}
@@ -136,8 +137,8 @@ class Accounts:
                 lost, could = lost + samples, could + samples
         return lost, could
 
-    def select(self, number: int, names: Iterable[str]) -> None:
-        """Note that participants are selected for a round that trains."""
+    def note_selected(self, number: int, names: Iterable[str]) -> None:
+        """Note that participants are selected for a round that trains; once for each round."""
         for name in names:
             account = self._of(name)
             if account.selected_for != number:

@@ -103,6 +103,7 @@ class History:
         )
 
     def apply(self, event: e.Event) -> None:
+        """Fold an event into the history."""
         self.accounts.apply(event)
         self.warned.apply(event)
         match event:
@@ -120,11 +121,11 @@ class History:
                 for participant_id in self.rounds[-1].contributors:
                     self.accounts.count(participant_id, -1)
                 self._note(event)
-                self.accounts.select(number, selected)
+                self.accounts.note_selected(number, selected)
             case e.ParticipantsSelected(number, selected):
                 self._note(event)
                 if self._is_training:
-                    self.accounts.select(number, selected)
+                    self.accounts.note_selected(number, selected)
             case (
                 e.EvaluationAccepted()
                 | e.UpdateRefused()
@@ -148,7 +149,7 @@ class History:
                     self._rounds[-self.max_detailed] = old.without_names()
                 self._rounds.append(record)
                 if self._is_training:
-                    self.accounts.select(number, selected)
+                    self.accounts.note_selected(number, selected)
             case e.ModelEvaluated(number, evaluation) if evaluation is not None:
                 self._add_own(number, evaluation)
             case e.ScriptEvaluated(number, evaluation):

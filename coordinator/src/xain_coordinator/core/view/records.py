@@ -213,7 +213,7 @@ class RoundRecord:
         sites = {
             name: site
             if site.evaluation is None or site.evaluation.tallies is None
-            else replace(site, evaluation=_derived(site.evaluation, shown))
+            else replace(site, evaluation=_without_tallies(site.evaluation, shown))
             for name, site in self.sites.items()
         }
         return replace(record, sites=sites)
@@ -252,9 +252,13 @@ class RoundRecord:
         return sum(site.num_metrics for site in self.sites.values())
 
 
-def _derived(evaluation: Evaluation, shown: Mapping[int, Sequence[int]]) -> Evaluation | None:
-    """The evaluation of one site with its figures. shown: columns whose importances are kept, by
-    the number of the model."""
+def _without_tallies(
+    evaluation: Evaluation, shown: Mapping[int, Sequence[int]]
+) -> Evaluation | None:
+    """The evaluation of one site with figures instead of tallies; None if nothing was measured.
+
+    shown: columns whose importances are kept, by the number of the model.
+    """
     derived = together([evaluation])
     if derived is None:
         return None

@@ -194,7 +194,8 @@ class S3Store:
         self._head(key, self._name(key), 1)
 
     def keys(self, prefix: str = "") -> Iterator[str]:
-        """Raises StoreUnavailable, while iterating."""
+        """The keys that begin with a prefix, in any order. Raises StoreUnavailable, while
+        iterating."""
         folder = prefix.rpartition("/")[0]
         try:
             start = f"{self._prefix}{key_to_name(folder)}/" if folder else self._prefix
@@ -273,13 +274,14 @@ class S3Reader(Reader):
         self._first_offset = start
 
     def read(self, offset: int, length: int) -> bytes:
-        """Raises ObjectChanged and StoreUnavailable."""
+        """Read bytes; fewer at the end. Raises ObjectChanged and StoreUnavailable."""
         buffer = bytearray(min(length, max(self.size - offset, 0)))
         self.read_into(offset, memoryview(buffer))
         return bytes(buffer)
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
-        """Raises ObjectChanged and StoreUnavailable."""
+        """Fill a buffer by as many requests side by side as it takes; return how many bytes there
+        were. Raises ObjectChanged and StoreUnavailable."""
         if self._closed:
             raise ValueError("the reader is closed")
         end = min(offset + len(buffer), self.size)
@@ -350,8 +352,8 @@ class S3Upload:
                 view = view[len(taken) :]
 
     def commit(self, *, overwrite: bool) -> None:
-        """Raises KeyExists, KeyClaimed or StoreUnavailable. After the latter the object may be
-        there all the same: the answer may have got lost."""
+        """Make the object visible under its key. Raises KeyExists, KeyClaimed or StoreUnavailable.
+        After the latter the object may be there all the same: the answer may have got lost."""
         self._require_open()
         with self._ended_by_failure():
             if self._upload_id:
@@ -430,6 +432,8 @@ class S3Upload:
         return True
 
     def _make_visible(self, *, only_if_free: bool = False) -> None:
+        """Complete or write the object. Raises KeyExists if another one is there and
+        only_if_free."""
         try:
             if self._upload_id:
                 etags = [part.result() for part, _ in self._parts]

@@ -232,7 +232,8 @@ class Bucket:
     def complete(
         self, key: str, name: str, upload_id: str, etags: list[str], *, only_if_free: bool = False
     ) -> None:
-        """Raises Declined as put() does, and as put_part() does."""
+        """Join the parts of an upload to an object. Raises Declined as put() does, and as
+        put_part() does."""
         parts = [{"PartNumber": n, "ETag": etag} for n, etag in enumerate(etags, 1)]
         condition, answers = _condition(only_if_free)
         multipart = {"MultipartUpload": {"Parts": parts}, **condition}
@@ -328,6 +329,7 @@ class Bucket:
     def _refusal(
         self, error: boto.ClientError, verb: str, key: str, answers: Set[int], host: str = ""
     ) -> Exception:
+        """The error that an answer of the server stands for."""
         status: int = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         code = _harmless(error.response.get("Error", {}).get("Code", ""))
         what = repr(key) if key else f"the bucket {self.name!r}"

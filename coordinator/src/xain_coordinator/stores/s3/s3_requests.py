@@ -32,7 +32,8 @@ class Requests:
         self._closed = False
 
     def submit(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Raises StoreUnavailable after close(); so does what was waiting by then."""
+        """Do work in one of the threads for requests. Raises StoreUnavailable after close(); so
+        does what was waiting by then."""
 
         def run() -> T:
             if self._closed:
