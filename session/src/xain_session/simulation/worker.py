@@ -39,7 +39,7 @@ from xain_foundation.exit_statuses import EXIT_NO_BETTER, EXIT_NOTHING_COUNTED, 
 from xain_participant.sdk import events as e
 from xain_participant.sdk.values import Call
 from xain_participant.wire.client import Refused
-from xain_session.simulation.light import LightAgent, Lights
+from xain_session.simulation.light_agents import LightAgent, LightAgents
 from xain_wire.fl import coordinator_pb2 as pb
 
 # Time that the goodbye of a site has whose main() has failed.
@@ -373,7 +373,7 @@ class _Run:
             self._jobs.put(None)
 
     async def _take_part(self) -> None:
-        lights = Lights(
+        lights = LightAgents(
             self._worker.target,
             len(self._worker.sites),
             train=lambda agent, round_: self._add(TRAINING, agent, round_),

@@ -102,7 +102,7 @@ def decide(
         points = (*points, point)
     if points:
         due.append(RecordMetrics(points))
-    if kinds & _NOTIFYING or (session.waits_for_script and not before.waits_for_script):
+    if kinds & _CHANGES_WHAT_IS_TOLD or (session.waits_for_script and not before.waits_for_script):
         due.append(Notify())
     return Decision(tuple(happened), reply, tuple(due), session)
 
@@ -121,7 +121,7 @@ def _state(session: Session) -> tuple[Phase, int, int, int]:
 
 
 # After these, what a participant or a script is told may differ from what it was told before.
-_NOTIFYING: frozenset[type[e.Event]] = frozenset(
+_CHANGES_WHAT_IS_TOLD: frozenset[type[e.Event]] = frozenset(
     (
         e.ParticipantLeft,
         e.ParticipantLeftOut,

@@ -1,7 +1,7 @@
 """Participants without a thread and a connection each: all of a worker share one event loop and a
 few channels of gRPC.
 
-    Lights (channels, memory) ── LightAgent ── Protocol
+    LightAgents (channels, memory) ── LightAgent ── Protocol
 
 A LightAgent is to the Protocol what agent.Agent is: it carries out the actions and posts what comes
 of them as events. What a thread of an Agent does, a task of the event loop does here: the calls,
@@ -67,7 +67,7 @@ _TOLD_TIMEOUT = (TIMEOUT_KEY, str(round(1000 * CALL_TIMEOUT_S)))
 
 
 @dataclass(slots=True)
-class Lights:
+class LightAgents:
     """Resources that all participants of a worker share. Made in the thread of the event loop.
 
     target: HOST:PORT of the coordinator. num_participants: that will use it.
@@ -148,7 +148,7 @@ class LightAgent:
         "_is_back",
         "_known_findings",
         "_leaves",
-        "_lights",
+        "_light_agents",
         "_participant",
         "_protocol",
         "_sequel",
@@ -163,10 +163,10 @@ class LightAgent:
     )
 
     def __init__(
-        self, lights: Lights, index: int, participant_id: str, participant: Participant
+        self, lights: LightAgents, index: int, participant_id: str, participant: Participant
     ) -> None:
         self.name = participant_id
-        self._lights = lights
+        self._light_agents = lights
         self._stub = lights.stub(index)
         self._client = lights.client(participant_id)
         self._participant = participant
@@ -217,7 +217,7 @@ class LightAgent:
                 for action in self._protocol.handle(event):
                     self._do(action, work)
         except Exception as error:  # a defect, which the caller is told of
-            self._lights.fail(error)
+            self._light_agents.fail(error)
         finally:
             self._events = None
 
@@ -254,7 +254,7 @@ class LightAgent:
                 pass  # a newer round has opened before its goodbye
             case a.Train(round_):
                 self.work.session_id = self._protocol.session_id
-                self._lights.train(self, round_)
+                self._light_agents.train(self, round_)
             case a.HandIn(round_):
                 self._begin_hand_in(round_)
             case a.Drop(_, _, _, accepted):
@@ -278,7 +278,7 @@ class LightAgent:
         result = self.work.result
         # A vector near the limit may be above it with its header.
         if result is not None and 2 * result.vector.nbytes > self._client.max_inline_bytes:
-            self._lights.upload(self, round_)
+            self._light_agents.upload(self, round_)
         else:
             self.hand_in(round_, self.work.end_request(round_))
 
@@ -291,7 +291,7 @@ class LightAgent:
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._lights.fail(error)
+            self._light_agents.fail(error)
 
     def _in_order(self, work: Coroutine[Any, Any, None]) -> None:
         """Begin a call when the one before has been answered."""
@@ -311,7 +311,7 @@ class LightAgent:
             if call is Call.HEARTBEAT:
                 event = await asking
             else:
-                async with self._lights.few:
+                async with self._light_agents.few:
                     event = await asking
         except grpc.aio.AioRpcError as error:
             refused = refused_by(error)
@@ -320,7 +320,7 @@ class LightAgent:
             self._note(refused, call)
             event = refused.event(call)
         else:
-            self._lights.is_away = False
+            self._light_agents.is_away = False
             if self._is_back is not None and call in (Call.RENDEZVOUS, Call.HEARTBEAT):
                 self._is_back.set()
         if isinstance(event, e.HandedIn):
@@ -338,12 +338,12 @@ class LightAgent:
         fields: dict[str, Any] = {"round": self._protocol.round, "call": call.name.lower()}
         if refused.reason or refused.status.name not in AWAY:
             log.warning("refused", **fields, reason=refused.reason, message=refused.message)
-        elif not self._lights.is_away:
-            self._lights.is_away = True
+        elif not self._light_agents.is_away:
+            self._light_agents.is_away = True
             log.warning(
                 "coordinator_away",
                 **fields,
-                coordinator=self._lights.target,
+                coordinator=self._light_agents.target,
                 message=refused.message,
                 hint="all participants of the worker try again until a coordinator answers there",
             )
@@ -414,7 +414,7 @@ class LightAgent:
         if self._watch_task is not None:
             self._watch_task.cancel()
         self.exit_status = code
-        self._lights.over(self, message)
+        self._light_agents.over(self, message)
 
     # --- the Watch stream ---
 
@@ -423,7 +423,9 @@ class LightAgent:
 
     async def _watch(self) -> None:
         """Post what the stream says, and connect again as an Agent does."""
-        backoff = Backoff(Agent.min_watch_pause_s, Agent.max_watch_pause_s, self._lights.chance)
+        backoff = Backoff(
+            Agent.min_watch_pause_s, Agent.max_watch_pause_s, self._light_agents.chance
+        )
         while True:
             is_lost, has_finished, retry_after_s = False, False, 0.0
             call = self._stub.Watch(
@@ -451,5 +453,5 @@ class LightAgent:
                 self._is_back = None
             pause_s = backoff.next_s()
             if retry_after_s:
-                pause_s = jittered(self._lights.chance, retry_after_s)
+                pause_s = jittered(self._light_agents.chance, retry_after_s)
             await asyncio.sleep(pause_s)  # as long as the back-off says
