@@ -6,7 +6,6 @@ noticed; all else goes on. When it is back they tell it who they are, and are th
 
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -20,9 +19,16 @@ from xain_foundation.net.errors import MessagingError
 from xain_foundation.net.grpc_calls import Cancellable, details_of
 from xain_foundation.security.tls import Certificates
 from xain_membership.errors import DiscoveryUnavailable, MembershipLost, NameTaken
-from xain_membership.ports import Member, Roster
+from xain_membership.ports import Member
 from xain_membership.registry import replaced
-from xain_membership.remote import CALL_TIMEOUT_S, RETRY_S, RemoteMembership, left_s
+from xain_membership.remote import (
+    CALL_TIMEOUT_S,
+    RETRY_S,
+    Joining,
+    RemoteDiscovery,
+    RemoteMembership,
+    left_s,
+)
 from xain_membership.service import from_message, to_message
 from xain_wire.messaging import membership_pb2 as pb
 from xain_wire.messaging.membership_pb2_grpc import MembershipStub
@@ -42,7 +48,7 @@ _OPTIONS = (
 _AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
 
 
-class CoordinatorDiscovery:
+class CoordinatorDiscovery(RemoteDiscovery):
     """See ports.Discovery.
 
     target: "HOST:PORT".
@@ -65,58 +71,32 @@ class CoordinatorDiscovery:
         self._tls = tls
         self._node = node
 
-    def join(
-        self,
-        group: str,
-        role: str,
-        name: str,
-        address: str,
-        *,
-        timeout_s: float,
-        on_change: Callable[[Roster], None],
-        on_lost: Callable[[Exception], None],
-    ) -> "CoordinatorMembership":
-        deadline = time.monotonic() + timeout_s
+    def _membership(self, joining: Joining) -> "CoordinatorMembership":
         channel = CurrentChannel[Any](
             self._target, _OPTIONS, self._tls, MembershipStub, node=self._node
         )
-        request = pb.JoinRequest(group=group, role=role, name=name, address=address)
-        membership = CoordinatorMembership(channel, self._target, request, on_change, on_lost)
-        try:
-            membership.join(deadline)
-        except BaseException as error:  # an interrupt too: no thread and channel stay behind
-            membership.leave_by(deadline)
-            if isinstance(error, DiscoveryUnavailable) and (
-                why := why_unreachable(self._target, tls=self._tls, node=self._node)
-            ):
-                raise DiscoveryUnavailable(f"{self._target} does not answer: {why}") from None
-            raise
-        return membership
+        return CoordinatorMembership(channel, self._target, joining)
+
+    def _why_unreachable(self) -> str:
+        why = why_unreachable(self._target, tls=self._tls, node=self._node)
+        return f"{self._target} does not answer: {why}" if why else ""
 
 
 class CoordinatorMembership(RemoteMembership):
     """See ports.Membership."""
 
-    def __init__(
-        self,
-        channel: CurrentChannel[Any],
-        target: str,
-        request: pb.JoinRequest,
-        on_change: Callable[[Roster], None],
-        on_lost: Callable[[Exception], None],
-    ) -> None:
-        super().__init__(request.group, request.name, on_change, on_lost)
+    def __init__(self, channel: CurrentChannel[Any], target: str, joining: Joining) -> None:
+        super().__init__(joining)
         self._channel = channel
         self._target = target
-        self._request = request
         self._lease_s = CALL_TIMEOUT_S
         self._told = threading.Event()
         self._refused_with: grpc.StatusCode | None = None
         self._stream: Cancellable | None = None
 
     def _ask_to_join(self, timeout_s: float) -> Member:
-        request = pb.JoinRequest()
-        request.CopyFrom(self._request)
+        own = self._joining_as
+        request = pb.JoinRequest(group=own.group, role=own.role, name=own.name, address=own.address)
         if self._member is not None:
             request.former.CopyFrom(to_message(self._member))
             request.heard = self._heard
@@ -153,7 +133,7 @@ class CoordinatorMembership(RemoteMembership):
 
     def _renew(self) -> None:
         while not self._has_ended.wait(self._chance.uniform(0.25, 0.35) * self._lease_s):
-            request = pb.RenewRequest(**self._who())
+            request = pb.RenewRequest(**self._fields())
             try:
                 with self._channel.stub() as stub:
                     stub.Renew(request, timeout=self._lease_s / 3)
@@ -164,7 +144,7 @@ class CoordinatorMembership(RemoteMembership):
         while not self._has_ended.is_set():
             try:
                 with self._channel.stub() as stub:
-                    self._stream = Cancellable(stub.Watch(pb.WatchRequest(**self._who())))
+                    self._stream = Cancellable(stub.Watch(pb.WatchRequest(**self._fields())))
                     self._listed.clear()
                     for response in self._stream.call:
                         self._hear(response)
@@ -172,12 +152,8 @@ class CoordinatorMembership(RemoteMembership):
                 self._handle(error)
             self._has_ended.wait(self._chance.uniform(0.1, 2 * RETRY_S))
 
-    def _who(self) -> dict[str, Any]:
-        return {
-            "group": self._request.group,
-            "name": self._request.name,
-            "incarnation": self.member.incarnation,
-        }
+    def _fields(self) -> dict[str, Any]:
+        return dict(zip(("group", "name", "incarnation"), self._who, strict=True))
 
     def _hear(self, response: pb.WatchResponse) -> None:
         members = {member.name: from_message(member) for member in response.members}
@@ -218,7 +194,7 @@ class CoordinatorMembership(RemoteMembership):
 
     def _wait_at(self, barrier: str, num_members: int, deadline: float, call: int) -> bool:
         request = pb.BarrierRequest(
-            **self._who(), barrier=barrier, num_members=num_members, call=call
+            **self._fields(), barrier=barrier, num_members=num_members, call=call
         )
         while True:
             timeout_s = waits.left_s(deadline)  # a call that has centuries is lost
@@ -248,7 +224,7 @@ class CoordinatorMembership(RemoteMembership):
         if self._member is not None:
             # The member expires by itself; another thread that leaves may have closed the channel.
             with suppress(grpc.RpcError, ValueError), self._channel.stub() as stub:
-                stub.Leave(pb.LeaveRequest(**self._who()), timeout=timeout_s)
+                stub.Leave(pb.LeaveRequest(**self._fields()), timeout=timeout_s)
         if self._stream is not None:
             self._stream.cancel()
         self._channel.close()

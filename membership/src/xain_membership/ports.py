@@ -78,7 +78,8 @@ class Discovery(Protocol):
             whenever they are others or somewhere else; from a thread, one call at a time. The
             incarnation of a name is never lower than before.
         on_lost: called once if we are no member any more against our will, with MembershipLost.
-        Raises NameTaken if the one who has the name is alive still when timeout_s is over, and
-        DiscoveryUnavailable if nobody answers.
+        Raises NameTaken if the one who has the name is alive still when timeout_s is over,
+        DiscoveryUnavailable if nobody answers, and MessagingError for a name or an address that no
+        member has.
         """
         ...

@@ -51,6 +51,8 @@ MAX_OPENED = 16_384
 # Barriers that a member may wait at, at the same time. Each wait holds a call of the service.
 MAX_BARRIERS = 4
 
+MAX_ADDRESS_BYTES = 256
+
 # Over a network a member at a barrier gives up so long before its time is over, a tenth of it at
 # most: so it hears in time whether it was counted.
 WORD_S = 0.25
@@ -161,9 +163,11 @@ class Registry:
         """A new member, or one that comes back with what it was told here or by the registry
         before, as `former`. A newcomer may be faster than a timer: expire() first.
 
-        Raises NameTaken if another process has the name, MembershipLost if one has it, or has had
-        it, instead of this one, and DiscoveryUnavailable if it is too early for a newcomer.
+        Raises MessagingError for a name or address that no member has, NameTaken if another process
+        has the name, MembershipLost if one has it, or has had it, instead of this one, and
+        DiscoveryUnavailable if it is too early for a newcomer.
         """
+        _check_member(group, role, name, address)
         if former is None and now < self._open_at:
             raise DiscoveryUnavailable(
                 f"members of before may be coming back; newcomers are let in in "
@@ -292,9 +296,11 @@ class Registry:
         """Whether the barrier has opened for this call of a member. If not, the member waits there
         until give_up(), and the call comes again after on_barrier().
 
-        Raises MessagingError if a newer call of the member waits there, and DiscoveryUnavailable
+        Raises ValueError as check_barrier() does, MessagingError if a newer call of the member
+        waits there, and DiscoveryUnavailable
         for a member that waits at too many others.
         """
+        check_barrier(barrier, num_members)
         found = self.state.groups[group]
         if self._has_opened(group, barrier, name, call):
             return True
@@ -334,9 +340,13 @@ class Registry:
                 self._forget(found, barrier, name)
         return False
 
-    def forget_opened(self, group: str, name: str, waiting: Collection[int]) -> None:
+    def forget_opened(
+        self, group: str, name: str, incarnation: int, waiting: Collection[int]
+    ) -> None:
         """Openings for a member are forgotten, but for those of its calls that still wait: each
-        other call has its answer."""
+        other call has its answer. Another process is ignored."""
+        if not self.is_member(group, name, incarnation):
+            return
         opened = self.state.opened
         for where, (_, call) in list(opened.items()):
             is_its = where.startswith(f"{group}/") and where.endswith(f"/{name}")
@@ -354,6 +364,14 @@ class Registry:
         waiting.pop(name, None)
         if not waiting:
             del found.waiting[barrier]
+
+
+def _check_member(group: str, role: str, name: str, address: str) -> None:
+    for what, text in (("group", group), ("role", role), ("name", name)):
+        if reason := why_not(text):
+            raise MessagingError(f"{what}: {reason}")
+    if not 0 < len(address) <= MAX_ADDRESS_BYTES:
+        raise MessagingError(f"an address has 1 to {MAX_ADDRESS_BYTES} bytes, not {len(address)}")
 
 
 def check_barrier(name: str, num_members: int) -> None:

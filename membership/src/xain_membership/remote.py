@@ -9,6 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 
 from xain_foundation import waits
@@ -27,20 +28,59 @@ MIN_CALL_S = 0.1
 LEAVE_S = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """Arguments of Discovery.join, but for the timeout."""
+
+    group: str
+    role: str
+    name: str
+    address: str
+    on_change: Callable[[Roster], None]
+    on_lost: Callable[[Exception], None]
+
+
+class RemoteDiscovery(ABC):
+    """See ports.Discovery."""
+
+    @abstractmethod
+    def _membership(self, joining: Joining) -> "RemoteMembership":
+        """Make what join() is called of next."""
+
+    def _why_unreachable(self) -> str:
+        """Say why nobody answers; "" if that is not known."""
+        return ""
+
+    def join(
+        self,
+        group: str,
+        role: str,
+        name: str,
+        address: str,
+        *,
+        timeout_s: float,
+        on_change: Callable[[Roster], None],
+        on_lost: Callable[[Exception], None],
+    ) -> "RemoteMembership":
+        deadline = time.monotonic() + timeout_s
+        membership = self._membership(Joining(group, role, name, address, on_change, on_lost))
+        try:
+            membership.join(deadline)
+        except BaseException as error:  # an interrupt too: no thread and connection stay behind
+            membership.leave_by(deadline)
+            if isinstance(error, DiscoveryUnavailable) and (why := self._why_unreachable()):
+                raise DiscoveryUnavailable(why) from None
+            raise
+        return membership
+
+
 class RemoteMembership(ABC):
     """See ports.Membership. Threads of it keep the membership, from join() to leave()."""
 
-    def __init__(
-        self,
-        group: str,
-        name: str,
-        on_change: Callable[[Roster], None],
-        on_lost: Callable[[Exception], None],
-    ) -> None:
-        self._group = group
-        self._name = name
-        self._on_change = on_change
-        self._on_lost = on_lost
+    def __init__(self, joining: Joining) -> None:
+        self._joining_as = joining
+        self._group = joining.group
+        self._name = joining.name
         self._chance = Random()
         self._member: Member | None = None
         self._roster: Roster = {}
@@ -59,6 +99,11 @@ class RemoteMembership(ABC):
         """We ourselves."""
         assert self._member is not None, "join() comes first"
         return self._member
+
+    @property
+    def _who(self) -> tuple[str, str, int]:
+        """The group, the name and the incarnation of this process."""
+        return self._group, self._name, self.member.incarnation
 
     # --- what services differ in ---
 
@@ -200,7 +245,7 @@ class RemoteMembership(ABC):
             has_ended = self._has_ended.is_set()
             self._has_ended.set()
         if not has_ended:
-            self._on_lost(error)
+            self._joining_as.on_lost(error)
 
     def _tell(self, listed: Roster, *, is_settling: bool) -> None:
         """Tell of the members.
@@ -228,7 +273,7 @@ class RemoteMembership(ABC):
             for name in self._roster.keys() - roster.keys():
                 note_latest(self._former, name, self._roster[name].incarnation, MAX_FORMER)
             self._roster = roster
-            self._on_change(roster)
+            self._joining_as.on_change(roster)
 
     def _is_former(self, member: Member) -> bool:
         """Whether a later process of the member's name is known."""

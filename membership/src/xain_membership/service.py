@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn, Self
 import grpc
 
 from xain_foundation.logs.logger import get_logger
-from xain_foundation.names import shortened, why_not
+from xain_foundation.names import shortened
 from xain_foundation.net.errors import MessagingError
 from xain_membership.errors import DiscoveryUnavailable, MembershipLost, NameTaken
 from xain_membership.ports import Member, Roster
@@ -20,7 +20,6 @@ from xain_membership.registry import (
     SETTLE_S,
     WORD_S,
     Registry,
-    check_barrier,
 )
 from xain_wire.messaging import membership_pb2 as pb
 from xain_wire.messaging.membership_pb2_grpc import (
@@ -33,7 +32,6 @@ log = get_logger(__name__)
 MAX_MEMBERS = 1_000  # of all groups
 # Groups in which the holder of a certificate is a member. A process is in one or two.
 MAX_GROUPS = 16
-MAX_ADDRESS_BYTES = 256
 # What a member says of itself when it comes back, it may say wrongly, or by another clock.
 MAX_AHEAD_NS = 24 * 3600 * 10**9
 
@@ -57,6 +55,13 @@ KEEPALIVE: Final = {
 }
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+_REFUSED: Final[dict[type[Exception], grpc.StatusCode]] = {  # of Join
+    MessagingError: grpc.StatusCode.INVALID_ARGUMENT,
+    NameTaken: grpc.StatusCode.ALREADY_EXISTS,
+    MembershipLost: grpc.StatusCode.ABORTED,
+    DiscoveryUnavailable: grpc.StatusCode.UNAVAILABLE,
+}
 
 
 class _WatchStream:
@@ -225,51 +230,14 @@ class MembershipService(MembershipServicer):
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
         await self._require_own_name(context, request.name)
-        for what in ("group", "role", "name"):
-            if reason := why_not(getattr(request, what)):
-                await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, f"{what}: {reason}")
-        if not 0 < len(request.address) <= MAX_ADDRESS_BYTES:
-            await _refuse(
-                context,
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"an address has 1 to {MAX_ADDRESS_BYTES} bytes, not {len(request.address)}",
-            )
-        if self._registry.num_members >= MAX_MEMBERS and request.name not in self._registry.roster(
-            request.group
-        ):
-            await _refuse(
-                context,
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"there are {MAX_MEMBERS} members already",
-            )
-        has_own_name = self._name_of(context) is not None
-        if (
-            has_own_name
-            and self._registry.num_other_groups(request.name, request.group) >= MAX_GROUPS
-        ):
-            await _refuse(
-                context,
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{request.name!r} is a member of {MAX_GROUPS} groups already; leave one",
-            )
+        if why := self._why_full(request, has_own_name=self._name_of(context) is not None):
+            await _refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, why)
         former = from_message(request.former) if request.HasField("former") else None
-        if former is not None:
-            heard = max(former.incarnation, request.heard)
-            if not (
-                0 <= former.rank < MAX_MEMBERS
-                and former.incarnation > 0
-                and heard <= time.time_ns() + MAX_AHEAD_NS
-            ):
-                await _refuse(
-                    context,
-                    grpc.StatusCode.INVALID_ARGUMENT,
-                    f"nobody was told to be of rank {former.rank} and incarnation "
-                    f"{former.incarnation}, or of incarnation {request.heard}",
-                )
-            self._last_incarnation = max(self._last_incarnation, heard)
-        if former is None:
-            self._expire()
         try:
+            if former is None:
+                self._expire()
+            else:
+                self._hear(former, request.heard)
             member = self._registry.join(
                 request.group,
                 request.role,
@@ -278,17 +246,32 @@ class MembershipService(MembershipServicer):
                 time.monotonic(),
                 former,
             )
-        except NameTaken as error:
-            await _refuse(context, grpc.StatusCode.ALREADY_EXISTS, str(error))
-        except MembershipLost as error:
-            await _refuse(context, grpc.StatusCode.ABORTED, str(error))
-        except DiscoveryUnavailable as error:
-            await _refuse(context, grpc.StatusCode.UNAVAILABLE, str(error))
+        except MessagingError as error:
+            await _refuse(context, _REFUSED[type(error)], str(error))
         self._expire()
         log.info("member_joined", group=request.group, peer=member.name, role=member.role)
         return pb.JoinResponse(
             member=to_message(member), lease_ms=round(1000 * self._registry.lease_s)
         )
+
+    def _why_full(self, request: pb.JoinRequest, *, has_own_name: bool) -> str:
+        registry, group, name = self._registry, request.group, request.name
+        if registry.num_members >= MAX_MEMBERS and name not in registry.roster(group):
+            return f"there are {MAX_MEMBERS} members already"
+        if has_own_name and registry.num_other_groups(name, group) >= MAX_GROUPS:
+            return f"{shortened(name)!r} is a member of {MAX_GROUPS} groups already; leave one"
+        return ""
+
+    def _hear(self, former: Member, heard: int) -> None:
+        """Go on above what a member that comes back was told. Raises MessagingError."""
+        highest = max(former.incarnation, heard)
+        is_possible = 0 <= former.rank < MAX_MEMBERS and former.incarnation > 0
+        if not is_possible or highest > time.time_ns() + MAX_AHEAD_NS:
+            raise MessagingError(
+                f"nobody was told to be of rank {former.rank} and incarnation "
+                f"{former.incarnation}, or of incarnation {heard}"
+            )
+        self._last_incarnation = max(self._last_incarnation, highest)
 
     async def Renew(self, request: pb.RenewRequest, context: Context) -> pb.RenewResponse:
         await self._require_own_name(context, request.name)
@@ -351,10 +334,6 @@ class MembershipService(MembershipServicer):
         member = (request.group, request.name, request.incarnation)
         if not registry.is_member(*member):
             await _refuse_unknown(context, request.group, request.name)
-        try:
-            check_barrier(request.barrier, request.num_members)
-        except ValueError as error:
-            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         changed = asyncio.Event()
         where = (request.group, request.barrier, request.name)
         call = request.call or time.time_ns()
@@ -369,6 +348,8 @@ class MembershipService(MembershipServicer):
                     await changed.wait()
         except TimeoutError:
             pass
+        except ValueError as error:
+            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except DiscoveryUnavailable as error:
             await _refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except MessagingError as error:  # a newer call waits there

@@ -7,6 +7,7 @@ import pytest
 
 from support.discovery import Peer, is_refused
 from support.messaging import PATIENCE_S, until
+from xain_foundation.net.errors import MessagingError
 from xain_membership.coordinator import CoordinatorDiscovery
 from xain_membership.errors import DiscoveryUnavailable, NameTaken
 from xain_membership.ports import Discovery
@@ -101,3 +102,15 @@ def test_discovery_that_is_away(target: str) -> None:
     )
     with pytest.raises(DiscoveryUnavailable, match=r"127\.0\.0\.1:1\b"):
         Peer(discovery, "anna", timeout_s=0.3)
+
+
+@pytest.mark.parametrize(
+    "member", [{"name": "a/b"}, {"role": ""}, {"group": "g/h"}, {"address": "x" * 257}]
+)
+def test_member_that_no_registry_takes_is_refused(
+    discovery: Discovery, member: dict[str, str]
+) -> None:
+    """Every discovery has the same names and addresses."""
+    with pytest.raises(MessagingError):
+        Peer(discovery, **{"name": "anna", **member})
+    Peer(discovery, "anna").leave()

@@ -298,7 +298,7 @@ def test_openings_are_forgotten_when_their_calls_have_their_answers() -> None:
     for call in (1, 2):
         assert not arrive(world, "anna", barrier=f"b{call}", call=call)
         assert arrive(world, "ben", barrier=f"b{call}", call=call)
-    world.registry.forget_opened("g", "anna", {2})
+    world.registry.forget_opened("g", "anna", 1, {2})
     assert set(world.registry.state.opened) == {"g/b2/anna", "g/b1/ben", "g/b2/ben"}
     assert arrive(world, "anna", barrier="b2", call=2)
 

@@ -1,7 +1,7 @@
 """The members that a client of a remote service reports."""
 
 from xain_membership.ports import Member, Roster
-from xain_membership.remote import RemoteMembership
+from xain_membership.remote import Joining, RemoteMembership
 
 
 class Told(RemoteMembership):
@@ -9,7 +9,7 @@ class Told(RemoteMembership):
 
     def __init__(self) -> None:
         self.rosters: list[Roster] = []
-        super().__init__("g", "a", self.rosters.append, self.fail)
+        super().__init__(Joining("g", "r", "a", "here", self.rosters.append, self.fail))
 
     def hear(self, is_settling: bool = False, **listed: int) -> None:
         """Incarnations by name; a itself is always listed."""

@@ -26,11 +26,13 @@ from xain_foundation.logs.logger import get_logger
 from xain_foundation.net.backoff import Backoff
 from xain_foundation.settings.fields import is_loopback
 from xain_membership.errors import DiscoveryUnavailable
-from xain_membership.ports import Member, Roster
+from xain_membership.ports import Member
 from xain_membership.registry import LEASE_S, SETTLE_S, WORD_S, Registry, State
 from xain_membership.remote import (
     CALL_TIMEOUT_S,
     RETRY_S,
+    Joining,
+    RemoteDiscovery,
     RemoteMembership,
     left_s,
 )
@@ -51,7 +53,7 @@ MAX_BARRIERS: Final = 1 << 30  # a member at a barrier holds no call
 _STATE: Final = msgspec.json.Decoder(State)
 
 
-class RedisDiscovery:
+class RedisDiscovery(RemoteDiscovery):
     """See ports.Discovery.
 
     url: "redis://[:PASSWORD@]HOST:PORT/DB", "rediss://" for TLS, "unix://PATH".
@@ -81,59 +83,19 @@ class RedisDiscovery:
         self._lease_s = lease_s
         self._settle_s = settle_s
 
-    def join(
-        self,
-        group: str,
-        role: str,
-        name: str,
-        address: str,
-        *,
-        timeout_s: float,
-        on_change: Callable[[Roster], None],
-        on_lost: Callable[[Exception], None],
-    ) -> "RedisMembership":
-        deadline = time.monotonic() + timeout_s
-        membership = RedisMembership(
-            self._url,
-            group,
-            role,
-            name,
-            address,
-            self._lease_s,
-            self._settle_s,
-            on_change,
-            on_lost,
-        )
-        try:
-            membership.join(deadline)
-        except BaseException:  # whatever it is, an interrupt too: no thread stays behind
-            membership.leave_by(deadline)
-            raise
-        return membership
+    def _membership(self, joining: Joining) -> "RedisMembership":
+        return RedisMembership(self._url, self._lease_s, self._settle_s, joining)
 
 
 class RedisMembership(RemoteMembership):
     """See ports.Membership."""
 
-    def __init__(
-        self,
-        url: str,
-        group: str,
-        role: str,
-        name: str,
-        address: str,
-        lease_s: float,
-        settle_s: float,
-        on_change: Callable[[Roster], None],
-        on_lost: Callable[[Exception], None],
-    ) -> None:
-        super().__init__(group, name, on_change, on_lost)
+    def __init__(self, url: str, lease_s: float, settle_s: float, joining: Joining) -> None:
+        super().__init__(joining)
         self._url = url
         self._client = self._new_client(CALL_TIMEOUT_S)
-        self._key = f"xain:{{{group}}}:state"
-        self._channel = f"xain:{{{group}}}:changes"
-        self._role = role
-        self._address = address
+        self._key = f"xain:{{{joining.group}}}:state"
+        self._channel = f"xain:{{{joining.group}}}:changes"
         self._lease_s = lease_s
         self._settle_s = settle_s
         self._settled_at = 0.0
@@ -235,8 +197,8 @@ class RedisMembership(RemoteMembership):
             if self._member is not None:
                 told = max(self._heard, self._member.incarnation)
                 state.last_incarnation = max(state.last_incarnation, told)
-            who = (self._group, self._role, self._name, self._address)
-            return registry.join(*who, now, self._member)
+            own = self._joining_as
+            return registry.join(own.group, own.role, own.name, own.address, now, self._member)
 
         return self._decide(join, left_s(deadline))
 
@@ -296,11 +258,9 @@ class RedisMembership(RemoteMembership):
         self._listed.clear()
 
     def _renew(self) -> None:
-        who = (self._group, self._name, self.member.incarnation)
-
         def renew(registry: Registry, now: float) -> bool:
             self._forget_opened(registry)
-            return registry.renew(*who, now)
+            return registry.renew(*self._who, now)
 
         if not self._decide(renew):
             self._come_back()
@@ -308,8 +268,7 @@ class RedisMembership(RemoteMembership):
     def _forget_opened(self, registry: Registry) -> None:
         with self._calling:
             calls = set(self._calls.values())
-        if registry.is_member(self._group, self._name, self.member.incarnation):
-            registry.forget_opened(self._group, self._name, calls)
+        registry.forget_opened(*self._who, calls)
 
     def _look(self, timeout_s: float = CALL_TIMEOUT_S) -> None:
         roster = self._decide(lambda registry, now: registry.roster(self._group), timeout_s)
@@ -326,7 +285,7 @@ class RedisMembership(RemoteMembership):
         give_up_at = deadline - min(WORD_S, 0.1 * (deadline - time.monotonic()))
 
         def arrive(registry: Registry, now: float) -> bool:
-            if not registry.is_member(self._group, self._name, self.member.incarnation):
+            if not registry.is_member(*self._who):
                 return False  # we are on our way back
             self._forget_opened(registry)
             until = now + left_s(deadline) + LINGER_S
@@ -352,12 +311,10 @@ class RedisMembership(RemoteMembership):
         with self._changed:
             self._changed.notify_all()  # calls that wait at a barrier
         if self._member is not None:
-            who = (self._group, self._name, self._member.incarnation)
 
             def leave(registry: Registry, now: float) -> None:
-                if registry.is_member(*who):  # not what is there for the next of that name
-                    registry.forget_opened(self._group, self._name, ())
-                registry.leave(*who)
+                registry.forget_opened(*self._who, ())
+                registry.leave(*self._who)
 
             with suppress(DiscoveryUnavailable):  # it expires by itself
                 self._decide(leave, timeout_s)
