@@ -27,7 +27,7 @@ class Correction:
         self.path = 0.0
         self._hooks: list[Any] = []
 
-    def applied(self, optimizer: Any, corrections: Iterable[tuple[Any, Any]]) -> None:
+    def apply(self, optimizer: Any, corrections: Iterable[tuple[Any, Any]]) -> None:
         """Correct the gradients in each step of a torch optimiser from now on.
 
         corrections: pairs of a parameter and what is added to its gradient.
@@ -58,11 +58,11 @@ class Correction:
 
         self._hooks.append(optimizer.register_step_pre_hook(before))
 
-    def after(
+    def finish(
         self, trained: NDArray[Any], path: float | None
     ) -> tuple[NDArray[Any], dict[str, float]]:
-        """Keep the participant's control variate, and return the update, (2 d,), with a metric if
-        the variate of before was lost.
+        """Keep the participant's control variate and stop correcting steps. Returns the update, (2
+        d,), with a metric if the variate of before was lost.
 
         trained: (d,). path: of steps that the script took itself. Raises ValueError without one.
         """

@@ -147,6 +147,7 @@ class Loop:
     # --- the agent's threads ---
 
     def _run(self) -> None:
+        """The agent's thread: run it, and tell the script's thread how it has ended."""
         error: BaseException | None = None
         code = EXIT_FAILED
         try:
@@ -166,12 +167,16 @@ class Loop:
             self._answers.put(Failed(RoundAbandoned("the agent has ended")))
 
     def _ask(self, asked: Asked) -> Initial | Submitted | Failed:
+        """Hand a question of the agent to the script, and wait for the answer. Called in the
+        agent's thread."""
         if self.is_over:
             return Failed(RoundAbandoned("the agent has ended"))
         self._inbox.put(asked)
         return self._answers.get()
 
     def _observe(self, step: str, _: int, reason: str) -> None:
+        """Note from the agent that an update was handed in or dropped, or why the session is
+        finished."""
         match step:
             case "handed_in" | "dropped":
                 self._handed_in.set()
@@ -218,6 +223,7 @@ class Loop:
         return self._kept.round_of(asked, asked.weights, declared, self._submit)
 
     def _submit(self, submitted: Submitted) -> None:
+        """Hand what the script has submitted to the agent."""
         self._handed_in.clear()
         if self.is_over:
             self._handed_in.set()
@@ -229,6 +235,8 @@ class Loop:
         raise error
 
     def _end(self, ended: Ended) -> None:
+        """Note the end of the session. Raises the agent's error, and SessionError if the session
+        has no result, unless the script has left before."""
         if ended.error is not None:
             raise ended.error
         self.exit_status = ended.code
@@ -308,6 +316,7 @@ class Loop:
             self.leave()
 
     def _on_exit(self) -> None:
+        """End with the script, and wait for the agent's goodbye."""
         self.end(self._uncaught())
         self.join()
 
@@ -324,6 +333,7 @@ class Loop:
             self._thread.join(LEAVE_S)
 
     def _leave(self, code: int, hand_in_s: float) -> None:
+        """Stop the agent, which returns `code`, after it has handed in for hand_in_s at most."""
         if not self._handed_in.wait(hand_in_s) and hand_in_s:
             self._log.warning("left_before_acknowledgement")
         self._agent.stop(code)
@@ -373,7 +383,8 @@ class Rounds:
         return self
 
     def __next__(self) -> Round:
-        """Raises SessionError if the session ends without a result; see Loop.next_round()."""
+        """Wait for the next round. Raises SessionError if the session ends without a result, and
+        what Loop.next_round() raises."""
         round_ = self._loop.next_round(self._declared)
         if round_ is None:
             raise StopIteration
@@ -492,7 +503,8 @@ def _settings(
     tags: Mapping[str, str] | None,
     state_dir: str | os.PathLike[str] | None,
 ) -> ParticipantConfig:
-    """Raises ValueError with a line for each wrong setting."""
+    """The settings in force, those given here before those of the environment. Raises ValueError
+    with a line for each wrong setting."""
     host, port = (None, None) if coordinator is None else split_host_port(coordinator)
     values: dict[str, object] = {
         "coordinator.host": host,

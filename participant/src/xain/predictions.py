@@ -40,6 +40,7 @@ def tallies_of(y_true: Any, y_pred: Any, classes: Sequence[Any] | None = None) -
 
 
 def _array(name: str, values: Any) -> NDArray[Any]:
+    """Values as an array of numbers, truth values or texts. Raises ValueError."""
     array = as_array(values)
     if array.dtype.kind == "O":
         array = array.astype(np.str_)
@@ -51,6 +52,7 @@ def _array(name: str, values: Any) -> NDArray[Any]:
 
 
 def _of_numbers(target: NDArray[Any], predicted: NDArray[Any]) -> Tallies:
+    """Tallies of the predictions of a regression. Raises ValueError."""
     if predicted.ndim != 1:
         raise ValueError(
             "round.evaluate() was given floats as y_true, which are the numbers of a regression, "
@@ -65,6 +67,7 @@ def _of_numbers(target: NDArray[Any], predicted: NDArray[Any]) -> Tallies:
 def _of_classes(
     target: NDArray[Any], predicted: NDArray[Any], classes: Sequence[Any] | None
 ) -> Tallies:
+    """Tallies of predicted classes, or of probabilities. Raises ValueError."""
     names = None if classes is None else [str(name) for name in classes]
     codes = _codes("y_true", target, names)
     if predicted.dtype.kind != "f":
@@ -90,7 +93,8 @@ def _of_classes(
 
 
 def _codes(name: str, values: NDArray[Any], names: list[str] | None) -> NDArray[np.int64]:
-    """Positions of classes. Raises ValueError."""
+    """Positions of classes: in `names`, or without names the whole numbers that they
+    are. Raises ValueError."""
     if values.ndim != 1:
         raise ValueError(f"round.evaluate() was given classes as {name} of shape {values.shape}")
     if names is None:

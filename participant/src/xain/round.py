@@ -214,7 +214,7 @@ class Round:
             vector = vector.copy()  # the script's own array, which may change before it is sent
         numbers = _numbers(metrics or {})
         if self._correction is not None:
-            vector, lost = self._correction.after(vector, path)
+            vector, lost = self._correction.finish(vector, path)
             numbers |= lost
         kept = kept_tensors(weights, self._personal, self._declared)
         self._store.save(self._assignment.session_id, self.number, self.state, kept)
@@ -266,9 +266,10 @@ class Round:
         added = self.correction
         assert self._correction is not None
         pairs = [(p, added[name].to(p)) for name, p in named_parameters(model)]
-        self._correction.applied(optimizer, pairs)
+        self._correction.apply(optimizer, pairs)
 
     def _end(self, submitted: Submitted) -> None:
+        """Close the round and give what was submitted to the loop."""
         self.is_done = True
         self._weights = None
         self._finish(submitted)
@@ -285,4 +286,5 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _is_scalar(value: Any) -> bool:
+    """Whether this is a torch tensor of one element."""
     return is_tensor(value) and value.numel() == 1

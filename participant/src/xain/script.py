@@ -93,14 +93,16 @@ class ScriptParticipant(Participant):
     def train_round(
         self, weights: NDArray[Any], epochs: int, epoch_base: int
     ) -> tuple[NDArray[Any], int]:
-        submitted = self._submitted(weights)
+        submitted = self._ask_body(weights)
         assert submitted.vector is not None
         return submitted.vector, submitted.num_samples
 
     def evaluate_round(self, weights: NDArray[Any]) -> None:
-        self._submitted(weights)
+        self._ask_body(weights)
 
-    def _submitted(self, weights: NDArray[Any]) -> Submitted:
+    def _ask_body(self, weights: NDArray[Any]) -> Submitted:
+        """Have the script train or evaluate with these weights. Returns what it has submitted; its
+        metrics and evaluation are reported, or withheld for too few rows."""
         submitted = self._answer(weights)
         assert isinstance(submitted, Submitted)
         self.update_metrics(**submitted.metrics)
@@ -115,6 +117,8 @@ class ScriptParticipant(Participant):
         return submitted
 
     def _answer(self, weights: NDArray[Any] | None) -> Initial | Submitted:
+        """Ask the script, for initial weights without `weights`. Raises BodyFailed if the loop's
+        body has raised."""
         answer = self._ask(Asked(self._assignment, self._layout, weights, self._personal))
         if isinstance(answer, Failed):
             raise BodyFailed from answer.error

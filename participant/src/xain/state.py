@@ -46,6 +46,7 @@ class ScriptState:
 
 
 def _encode(values: Mapping[str, Any], counters: Mapping[str, NDArray[Any]]) -> bytes:
+    """Values and tensors as an .npz file, without pickles. Raises TypeError."""
     arrays: list[NDArray[Any]] = []
     text = json.dumps({"values": _plain(dict(values), "", arrays), "counters": list(counters)})
     arrays += counters.values()
@@ -56,6 +57,7 @@ def _encode(values: Mapping[str, Any], counters: Mapping[str, NDArray[Any]]) -> 
 
 
 def _decode(data: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Values and tensors of a file that _encode() has written."""
     with np.load(io.BytesIO(data), allow_pickle=False) as file:
         content = json.loads(file["json"].tobytes())
         arrays = [file[f"a{i}"] for i in range(len(file.files) - 1)]
@@ -66,7 +68,8 @@ def _decode(data: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
 
 
 def _plain(value: Any, at: str, arrays: list[NDArray[Any]]) -> Any:
-    """A value as JSON, with its arrays taken out of it."""
+    """A value as JSON, with its arrays taken out of it and appended to `arrays`. at: its path, for
+    messages. Raises TypeError."""
     if is_tensor(value):
         dtype = str(value.dtype).removeprefix("torch.")
         value = value.detach().cpu()
@@ -100,6 +103,7 @@ def _plain(value: Any, at: str, arrays: list[NDArray[Any]]) -> Any:
 
 
 def _rich(value: Any, arrays: list[NDArray[Any]]) -> Any:
+    """The value that _plain() has written, with its arrays and tensors."""
     if isinstance(value, list):
         return [_rich(item, arrays) for item in value]
     if not isinstance(value, dict):

@@ -111,6 +111,8 @@ def declare(initial: Any) -> Declared:
 
 
 def _declare_module(module: Any) -> Declared:
+    """The tensors of a torch module that travel: trainable parameters, tied ones once, and buffers
+    of floating point. Raises ValueError."""
     state = module.state_dict()
     trained: dict[int, str] = {}  # id of a parameter: a tied one travels once
     aliases: dict[str, str] = {}
@@ -158,6 +160,8 @@ def _names_of_adapters(module: Any, travels: Mapping[str, Any]) -> dict[str, str
 
 
 def _declare_mapping(mapping: Mapping[str, Any]) -> Declared:
+    """The tensors of a mapping that travel: those of floating point. Raises TypeError and
+    ValueError."""
     kinds, dtypes = {}, {}
     for name, value in mapping.items():
         if not isinstance(name, str):
@@ -198,6 +202,8 @@ def plain_layout(layout: Layout) -> Layout:
 
 
 def _is_floating(value: Any, name: str) -> bool:
+    """Whether a tensor or array is of floating point. Raises ValueError if it is neither that nor
+    of whole numbers. name: of it, in the message."""
     if is_tensor(value):
         if value.is_complex():
             raise ValueError(f"tensor {name!r} is complex, which cannot travel")
@@ -208,6 +214,7 @@ def _is_floating(value: Any, name: str) -> bool:
 
 
 def _spec(name: str, value: Any, kind: str) -> TensorSpec:
+    """The layout's entry of a tensor or array; torch tensors travel as float32, or float64."""
     if is_tensor(value):
         dtype = "float64" if str(value.dtype) == "torch.float64" else "float32"
     else:
@@ -219,7 +226,7 @@ def _spec(name: str, value: Any, kind: str) -> TensorSpec:
 
 
 def _require_travels(what: str, value: Any) -> None:
-    """Raise ValueError for a tensor or array that cannot travel. what: it, in the message."""
+    """Check that a tensor or array can travel. what: it, in the message. Raises ValueError."""
     if why := _why_it_stays(value):
         raise ValueError(
             f"{what} {why}, which cannot travel; what is trained must be dense, of the type "
@@ -440,6 +447,7 @@ def is_module(value: object) -> bool:
 
 
 def _flat(value: Any, source: str) -> NDArray[Any]:
+    """A flat vector as a numpy array. Raises TypeError."""
     vector = _to_numpy(value, "the vector")
     if vector.ndim != 1:
         raise TypeError(
@@ -459,6 +467,7 @@ def as_array(value: Any) -> NDArray[Any]:
 
 
 def _to_numpy(value: Any, what: str) -> NDArray[Any]:
+    """A tensor or array of numbers as a numpy array. what: it, in the message. Raises TypeError."""
     array = as_array(value)
     if array.dtype.kind not in "fiub":
         raise TypeError(f"{what} has type {array.dtype}; it must be numbers")

@@ -35,14 +35,14 @@ def test_corrected_optimisers_end_in_the_optimum_of_all_sites(nesterov: bool) ->
             correction = begun(own, vector, number, number - 1)
             w = torch.nn.Parameter(torch.tensor(vector[:SIZE]))
             optimizer = torch.optim.SGD([w], 0.05, momentum=0.5, nesterov=nesterov)
-            correction.applied(optimizer, [(w, torch.tensor(correction.vector))])
+            correction.apply(optimizer, [(w, torch.tensor(correction.vector))])
             for _ in range(STEPS):
                 optimizer.zero_grad()
                 (curvature * (w - target).square()).sum().mul(0.5).backward()
                 optimizer.step()
             expected = path_of(0.5, [0.05] * STEPS, is_nesterov=nesterov)
             assert correction.path == pytest.approx(expected)
-            update, lost = correction.after(w.detach().numpy(), None)
+            update, lost = correction.finish(w.detach().numpy(), None)
             assert not lost
             updates.append(update)
         vector = np.mean(updates, axis=0)
@@ -55,10 +55,10 @@ def test_correction_ends_with_its_round() -> None:
     w = torch.nn.Parameter(torch.zeros(SIZE, dtype=torch.float64))
     optimizer = torch.optim.SGD([w], 0.1)
     correction = begun(KeptVariates(), np.ones(2 * SIZE), 3, 2)
-    correction.applied(optimizer, [(w, torch.ones(SIZE, dtype=torch.float64))])
+    correction.apply(optimizer, [(w, torch.ones(SIZE, dtype=torch.float64))])
     optimizer.step()  # without a gradient of the script's own
     assert w.detach().tolist() == [-0.1] * SIZE
-    assert correction.after(w.detach().numpy(), None)[1] == {CONTROL_LOST: 1.0}
+    assert correction.finish(w.detach().numpy(), None)[1] == {CONTROL_LOST: 1.0}
     w.grad = None
     optimizer.step()
     assert w.detach().tolist() == [-0.1] * SIZE
@@ -73,9 +73,9 @@ def test_steps_whose_path_is_not_known_are_refused() -> None:
         torch.optim.SGD([{"params": [w]}, {"params": [torch.nn.Parameter(w)], "lr": 1.0}], 0.1),
     ):
         with pytest.raises(TypeError, match=r"round.correct\(\) needs"):
-            correction.applied(optimizer, [])
+            correction.apply(optimizer, [])
     with pytest.raises(ValueError, match=r"call round.correct\(model, optimizer\)"):
-        correction.after(np.zeros(SIZE), None)
+        correction.finish(np.zeros(SIZE), None)
 
 
 def test_flat_vector_gets_no_control_variate() -> None:

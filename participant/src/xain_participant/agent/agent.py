@@ -308,6 +308,8 @@ class Agent:
     # --- the loop ---
 
     def _loop(self) -> int:
+        """Handle events until the exit. Returns the exit status. Raises what the worker has
+        raised."""
         posted: _Posted | None = _Posted(e.Started())
         try:
             while self._code is None:
@@ -328,6 +330,7 @@ class Agent:
             self._step(_Posted(self._answers.popleft()))
 
     def _step(self, posted: _Posted) -> None:
+        """Log an event, have the protocol decide, and carry its actions out."""
         self._note(posted.event)
         for action in self._protocol.handle(posted.event):
             if isinstance(action, a.Exit):
@@ -357,7 +360,10 @@ class Agent:
         return _Posted(e.TimerFired(timer))
 
     def _do(self, action: a.Action, announced: pb.StartTrainingRoundResponse | None) -> None:
-        """announced: the work that came with the event, of the same session and round."""
+        """Carry out an action of the protocol.
+
+        announced: the work that came with the event, of the same session and round.
+        """
         match action:
             case a.SetTimer(timer, after_s):
                 self._timers[timer] = self._runtime.now() + after_s
@@ -401,6 +407,8 @@ class Agent:
                 raise AssertionError("the loop ends with it")
 
     def _answer(self, call: Call, ask: Callable[[], e.Event]) -> e.Event:
+        """Make a call, and return its event, or that of its refusal. An answer ends the watch
+        thread's wait for the coordinator."""
         try:
             event = ask()
         except Refused as refused:
@@ -413,6 +421,7 @@ class Agent:
     def _heartbeat(
         self, state: "pb.State.ValueType", round_: int, transfer: pb.Transfer | None
     ) -> e.Event:
+        """Send a heartbeat. Returns its answer as an event. Raises Refused."""
         return advertised(
             self._client.heartbeat(
                 state, round_, transfer=transfer, known_findings=self._known_findings
@@ -420,6 +429,8 @@ class Agent:
         )
 
     def _rendezvous(self) -> e.Event:
+        """Ask to join, and divide the rows first if the session wants that. Returns the answer as
+        an event. Raises Refused."""
         response = self._ask_to_join()
         if response.HasField("division"):
             if self._protocol.is_busy:  # with rows of the session before
@@ -429,6 +440,7 @@ class Agent:
         return joined(response)
 
     def _ask_to_join(self) -> pb.RendezvousResponse:
+        """Send a rendezvous with the profile as it is now. Raises Refused."""
         return self._client.rendezvous(
             self._profile,
             self._tags,
@@ -451,6 +463,7 @@ class Agent:
         self._info("rows_divided", rows=rows, division="" if division is None else str(division))
 
     def _drop(self, drop: a.Drop) -> None:
+        """Drop the result; log that it was refused as invalid, if it was."""
         self._work.drop(is_kept=drop.accepted)
         if drop.invalid:
             self._log.error("update_invalid", round=drop.round, reason=drop.why)
@@ -459,6 +472,7 @@ class Agent:
             self._log.debug("result_dropped", round=drop.round, reason=drop.why)
 
     def _report_failure(self, round_: int, failure: Failure) -> None:
+        """Tell the coordinator that the training has failed; not repeated if it refuses."""
         try:
             self._client.report_failure(round_, failure, LEAVE_TIMEOUT_S)
         except Refused as refused:
@@ -466,6 +480,7 @@ class Agent:
             self._info("failure_not_reported", round_=round_, reason=str(refused))
 
     def _leave(self) -> None:
+        """Tell the coordinator that this participant leaves; not repeated if it refuses."""
         try:
             self._client.heartbeat(pb.FINISHED, self._protocol.round, timeout_s=LEAVE_TIMEOUT_S)
         except Refused as refused:
@@ -473,6 +488,7 @@ class Agent:
                 self._info("left_without_goodbye", reason=str(refused))
 
     def _on_exit(self, action: a.Exit) -> None:
+        """Log the end, and tell the observer."""
         is_told = action.code in (EXIT_NO_BETTER, EXIT_NOTHING_COUNTED)
         calm = self._log.warning if is_told else self._log.info
         log = self._log.error if action.code == EXIT_FAILED else calm
@@ -482,6 +498,7 @@ class Agent:
     # --- the other threads ---
 
     def _spawn(self, name: str, target: Callable[[], None]) -> None:
+        """Start a thread that _close() waits for."""
         self._tasks.append(self._runtime.spawn(f"{name}-{self.participant_id}", target))
 
     def _begin_answering(self) -> None:
@@ -494,6 +511,8 @@ class Agent:
             self._spawn("predict", self._answering.run)
 
     def _run_jobs(self) -> None:
+        """The worker's thread: do the pieces of work that the protocol asks for, one after the
+        other."""
         while (job := self._jobs.get()) is not None:
             self._deliver(_Posted(self._work.do(*job)))
             news, self._work.next_round = self._work.next_round, None
@@ -516,6 +535,8 @@ class Agent:
             self._mailbox.put(None)
 
     def _watch(self) -> None:
+        """The watch thread: post what the stream says, and open the stream again after it has
+        broken off."""
         backoff = Backoff(self.min_watch_pause_s, self.max_watch_pause_s, self._watch_chance)
         while not self._closing:
             lost = has_finished = False
@@ -555,6 +576,8 @@ class Agent:
                 self._hung_up.get(timeout=pause_s)
 
     def _close(self) -> None:
+        """End all threads and calls; waits for the threads, unless the participant's own code
+        runs."""
         self._closing = True
         self._protocol_lock.put(None)
         if self._answering is not None:
@@ -598,10 +621,12 @@ class Agent:
                 assert result is not None, "the worker keeps what it has trained"
                 evaluation = result.evaluation
                 if result.is_evaluation and evaluation is not None:
-                    self._measured("evaluated", round_, evaluation.num_samples, evaluation.metrics)
+                    self._log_measured(
+                        "evaluated", round_, evaluation.num_samples, evaluation.metrics
+                    )
                     self._tell("evaluated", round_=round_)
                 else:
-                    self._measured("trained", round_, result.num_samples, result.metrics)
+                    self._log_measured("trained", round_, result.num_samples, result.metrics)
                     self._tell("trained", round_=round_)
             case e.TrainingFailed(round_, message) if self._serve:  # else it is the last line
                 self._log.error("training_failed", round=round_, reason=message)
@@ -654,17 +679,20 @@ class Agent:
         direction = pb.Transfer.UPLOAD if is_upload else pb.Transfer.DOWNLOAD
         return pb.Transfer(direction=direction, percent=percent)
 
-    def _measured(
+    def _log_measured(
         self, event: str, round_: int, num_samples: int, metrics: Mapping[str, float]
     ) -> None:
+        """Log what was measured in a training or an evaluation."""
         fields = {"metrics": dict(metrics)} if metrics else {}
         self._info(event, round_=round_, **fields, num_samples=num_samples)
 
     def _note_saving(self, round_: int) -> None:
-        """Called by the worker."""
+        """Have the protocol know that a result is being written to disk. Called by the worker."""
         self._deliver(_Posted(e.Saving(round_)))
 
     def _note_refusal(self, refused: e.RefusedBy) -> None:
+        """Log a refused call: the first of its kind as a warning, later ones for debugging. For a
+        coordinator that is away it looks for the cause, in a thread."""
         # A coordinator that is away is worth a line a call, not one for every attempt of a weekend.
         # Messages are not compared: each names another address.
         kind = (refused.reason, refused.status)
@@ -705,12 +733,14 @@ class Agent:
             self._tell("refused", refused.message or refused.reason or refused.status)
 
     def _note_cause(self, note: Callable[[str], None]) -> None:
+        """Log why the coordinator is away, unless the agent has ended."""
         cause = self._client.why_away()
         if not self._closing:
             note(cause)
 
     def _note_failed_offer(self, failed: OfferFailed) -> None:
-        """Called by the worker. The weights go on their way through the coordinator."""
+        """Log that weights go through the coordinator, since a direct transfer has failed; once for
+        each host. Called by the worker."""
         # A host that a firewall forbids is worth one line, not one for every attempt of a week.
         log = self._log.debug if failed.again else self._log.warning
         log(
@@ -722,17 +752,20 @@ class Agent:
         )
 
     def _info(self, event: str, *, round_: int | None = None, **fields: object) -> None:
+        """Write a line of the log. round_: by default the last that was begun."""
         if not self._log.is_on(logging.INFO):
             return  # a line that nobody reads would take as long as the protocol does
         number = self._protocol.round if round_ is None else round_
         self._log.info(event, round=number, **fields)
 
     def _tell(self, step: str, reason: str = "", round_: int | None = None) -> None:
+        """Tell the observer a step. round_: by default the last that was begun."""
         if self._observer is not None:
             self._observer(step, self._protocol.round if round_ is None else round_, reason)
 
 
 def _posted(message: pb.WatchResponse, handled: Callable[[], None] = lambda: None) -> _Posted:
+    """A message of the Watch stream as an event, with the work in it."""
     work = message.work if message.HasField("work") else None
     return _Posted(advertised(message), handled, work)
 

@@ -138,6 +138,7 @@ def _pages(stub: InspectionStub, method: str) -> Iterator[Any]:
 def _set(
     record: inspection.RoundStatus, name: Literal["evaluation", "coordinator_evaluation"]
 ) -> lineage.Measured | None:
+    """Figures of one of a round's evaluations; None if the round has none."""
     return lineage.Measured.of(getattr(record, name)) if record.HasField(name) else None
 
 

@@ -79,6 +79,7 @@ FINISHING_S = 2.0
 
 
 def _is_same_round(before: e.Advertised | None, now: e.Advertised) -> bool:
+    """Whether two advertisements are of the same state, round and attempt."""
     if before is None or before.attempt != now.attempt:
         return False
     return (before.state, before.round) == (now.state, now.round)
@@ -186,6 +187,7 @@ class Protocol:
         return actions
 
     def _on(self, event: e.Event) -> None:
+        """Add the actions that follow from an event."""
         match event:
             case e.Started():
                 self._out.append(a.SetTimer(Timer.CONTACT, 0.0))
@@ -196,7 +198,7 @@ class Protocol:
                     self._backing_off = False
                     self._go_on()
             case e.Joined():
-                self._joined(event)
+                self._on_joined(event)
             case e.AskedToWait(retry_after_s):
                 self._was_asked_to_wait = True
                 self._set_contact(
@@ -252,6 +254,7 @@ class Protocol:
     # --- contact ---
 
     def _make_contact(self) -> None:
+        """Send a rendezvous, or a heartbeat and set the timer of the next."""
         if self._contact is _Contact.JOINING:
             self._out.append(a.Rendezvous())
             return
@@ -264,7 +267,9 @@ class Protocol:
         self._set_contact(self._chance.uniform(shortest, whole))
         self._out.append(a.SendHeartbeat(self._busy is not None, self._last_round))
 
-    def _joined(self, event: e.Joined) -> None:
+    def _on_joined(self, event: e.Joined) -> None:
+        """Begin with the session that let us in: its heartbeats, and the Watch stream if there is
+        none."""
         if event.session_id != self._session_id:
             self._forget_session(event.session_id)
         self._is_studied = event.stays
@@ -278,6 +283,8 @@ class Protocol:
         self._set_contact(0.0)  # a heartbeat, to learn the state
 
     def _on_advertised(self, event: e.Advertised) -> None:
+        """Take what the coordinator says of the session, unless it is late: accepted and damaged
+        updates, the end, a new session, a round to work for."""
         if event.session_id and event.session_id == self._previous_session_id:
             return  # late: said by a coordinator that has been replaced meanwhile
         if event.state is State.FINISHED and not self._serve:
@@ -317,7 +324,7 @@ class Protocol:
             self._backing_off = False
         if event.state is State.FINISHED:
             self._stay()
-        self._work()
+        self._begin_next()
 
     def _meet(self, round_: int, attempt: int) -> bool:
         """Note the attempt at a round that a process group trains. A new attempt starts the round
@@ -344,6 +351,7 @@ class Protocol:
         return True
 
     def _on_finished(self, cause: str) -> None:
+        """Exit, once an update that is being handed in has its answer, or after FINISHING_S."""
         self._cause = cause
         # Often it is our own update that finishes the session. Its acknowledgement is on its way.
         if self._busy is not None and self._busy.call is Call.HAND_IN:
@@ -386,7 +394,7 @@ class Protocol:
 
     # --- work ---
 
-    def _work(self) -> None:
+    def _begin_next(self) -> None:
         """Begin the next piece of work if the state calls for one: ask, train, hand in."""
         advertised = self._advertised
         if self._busy is not None or self._backing_off or self._finishing:
@@ -403,6 +411,7 @@ class Protocol:
             self._begin(Call.BEGIN_ROUND, round_)
 
     def _begin(self, call: Call, round_: int) -> None:
+        """Begin a piece of work."""
         assert self._busy is None, f"{call} while {self._busy} goes on"
         self._busy = _Busy(call, round_)
         # A session goes forward. News of an earlier round were long on their way, and the work that
@@ -429,13 +438,14 @@ class Protocol:
         self,
         event: e.Assigned | e.Trained | e.GroupBroken | e.Reported | e.HandedIn | e.TrainingFailed,
     ) -> None:
+        """Go on after a piece of work is done; the outcome of void work is dropped."""
         busy, self._busy = self._busy, None
         if busy is None:
             return
         if busy.void:
             if isinstance(event, e.Trained):
                 self._out.append(a.Drop(event.round, "its session or attempt is over"))
-            self._work()
+            self._begin_next()
             return
         match event:
             case e.Assigned(round_, update_accepted, attempt):
@@ -445,12 +455,12 @@ class Protocol:
                     self._back_off()
             case e.GroupBroken(round_):
                 self._broken = round_
-                self._work()
+                self._begin_next()
             case e.Reported(round_):
                 self._work_backoff.reset()
                 self._broken = None
-                self._over(round_, "its process group broke")
-                self._work()
+                self._note_over(round_, "its process group broke")
+                self._begin_next()
             case e.Trained(round_, is_durable, is_training):
                 self._work_backoff.reset()
                 self._untrained = None if is_training else round_
@@ -459,7 +469,7 @@ class Protocol:
                 self._is_durable = is_durable
                 if round_ in self._done:
                     self._drop("its round is over")
-                self._work()
+                self._begin_next()
             case e.HandedIn(round_):
                 self._work_backoff.reset()
                 self._accept(round_, "it is handed in")
@@ -468,13 +478,14 @@ class Protocol:
                 self._out.append(a.ReportFailure(round_, failure))
                 if self._serve or self._is_studied:  # the next session may ask for what can be done
                     self._work_backoff.reset()
-                    self._over(round_, "its training failed")
-                    self._work()
+                    self._note_over(round_, "its training failed")
+                    self._begin_next()
                     return
                 self._out.append(a.Leave())
                 self._exit(EXIT_FAILED, f"training of round {round_} failed: {message}")
 
     def _on_assigned(self, round_: int, update_accepted: bool) -> None:
+        """Hand in the result of the assigned round, or train it, unless that is done."""
         if update_accepted:
             self._accept(round_, "it is accepted")
         if self._held == round_:
@@ -488,16 +499,17 @@ class Protocol:
             self._begin(Call.TRAIN, round_)
 
     def _accept(self, round_: int, why: str) -> None:
-        """The coordinator has the update of this round. It may ask again if its stored copy gets
-        damaged, so a copy on the disk, which costs no memory, stays until the round is over."""
+        """Note that the coordinator has the update of this round. It may ask again if its stored
+        copy gets damaged, so a copy on the disk, which costs no memory, stays until the round is
+        over."""
         if round_ != self._untrained:
             self._has_counted = True
         if self._held == round_ and self._is_durable:
             self._out.append(a.Drop(round_, why, accepted=True))
             self._held, self._accepted = None, round_
-        self._over(round_, why)
+        self._note_over(round_, why)
 
-    def _over(self, round_: int, why: str) -> None:
+    def _note_over(self, round_: int, why: str) -> None:
         """Note that nothing is left to do for this round."""
         if round_ not in self._done:
             self._done.append(round_)
@@ -505,6 +517,8 @@ class Protocol:
             self._drop(why)
 
     def _drop(self, why: str, *, invalid: bool = False) -> None:
+        """Drop the result that is held, or the copy of an accepted one. invalid: the coordinator
+        has refused it."""
         round_ = self._held if self._held is not None else self._accepted
         if round_ is not None:
             self._out.append(a.Drop(round_, why, invalid))
@@ -513,6 +527,7 @@ class Protocol:
     # --- what went wrong ---
 
     def _on_refused(self, event: e.RefusedBy) -> None:
+        """Take the refusal of a call."""
         kind = kind_of(event)
         match event.call:
             case Call.RENDEZVOUS | Call.HEARTBEAT:
@@ -521,6 +536,7 @@ class Protocol:
                 self._on_work_refused(event, kind)
 
     def _on_contact_refused(self, event: e.RefusedBy, kind: RefusalKind) -> None:
+        """Give up, join again or back off after a refused rendezvous or heartbeat."""
         if self._finishing:
             return
         stays = self._serve or self._is_studied
@@ -534,6 +550,7 @@ class Protocol:
             self._set_contact(self._at_least(event.retry_after_s, self._backoff_after_contact()))
 
     def _on_work_refused(self, event: e.RefusedBy, kind: RefusalKind) -> None:
+        """Give up, join again, leave the round or back off after a refused piece of work."""
         busy, self._busy = self._busy, None
         if busy is None:
             return
@@ -548,7 +565,7 @@ class Protocol:
                 self._rejoin()
             case RefusalKind.OVER:
                 self._broken = None
-                self._over(busy.round, event.message or event.reason or event.status)
+                self._note_over(busy.round, event.message or event.reason or event.status)
             case RefusalKind.INVALID | RefusalKind.UNFIT:
                 if self._on_invalid(busy.round, event, for_good=kind is RefusalKind.UNFIT):
                     return
@@ -575,12 +592,15 @@ class Protocol:
         self._out.append(a.SetTimer(Timer.WORK, pause_s))
 
     def _go_on(self) -> None:
+        """Exit if the session is finished, else begin the next piece of work."""
         if self._finishing:
             self._exit_finished()
         else:
-            self._work()
+            self._begin_next()
 
     def _exit_finished(self) -> None:
+        """Exit after the end of the session: with failure, with no better model, with success, or
+        with nothing that counted."""
         self._drop("the session is finished")
         if self._cause not in ("", COMPLETED):
             self._exit(EXIT_FAILED, f"the session has ended without a result: {self._cause}")
@@ -593,6 +613,7 @@ class Protocol:
             self._exit(EXIT_NOTHING_COUNTED, f"the session is finished without this one: {why}")
 
     def _why_nothing_counted(self) -> str:
+        """Why nothing that this participant trained counted, in words."""
         if self._untrained is not None and not self._has_trained:
             return "it has made initial weights or an evaluation, and trained nothing"
         if self._last_round >= 0:
@@ -602,17 +623,21 @@ class Protocol:
         return "it was never selected to train"
 
     def _give_up(self, event: e.RefusedBy) -> None:
+        """Leave, and exit with failure."""
         self._out.append(a.Leave())
         self._exit(EXIT_FAILED, event.message or event.reason or event.status)
 
     def _exit(self, code: int, message: str) -> None:
+        """Exit with a status; no action follows later."""
         self._contact = _Contact.EXITED
         self._out.append(a.Exit(code, message))
 
     def _set_contact(self, after_s: float) -> None:
+        """Set the timer of the next rendezvous or heartbeat."""
         self._out.append(a.SetTimer(Timer.CONTACT, after_s))
 
     def _spread_reconnects(self, spread_s: float) -> None:
+        """Take the time over which the coordinator has participants spread their calls."""
         # Never longer than between two heartbeats: the lease is not much longer.
         self._reconnect_spread_s = min(spread_s, self._heartbeat_interval_s)
 
@@ -621,6 +646,7 @@ class Protocol:
         return max(pause_s, jittered(self._chance, retry_after_s)) if retry_after_s else pause_s
 
     def _backoff_after_contact(self) -> float:
+        """The wait before the next try to join or to send a heartbeat."""
         is_member = self._contact is _Contact.JOINED
         longest_s = min(MAX_RECONNECT_S, self._heartbeat_interval_s) if is_member else MAX_BACKOFF_S
         return self._spread(min(longest_s, self._contact_backoff.next_s()))

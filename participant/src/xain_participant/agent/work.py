@@ -133,6 +133,8 @@ class Work:
     def _failed(
         self, round_: int, error: BaseException, *, is_of_script: bool = False
     ) -> e.TrainingFailed:
+        """The event of a training that has failed with this error. is_of_script: the body of a
+        script's loop has raised it."""
         message = "".join(traceback.format_exception_only(error)).strip()
         failure = describe(error, tells_messages=self._tells_messages, is_of_script=is_of_script)
         return e.TrainingFailed(round_, message, failure)
@@ -170,14 +172,18 @@ class Work:
         self._is_abandoned = True
 
     def _begin_round(self) -> e.Event:
-        return self.asked(self._client.start_round(self.damaged_digest))
+        """Ask for an assignment. Raises Refused."""
+        return self.take(self._client.start_round(self.damaged_digest))
 
-    def asked(self, assignment: pb.StartTrainingRoundResponse) -> e.Event:
-        """Take an assignment that was asked for, with the damaged digest."""
+    def take(self, assignment: pb.StartTrainingRoundResponse) -> e.Event:
+        """Take an assignment that was asked for, with the damaged digest, which is told by that."""
         self.damaged_digest = b""
         return self.assign(assignment)
 
     def _train(self, round_: int) -> e.Event:
+        """Train, evaluate or make initial weights, as the assignment says; the result is kept here
+        and on the disk. Raises what the participant's code raises, and Refused if the model cannot
+        be had."""
         assignment = self._assignment
         self._put = None
         if (kept := self._kept(round_)) is not None:
@@ -263,6 +269,7 @@ class Work:
             return None
 
     def _report(self, round_: int) -> e.Event:
+        """Report that a process group broke. Raises Refused."""
         broken, attempt, reason = self._broken
         assert broken == round_, f"the group of round {broken} broke, not that of {round_}"
         self._client.report_group_broken(round_, attempt, reason)
@@ -300,6 +307,7 @@ class Work:
         return True
 
     def _hand_in(self, round_: int) -> e.Event:
+        """Upload the result and end the round. Raises Refused."""
         request = self.end_request(round_)
         if request is None:
             return e.HandedIn(round_)
@@ -357,6 +365,7 @@ class Work:
 
     @contextmanager
     def _calling_participant(self) -> Iterator[None]:
+        """Mark the block as the participant's own code, which cannot be interrupted."""
         self.in_participant = True
         try:
             yield
@@ -388,6 +397,7 @@ def _assignment(
     participant_id: str,
     best: NDArray[Any] | None,
 ) -> Assignment:
+    """The assignment as the participant's code gets it."""
     return Assignment(
         session_id=session_id,
         round=assignment.round,
@@ -408,6 +418,7 @@ def _assignment(
 
 
 def _budget(assignment: pb.StartTrainingRoundResponse) -> Budget | None:
+    """The budget of a local model; None without one."""
     if not assignment.HasField("local"):
         return None
     budget = assignment.local
@@ -415,6 +426,7 @@ def _budget(assignment: pb.StartTrainingRoundResponse) -> Budget | None:
 
 
 def _process_group(assignment: pb.StartTrainingRoundResponse) -> ProcessGroup | None:
+    """The process group that trains the round; None without one."""
     if not assignment.HasField("process_group"):
         return None
     group = assignment.process_group

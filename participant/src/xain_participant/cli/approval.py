@@ -38,6 +38,7 @@ def record(file: Path, profile: DataProfile) -> None:
 
 
 def _user() -> str:
+    """Name of the user of this process."""
     try:
         return getuser()
     except (KeyError, OSError):  # a container's user may have a number alone

@@ -313,6 +313,7 @@ def _data_values(
 
 
 def _coordinator_values(coordinator: str | None, insecure: bool) -> dict[str, Any]:
+    """Values of the flags that name the coordinator, by key. None: not given."""
     host, port = (None, None) if coordinator is None else split_host_port(coordinator)
     return {
         "coordinator.host": host,
@@ -453,7 +454,7 @@ def _inspect(
     values |= parse_assignments(PROGRAM, assignments, "data.scale=0.0625")
     settings = _load_settings(config, values)
     if fixes:
-        settings = _fixed(config, values)
+        settings = _write_fixes(config, values)
     train, test = _load_data(settings)
 
     from xain_participant.cli import approval
@@ -599,6 +600,8 @@ app.command("sparse-data", help=sparse_cli.DATA_HELP, epilog=sparse_cli.DATA_EXA
 def _load_settings(
     file: Path | None, values: dict[str, Any], *, needs_source: bool = True
 ) -> "ParticipantConfig":
+    """The settings in force. Ends the process with status 2 if one is wrong, or needs_source and
+    there is no data.source."""
     from xain_foundation.settings.settings import ConfigError, load
     from xain_participant.config import ENV_PREFIX, ParticipantConfig
 
@@ -637,8 +640,9 @@ def _require_table_modules() -> None:
 _MAX_FIXES = 10  # of one file, one after the other: a message may hide another one
 
 
-def _fixed(config: Path | None, values: dict[str, Any]) -> "ParticipantConfig":
-    """The settings with those that mend the file, which are written into the configuration."""
+def _write_fixes(config: Path | None, values: dict[str, Any]) -> "ParticipantConfig":
+    """Find the settings that mend the file, and write them into the configuration, or print them
+    without one. Returns the settings with them."""
     from tempfile import TemporaryDirectory
 
     from xain_participant.tables.fixes import with_fixes
@@ -727,6 +731,8 @@ def _import_workload(settings: "ParticipantConfig") -> None:
 def _load_participant(
     settings: "ParticipantConfig", state: "StateDirectory | None", config: Path | None
 ) -> "WorkloadParticipant":
+    """The participant that trains workloads on the configured data. Ends the process if the data
+    cannot be used, or were not approved."""
     from xain_foundation.logs.logger import get_logger
     from xain_participant.cli.inspection import cells_held_out
     from xain_participant.keep.variates import KeptVariates

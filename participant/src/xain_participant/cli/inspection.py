@@ -67,6 +67,7 @@ def _findings(train: Table, profile: DataProfile) -> Iterator[str]:
 
 
 def _lines(train: Table, test: Table, profile: DataProfile, least: int) -> Iterator[str]:
+    """Lines of the description: how the file was read, its columns, target, notes and findings."""
     statistics = from_json(profile.statistics).columns if profile.statistics else {}
     yield f"{train.origin}: {train.num_samples} rows to train on, {test.num_samples} to test with"
     if train.group:
@@ -123,6 +124,8 @@ def _read_as(dialect: Dialect) -> str:
 
 
 def _told(known: ColumnStatistics | None, least: int) -> str:
+    """Description of the statistics of a column that are sent. least: rows of a category that is
+    named."""
     if known is None:
         return "nothing"
     if not isinstance(known, CategoryStatistics):
@@ -146,6 +149,7 @@ def _told(known: ColumnStatistics | None, least: int) -> str:
 
 
 def _notes(profile: DataProfile, statistics: Mapping[str, ColumnStatistics]) -> Iterator[str]:
+    """Remarks on a profile that a site should know of."""
     if profile.num_features > MAX_COLUMNS:
         yield (
             f"there are more than {MAX_COLUMNS} columns: their names are not sent, and only their"
@@ -171,6 +175,7 @@ def _notes(profile: DataProfile, statistics: Mapping[str, ColumnStatistics]) -> 
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows as lines with aligned cells."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))

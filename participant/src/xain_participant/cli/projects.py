@@ -11,6 +11,7 @@ _ENDING = ".template"
 
 
 def known_templates() -> tuple[str, ...]:
+    """Names of the templates, sorted."""
     return tuple(sorted(folder.name for folder in _FOLDER.iterdir() if folder.is_dir()))
 
 

@@ -27,16 +27,17 @@ class Signed:
 def ask_to_join(address: str, credentials: grpc.ChannelCredentials, request: bytes) -> Signed:
     """Exchange the token that the credentials are made of. request: PKCS#10 in PEM. Raises
     Refused."""
-    return _asked(address, credentials, "Join", pb.JoinRequest(request=request))
+    return _ask(address, credentials, "Join", pb.JoinRequest(request=request))
 
 
 def ask_to_renew(address: str, credentials: grpc.ChannelCredentials, request: bytes) -> Signed:
     """A new certificate in the place of the one that the credentials are made of. Raises
     Refused."""
-    return _asked(address, credentials, "Renew", pb.RenewRequest(request=request))
+    return _ask(address, credentials, "Renew", pb.RenewRequest(request=request))
 
 
-def _asked(address: str, credentials: grpc.ChannelCredentials, method: str, request: Any) -> Signed:
+def _ask(address: str, credentials: grpc.ChannelCredentials, method: str, request: Any) -> Signed:
+    """Call a method of the Access service. Raises Refused."""
     with open_channel(address, credentials=credentials) as channel:
         try:
             answer = getattr(AccessStub(channel), method)(request, timeout=ASK_S)

@@ -264,12 +264,14 @@ def tunnel(
 
 
 def _day(at: float) -> str:
+    """A date, in UTC."""
     from datetime import UTC, datetime
 
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d}"
 
 
 def _tell(joined: Any) -> None:
+    """Print what has joined, and the next step."""
     until = _day(joined.expires_at)
     folder = joined.folder.parent
     has = "has joined before" if joined.already else "has joined"
@@ -296,6 +298,7 @@ def _parts(file: Path) -> tuple[bytes, bytes]:
 
 
 def _text(token: str) -> str:
+    """The text of a token, from standard input for "-". Raises OSError."""
     from xain_foundation.security.join_token import MAX_TOKEN_CHARACTERS
 
     most = 2 * MAX_TOKEN_CHARACTERS
@@ -329,6 +332,7 @@ def _site(
 def _settings(
     config: Path | None, values: dict[str, Any], sections: tuple[str, ...]
 ) -> "ParticipantConfig":
+    """The settings of some sections. Ends the process with status 2 if one is wrong."""
     from xain_foundation.settings.settings import ConfigError, load
     from xain_participant.config import ENV_PREFIX, ParticipantConfig
 
@@ -339,4 +343,5 @@ def _settings(
 
 
 def _fail(message: str, status: int) -> NoReturn:
+    """Report an error of `join`, and end the process."""
     fail(f"{PROGRAM} join", message, status)

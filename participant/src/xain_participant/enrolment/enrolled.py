@@ -89,7 +89,8 @@ def enrolled(config: "ParticipantConfig") -> Enrolled:
 
 
 def _require_private(where: "CoordinatorSettings") -> None:
-    """Raises NotEnrolled for a coordinator on another machine, unless that is meant."""
+    """Check that the coordinator is on this machine, or that calling it in the clear is meant.
+    Raises NotEnrolled."""
     remedy = f"{new_token()}, or {hint('xain-participant', 'coordinator.insecure = true')}"
     try:
         require_private_way(where.address, None, insecure=where.insecure, remedy=remedy)
@@ -98,5 +99,6 @@ def _require_private(where: "CoordinatorSettings") -> None:
 
 
 def _of(kept: KeptCertificates | None) -> Path:
+    """The folder of kept certificates, which are there."""
     assert kept is not None
     return kept.folder

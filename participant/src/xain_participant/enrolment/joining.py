@@ -77,7 +77,8 @@ class Token:
         self._own = own
 
     def require_valid(self, at: float) -> None:
-        """Raises CannotJoin if it has expired at a time, in seconds since the epoch."""
+        """Check that the token is valid at a time, in seconds since the epoch. Raises
+        CannotJoin."""
         own, origin = self._own, self.origin
         if at > own.not_after:
             raise CannotJoin(
@@ -114,7 +115,7 @@ def join(kept: KeptCertificates, token: Token, address: str = "") -> Joined:
         except Refused as refused:
             raise CannotJoin(_why_refused(refused, token, address)) from None
         authority = extended(content.authority, signed.authority)
-        return _accepted(kept, pending, signed.certificate, authority, address, token.serial)
+        return _accept(kept, pending, signed.certificate, authority, address, token.serial)
 
 
 def make_site_request(kept: KeptCertificates, name: str) -> bytes:
@@ -149,10 +150,10 @@ def take_certificate(
                 f"{origin}: the certificate is not for the key in {pending.folder}; have the "
                 "request signed that `xain-participant join --request FILE` has written last"
             )
-        return _accepted(kept, pending, certificate, authority, address)
+        return _accept(kept, pending, certificate, authority, address)
 
 
-def _accepted(
+def _accept(
     kept: KeptCertificates,
     pending: Pending,
     certificate: bytes,
@@ -160,6 +161,8 @@ def _accepted(
     address: str,
     token: str = "",
 ) -> Joined:
+    """Use a signed certificate from now on. Returns what has joined. Raises CannotJoin and
+    OSError."""
     try:
         kept.accept(pending, certificate, authority, address, token)
     except InvalidCertificates as error:
@@ -185,7 +188,8 @@ def _joined(kept: KeptCertificates) -> Joined | None:
 
 
 def _require_same_name(kept: KeptCertificates, name: str) -> None:
-    """Raises CannotJoin if the state directory is that of a participant with another name."""
+    """Check that the state directory is not that of a participant with another name, and that join
+    has made its certificates. Raises CannotJoin."""
     folder = kept.folder.parent
     if kept.are_there and not kept.folder.is_symlink():
         raise CannotJoin(
@@ -209,6 +213,7 @@ def _require_same_name(kept: KeptCertificates, name: str) -> None:
 
 
 def _why_refused(refused: Refused, token: Token, address: str) -> str:
+    """Why a token got no certificate, and what to do."""
     start = f"the coordinator at {address}"
     if refused.reason == _TOKEN_USED:  # whose message says what to do
         return f"{start} refuses {token.origin}: {refused.message}"
@@ -238,6 +243,7 @@ def _why_refused(refused: Refused, token: Token, address: str) -> str:
 
 @contextmanager
 def _explained(kept: KeptCertificates) -> Iterator[None]:
+    """Turn errors of the state directory into CannotJoin."""
     try:
         yield
     except CertificatesInUse as error:
@@ -250,9 +256,10 @@ def _explained(kept: KeptCertificates) -> Iterator[None]:
 
 
 def _identity(found: Certificate) -> Identity:
-    """Raises NoIdentity."""
+    """The identity that a certificate names. Raises NoIdentity."""
     return IdentityRules().identify(found.names)
 
 
 def _day(at: float) -> str:
+    """A time for people, in UTC."""
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"

@@ -152,12 +152,14 @@ class KeptCertificates:
             return 0
 
     def _numbers(self) -> list[int]:
+        """Numbers of the folders with a key or certificate."""
         try:
             return [int(each.name) for each in self._folders.iterdir() if each.name.isdecimal()]
         except OSError:
             return []
 
     def _text(self, name: str) -> str:
+        """The text of a file beside the certificate that counts; "" without it."""
         try:
             return (self.folder / name).read_text(encoding="ascii").strip()
         except (OSError, UnicodeError):

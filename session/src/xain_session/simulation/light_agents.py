@@ -378,7 +378,7 @@ class LightAgent:
         if not self._client.model_metadata.complete(work):
             request.ClearField("known_metadata")
             work = await call(request, metadata=self._client.metadata, timeout=timeout_s)
-        return self.work.asked(work)
+        return self.work.take(work)
 
     async def _hand_in(self, round_: int, request: pb.EndTrainingRoundRequest | None) -> e.Event:
         if request is not None:
