@@ -83,7 +83,7 @@ async def test_heads_differ_and_shared_parts_are_the_same(start, join):
     mine = []
     for own in tensors:
         own.on_round(Assignment(session_id, 3))
-        mine.append(unflatten(own.inserted(final), layout))
+        mine.append(unflatten(own.with_own(final), layout))
     assert (mine[0]["coef"] == mine[1]["coef"]).all()
     assert (mine[0]["intercept"] != mine[1]["intercept"]).all()
     assert (mine[0]["intercept"] != 0).all()

@@ -65,7 +65,7 @@ aggregate = StoreWorker._aggregate
 expired = answers._expired
 begin_protocol = Protocol.__init__
 drop = Protocol._drop
-joined = Protocol._joined
+joined = Protocol._on_joined
 keep_result = Work._keep
 pick_up = MeasuredUpload.pick_up
 note_refused = answers._note_refused
@@ -388,7 +388,7 @@ MUTATIONS: Mapping[str, Mutation] = {
         Protocol, "_drop", _drop_unless_over
     ),
     "never join again": _patch(Protocol, "_rejoin", lambda self: self._set_contact(1.0)),
-    "leave clocks no room to drift": _patch(Protocol, "_joined", _joined_late),
+    "leave clocks no room to drift": _patch(Protocol, "_on_joined", _joined_late),
     "blame the sender for what a power cut has spoilt": _patch(
         MeasuredUpload, "pick_up", _pick_up_as_sent
     ),

@@ -157,6 +157,6 @@ def _downloaded(
     instance = new_instance_id()  # a name that has shown one is not served without
     with CoordinatorClient(address, participant_id, instance_id=instance, tls=tls) as client:
         try:
-            return Model(own.inserted(client.get_weights(found.ref)), layout, metadata)
+            return Model(own.with_own(client.get_weights(found.ref)), layout, metadata)
         except Refused as refused:
             raise NoModel(f"model {found.round} cannot be fetched: {refused}") from None

@@ -54,7 +54,7 @@ class Tunnel:
 
     async def run(self) -> None:
         """Carry connections until the task is cancelled. Raises OSError if the port is taken."""
-        server = await asyncio.start_server(self._accepted, self._host, self._port, limit=_BUFFERED)
+        server = await asyncio.start_server(self._accept, self._host, self._port, limit=_BUFFERED)
         try:
             self._on_ready(server.sockets[0].getsockname()[1])
             await asyncio.Event().wait()
@@ -65,7 +65,8 @@ class Tunnel:
             await asyncio.gather(*self._open, return_exceptions=True)
             await asyncio.sleep(0)  # what follows their ends
 
-    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Carry a new connection in a task of its own; one above max_connections is closed."""
         if len(self._open) >= self.max_connections:
             self._full(num_connections=len(self._open))
             writer.close()
@@ -77,6 +78,7 @@ class Tunnel:
         task.add_done_callback(lambda _: writer.close())
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Connect to the coordinator, and copy both ways until one side ends."""
         try:
             async with asyncio.timeout(CONNECT_S):
                 raw = await asyncio.to_thread(connect, self._address, CONNECT_S / 2)
@@ -108,6 +110,7 @@ class Tunnel:
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Copy a stream until its end, or that of the connection."""
     with suppress(OSError):  # the connection is over
         while piece := await reader.read(_BUFFERED):
             writer.write(piece)

@@ -78,9 +78,12 @@ class Upkeep:
         return min(LOOK_S, max(1.0, self._due_at() - now))
 
     def _due_at(self) -> float:
+        """When the certificate is to be renewed, later by chance than that of other sites."""
         return due_at(self._tls, self._late)
 
     def _renew(self, kept: KeptCertificates) -> None:
+        """Renew the certificate; a failure is logged once, and tried again after a pause that
+        grows."""
         try:
             renew(kept, self._tls, self._address)
         except CertificatesInUse:
@@ -98,6 +101,7 @@ class Upkeep:
             self._log.info("certificate_renewed", days=round(days, 1))
 
     def _warn_of_the_end(self, hint: str) -> None:
+        """Log once a day that the certificate expires soon."""
         days = (self._tls.own.not_after - self._now()) / 86_400
         file = str(self._tls.folder / "tls.crt")
         if self._is_news(f"{file} {int(days)}"):  # a line a day

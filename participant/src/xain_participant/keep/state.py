@@ -160,6 +160,7 @@ class StateDirectory:
                 self._forget()
 
     def _forget(self) -> None:
+        """Remove the result, while the lock is held; a failure is logged."""
         try:
             (self._path / _RESULT).unlink(missing_ok=True)
         except OSError as error:
@@ -235,6 +236,7 @@ class _FolderLock:
             _open_here.add(self._folder)
 
     def release(self) -> None:
+        """Give up the lock."""
         with _opening:
             os.close(self._fd)
             _open_here.discard(self._folder)

@@ -95,6 +95,7 @@ class Versions:
         return min(ages)[1]
 
     def _read(self, path: Path) -> Version | None:
+        """The version in a file; None if there is none, or it cannot be used, which is logged."""
         try:
             head, data = sealed.read(path, self._magic)
         except FileNotFoundError:

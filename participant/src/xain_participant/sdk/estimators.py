@@ -158,7 +158,8 @@ class KeptEstimators:
         return None
 
     def _drop_files(self, session_id: str, round_: int) -> None:
-        """Delete files of estimators. Raises OSError."""
+        """Delete the oldest files beyond max_files, but neither those of this session nor those of
+        the latest question. Raises OSError."""
         num_over = len(self._files) - self.max_files
         dropped = 0
         for digest, path in list(self._files.items()):
@@ -172,6 +173,8 @@ class KeptEstimators:
         self._note_dropped(round_, dropped)
 
     def _drop_from_memory(self, session_id: str, round_: int) -> None:
+        """Drop the oldest estimators beyond max_memory_bytes, but neither those of this session nor
+        those of the latest question."""
         num_bytes = sum(len(one.frames) for one in self._in_memory.values())
         dropped = 0
         for digest, one in list(self._in_memory.items()):
@@ -185,6 +188,7 @@ class KeptEstimators:
         self._note_dropped(round_, dropped)
 
     def _note_dropped(self, round_: int, num_trainings: int) -> None:
+        """Log how many trainings' estimators were dropped, if any."""
         if num_trainings:
             self._log.warning("estimators_dropped", round=round_, num_trainings=num_trainings)
 

@@ -32,6 +32,8 @@ def flatten_values(values: Mapping[str, object]) -> dict[str, float]:
 
 
 def _flatten(name: str, value: object) -> Iterator[tuple[str, float]]:
+    """A number, or each number of a nested sequence, with its name. Raises TypeError and
+    ValueError."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):

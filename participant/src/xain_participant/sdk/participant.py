@@ -271,6 +271,7 @@ class Participant(ABC):
             self._points().append(point)
 
     def _points(self) -> deque[Measured]:
+        """The points of the round so far; the newest MAX_POINTS are kept."""
         points: deque[Measured] = self.__dict__.setdefault(
             "_measured_points", deque(maxlen=MAX_POINTS)
         )
@@ -335,6 +336,8 @@ def call_train_round(
 
 
 def _checked_vector(weights: object, source: str) -> NDArray[Any]:
+    """The same weights, if they are a flat vector of real numbers. source: the method that returned
+    them. Raises TypeError."""
     if not isinstance(weights, np.ndarray):
         raise TypeError(
             f"{source} must return weights as a numpy array, not {type(weights).__name__}"
@@ -350,6 +353,8 @@ def _checked_vector(weights: object, source: str) -> NDArray[Any]:
 
 
 def checked_num_samples(value: object, source: str = "train_round() must return") -> int:
+    """The number of samples, if it is a whole number that an int32 holds, 0 included. source: the
+    beginning of the message. Raises TypeError and ValueError."""
     if isinstance(value, bool | np.bool_):
         raise TypeError(f"{source} the number of samples as an integer, not bool")
     try:
@@ -365,6 +370,7 @@ def checked_num_samples(value: object, source: str = "train_round() must return"
 
 
 def _cast(weights: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.floating[Any]]:
+    """Weights as a contiguous little-endian array of this dtype; an overflow becomes infinite."""
     # An overflow becomes infinite, and is refused where the values of all updates are checked.
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(weights, dtype=dtype.newbyteorder("<"))

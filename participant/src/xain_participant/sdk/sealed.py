@@ -23,7 +23,7 @@ class Damaged(ValueError):
 
 
 def write(path: Path, magic: bytes, head: Mapping[str, Any], body: bytes | memoryview) -> None:
-    """Replace a file at once, durably. Raises OSError."""
+    """Replace a file at once, durably. magic: of its kind and version. Raises OSError."""
     line = json.dumps(head).encode() + b"\n"
     digest = xxhash.xxh3_128(line)
     digest.update(body)
@@ -52,6 +52,7 @@ def read_head(path: Path, magic: bytes) -> dict[str, Any]:
 
 
 def _digest_of(file: BinaryIO, magic: bytes) -> bytes:
+    """The digest in a file of this kind and version. Raises Damaged."""
     if file.read(len(magic)) != magic:
         raise Damaged("the file is damaged, or of another version")
     return file.read(_DIGEST_BYTES)

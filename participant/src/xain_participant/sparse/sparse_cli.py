@@ -426,6 +426,8 @@ def _name(index: int | None, *, is_scorer: bool) -> str:
 
 
 def _target(server: str) -> str:
+    """HOST:PORT of the scheduler, by default at its usual port. Ends the process with status 2 for
+    anything else."""
     host, port = split_host_port(server)
     number = str(DEFAULT_PORT) if port is None else port
     if not host or not number.isdecimal() or not 0 < int(number) < 65536:
@@ -434,10 +436,12 @@ def _target(server: str) -> str:
 
 
 def _need_modules() -> None:
+    """End the process if packages of sparse models are missing."""
     if missing := [name for module, name in _MODULES.items() if find_spec(module) is None]:
         text = f"sparse models need {' and '.join(missing)}: {pip_install(PROGRAM, 'sparse')}"
         fail(PROGRAM, text, EXIT_FAILED)
 
 
 def _refuse(why: str) -> NoReturn:
+    """Print what is wrong with the command line, and end the process with status 2."""
     fail(PROGRAM, f"command line: {why}", EXIT_BAD_CONFIG)

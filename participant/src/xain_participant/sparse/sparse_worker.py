@@ -167,6 +167,8 @@ def _note_rows(server: Server, job: Job, source: Source) -> None:
 
 
 def _require_columns(note: NDArray[np.float64], job: Job, source: Source) -> None:
+    """Check that a model was trained on rows with the columns of this source. note: what is kept
+    beside the model. Raises DataError."""
     if note[0] != 1.0 + source.encoding:
         raise DataError(
             f"{job.table!r} was trained on rows with other columns, another target or other "
@@ -243,6 +245,7 @@ class Shares:
             thread.shutdown(cancel_futures=True)
 
     def _batches(self, share: Share, start: int) -> Iterator["Batch | None"]:
+        """The prepared batches of a share, from batch `start` on. Raises DataError."""
         blocks = self._source.read(share)
         for number, rows in enumerate(batches_of(blocks, self._job.batch_rows)):
             if number >= start:
@@ -270,12 +273,14 @@ class _Meter:
         self._reset()
 
     def _reset(self) -> None:
+        """Begin new sums."""
         self._clock = -1
         self._num_rows = self._num_keys = self._num_right = 0
         self._loss = 0.0
         self._began = time.monotonic()
 
     def count(self, clock: int, batch: Batch, loss: float, num_right: int) -> None:
+        """Add the results of a batch, and report all sums every every_s."""
         self._clock = clock
         self._num_rows += len(batch.classes)
         self._num_keys += len(batch.keys)
@@ -285,6 +290,7 @@ class _Meter:
             self.flush()
 
     def flush(self) -> None:
+        """Report the sums since the last report, if there is any row, and begin new ones."""
         if not self._num_rows:
             return
         self._report(

@@ -49,6 +49,8 @@ def main(connection: Connection) -> None:
 
 
 def _train(job: Job, data: Dataset) -> StageResult:
+    """Train the stage of a job in its process group. Raises GroupBroken, DataError and what
+    training raises."""
     workload = from_metadata(job.model.metadata)
     assert isinstance(workload, NeuralWorkload), "the participant has looked"
     with open_group(job.member) as members:

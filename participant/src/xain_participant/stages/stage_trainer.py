@@ -35,7 +35,7 @@ _END_TIMEOUT_S = 5.0
 
 
 def _require_loopback(address: str) -> None:
-    """Raises WorkloadError."""
+    """Check that the members of a group meet on this machine. Raises WorkloadError."""
     host = address.rpartition(":")[0]
     if not is_loopback(host):
         raise WorkloadError(
@@ -141,6 +141,7 @@ class StageTrainer:
                 self._process.kill()
 
     def _kill(self) -> None:
+        """End the process, so that the next training begins a new one."""
         with self._lock:
             process, self._process = self._process, None
         if process is not None:
@@ -166,7 +167,8 @@ class _Process:
         self._send((sys.path, sorted(neural_builders.allowed()), threads_in_use()))
 
     def train(self, job: Job) -> StageResult:
-        """Raises GroupBroken, and what training raises."""
+        """Train a stage in the process. Raises GroupBroken if it ends meanwhile, and what training
+        raises."""
         self._send(job)
         try:
             result = self._connection.recv()
@@ -178,12 +180,14 @@ class _Process:
         return result
 
     def _send(self, value: Any) -> None:
+        """Send a value to the process. Raises GroupBroken if it has ended."""
         try:
             self._connection.send(value)
         except OSError:
             raise GroupBroken(f"the process that trains the stage {self._end()}") from None
 
     def _end(self) -> str:
+        """The end of the process in words; waits for it."""
         status = self._process.wait(_END_TIMEOUT_S)
         name = signal.Signals(-status).name if status < 0 else f"status {status}"
         return f"has ended with {name}"
@@ -194,6 +198,7 @@ class _Process:
         self._process.wait()
 
     def close(self) -> None:
+        """Kill the process and close the connection to it."""
         self.kill()
         self._connection.close()
 

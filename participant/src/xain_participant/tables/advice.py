@@ -22,6 +22,7 @@ def new_token() -> str:
 
 
 def _advice(fault: Fault) -> str:
+    """The thing to do about a fault; "" if nothing is known."""
     match fault:
         case Fault.NEEDS_TLS:
             return "this site has no certificate: " + new_token()

@@ -22,6 +22,8 @@ def with_fixes(text: str, fixes: Iterable[str]) -> str:
 
 
 def _merge(table: MutableMapping[str, Any], further: dict[str, Any]) -> None:
+    """Add further settings to a table of TOML: lists grow, tables are merged, other values are
+    replaced."""
     for key, value in further.items():
         if isinstance(value, dict):
             if key not in table:

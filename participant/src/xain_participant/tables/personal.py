@@ -43,9 +43,9 @@ class PersonalTensors:
         """Whether there are values of the participant's own that the round begins with."""
         return self._versions.load(self._session_id, self._round) is not None
 
-    def inserted(self, weights: NDArray[Any]) -> NDArray[Any]:
-        """The global model with the participant's own values; those of the global model in the
-        first round. weights: (d,), left as it is."""
+    def with_own(self, weights: NDArray[Any]) -> NDArray[Any]:
+        """The global model with the participant's own values of the personal tensors, as its last
+        round has left them; without such values the same model. weights: (d,), left as it is."""
         kept = self._versions.load(self._session_id, self._round) if self._patterns else None
         if kept is None:
             return weights
@@ -56,8 +56,9 @@ class PersonalTensors:
             start += size
         return whole
 
-    def removed(self, trained: NDArray[Any], weights: NDArray[Any]) -> NDArray[Any]:
-        """Keep the participant's own values of a trained model, and return its update.
+    def keep_own(self, trained: NDArray[Any], weights: NDArray[Any]) -> NDArray[Any]:
+        """Keep the participant's own values of a trained model. Returns the update, in which the
+        personal tensors have the values of the global model.
 
         trained: (d,), left as it is. weights: (d,), the global model that the round started from.
         """

@@ -149,7 +149,7 @@ class WorkloadParticipant(Participant):
         """Measure the global model on the rows that were set aside. Raises as train_round()."""
         if self._workload is None:
             raise NoWorkload(_NO_WORKLOAD)
-        model = Model(self._personal.inserted(weights), self._layout, self._metadata)
+        model = Model(self._personal.with_own(weights), self._layout, self._metadata)
         _, test = self._datasets()
         assert test is not None, "only one that can evaluate is asked"
         if test.num_samples < self._assignment.min_rows:
@@ -262,18 +262,23 @@ class WorkloadParticipant(Participant):
         return self._estimators.votes(trainings, features)
 
     def init_weights(self) -> NDArray[Any]:
-        """Raises NoWorkload always: a workload's initial model depends on the data of all, so
-        only the coordinator can make it."""
+        """Refuse: a workload's initial model depends on the data of all, so only the coordinator
+        can make it. Raises NoWorkload always."""
         raise NoWorkload(_NO_WORKLOAD)
 
     def train_round(
         self, weights: NDArray[Any], epochs: int, epoch_base: int
     ) -> tuple[NDArray[Any], int]:
-        """Raises NoWorkload if the coordinator declares none, and what its train() raises
-        if data and model do not fit."""
+        """Train the workload from the global model, and measure that first if the coordinator asks
+        for it. With 0 epochs it only measures; in a process group it trains a stage, and returns
+        its slice. The metrics go to update_metrics().
+
+        Raises NoWorkload if the coordinator declares none, and what its train() raises if data and
+        model do not fit.
+        """
         if self._workload is None:
             raise NoWorkload(_NO_WORKLOAD)
-        model = Model(self._personal.inserted(weights), self._layout, self._metadata)
+        model = Model(self._personal.with_own(weights), self._layout, self._metadata)
         if self._is_evaluated and self.can_evaluate:
             self.evaluate_round(weights)
         data, _ = self._datasets()
@@ -297,7 +302,7 @@ class WorkloadParticipant(Participant):
         seed = self._seed_of_workload()
         self._require_rows(model, data)
         try:
-            result = self._trained(
+            result = self._train(
                 self._workload, model, data, epochs=epochs, epoch_base=epoch_base, seed=seed
             )
         except Diverged as error:
@@ -309,14 +314,14 @@ class WorkloadParticipant(Participant):
         if result.kept:
             assigned = self._assignment
             self._estimators.keep(assigned.session_id, assigned.round, self._metadata, result.kept)
-        return self._personal.removed(result.vector, weights), result.num_samples
+        return self._personal.keep_own(result.vector, weights), result.num_samples
 
     @property
     def _lost_control(self) -> dict[str, float]:
         """The metric of a round that had to begin without the own variate of the participant."""
         return {CONTROL_LOST: 1.0} if self._variates.is_lost else {}
 
-    def _trained(self, workload: Any, model: Model, data: Dataset, **arguments: int) -> TrainResult:
+    def _train(self, workload: Any, model: Model, data: Dataset, **arguments: int) -> TrainResult:
         """Train, and keep the participant's own control variate if the model has the server's."""
         if not control_size(model.layout):
             trained: TrainResult = workload.train(model, data, **arguments)
@@ -344,6 +349,7 @@ class WorkloadParticipant(Participant):
         self._has_warned = True
 
     def _seed_of_workload(self) -> int:
+        """The seed of the training; for bagging another one for each participant."""
         if self._workload is not None and self._workload.name == "bagging":
             from xain_workloads.ensembles.bagging import seed_of
 
@@ -377,6 +383,7 @@ class WorkloadParticipant(Participant):
 
 
 def _as_table(data: Table | Dataset) -> Table:
+    """The same rows as a table."""
     return data if isinstance(data, Table) else Table.from_dataset(data)
 
 

@@ -530,6 +530,8 @@ class CoordinatorClient:
             self.transfer = None
 
     def _put_in_chunks(self, round_: int, upload: Upload) -> pb.WeightsRef:
+        """Upload through the coordinator, part by part, going on after breaks as long as bytes
+        arrive. Returns the reference. Raises Refused."""
         parts = self._parts_up
         offset = self._find_upload(round_, upload) if upload.digest == self._broken_digest else 0
         while True:
@@ -547,12 +549,12 @@ class CoordinatorClient:
                     raise
                 resumed_at = offset
                 offset = self._find_upload(round_, upload)
-                parts.broke_off(max(0, offset - resumed_at), took_s)
+                parts.note_broken_off(max(0, offset - resumed_at), took_s)
                 # Each attempt must send bytes, so their number is bounded.
                 if offset <= resumed_at:
                     raise
                 continue
-            parts.acknowledged(num_bytes, self._clock() - began_at)
+            parts.note_acknowledged(num_bytes, self._clock() - began_at)
             if answer.HasField("ref"):
                 self._broken_digest = b""
                 return answer.ref
@@ -604,10 +606,11 @@ class CoordinatorClient:
         if self._direct is not None:
             reason = "the coordinator does not take what was put there"
             url = with_host(offer.url, self._target)
-            self._on_offer_failed(self._direct.failed("PUT", url, reason))
+            self._on_offer_failed(self._direct.note_failed("PUT", url, reason))
 
     def _fetch_directly(self, download: Download) -> bool:
-        """Whether all is here now; if not, a part of it may be."""
+        """Download from the offered URL. Returns whether all is here now; if not, a part of it may
+        be."""
         url = download.ref.url
         if not url:
             return False
@@ -615,7 +618,8 @@ class CoordinatorClient:
         return bool(self._use_offer(lambda direct: direct.fetch(url, download)))
 
     def _put_directly(self, offer: pb.WeightsRef, upload: Upload) -> str:
-        """The key of the stored update; empty if it is not stored."""
+        """Upload to the offered URL. Returns the key of the stored update; "" if it is not
+        stored."""
         if upload.encoding != pb.PLAIN:
             return ""  # a store does not decode
         url = with_host(offer.url, self._target)
@@ -632,6 +636,8 @@ class CoordinatorClient:
         return key or offer.key
 
     def _use_offer(self, transfer: Callable[[DirectTransfer], _Used]) -> _Used | None:
+        """Do a direct transfer; None without one, and if it has failed, of which on_offer_failed is
+        told."""
         if self._direct is None:
             return None
         try:
@@ -642,7 +648,8 @@ class CoordinatorClient:
             return None
 
     def _fetch_in_chunks(self, download: Download) -> None:
-        """Go on where the download stands."""
+        """Download the rest through the coordinator, part by part, going on after breaks as long as
+        bytes arrive. Raises Refused and Damaged."""
         parts = self._parts_down
         while not download.is_whole:
             resumed_at, began_at = download.received, self._clock()
@@ -651,7 +658,7 @@ class CoordinatorClient:
                     download.add(chunk)
             except Refused as refused:
                 received = download.received - resumed_at
-                parts.broke_off(received, self._clock() - began_at)
+                parts.note_broken_off(received, self._clock() - began_at)
                 # Each attempt must receive bytes, so the number of attempts is bounded.
                 if refused.status in _BROKEN_OFF and received:
                     continue
@@ -659,9 +666,11 @@ class CoordinatorClient:
             received = download.received - resumed_at
             if received < min(parts.num_bytes, download.size_bytes - resumed_at):
                 return  # the object is shorter than promised
-            parts.acknowledged(received, self._clock() - began_at)
+            parts.note_acknowledged(received, self._clock() - began_at)
 
     def _stream(self, ref: pb.WeightsRef, offset: int, num_bytes: int) -> Iterator[bytes]:
+        """The bytes of an object from this offset on. Raises Refused, and Damaged if it is another
+        object than `ref` names."""
         request = pb.GetWeightsRequest(key=ref.key, offset=offset, num_bytes=num_bytes)
         with self._guarded(self._transfers) as stub:
             stream = stub.GetWeights(request, metadata=self.metadata, timeout=self.part_timeout_s)
@@ -679,8 +688,8 @@ class CoordinatorClient:
         request: _Request,
         timeout_s: float | None = None,
     ) -> _Answer:
-        """A sign of life. With its time limit the coordinator can tell how long it has waited
-        there."""
+        """Make a call that is a sign of life. With its time limit, which it tells, the coordinator
+        knows how long it has waited there. Raises Refused."""
         timeout_s = timeout_s if timeout_s is not None else self._call_timeout_s
         timeout_s += _on_a_slow_line_s(request)
         told = (TIMEOUT_KEY, str(round(1000 * timeout_s)))
@@ -695,8 +704,11 @@ class CoordinatorClient:
         *,
         way: CurrentChannel[CoordinatorStub] | None = None,
     ) -> _Answer:
-        """way: by default that of calls. timeout_s: beside the time that a large request takes on
-        the slowest line."""
+        """Make a call. Raises Refused.
+
+        way: by default that of calls. timeout_s: beside the time that a large request takes on the
+            slowest line.
+        """
         timeout_s = timeout_s if timeout_s is not None else self._call_timeout_s
         timeout_s += _on_a_slow_line_s(request)
         with self._guarded(way or self._calls) as stub:
@@ -723,6 +735,7 @@ def _on_a_slow_line_s(request: _Message) -> float:
 
 
 def _damaged(ref: pb.WeightsRef, what: str) -> Refused:
+    """The refusal of a download with wrong bytes."""
     return Refused("", grpc.StatusCode.DATA_LOSS, f"download of {ref.key!r}: {what}")
 
 

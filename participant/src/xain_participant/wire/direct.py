@@ -153,7 +153,7 @@ class DirectTransfer:
         """
         return self._try("PUT", url, lambda target: self._put(_Put(target, parts, on_sent, digest)))
 
-    def failed(self, method: Method, url: str, reason: str) -> OfferFailed:
+    def note_failed(self, method: Method, url: str, reason: str) -> OfferFailed:
         """Remember a failure that showed only after a transfer, like those of fetch() and put()."""
         try:
             host = _Target.of(url).host
@@ -164,6 +164,8 @@ class DirectTransfer:
     # --- which offers are taken ---
 
     def _try(self, method: Method, url: str, transfer: "Callable[[_Target], _T]") -> _T | None:
+        """Do a transfer, unless it has failed at this host lately; None then. A failure is
+        remembered. Raises OfferFailed."""
         host, pause_s, target = "", PAUSE_S, None
         try:
             target = _Target.of(url)
@@ -185,6 +187,8 @@ class DirectTransfer:
     def _remember(
         self, method: Method, host: str, reason: str, pause_s: float = PAUSE_S
     ) -> OfferFailed:
+        """Remember a failure, before whose pause is over there is no other attempt. Returns it as
+        an exception."""
         last, _ = self._failures.pop((method, host), ("", 0.0))
         self._failures[method, host] = reason, self._clock() + pause_s
         if len(self._failures) > MAX_FAILURES_KEPT:
@@ -194,6 +198,8 @@ class DirectTransfer:
     # --- down ---
 
     def _fetch(self, target: "_Target", download: Download) -> bool:
+        """Download the rest of an object, and connect again while chunks arrive. Returns True.
+        Raises _Failed."""
         while not download.is_whole:
             resumed_at = download.received
             try:
@@ -211,6 +217,8 @@ class DirectTransfer:
         return True
 
     def _receive(self, connection: HTTPConnection, target: "_Target", download: Download) -> None:
+        """Request an object from where the download stands, and add all that comes. Raises
+        _Failed."""
         start = download.received
         headers = {"Range": f"bytes={start}-"} if start else {}
         connection.request("GET", target.path, headers=headers)
@@ -222,7 +230,7 @@ class DirectTransfer:
                 count = response.fp.readinto1(download.room(CHUNK_BYTES))
                 if not count:
                     raise _Broken("the connection was closed early")
-                stall_timer.moved(count)
+                stall_timer.note_moved(count)
                 download.take(count)
 
     # --- up ---
@@ -270,7 +278,7 @@ class DirectTransfer:
         try:
             connection.endheaders()
             if target.is_port and not self._may_continue(connection):
-                return self._stored(target, connection)
+                return self._read_answer(target, connection)
             progress = _Progress(connection.sock, put, offset, self._chunk_timeout_s)
             sent = 0
             for part in put.parts:
@@ -287,9 +295,9 @@ class DirectTransfer:
         except OSError:
             # A server that refuses may answer and hang up without having read it all.
             with suppress(OSError, HTTPException):
-                return self._stored(target, connection)
+                return self._read_answer(target, connection)
             raise
-        return self._stored(target, connection)
+        return self._read_answer(target, connection)
 
     def _may_continue(self, connection: HTTPConnection) -> bool:
         """Wait for the port's "100 Continue": False if a final answer has come, which is still to
@@ -311,7 +319,7 @@ class DirectTransfer:
             time.sleep(PEEK_S)  # a socket cannot wait for its peer and for close()
         raise ConnectionError("the client is closed")
 
-    def _stored(self, target: "_Target", connection: HTTPConnection) -> str:
+    def _read_answer(self, target: "_Target", connection: HTTPConnection) -> str:
         """The answer to a PUT: the key of the stored object. Raises _Failed if it is a refusal."""
         connection.sock.settimeout(self._answer_timeout_s)
         with connection.getresponse() as response:
@@ -353,6 +361,7 @@ class DirectTransfer:
             connection.close()
 
     def _connection(self, target: "_Target") -> HTTPConnection:
+        """A connection to a target, through its proxy if there is one; not connected yet."""
         proxy = target.proxy
         host, port = (proxy.host, proxy.port) if proxy is not None else (target.name, target.port)
         if target.scheme == "http":
@@ -366,6 +375,8 @@ class DirectTransfer:
         return connection
 
     def _context(self, target: "_Target") -> ssl.SSLContext:
+        """TLS for a target: by the participant's certificates for a weights port; for a store by
+        the authorities of the system, and the coordinator's."""
         if target.is_port and self._certificates is not None:
             return self._certificates.connects
         authority = "" if self._certificates is None else self._certificates.authority.decode()
@@ -413,10 +424,12 @@ class _StallTimer:
         self._begin()
 
     def _begin(self) -> None:
+        """Begin a new time limit."""
         self._bytes = 0
         self._deadline = time.monotonic() + self._timeout_s
 
-    def moved(self, num_bytes: int) -> None:
+    def note_moved(self, num_bytes: int) -> None:
+        """Count bytes that have moved. Raises _Failed if they were too few in the time."""
         self._bytes += num_bytes
         if self._bytes >= LEAST_BYTES:
             self._begin()
@@ -454,16 +467,19 @@ class _Progress:
             self._look()
 
     def _look(self) -> None:
+        """Ask the system how many bytes the peer has acknowledged, and tell on_sent. Raises _Failed
+        if too few move."""
         sent = self._sent
         if isinstance(self._sock, TlsSocket):
             sent += self._sock.num_passed
         acknowledged = max(self._acknowledged, sent - unacknowledged_bytes(self._sock))
-        self._stall_timer.moved(acknowledged - self._acknowledged)
+        self._stall_timer.note_moved(acknowledged - self._acknowledged)
         self._acknowledged = acknowledged
         self._on_sent(acknowledged)
 
 
 def _is_readable(sock: socket.socket, wait_s: float) -> bool:
+    """Whether a socket has bytes to read, after waiting up to wait_s."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(1000 * wait_s))
@@ -512,7 +528,8 @@ class _Target:
 
     @classmethod
     def of(cls, url: str) -> Self:
-        """Raises _Failed if it is not the URL of an object, or the proxy for it is no URL."""
+        """The target of a URL, with the proxy for it. Raises _Failed if it is not the URL of an
+        object, or the proxy is no URL."""
         # Checked here, because http.client quotes a URL that it refuses.
         if not url.isascii() or any(char <= " " or char == "\x7f" for char in url):
             raise _Failed("the URL has characters that no URL has")
@@ -527,7 +544,7 @@ class _Target:
 
 
 def _split(url: str) -> tuple[str, str, int | None, str, str]:
-    """Scheme, host, port, path with query, and user with password."""
+    """Scheme, host, port, path with query, and user with password. Raises _Failed."""
     try:
         parts = urlsplit(url)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -564,6 +581,7 @@ def _check_object(response: HTTPResponse, start: int, size_bytes: int) -> None:
 
 
 def _why(error: Exception) -> str:
+    """Why a transfer has failed, in words without the URL."""
     match error:
         case ssl.SSLCertVerificationError():
             return f"its certificate is not accepted: {error.verify_message}"

@@ -68,7 +68,7 @@ class Download:
         self._digest.reset()
 
     def check(self) -> None:
-        """Raises Damaged if bytes are missing or are not the right ones."""
+        """Check that all bytes are there, with the promised digest. Raises Damaged."""
         if not self.is_whole:
             raise Damaged(f"{self.received} of {self.size_bytes} bytes")
         if self._digest.digest() != self.ref.digest:
