@@ -26,7 +26,7 @@ from xain_foundation.exit_statuses import (
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 LEVELS = {"info": "info", "warning": "warning", "error": "error", "exception": "error"}
-HELPERS = {"_info": "info", "_measured": "info"}  # methods of the agent
+HELPERS = {"_info": "info", "_log_measured": "info"}  # methods of the agent
 # The distributions whose events are in a table.
 TABLES = {
     "Coordinator": ("coordinator", "foundation"),

@@ -120,7 +120,8 @@ class Deployment(Protocol):
         """Have the next start begin another session."""
 
     def export(self, path: Path, which: str, *, is_running: bool) -> None:
-        """Raises SessionFailed and OSError."""
+        """Write a model to a file. which: "last", "best" or a number. Raises SessionFailed and
+        OSError."""
 
     def position_of(self, tracker: str) -> Position:
         """How far the tracker of this name has come."""
@@ -182,8 +183,9 @@ class Embedded:
 
     @contextmanager
     def _started(self, tell: Callable[[str], None]) -> Iterator[Coordinator]:
+        """Start the coordinator, and stop it at the end. Raises SessionFailed."""
         try:
-            is_new = self._is_new()
+            is_new = self._begins_new()
             coordinator = Coordinator(
                 self._settings,
                 resume=self._may_change,
@@ -214,10 +216,12 @@ class Embedded:
             if SOURCE in self._settings.get(options_key, {})
         ]
 
-    def _is_new(self) -> bool:
-        """Whether a new session begins: there is none, or the script has ended the last one.
+    def _begins_new(self) -> bool:
+        """Whether this start begins a session: each does with always_new, the first, and the one
+        after the script has ended the last session.
 
-        Raises SessionFailed if there is one of other rules.
+        If the values of the script have changed, may_change logs that the session goes on under its
+        own. Without it raises SessionFailed.
         """
         if self._always_new or not self._config.journal.path.exists():
             return True
@@ -251,8 +255,8 @@ class Embedded:
         return False
 
     def _replaced(self, different: str) -> str:
-        """The object of the script, for a difference that is one of its code and values, which are
-        those of now; else ""."""
+        """Words for the object of the script, where a difference is one of its code and values,
+        which the session goes on with; else ""."""
         for what, (name_key, options_key) in SETTINGS.items():
             found = re.fullmatch(
                 rf'{re.escape(options_key)}\.{SOURCE} = "(\w+)" \(configured: "(\w+)"\)', different
@@ -263,13 +267,16 @@ class Embedded:
         return ""
 
     def _marked(self) -> str:
+        """Id of the session that the script has ended; "" if there is none."""
         with suppress(OSError, ValueError):
             return str(json.loads((self._folder / MARK).read_text(encoding="utf-8"))["ended"])
         return ""
 
     def _first_model(self) -> str:
+        """The model that a new session begins with, as --from-model takes it; "" for none. Declared
+        weights are written to a file, and the file of a URL is downloaded. Raises SessionFailed."""
         if isinstance(self._first, str) and "://" in self._first:
-            return str(_downloaded(self._first, self._folder))
+            return str(_download(self._first, self._folder))
         if self._first is None or isinstance(self._first, str):
             return self._first or ""
         personal = self._config.model.personal
@@ -419,15 +426,15 @@ def settings_in(folder: Path) -> dict[str, object]:
 
 
 def _config_of(settings: Mapping[str, object]) -> CoordinatorConfig:
-    """Raises SessionFailed."""
+    """The coordinator's configuration from these settings alone. Raises SessionFailed."""
     try:
         return load(CoordinatorConfig, overrides=dict(settings), reads_text=False)
     except ConfigError as error:
         raise SessionFailed(for_script(str(error).replace("command line: ", ""))) from None
 
 
-def _downloaded(url: str, folder: Path) -> Path:
-    """Fetch the file of a model into a folder. Raises SessionFailed."""
+def _download(url: str, folder: Path) -> Path:
+    """Download the file of a model into a folder. Raises SessionFailed."""
     name = Path(urlsplit(url).path).name
     path = folder / f"from-{name}"
     try:
@@ -441,6 +448,7 @@ def _downloaded(url: str, folder: Path) -> Path:
 
 
 def _export(opened: AbstractContextManager[Any], path: Path, which: str) -> None:
+    """Write a model of an opened session to a file. Raises SessionFailed and OSError."""
     try:
         with opened as trained:
             entry = trained.choose(which)

@@ -64,6 +64,7 @@ class _Description:
         self._waiting: deque[Any] = deque()  # numbered, and not described yet
 
     def with_all_that_it_names(self, value: Any) -> str:
+        """The description of a value, then a line for each object that it leads to."""
         lines = [self.of(value)]
         while self._waiting:  # no recursion: functions of a script may be long chains
             lines.append(self._described(self._waiting.popleft()))
@@ -88,6 +89,8 @@ class _Description:
         return f"<{self._numbered[id(value)][0]}>"
 
     def _described(self, value: Any) -> str:
+        """The description of an object that has a number: by its code, or what it wraps or
+        holds."""
         match value:
             case type():
                 return self._of_class(value) if self._is_own(value) else _name(value)
@@ -109,6 +112,8 @@ class _Description:
     # --- values ---
 
     def _of_array(self, value: Any) -> str:
+        """An array or tensor: dtype, shape and digest of its values; without a dense form its
+        class."""
         from xain.weights import as_array
 
         try:
@@ -121,6 +126,7 @@ class _Description:
         return f"{dtype}{array.shape}{hashlib.sha256(array.tobytes()).hexdigest()}"
 
     def _of_items(self, value: Any) -> str:
+        """The items of a collection; those without an order sorted by their descriptions."""
         if isinstance(value, dict | MappingProxyType):
             keys = sorted(((self._alone(key), key) for key in value), key=lambda pair: pair[0])
             parts = [f"{text}: {self.of(value[key])}" for text, key in keys]
@@ -137,6 +143,8 @@ class _Description:
         return alone.with_all_that_it_names(value)
 
     def _of_object(self, value: Any) -> str:
+        """An object: its class, items and attributes. Of another library's object only its class
+        and items."""
         kind = type(value)
         text = _name(kind)
         if isinstance(value, _ITEMS):
@@ -160,6 +168,7 @@ class _Description:
         return f"{text} {self._of_names(held)}"
 
     def _of_names(self, held: Mapping[str, Any]) -> str:
+        """Values with their names, sorted by name."""
         return str([f"{name}={self.of(one)}" for name, one in sorted(held.items())])
 
     # --- code ---
@@ -170,6 +179,7 @@ class _Description:
         return package == self._package or not (_is_standard(package) or _is_installed(package))
 
     def _of_class(self, kind: type) -> str:
+        """A class: its name, bases, source, methods and other members."""
         source = _source(kind)
         members = [
             f"{name}={self._of_function(one, source)}"
@@ -182,6 +192,8 @@ class _Description:
         return f"{_name(kind)} {self.of(kind.__bases__)} {source} {members}"
 
     def _of_function(self, function: FunctionType, source_of_class: str = "") -> str:
+        """A function: its name, source, defaults, closure, attributes, and the global values that
+        it reads. source_of_class: source in which its own may be."""
         code = function.__code__
         source = _source(code)  # not that of the function, which would be that of what it wraps
         if function.__name__ == "<lambda>" or not (source or source_of_class):
@@ -233,6 +245,7 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
 
 
 def _content(cell: Any) -> Any:
+    """The content of a closure's cell; None if it is empty."""
     try:
         return cell.cell_contents
     except ValueError:  # it is empty
@@ -240,6 +253,7 @@ def _content(cell: Any) -> Any:
 
 
 def _source(code: Any) -> str:
+    """The source of a class, function or code; "" without one."""
     try:
         return inspect.getsource(code)
     except (OSError, TypeError):  # typed at a prompt, or built in
@@ -247,20 +261,24 @@ def _source(code: Any) -> str:
 
 
 def _name(code: Any) -> str:
+    """The qualified name of a class or function, with its module."""
     name = getattr(code, "__qualname__", type(code).__qualname__)
     return f"<{getattr(code, '__module__', '')}.{name}>"
 
 
 def _package(code: Any) -> str:
+    """The top-level package of a module, class or function."""
     name = code.__name__ if isinstance(code, ModuleType) else getattr(code, "__module__", "")
     return str(name).partition(".")[0]
 
 
 def _is_standard(package: str) -> bool:
+    """Whether a package is Python's, numpy or ours."""
     is_ours = package == "xain" or package.startswith("xain_")
     return is_ours or package == "numpy" or package in sys.stdlib_module_names
 
 
 def _is_installed(package: str) -> bool:
+    """Whether a package is installed, and not the script's own."""
     file = getattr(sys.modules.get(package), "__file__", None)
     return file is not None and not _INSTALLED.isdisjoint(Path(file).parts)

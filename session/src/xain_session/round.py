@@ -136,6 +136,8 @@ class Round(Generic[W]):
         )
 
     def _require_open(self, what: str) -> None:
+        """Check that the round has not run yet. what: the method that was called. Raises
+        RuntimeError."""
         if self._record is not None:
             raise RuntimeError(f"round {self.number}: {what}() comes before run()")
 
@@ -214,7 +216,8 @@ def plain(settings: Mapping[str, object], of: str) -> dict[str, Any]:
 
 
 def _require_text_keys(value: object) -> None:
-    """Raise TypeError for a mapping with other keys than text, which JSON would make text."""
+    """Check that mappings have text as keys, which JSON would make of any other. Raises
+    TypeError."""
     if isinstance(value, Mapping):
         for key, one in value.items():
             if not isinstance(key, str):
@@ -226,11 +229,13 @@ def _require_text_keys(value: object) -> None:
 
 
 def _shortened(value: object) -> str:
+    """A value's repr, 60 characters of it at most."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _epochs(value: object, number: int) -> int:
+    """The same number of epochs, if it is a whole one from 1. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"round {number}: epochs is {value!r}; it must be a whole number from 1")
     return value

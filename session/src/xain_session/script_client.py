@@ -72,6 +72,7 @@ class ScriptClient:
             self._follow(LOOK_S)
 
     def _begin_wait(self) -> None:
+        """Begin the time of a wait."""
         self.waits_since = self._looked = time.monotonic()
 
     def _go_on_waiting(self, timeout_s: float = math.inf) -> None:
@@ -86,7 +87,8 @@ class ScriptClient:
             raise SessionFailed(self.trouble or "the session has not come so far")
 
     def _follow(self, timeout_s: float) -> bool:
-        """Have the next status; whether there is one. Raises SessionFailed."""
+        """Wait for the next status, and keep it. Returns whether one has come; a stream that broke
+        off is opened again after a pause. Raises SessionFailed."""
         if self._followed is None:
             pause_s = self._retry_at - time.monotonic()
             if pause_s > 0:
@@ -113,7 +115,7 @@ class ScriptClient:
         return True
 
     def _take(self, status: Status) -> None:
-        """Have a status, unless a later one is there already."""
+        """Keep a status, unless a later one is there already."""
         self.session_id = status.session_id
         self.trouble = ""
         if self.status is None or status.position >= self.status.position:
@@ -122,12 +124,14 @@ class ScriptClient:
     # --- decisions ---
 
     def configure(self, request: control.ConfigureRoundRequest) -> None:
-        """Raises DecidedOtherwise, and SessionFailed if the session does not take it."""
+        """Send the settings of a round. Raises DecidedOtherwise, and SessionFailed if the session
+        does not take them."""
         request.session_id = self.session_id
         self._take(self._ask("ConfigureRound", request).status)
 
-    def evaluated(self, model: int, num_samples: int, metrics: Mapping[str, float]) -> None:
-        """Raises as configure() does."""
+    def record_evaluation(self, model: int, num_samples: int, metrics: Mapping[str, float]) -> None:
+        """Send the script's evaluation of a model. Raises DecidedOtherwise, and SessionFailed if
+        the session does not take it."""
         request = control.RecordEvaluationRequest(
             session_id=self.session_id, model=model, num_samples=num_samples, metrics=metrics
         )
@@ -140,9 +144,11 @@ class ScriptClient:
         self._take(self._ask("EndScript", request, timeout_s).status)
 
     def _ask(self, method: str, request: Any, timeout_s: float = math.inf) -> Any:
-        return self._repeated(lambda: self._transport.call(method, request, CALL_S), timeout_s)
+        """Call a method until there is an answer. Raises DecidedOtherwise, and SessionFailed, also
+        after timeout_s."""
+        return self._repeat(lambda: self._transport.call(method, request, CALL_S), timeout_s)
 
-    def _repeated(self, call: Callable[[], T], timeout_s: float = math.inf) -> T:
+    def _repeat(self, call: Callable[[], T], timeout_s: float = math.inf) -> T:
         """Call until there is an answer: a coordinator that is away is waited for. Raises
         DecidedOtherwise, and SessionFailed, also after timeout_s."""
         backoff = Backoff(*RETRY_S)
@@ -218,12 +224,13 @@ class ScriptClient:
         listed = (one for page in self._pages("ListModels", every) for one in page.models)
         for one in chain(latest, listed):
             if one.round == number:
-                return self._fetched(one)
+                return self._fetch_model(one)
         raise SessionFailed(
             f"model {number} is not there any more; storage.keep_models says how many stay"
         )
 
     def _pages(self, method: str, request: Any) -> Iterator[Any]:
+        """Answers of a method that lists, page by page. Raises SessionFailed."""
         while True:
             page = self.ask(method, request)
             yield page
@@ -231,9 +238,10 @@ class ScriptClient:
                 return
             request.page_token = page.next_page_token
 
-    def _fetched(self, message: inspection.ModelStatus) -> Model:
+    def _fetch_model(self, message: inspection.ModelStatus) -> Model:
+        """Fetch the weights of a listed model. Raises SessionFailed."""
         ref = WeightsRef(message.ref.key, message.ref.size_bytes, message.ref.digest.hex())
-        data = self._repeated(lambda: self._transport.weights(ref))
+        data = self._repeat(lambda: self._transport.weights(ref))
         layout = layout_of(message.layout)
         try:
             return Model(parse_vector(data, ref), layout, dict(message.metadata))

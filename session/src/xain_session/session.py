@@ -138,8 +138,12 @@ class Session(Generic[W]):
         return self
 
     def __next__(self) -> Round[W]:
-        """Raises SessionFailed if the session has ended without a result, or if the body of the
-        loop did not run its round."""
+        """Wait until a round is to be run, and return it; after a restart first the round that was
+        configured last.
+
+        Raises SessionFailed if the session has ended without a result, or if the body of the loop
+        did not run its round.
+        """
         before = self._open
         if before is not None:
             if before.record is None:
@@ -162,7 +166,7 @@ class Session(Generic[W]):
             is_open = status.is_scripted and not (status.is_trained or status.is_over)
             return not is_open or (status.waits and status.round > number)
 
-        status = self._waited(is_next)
+        status = self._wait(is_next)
         if resumes:
             self._require_same_model()
         if not status.is_scripted:
@@ -188,7 +192,7 @@ class Session(Generic[W]):
     @property
     def id(self) -> str:
         """Identity of the session."""
-        self._waited(lambda status: True)
+        self._wait(lambda status: True)
         return self._asked.session_id
 
     @property
@@ -239,11 +243,14 @@ class Session(Generic[W]):
 
     @property
     def _asked(self) -> ScriptClient:
+        """The client of the coordinator. Raises RuntimeError outside of the `with`."""
         if self._client is None:
             raise RuntimeError("the session is used in its `with`: with xain.session(...) as ...")
         return self._client
 
-    def _waited(self, is_so: Callable[[Status], bool], timeout_s: float = math.inf) -> Status:
+    def _wait(self, is_so: Callable[[Status], bool], timeout_s: float = math.inf) -> Status:
+        """Wait until the session is as wanted, or finished. Returns its status. Raises
+        SessionFailed."""
         return self._asked.wait(is_so, timeout_s)
 
     def _look(self, client: ScriptClient) -> None:
@@ -274,9 +281,11 @@ class Session(Generic[W]):
         return self._first
 
     def _run(self, round_: Round[W], request: control.ConfigureRoundRequest | None) -> Record[W]:
+        """Configure a round, if there is something to decide, and wait for its model. Returns its
+        record. Raises SessionFailed and DecidedOtherwise."""
         if request is not None:
             self._asked.configure(request)
-        status = self._waited(lambda status: status.model > round_.number)
+        status = self._wait(lambda status: status.model > round_.number)
         if status.model <= round_.number:
             raise self._ended_otherwise(status)
         assert status.last_round.round == round_.number, "a script's rounds come one by one"
@@ -286,6 +295,7 @@ class Session(Generic[W]):
         return record
 
     def _record_of(self, found: inspection.RoundStatus, status: Status) -> Record[W]:
+        """The record of a round, for the script."""
         number = found.round
         evaluated = status.evaluated if status.HasField("evaluated") else None
         return Record(
@@ -301,7 +311,7 @@ class Session(Generic[W]):
             if evaluated is not None and evaluated.model == number + 1
             else None,
             fetch=self._weights,
-            tell=self._asked.evaluated,
+            tell=self._asked.record_evaluation,
         )
 
     def _track(self, record: Record[W]) -> None:
@@ -310,27 +320,30 @@ class Session(Generic[W]):
         for name, tracker in self._trackers.items():
             position = self._deployment.position_of(name)
             is_taken = position.taken(session_id) >= record.round
-            if not is_taken and self._told_to(name, tracker.on_round, record):
+            if not is_taken and self._tell_tracker(name, tracker.on_round, record):
                 self._note_taken(position, session_id, record.round)
 
     def _track_end(self, result: Result[W]) -> None:
+        """Have the trackers take the end that have not taken it yet."""
         session_id = result.session
         for name, tracker in self._trackers.items():
             position = self._deployment.position_of(name)
             is_taken = position.has_ended(session_id)
-            if not is_taken and self._told_to(name, tracker.on_end, result):
+            if not is_taken and self._tell_tracker(name, tracker.on_end, result):
                 self._note_taken(position, session_id, position.taken(session_id), is_end=True)
 
     def _note_taken(
         self, position: Position, session_id: str, round_: int, *, is_end: bool = False
     ) -> None:
+        """Note how far a tracker has come; a failure is printed."""
         try:
             position.take(session_id, round_, is_end=is_end)
         except OSError as error:
             self._tell(f"what a tracker has taken was not noted: {error}")
 
-    def _told_to(self, name: str, tell: Callable[[T], None], what: T) -> bool:
-        """Tell a tracker of this name; its failure ends no session that trains for weeks."""
+    def _tell_tracker(self, name: str, tell: Callable[[T], None], what: T) -> bool:
+        """Tell a tracker of this name. Returns whether it has taken that: its failure is printed,
+        and ends no session that trains for weeks."""
         try:
             tell(what)
         except Exception as error:  # another's program, and its server
@@ -340,17 +353,18 @@ class Session(Generic[W]):
         return True
 
     def _stop(self) -> None:
+        """Let the present round be the last one."""
         self._is_stopped = True
 
     def _end(self) -> None:
         """End the session, and wait until it has ended. Raises SessionFailed."""
         if self._is_over:
             return
-        status = self._waited(lambda status: True)
+        status = self._wait(lambda status: True)
         if not status.is_finished:
             if self._is_scripted:
                 self._asked.end()
-            status = self._waited(lambda status: False)
+            status = self._wait(lambda status: False)
         if not self._is_scripted:
             self._show_rounds(status)
         self._is_over = True
@@ -373,13 +387,15 @@ class Session(Generic[W]):
         text = "".join(traceback.format_exception(error))
         try:
             self._asked.end(f"{where}{type(error).__name__}\n{text}", FAIL_S)
-            self._waited(lambda status: False, FAIL_S)
+            self._wait(lambda status: False, FAIL_S)
             self._is_over = True
             self._deployment.forget()
         except SessionFailed as failed:  # the error itself is raised, and says more
             self._tell(f"the session has not heard of the error, and goes on: {failed}")
 
     def _weights(self, number: int) -> W:
+        """Fetch a model, in the form of the script's own. Raises RuntimeError after the `with`, and
+        SessionFailed."""
         from xain.weights import from_vector
 
         if self._client is None:
@@ -394,7 +410,7 @@ class Session(Generic[W]):
         return cast(W, from_vector(model.vector, layout, declared, {}))
 
     def _require_same_model(self) -> None:
-        """Raise SessionFailed if the session trains another model than the script has."""
+        """Check that the session trains the model that the script has. Raises SessionFailed."""
         found = self._asked.present_model()
         if self._declared is not None and found is not None:
             layout = layout_of(found.layout)
@@ -422,9 +438,11 @@ class Session(Generic[W]):
             ) from None
 
     def _load_result(self) -> Result[W]:
+        """Ask for all that the result has: last and best model, metrics and history. Raises
+        SessionFailed."""
         status = self._asked.ask("GetStatus", inspection.GetStatusRequest())
         records = sorted(self._asked.rounds(), key=lambda one: one.round)
-        script = self._waited(lambda status: True)
+        script = self._wait(lambda status: True)
         number = script.model
         if number < 0:
             raise SessionFailed(f"the session has ended without a model: {status.cause}")
@@ -549,6 +567,7 @@ def _is_of_this_package(error: Exception) -> bool:
 
 
 def _sites(found: inspection.RoundStatus) -> dict[str, Site]:
+    """Participants of a round that was told, those that did not count too."""
     measured = {one.participant_id: one for one in found.sites}
     counted = set(found.contributors)
     names = sorted({*found.selected, *counted, *found.missing, *measured})
@@ -567,6 +586,8 @@ def _sites(found: inspection.RoundStatus) -> dict[str, Site]:
 
 
 def _line(record: Record[Any], first: int, last_model: int) -> str:
+    """The line that is printed of a round. first: number of the first round that trains.
+    last_model: of the planned length, 0 if it is not known."""
     of = f"/{last_model - first}" if last_model else ""
     metrics = "".join(
         f", {name} {value:.4g}"

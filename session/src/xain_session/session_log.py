@@ -44,6 +44,7 @@ class _File(RotatingFileHandler):
 
 
 def _write(file: _File, line: str) -> None:
+    """Write a line of the log, and print it for the script's user if it is loud."""
     event = json.loads(line)
     if event["event"] in _TOLD_OTHERWISE:
         return
@@ -56,6 +57,7 @@ def _write(file: _File, line: str) -> None:
 
 
 def _readable(event: Mapping[str, Any]) -> str:
+    """An event as text for people."""
     fields = {k: v for k, v in event.items() if k not in ("event", "level", "logger", "timestamp")}
     trace = fields.pop("exception", "")
     told = " ".join([str(event["event"]), *(f"{name}={value}" for name, value in fields.items())])

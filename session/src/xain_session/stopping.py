@@ -61,12 +61,14 @@ class Interrupts:
         self._before: Any = None
 
     def listen(self) -> None:
+        """Handle SIGINT here until end(), in the main thread."""
         before = signal.getsignal(signal.SIGINT)
         if threading.current_thread() is threading.main_thread() and callable(before):
             self._before = before
             signal.signal(signal.SIGINT, self)
 
     def end(self) -> None:
+        """Handle SIGINT as before listen()."""
         self.is_ending = False
         is_last = signal.getsignal(signal.SIGINT) is self  # nobody has taken it since
         if is_last:
@@ -88,6 +90,7 @@ def _end_script() -> None:
 
 
 def _waiting_for(own: Sequence[str]) -> str:
+    """Words for what the stop of the coordinator waits for, and what Ctrl-C does."""
     what = " or ".join([*own, "a transfer"])
     text = f"the coordinator stops when what runs in it has returned: {what}"
     is_main = threading.current_thread() is threading.main_thread()

@@ -17,10 +17,10 @@ class Tracker(Protocol):
     """Where the figures of a session go besides."""
 
     def on_round(self, record: Record[Any]) -> None:
-        """A round is over, and the body of the loop as well."""
+        """Take a round that is over, and the body of the loop as well."""
 
     def on_end(self, result: Result[Any]) -> None:
-        """The session is over."""
+        """Take the end of the session."""
 
 
 def by_name(trackers: Sequence[Tracker]) -> dict[str, Tracker]:

@@ -79,9 +79,11 @@ class Remote:
             raise self._refused(error) from None
 
     def _method(self, name: str) -> Any:
+        """The method of this name, of Control or Inspection."""
         return next(getattr(stub, name) for stub in self._stubs if hasattr(stub, name))
 
     def _refused(self, error: Any) -> Refused:
+        """The failure of a call, in words for a script."""
         code, text = error.code(), details_of(error)
         if code is grpc.StatusCode.UNIMPLEMENTED:
             text = f"{self._where} takes no decisions of a script: is it an earlier version?"
@@ -118,6 +120,7 @@ class _RemoteStream:
         self._call.cancel()
 
     def _read(self) -> None:
+        """The thread: keep all answers, then the error or the end."""
         error: Exception = StopIteration()
         try:
             for answer in self._call:
@@ -171,5 +174,6 @@ class _InnerStream:
 
 
 def _refused(error: Exception) -> Refused:
+    """The refusal of a call in this process."""
     is_decided = isinstance(error, Refusal) and error.code == "DECIDED_OTHERWISE"
     return Refused(str(error), is_passing=isinstance(error, IsAway), is_decided=is_decided)

@@ -106,8 +106,9 @@ class LightAgents:
         """The stub for the participant of this number."""
         return self._stubs[index // PARTICIPANTS_PER_CHANNEL]
 
-    def client(self, participant_id: str) -> CoordinatorClient:
-        """The blocking calls of a participant, by which its weights travel."""
+    def new_client(self, participant_id: str) -> CoordinatorClient:
+        """Make a client for a participant's blocking calls, by which its weights travel; it shares
+        the connections."""
         return CoordinatorClient(
             self.target,
             participant_id,
@@ -168,7 +169,7 @@ class LightAgent:
         self.name = participant_id
         self._light_agents = lights
         self._stub = lights.stub(index)
-        self._client = lights.client(participant_id)
+        self._client = lights.new_client(participant_id)
         self._participant = participant
         # Used by this thread while no job is under way, else by the thread that trains.
         self.work = Work(participant, self._client, participant_id, spare=lights.spare)
@@ -229,9 +230,10 @@ class LightAgent:
 
     def hand_in(self, round_: int, request: pb.EndTrainingRoundRequest | None) -> None:
         """Hand in a result whose weights are where the request says."""
-        self._spawn(self._answered(Call.HAND_IN, self._hand_in(round_, request)))
+        self._spawn(self._post_answer(Call.HAND_IN, self._hand_in(round_, request)))
 
     def _do(self, action: a.Action, announced: pb.StartTrainingRoundResponse | None) -> None:
+        """Carry out an action of the protocol. announced: the work that came with the event."""
         match action:
             case a.SetTimer(timer, after_s):
                 if (before := self._timers.get(timer)) is not None:
@@ -240,16 +242,16 @@ class LightAgent:
                     after_s, self.post, e.TimerFired(timer)
                 )
             case a.Rendezvous():
-                self._spawn(self._answered(Call.RENDEZVOUS, self._rendezvous()))
+                self._spawn(self._post_answer(Call.RENDEZVOUS, self._rendezvous()))
             case a.SendHeartbeat(training, round_):
-                self._spawn(self._answered(Call.HEARTBEAT, self._heartbeat(training, round_)))
+                self._spawn(self._post_answer(Call.HEARTBEAT, self._heartbeat(training, round_)))
             case a.StartWatch():
                 self._watch_task = self._spawn(self._watch())
             case a.BeginRound(round_, ask):
                 if announced is not None and announced.round == round_ and not ask:
                     self.post(self.work.assign(announced))
                 else:
-                    self._spawn(self._answered(Call.BEGIN_ROUND, self._begin_round()))
+                    self._spawn(self._post_answer(Call.BEGIN_ROUND, self._begin_round()))
             case a.Train() if self._has_left:
                 pass  # a newer round has opened before its goodbye
             case a.Train(round_):
@@ -270,11 +272,13 @@ class LightAgent:
                 raise AssertionError("a simulated participant is in no process group")
 
     def _leave_if_wanted(self) -> None:
+        """Leave the session, if the last training was to be the last."""
         if self._leaves:
             self._leaves, self._has_left = False, True
             self.post(e.StopRequested(EXIT_OK))
 
     def _begin_hand_in(self, round_: int) -> None:
+        """Have a large result uploaded first, and hand in a small one at once."""
         result = self.work.result
         # A vector near the limit may be above it with its header.
         if result is not None and 2 * result.vector.nbytes > self._client.max_inline_bytes:
@@ -283,12 +287,14 @@ class LightAgent:
             self.hand_in(round_, self.work.end_request(round_))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Start a task, which close() cancels."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._note_end)
         return task
 
-    def _ended(self, task: "asyncio.Task[None]") -> None:
+    def _note_end(self, task: "asyncio.Task[None]") -> None:
+        """Forget a task that has ended; its error is a defect, which the caller is told of."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._light_agents.fail(error)
@@ -305,7 +311,10 @@ class LightAgent:
 
     # --- calls ---
 
-    async def _answered(self, call: Call, asking: Awaitable[e.Event]) -> None:
+    async def _post_answer(self, call: Call, asking: Awaitable[e.Event]) -> None:
+        """Wait for a call's answer, and post it or its refusal as an event; after a hand-in also
+        the news that came with it. asking: the call, few of which run at a time, except
+        heartbeats."""
         event: e.Event
         try:
             if call is Call.HEARTBEAT:
@@ -349,6 +358,7 @@ class LightAgent:
             )
 
     async def _rendezvous(self) -> e.Event:
+        """Ask to join. Returns the answer as an event."""
         request = pb.RendezvousRequest(
             can_evaluate=self._participant.can_evaluate,
             cannot_initialise=not self._participant.can_initialise,
@@ -356,6 +366,7 @@ class LightAgent:
         return joined(await self._contact(self._stub.Rendezvous, request))
 
     async def _heartbeat(self, training: bool, round_: int) -> e.Event:
+        """Send a heartbeat. Returns the answer as an event."""
         request = pb.HeartbeatRequest(
             state=pb.TRAINING if training else pb.READY,
             round=round_,
@@ -368,10 +379,12 @@ class LightAgent:
     async def _contact(
         self, method: Any, request: object, timeout_s: float = CALL_TIMEOUT_S
     ) -> Any:
+        """Make a call that is a sign of life, which tells its time limit."""
         metadata = (*self._client.metadata, _TOLD_TIMEOUT)
         return await method(request, metadata=metadata, timeout=timeout_s)
 
     async def _begin_round(self) -> e.Event:
+        """Ask for an assignment. Returns it as an event."""
         request = self._client.start_request(self.work.damaged_digest)
         call, timeout_s = self._stub.StartTrainingRound, self._client.work_timeout_s
         work = await call(request, metadata=self._client.metadata, timeout=timeout_s)
@@ -381,6 +394,7 @@ class LightAgent:
         return self.work.take(work)
 
     async def _hand_in(self, round_: int, request: pb.EndTrainingRoundRequest | None) -> e.Event:
+        """End the round with this request; without one there is nothing to send."""
         if request is not None:
             answer = await self._stub.EndTrainingRound(
                 request,
@@ -392,6 +406,7 @@ class LightAgent:
         return e.HandedIn(round_)
 
     async def _report_failure(self, round_: int, failure: Failure) -> None:
+        """Tell the coordinator that main() has failed; not repeated if it refuses."""
         request = pb.ReportFailureRequest(
             round=round_,
             kind=failure.kind,
@@ -404,11 +419,13 @@ class LightAgent:
             )
 
     async def _leave(self) -> None:
+        """Tell the coordinator that this participant leaves; not repeated if it refuses."""
         request = pb.HeartbeatRequest(state=pb.FINISHED, round=self._protocol.round)
         with suppress(grpc.aio.AioRpcError):  # a lost goodbye ends by the coordinator's lease
             await self._contact(self._stub.Heartbeat, request, LEAVE_TIMEOUT_S)
 
     async def _exit(self, code: int, message: str) -> None:
+        """End contact and Watch stream, and tell the worker of the exit status."""
         for timer in self._timers.values():
             timer.cancel()
         if self._watch_task is not None:
@@ -419,6 +436,7 @@ class LightAgent:
     # --- the Watch stream ---
 
     def _tell(self, message: pb.WatchResponse) -> None:
+        """Post what a message of the Watch stream says."""
         self.post(advertised(message), message.work if message.HasField("work") else None)
 
     async def _watch(self) -> None:

@@ -70,6 +70,7 @@ class LocalBackend:
         self._processes.clear()
 
     def _stop(self, processes: list[SpawnProcess]) -> None:
+        """Terminate processes, and kill those that do not end in STOP_S."""
         for process in processes:
             process.terminate()
         for process in processes:

@@ -209,7 +209,7 @@ def _backend_of(
 
 @contextlib.contextmanager
 def _failures_told() -> Iterator[None]:
-    """Tell the script of the backend's errors as of all others of a simulation."""
+    """Turn the backend's errors into SimulationError."""
     try:
         yield
     except BackendError as error:

@@ -169,6 +169,8 @@ class SiteScript:
         return result_of(self._last_model, self._target, self._session_id, declared, self._kept)
 
     def _ask(self, asked: Asked) -> Initial | Submitted | Failed:
+        """Call main(site) for a question of the agent. Returns its answer, or that it has failed,
+        which on_failure is told too."""
         self._asked, self._open, self._answer = asked, None, None
         self._session_id = asked.assignment.session_id
         before = rounds_of_site.set(lambda declared: _SiteRounds(self, declared))
@@ -225,6 +227,7 @@ class SiteScript:
         return self._open
 
     def _submit(self, submitted: Submitted) -> None:
+        """Keep what main() has submitted as the answer."""
         self._answer = submitted
 
 
@@ -297,6 +300,8 @@ class _Run:
         self._over = asyncio.Event()
 
     def run(self) -> str:
+        """Do the jobs of all sites until the session is over for each. Returns why the simulation
+        must end; "" if it need not."""
         self._loop = asyncio.new_event_loop()
         thread = Thread(target=self._run_loop, name="participants", daemon=True)
         thread.start()
@@ -326,6 +331,7 @@ class _Run:
             heapq.heappush(waiting, job)
 
     def _do(self, job: Job) -> None:
+        """Do a job, and hand its outcome to the event loop."""
         agent, round_ = job.agent, job.round
         if job.kind == AFTER_THE_LOOP:
             assert agent.exit_status is not None, "the session is over"
@@ -354,16 +360,19 @@ class _Run:
             self._hand_back(lambda: agent.hand_in(round_, request))
 
     def _hand_back(self, outcome: Callable[[], None]) -> None:
+        """Have the event loop handle an outcome."""
         self._outcomes.append(outcome)
         if len(self._outcomes) == 1:  # else the loop is woken already, and takes this one, too
             self._loop.call_soon_threadsafe(self._take_outcomes)
 
     def _fail(self, why: str) -> None:
+        """Keep the first reason why the simulation must end."""
         self._failure = self._failure or why
 
     # --- the thread of the event loop ---
 
     def _run_loop(self) -> None:
+        """The thread of the event loop; at its end no job follows."""
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._take_part())
@@ -373,6 +382,7 @@ class _Run:
             self._jobs.put(None)
 
     async def _take_part(self) -> None:
+        """Take part with the agents of all sites, until _over is set."""
         lights = LightAgents(
             self._worker.target,
             len(self._worker.sites),
@@ -398,27 +408,34 @@ class _Run:
             await lights.close()
 
     async def _is_over(self, timeout_s: float) -> bool:
+        """Wait so long for the end. Returns whether it has come."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._over.wait(), timeout_s)
         return self._over.is_set()
 
     def _teller(self, site: Site) -> Callable[[str], None]:
+        """A function that is told why main() has failed at a site."""
         return lambda why: self._fail(f"main() failed at {site.id}: {why}".rstrip())
 
     def _add(self, kind: int, agent: LightAgent, round_: int) -> None:
+        """Add a job of this kind."""
         self._num_jobs += 1
         self._jobs.put(Job(kind, -agent.last_s, self._num_jobs, agent, round_))
 
     def _take_outcomes(self) -> None:
+        """Handle the outcomes that have come."""
         while self._outcomes:
             # The first one stays until it is handled, so that others wake the loop no more.
             self._outcomes[0]()
             self._outcomes.popleft()
 
     def _on_trained(self, agent: LightAgent, outcome: e.Event) -> None:
+        """Have an agent handle the outcome of its training."""
         agent.on_trained(outcome, leaves=self._scripts[agent.name].has_left)
 
     def _on_over(self, agent: LightAgent, message: str) -> None:
+        """Have the code after a site's loop run; a session that has ended without a result ends the
+        simulation."""
         if agent.exit_status in (EXIT_OK, EXIT_NO_BETTER, EXIT_NOTHING_COUNTED):
             if self._scripts[agent.name].has_left:  # the code after its loop has run
                 self._on_end_of_main()
@@ -429,11 +446,13 @@ class _Run:
             self._over.set()
 
     def _on_end_of_main(self) -> None:
+        """Count a site whose main() has come to its end; the last one ends the run."""
         self._running -= 1
         if self._failure or not self._running:
             self._over.set()
 
     def _on_defect(self, error: BaseException) -> None:
+        """End the simulation because of a defect."""
         self._fail("".join(traceback.format_exception(error)))
         self._over.set()
 
