@@ -169,7 +169,7 @@ def test_session_warns_of_a_site_that_brings_most_samples() -> None:
 def test_finished_session_names_sites_that_never_counted() -> None:
     history = session(("a", 10), ("b", 10))
     run_round(history, 0, ("a", "b"), ("a",), e.TrainingFailed("b", 0, "ValueError"))
-    assert history.accounts.never() == ["b"]
+    assert history.accounts.never_counted() == ["b"]
     expected = "b has never counted; it was selected for 1 round: failed: ValueError."
     assert expected in history.warnings(is_over=True)
 

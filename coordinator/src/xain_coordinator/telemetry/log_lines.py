@@ -64,7 +64,7 @@ def log_event(before: Session, session: Session, event: e.DurableEvent, history:
             log.info("participants_selected", round=number, **_named(selected))
         case e.RoundPaused(number):
             paused: dict[str, object] = {"connected": len(session.members)}
-            if gave_up := history.accounts.gave_up():
+            if gave_up := history.accounts.failures_of_departed():
                 paused["left_after_failure"] = dict(islice(gave_up.items(), MAX_ABSENT))
             log.warning("round_paused", round=number, **paused)
         case e.RoundResumed(number):
@@ -188,7 +188,7 @@ def _log_account(history: History, round_: int) -> None:
     """Line at the end: rounds that each participant counted in, and participants without one."""
     counts = history.accounts.contributions()
     shown = dict(sorted(counts.items(), key=lambda one: (one[1], one[0]))[:MAX_NAMES_OF_A_ROUND])
-    never = history.accounts.never()
+    never = history.accounts.never_counted()
     log.info("participation", round=round_, rounds_contributed=shown)
     if never:
         log.warning("participants_never_counted", round=round_, **_named(never))

@@ -26,7 +26,13 @@ Answer = tuple[tuple[e.Event, ...], r.Reply, tuple[Point, ...]]
 
 
 def rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
-    """Answer a participant that asks to join. Raises Refusal, ProfileMismatch, InvalidRequest."""
+    """Answer a participant that asks to join: Accepted, with the events of its joining or its
+    return; Later where no slot is free or its data are unlike the members'; Divide where its rows
+    are divided in another way; IdInUse where another process has its name.
+
+    Raises Refusal of a removed participant, ProfileMismatch, InvalidName, InvalidTags,
+    InvalidRequest.
+    """
     participant_id = command.participant_id
     rules = session.rules
     accepted = r.Accepted(rules.heartbeat_time_s)
@@ -131,6 +137,7 @@ def _vote(
 
 
 def _cannot_divide(participant_id: str) -> str:
+    """The refusal of a participant that cannot divide its rows as the session asks for, as text."""
     return (
         f"participant {participant_id!r}: each session of this study trains on a part of the rows,"
         " which this participant does not divide: it is of an earlier version, a script, or has"
@@ -139,6 +146,7 @@ def _cannot_divide(participant_id: str) -> str:
 
 
 def _joined(session: Session, command: c.Rendezvous, now: float) -> e.ParticipantJoined:
+    """The event that makes the sender of a rendezvous a member."""
     return e.ParticipantJoined(
         command.participant_id,
         command.profile,
@@ -177,6 +185,8 @@ def _is_full(session: Session, *, is_eligible: bool) -> bool:
 
 
 def _check_profile(session: Session, profile: DataProfile | None) -> None:
+    """Check that the data of a participant that joins fit the session; only where the coordinator
+    makes the model must a profile come. Raises ProfileMismatch."""
     needed = session.rules.initial == "workload"
     if profile is None:
         if needed:

@@ -53,7 +53,8 @@ TRAINING_FAILED = "training failed at "  # how the cause begins of a fit that en
 
 
 def answer(session: Session, command: c.Command, now: float, pacing: Pacing) -> Answer:
-    """The events of a command, the reply, and points to record. Raises a Refusal."""
+    """The events of a command, the reply, and points to record. Nothing is changed: the caller
+    folds the events. pacing: says how often session time is to be recorded. Raises a Refusal."""
     match command:
         case c.Heartbeat():
             return _heartbeat(session, command, now)
@@ -138,7 +139,8 @@ def answer(session: Session, command: c.Command, now: float, pacing: Pacing) -> 
 
 
 def _removal(session: Session, participant_id: str) -> tuple[e.Event, ...]:
-    """The events that shut a participant out for good, connected or not; () if it is already."""
+    """The events of an operator's removal of a participant, which may be no member; none if it was
+    removed before. Raises a Refusal after the end of the session, and InvalidName."""
     _require_unfinished(session)
     check_name(participant_id)
     if participant_id in session.removed:
@@ -178,6 +180,7 @@ def _end_of_script(session: Session, command: c.EndScript, now: float) -> tuple[
 
 
 def _require_unfinished(session: Session) -> None:
+    """Refuse a command after the end of the session. Raises a Refusal, NOT_FITTING."""
     if session.phase is Phase.FINISHED:
         raise errors.Refusal(
             errors.Reason.NOT_FITTING, f"session {session.session_id} is finished already"
@@ -185,6 +188,7 @@ def _require_unfinished(session: Session) -> None:
 
 
 def _why_not_waiting(session: Session) -> str:
+    """Why a request to fit is refused by a session that does not wait for one."""
     name = f"session {session.session_id}"
     if session.phase is Phase.FINISHED:
         return f"{name} is finished; a fit opens a new session"
@@ -194,6 +198,7 @@ def _why_not_waiting(session: Session) -> str:
 
 
 def _require_waiting_for_model(session: Session) -> None:
+    """Check that the session has asked for an initial model and has none yet. Raises StaleModel."""
     waits = session.phase is Phase.STANDBY and session.requested is not None
     if not waits or session.model is not None:
         raise errors.StaleModel("the initial model is not asked for, or is there already")
@@ -202,7 +207,8 @@ def _require_waiting_for_model(session: Session) -> None:
 def _note_not_admitted(
     session: Session, participant_id: str, reason: str, now: float
 ) -> tuple[e.Event, ...]:
-    """Note a participant that was refused. A session of a study ends if all its sites were."""
+    """Events of a participant that was refused: it is noted unless it is a member. A session of a
+    study ends if all its sites were refused."""
     if session.phase is Phase.FINISHED or participant_id in session.members:
         return ()
     noted = e.NotAdmitted(participant_id, brief(reason, MAX_WHY_NOT_ADMITTED))
@@ -213,6 +219,8 @@ def _note_not_admitted(
 
 
 def _heartbeat(session: Session, command: c.Heartbeat, now: float) -> Answer:
+    """Answer a heartbeat: it renews the lease of a member, or ends its membership if it says that
+    it leaves. After the end the participant is told of it. Raises NotAMember."""
     participant_id = command.participant_id
     if session.phase is Phase.FINISHED:
         return _told_of_the_end(session, command, now)
@@ -247,8 +255,9 @@ def _told_of_the_end(session: Session, command: c.Heartbeat, now: float) -> Answ
 
 
 def _end_training_round(session: Session, command: c.EndTrainingRound, now: float) -> Answer:
-    """The events of an update, or of an evaluation, that a participant hands in. The same one again
-    changes nothing, also when its round is over. Raises what makes it wrong or late."""
+    """Take an update that lies in the store, or an evaluation in an EVALUATE round. The same one
+    again gets the first reply and no event, also when the round is closed. Raises a Refusal, such
+    as InvalidUpdate, if it cannot count."""
     participant_id = command.participant_id
     known = session.accepted(participant_id, command.round)
     # Before anything else: an acknowledged sender may ask for its answer again, even when the
@@ -309,8 +318,8 @@ def _end_training_round(session: Session, command: c.EndTrainingRound, now: floa
 
 
 def _note_refused(session: Session, command: c.NoteRefusedUpdate) -> tuple[e.Event, ...]:
-    """Count a refused update only of a participant that owes one, for that round, and that is not
-    left out already, so that the number of events is bounded."""
+    """Events of a refused update. It counts only for a participant that owes one, for that round,
+    and that is not left out already, so that the number of events is bounded."""
     participant_id = command.participant_id
     if not _is_owed(session, participant_id, command.round):
         return ()  # it came too late, which is no fault
@@ -324,11 +333,12 @@ def _note_refused(session: Session, command: c.NoteRefusedUpdate) -> tuple[e.Eve
 
 
 def _note_failure(session: Session, command: c.NoteFailure, now: float) -> tuple[e.Event, ...]:
-    """Count a failure like a refused update. The participant is not selected again in this round
-    unless it joins again, so that one that goes on has at most one failure a round.
+    """Events of a failure, which counts like a refused update. The participant is not selected
+    again in this round unless it joins again, so that one that goes on has at most one failure a
+    round.
 
     A fit that was requested ends when too few others are left, and so does a session of a study:
-    their participants stay for the next.
+    their participants stay for the next. Raises NotAMember.
     """
     participant_id = command.participant_id
     require_member(session, participant_id)
@@ -358,6 +368,8 @@ def _leaves_too_few(session: Session, participant_id: str) -> bool:
 
 
 def _note_group_broken(session: Session, command: c.NoteGroupBroken) -> tuple[e.Event, ...]:
+    """The event that breaks the open attempt; none if the report is of another attempt, is a second
+    one, or comes from a participant that owes nothing. Raises NotAMember."""
     participant_id = command.participant_id
     require_member(session, participant_id)
     round_ = session.open_round
@@ -370,6 +382,7 @@ def _note_group_broken(session: Session, command: c.NoteGroupBroken) -> tuple[e.
 
 
 def _is_owed(session: Session, participant_id: str, round_: int) -> bool:
+    """Whether the participant owes an update, and owes it for this round."""
     if session.phase is Phase.FINISHED or not session.owes_update(participant_id):
         return False
     return session.trained_by(participant_id) == round_
@@ -403,11 +416,14 @@ def _damaged(session: Session, reasons: Mapping[str, str], now: float) -> Iterat
 
 
 def _model(session: Session) -> GlobalModel:
+    """The session's model, which must exist."""
     assert session.model is not None, "a round is open without a model"
     return session.model
 
 
 def _expired(session: Session, now: float) -> Iterator[e.ParticipantLeft]:
+    """Yield the departure of each member whose lease has run out at `now`; nothing after the
+    end."""
     if session.phase is Phase.FINISHED:
         return
     for participant_id, expires_at in session.members.expiries(session.rules.lease_s):
@@ -416,6 +432,8 @@ def _expired(session: Session, now: float) -> Iterator[e.ParticipantLeft]:
 
 
 def _aggregation_done(session: Session, model: GlobalModel, now: float) -> tuple[e.Event, ...]:
+    """The publication of a model that was made from the round that is being aggregated. Raises
+    StaleModel for a model of another round."""
     if session.phase is not Phase.AGGREGATING or model.round != session.round + 1:
         raise errors.StaleModel(
             f"model {model.round} is not the one that round {session.round} "

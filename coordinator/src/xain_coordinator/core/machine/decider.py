@@ -163,7 +163,8 @@ def _owed_central(session: Session) -> tuple[FitCentral, ...]:
 
 
 def _owed_work(session: Session) -> tuple[Aggregate | InitialiseModel, ...]:
-    """The effect without which the session cannot continue; None if it owes none."""
+    """The effect without which the session cannot continue, the aggregation of a closed round or
+    the making of the initial model; empty if it owes none."""
     if session.phase is Phase.AGGREGATING:
         assert session.model is not None, "a round was closed without a model"
         return (_aggregation(session.rules, session.opened, session.model),)
@@ -191,7 +192,8 @@ def effect_that_made(session: Session, models: Mapping[str, GlobalModel]) -> Eff
 
 
 def _aggregation(rules: Rules, round_: Round, base: GlobalModel) -> Aggregate:
-    """The effect that makes the model of a round from its updates, in the order of their names."""
+    """The effect that makes a model from the updates of a round. base: the model that it started
+    from. Initial weights are averaged as equals, or taken over if one participant made them."""
     # Sorted by name: a participant that came back has another place in the selection, and a sum of
     # floats depends on its order.
     names = sorted(round_.updates)

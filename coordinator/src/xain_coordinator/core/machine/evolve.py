@@ -112,7 +112,8 @@ def fold(session: Session, events: Iterable[e.Event]) -> Session:
 
 
 def evolve(session: Session, event: e.Event) -> Session:
-    """The session after an event."""
+    """The session after an event; the one before is not changed. Nothing is refused: an event that
+    cannot happen in this phase is a broken invariant."""
     members, selection = session.members, session.selection
     match event:  # what happens most often comes first
         case e.ParticipantHeard(participant_id, state, round_, at, transfer):
@@ -126,9 +127,9 @@ def evolve(session: Session, event: e.Event) -> Session:
             members = members.with_contender(participant_id, instance_id, origin, at)
             return replace(session, members=members)
         case e.NotAdmitted(participant_id, reason):
-            return replace(session, members=members.without_admission(participant_id, reason))
+            return replace(session, members=members.with_not_admitted(participant_id, reason))
         case e.WaitsAsUnlike(participant_id, profile, reason, at):
-            members = members.without_admission(participant_id, reason)
+            members = members.with_not_admitted(participant_id, reason)
             return replace(session, members=members.with_unlike(participant_id, profile, at))
         case e.ParticipantJoined():
             return _with_member(session, event)
@@ -139,7 +140,7 @@ def evolve(session: Session, event: e.Event) -> Session:
         case e.ParticipantLeft(participant_id):
             return _without_member(session, participant_id)
         case e.ParticipantRemoved(participant_id):
-            members = members.without_admission(participant_id, REMOVED)
+            members = members.with_not_admitted(participant_id, REMOVED)
             return replace(session, members=members, removed=session.removed | {participant_id})
         case e.HeartbeatChanged(time_s, timeout_s):
             rules = dataclasses.replace(
@@ -256,7 +257,8 @@ def _moved(session: Session, event: e.Event, at: float | None = None) -> Session
 
 
 def _with_member(session: Session, joined: e.ParticipantJoined) -> Session:
-    """The session with a member that has joined."""
+    """The session with a participant that has joined. It may be selected from now on, unless it is
+    in the open round already."""
     participant_id, profile = joined.participant_id, joined.profile
     if profile is not None:
         profile = profile if session.model is None else without_statistics(profile)
@@ -293,7 +295,8 @@ def _without_member(session: Session, participant_id: str) -> Session:
 
 
 def _released(session: Session, participant_id: str) -> Session:
-    """Take a participant that owes an update out of the selection. An accepted update stays."""
+    """Take a participant that owes an update out of the selection of the open round, and out of the
+    work that is carried over; another may be selected in its stead. An accepted update stays."""
     if not session.owes_update(participant_id):
         return session
     round_ = session.open_round
@@ -322,7 +325,8 @@ def _with_failed(session: Session, participant_id: str) -> Session:
 
 
 def _with_round(session: Session, opened: e.RoundOpened) -> Session:
-    """The session with a round that has opened."""
+    """Open a round with the participants of the event, of which the first are those that are
+    carried over. A round that evaluates the last model drops all training that is under way."""
     number, selected, task = opened.round, opened.selected, opened.task
     if task is Task.EVALUATE:
         # Updates that are still being trained come too late for any model.
@@ -352,6 +356,8 @@ def _with_round(session: Session, opened: e.RoundOpened) -> Session:
 
 
 def _with_update(session: Session, accepted: e.UpdateAccepted) -> Session:
+    """Count an update in the open round, with the loss and the evaluation that came with it. The
+    faults in a row of its sender are cleared."""
     update, evaluation = accepted.update, accepted.evaluation
     participant_id = update.participant_id
     assert session.open_round is not None, "an update outside a round"
@@ -453,7 +459,8 @@ def _with_first_model(session: Session, model: GlobalModel, at: float | None) ->
 
 
 def _after_publication(session: Session, model: GlobalModel) -> Session:
-    """The session between two rounds, with the model that the last one has made."""
+    """The session once a model is published: the open round becomes the last one, participants that
+    may go on are carried over, and the model is evaluated if it is to be."""
     round_, rules, buffered = session.opened, session.rules, session.buffered
     if rules.carries_over and not session.is_untrained:
         outlasting = filter(session.outlasts_round, round_.outstanding)
@@ -499,6 +506,8 @@ def _compared(session: Session, round_: Round) -> EvaluationProgress:
 
 
 def _finished(session: Session, event: e.SessionFinished) -> Session:
+    """The session after its end, which nothing changes any more. The open round becomes the last
+    one, so that updates that are sent again are still recognised."""
     # open_round moves to last_round so that updates that are sent again are still recognised.
     ended, progress = session.open_round, session.evaluation
     if ended is not None and ended.task is Task.EVALUATE:

@@ -71,6 +71,8 @@ def advertise(session: Session, participant_id: str) -> r.Advertisement:
 
 
 def _warning(session: Session, participant_id: str) -> str:
+    """What is wrong with a participant, for its advertisement: a second process with its name, or a
+    session without a script that makes initial weights; "" if nothing is."""
     if (second := session.members.conflict(participant_id, session.rules)) is not None:
         return (
             f"a second process, at {second.origin}, wants to join as {participant_id}; give each "
@@ -85,8 +87,8 @@ def _warning(session: Session, participant_id: str) -> str:
 
 
 def _assignment(session: Session, participant_id: str) -> r.Assignment:
-    """The work of a participant in the round that it trains. Raises errors as
-    require_selected()."""
+    """The work of a selected participant: in the open round, or in the earlier one that it still
+    trains. Raises a Refusal, see require_selected."""
     # A participant that goes on while a model is made does not wait for that model.
     is_carried_over = session.is_carried_over(participant_id)
     round_ = require_selected(session, participant_id, may_be_closed=is_carried_over)
@@ -139,8 +141,9 @@ def _process_group(session: Session, round_: Round, participant_id: str) -> Proc
 
 
 def _may_upload(session: Session, question: MayUpload) -> r.Reply:
-    """The ticket for an update, or the stored update if the same one has been accepted. Raises
-    LateUpdate and errors as require_selected()."""
+    """Answer whether an update may be uploaded: AlreadyUploaded if the same bytes are accepted,
+    else a Ticket. Raises a Refusal of a second, different update, of weights for a round that takes
+    evaluations, and of all that require_selected refuses."""
     known = session.accepted(question.participant_id, question.round)
     if known is not None and known.weights.ref.digest == question.digest:
         return r.AlreadyUploaded(known.weights)
@@ -174,6 +177,7 @@ def is_late(session: Session, participant_id: str, round_: int) -> bool:
 
 
 def require_member(session: Session, participant_id: str) -> None:
+    """Refuse a participant that is no member. Raises NotAMember."""
     if participant_id not in session.members:
         raise errors.NotAMember(participant_id)
 

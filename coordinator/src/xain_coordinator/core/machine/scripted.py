@@ -19,7 +19,9 @@ _OF_ONE_EPOCH = frozenset((descent.RULE, "newton", "ensemble"))
 
 
 def require_configurable(session: Session, command: c.ConfigureRound) -> bool:
-    """Whether the decision for a round is new. Raises a Refusal if it cannot be taken."""
+    """Whether the decision for a round is new; False if the script repeats the one that it has
+    made. Raises a Refusal if it cannot be taken: the session waits for none, or a name or a number
+    of epochs is wrong."""
     require_scripted(session, command.session_id)
     script, round_, config = session.script, command.round, command.config
     if script.round == round_:
@@ -56,7 +58,9 @@ def evaluation_of(command: c.RecordEvaluation) -> Evaluation:
 def require_measurable(
     session: Session, command: c.RecordEvaluation, evaluation: Evaluation
 ) -> bool:
-    """Whether the evaluation of a model is new. Raises a Refusal if it cannot be taken."""
+    """Whether the evaluation of the present model is new; False if the script repeats the one that
+    it has sent. Raises a Refusal if it cannot be taken: it differs from that one, is of another
+    model, or the coordinator measures the models itself."""
     require_scripted(session, command.session_id)
     script, model = session.script, command.model
     if script.model == model:
@@ -98,6 +102,8 @@ def require_session(session: Session, session_id: str) -> None:
 
 
 def _require_open(session: Session) -> None:
+    """Refuse a decision after the end of the session or of its script. Raises a Refusal,
+    NOT_FITTING."""
     if session.phase is Phase.FINISHED:
         raise errors.Refusal(errors.Reason.NOT_FITTING, f"the session is finished: {session.cause}")
     if session.script.is_over:
@@ -129,6 +135,8 @@ def _check_names(session: Session, config: RoundConfig) -> None:
 
 
 def _check_epochs(session: Session, config: RoundConfig) -> None:
+    """Check the epochs that a script gives a round and single sites: countable, and as the rule of
+    aggregation allows. Raises InvalidRequest."""
     for epochs in (config.epochs, *config.site_epochs.values()):
         if epochs < 0 or session.epoch_base + epochs > MAX_EPOCHS:
             raise errors.InvalidRequest(
@@ -149,6 +157,7 @@ def _check_epochs(session: Session, config: RoundConfig) -> None:
 
 
 def _is_of_one_epoch(rules: Rules) -> bool:
+    """Whether a round of these rules has one epoch, whatever is configured."""
     if rules.aggregation == "trees":
         return rules.aggregation_options.get("mode") == "histogram"
     return rules.aggregation in _OF_ONE_EPOCH

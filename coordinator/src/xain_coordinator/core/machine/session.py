@@ -335,7 +335,7 @@ class Session:
 
     @property
     def evaluators(self) -> tuple[str, ...]:
-        """The eligible participants that can evaluate; none if evaluation is off."""
+        """The eligible participants that can measure the last model; none if evaluation is off."""
         if self.rules.evaluate_every == 0:
             return ()
         return tuple(p for p in self.members.eligible if self.members[p].can_evaluate)

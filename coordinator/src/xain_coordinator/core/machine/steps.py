@@ -53,7 +53,9 @@ def next_step(session: Session, now: float, strategy: Strategy) -> e.Event | Non
 
 
 def _next_step_at_the_end(session: Session, now: float) -> e.Event | None:
-    """Evaluate the last model if a participant or the coordinator can, and finish the session."""
+    """The next event once the last model is there: open the round that evaluates it, if a
+    participant or the coordinator can; select a late site of a study; end the session when all have
+    answered or the deadline has passed. None while it waits."""
     round_ = session.open_round
     if round_ is None:
         assert session.model is not None, "nothing was trained"
@@ -100,6 +102,8 @@ def _late_evaluators(session: Session, round_: Round) -> tuple[str, ...]:
 
 
 def _completed(session: Session, now: float) -> e.SessionFinished:
+    """The end of a session that has its last model, with the reason if that came before the last
+    round."""
     model, best = session.model, session.evaluation.best
     assert model is not None, "nothing was trained"
     if model.round >= session.rules.num_rounds:
@@ -118,7 +122,8 @@ def _completed(session: Session, now: float) -> e.SessionFinished:
 
 
 def _why_given_up(session: Session) -> str:
-    """The sentence that says for what the session has waited in vain."""
+    """The cause of the end of a session that has waited for rounds.idle_timeout_s: what it waited
+    for."""
     rules, round_ = session.rules, session.open_round
     waited = f"for rounds.idle_timeout_s = {rules.idle_timeout_s:g} s"
     if session.phase is Phase.AGGREGATING:
@@ -150,8 +155,8 @@ def _why_given_up(session: Session) -> str:
 def _next_step_of_round(
     session: Session, round_: Round, now: float, strategy: Strategy
 ) -> e.Event | None:
-    """The event that time or numbers demand of an open round: it changes its selection, closes,
-    pauses, goes on or is overdue. None if it only waits."""
+    """The next event of the open round: a change of its selection, its closing, its pause or
+    resumption as participants go and come, or that it is overdue. None while it waits."""
     step = _change_of_selection(session, round_, strategy.controller)
     if step is not None:
         return step
@@ -214,8 +219,8 @@ def _next_step_of_attempt(
 def _members_of_attempt(
     session: Session, candidates: tuple[str, ...], k: int, controller: Controller
 ) -> tuple[str, ...]:
-    """Select at most one participant for each stage, and those left out only if the others are
-    too few."""
+    """Participants for an attempt at a round of the rule "assemble": at most one for each stage,
+    and those left out only if the others are too few. k: how many at most."""
     pool = tuple(p for p in candidates if p not in session.selection.left_out)
     if len(pool) < session.rules.min_participants:
         pool = candidates
@@ -242,8 +247,10 @@ def _missed(session: Session, round_: Round) -> tuple[str, ...]:
 
 
 def _change_of_selection(session: Session, round_: Round, controller: Controller) -> e.Event | None:
-    """Fill the open round's free slots from the pool. Participants that are left out fill only the
-    slots that min_participants needs, while no others can; an overdue round selects all."""
+    """The event that fills the open round's free slots from the pool. Participants that are left
+    out fill only the slots that min_participants needs, while no others can; where others have come
+    since, one of them is left out again. An overdue round selects all. None if nothing is to
+    change."""
     if round_.overdue_at is not None:
         others = session.available
         return _selected(session, others, len(others), controller) if others else None
@@ -266,6 +273,7 @@ def _change_of_selection(session: Session, round_: Round, controller: Controller
 def _selected(
     session: Session, candidates: tuple[str, ...], k: int, controller: Controller
 ) -> e.ParticipantsSelected:
+    """The event that adds at most k of the candidates to the open round."""
     # Cut: the controller "all" answers with all candidates, whatever is missing.
     drawn = _draw(session, candidates, k, controller)[:k]
     return e.ParticipantsSelected(session.opened.number, drawn)
@@ -274,7 +282,10 @@ def _selected(
 def _next_step_between_rounds(
     session: Session, now: float, controller: Controller
 ) -> e.Event | None:
-    """The event that leads to the next round, or to the end. None if the session waits."""
+    """The next event while no round is open, in the order of a training: participants have
+    gathered, the initial model is asked for, a participant with too many faults is left out, the
+    rounds are planned, a round opens. None while participants, a request, a script or a model are
+    waited for."""
     rules = session.rules
     if session.waits_for_request or session.waits_for_script:
         return None
@@ -330,7 +341,7 @@ def _next_step_between_rounds(
 
 
 def _planned(session: Session) -> e.TrainingPlanned:
-    """Decide the rounds of the training for the participants that are there now."""
+    """The event that decides the rounds of the training for the participants that are there now."""
     profiles = [session.members[p].profile for p in session.members.eligible]
     samples = [0 if profile is None else profile.num_samples for profile in profiles]
     plan = plan_of(session.rules, samples)
@@ -340,8 +351,8 @@ def _planned(session: Session) -> e.TrainingPlanned:
 
 
 def _left_out(session: Session) -> e.ParticipantLeftOut | None:
-    """Leave out a participant that has missed too many deadlines in a row. Refused updates and
-    failures have had this effect at once."""
+    """The event that leaves out a participant that has missed too many deadlines in a row; None
+    without one. Refused updates and failures have had this effect at once."""
     rules = session.rules
     for participant_id, known in session.selection.faults.items():
         is_over = 0 < rules.refused_limit <= known.in_a_row
@@ -351,8 +362,9 @@ def _left_out(session: Session) -> e.ParticipantLeftOut | None:
 
 
 def _ask_for_model(session: Session, now: float) -> e.Event | None:
-    """Request the initial model from the profiles of the members, once: refused profiles would be
-    refused again, so other participants must join first."""
+    """The event that requests the initial model from the profiles of the members, once: refused
+    profiles would be refused again, so other participants must join first. The end of the session
+    where something waits for that; None while there is nothing to ask for."""
     if session.requested is not None or session.members.num_eligible < session.rules.num_required:
         return None
     # Profiles by name, so that the model does not depend on who came first: the first decides what
@@ -368,6 +380,8 @@ def _ask_for_model(session: Session, now: float) -> e.Event | None:
 def _draw(
     session: Session, participants: tuple[str, ...], k: int, controller: Controller
 ) -> tuple[str, ...]:
+    """Let the controller choose k of these members, or all if they are fewer; some controllers
+    choose more. Raises ControllerFailed."""
     members, last = session.members, session.selection.last_selected
     candidates = [
         Candidate(p, members[p].profile, members[p].tags, last[p].round, last[p].at)

@@ -91,7 +91,8 @@ def check_update(model: GlobalModel, round_: Round, update: Update, rules: Rules
 
 
 def _check_layout(update: Update, rules: Rules) -> None:
-    """Raises InvalidUpdate if the layout that comes with initial weights does not describe them."""
+    """Check that the layout that comes with initial weights, if one does, describes them. Raises
+    InvalidUpdate."""
     if not update.layout:
         return
     names: set[str] = set()

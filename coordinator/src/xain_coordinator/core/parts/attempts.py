@@ -107,7 +107,8 @@ def check_fit(model: GlobalModel, round_: Round, update: Update) -> None:
 
 
 def why_broken(round_: Round) -> str:
-    """Why the present attempt is over."""
+    """Why the present attempt is over: the first member that stopped, and its reason, or the
+    deadline."""
     for participant_id, reason in round_.broken.items():
         return f"{participant_id}: {reason}"
     return "its deadline has passed"

@@ -78,4 +78,5 @@ def after_step(options: Mapping[str, Option], descent: Descent, loss: float | No
 
 
 def _number(options: Mapping[str, Option], name: str) -> float:
+    """An option of the rule "gradient" as a number."""
     return float(options[name])

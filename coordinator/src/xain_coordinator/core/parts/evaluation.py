@@ -79,6 +79,7 @@ Loss = tuple[str, float, float]  # name, value, baseline
 
 
 def _is_low(loss: Loss | None) -> bool:
+    """Whether a loss is below that of the best constant prediction; True without one."""
     return loss is None or loss[1] < loss[2]
 
 
@@ -303,6 +304,7 @@ def _kept(values: Mapping[str, Sequence[object]]) -> list[str]:
 
 
 def _spread(values: list[float]) -> Spread:
+    """The spread of values, of which there is at least one."""
     mean = fsum(values) / len(values)
     variance = fsum((value - mean) ** 2 for value in values) / len(values)
     return Spread(min(values), max(values), sqrt(variance))
@@ -328,6 +330,8 @@ def loss_of(evaluation: Evaluation, rules: Rules) -> tuple[str, float] | None:
 
 
 def _loss(evaluation: Evaluation) -> Loss | None:
+    """The log loss or squared error of an evaluation with that of the best constant prediction;
+    None if it has neither."""
     for name in LOSSES:
         figure = evaluation.figures.get(name)
         if figure is not None and figure.baseline is not None:
@@ -431,7 +435,8 @@ class EvaluationProgress:
 
     @property
     def no_better(self) -> str:
-        """See Best.no_better; "" without an evaluation."""
+        """One sentence, if the latest model is no better than the best constant prediction; "" if
+        it is, or without an evaluation."""
         return "" if self.best is None else self.best.no_better
 
     @property
@@ -462,8 +467,10 @@ class EvaluationProgress:
     def compared(
         self, round_: Round, rules: Rules, untrained: int | None = None
     ) -> "EvaluationProgress":
-        """Compare the model of a round with the best one, by what participants have measured. The
-        coordinator's own evaluations take the place of theirs where it has data."""
+        """The progress after the model of a round is compared with the best one, by what
+        participants have measured; unchanged where the coordinator has data: its own evaluations
+        take the place of theirs. untrained: number of the untrained model; None if the first model
+        was trained before."""
         if rules.evaluate_data or not round_.evaluations:
             return self
         return self._measured(round_.number, round_.evaluations.values(), rules, untrained)
@@ -475,7 +482,8 @@ class EvaluationProgress:
         rules: Rules,
         untrained: int | None = None,
     ) -> "EvaluationProgress":
-        """Note the coordinator's evaluation of the first model that it owes, or that it failed."""
+        """The progress after the coordinator's evaluation of the first model that it owes, which it
+        owes no more. evaluation: None if it failed. untrained: as in compared()."""
         progress = (
             self if evaluation is None else self.measured(number, evaluation, rules, untrained)
         )
@@ -484,7 +492,8 @@ class EvaluationProgress:
     def measured(
         self, number: int, evaluation: Evaluation, rules: Rules, untrained: int | None = None
     ) -> "EvaluationProgress":
-        """Compare a model with the best one by an evaluation that the coordinator does not owe."""
+        """The progress after a model is compared with the best one by an evaluation that the
+        coordinator does not owe. untrained: as in compared()."""
         return self._measured(number, (evaluation,), rules, untrained)
 
     def _measured(
@@ -494,7 +503,8 @@ class EvaluationProgress:
         rules: Rules,
         untrained: int | None,
     ) -> "EvaluationProgress":
-        """untrained: number of the untrained model; None if the first model was trained before."""
+        """The progress after a model was measured at all sites together; unchanged if they measured
+        nothing. The untrained model is noted and never the best. untrained: as in compared()."""
         tallies = pooled(measured)
         evaluation = combined(measured, tallies)
         if evaluation is None:
@@ -508,8 +518,9 @@ class EvaluationProgress:
     def owing(
         self, model: GlobalModel | None, rules: Rules, steps: int, *, is_last: bool
     ) -> "EvaluationProgress":
-        """Let the coordinator evaluate the present model, if it is to be evaluated. The last model
-        does not wait for earlier ones.
+        """The progress with the present model among those that the coordinator is to evaluate;
+        unchanged if it evaluates none, not this one, or has done so. Beside the last model no
+        earlier ones wait.
 
         steps: as in Plan.
         """
@@ -523,7 +534,8 @@ class EvaluationProgress:
         return replace(self, owed=first if model in first else (*first, *kept, model))
 
     def descended(self, round_: Round, rules: Rules) -> "EvaluationProgress":
-        """Take the mean loss at the model that the step of a round has left."""
+        """The progress after a step of the rule "gradient", by the mean loss at the model before
+        it. Unchanged with other rules."""
         if round_.learning_rate is None:
             return self
         sites = ((round_.updates[p].num_samples, {"loss": v}) for p, v in round_.losses.items())

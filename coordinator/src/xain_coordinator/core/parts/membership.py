@@ -177,7 +177,8 @@ class Members(Mapping[str, Member]):
         return self.lease_floor <= began and now < began + lease_s
 
     def sharing_columns(self, profile: DataProfile) -> DataProfile:
-        """The profile, with the first member's columns if all of them are equal, to save memory."""
+        """An equal profile. If all its columns equal those of the first member's profile, it refers
+        to the same tuple of them, to save memory; else it is the given profile."""
         first = next(iter(self.by_name.values()), None)
         if first is None or first.profile is None or not profile.columns:
             return profile
@@ -242,8 +243,9 @@ class Members(Mapping[str, Member]):
         heard = Heard(sign.at, sign.state, sign.round, contenders, sign.transfer)
         return replace(self, heard=including(self.heard, participant_id, heard))
 
-    def without_admission(self, participant_id: str, reason: str) -> "Members":
-        """Note that a participant was not let in; the first MAX_NOT_ADMITTED are kept."""
+    def with_not_admitted(self, participant_id: str, reason: str) -> "Members":
+        """Note why a participant was not let in; of the participants that were not, the first
+        MAX_NOT_ADMITTED are kept."""
         known = self.not_admitted
         if participant_id not in known and len(known) >= MAX_NOT_ADMITTED:
             return self
@@ -277,10 +279,8 @@ def without_statistics(profile: DataProfile) -> DataProfile:
 
 def reconnect_spread_s(num_connected: int, lease_s: float) -> float:
     """Seconds over which participants spread their return after the coordinator was away, each at a
-    random moment: 0 for few, whose own jitter suffices.
-
-    Never long enough to cost a lease, since a first attempt may fail.
-    """
+    random moment: a part of the lease at most, since a first attempt may fail; 0 for few, whose own
+    jitter suffices."""
     spread_s = num_connected / RECONNECTS_PER_S
     return min(spread_s, lease_s / 3) if spread_s >= MIN_SPREAD_S else 0.0
 

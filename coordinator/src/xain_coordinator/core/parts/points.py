@@ -63,7 +63,8 @@ def participant_point(participant_id: str, state: ParticipantState, round_: int)
 
 
 def departure_point(participant_id: str) -> Point:
-    """Last metric point of a participant whose lease has run out."""
+    """Last metric point of a participant that is no member any more: its lease ran out, it was
+    removed, revoked or outvoted."""
     fields = {"state": STATE_NUMBERS[ParticipantState.FINISHED]}
     return Point("participant", fields, {"id": participant_id})
 
@@ -104,6 +105,8 @@ def own_evaluation_point(number: int, evaluation: Evaluation | None) -> tuple[Po
 def _evaluation_point(
     number: int, evaluation: Evaluation, source: str, fields: Mapping[str, int | float | str]
 ) -> Point:
+    """Metric point of an evaluation of model `number`, with limits and baselines of its figures.
+    source: "participants" or "coordinator". fields: further ones."""
     limits = {
         f"{name}_{end}": value
         for name, figure in evaluation.figures.items()

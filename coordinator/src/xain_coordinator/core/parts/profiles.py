@@ -125,6 +125,8 @@ def outvoted(
     compared: list[tuple[DataProfile, bool]] = []  # a fleet has few kinds of data
 
     def agrees(other: DataProfile) -> bool:
+        """Whether data are alike in both directions: each fits the schema that the other
+        completes."""
         for known, is_agreed in compared:
             if _is_alike(other, known):
                 return is_agreed
@@ -154,6 +156,7 @@ def _fits(profile: DataProfile, first: DataProfile | None, schema: Schema) -> bo
 
 
 def _compare_with(profile: DataProfile, first: DataProfile | None, schema: Schema) -> None:
+    """Check that a profile fits the schema as `first` completes it. Raises ProfileMismatch."""
     classes, width = set(schema.classes), None
     if first is not None:
         classes.update(first.classes)
@@ -168,7 +171,9 @@ def _compare(
     classes: Set[str],
     is_model_requested: bool,
 ) -> None:
-    """Raise ProfileMismatch if a profile with rows does not fit. width, classes: of the others."""
+    """Check that a profile with rows fits the session. width, classes: features and known labels of
+    the others; width is None without others. is_model_requested: no label can be added. Raises
+    ProfileMismatch."""
     _check_columns(profile, schema, width)
     _check_target(profile, schema)
     if profile.task:
@@ -176,6 +181,7 @@ def _compare(
 
 
 def _is_alike(profile: DataProfile, other: DataProfile) -> bool:
+    """Whether two profiles have the same columns, classes, target and task."""
     return (
         profile.num_features == other.num_features
         and profile.classes == other.classes
@@ -202,7 +208,9 @@ def _completed(schema: Schema, profile: DataProfile) -> Schema:
 
 
 def _check_columns(profile: DataProfile, schema: Schema, width: int | None) -> None:
-    """width: number of features of the others, None if there are no others."""
+    """Check that the columns of a profile match those of the schema, or, where either has no names,
+    are as many. width: number of features of the others, None without others. Raises
+    ProfileMismatch."""
     if schema.columns and profile.columns:
         try:
             match(schema, profile.columns)
@@ -219,6 +227,8 @@ def _check_columns(profile: DataProfile, schema: Schema, width: int | None) -> N
 
 
 def _check_target(profile: DataProfile, schema: Schema) -> None:
+    """Check that task and name of the target are those of the schema, if both are known. Raises
+    ProfileMismatch."""
     if profile.task and schema.task and profile.task != schema.task:
         raise ProfileMismatch(
             f"the data are for {profile.task}, the session for {schema.task}; "
@@ -242,8 +252,8 @@ def _check_target(profile: DataProfile, schema: Schema) -> None:
 def _check_classes(
     profile: DataProfile, schema: Schema, known: Set[str], is_model_requested: bool
 ) -> None:
-    """Refuse labels that the session does not know. A profile may lack known labels, as a part of
-    a data set may."""
+    """Refuse labels that the session does not know, unless classes may still be added. A profile
+    may lack known labels, as a part of a data set may. Raises ProfileMismatch."""
     new = [name for name in profile.classes if name not in known]
     if not new or not known:
         return
@@ -300,7 +310,8 @@ def fitted(profiles: Iterable[DataProfile], schema: Schema) -> tuple[DataProfile
 
 
 def _check_statistics(profile: DataProfile) -> None:
-    """Refuse statistics that no preprocessing can be fitted from."""
+    """Refuse statistics that no preprocessing can be fitted from: of other rows or columns than the
+    profile has, or with a wrong target. Raises ProfileMismatch."""
     try:
         statistics = from_json(profile.statistics)
     except DataError as error:
@@ -331,6 +342,8 @@ def _check_statistics(profile: DataProfile) -> None:
 
 
 def _check_target_statistics(profile: DataProfile, statistics: Statistics) -> None:
+    """Refuse statistics of a target of another task, of unknown classes, or of more rows than there
+    are. Raises ProfileMismatch."""
     counts = statistics.class_counts
     if statistics.target is not None and profile.task == "classification":
         raise ProfileMismatch("the statistics have moments of the target of a classification")

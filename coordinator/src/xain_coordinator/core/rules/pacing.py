@@ -75,7 +75,7 @@ def num_needed(round_: Round, rules: Rules) -> int:
 
 
 def plan_of(rules: Rules, samples: Sequence[int]) -> Plan:
-    """The rounds of a training that begins with some sites.
+    """The rounds of a training that begins with some sites, from the passes or rounds of the rules.
 
     samples: rows of each of them; 0 where they are not known.
     """
@@ -117,7 +117,7 @@ class Pacing(Protocol):
     """
 
     def is_complete(self, round_: Round) -> bool:
-        """The round closes with the updates that it has."""
+        """Whether the round closes now, with the updates that it has."""
         return len(round_.updates) >= round_.num_wanted
 
     def closes_at(self, round_: Round) -> float | None:
@@ -140,7 +140,7 @@ class Pacing(Protocol):
         return 0
 
     def closes_initial_round(self) -> bool:
-        """The rule is asked about initial weights, too. Otherwise they are awaited from all
+        """Whether the rule is asked about initial weights, too. Otherwise they are awaited from all
         participants that are to make some, since without a model there is nothing to train."""
         return False
 
@@ -300,6 +300,7 @@ def names_of(participants: Sequence[str]) -> str:
 
 
 def _count_awaited(round_: Round, wanted: int) -> str:
+    """How many updates of the wanted ones are outstanding, and from whom, as a sentence."""
     missing = round_.outstanding
     more = min(max(wanted - len(round_.updates), 0), len(missing))
     return f"{more} of {len(round_.updates) + more} updates: {names_of(missing)}."

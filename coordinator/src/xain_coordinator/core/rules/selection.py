@@ -100,6 +100,7 @@ class Weighted:
 
     def select(self, candidates: Sequence[Candidate], k: int, chance: Random) -> Sequence[str]:
         def key(candidate: Candidate) -> tuple[bool, float]:
+            """What candidates are sorted by, the largest first; it takes one random number."""
             u = 1.0 - chance.random()  # in (0, 1]
             profile = candidate.profile
             weight = self.default_samples if profile is None else profile.num_samples
@@ -175,4 +176,5 @@ def _names(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _shown(chosen: Sequence[object]) -> str:
+    """The first of the names that a controller has answered, as text of bounded length."""
     return ", ".join(repr(one)[:40] for one in chosen[:5]) + (", ..." if len(chosen) > 5 else "")

@@ -73,7 +73,7 @@ class Accounts:
         self._rules = rules
 
     def apply(self, event: e.Event) -> None:
-        """Fold an event into the accounts."""
+        """Change the accounts by an event. Events of rounds are counted by the other methods."""
         match event:
             case e.UpdateAccepted(_, update):
                 known: dict[str, object] = {"left_out_until": 0}
@@ -94,18 +94,20 @@ class Accounts:
                     num_samples = profile.num_samples
                 self._set(participant_id, away="", is_eligible=is_eligible, num_samples=num_samples)
             case e.ParticipantLeft(participant_id, cause):
-                self._leave(participant_id, cause)
+                self._note_left(participant_id, cause)
             case _:
                 pass
 
-    def round_over(
+    def count_round(
         self,
         number: int,
         selected: Iterable[str],
         contributors: Collection[str],
         missing: Mapping[str, str],
     ) -> tuple[int, int]:
-        """Count a round. missing: why a selected participant did not contribute, by participant.
+        """Count a round of training that is over, for those selected and for those that could not
+        be. contributors: those whose updates counted. missing: why a selected participant did not
+        contribute, by participant.
 
         Returns the number of samples that were lost, and of all that could have counted.
         """
@@ -125,28 +127,30 @@ class Accounts:
                 self._set(name, missed=0, reason="")
             elif reason != NOT_WAITED_FOR:
                 lost += samples
-                self._miss(name, reason)
+                self._count_missed(name, reason)
             elif not late_go_on:
-                self._miss(name, reason)
+                self._count_missed(name, reason)
         for name, account in list(self.by_name.items()):
             if name in names or not (why := account.why_not_selected(number)):
                 continue
-            self._miss(name, why)
+            self._count_missed(name, why)
             if account.is_eligible and not account.away:
                 samples = usual if account.num_samples is None else account.num_samples
                 lost, could = lost + samples, could + samples
         return lost, could
 
     def note_selected(self, number: int, names: Iterable[str]) -> None:
-        """Note that participants are selected for a round that trains; once for each round."""
+        """Note in their accounts that participants were selected for a round that trains, once for
+        each round."""
         for name in names:
             account = self._of(name)
             if account.selected_for != number:
                 num_selected = account.num_selected + 1
                 self._set(name, num_selected=num_selected, selected_for=number)
 
-    def count(self, name: str, difference: int) -> None:
-        """Note that a participant counted in one more round, or in one less."""
+    def note_counted(self, name: str, difference: int) -> None:
+        """Note that a participant counted in one more round, or in one less. difference: 1 or
+        -1."""
         self._set(name, num_counted=self._of(name).num_counted + difference)
 
     def contributions(self) -> dict[str, int]:
@@ -154,7 +158,9 @@ class Accounts:
         counted = {name: account.num_counted for name, account in self.by_name.items()}
         return {name: number for name, number in counted.items() if number}
 
-    def _leave(self, name: str, cause: str) -> None:
+    def _note_left(self, name: str, cause: str) -> None:
+        """Keep the account of a participant that has left, if it was ever selected or counted,
+        among the latest MAX_DEPARTED. cause: as in ParticipantLeft."""
         account = self.by_name.pop(name, _NEW)
         if account.num_selected or account.num_counted:
             self.by_name[name] = replace(account, away=cause)
@@ -163,15 +169,17 @@ class Accounts:
             forgotten = next(iter(self._departed))
             del self._departed[forgotten], self.by_name[forgotten]
 
-    def _miss(self, name: str, reason: str) -> None:
+    def _count_missed(self, name: str, reason: str) -> None:
+        """Count one more round in a row without the participant, for this reason."""
         missed = self._of(name).missed + 1
         self._set(name, missed=missed, reason=reason)
         if missed == MANY_ROUNDS:
             self.begun.append(name)
 
     def warnings(self, *, is_over: bool) -> Iterator[str]:
-        """A sentence for each participant that does not count, the longest absence first."""
-        never = set(self.never()) if is_over else set()
+        """A sentence for each participant that does not count, the longest absence first. is_over:
+        those that never counted are named however short the session was."""
+        never = set(self.never_counted()) if is_over else set()
         found = [
             (-account.missed, name)
             for name, account in self.by_name.items()
@@ -189,7 +197,7 @@ class Accounts:
         if len(found) > MAX_WARNINGS:
             yield f"{len(found) - MAX_WARNINGS} more participants have not counted either."
 
-    def never(self) -> list[str]:
+    def never_counted(self) -> list[str]:
         """Participants that could have counted, or were not eligible, and never have."""
         return [
             name
@@ -197,15 +205,17 @@ class Accounts:
             if not account.num_counted and (account.num_selected or account.missed)
         ]
 
-    def gave_up(self) -> dict[str, str]:
+    def failures_of_departed(self) -> dict[str, str]:
         """Failures of participants that have left after one, the latest first."""
         failures = {name: self._of(name).failure for name in reversed(self._departed)}
         return {name: failure for name, failure in failures.items() if failure}
 
     def _of(self, name: str) -> Account:
+        """The account of a participant, which may be a new one."""
         return self.by_name.get(name, _NEW)
 
     def _set(self, name: str, **changes: object) -> None:
+        """Change these fields of the account of a participant, which may be a new one."""
         # The changes are fields of an account by name, of several types.
         account = self.by_name.get(name, _NEW)
         self.by_name[name] = replace(account, **changes)  # type: ignore[arg-type]

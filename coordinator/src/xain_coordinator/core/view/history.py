@@ -103,23 +103,24 @@ class History:
         )
 
     def apply(self, event: e.Event) -> None:
-        """Fold an event into the history."""
+        """Change the history by an event. Those of the open round are written into its record
+        later, see _write."""
         self.accounts.apply(event)
         self.warned.apply(event)
         match event:
             case e.UpdateAccepted(number, update, staleness, _, evaluation):
                 self._note(event)
                 if self._is_training:
-                    self.accounts.count(update.participant_id, 1)
+                    self.accounts.note_counted(update.participant_id, 1)
                 if staleness and evaluation is not None:
                     self._add_late(number - staleness, update.participant_id, evaluation)
             case e.UpdateDamaged(participant_id):
                 self._note(event)
                 if self._is_training:
-                    self.accounts.count(participant_id, -1)
+                    self.accounts.note_counted(participant_id, -1)
             case e.RoundRestarted(number, _, selected):
                 for participant_id in self.rounds[-1].contributors:
-                    self.accounts.count(participant_id, -1)
+                    self.accounts.note_counted(participant_id, -1)
                 self._note(event)
                 self.accounts.note_selected(number, selected)
             case e.ParticipantsSelected(number, selected):
@@ -264,20 +265,25 @@ class History:
         return [*found, *self.warned.sentences()]
 
     def _note(self, event: e.Event) -> None:
+        """Keep an event of the open round until its record is asked for."""
         self._unwritten.append(event)
         if len(self._unwritten) == MAX_UNWRITTEN:
             self._write()
 
     def _write(self) -> None:
+        """Write the events that were kept into the record of the open round; without one they are
+        dropped."""
         if self._unwritten:
             if self._rounds and self._rounds[-1].seconds is None:
                 self._rounds.append(self._rounds.pop().after(self._unwritten))
             self._unwritten = []
 
     def _end_round(self, at: float) -> None:
+        """Close the record of the latest round, count it in the accounts, and drop details of old
+        rounds that are above the bounds. at: session time."""
         is_training, record = self._is_training, self.rounds.pop()
         if is_training:
-            lost = self.accounts.round_over(
+            lost = self.accounts.count_round(
                 record.round, record.selected, record.contributors, record.missing
             )
             record = replace(record, lost=lost)
@@ -296,6 +302,8 @@ class History:
             self._rounds[index] = replace(old, sites={})
 
     def _add_own(self, number: int, evaluation: Evaluation) -> None:
+        """Keep an evaluation of model `number` by the coordinator or a script, with the round that
+        starts from it, or until that opens."""
         evaluation = together([evaluation]) or evaluation
         index = self._index_of(number)
         if index is None:
@@ -333,9 +341,12 @@ class History:
 
     @property
     def _latest_model(self) -> GlobalModel | None:
+        """The model that was published last, without those that were removed; None without one."""
         return next(reversed(self.models.values()), None)
 
     def _keep(self, model: GlobalModel) -> None:
+        """Keep a model by its key. Parts that it has in common with the one before are in memory
+        once."""
         # Each event that is read back from a journal brings its own copy of what never changes.
         before = self._latest_model
         if before is not None:

@@ -51,6 +51,7 @@ class SiteRecord:
 
     @property
     def num_metrics(self) -> int:
+        """Numbers that the measurements take up, those of figures and importances among them."""
         if self.evaluation is None:
             return len(self.metrics)
         # A figure has its limits and its baseline.
@@ -110,7 +111,7 @@ class RoundRecord:
         return len(self.contributors) if self.counts is None else self.counts[1]
 
     def after(self, events: Iterable[e.Event]) -> "RoundRecord":
-        """The record of the round after an event."""
+        """The record of the round after these events."""
         selected, contributors = dict.fromkeys(self.selected), dict.fromkeys(self.contributors)
         num_samples, damaged = self.num_samples, dict(self.damaged)
         sites, missing = dict(self.sites), dict(self.missing)
@@ -200,8 +201,9 @@ class RoundRecord:
             spread=spreads(evaluations),
         )
 
-    def derived(self) -> "RoundRecord":
-        """The record with the figures that follow from its sites' tallies, in their place."""
+    def with_figures(self) -> "RoundRecord":
+        """The record with the figures of all sites together and of each, instead of each site's
+        tallies; unchanged if no site has sent any."""
         tallies = pooled(one.evaluation for one in self.sites.values() if one.evaluation)
         if tallies is None:
             return self
@@ -226,7 +228,7 @@ class RoundRecord:
             for index, (name, reason) in enumerate(self.missing.items())
         }
         over = replace(
-            self.derived(),
+            self.with_figures(),
             seconds=at - self.opened_at,
             missing=missing,
             num_missing=dict(num_missing),
@@ -255,10 +257,9 @@ class RoundRecord:
 def _without_tallies(
     evaluation: Evaluation, shown: Mapping[int, Sequence[int]]
 ) -> Evaluation | None:
-    """The evaluation of one site with figures instead of tallies; None if nothing was measured.
-
-    shown: columns whose importances are kept, by the number of the model.
-    """
+    """The evaluation of one site with the figures that follow from its tallies, without these; None
+    if it measured nothing. shown: columns whose importances are kept, by the number of the
+    model."""
     derived = together([evaluation])
     if derived is None:
         return None

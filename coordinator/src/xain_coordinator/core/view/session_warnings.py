@@ -31,6 +31,7 @@ class SessionWarnings:
         self.by_kind = dict(by_kind or {})
 
     def apply(self, event: e.Event) -> None:
+        """Count what an event warns of, if it does."""
         match event:
             case e.ModelEvaluated(number, None, reason=reason):
                 text = f"The coordinator's own evaluation failed: {reason}"
@@ -55,6 +56,7 @@ class SessionWarnings:
                 yield f"{one.text.removesuffix('.')} ({often}in round {one.round})."
 
     def _add(self, kind: str, text: str, round_: int, least: int = 2) -> None:
+        """Count a warning of this kind once more, with its latest text. least: as in Warned."""
         before = self.by_kind.pop(kind, None)
         num = before.num if before is not None else 0
         self.by_kind[kind] = Warned(text, num + 1, round_, least)

@@ -189,15 +189,18 @@ def _train(
     division: Division | None = None,
     position: tuple[int, int] = (0, 0),
 ) -> Step:
+    """A step that trains. label, position: for people. sites: that take part; empty: all."""
     return Step("", "train", label, position, sites, division)
 
 
 def _measure(trained: Outcome, sites: tuple[str, ...], division: Division | None) -> Step:
+    """The step that measures a trained model at these sites."""
     of = trained.step
     return Step("", "measure", of.label, of.position, sites, division, trained.source)
 
 
 def _folds(plan: Plan) -> Steps:
+    """Train without each fold and measure on it; the sites are those of the first training."""
     sites: tuple[str, ...] = ()
     for fold in range(plan.folds):
         kept = Division(plan.folds, fold, plan.seed)
@@ -210,6 +213,7 @@ def _folds(plan: Plan) -> Steps:
 
 
 def _leave_out(plan: Plan) -> Steps:
+    """Train at all sites, then without each of them in succession, and measure there."""
     whole = yield _train(ALL_SITES, ())
     for number, site in enumerate(whole.sites, 1):
         others = tuple(one for one in whole.sites if one != site)
@@ -219,6 +223,8 @@ def _leave_out(plan: Plan) -> Steps:
 
 
 def _cross(plan: Plan) -> Steps:
+    """Train at all sites and at each alone, without the first fold, on which each model is measured
+    at all sites."""
     kept = Division(plan.folds, 0, plan.seed)
     whole = yield _train(ALL_SITES, (), kept)
     if whole.source:
@@ -232,6 +238,8 @@ def _cross(plan: Plan) -> Steps:
 
 
 def _search(plan: Plan) -> Steps:
+    """Train with each of the options, keep the better half and double the budget, until one is
+    left. Options whose model has no loss leave the search."""
     sites: tuple[str, ...] = ()
     left = list(range(len(plan.options)))
     budget, num_rungs = plan.budget, (len(left) - 1).bit_length()
@@ -252,6 +260,7 @@ def _search(plan: Plan) -> Steps:
 
 
 def _model(plan: Plan) -> Steps:
+    """Measure a model that there is."""
     division = Division(1, measures=True) if plan.all_rows else None
     yield Step("", "measure", plan.source, division=division, model=plan.source)
 
@@ -321,6 +330,8 @@ def _units(plan: Plan, outcomes: Iterable[Outcome]) -> list[Outcome]:
 
 
 def _lines_of(plan: Plan, one: Outcome) -> Iterator[Line]:
+    """Lines of one session: why it has no result, what a training has come to, or what was
+    measured."""
     step = one.step
     model = option_name(plan, step) if plan.kind == "search" else step.label
     if one.why:
@@ -340,7 +351,8 @@ def _lines_of(plan: Plan, one: Outcome) -> Iterator[Line]:
 
 
 def _lines(model: str, one: Outcome, note: str, *, is_calibrated: bool = False) -> Iterator[Line]:
-    """is_calibrated: with figures of calibration of each site."""
+    """Lines of a model: of all sites together, and of each. note: of the first. is_calibrated: with
+    figures of calibration of each site."""
     whole = together([*one.by_site.values()])
     if one.tallies is not None:
         whole = together([Evaluation(one.tallies.num_rows, {}, one.tallies)])
@@ -361,6 +373,7 @@ def _lines(model: str, one: Outcome, note: str, *, is_calibrated: bool = False) 
 
 
 def _line(model: str, site: str, session_id: str, measured: Evaluation, note: str = "") -> Line:
+    """A line of one evaluation, figures and plain averages apart."""
     averages = {n: v for n, v in measured.metrics.items() if n not in measured.figures}
     if measured.figures:
         averages.pop("loss", None)  # log_loss or mse is the same
@@ -387,7 +400,7 @@ def _calibrated(measured: Evaluation, tallies: Tallies | None) -> Evaluation:
 
 
 def _spread(values: Sequence[float]) -> Spread:
-    """std: of the sample, since folds are few."""
+    """Mean and spread of two or more values. std: of the sample, since folds are few."""
     mean = fsum(values) / len(values)
     variance = fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
     return Spread(mean, sqrt(variance), len(values))

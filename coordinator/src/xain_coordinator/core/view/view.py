@@ -195,6 +195,8 @@ def trend(session: Session, history: History) -> str:
 
 
 def _is_patience_set(session: Session) -> bool:
+    """Whether evaluate.patience is set; the patience by default asks for a number of held-out
+    rows."""
     return session.rules.evaluate_patience_rows == 0
 
 
@@ -204,7 +206,7 @@ def planned(session: Session) -> str:
 
 
 def told(plan: Plan, rules: Rules) -> str:
-    """A plan in words: "50 passes over 1,460 rows at 4 sites: 50 rounds of 1 epoch"."""
+    """The words of a plan: "50 passes over 1,460 rows at 4 sites: 50 rounds of 1 epoch"."""
     where = f"at {_counted(plan.num_sites, 'site')}"
     if plan.num_samples:
         where = f"over {_counted(plan.num_samples, 'row')} {where}"
@@ -226,10 +228,12 @@ def told(plan: Plan, rules: Rules) -> str:
 
 
 def _counted(number: int, what: str) -> str:
+    """A number with its noun, which gets an "s" unless the number is 1."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _keeps_estimators(rules: Rules) -> bool:
+    """Whether bagging leaves its estimators at the sites."""
     # The options are JSON text, as json.dumps() writes it, and the core reads no JSON.
     return rules.workload == "bagging" and '"publish": true' not in rules.workload_options
 
@@ -303,7 +307,7 @@ def _absent(session: Session, history: History) -> list[str]:
     """Sentences of the participants that are not there, and why."""
     left = [
         f"{name} has left. Its last failure: {failure.removesuffix('.')}."
-        for name, failure in history.accounts.gave_up().items()
+        for name, failure in history.accounts.failures_of_departed().items()
     ]
     outside = [
         f"{name} was not let in: {why.removesuffix('.')}."
@@ -313,6 +317,7 @@ def _absent(session: Session, history: History) -> list[str]:
 
 
 def _evaluations_awaited(session: Session, round_: Round) -> str:
+    """What the round that evaluates the last model waits for, as a sentence."""
     missing = round_.outstanding
     if not missing:
         if not session.evaluation.owed and session.central_due is not None:
@@ -324,6 +329,8 @@ def _evaluations_awaited(session: Session, round_: Round) -> str:
 
 
 def _updates_awaited(session: Session, round_: Round, strategy: Strategy) -> str:
+    """What an open round waits for, as a sentence, with those that the script has chosen and that
+    cannot answer."""
     missing = round_.outstanding
     if away := session.chosen_away:
         told = f"chosen by the script, and not connected or failed: {names_of(away)}"
@@ -335,6 +342,7 @@ def _updates_awaited(session: Session, round_: Round, strategy: Strategy) -> str
 
 
 def _answers_awaited(session: Session, round_: Round, strategy: Strategy) -> str:
+    """The updates or initial weights that an open round waits for, as a sentence."""
     rules = session.rules
     missing = round_.outstanding
     if not missing:
@@ -351,6 +359,7 @@ def _answers_awaited(session: Session, round_: Round, strategy: Strategy) -> str
 
 
 def _more_participants(number: int, rules: Rules) -> str:
+    """How many participants are still wanted, with the tags that they need, as text."""
     more = "1 more participant" if number == 1 else f"{number} more participants"
     return f"{more} with {_tags(rules)}" if rules.tags else more
 

@@ -53,6 +53,7 @@ class _Layered(Mapping[K, V]):
         self.layers: tuple[Mapping[Any, V], Mapping[Any, V]] = base, changes
 
     def pairs(self) -> Iterator[tuple[K, V]]:
+        """Keys and values that are there, those changed last at the end."""
         base, changes = self.layers
         yield from (pair for pair in base.items() if pair[0] not in changes)
         yield from (pair for pair in changes.items() if pair[1] is not _GONE)

@@ -73,15 +73,19 @@ class ScriptState:
     is_over: bool = False
 
     def configured(self, round_: int, config: RoundConfig) -> "ScriptState":
+        """The state after the script has configured a round."""
         return dataclasses.replace(self, round=round_, config=config)
 
     def evaluated(
         self, model: int, metrics: Mapping[str, float], num_samples: int
     ) -> "ScriptState":
+        """The state after the script has evaluated a model."""
         return dataclasses.replace(self, model=model, metrics=metrics, num_samples=num_samples)
 
     def ended(self) -> "ScriptState":
+        """The state after the script has come to the end of its loop."""
         return dataclasses.replace(self, is_over=True)
 
     def config_of(self, round_: int) -> RoundConfig:
+        """The configuration of a round; NOTHING unless it is the last one that was configured."""
         return self.config if self.round == round_ else NOTHING

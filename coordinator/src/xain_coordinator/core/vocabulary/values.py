@@ -274,7 +274,7 @@ class Step:
 
     @property
     def shown(self) -> str:
-        """The place in the study, for people: "fold 3 of 5"."""
+        """The position in the study, for people: "fold 3 of 5"."""
         number, total = self.position
         told = self.label
         if total:
@@ -462,8 +462,8 @@ class Rules:
 
     @property
     def max_connected(self) -> int:
-        """Number of participants that may be connected. Those who cannot be selected take no place,
-        but have as many places of their own, and no more."""
+        """Number of participants that may be connected: max_participants that may be selected, and
+        as many others where tags or sites leave some out."""
         return (2 if self.tags or self.sites else 1) * self.max_participants
 
     @property
