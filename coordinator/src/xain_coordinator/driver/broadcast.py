@@ -30,6 +30,8 @@ class Broadcast:
             self._wake_some(waiting)
 
     def _wake_some(self, waiting: Iterator[asyncio.Future[None]]) -> None:
+        """Wake the next WOKEN_PER_ITERATION waiters, and the rest in later iterations of the event
+        loop."""
         for _ in range(WOKEN_PER_ITERATION):
             woken = next(waiting, None)
             if woken is None:

@@ -13,7 +13,9 @@ class SessionClock:
         self._offset = start - time.monotonic()
 
     def now(self) -> float:
+        """Session time in seconds."""
         return time.monotonic() + self._offset
 
     def wall_ns(self) -> int:
+        """Time of the wall clock, in nanoseconds since 1970."""
         return time.time_ns()

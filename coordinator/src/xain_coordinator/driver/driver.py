@@ -300,6 +300,9 @@ class Driver:
         return _returned(await self._answer(question))
 
     async def _answer(self, question: Question) -> Reply | Refusal:
+        """The answer to a question, or its refusal without the traceback. It waits for the disk
+        unless the durable session answers the same. A late update is counted. Raises
+        Unavailable."""
         self._begin()
         outcome = _asked(self._decided, question)
         effects: Sequence[Effect] = ()
@@ -314,7 +317,8 @@ class Driver:
         return await self._when_durable((), effects, outcome, {}).answer
 
     async def _outcome(self, command: Command, update: bytes) -> Reply | Refusal:
-        """The reply to a command, or its refusal without the traceback. Raises Unavailable."""
+        """Decide a command, and give its reply, or its refusal without the traceback, once its
+        records are on disk. A model that is small enough is made at once. Raises Unavailable."""
         now = self._begin()
         records: Sequence[Record] = ()
         effects: Sequence[Effect] = ()
@@ -368,6 +372,7 @@ class Driver:
 
     @property
     def _is_durable(self) -> bool:
+        """Whether all that was decided is on disk."""
         return not self._waiting and not self._committing
 
     def _when_durable(
@@ -378,7 +383,8 @@ class Driver:
         objects: Mapping[str, bytes],
     ) -> _Decided:
         """Queue records behind all decided before. When they are on disk, the reply is given and
-        the effects run."""
+        the effects run. An update that leaves its round open waits gather_s for others; all else
+        begins a commit."""
         answer: asyncio.Future[Reply | Refusal] = asyncio.get_running_loop().create_future()
         decided = _Decided(records, self._decided, effects, outcome, answer, objects)
         self._waiting.append(decided)
@@ -392,6 +398,7 @@ class Driver:
         return decided
 
     def _begin_commit(self) -> None:
+        """Begin to write what waits; an update that waited for others waits no more."""
         if self._gathering is not None:
             self._gathering.cancel()
             self._gathering = None
@@ -399,7 +406,8 @@ class Driver:
         self._spawn(self._commit())
 
     def _made_at_once(self, effects: Sequence[Effect]) -> tuple[Made | None, Sequence[Effect]]:
-        """A small model that is to be made, and the effects that are left.
+        """Make a small model at once if the effects ask for one. Returns it, or None, and the
+        effects that are left.
 
         The model and the opening of the next round are then committed with the update that closed
         the round: no transaction more, and no object of the store.
@@ -423,8 +431,9 @@ class Driver:
         self._when_durable(records, decision.effects, decision.reply, made.objects)
 
     async def _commit(self) -> None:
-        """Write the decided events, all that wait in one transaction, and then answer their
-        senders."""
+        """Write all that waits to the journal, group by group, until nothing waits. After each
+        group its replies are given and its effects run. If the journal fails, all callers are
+        refused and the driver fails."""
         loop = asyncio.get_running_loop()
         try:
             while self._waiting:
@@ -488,7 +497,9 @@ class Driver:
         *,
         is_logged: bool = False,
     ) -> None:
-        """is_logged: the log has a line already for all updates that are accepted here."""
+        """Make a session that is on disk the one that others see: history, log and watchers learn
+        of its records, and its effects run. is_logged: the log has a line already for all updates
+        that are accepted here."""
         assert self._worker is not None, "start() comes first"
         for record in records:
             self.history.apply(record.event)
@@ -506,7 +517,8 @@ class Driver:
                 self._worker.perform(effect)
 
     def _note_late(self, sent: MayUpload | EndTrainingRound) -> Sequence[Effect]:
-        """Count a late update that was awaited once.
+        """Count a late update that was awaited, once for each participant and round. Returns the
+        effect that records it; none if it does not count.
 
         A participant that the weights port has refused asks again through gRPC.
         """
@@ -523,7 +535,8 @@ class Driver:
         return (RecordMetrics((late_point(participant_id, round_),)),)
 
     def fail(self, error: BaseException) -> None:
-        """Note an error after which the coordinator cannot continue; the process should end."""
+        """Note an error after which the coordinator cannot continue: `failed` is set, and watches
+        end. The process should end; only the first error is kept."""
         if self.failure is None:
             self.failure = error
             log.error("coordinator_failed", error=str(error), kind=type(error).__name__)
@@ -544,6 +557,7 @@ class Driver:
         self._spawn(self._save(snapshot))
 
     async def _save(self, snapshot: Snapshot) -> None:
+        """Save a snapshot in a thread. A failure is logged and costs the next start some time."""
         round_ = snapshot.session.round
         try:
             loop = asyncio.get_running_loop()
@@ -594,6 +608,8 @@ class Driver:
             self.lateness.woke(now, self._due, self._active_at)
 
     async def _tick(self) -> None:
+        """Let the session act on its deadlines. Leases of participants whose join is being written
+        begin anew first."""
         now = self._looked_at = self.clock.now()
         self._note_stall(now)
         self._begin_leases([*self._writing, *self._waiting])
@@ -688,6 +704,7 @@ class Driver:
             self._disk.shutdown()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run work in a task of its own, which end() waits for."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -706,6 +723,7 @@ def _note_latency(
 
 
 def _records(events: Iterable[e.Event], now: float) -> Sequence[Record]:
+    """Records of those events that are durable."""
     return [Record(now, event) for event in events if not isinstance(event, e.SoftEvent)]
 
 
@@ -726,7 +744,7 @@ def _is_news(seen: Advertisement, last: Advertisement) -> bool:
 
 
 def _asked(session: Session, question: Question) -> Reply | Refusal:
-    """The answer, or the refusal without its traceback."""
+    """The session's answer to a question, or its refusal without the traceback."""
     try:
         return ask(session, question)
     except Refusal as refusal:
@@ -746,5 +764,6 @@ def _returned(outcome: Reply | Refusal) -> Reply:
 
 
 def _resolve(answer: asyncio.Future[Reply | Refusal], outcome: Reply | Refusal) -> None:
+    """Give a caller its outcome, unless it has gone."""
     if not answer.done():  # else the caller has gone; what it asked for has happened all the same
         answer.set_result(outcome)

@@ -185,6 +185,8 @@ class StoreWorker:
         self._closing = asyncio.Event()  # the same, for tasks that wait for a store
 
     def perform(self, effect: Effect) -> None:
+        """Start an effect in a task; metric points are written here, with the session's id as a
+        tag. Its result is submitted to the driver as a command."""
         match effect:
             case RecordMetrics(points):
                 # A tag, since every question about a series is about one session, and a database
@@ -206,9 +208,10 @@ class StoreWorker:
                 raise AssertionError(f"nobody does {effect}")
 
     def make_at_once(self, effect: Aggregate, objects: Mapping[str, bytes]) -> Made | None:
-        """See Worker. The updates and the model that they change together have AT_ONCE_BYTES at
-        most, which takes a fraction of a millisecond; a thread, a file and a transaction of its own
-        would take several."""
+        """Make a small model on the event loop, as Worker says; None if a thread has to. The
+        updates and the model that they change together have AT_ONCE_BYTES at most, which takes a
+        fraction of a millisecond; a thread, a file and a transaction of its own would take
+        several."""
         refs = [update.weights.ref for update in effect.updates]
         if not effect.base.is_empty:
             refs.append(effect.base.ref)
@@ -244,23 +247,27 @@ class StoreWorker:
         return Made(AggregationDone(model), {model.ref.key: data})
 
     def _begin(self, name: str, work: Callable[[], Command]) -> None:
+        """Start work of this name, unless the worker is closing: the next start does it then."""
         if self._closing.is_set():
             return  # the next start does it
         self._spawn(self._run(name, work))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run work in a task of its own, which close() waits for."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _run(self, name: str, work: Callable[[], Command]) -> None:
+        """Do work of this name, and submit the command that it results in."""
         async with self._guarded(name) as round_:
             command = await self._work(name, round_, work)
             await self._driver.submit(command)
 
     @contextlib.asynccontextmanager
     async def _guarded(self, name: str) -> AsyncIterator[int]:
-        """Log or report whatever ends work of this name before it is done. Gives the round."""
+        """Log whatever ends work of this name before it is done; errors that need a person, and
+        defects, end the driver. Gives the round."""
         round_ = self._driver.session.round
         try:
             yield round_
@@ -350,6 +357,8 @@ class StoreWorker:
         return data if key == made_key else b""
 
     async def _verify(self) -> None:
+        """Verify the model in a thread, and rebuild it if it is damaged. A store that is away ends
+        this attempt."""
         async with self._guarded("verify") as round_:
             try:
                 await asyncio.to_thread(self.rebuild_damaged)
@@ -361,8 +370,8 @@ class StoreWorker:
                 self._verified_at = asyncio.get_running_loop().time()
 
     def _make(self, store: WeightsStore, effect: Effect) -> None:
-        """Make the model that an effect asks for, and store it. Raises ValueError where no initial
-        model can be made."""
+        """Do the work of an effect in a store, which may be one that rebuilds. Raises ValueError
+        where no initial model can be made, and what aggregate() raises."""
         if isinstance(effect, InitialiseModel):
             try:
                 model = self._initial_model(effect)
@@ -373,8 +382,8 @@ class StoreWorker:
             aggregate(store, effect, self._stop)
 
     def _initial_model(self, effect: InitialiseModel) -> Model:
-        """The initial model, marked with the tensors that stay at the participants. Raises
-        WorkloadMissing, and ValueError where the profiles do not suffice."""
+        """The initial model, with the names of the tensors that each participant keeps for itself.
+        Raises WorkloadMissing, and ValueError where the profiles do not suffice."""
         model = self._model_of(effect)
         if not self._personal:
             return model
@@ -384,6 +393,9 @@ class StoreWorker:
         return replace(model, metadata=metadata)
 
     def _model_of(self, effect: InitialiseModel) -> Model:
+        """The model that the workload makes for the profiles of an effect; the empty one where
+        participants make the initial weights. Raises WorkloadMissing, and ValueError where the
+        profiles do not suffice."""
         if effect.initial != "workload":
             return Model(_NOTHING, ())
         if self._workload is None:
@@ -400,6 +412,8 @@ class StoreWorker:
     # --- effects ---
 
     def _initialise(self, effect: InitialiseModel) -> Command:
+        """Check the data, and make and store the initial model. InitialisationFailed if the data do
+        not suffice. Raises WorkloadMissing and StoreError."""
         findings: tuple[Finding, ...] = ()
         try:
             if effect.names and len(effect.names) < self._model_sites:
@@ -483,7 +497,7 @@ class StoreWorker:
         return TableOne.from_json(text).for_sites(self._min_sites).to_json()
 
     def _record(self, key: str, data: bytes) -> None:
-        """Store what people read beside the models."""
+        """Store an object that people read beside the models, in place of the one that is there."""
         upload = self._store.upload(key)
         try:
             upload.write(data)
@@ -492,6 +506,8 @@ class StoreWorker:
             upload.abort()
 
     def _aggregate(self, effect: Aggregate) -> Command:
+        """Make and store the model of a round. NoteDamagedUpdates if updates are damaged; a damaged
+        global model is rebuilt first. Raises StoreError, RuleFailed and Stopped."""
         try:
             model = aggregate(self._store, effect, self._stop)
         except UpdateChanged:
@@ -551,6 +567,7 @@ class StoreWorker:
         return inf if self._stop.is_set() else time.monotonic()
 
     def _require_own_data(self) -> "Callable[[Types], Table]":
+        """What reads the coordinator's own data. Raises DataError if none is configured."""
         if self._own_data is None:
             raise DataError("[evaluate] data is not set, and the session was opened with it")
         return self._own_data
@@ -561,12 +578,15 @@ class StoreWorker:
             raise Stopped
 
     def _published(self, model: GlobalModel) -> GlobalModel:
+        """Put a stored model where else it is looked for, if anywhere; returns the model."""
         if self._publish_further is not None:
             self._publish_further(model)
         return model
 
 
 def _reason(error: Exception) -> str:
+    """Why an evaluation failed, as text; the type of the error is named unless its message
+    suffices."""
     says_why = isinstance(error, DataError | StoreError)
     return str(error) if says_why else f"{type(error).__name__}: {error}"
 

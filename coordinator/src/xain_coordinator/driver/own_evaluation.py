@@ -94,13 +94,14 @@ def fit_central(
 
 
 def _types(model: GlobalModel) -> Types:
+    """Types of the columns that a model was prepared with; none if it has no preprocessing."""
     preprocessing = preprocessing_of(model.metadata)
     return () if preprocessing is None else tuple(preprocessing.types.items())
 
 
 def _measured(model: Model, data: Table) -> Evaluation:
-    """The evaluation of a model on the coordinator's own data. Raises DataError if no metric is
-    finite."""
+    """The evaluation of a model on a table: at most MAX_METRICS metrics that can be kept, and
+    tallies. Raises DataError if no metric is finite."""
     measured = measure(model, data)
     metrics = measured.metrics
     usable = [name for name in sorted(metrics) if why_not_metric(name, metrics[name]) is None]

@@ -80,6 +80,8 @@ def rebuild_damaged_model(
 def _way_out(
     session_id: str, refs: tuple[WeightsRef, ...], damaged: Mapping[str, str], error: Exception
 ) -> str:
+    """The message of a damaged model that cannot be rebuilt: what is damaged, and what an operator
+    can do."""
     objects = ", ".join(
         f"{session_id}/{ref.key} (digest {ref.digest})" for ref in refs if ref.key in damaged
     )
@@ -106,6 +108,7 @@ class _RebuildStore:
         return getattr(self._store, name)  # other methods are those of the store
 
     def upload(self, key: str, label: str = "", size_bytes: int = 0) -> Upload:
+        """An upload that is committed only to a damaged object, with the digest that it had."""
         is_damaged = key in self._damaged
         upload = _RebuildUpload(self._store, key, self._digests.get(key, ""), is_damaged=is_damaged)
         return cast(Upload, upload)
@@ -128,6 +131,8 @@ class _RebuildUpload:
         self._upload.write(chunk)
 
     def commit(self, *, overwrite: bool) -> None:
+        """Replace the object if it is damaged; an object that is sound is not written. overwrite:
+        not heeded. Raises StoreError if the digest is another one."""
         digest = self._digest.hexdigest()
         if digest != self._expected:
             raise StoreError(
@@ -139,8 +144,8 @@ class _RebuildUpload:
         self._upload.abort()
 
     def _set_aside(self) -> bool:
-        """Copy the damaged object to a key below DAMAGED, unless one is there. False if the object
-        is gone.
+        """Copy the damaged object to a key below DAMAGED, unless one is there. Returns whether the
+        object is to be overwritten; False if it is gone.
 
         Without `overwrite` a store first makes sure that no other coordinator has taken over, so
         one that was overtaken replaces nothing.

@@ -97,6 +97,7 @@ def reason(error: Exception) -> str:
 
 
 def _find(name: str) -> TypeAdapter[Any]:
+    """The adapter of events of this type. Raises JournalError if there are none."""
     adapter = _ADAPTERS.get(name)
     if adapter is None:
         raise JournalError(

@@ -47,6 +47,7 @@ def restore_session(records: Iterable[Record]) -> Snapshot:
 
 
 def _begun(first: Record) -> Snapshot:
+    """The session after its first record. Raises JournalError if that is not its opening."""
     if not isinstance(first.event, e.SessionOpened):
         raise JournalError(
             f"the journal begins with {type(first.event).__name__}, not with a session"
@@ -55,6 +56,7 @@ def _begun(first: Record) -> Snapshot:
 
 
 def _folded(saved: Snapshot, records: Iterable[Record]) -> Snapshot:
+    """A session and its history after more records. Raises JournalError if one cannot be folded."""
     number, at, session, history = saved.num_records, saved.at, saved.session, saved.history
     for record in records:
         try:

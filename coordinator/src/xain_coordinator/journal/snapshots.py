@@ -84,6 +84,7 @@ class _Body:
 
 @cache
 def _adapter() -> TypeAdapter[Any]:
+    """Adapter between a snapshot and JSON; it takes a moment to make."""
     return make_adapter(_Body)  # takes a moment, which a start without a snapshot need not wait
 
 
@@ -164,6 +165,7 @@ def usable_snapshot(written_by: str, data: bytes, num_records: int) -> Snapshot 
 
 
 def _ignore(why: str) -> None:
+    """Log that a snapshot is not used, and why."""
     log.warning("snapshot_ignored", reason=why, hint="every record of the session is read")
 
 
@@ -179,7 +181,10 @@ def _plain(value: _T) -> _T:
 
 
 def _series(history: History) -> Iterator[_Series]:
+    """Published models, in order, as series of those that are alike."""
+
     def kind(model: GlobalModel) -> tuple[object, ...]:
+        """What all models of a series have in common."""
         return model.dtype, model.shape, model.layout, model.metadata
 
     for _, (first, *others) in groupby(history.models.values(), kind):

@@ -166,6 +166,8 @@ class SqliteJournal:
         return self._numbers
 
     def _read(self, session: int, begin: int, end: int) -> Iterator[Record]:
+        """Yield records of a session from `begin` to before `end`, a page at a time. Raises
+        JournalError, and JournalDamaged if one is missing or has another checksum."""
         for start in range(begin, end, PAGE_RECORDS):
             numbers = range(start, min(start + PAGE_RECORDS, end))
             with self._lock, self._explained():
@@ -188,6 +190,7 @@ class SqliteJournal:
                         raise self._damaged(f"record {seq} of session {session} is missing")
 
     def _decode(self, session: int, seq: int, row: Row) -> Record:
+        """Decode a row. Raises JournalError that names the record."""
         try:
             return decode_record(row)
         except JournalError as error:
@@ -206,6 +209,8 @@ class SqliteJournal:
     def _append(
         self, records: Sequence[Record], rows: Sequence[Row], objects: Mapping[str, bytes]
     ) -> None:
+        """Write and commit records; once more if the disk is full and make_room has freed space.
+        The caller holds the lock."""
         try:
             self._commit(self._write(records, rows, objects))
         except _DiskFull:
@@ -234,6 +239,8 @@ class SqliteJournal:
         )
 
     def _commit_prepared(self, written: "_Written", again: Callable[[], None]) -> None:
+        """Commit a prepared transaction, and release the lock that prepare() took. again: writes it
+        anew if the disk is full."""
         try:
             self._commit(written)
         except _DiskFull:
@@ -268,7 +275,7 @@ class SqliteJournal:
         return _Written(session, seq, opened, objects)
 
     def _commit(self, written: "_Written") -> None:
-        """Commit the transaction and make it durable."""
+        """Commit the transaction and make it durable; the journal's end moves to behind it."""
         with self._explained():
             db = self._open_db()
             with _undone_after_error(db):
@@ -308,6 +315,7 @@ class SqliteJournal:
             self._forget_recent(keys)
 
     def _keep_recent(self, objects: Mapping[str, bytes]) -> None:
+        """Keep objects in memory, and drop the oldest that are too much together."""
         for key, data in objects.items():
             self._forget_recent([key])
             self._recent[key] = data
@@ -316,6 +324,7 @@ class SqliteJournal:
             self._forget_recent([next(iter(self._recent))])
 
     def _forget_recent(self, keys: Sequence[str]) -> None:
+        """Drop these objects from memory."""
         for key in keys:
             self._recent_bytes -= len(self._recent.pop(key, b""))
 
@@ -382,6 +391,8 @@ class SqliteJournal:
         """
 
         def let_appends_in(*_: object) -> None:
+            """Release the lock for a moment. Raises JournalError once the journal is being
+            closed."""
             self._lock.release()
             time.sleep(0.001)  # else this thread takes the lock again before the others wake
             self._lock.acquire()
@@ -399,6 +410,7 @@ class SqliteJournal:
             after_error.pop_all()
 
     def close(self) -> None:
+        """Close the file once a copy that is under way has ended, which ends at once."""
         self._is_closing = True
         # SQLite keeps the file, and its lock, until a copy under way has ended.
         with self._copying, self._lock:
@@ -457,14 +469,17 @@ class SqliteJournal:
         return False
 
     def _damaged(self, how: str) -> JournalDamaged:
+        """The error of a damaged journal. how: what is wrong."""
         return JournalDamaged(f"the journal {self._path} is damaged: {how}; {_DAMAGED_HINT}")
 
     def _open_db(self) -> sqlite3.Connection:
+        """The connection. Raises JournalError if the journal is closed."""
         if self._db is None:
             raise self._closed()
         return self._db
 
     def _closed(self) -> JournalError:
+        """The error of a journal that is closed."""
         return JournalError(f"the journal {self._path} is closed")
 
     @contextlib.contextmanager
@@ -521,8 +536,9 @@ _REASONS = {
 
 
 def _small_rows(records: Sequence[Record], objects: Mapping[str, bytes]) -> list[Row]:
-    """The encoded records; empty if they and their objects are too many for the caller's thread. A
-    record may have 512 KiB, so the first that is too many ends the encoding."""
+    """Encode records; empty if they and their objects are too many for the caller's thread. A
+    record may have 512 KiB, so the first that is too many ends the encoding. Raises
+    JournalError."""
     num_bytes = sum(map(len, objects.values()))
     rows: list[Row] = []
     if len(records) > MAX_PREPARED:
@@ -547,6 +563,7 @@ class _Written:
 
 @contextlib.contextmanager
 def _transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """Commit what the block writes as one transaction; an error undoes it."""
     db.execute("BEGIN IMMEDIATE")
     with _undone_after_error(db):
         yield
@@ -555,6 +572,7 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _undone_after_error(db: sqlite3.Connection) -> Iterator[None]:
+    """Roll an open transaction back if the block raises; the error is raised again."""
     try:
         yield
     except BaseException:  # raised again

@@ -34,7 +34,7 @@ class Background:
             self._go_on()
 
     def do(self, work: Callable[[], None]) -> None:
-        """Do work that comes so seldom that it needs no bound here."""
+        """Queue work, which comes so seldom that it needs no bound here."""
         self._waiting.append(work)
         self._go_on()
 
@@ -45,10 +45,13 @@ class Background:
             await asyncio.wait([self._working])
 
     def _go_on(self) -> None:
+        """Start to work through the queues, unless that is under way."""
         if (self._waiting or self._deletions) and (self._working is None or self._working.done()):
             self._working = asyncio.create_task(self._work(), name="background")
 
     async def _work(self) -> None:
+        """Work through the queues, one piece in a thread at a time; objects are deleted GROUP_SIZE
+        at once, after other work. Stops if there is no thread."""
         while self._waiting or self._deletions:
             if not self._waiting:
                 size = min(GROUP_SIZE, len(self._deletions))
@@ -64,6 +67,7 @@ class Background:
 
 
 def _attempt(work: Callable[[], None]) -> None:
+    """Do work, and log any error."""
     try:
         work()
     except StoreError as error:

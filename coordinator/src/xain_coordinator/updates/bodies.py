@@ -181,6 +181,7 @@ class Outgoing:
         self._handed = self._acknowledged = 0
 
     def end(self) -> None:
+        """Move no more bytes."""
         self._has_ended = True
 
     def look(self) -> None:
@@ -209,6 +210,9 @@ class Outgoing:
         return True
 
     def _send(self) -> int:
+        """Send the next bytes of the head, or else of the body, as the system and TLS allow.
+        Returns their number. Raises BlockingIOError if the peer takes none now, and ConnectionError
+        if the object is too short."""
         if self._head:
             count = self.sock.send(self._head)
             self._head = self._head[count:]
@@ -234,10 +238,12 @@ Transfer = Incoming | Outgoing
 
 
 def _shorter() -> ConnectionError:
+    """The error of an object that ends before its body does."""
     return ConnectionError("the object is shorter than it was")
 
 
 def _buffer() -> memoryview:
+    """A buffer of PIECE_BYTES, one for each thread."""
     buffer: memoryview | None = getattr(_local, "buffer", None)
     if buffer is None:
         buffer = _local.buffer = memoryview(bytearray(PIECE_BYTES))
@@ -245,7 +251,8 @@ def _buffer() -> memoryview:
 
 
 def _waited(transfer: Transfer) -> bool:
-    """Whether the socket is ready within POLL_S, and the peer is not too slow altogether."""
+    """Wait at most POLL_S for the socket. Returns whether it is ready, and the peer has time
+    left."""
     sock, is_sending = transfer.sock, transfer.is_sending
     with transfer.stall_timer.waiting():
         poll = select.poll()

@@ -79,6 +79,7 @@ class Inbox:
 
     @cached_property
     def _content(self) -> "ContentCheck":
+        """Check of bytes and sums, made when the first such update comes."""
         from xain_coordinator.updates.content import ContentCheck  # most models are numbers alone
 
         return ContentCheck(self._slots.store)
@@ -92,8 +93,8 @@ class Inbox:
     async def obtained(
         self, participant_id: str, round_: int, reference: Reference | None
     ) -> AsyncIterator[Obtained]:
-        """The measured update that a participant hands in for a round. No other call stores or
-        hands in an update of the participant meanwhile.
+        """Give the measured update that a participant hands in for a round; NOTHING if there is
+        none. No other call stores or hands in an update of the participant meanwhile.
 
         reference: None if the participant brings none.
         Raises InvalidUpdate, TOO_LARGE, Unavailable, the store's errors, and MayUpload's refusals.
@@ -108,8 +109,9 @@ class Inbox:
     async def _obtain(
         self, slot: Slot, participant_id: str, round_: int, reference: Reference
     ) -> Obtained:
-        """The stored update that a reference means: one that is there, one that came with the call,
-        or one that is brought from another store. NOTHING if there is none."""
+        """The measured update that a reference means, wherever its bytes are: accepted before,
+        stored by an earlier call, inside this one, or in a store, from which it is read. NOTHING if
+        there is none. Raises as obtained() does."""
         # A name may mean another object now.
         what = object() if reference.digest is None else reference
         if slot.reading is not None:
@@ -155,6 +157,8 @@ class Inbox:
         return Obtained(weights, data)
 
     async def _measured(self, ticket: Ticket, announced: Announced, data: bytes) -> StoredWeights:
+        """Measure an update that came inside its call; in a thread if a model must be read for its
+        distance. Raises TOO_LARGE, InvalidUpdate and the store's errors."""
         if len(data) > MAX_INLINE_UPDATE_BYTES:
             raise UnusableUpdate(
                 Reason.TOO_LARGE,
@@ -170,7 +174,8 @@ class Inbox:
     def _bringer(
         self, participant_id: str, reference: Reference, announced: Announced
     ) -> Callable[[Distance | None], StoredWeights] | None:
-        """Reading and measuring of the object that a reference means; None if it means none."""
+        """The function that reads and measures the object that a reference means, by where it lies;
+        None if it means none, or one that was found damaged."""
         store, key, round_ = self._store, reference.key, announced.round
         base_key = update_key(round_, reference.name)
         if reference.data:
@@ -194,7 +199,8 @@ class Inbox:
     async def _bring(
         self, slot: Slot, round_: int, bring: Callable[[], StoredWeights]
     ) -> StoredWeights | None:
-        """Read an object when it is its turn; None if nothing is there, or the round is over."""
+        """Read an object once fewer than NUM_READINGS others are being read. None if nothing is
+        there, or the round is over. Raises what `bring` raises, and Unavailable."""
         async with self._slots.readings:
             if not self._slots.is_to_be_read(round_):
                 return None

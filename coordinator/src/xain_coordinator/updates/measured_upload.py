@@ -93,6 +93,8 @@ class Decoder:
                 view = view[tile_bytes:]
 
     def _header(self) -> NpyHeader | None:
+        """The header, once all of it has come; None before. Raises InvalidUpdate if it is none, or
+        not that of an update of the model."""
         try:
             header = parse_npy_header(bytes(self._rest[:MAX_HEADER_BYTES]))
         except ValueError as error:
@@ -106,6 +108,7 @@ class Decoder:
         return header
 
     def _decode(self, codec: DeltaCodec, tile: bytes | memoryview, count: int) -> memoryview:
+        """Decode a whole tile of `count` elements, the next of the update. Raises InvalidUpdate."""
         try:
             decoded = codec.decode(tile, self._base.elements(self._num_elements, count))
         except ValueError as error:
@@ -118,6 +121,7 @@ class Decoder:
         self._base.release_buffer()
 
     def close(self) -> None:
+        """Release the buffer, and close the model."""
         self._base.close()
 
 
@@ -171,6 +175,8 @@ class MeasuredUpload:
             raise
 
     def _write(self, data: bytes | memoryview) -> None:
+        """Decode, measure and write received bytes; the first begin an upload in the store. Raises
+        InvalidUpdate, also for more bytes than announced, and the store's errors."""
         if self._upload is None:
             self._upload = self._store.upload(self.key, self.label, self.announced.size_bytes)
         for piece in (data,) if self.decoder is None else self.decoder.feed(data):
@@ -272,6 +278,8 @@ class MeasuredUpload:
         self._close()
 
     def _close(self) -> None:
+        """Close the models that are read beside the upload. The decoder is gone then; a new one is
+        set when the upload goes on."""
         self._inspector.close()
         if self.decoder is not None:
             self.decoder.close()

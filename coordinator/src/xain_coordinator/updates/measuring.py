@@ -57,6 +57,7 @@ class BaseModel:
         return self._buffer[at : at + count]
 
     def _read(self, first: int) -> None:
+        """Fill the buffer with elements from `first` on. Raises the store's errors."""
         reader = self._open()
         if not len(self._buffer):
             num_elements = max(_BASE_READ_BYTES // self.dtype.itemsize, _BLOCK_ELEMENTS)
@@ -69,6 +70,7 @@ class BaseModel:
         self._first, self._count = first, count
 
     def _open(self) -> Reader:
+        """The open object of the model. Raises the store's errors."""
         if self._reader is None:
             reader = self._reader = self._store.open(self.model.ref.key)
             header = parse_npy_header(reader.read(0, MAX_HEADER_BYTES))
@@ -82,6 +84,7 @@ class BaseModel:
         self._first = self._count = 0
 
     def close(self) -> None:
+        """Release the buffer, and close the object."""
         self.release_buffer()
         reader, self._reader = self._reader, None
         if reader is not None:
@@ -102,6 +105,7 @@ class Distance:
         self._work = np.empty(0, dtype=np.float64)
 
     def fits(self, header: NpyHeader) -> bool:
+        """Whether an array with this header is an update of the model."""
         return self._base.fits(header)
 
     def add(self, first: int, elements: NDArray[Any]) -> None:
@@ -187,6 +191,8 @@ class Inspector:
 
     @staticmethod
     def _parse(data: bytes) -> NpyHeader | None:
+        """The header at the beginning of an object; None if more bytes are needed. Raises
+        InvalidUpdate if it is no array of little-endian floats or of bytes."""
         try:
             header = parse_npy_header(data)
         except ValueError as error:
@@ -203,6 +209,8 @@ class Inspector:
         return header
 
     def _scan(self, elements: NDArray[Any]) -> None:
+        """Count elements, find the first that is not finite, and add them to the distance until
+        then."""
         if self._first_bad is None and elements.dtype.kind == "f":
             finite = np.isfinite(elements)
             if not finite.all():
@@ -248,7 +256,7 @@ def measure(
     size_bytes: int | None = None,
     digest: str | None = None,
 ) -> StoredWeights:
-    """Read a stored object through an Inspector.
+    """Measure a stored object, read once through an Inspector.
 
     distance: as an Inspector's, closed on return. size_bytes, digest: what it ought to have;
     nothing is read of an object of another size.
@@ -277,7 +285,8 @@ def measure(
 def measure_bytes(
     data: bytes, key: str, distance: Distance | None = None, digest: str | None = None
 ) -> StoredWeights:
-    """Measure an object that is in memory. key: under which it will be stored."""
+    """Measure an object that is in memory. key: under which it will be stored. distance, digest: as
+    of measure(). Raises InvalidUpdate, and the store's errors if there is a distance."""
     inspector = Inspector(distance)
     try:
         inspector.feed(data)
@@ -287,6 +296,8 @@ def measure_bytes(
 
 
 def _result(inspector: Inspector, key: str, digest: str | None) -> StoredWeights:
+    """What an Inspector has measured of all bytes. digest: that they must have; None: any. Raises
+    InvalidUpdate."""
     # First, because what is wrong with other bytes than the sender's own says nothing of them.
     if digest is not None and inspector.digest != digest:
         raise InvalidUpdate("the upload's digest is not the one announced; send it again")

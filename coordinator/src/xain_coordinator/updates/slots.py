@@ -125,6 +125,7 @@ class Slots:
             self._remove_if_empty(participant_id, slot)
 
     def _remove_if_empty(self, participant_id: str, slot: Slot) -> None:
+        """Remove a participant's slot, unless it is used or holds something."""
         is_used = slot.num_calls or slot.reading or slot.broken or slot.stored
         if not is_used and self.by_name.get(participant_id) is slot:
             del self.by_name[participant_id]
@@ -167,8 +168,8 @@ class Slots:
         return Distance(BaseModel(self.store, model), self._max_update_norm)
 
     def is_to_be_read(self, round_: int) -> bool:
-        """Whether bytes in the store still matter when they may be read. Raises Unavailable if the
-        coordinator stops: the next one reads them."""
+        """Whether an update of this round may still count, so that its bytes are to be read from
+        the store. Raises Unavailable if the coordinator stops: the next one reads them."""
         if self._is_closing:
             raise Unavailable("the coordinator is stopping; ask the next one")
         return needed_by(self.driver.session).has_updates_of(round_)
@@ -208,7 +209,8 @@ class Slots:
         return True
 
     def forget_earlier_rounds(self) -> None:
-        """Drop the uploads of rounds that are over; their objects are removed in the background."""
+        """Drop the uploads of rounds that are over, once a round; those that broke off are removed
+        in the background, as is what predecessors have left of a round."""
         session = self.driver.session
         if session.round == self._round:
             return
@@ -242,6 +244,7 @@ class Slots:
             slot.reading = Reading(what, task)
 
             def forget(ended: asyncio.Task[T]) -> None:
+                """Take the reading that has ended out of its slot."""
                 slot.reading = None
                 self._remove_if_empty(participant_id, slot)
                 if not ended.cancelled():
@@ -308,11 +311,13 @@ async def until_read(slot: Slot, unless: object = None) -> None:
 
 
 def _abort(uploads: Sequence[MeasuredUpload]) -> None:
+    """Remove the written parts of these uploads. Blocks."""
     for upload in uploads:
         upload.abort()
 
 
 async def drop_broken(slot: Slot) -> None:
+    """Remove the slot's upload that broke off, if there is one, with its written part."""
     broken, slot.broken = slot.broken, None
     if broken is not None:
         await run_to_end(broken.abort)

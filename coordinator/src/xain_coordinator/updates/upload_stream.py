@@ -60,6 +60,8 @@ class UploadStream:
             del message
 
     async def _message(self) -> Any:
+        """Read the next message, or grpc.aio.EOF. Raises Unavailable if the sender is too slow
+        altogether."""
         try:
             with self.stall_timer.waiting():
                 async with asyncio.timeout(self.stall_timer.left_s):

@@ -98,8 +98,9 @@ class Uploads:
                     self.num_uploads -= 1
 
     async def _receive(self, slot: Slot, participant_id: str, source: Source) -> WeightsRef | int:
-        """Receive an upload, or find that it is there. Returns its reference, or how many bytes
-        have come if only a part was sent."""
+        """Receive one upload, new or continued, and make it durable. An update that is accepted or
+        stored already is answered from its header. What broke off is kept in the slot; a wrong
+        update is removed. Returns and raises as receive() does."""
         # Before anything of this one is in memory: gigabytes may have to be read.
         await until_read(slot)
         header = await source.header()
@@ -200,8 +201,9 @@ class Uploads:
     async def _upload(
         self, slot: Slot, participant_id: str, ticket: Ticket, header: Header
     ) -> MeasuredUpload:
-        """A new upload, or the broken one that continues at the header's offset. Raises
-        UPLOAD_MISSING."""
+        """The upload that a header continues, taken out of the slot, or a new one, for which a
+        broken one is dropped. Raises UPLOAD_MISSING if there is none to continue at the header's
+        offset."""
         kept = slot.broken
         if header.offset:
             is_meant = kept is not None and kept.announced == header.announced
@@ -216,6 +218,8 @@ class Uploads:
         return self._begin(participant_id, ticket, header.announced)
 
     def _begin(self, participant_id: str, ticket: Ticket, announced: Announced) -> MeasuredUpload:
+        """A new upload, of which nothing is in the store yet. Its label is the same in any process
+        that goes on with it in this session."""
         inspector = Inspector(self._slots.distance(ticket.model))
         # The same for any process that goes on with this upload in this session.
         what = (self._driver.session.session_id, participant_id, *astuple(announced))
