@@ -48,7 +48,7 @@ class Aggregator(Protocol):
         """
 
     def check(self, num_updates: int) -> None:
-        """Raises RuleFailed if the rule cannot work with so many updates."""
+        """Check that the rule can work with so many updates. Raises RuleFailed."""
 
 
 class Surveyor(Aggregator, Protocol):
@@ -111,7 +111,8 @@ def shares(weights: Weights) -> Float64:
 
 
 def average(rows: Tile | Sequence[Tile], weights: Float64) -> Float64:
-    """rows: k of (t,) each. weights: (k,), non-negative, of sum 1."""
+    """The average of rows in float64, within the range of their dtype. rows: k of (t,) each.
+    weights: (k,), non-negative, of sum 1."""
     total = weighted_sum(rows, weights)
     # An average lies between the values it is made of. Where they are the largest there are, the
     # rounding of weights and sums can lead out of the dtype all the same.

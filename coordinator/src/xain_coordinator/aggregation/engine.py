@@ -139,9 +139,10 @@ def aggregate(
 
 
 def _rule(work: Aggregate) -> Aggregator:
-    """The rule that combines the updates of a round. Raises RuleFailed, and PluginFailed where a
-    plug-in is not what it was when the session was opened: that can be put right, so it does not
-    end the session."""
+    """The rule that combines the updates of a round, checked; the weighted average for initial
+    weights where the rule needs a base. Raises RuleFailed, and PluginFailed where a plug-in is not
+    what it was when the session was opened: that can be put right, so it does not end the
+    session."""
     rule = rule_of_session(work.rule, work.options)
     with _calling(work, "check"):
         rule.check(len(work.updates))
@@ -186,6 +187,8 @@ class _Making:
     tiles: Tiles
 
     def make(self) -> GlobalModel:
+        """Weigh the updates, by staleness or by a survey where that applies, and combine and store
+        them. Raises RuleFailed, PluginFailed, UpdateChanged, Stopped, and the store's errors."""
         rows = [self._update(i) for i in range(len(self.work.updates))]
         num_samples = np.array([update.num_samples for update in self.work.updates], np.int64)
         weights: Weights = num_samples
@@ -215,11 +218,13 @@ class _Making:
         )
 
     def _update(self, index: int) -> Vector:
+        """The vector of the update of this index."""
         weights = self.work.updates[index].weights
         return Vector(weights.ref, "accepted update", self.dtype)
 
     @property
     def _base(self) -> Vector:
+        """The vector of the global model, which is as long as the updates."""
         base = self.work.base
         weights = self.work.updates[0].weights
         assert (base.shape, base.dtype) == (weights.shape, weights.dtype)
@@ -245,7 +250,9 @@ class _Making:
     # --- the first pass, of rules that survey ---
 
     def _weigh(self, rule: Surveyor, num_samples: NDArray[np.int64]) -> Float64:
-        """The weights of the updates, from what the rule finds in their differences to the base."""
+        """Survey the updates in one pass over them. Returns the weights that the rule gives them
+        and the global model, (k + 1,). Statistics and control variates count as no difference.
+        Raises RuleFailed."""
         k = len(num_samples)
         bases = [] if self.work.base.is_empty else [self._base]
         block = _block_columns(k)
@@ -260,6 +267,8 @@ class _Making:
         total: Float64 | None = None
 
         def survey(tile: TileBuffer, start: int) -> Float64:
+            """What the rule measures in the columns of a tile that begin with the column
+            `start`."""
             base = tile.extras[0] if bases else np.zeros(1, self.dtype)
             # The rule looks at what comes out.
             with np.errstate(over="ignore", invalid="ignore"), _calling(self.work, "survey"):
@@ -269,6 +278,8 @@ class _Making:
                 return rule.survey(differences)
 
         def compute(tile: TileBuffer, start: int) -> Iterator[Float64]:
+            """What the rule measures in each block of a tile; the last blocks only when they are
+            added."""
             parts = (
                 survey(tile.cut(at, min(at + block, tile.num_columns)), start + at)
                 for at in range(0, tile.num_columns, block)
@@ -277,6 +288,7 @@ class _Making:
             return chain(list(islice(parts, num_early)), parts)
 
         def add(parts: Iterator[Float64]) -> None:
+            """Add what the blocks of a tile have given to the total."""
             nonlocal total
             for part in parts:
                 with _calling(self.work, "survey"):
@@ -301,8 +313,9 @@ class _Making:
     # --- the last pass ---
 
     def _publish(self, rows: Sequence[Vector], weights: Weights) -> GlobalModel:
-        """Combine the updates by tiles, and write the model and the optimiser's state. Raises
-        RuleFailed for a model that is not finite."""
+        """Combine the rows in one pass, take the step of the gradient, of the control variate or of
+        the optimiser if there is one, and store the optimiser's state and the model. weights: of
+        the rows. Raises RuleFailed for a model that is not finite, and the store's errors."""
         work, optimizer = self.work, self.optimizer
         state = self._state()
         names = sorted(optimizer.begin()) if optimizer is not None else []
@@ -324,6 +337,8 @@ class _Making:
                 one.write(npy_header(dtype, (tiles.length,)))
 
             def combine(tile: TileBuffer, start: int) -> None:
+                """Make the columns of the model and of the optimiser's state that begin with the
+                column `start`. Raises RuleFailed if they are not finite."""
                 with np.errstate(over="ignore", invalid="ignore"):  # looked at below
                     combined = self._combine(tile.rows, weights)
                     after: Iterable[Float64] = ()
@@ -354,11 +369,13 @@ class _Making:
                     )
 
             def compute(tile: TileBuffer, start: int) -> tuple[NDArray[Any], ...]:
+                """Make all columns of a tile, at most MAX_COLUMNS at a time."""
                 for at in range(0, tile.num_columns, MAX_COLUMNS):
                     combine(tile.cut(at, min(at + MAX_COLUMNS, tile.num_columns)), start + at)
                 return tile.made
 
             def write(made: tuple[NDArray[Any], ...]) -> None:
+                """Append the columns of a tile to the objects."""
                 for one, values in zip(begun, made, strict=True):
                     one.write(values.view(np.uint8).data)
 
@@ -384,6 +401,8 @@ class _Making:
         )
 
     def _combine(self, tile: NDArray[Any], weights: Weights) -> Float64:
+        """Let the rule combine columns. Raises RuleFailed if it makes another shape or dtype, and
+        PluginFailed."""
         with _calling(self.work, "combine"):
             combined = self.rule.combine(tile, weights)
             if combined.shape != tile.shape[1:] or combined.dtype != np.float64:

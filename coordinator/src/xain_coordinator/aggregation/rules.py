@@ -84,8 +84,8 @@ def known_rules() -> list[str]:
 
 
 def make_rule(name: str, options: Mapping[str, object]) -> Aggregator:
-    """Make the rule of this name. Raises KeyError if there is no such rule, PluginFailed if it is
-    there and cannot be used, and WrongOption."""
+    """Make a rule, built in or plugged in, with its options. Raises KeyError if there is none of
+    this name, PluginFailed if it is there and cannot be used, and WrongOption."""
     kind = load(AGGREGATORS, name, BUILT_IN)
     parts = _PARTS + (_PARTS_OF_SURVEYORS if hasattr(kind, "survey") else ())
     made: Aggregator = make_named(kind, "rule", name, options, parts)
@@ -99,7 +99,7 @@ def make_rule(name: str, options: Mapping[str, object]) -> Aggregator:
 
 
 def make_optimizer(name: str, options: Mapping[str, object]) -> Optimizer:
-    """Make the optimiser of this name. Raises KeyError if there is no such optimiser, and
+    """Make an optimiser with its options. Raises KeyError if there is none of this name, and
     WrongOption."""
     return make(OPTIMIZERS[name], f"optimiser {name!r}", options)
 

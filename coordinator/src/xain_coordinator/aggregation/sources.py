@@ -91,11 +91,14 @@ class Source:
         return reader
 
     def _read(self, reader: Reader, start: int, row: NDArray[Any]) -> None:
+        """Read elements, and with the first of them the header. Raises UpdateChanged and the
+        store's errors."""
         if start == 0:
             self._fill(reader, 0, memoryview(self._header))
         offset = self._header_bytes + start * self._itemsize
         self._fill(reader, offset, row.view(np.uint8).data)
 
     def _fill(self, reader: Reader, offset: int, buffer: memoryview) -> None:
+        """Fill a buffer from an offset. Raises UpdateChanged if the object ends before."""
         if reader.read_into(offset, buffer) != len(buffer):
             raise UpdateChanged(f"{self._name} has become shorter")

@@ -113,6 +113,7 @@ class Tiles:
         digests, results = OrderedLock(), OrderedLock()
 
         def cancel() -> None:
+            """Let no thread wait for another one any more."""
             digests.cancel()
             results.cancel()
 
@@ -130,6 +131,7 @@ class Tiles:
                 readers = stack.enter_context(ThreadPoolExecutor(num_readers, "aggregate-read"))
 
             def work() -> None:
+                """Take tile after tile until none is left: read it, compute, hand on the result."""
                 whole = self._tile(width)
                 while True:
                     try:
@@ -140,6 +142,7 @@ class Tiles:
                     into = (*tile.rows, *tile.extras)
 
                     def read(source: Source, row: NDArray[Any], start: int = start) -> None:
+                        """Read a tile's columns of one vector. Raises Stopped."""
                         if self.stop.is_set():
                             raise Stopped
                         source.read_into(start, row)
@@ -159,10 +162,12 @@ class Tiles:
 
     @property
     def _keep_open(self) -> bool:
+        """Whether each vector stays open from tile to tile."""
         return len(self.rows) + len(self.extras) <= self.max_readers
 
     @property
     def _width(self) -> int:
+        """Columns of a tile, from its bytes, the number of threads, and the block."""
         dtypes = [*(one.dtype for one in (*self.rows, *self.extras)), *self.made]
         column_bytes = sum(dtype.itemsize for dtype in dtypes)
         columns = self.tile_bytes // column_bytes
@@ -174,6 +179,7 @@ class Tiles:
         return min(max(columns // self.block, 1) * self.block, max(self.length, 1))
 
     def _tile(self, width: int) -> TileBuffer:
+        """New buffers for a tile of so many columns."""
         dtype = self.rows[0].dtype if self.rows else np.dtype(np.float32)
         return TileBuffer(
             np.empty((len(self.rows), width), dtype),
@@ -224,6 +230,7 @@ def _run(work: Callable[[], None], num_threads: int, cancel: Callable[[], None])
         return work()
 
     def guarded() -> None:
+        """Do the work; cancel the others if it fails."""
         try:
             work()
         except BaseException as error:  # whatever it is, the others must not wait for this thread

@@ -77,7 +77,8 @@ def join_updates(
 
 
 def _stack(before: bytes) -> Stack:
-    """The trees of the global model. Raises ValueError if the global model is damaged."""
+    """The ensemble with its linear model, parsed from the bytes of the global model. Raises
+    ValueError if they are damaged."""
     try:
         return Stack.parse(before)
     except InvalidContent as error:

@@ -184,15 +184,19 @@ class Coordinator:
 
     @property
     def _started(self) -> "Sessions":
+        """The sessions of a coordinator that was started."""
         assert self._sessions is not None, "start() comes first"
         return self._sessions
 
     def _servicer(self, method: str) -> Any:
+        """The method of Control, or else of Inspection, of this name."""
         server = self._started.current.server
         service = server.control if hasattr(server.control, method) else server.inspection
         return getattr(service, method)
 
     async def _finished(self) -> Session:
+        """Wait until the present session is finished. Returns it. Raises Unavailable if the
+        coordinator stops."""
         driver = self._started.current.driver
         while driver.session.phase is not Phase.FINISHED:
             if self._stop.is_set():
@@ -201,10 +205,12 @@ class Coordinator:
         return driver.session
 
     def _require_new(self) -> None:
+        """Check that the coordinator was never started. Raises RuntimeError."""
         if self._thread is not None:
             raise RuntimeError("the coordinator was started before; make another one")
 
     def _serve(self) -> None:
+        """Serve until the end, in the present thread, and note the exit status or the error."""
         try:
             self._status = self._serve_sessions(host=self)
         except BaseException as error:  # told in the thread of start()
@@ -279,13 +285,16 @@ class Answers:
             self._loop.call_soon_threadsafe(self._end)
 
     def _begin(self) -> None:
+        """Begin to pass answers on, in a task of the coordinator's event loop."""
         self._task = asyncio.ensure_future(self._pass_on())
 
     def _end(self) -> None:
+        """Cancel that task."""
         if self._task is not None:
             self._task.cancel()
 
     async def _pass_on(self) -> None:
+        """Hand each answer to the thread that waits, and at the end an error that says so."""
         CALLER.set(THIS_MACHINE)
         error: BaseException = StopIteration()
         try:
@@ -299,6 +308,7 @@ class Answers:
 
 
 async def _once(work: Callable[[], Awaitable[Any]]) -> AsyncIterator[Any]:
+    """The one answer of work that gives no stream."""
     yield await work()
 
 

@@ -194,6 +194,7 @@ def serve(
         )
 
         def make_next(config: CoordinatorConfig, step: Step | None) -> SessionCoordinator:
+            """Make the coordinator of the next session. step: its part in a study, if any."""
             model = step.model if step is not None else ""
             return make(config, new_session=True, step=step, from_model=model)
 
@@ -233,6 +234,7 @@ class Host(Protocol):
 
 
 def _told(host: Host | None, error: BaseException) -> None:
+    """Log why the coordinator cannot start, and tell the host, if there is one."""
     log.error("cannot_start", error=str(error))
     if host is not None:
         host.failed(error)
@@ -270,7 +272,7 @@ def _open_log_files(
 
 
 def _require_writable(port_file: Path | None) -> None:
-    """Raises WrongSetting."""
+    """Check that a port file, if one is asked for, can be written. Raises WrongSetting."""
     if port_file is not None and (reason := why_unwritable(port_file)):
         raise WrongSetting("server.port_file", f"{port_file} cannot be written: {reason}")
 
@@ -295,7 +297,12 @@ async def _run(
     at_end: contextlib.ExitStack,
     host: Host | None,
 ) -> int:
-    """listener: of the HTTP face; None without one. group: the parameter server, likewise."""
+    """Start a coordinator, serve until a signal, an error or a host's stop, and stop it. Returns
+    the exit status of a program.
+
+    make_next: makes the coordinator of a further session. listener: of the HTTP face; None without
+    one. group: the parameter server, likewise. at_end: closes what is opened here.
+    """
     from xain_coordinator.assembly.sessions import Sessions  # which imports this module
 
     stop = asyncio.Event()
@@ -332,6 +339,7 @@ async def _run(
     def open_next(
         config: CoordinatorConfig, step: Step | None
     ) -> Awaitable[SessionCoordinator | None]:
+        """Open the next session; None if the process is to stop meanwhile."""
         return started(config, partial(make_next, config, step), stop, at_end)
 
     sessions = Sessions(config, coordinator, open_next)
@@ -442,10 +450,13 @@ async def _heeding(stop: asyncio.Event, step: Awaitable[T], at_end: contextlib.E
 
 
 def _status_of(sessions: "Sessions") -> int:
+    """Exit status of sessions that have ended."""
     return EXIT_OK if sessions.failure is None else _status_after(sessions.failure)
 
 
 def _status_after(error: BaseException) -> int:
+    """Exit status after an error: wrong settings, another coordinator that has taken over, or a
+    failure."""
     if isinstance(error, OtherRules | CannotStartFrom | WrongPluginOption):
         return EXIT_BAD_CONFIG
     return EXIT_FENCED if isinstance(error, Fenced) else EXIT_FAILED
@@ -471,6 +482,7 @@ def _exit_after(delay_s: float, status: int) -> threading.Timer:
     """
 
     def leave() -> None:
+        """End the process at once, without waiting for its threads."""
         log.warning("threads_left_behind", waited_s=delay_s)
         streams.close()
         os._exit(status)
@@ -498,14 +510,19 @@ async def _http_face(
 def _view(
     show: LiveView | None, sessions: "Sessions"
 ) -> contextlib.AbstractAsyncContextManager[None]:
+    """The live view, which asks for snapshots of the present session; nothing without one."""
+
     def ask(num_rounds: int) -> Awaitable[Snapshot]:
+        """Ask for a snapshot with so many rounds."""
         return ask_service(sessions.current.server.inspection, num_rounds=num_rounds)
 
     return contextlib.nullcontext() if show is None else show(ask)
 
 
 def _greet(config: CoordinatorConfig, coordinator: SessionCoordinator) -> None:
-    """Log that the coordinator serves, and where; warn if anybody may call it."""
+    """Log that the coordinator serves, where, and what an operator should know: that others can
+    reach it unprotected, that rules differ from the configured ones, that the session is
+    finished."""
     session = coordinator.driver.session
     log.info(
         "coordinator_serving",

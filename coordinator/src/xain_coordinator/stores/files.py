@@ -77,6 +77,8 @@ class FileStore:
             return FileUpload(self, key, path, temp, fd, spare_bytes=spare_bytes)
 
     def find_unfinished(self, key: str, label: str) -> "FileUpload | None":
+        """The file that an upload with this label has left in .incoming, locked for this one; None
+        if there is none, or its writer lives. Raises StoreUnavailable."""
         path = self._path(key)
         with _unavailable("read", path):
             for temp in self._incoming.glob(f"{label}.*{_UPLOAD_SUFFIX}"):
@@ -88,12 +90,15 @@ class FileStore:
         return None
 
     def sweep(self) -> None:
+        """Remove labelled files in .incoming that no living process has locked; errors are
+        ignored."""
         with contextlib.suppress(OSError):
             for temp in self._labelled():
                 with contextlib.suppress(OSError):
                     self._sweep_one(temp)
 
     def put(self, objects: Mapping[str, bytes]) -> None:
+        """Write small objects, each a file, with one sync for each folder."""
         folders = set()
         for key, data in objects.items():
             upload = self.upload(key)
@@ -103,6 +108,8 @@ class FileStore:
             self.sync(folder)
 
     def settle(self, key: str) -> None:
+        """Make the name of an object durable; its bytes were before they got it. Raises KeyNotFound
+        and StoreUnavailable."""
         # The bytes were synced before they got their name; the name is what may be missing.
         path = self._path(key)
         if not path.exists():
@@ -112,7 +119,7 @@ class FileStore:
         self.sync(path.parent)
 
     def keys(self, prefix: str = "") -> Iterator[str]:
-        """The keys that begin with a prefix, in any order. Raises StoreUnavailable, while
+        """Yield the keys that begin with a prefix, in any order. Raises StoreUnavailable, while
         iterating."""
         # Only the folder that the prefix names is looked through.
         folder = prefix.rpartition("/")[0]
@@ -178,6 +185,7 @@ class FileStore:
             temp.replace(path)
 
     def _path(self, key: str) -> Path:
+        """Path of the file that an object has. Raises ValueError, as check_key does."""
         return self._root / key_to_path(key)
 
     def _settle(self, folder: Path) -> None:
@@ -195,6 +203,7 @@ class FileStore:
             self._settled.add(folder)
 
     def _temp(self, label: str = "") -> Path:
+        """Path of a new file in .incoming, whose name begins with the label."""
         start = f"{label}." if label else ""
         return self._incoming / f"{start}{uuid.uuid4().hex}{_UPLOAD_SUFFIX}"
 
@@ -218,9 +227,11 @@ class FileStore:
                     self._sweep_one(temp)
 
     def _labelled(self) -> set[Path]:
+        """Files in .incoming of uploads that have a label, and may be resumed."""
         return set(self._incoming.glob(f"*.*{_UPLOAD_SUFFIX}"))
 
     def _sweep_one(self, temp: Path) -> None:
+        """Remove a file in .incoming. Raises OSError if its writer lives, or it is gone."""
         fd = _open_locked(temp)
         try:
             temp.unlink()
@@ -241,7 +252,8 @@ class FileReader(Reader):
         return self._open_fd()
 
     def read(self, offset: int, length: int) -> bytes:
-        """Read bytes; fewer at the end. Raises StoreUnavailable."""
+        """Read up to `length` bytes; fewer only at the end of the object. Raises
+        StoreUnavailable."""
         with _unavailable("read", self._path):
             return os.pread(self._open_fd(), length, offset)
 
@@ -257,6 +269,7 @@ class FileReader(Reader):
         return num_read
 
     def _open_fd(self) -> int:
+        """The descriptor. Raises ValueError once the reader is closed."""
         if self._fd is None:
             raise ValueError("the reader is closed")
         return self._fd
@@ -334,6 +347,7 @@ class FileUpload:
             return os.pread(self._open_fd(), length, offset)
 
     def resume(self, size: int) -> Self:
+        """Cut the file to its first `size` bytes, and go on after them. Raises StoreUnavailable."""
         with _unavailable("write", self._path):
             os.truncate(self._open_fd(), size)
             os.lseek(self._open_fd(), size, os.SEEK_SET)
@@ -341,6 +355,8 @@ class FileUpload:
         return self
 
     def write(self, chunk: bytes | memoryview) -> None:
+        """Append bytes; on a full disk spare files make room. In a spare file the mark is moved on.
+        After a failure nothing of the upload stays. Raises StoreUnavailable."""
         fd = self._open_fd()
         with self._ended_by_failure(), _unavailable("write", self._path):
             view = memoryview(chunk).cast("B")
@@ -409,6 +425,7 @@ class FileUpload:
         self._close()
 
     def abort(self) -> None:
+        """Remove the file; what cannot be removed is swept by the next run."""
         if self._fd is None:
             return
         self._close()
@@ -418,6 +435,7 @@ class FileUpload:
 
     @contextlib.contextmanager
     def _ended_by_failure(self) -> Iterator[None]:
+        """Remove the file if the block raises; the error is raised again."""
         try:
             yield
         except BaseException:  # half an object is removed
@@ -427,11 +445,13 @@ class FileUpload:
             raise
 
     def _open_fd(self) -> int:
+        """The descriptor. Raises ValueError once the upload is over."""
         if self._fd is None:
             raise ValueError(f"the upload of {self._key!r} is over")
         return self._fd
 
     def _close(self) -> None:
+        """Close the file, which releases its lock."""
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
@@ -439,6 +459,8 @@ class FileUpload:
 
 @contextlib.contextmanager
 def _unavailable(verb: str, path: Path) -> Iterator[None]:
+    """Raise StoreUnavailable in place of an OSError of the block. verb: what was tried, for the
+    message."""
     try:
         yield
     except OSError as error:
@@ -448,5 +470,6 @@ def _unavailable(verb: str, path: Path) -> Iterator[None]:
 
 
 def _raise_unless_gone(error: OSError) -> None:
+    """Raise an error of os.walk, except for a folder that was removed meanwhile."""
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error

@@ -69,8 +69,9 @@ class JournalledStore:
         self.journal.delete_objects(keys)
 
     def open(self, key: str, start: int = 0, length: int | None = None) -> Reader:
-        """Open an object that the journal or the store has. Raises StoreError, not
-        StoreUnavailable, if the journal cannot be read: waiting for it would not help."""
+        """Open an object that lies in the journal or in the store. Raises KeyNotFound and the
+        store's errors; StoreError, not StoreUnavailable, if the journal cannot be read: waiting for
+        it would not help."""
         if not is_journalled(key) and key not in self._models:
             return self.store.open(key, start, length)
         try:
@@ -84,6 +85,8 @@ class JournalledStore:
         return self.store.open(key, start, length)
 
     def upload(self, key: str, label: str = "", size_bytes: int = 0) -> Upload:
+        """Begin to write an object to the store. A model of this key in the journal is removed
+        there first: it is damaged, and is being rebuilt."""
         if key in self._models:  # it is damaged, and is being rebuilt
             self.forget_models([key])
         return self.store.upload(key, label, size_bytes)
@@ -101,6 +104,8 @@ class JournalledStore:
         self.store.settle(key)
 
     def keys(self, prefix: str = "") -> Iterator[str]:
+        """Yield the keys of the store, and then those of the journal that may begin with the
+        prefix. Raises StoreError."""
         yield from self.store.keys(prefix)
         if prefix.startswith((INCOMING, OPTIMIZER)):
             return  # updates lie below the number of their round
@@ -110,6 +115,8 @@ class JournalledStore:
             raise StoreError(str(error)) from error
 
     def delete(self, *keys: str) -> None:
+        """Remove each object from the journal or the store, wherever it may be. Raises StoreError,
+        also for errors of the journal."""
         if models := [key for key in keys if key in self._models]:
             try:
                 with self.copying:  # else a copy could be written after the deletion

@@ -92,6 +92,8 @@ def _folder(name: str) -> str:
 
 
 def _harmless(piece: str) -> str:
+    """A piece of a name, whose first and last character are escaped if they are a dot or a
+    blank."""
     if piece[0] in ". ":
         piece = _written(piece[0]) + piece[1:]
     if piece[-1] in ". ":
@@ -100,4 +102,5 @@ def _harmless(piece: str) -> str:
 
 
 def _written(character: str) -> str:
+    """A character as %xx, one for each byte of its UTF-8."""
     return "".join(f"%{byte:02x}" for byte in character.encode())

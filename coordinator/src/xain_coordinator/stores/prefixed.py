@@ -14,6 +14,7 @@ class _Prefix:
         self._prefix = f"{prefix}/"
 
     def _whole(self, key: str) -> str:
+        """A key with the prefix. Raises ValueError, as check_key does."""
         check_key(key)
         return self._prefix + key
 

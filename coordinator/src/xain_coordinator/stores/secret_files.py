@@ -76,6 +76,8 @@ def authorities_in(section: str, path: Path | None) -> str | None:
 
 
 def _read(source: str, path: Path) -> str:
+    """The text of a file, without blanks around it. source: what messages call it. Raises
+    StoreError."""
     try:
         value = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeError) as error:

@@ -84,8 +84,8 @@ class Fence:
                     self._store.delete(_key(other))
 
     def require_known_owner(self) -> None:
-        """Raises TakenOver if the session went on without this journal, JournalError, and the
-        store's errors. Blocks."""
+        """Check that the session has not gone on without this journal. Blocks. Raises TakenOver if
+        it has, JournalError, and the store's errors."""
         self._known_owner(self._journal.owners(self._session_id))
 
     def _known_owner(self, noted: Collection[str]) -> str:
@@ -101,7 +101,8 @@ class Fence:
         return owner
 
     def check(self) -> None:
-        """Raises TakenOver if we are not the owner any more, and the store's errors. Blocks."""
+        """Check that this coordinator is still the owner. Blocks. Raises TakenOver if another one
+        is, and the store's errors."""
         assert self._name, "take_over() comes first"
         owner = self._owner()
         # No owner: the store was emptied or is not mounted, and no coordinator is newer. An owner
@@ -142,11 +143,13 @@ class Fence:
         return max(self._names(), default="")
 
     def _names(self) -> list[str]:
+        """Names of all owners in the store."""
         start = len(FOLDER) + 1
         names = (key[start:] for key in self._store.keys(f"{FOLDER}/"))
         return [name for name in names if _NAME.fullmatch(name)]
 
     def _describe(self, name: str) -> str:
+        """An owner for a message: its number, and the host, process and time that it has noted."""
         try:
             with self._store.open(_key(name)) as reader:
                 note = reader.read(0, _NOTE_BYTES).decode(errors="replace")
@@ -157,10 +160,12 @@ class Fence:
 
 
 def _key(name: str) -> str:
+    """Key of the object of an owner."""
     return f"{FOLDER}/{name}"
 
 
 def _number(name: str) -> int:
+    """Number of an owner, from its name."""
     return int(name.partition(".")[0])
 
 

@@ -57,6 +57,8 @@ class ModelCopies:
         await self._copied(driver, self.copy)
 
     async def _copied(self, driver: Driver, copy: Callable[[], None]) -> None:
+        """Run copy() or copy_due() in a thread. A store that is away is logged; other errors fail
+        the driver."""
         work = "copy models"
         try:
             await run_to_end(copy)
@@ -97,6 +99,8 @@ class ModelCopies:
         return not self._store.has_model(key)
 
     def _copy(self, keys: list[str]) -> None:
+        """Copy these models to the store, and remove those that are copied from the journal, also
+        after an error. Raises as copy() does."""
         copied: list[str] = []
         try:
             for key in keys:

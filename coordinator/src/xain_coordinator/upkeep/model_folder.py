@@ -113,8 +113,8 @@ class ModelFolder:
         self._shown = numbers
 
     def _show(self, session: Session, model: GlobalModel) -> None:
-        """Link the models that are there into the folder, the last and the best one too, and write
-        the file that describes them."""
+        """Link the models that the store has and that have no links yet, the last and the best one
+        too, and write the file that describes them. Raises OSError and ValueError."""
         numbers = [*self._waiting, *range(self._next, model.round + 1)]
         self._next = model.round + 1
         self._waiting = [n for n in numbers if not self._copies.is_copied(model_key(n))]
@@ -149,6 +149,8 @@ class ModelFolder:
         temp.replace(self._folder / MODELS_INDEX)
 
     def _link(self, name: str, target: str) -> None:
+        """Make a symbolic link, unless it is there; remove it if its target is gone. Raises
+        OSError."""
         path = self._folder / name
         if not (self._folder / target).exists():
             path.unlink(missing_ok=True)  # [storage] keep_models has removed the model
@@ -163,18 +165,22 @@ class ModelFolder:
 
 
 def _numbers(session: Session) -> tuple[int, int | None]:
+    """Numbers of the last model, -1 without one, and of the best one."""
     best = session.evaluation.winner
     last = -1 if session.model is None else session.model.round
     return last, None if best is None else best.round
 
 
 def _name(number: int) -> str:
+    """Name of the link to the model of this number."""
     return f"round-{number:04}.npy"
 
 
 def _file_of(number: int) -> str:
+    """Path of the model's object below the session's folder."""
     return key_to_path(model_key(number))
 
 
 def _entry(number: int) -> dict[str, Any]:
+    """A model as the index names it."""
     return {"round": number, "file": f"../{_file_of(number)}"}

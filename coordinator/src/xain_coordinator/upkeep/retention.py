@@ -124,7 +124,9 @@ class Retention:
             self._remove_models(removed)
 
     def _remove_models(self, removed: Set[int]) -> None:
-        """The first call looks for models that an earlier process did not come to remove."""
+        """Remove the models of these rounds from the store, those that an earlier process did not
+        come to remove among them. Models that are known to be gone are not asked for again. Raises
+        the store's errors."""
         if self._removed is None:
             there = {round_of(key) for key in self._store.keys("") if is_model(key)}
             self._removed = {*removed} - there
@@ -138,6 +140,8 @@ class Retention:
             self._removed.update(group)
 
     def _drop_before(self, end: int, folder: str, spared: frozenset[int] = frozenset()) -> None:
+        """Remove all objects but models of the rounds before `end` from a folder; stops early after
+        stop(). spared: rounds whose objects stay for now. Raises the store's errors."""
         if self._stop.is_set():
             return
         group: list[str] = []

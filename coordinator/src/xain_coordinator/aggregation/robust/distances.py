@@ -315,6 +315,8 @@ def _squared_distances(products: Float64, i: int) -> Float64:
 
 
 def _equal_weights(n: int, chosen: NDArray[np.intp]) -> Float64:
+    """Equal weights for the chosen ones of n updates, none for the others and the global model: (n
+    + 1,)."""
     return _spread(n, chosen, np.full(len(chosen), 1 / len(chosen)), of_base=0.0)
 
 
@@ -327,6 +329,8 @@ def _spread(n: int, which: NDArray[Any], weights: Float64, *, of_base: float) ->
 
 
 def _check_byzantine(rule: str, f: int, num_updates: int) -> None:
+    """Check that there are enough updates for f from participants that may send anything. Raises
+    RuleFailed."""
     least = 2 * f + 3
     if num_updates < least:
         raise RuleFailed(

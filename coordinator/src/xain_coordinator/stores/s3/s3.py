@@ -90,23 +90,29 @@ class S3Store:
         created, copied, joined, sent = (f"{folder}/{number}" for number in range(4))
 
         def create() -> None:
+            """Upload an object that is written only once."""
             upload = S3Upload(self, _TRIAL, created)
             upload.write(b"x")
             upload.commit(overwrite=False)  # claims, and If-None-Match where the server knows it
 
         def copy() -> None:
+            """Copy that object."""
             first = bucket.get(_TRIAL, created, 0, 1)
             bucket.copy(_TRIAL, created, copied, first.etag, self.requests.sizes.copy_part)
 
         def upload_in_parts() -> None:
+            """Upload another object in one part."""
             upload_id = bucket.begin(_TRIAL, joined)
             etag = bucket.put_part(_TRIAL, joined, upload_id, 1, b"x")
             bucket.complete(_TRIAL, joined, upload_id, [etag])
 
         def abort_parts() -> None:
+            """Begin an upload in parts, and abort it."""
             bucket.abort(_TRIAL, joined, bucket.begin(_TRIAL, joined))
 
         def use_signed_urls() -> None:
+            """Write and read an object by signed URLs; a public address that cannot be reached is
+            logged."""
             try:
                 bucket.use_signed_url("put_object", _TRIAL, sent, b"x")
                 bucket.use_signed_url("get_object", _TRIAL, sent)
@@ -160,6 +166,8 @@ class S3Store:
     # --- WeightsStore ---
 
     def open(self, key: str, start: int = 0, length: int | None = None) -> "S3Reader":
+        """Open an object with a GET of its first bytes, or of those that will be read first. Raises
+        KeyNotFound and StoreUnavailable."""
         name = self._name(key)
         sizes = self.requests.sizes
         length = sizes.head if length is None else min(max(length, 1), sizes.range)
@@ -194,7 +202,7 @@ class S3Store:
         self._head(key, self._name(key), 1)
 
     def keys(self, prefix: str = "") -> Iterator[str]:
-        """The keys that begin with a prefix, in any order. Raises StoreUnavailable, while
+        """Yield the keys that begin with a prefix, in any order. Raises StoreUnavailable, while
         iterating."""
         folder = prefix.rpartition("/")[0]
         try:
@@ -223,6 +231,8 @@ class S3Store:
         return self.bucket.signed_url("put_object", self._name(key))
 
     def copy(self, source: str, target: str, size_bytes: int) -> None:
+        """Copy an object within the bucket, unless it has another size. Raises WrongSize,
+        KeyNotFound, ObjectChanged if it is replaced meanwhile, and StoreUnavailable."""
         from_, to = self._name(source), self._name(target)
         head = self._head(source, from_, 1)
         if head.size != size_bytes:
@@ -236,7 +246,8 @@ class S3Store:
             raise ObjectChanged(source) from None
 
     def _head(self, key: str, name: str, length: int) -> Piece:
-        """First bytes of an object. Raises KeyNotFound.
+        """First bytes of an object, with its size and ETag; none of an empty one. Raises
+        KeyNotFound.
 
         A GET, because the answer to a HEAD cannot tell a missing object from a missing bucket.
         """
@@ -246,6 +257,8 @@ class S3Store:
             return Piece(b"", 0, "")  # an empty object has no first byte
 
     def _name(self, key: str) -> str:
+        """Name of the object with this key, below the prefix. Raises ValueError if it is too
+        long."""
         name = self._prefix + key_to_name(key)
         size = len(name.encode())
         if size > MAX_NAME_BYTES:
@@ -274,14 +287,15 @@ class S3Reader(Reader):
         self._first_offset = start
 
     def read(self, offset: int, length: int) -> bytes:
-        """Read bytes; fewer at the end. Raises ObjectChanged and StoreUnavailable."""
+        """Read up to `length` bytes; fewer only at the end of the object. Raises ObjectChanged and
+        StoreUnavailable."""
         buffer = bytearray(min(length, max(self.size - offset, 0)))
         self.read_into(offset, memoryview(buffer))
         return bytes(buffer)
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
-        """Fill a buffer by as many requests side by side as it takes; return how many bytes there
-        were. Raises ObjectChanged and StoreUnavailable."""
+        """Fill a buffer: by what came with the opening, and by requests of ranges side by side.
+        Returns how many bytes there are. Raises ObjectChanged and StoreUnavailable."""
         if self._closed:
             raise ValueError("the reader is closed")
         end = min(offset + len(buffer), self.size)
@@ -305,6 +319,8 @@ class S3Reader(Reader):
         return end - offset
 
     def _range_into(self, start: int, buffer: memoryview) -> None:
+        """Read one range by one request. Raises ObjectChanged unless it is of the object that was
+        opened."""
         try:
             size, etag, count = self._bucket.get_into(
                 self._key, self._name, start, buffer, self._etag
@@ -340,6 +356,8 @@ class S3Upload:
         self._parts: list[tuple[Future[str], IO[bytes]]] = []  # their ETags, and where they wait
 
     def write(self, chunk: bytes | memoryview) -> None:
+        """Append bytes to the part that is being filled; a full one is sent while the next is
+        filled. After a failure the upload is over. Raises StoreUnavailable."""
         self._require_open()
         view = memoryview(chunk).cast("B")
         with self._ended_by_failure():
@@ -366,6 +384,7 @@ class S3Upload:
         self._end()
 
     def abort(self) -> None:
+        """End the upload, and have the server drop the parts that were sent, if it can be asked."""
         if self._is_over:
             return
         self._end()
@@ -378,6 +397,8 @@ class S3Upload:
         self.abort()
 
     def _keep(self, data: memoryview) -> None:
+        """Append bytes to the part that is being filled. Raises StoreUnavailable if the disk
+        fails."""
         try:
             if self._file is None:
                 self._file = self._new_file()
@@ -394,6 +415,8 @@ class S3Upload:
         return cast(IO[bytes], SpooledTemporaryFile(SPOOL_BYTES, dir=str(self._spool)))
 
     def _send_part(self) -> None:
+        """Send the filled part in a thread, and begin the next; MAX_PARTS_IN_FLIGHT at a time. The
+        first one begins the upload on the server."""
         if not self._upload_id:
             self._upload_id = self._bucket.begin(self._key, self._name)
         number = len(self._parts) + 1
@@ -405,6 +428,8 @@ class S3Upload:
         self._file, self._file_bytes = None, 0
 
     def _put_part(self, number: int, file: IO[bytes]) -> str:
+        """Send a part. Returns its ETag. Raises StoreUnavailable if the server has ended the
+        upload."""
         with file:
             file.seek(0)
             try:
@@ -413,6 +438,8 @@ class S3Upload:
                 raise self._gone() from None
 
     def _publish(self) -> None:
+        """Make the object visible unless its key is taken, under a claim that keeps other content
+        away. Raises KeyExists, KeyClaimed and StoreUnavailable."""
         claims = self._claims.take(self._key, self._name, self._digest.hexdigest(), self._is_taken)
         try:
             # The condition is against writers without a claim; a server may ignore it.
@@ -423,6 +450,7 @@ class S3Upload:
         self._claims.drop(self._key, claims)
 
     def _is_taken(self) -> bool:
+        """Whether an object lies under the key, an empty one too."""
         try:
             self._bucket.get(self._key, self._name, 0, 1)
         except KeyNotFound:
@@ -458,6 +486,7 @@ class S3Upload:
         raise self._gone()
 
     def _gone(self) -> StoreUnavailable:
+        """The error of an upload that the server has ended."""
         return StoreUnavailable(
             f"the S3 server at {self._bucket.host} has ended the upload of {self._key!r}, because "
             "somebody else writes it at the same time or because unfinished ones are removed there"
@@ -465,6 +494,7 @@ class S3Upload:
 
     @contextlib.contextmanager
     def _ended_by_failure(self) -> Iterator[None]:
+        """Abort the upload if the block raises; the error is raised again."""
         try:
             yield
         except BaseException:  # half an object is removed
@@ -472,6 +502,7 @@ class S3Upload:
             raise
 
     def _require_open(self) -> None:
+        """Check that the upload is not over. Raises ValueError."""
         if self._is_over:
             raise ValueError(f"the upload of {self._key!r} is over")
 

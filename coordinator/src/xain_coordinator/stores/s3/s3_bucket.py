@@ -130,6 +130,8 @@ class Bucket:
         self._call("list", "list_objects_v2", {"Prefix": prefix, "MaxKeys": 1})
 
     def create(self, region: str) -> None:
+        """Create the bucket, unless it is ours already. Raises StoreError if it is somebody
+        else's."""
         where: dict[str, Any] = {}
         if region != "us-east-1":  # which must not be named
             where = {"CreateBucketConfiguration": {"LocationConstraint": region}}
@@ -145,7 +147,7 @@ class Bucket:
     # --- objects ---
 
     def get(self, key: str, name: str, offset: int, length: int, etag: str = "") -> Piece:
-        """Up to `length` > 0 bytes from `offset`.
+        """Read up to `length` > 0 bytes from `offset`.
 
         key: what errors call the object. etag: which object it must still be.
         Raises KeyNotFound, and Declined with 412 (another object) or 416 (it ends before `offset`).
@@ -177,7 +179,8 @@ class Bucket:
         raise StoreUnavailable(f"{self._server()} broke off {NUM_ATTEMPTS} times in {key!r}")
 
     def put(self, key: str, name: str, body: Any, *, only_if_free: bool = False) -> None:
-        """body: bytes, or a file, which is read from its beginning.
+        """Write an object by one request. key: what errors call it. body: bytes, or a file, which
+        is read from its beginning.
 
         Raises Declined if it was to be written only if the name is free: with 412 (it is not), 409
         (another writer is at it), 400 or 501 (the server does not know such a condition).
@@ -216,14 +219,14 @@ class Bucket:
     # --- uploads in parts ---
 
     def begin(self, key: str, name: str) -> str:
-        """The id of a new upload in parts."""
+        """Begin an upload in parts. Returns its id."""
         answer = self._call("write", "create_multipart_upload", {"Key": name}, key=key)
         upload_id: str = answer["UploadId"]
         return upload_id
 
     def put_part(self, key: str, name: str, upload_id: str, number: int, body: Any) -> str:
-        """number: from 1. Returns the part's ETag. Raises Declined with 404 if there is no such
-        upload (any more)."""
+        """Send a part of an upload. number: from 1. Returns the part's ETag. Raises Declined with
+        404 if there is no such upload (any more)."""
         parameters = {"Key": name, "UploadId": upload_id, "PartNumber": number, "Body": body}
         answer = self._call("write", "upload_part", parameters, key=key, answers={404})
         etag: str = answer["ETag"]
@@ -232,8 +235,8 @@ class Bucket:
     def complete(
         self, key: str, name: str, upload_id: str, etags: list[str], *, only_if_free: bool = False
     ) -> None:
-        """Join the parts of an upload to an object. Raises Declined as put() does, and as
-        put_part() does."""
+        """Make an object of the parts of an upload, which becomes visible. Raises Declined as put()
+        does, and as put_part() does."""
         parts = [{"PartNumber": n, "ETag": etag} for n, etag in enumerate(etags, 1)]
         condition, answers = _condition(only_if_free)
         multipart = {"MultipartUpload": {"Parts": parts}, **condition}
@@ -270,7 +273,7 @@ class Bucket:
     # --- URLs ---
 
     def signed_url(self, operation: str, name: str) -> str:
-        """operation: "get_object" or "put_object". No request is made."""
+        """Sign a URL for an object; no request is made. operation: "get_object" or "put_object"."""
         try:
             url: str = self._signer.generate_presigned_url(
                 operation,
@@ -316,7 +319,9 @@ class Bucket:
         key: str = "",
         answers: Set[int] = frozenset(),
     ) -> Any:
-        """answers: HTTP statuses that are raised as Declined."""
+        """Make a request on the bucket, and return botocore's answer. verb, key: for the messages
+        of errors. answers: HTTP statuses that are raised as Declined. Raises what _refusal() and
+        _trouble() make of botocore's errors."""
         try:
             return getattr(self._client, operation)(Bucket=self.name, **parameters)
         except boto.ClientError as error:
@@ -329,7 +334,8 @@ class Bucket:
     def _refusal(
         self, error: boto.ClientError, verb: str, key: str, answers: Set[int], host: str = ""
     ) -> Exception:
-        """The error that an answer of the server stands for."""
+        """The error that an answer of the server means. verb, key: for its message. answers:
+        statuses that are a Declined. host: that has answered; "": the one of the bucket."""
         status: int = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         code = _harmless(error.response.get("Error", {}).get("Code", ""))
         what = repr(key) if key else f"the bucket {self.name!r}"
@@ -359,6 +365,8 @@ class Bucket:
         return StoreError(f"{server} does not {verb} {what} ({code}, HTTP {status})")
 
     def _trouble(self, error: boto.BotoCoreError, verb: str, host: str = "") -> StoreError:
+        """The error of a request that got no answer, by what botocore says: Refused where a person
+        must act, StoreUnavailable where the server cannot be reached."""
         server = _server(host or self.host)
         match error:
             case boto.NoCredentialsError() | boto.PartialCredentialsError():
@@ -380,6 +388,7 @@ class Bucket:
         return StoreUnavailable(f"cannot {verb} on {server}: {type(error).__name__}")
 
     def _server(self) -> str:
+        """The server, as messages call it."""
         return _server(self.host)
 
     def _size_in(self, answer: Any, offset: int, length: int) -> int:
@@ -397,6 +406,7 @@ class Bucket:
         return int(span[1])
 
     def _etag_in(self, answer: Any) -> str:
+        """The ETag in an answer. Raises StoreError if there is none."""
         etag: str = answer.get("ETag", "")
         if not etag:
             self._unfit(
@@ -406,14 +416,17 @@ class Bucket:
         return etag
 
     def _unfit(self, reason: str) -> NoReturn:
+        """Refuse the server, which cannot do what we need. Raises StoreError."""
         raise StoreError(f"{self._server()} cannot be used: it {reason}")
 
 
 def _server(host: str) -> str:
+    """A server, as messages call it."""
     return f"the S3 server at {host}"
 
 
 def _host_of(url: str) -> str:
+    """Host and port of a URL, without a name and a password."""
     return urlsplit(url).netloc.rpartition("@")[2]
 
 
@@ -423,7 +436,8 @@ def _condition(only_if_free: bool) -> tuple[dict[str, str], Set[int]]:
 
 
 def _read_into(body: Any, buffer: memoryview) -> int | None:
-    """Number of bytes read; None if the connection broke. Never more than fit: see _size_in."""
+    """Read the body of an answer into a buffer. Returns the number of bytes; None if the connection
+    broke. Never more than fit: see _size_in."""
     num_read = 0
     try:
         while num_read < len(buffer):
@@ -491,6 +505,7 @@ class _Given(Credentials):  # type: ignore[misc]  # botocore has no types
         super().__init__(*self.get_frozen_credentials()[:3])
 
     def get_frozen_credentials(self) -> ReadOnlyCredentials:
+        """The credentials now, read from their files. Raises StoreError."""
         key_id, secret, token = (secret() for secret in self._secrets)
         return ReadOnlyCredentials(key_id, secret, token or None, None)
 
@@ -509,6 +524,8 @@ class _Provider(CredentialProvider):  # type: ignore[misc]  # botocore has no ty
 
 
 def _config(settings: StoreSettings) -> Config:
+    """botocore's settings of [storage]: timeouts, attempts, and what other servers than Amazon's
+    know."""
     return Config(
         signature_version="s3v4",
         connect_timeout=min(settings.timeout_s, MAX_CONNECT_S),

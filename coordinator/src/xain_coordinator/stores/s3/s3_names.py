@@ -19,8 +19,8 @@ _ESCAPED = frozenset([*map(chr, range(32)), "\x7f", "\\", "%"])
 
 
 def key_to_name(key: str) -> str:
-    """The name of the object with this key, below the prefix. Raises ValueError, as check_key
-    does."""
+    """The name of the object with this key, without the store's prefix. Raises ValueError, as
+    check_key does."""
     check_key(key)
     return "/".join(encoded(part, _is_plain) for part in key.split("/"))
 
@@ -36,4 +36,5 @@ def name_to_key(name: str) -> str | None:
 
 
 def _is_plain(character: str) -> bool:
+    """Whether a character stands in a name as it is."""
     return character not in _ESCAPED

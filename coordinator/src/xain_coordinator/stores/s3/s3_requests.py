@@ -32,8 +32,8 @@ class Requests:
         self._closed = False
 
     def submit(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Do work in one of the threads for requests. Raises StoreUnavailable after close(); so
-        does what was waiting by then."""
+        """Do work in a thread as soon as one is free. Its future raises StoreUnavailable if it
+        waited until close(). Raises StoreUnavailable after close(), or if no thread can be made."""
 
         def run() -> T:
             if self._closed:
