@@ -291,7 +291,7 @@ class CoordinatorMachine:
         await worker.close()
         await driver.end()
         if driver.failure is None:
-            await copies.copied(driver)
+            await copies.copy_now(driver)
         await driver.close()
         for watch in watches:
             watch.cancel()

@@ -65,7 +65,7 @@ async def test_calls_say_how_long_they_have_waited(start, join, monkeypatch) -> 
     members = [join(coordinator, f"p{number}") for number in range(MIN_SENDERS)]
     unregistered_clients = [join(coordinator, f"s{number}") for number in range(MIN_SENDERS)]
     lateness, clock = coordinator.driver.lateness, coordinator.driver.clock
-    monkeypatch.setattr(Lateness, "woke", lambda *_: None)  # however late this machine is
+    monkeypatch.setattr(Lateness, "note_stall", lambda *_: None)  # however late this machine is
 
     async def beat(who: Member, *told: tuple[str, str]) -> None:
         await who.stub.Heartbeat(

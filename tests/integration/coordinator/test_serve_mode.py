@@ -26,7 +26,7 @@ from xain_coordinator.http_face.events import EventReaders
 from xain_coordinator.http_face.fits import Fits
 from xain_coordinator.http_face.server import open_listener, serving
 from xain_coordinator.ports import JournalDamaged, StoreUnavailable
-from xain_coordinator.process.run import started
+from xain_coordinator.process.run import start_coordinator
 from xain_participant import Agent, WorkloadParticipant
 from xain_workloads.exported import formats
 from xain_workloads.tables.data import load
@@ -114,7 +114,7 @@ def make_next(config: CoordinatorConfig) -> SessionCoordinator:
 
 async def start_next(config: CoordinatorConfig, _: object) -> SessionCoordinator | None:
     with ExitStack() as at_end:
-        return await started(config, lambda: make_next(config), asyncio.Event(), at_end)
+        return await start_coordinator(config, lambda: make_next(config), asyncio.Event(), at_end)
 
 
 def with_rounds(sessions: Sessions, **changes: Any) -> CoordinatorConfig:
@@ -276,7 +276,7 @@ async def test_later_fit_waits_for_a_remote_store_that_is_away(serve: Serve, fle
             update={"storage": config.storage.model_copy(update={"kind": "s3"})}
         )
         with ExitStack() as at_end:
-            return await started(remote, make, asyncio.Event(), at_end)
+            return await start_coordinator(remote, make, asyncio.Event(), at_end)
 
     sessions = await serve(open_next)
     fleet.join(sessions, "north", "south")

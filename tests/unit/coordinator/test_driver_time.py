@@ -180,7 +180,7 @@ async def test_commits_put_off_no_look_at_the_leases(full, monkeypatch):
     for _ in range(20):
         full.clock.time_s += step_s
         for number in range(MIN_SENDERS):
-            full.driver.lateness.waited(f"p{number}", full.clock.time_s, late_s)
+            full.driver.lateness.note_wait(f"p{number}", full.clock.time_s, late_s)
         await full.driver.submit(c.Rendezvous("c"))
         await full.driver.submit(c.Heartbeat("c", ParticipantState.FINISHED))
         await settled()

@@ -23,10 +23,10 @@ def test_outage_has_one_warning_and_one_line_at_its_end(logs: list[Any]) -> None
     clock = Clock()
     outage = Outage(clock)
     for _ in range(350):
-        outage.failed(PUT, FULL, method=PUT)
+        outage.note_failure(PUT, FULL, method=PUT)
         clock.now += 0.25
-    outage.worked(PUT)
-    outage.worked(PUT)
+    outage.note_success(PUT)
+    outage.note_success(PUT)
     assert logs == [
         {"event": "store_unavailable", "log_level": "warning", "error": str(FULL), "method": PUT},
         {"event": "store_available", "log_level": "info", "duration_s": 87.5, "num_refused": 350},
@@ -35,9 +35,9 @@ def test_outage_has_one_warning_and_one_line_at_its_end(logs: list[Any]) -> None
 
 def test_reading_from_a_full_disk_does_not_end_its_outage(logs: list[Any]) -> None:
     outage = Outage(Clock())
-    outage.failed(PUT, FULL)
-    outage.worked(GET)
-    outage.failed(PUT, FULL)
+    outage.note_failure(PUT, FULL)
+    outage.note_success(GET)
+    outage.note_failure(PUT, FULL)
     assert [entry["event"] for entry in logs] == ["store_unavailable"]
 
 
@@ -46,8 +46,8 @@ def test_store_that_comes_and_goes_is_told_of_now_and_then(logs: list[Any]) -> N
     clock = Clock()
     outage = Outage(clock)
     for _ in range(1000):
-        outage.failed(PUT, FULL)
-        outage.worked(PUT)
+        outage.note_failure(PUT, FULL)
+        outage.note_success(PUT)
         clock.now += PAUSE_S / 100
     assert len(logs) == 2 * 10
 

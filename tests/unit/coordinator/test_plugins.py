@@ -296,7 +296,7 @@ async def _status_of(config: CoordinatorConfig) -> object:
     with contextlib.ExitStack() as at_end:
         start = partial(SessionCoordinator, config, resume=True)
         with pytest.raises(run.STARTING_ERRORS) as raised:
-            await run.started(config, start, asyncio.Event(), at_end)
+            await run.start_coordinator(config, start, asyncio.Event(), at_end)
         return run._status_after(raised.value)
 
 

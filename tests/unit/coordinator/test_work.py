@@ -349,7 +349,7 @@ async def test_small_model_of_another_coordinator_is_never_overwritten() -> None
         await small_session(f)
         put(store, "1/global", VECTOR + 5)
         copies = ModelCopies(JournalledStore(store, journal))
-        await copies.copied(f.driver)
+        await copies.copy_now(f.driver)
         assert isinstance(await f.failure(), Fenced)
     assert read(store, "1/global") == npy(VECTOR + 5)
 

@@ -267,8 +267,8 @@ class _Making:
         total: Float64 | None = None
 
         def survey(tile: TileBuffer, start: int) -> Float64:
-            """What the rule measures in the columns of a tile that begin with the column
-            `start`."""
+            """Let the rule measure the columns of a tile, whose first one is the column `start` of
+            the model."""
             base = tile.extras[0] if bases else np.zeros(1, self.dtype)
             # The rule looks at what comes out.
             with np.errstate(over="ignore", invalid="ignore"), _calling(self.work, "survey"):
@@ -278,8 +278,7 @@ class _Making:
                 return rule.survey(differences)
 
         def compute(tile: TileBuffer, start: int) -> Iterator[Float64]:
-            """What the rule measures in each block of a tile; the last blocks only when they are
-            added."""
+            """Measure each block of a tile; the last blocks only when they are added."""
             parts = (
                 survey(tile.cut(at, min(at + block, tile.num_columns)), start + at)
                 for at in range(0, tile.num_columns, block)
@@ -288,7 +287,7 @@ class _Making:
             return chain(list(islice(parts, num_early)), parts)
 
         def add(parts: Iterator[Float64]) -> None:
-            """Add what the blocks of a tile have given to the total."""
+            """Add the measurements of a tile's blocks to the total."""
             nonlocal total
             for part in parts:
                 with _calling(self.work, "survey"):

@@ -77,8 +77,8 @@ def join_updates(
 
 
 def _stack(before: bytes) -> Stack:
-    """The ensemble with its linear model, parsed from the bytes of the global model. Raises
-    ValueError if they are damaged."""
+    """The ensemble and the linear model of votes that the global model is. Raises ValueError if its
+    bytes are damaged."""
     try:
         return Stack.parse(before)
     except InvalidContent as error:

@@ -397,7 +397,7 @@ class SessionCoordinator:
             steps.push_async_callback(asyncio.to_thread, self._metrics.close)
             steps.push_async_callback(self.driver.close)
             if not self.driver.is_new and self.driver.failure is None:
-                steps.push_async_callback(self._copies.copied, self.driver)
+                steps.push_async_callback(self._copies.copy_now, self.driver)
             steps.push_async_callback(self.driver.end)
             steps.push_async_callback(self._worker.close)
             if self._server is not None:

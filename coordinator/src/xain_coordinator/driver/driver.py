@@ -277,7 +277,7 @@ class Driver:
             decided = self._decided
             try:
                 # However slow the journal is: what was decided counts, and its sender hears so.
-                return _returned(await self._outcome(command, update))
+                return _reply_or_raise(await self._outcome(command, update))
             except Refusal as refusal:
                 if not refusal.waits:
                     raise
@@ -297,14 +297,14 @@ class Driver:
 
         Raises the core's Refusals, and Unavailable as `submit` does.
         """
-        return _returned(await self._answer(question))
+        return _reply_or_raise(await self._answer(question))
 
     async def _answer(self, question: Question) -> Reply | Refusal:
         """The answer to a question, or its refusal without the traceback. It waits for the disk
         unless the durable session answers the same. A late update is counted. Raises
         Unavailable."""
         self._begin()
-        outcome = _asked(self._decided, question)
+        outcome = _answer_or_refusal(self._decided, question)
         effects: Sequence[Effect] = ()
         if isinstance(outcome, LateUpdate) and isinstance(question, MayUpload):
             effects = self._note_late(question)
@@ -312,7 +312,7 @@ class Driver:
             if effects or self.session is not self._decided:
                 self._take_effect((), self._decided, effects)
             return outcome
-        if outcome == _asked(self.session, question):  # two refusals are never equal
+        if outcome == _answer_or_refusal(self.session, question):  # two refusals are never equal
             return outcome
         return await self._when_durable((), effects, outcome, {}).answer
 
@@ -336,7 +336,7 @@ class Driver:
         else:
             outcome, effects = decision.reply, decision.effects
             if isinstance(command, Heartbeat) and command.waited_s is not None:
-                self.lateness.waited(command.participant_id, now, command.waited_s)
+                self.lateness.note_wait(command.participant_id, now, command.waited_s)
             self._decided = decision.session
             if not isinstance(outcome, Heard):
                 records = _records(decision.events, now)
@@ -355,7 +355,7 @@ class Driver:
         # the records of what `_decided` and the next replies take as given.
         decided = self._when_durable(records, effects, outcome, objects)
         if effects:
-            made, decided.effects = self._made_at_once(effects)
+            made, decided.effects = self._make_at_once(effects)
             if made is not None:
                 self._decide_made(made, now)
         return await decided.answer
@@ -405,7 +405,7 @@ class Driver:
         self._committing = True
         self._spawn(self._commit())
 
-    def _made_at_once(self, effects: Sequence[Effect]) -> tuple[Made | None, Sequence[Effect]]:
+    def _make_at_once(self, effects: Sequence[Effect]) -> tuple[Made | None, Sequence[Effect]]:
         """Make a small model at once if the effects ask for one. Returns it, or None, and the
         effects that are left.
 
@@ -605,7 +605,7 @@ class Driver:
         """Note that the process stood still past its timer. The first work after the stall must do
         it, before it looks like activity or sets another timer."""
         if self._timer is not None:
-            self.lateness.woke(now, self._due, self._active_at)
+            self.lateness.note_stall(now, self._due, self._active_at)
 
     async def _tick(self) -> None:
         """Let the session act on its deadlines. Leases of participants whose join is being written
@@ -743,7 +743,7 @@ def _is_news(seen: Advertisement, last: Advertisement) -> bool:
     return seen != last
 
 
-def _asked(session: Session, question: Question) -> Reply | Refusal:
+def _answer_or_refusal(session: Session, question: Question) -> Reply | Refusal:
     """The session's answer to a question, or its refusal without the traceback."""
     try:
         return ask(session, question)
@@ -751,8 +751,8 @@ def _asked(session: Session, question: Question) -> Reply | Refusal:
         return refusal.with_traceback(None)
 
 
-def _returned(outcome: Reply | Refusal) -> Reply:
-    """Return a reply, and raise a refusal."""
+def _reply_or_raise(outcome: Reply | Refusal) -> Reply:
+    """Return a reply, or raise a refusal."""
     if not isinstance(outcome, Refusal):
         return outcome
     try:

@@ -299,7 +299,7 @@ class StoreWorker:
                 command = await asyncio.to_thread(work)
             except StoreUnavailable as error:
                 self.trouble = str(error)
-                self.outage.failed(name, error, work=name, round=round_)
+                self.outage.note_failure(name, error, work=name, round=round_)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(backoff.next_s()):
                         await self._closing.wait()
@@ -311,7 +311,7 @@ class StoreWorker:
                 return EffectFailed(f"{name} failed in round {round_}: {error}")
             else:
                 self.trouble = ""
-                self.outage.worked(name)
+                self.outage.note_success(name)
                 return command
         raise Stopped
 
@@ -362,9 +362,9 @@ class StoreWorker:
         async with self._guarded("verify") as round_:
             try:
                 await asyncio.to_thread(self.rebuild_damaged)
-                self.outage.worked("verify")
+                self.outage.note_success("verify")
             except StoreUnavailable as error:
-                self.outage.failed("verify", error, work="verify", round=round_)
+                self.outage.note_failure("verify", error, work="verify", round=round_)
             finally:
                 self._is_verifying = False
                 self._verified_at = asyncio.get_running_loop().time()
@@ -432,7 +432,7 @@ class StoreWorker:
             log.warning("initialisation_failed", round=0, error=str(error))
             return InitialisationFailed(str(error), findings)
         self._record_preprocessing(model)
-        stored = self._published(store_model(self._store, 0, model))
+        stored = self._publish_elsewhere(store_model(self._store, 0, model))
         return InitialisationDone(stored, findings)
 
     def _findings(self, effect: InitialiseModel) -> tuple[Finding, ...]:
@@ -520,7 +520,7 @@ class StoreWorker:
         if model.ref.size_bytes <= SMALL_MODEL_BYTES:
             with self._store.open(model.ref.key) as reader:
                 self._made_model = model.ref.key, reader.read(0, model.ref.size_bytes)
-        return AggregationDone(self._published(model))
+        return AggregationDone(self._publish_elsewhere(model))
 
     def _evaluate(self, model: GlobalModel) -> Command:
         """Measure a model on the coordinator's own data. A failure is logged and costs the session
@@ -567,7 +567,8 @@ class StoreWorker:
         return inf if self._stop.is_set() else time.monotonic()
 
     def _require_own_data(self) -> "Callable[[Types], Table]":
-        """What reads the coordinator's own data. Raises DataError if none is configured."""
+        """The function that reads the coordinator's own data. Raises DataError if none is
+        configured."""
         if self._own_data is None:
             raise DataError("[evaluate] data is not set, and the session was opened with it")
         return self._own_data
@@ -577,7 +578,7 @@ class StoreWorker:
         if self._stop.is_set():
             raise Stopped
 
-    def _published(self, model: GlobalModel) -> GlobalModel:
+    def _publish_elsewhere(self, model: GlobalModel) -> GlobalModel:
         """Put a stored model where else it is looked for, if anywhere; returns the model."""
         if self._publish_further is not None:
             self._publish_further(model)

@@ -30,14 +30,14 @@ class Lateness:
         # When we noticed, and how late we were then: each longer than those after it.
         self._stalls: deque[tuple[float, float]] = deque()
 
-    def waited(self, participant_id: str, now: float, seconds: float) -> None:
+    def note_wait(self, participant_id: str, now: float, seconds: float) -> None:
         """Note that a call of this participant waited for so long until it was taken up."""
         self._waits.pop(participant_id, None)
         self._waits[participant_id] = (now, seconds)
         if len(self._waits) > NUM_SENDERS:
             del self._waits[next(iter(self._waits))]
 
-    def woke(self, now: float, due: float, active_at: float) -> None:
+    def note_stall(self, now: float, due: float, active_at: float) -> None:
         """Note that a timer fired late. active_at: time of the last activity before. The stall may
         have begun right after it; a participant whose lease ended when the timer was due has sent a
         heartbeat since, if it lives."""

@@ -28,7 +28,7 @@ class Outage:
         self._is_logged = False
         self._log_at = -inf
 
-    def failed(self, what: str, error: Exception, **fields: object) -> None:
+    def note_failure(self, what: str, error: Exception, **fields: object) -> None:
         """Note that the store was away for a call or for work.
 
         what: the method, or the name of the work. fields: for the log line.
@@ -43,7 +43,7 @@ class Outage:
             self._is_logged, self._log_at = True, now + PAUSE_S
             log.warning("store_unavailable", error=str(error), **fields)
 
-    def worked(self, what: str) -> None:
+    def note_success(self, what: str) -> None:
         """Note that a call or work has succeeded. The outage is over if the same call or work
         failed before: a full disk can still be read."""
         if what not in self._failing:

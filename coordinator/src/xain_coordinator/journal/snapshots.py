@@ -184,7 +184,7 @@ def _series(history: History) -> Iterator[_Series]:
     """Published models, in order, as series of those that are alike."""
 
     def kind(model: GlobalModel) -> tuple[object, ...]:
-        """What all models of a series have in common."""
+        """Parts that all models of a series have in common."""
         return model.dtype, model.shape, model.layout, model.metadata
 
     for _, (first, *others) in groupby(history.models.values(), kind):

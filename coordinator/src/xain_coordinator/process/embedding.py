@@ -105,7 +105,7 @@ class Coordinator:
         """Stop serving, drain and persist, as SIGTERM has the program do. Returns its exit status.
         May be repeated; in the thread of run() it does not wait for the end. Raises TimeoutError
         if the end takes longer than timeout_s; it comes nevertheless."""
-        self._is_stopping.set()  # before the look at the event loop, see began()
+        self._is_stopping.set()  # before the look at the event loop, see note_loop()
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the event loop has ended
                 self._loop.call_soon_threadsafe(self._stop.set)
@@ -221,16 +221,16 @@ class Coordinator:
 
     # --- Host ---
 
-    def began(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    def note_loop(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
         self._loop, self._stop = loop, stop
         if self._is_stopping.is_set():
             stop.set()
 
-    def serving(self, sessions: "Sessions") -> None:
+    def note_serving(self, sessions: "Sessions") -> None:
         self._sessions = sessions
         self._is_up.set()
 
-    def failed(self, error: BaseException) -> None:
+    def note_failure(self, error: BaseException) -> None:
         self._failure = error
 
 

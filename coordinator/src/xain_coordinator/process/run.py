@@ -167,14 +167,14 @@ def serve(
             listener = at_end.enter_context(open_listener(http)) if http.is_on else None
             group = _open_parameters(config, guard) if parameters.is_on else None
         except (WrongSetting, InvalidCertificates, AccessError, OSError) as error:
-            _told(host, error)
+            _tell(host, error)
             is_setting = isinstance(error, WrongSetting | InvalidCertificates)
             return EXIT_BAD_CONFIG if is_setting else EXIT_FAILED
         if group is not None:
             at_end.callback(group.close)
         step = first_step(config)
         if step is not None and from_model:
-            _told(host, CannotStartFrom(_NOT_FROM_MODEL))
+            _tell(host, CannotStartFrom(_NOT_FROM_MODEL))
             return EXIT_BAD_CONFIG
         make = partial(
             SessionCoordinator,
@@ -223,21 +223,21 @@ class Host(Protocol):
 
     takes_signals: bool
 
-    def began(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    def note_loop(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
         """The coordinator runs on this event loop, and ends when the event is set."""
 
-    def serving(self, sessions: "Sessions") -> None:
+    def note_serving(self, sessions: "Sessions") -> None:
         """The servers are up."""
 
-    def failed(self, error: BaseException) -> None:
+    def note_failure(self, error: BaseException) -> None:
         """The coordinator cannot start."""
 
 
-def _told(host: Host | None, error: BaseException) -> None:
+def _tell(host: Host | None, error: BaseException) -> None:
     """Log why the coordinator cannot start, and tell the host, if there is one."""
     log.error("cannot_start", error=str(error))
     if host is not None:
-        host.failed(error)
+        host.note_failure(error)
 
 
 def _open_parameters(config: CoordinatorConfig, guard: Guard) -> "ParameterGroup":
@@ -311,12 +311,12 @@ async def _run(
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
     if host is not None:
         may_exit.set(False)
-        host.began(asyncio.get_running_loop(), stop)
+        host.note_loop(asyncio.get_running_loop(), stop)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(NUM_THREADS, "store"))
     try:
-        coordinator = await started(config, make, stop, at_end)
+        coordinator = await start_coordinator(config, make, stop, at_end)
     except STARTING_ERRORS as error:
-        _told(host, error)
+        _tell(host, error)
         log.debug("cannot_start_because", exc_info=error)
         return EXIT_OK if stop.is_set() else _status_after(error)
     if coordinator is None:
@@ -340,7 +340,7 @@ async def _run(
         config: CoordinatorConfig, step: Step | None
     ) -> Awaitable[SessionCoordinator | None]:
         """Open the next session; None if the process is to stop meanwhile."""
-        return started(config, partial(make_next, config, step), stop, at_end)
+        return start_coordinator(config, partial(make_next, config, step), stop, at_end)
 
     sessions = Sessions(config, coordinator, open_next)
     watching = asyncio.create_task(guard.watch())
@@ -350,7 +350,7 @@ async def _run(
     ):
         study = asyncio.create_task(_study(sessions, stop, when_done))
         if host is not None:
-            host.serving(sessions)
+            host.note_serving(sessions)
         waits = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(sessions.failed.wait())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -368,7 +368,7 @@ async def _run(
     study.cancel()  # not while it opens a session
     coordinator, driver = sessions.current, sessions.current.driver
     status = _status_of(sessions)
-    has_stopped = await _stopped(coordinator)
+    has_stopped = await _stop(coordinator)
     if group is not None:
         await closing
     if not has_stopped:
@@ -397,7 +397,7 @@ async def _study(sessions: "Sessions", stop: asyncio.Event, when_done: WhenDone 
     stop.set()
 
 
-async def started(
+async def start_coordinator(
     config: CoordinatorConfig,
     make: Callable[[], SessionCoordinator],
     stop: asyncio.Event,
@@ -414,13 +414,13 @@ async def started(
         coordinator: SessionCoordinator | None = None
         leaving: threading.Timer | None = None
         try:
-            coordinator = await _heeding(stop, asyncio.to_thread(make), at_end)
-            await _heeding(stop, coordinator.start(), at_end)
+            coordinator = await _run_step(stop, asyncio.to_thread(make), at_end)
+            await _run_step(stop, coordinator.start(), at_end)
         except STARTING_ERRORS as error:
             if coordinator is not None:
                 leaving = _exit_after(LAST_STEPS_S, _status_after(error))
                 at_end.callback(leaving.cancel)
-                await _stopped(coordinator)
+                await _stop(coordinator)
             delay = backoff.next_s()
             remote = config.storage.kind != "files" and isinstance(error, StoreUnavailable)
             if remote and asyncio.get_running_loop().time() + delay < give_up_at:
@@ -437,9 +437,9 @@ async def started(
         return coordinator
 
 
-async def _heeding(stop: asyncio.Event, step: Awaitable[T], at_end: contextlib.ExitStack) -> T:
-    """Run a step of the start, which may wait for a store. After a signal to stop the process waits
-    for the step only LAST_STEPS_S more."""
+async def _run_step(stop: asyncio.Event, step: Awaitable[T], at_end: contextlib.ExitStack) -> T:
+    """Run a step of the start, which may wait for a store. Returns its result. After a signal to
+    stop, the process ends LAST_STEPS_S later if the step has not ended by then."""
     under_way = asyncio.ensure_future(step)
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait((under_way, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -462,7 +462,7 @@ def _status_after(error: BaseException) -> int:
     return EXIT_FENCED if isinstance(error, Fenced) else EXIT_FAILED
 
 
-async def _stopped(coordinator: SessionCoordinator) -> bool:
+async def _stop(coordinator: SessionCoordinator) -> bool:
     """Stop the coordinator; False, with the error in the log, if a step of the stop failed."""
     try:
         await coordinator.stop()

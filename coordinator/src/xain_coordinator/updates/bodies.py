@@ -65,14 +65,14 @@ class StallTimer:
         """Seconds that the peer has for the next bytes."""
         return max(0.0, self.stalled_s - self._waited_s)
 
-    def moved(self, num_bytes: int) -> None:
+    def count(self, num_bytes: int) -> None:
         """Count bytes that were received or sent."""
         self._bytes += num_bytes
         if self._bytes >= self.least_bytes:
             self._bytes, self._waited_s = 0, 0.0
 
-    def stalled(self) -> Stalled:
-        """The error of a transfer whose peer has no time left."""
+    def error(self) -> Stalled:
+        """The error of a transfer whose peer has no time left; it is not raised here."""
         least, seconds = self.least_bytes, self.stalled_s
         return Stalled(f"less than {least} bytes have come through in {seconds:g} s")
 
@@ -133,7 +133,7 @@ class Incoming:
                 self._upload.write(buffer[:count])
                 self._left -= count
                 moved += count
-            self.stall_timer.moved(count)
+            self.stall_timer.count(count)
             if is_waiting or (moved >= SHARE_BYTES and is_wanted()):
                 return self._has_ended or not self._left
         return True
@@ -150,7 +150,7 @@ class Incoming:
             try:
                 received = self.sock.recv_into(buffer[count:])
             except BlockingIOError:
-                if is_wanted() or not _waited(self):
+                if is_wanted() or not _wait_for_socket(self):
                     return count, True
                 continue
             if not received:
@@ -189,7 +189,7 @@ class Outgoing:
         once, and on a slow line takes nothing more for minutes while they go out."""
         handed = self._handed + (self.sock.num_passed if isinstance(self.sock, TlsSocket) else 0)
         acknowledged = max(self._acknowledged, handed - unacknowledged_bytes(self.sock))
-        self.stall_timer.moved(acknowledged - self._acknowledged)
+        self.stall_timer.count(acknowledged - self._acknowledged)
         self._acknowledged = acknowledged
 
     def move(self, is_wanted: Callable[[], bool]) -> bool:
@@ -199,7 +199,7 @@ class Outgoing:
             try:
                 count = self._send()
             except BlockingIOError:
-                if is_wanted() or not _waited(self):
+                if is_wanted() or not _wait_for_socket(self):
                     return False
                 continue
             moved += count
@@ -250,7 +250,7 @@ def _buffer() -> memoryview:
     return buffer
 
 
-def _waited(transfer: Transfer) -> bool:
+def _wait_for_socket(transfer: Transfer) -> bool:
     """Wait at most POLL_S for the socket. Returns whether it is ready, and the peer has time
     left."""
     sock, is_sending = transfer.sock, transfer.is_sending

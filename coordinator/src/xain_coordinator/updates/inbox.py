@@ -31,8 +31,13 @@ from xain_coordinator.ports import DirectAccess, KeyNotFound
 from xain_coordinator.updates.announced import has_content
 from xain_coordinator.updates.measured_upload import Announced
 from xain_coordinator.updates.measuring import Distance, measure_bytes
-from xain_coordinator.updates.slots import Reference, Slot, Slots, until_read
-from xain_coordinator.updates.sources import Bucket, copied, fetched, in_place
+from xain_coordinator.updates.slots import Reference, Slot, Slots, wait_until_read
+from xain_coordinator.updates.sources import (
+    Bucket,
+    copy_and_measure,
+    fetch_and_measure,
+    measure_stored,
+)
 from xain_foundation.threads import run_to_end
 from xain_wire.limits import MAX_INLINE_BYTES
 from xain_wire.np.codec import MAX_HEADER_BYTES
@@ -115,7 +120,7 @@ class Inbox:
         # A name may mean another object now.
         what = object() if reference.digest is None else reference
         if slot.reading is not None:
-            await until_read(slot, unless=what)
+            await wait_until_read(slot, unless=what)
         if reference.digest is None:
             accepted = self._driver.session.accepted(participant_id, round_)
             if accepted is not None:
@@ -184,17 +189,19 @@ class Inbox:
             if is_attempt(base_key):
                 return None  # a participant names its own object, never a copy of the coordinator
             if self._bucket is None:
-                return partial(in_place, store, base_key)
+                return partial(measure_stored, store, base_key)
             target = _new_attempt_at(base_key)
-            return partial(fetched, self._bucket, store, round_, reference.name, target)
+            return partial(fetch_and_measure, self._bucket, store, round_, reference.name, target)
         if self._access is not None and key == incoming_key(round_, participant_id):
-            return partial(copied, self._access, store, key, _new_attempt_at(base_key), announced)
+            return partial(
+                copy_and_measure, self._access, store, key, _new_attempt_at(base_key), announced
+            )
         # An update that was uploaded to an earlier process; a small one comes with every call.
         is_object = base_key_of(key) == base_key and not is_journalled(key)
         is_known = round_ in self._slots.by_name[participant_id].stored
         if not is_object or is_known or self._slots.is_damaged(key):
             return None
-        return partial(in_place, store, key)
+        return partial(measure_stored, store, key)
 
     async def _bring(
         self, slot: Slot, round_: int, bring: Callable[[], StoredWeights]

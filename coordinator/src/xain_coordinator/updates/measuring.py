@@ -296,8 +296,8 @@ def measure_bytes(
 
 
 def _result(inspector: Inspector, key: str, digest: str | None) -> StoredWeights:
-    """What an Inspector has measured of all bytes. digest: that they must have; None: any. Raises
-    InvalidUpdate."""
+    """The measurements of an Inspector that has all bytes. digest: that they must have; None: any.
+    Raises InvalidUpdate."""
     # First, because what is wrong with other bytes than the sender's own says nothing of them.
     if digest is not None and inspector.digest != digest:
         raise InvalidUpdate("the upload's digest is not the one announced; send it again")

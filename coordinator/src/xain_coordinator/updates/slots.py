@@ -238,7 +238,7 @@ class Slots:
     ) -> T:
         """Do work that reads back what lies in a store, or join it if it is under way. One at a
         time for each participant."""
-        await until_read(slot, unless=what)
+        await wait_until_read(slot, unless=what)
         if slot.reading is None:
             task = asyncio.ensure_future(work())
             slot.reading = Reading(what, task)
@@ -304,7 +304,7 @@ class Slots:
         await self._background.close()
 
 
-async def until_read(slot: Slot, unless: object = None) -> None:
+async def wait_until_read(slot: Slot, unless: object = None) -> None:
     """Wait until no update is read back for the participant, except the one that `unless` names."""
     while slot.reading is not None and slot.reading.what != unless:
         await asyncio.wait([slot.reading.task])

@@ -31,7 +31,7 @@ class Bucket(Protocol):
         KeyNotFound, InvalidUpdate, TOO_LARGE and StoreUnavailable, also while pieces are read."""
 
 
-def in_place(store: WeightsStore, key: str, distance: Distance | None) -> StoredWeights:
+def measure_stored(store: WeightsStore, key: str, distance: Distance | None) -> StoredWeights:
     """Measure an object of the store where it is. Raises InvalidUpdate and the store's errors."""
     measured = measure(store, key, distance)
     # The writer may have died before the object was durable, and it is about to count.
@@ -39,7 +39,7 @@ def in_place(store: WeightsStore, key: str, distance: Distance | None) -> Stored
     return measured
 
 
-def copied(
+def copy_and_measure(
     access: DirectAccess,
     store: WeightsStore,
     source: str,
@@ -70,7 +70,7 @@ def copied(
         raise
 
 
-def fetched(
+def fetch_and_measure(
     bucket: Bucket,
     store: WeightsStore,
     round_: int,

@@ -67,10 +67,10 @@ class UploadStream:
                 async with asyncio.timeout(self.stall_timer.left_s):
                     message = await self._read()
         except TimeoutError:
-            stalled = self.stall_timer.stalled()
+            stalled = self.stall_timer.error()
             raise Unavailable(f"{stalled}; FindUpload says where the upload can go on") from None
         if message is not grpc.aio.EOF:
-            self.stall_timer.moved(len(message.data))
+            self.stall_timer.count(len(message.data))
         return message
 
 

@@ -25,7 +25,7 @@ from xain_coordinator.core.vocabulary.replies import AlreadyUploaded, Ticket
 from xain_coordinator.core.vocabulary.values import GlobalModel, Phase, WeightsRef
 from xain_coordinator.updates.measured_upload import Announced, Decoder, Header, MeasuredUpload
 from xain_coordinator.updates.measuring import BaseModel, Inspector
-from xain_coordinator.updates.slots import Slot, Slots, drop_broken, until_read
+from xain_coordinator.updates.slots import Slot, Slots, drop_broken, wait_until_read
 from xain_foundation.threads import run_to_end, wait_to_end
 from xain_wire.fl.coordinator_pb2 import Encoding
 from xain_workloads.model import control_size
@@ -102,7 +102,7 @@ class Uploads:
         stored already is answered from its header. What broke off is kept in the slot; a wrong
         update is removed. Returns and raises as receive() does."""
         # Before anything of this one is in memory: gigabytes may have to be read.
-        await until_read(slot)
+        await wait_until_read(slot)
         header = await source.header()
         announced = header.announced
         ticket = await self._slots.ask(participant_id, announced)
@@ -110,7 +110,7 @@ class Uploads:
             return ticket.weights.ref
         if (stored := self._slots.stored_like(slot, announced)) is not None:
             return stored.ref
-        await until_read(slot)
+        await wait_until_read(slot)
         upload = await self._upload(slot, participant_id, ticket, header)
         is_broken = False  # a wrong update is wrong the next time; a connection is not
         try:

@@ -129,14 +129,14 @@ class Fence:
                 return
             except StoreError as error:
                 # No reason to stop: without the store no model is published.
-                outage.failed(work, error, work=work, round=driver.session.round)
+                outage.note_failure(work, error, work=work, round=driver.session.round)
             except Exception as error:
                 # A defect of ours: going on would be a coordinator that never notices.
                 log.exception("fence_crashed", round=driver.session.round)
                 driver.fail(error)
                 return
             else:
-                outage.worked(work)
+                outage.note_success(work)
 
     def _owner(self) -> str:
         """Greatest name of an owner in the store; "" if there is none."""

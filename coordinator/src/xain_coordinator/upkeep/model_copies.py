@@ -45,26 +45,27 @@ class ModelCopies:
     async def watch(self, driver: Driver) -> None:
         """Copy at the start and whenever there are models, until the driver stops."""
         with contextlib.suppress(Unavailable):
-            await self.copied(driver)
+            await self.copy_now(driver)
             while True:
                 await asyncio.sleep(EVERY_S)  # one look for all models of that time
                 while not self._store.models:
                     await driver.changed()
-                await self._copied(driver, self.copy_due)
+                await self._copy_in_thread(driver, self.copy_due)
 
-    async def copied(self, driver: Driver) -> None:
-        """Copy all models now. If the store is away, the next call tries again."""
-        await self._copied(driver, self.copy)
+    async def copy_now(self, driver: Driver) -> None:
+        """Copy all models, in a thread. If the store is away, the next call tries again; other
+        errors fail the driver."""
+        await self._copy_in_thread(driver, self.copy)
 
-    async def _copied(self, driver: Driver, copy: Callable[[], None]) -> None:
+    async def _copy_in_thread(self, driver: Driver, copy: Callable[[], None]) -> None:
         """Run copy() or copy_due() in a thread. A store that is away is logged; other errors fail
         the driver."""
         work = "copy models"
         try:
             await run_to_end(copy)
-            self._outage.worked(work)
+            self._outage.note_success(work)
         except StoreUnavailable as error:
-            self._outage.failed(work, error, work=work, round=driver.session.round)
+            self._outage.note_failure(work, error, work=work, round=driver.session.round)
         except Exception as error:
             # Another coordinator has published other models, or the journal cannot be read. A watch
             # may come when the driver has closed the journal; the next start copies then.

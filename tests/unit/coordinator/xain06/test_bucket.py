@@ -14,7 +14,7 @@ from xain_coordinator.ports import StoreError
 from xain_coordinator.stores.memory import MemoryStore
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_coordinator.updates.measuring import measure
-from xain_coordinator.updates.sources import fetched
+from xain_coordinator.updates.sources import fetch_and_measure
 from xain_coordinator.xain06.bucket import PICKLE_BYTES, XainBucket
 from xain_wire.np import proto_to_ndarray
 from xain_wire.np.ndarray_pb2 import NDArray
@@ -45,7 +45,7 @@ class Stores:
         self.bare.put({"1/name": data})
 
     def fetch(self) -> StoredWeights:
-        return fetched(self.bucket, self.store, 1, "name", "1/name", None)
+        return fetch_and_measure(self.bucket, self.store, 1, "name", "1/name", None)
 
     def fetched(self) -> np.ndarray:
         self.fetch()
@@ -164,4 +164,4 @@ def test_update_that_cannot_count_is_not_written(stores, array, refusal, reason)
     stores.hand_in(pickle.dumps(array))
     bucket = XainBucket(stores.bare, Untouched(), MAX_UPDATE_BYTES)
     with pytest.raises(refusal, match=reason):
-        fetched(bucket, Untouched(), 1, "name", "1/name", None)
+        fetch_and_measure(bucket, Untouched(), 1, "name", "1/name", None)

@@ -71,8 +71,8 @@ def advertise(session: Session, participant_id: str) -> r.Advertisement:
 
 
 def _warning(session: Session, participant_id: str) -> str:
-    """What is wrong with a participant, for its advertisement: a second process with its name, or a
-    session without a script that makes initial weights; "" if nothing is."""
+    """The sentence that tells a participant what is wrong with it: a second process with its name,
+    or a session that no script makes initial weights for; "" if nothing is."""
     if (second := session.members.conflict(participant_id, session.rules)) is not None:
         return (
             f"a second process, at {second.origin}, wants to join as {participant_id}; give each "

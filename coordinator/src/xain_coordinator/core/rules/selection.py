@@ -100,7 +100,8 @@ class Weighted:
 
     def select(self, candidates: Sequence[Candidate], k: int, chance: Random) -> Sequence[str]:
         def key(candidate: Candidate) -> tuple[bool, float]:
-            """What candidates are sorted by, the largest first; it takes one random number."""
+            """The key by which candidates are sorted, the largest first; it takes one random
+            number."""
             u = 1.0 - chance.random()  # in (0, 1]
             profile = candidate.profile
             weight = self.default_samples if profile is None else profile.num_samples

@@ -317,7 +317,7 @@ def _absent(session: Session, history: History) -> list[str]:
 
 
 def _evaluations_awaited(session: Session, round_: Round) -> str:
-    """What the round that evaluates the last model waits for, as a sentence."""
+    """The evaluations that the round of the last model waits for, as a sentence."""
     missing = round_.outstanding
     if not missing:
         if not session.evaluation.owed and session.central_due is not None:
@@ -329,8 +329,8 @@ def _evaluations_awaited(session: Session, round_: Round) -> str:
 
 
 def _updates_awaited(session: Session, round_: Round, strategy: Strategy) -> str:
-    """What an open round waits for, as a sentence, with those that the script has chosen and that
-    cannot answer."""
+    """The updates that an open round waits for, as a sentence, with the participants that the
+    script has chosen and that cannot answer."""
     missing = round_.outstanding
     if away := session.chosen_away:
         told = f"chosen by the script, and not connected or failed: {names_of(away)}"

@@ -152,7 +152,7 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
                     # On a disk that is full the first parts of an upload may have room.
                     is_part = isinstance(reply, pb.PutWeightsResponse) and reply.offset
                     if self._outage.is_under_way and not is_part:
-                        self._outage.worked(method)
+                        self._outage.note_success(method)
                     return reply
                 except (grpc.aio.AbortError, grpc.aio.InternalError):
                     raise
@@ -188,7 +188,7 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
         if isinstance(error, StoreError):
             # A published model that is not there is a store that is not, or not the right one.
             # Where it lies is the operator's business, not the participant's.
-            self._outage.failed(method, error, method=method)
+            self._outage.note_failure(method, error, method=method)
             error = Unavailable("the weights store is away; try again in a moment")
         self._counters[error.code] += 1
         status = status_of(error)

@@ -577,7 +577,7 @@ class WeightsPort:
         try:
             while not ready.done():
                 if not timer.left_s:
-                    raise timer.stalled()
+                    raise timer.error()
                 with timer.waiting():
                     await asyncio.wait([ready], timeout=timer.left_s)
                 transfer.look()
