@@ -341,6 +341,7 @@ class Loop:
 
     @property
     def is_settled(self) -> bool:
+        """Whether the end of the loop has begun, or the agent has ended."""
         return self._settled.is_set() or self.is_over
 
     @property

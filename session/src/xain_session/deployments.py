@@ -110,7 +110,7 @@ class Deployment(Protocol):
         """Start the session's own participants, until the stack ends."""
 
     def check(self) -> None:
-        """Raise what keeps the session from going on."""
+        """Check that the session can go on. Raises what keeps it from that."""
 
     def linger(self) -> None:
         """Go on for a moment after the end, so that sites hear of it; with participants of the
@@ -168,6 +168,8 @@ class Embedded:
 
     @contextmanager
     def opened(self, tell: Callable[[str], None]) -> Iterator[Transport]:
+        """Start the coordinator in this process, after what the session's own participants need.
+        Gives the calls to it; stops all at the end. Raises SessionFailed."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             stack.enter_context(logged_in(self._folder))
@@ -296,6 +298,8 @@ class Embedded:
             self._pool = self._workplace.run(self.address)
 
     def check(self) -> None:
+        """Check that participants and coordinator can go on. Raises SessionFailed and
+        SimulationError."""
         assert self._coordinator is not None, "opened() comes first"
         if self._pool is not None:
             self._pool.check(0.0)
@@ -313,6 +317,8 @@ class Embedded:
             )
 
     def linger(self) -> None:
+        """Wait for the code after the participants' loops, until sites have said goodbye, and for
+        linger_s."""
         coordinator = self._coordinator
         assert coordinator is not None, "opened() comes first"
         # As long as their code takes after its loop, as a training does. One that has died raises.
@@ -326,6 +332,7 @@ class Embedded:
             time.sleep(self._linger_s)  # sites ask for the model after their loops
 
     def forget(self) -> None:
+        """Note that the script has ended this session, so that the next start begins another."""
         assert self._coordinator is not None, "opened() comes first"
         mark = json.dumps({"ended": self._coordinator.session.session_id})
         replace_file(self._folder / MARK, [mark.encode()])
@@ -360,6 +367,7 @@ class Elsewhere:
 
     @contextmanager
     def opened(self, tell: Callable[[str], None]) -> Iterator[Transport]:
+        """Connect to the coordinator. Gives the calls to it. Raises SessionFailed."""
         try:
             if self._tls is not None:
                 self._certificates = Certificates(Path(self._tls))

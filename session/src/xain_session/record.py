@@ -80,6 +80,7 @@ class Record(Generic[W]):
 
     @property
     def metrics(self) -> Mapping[str, float]:
+        """Means of the training at the sites; metrics of evaluate() prevail."""
         return {**self._of_training, **(self._evaluated or {})}
 
     @property

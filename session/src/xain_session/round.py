@@ -170,23 +170,24 @@ class AsyncRound(Generic[W]):
 
     @property
     def record(self) -> Record[W] | None:
-        """See Round.record."""
+        """The record of run(); None before."""
         return self._round.record
 
     def configure(
         self, by_site: Mapping[str, Mapping[str, object]] | None = None, **settings: object
     ) -> None:
-        """See Round.configure()."""
+        """Decide on settings of this round, as Round.configure() does."""
         self._round.configure(by_site, **settings)
 
     def select(
         self, chosen: Iterable[str] | Callable[[Sequence[Participant]], Iterable[str]]
     ) -> None:
-        """See Round.select()."""
+        """Decide which sites take part, as Round.select() does."""
         self._round.select(chosen)
 
     async def run(self) -> Record[W]:
-        """See Round.run(). After a timeout it may be awaited again."""
+        """Have the sites train, and wait for the model, as Round.run() does. After a timeout it may
+        be awaited again."""
         if self._running is None:
             self._running = asyncio.ensure_future(self._do(self._round.run))
             # Its error is nobody's to hear where nobody awaits the round any more.
@@ -194,7 +195,7 @@ class AsyncRound(Generic[W]):
         return await asyncio.shield(self._running)
 
     def stop(self) -> None:
-        """See Round.stop()."""
+        """Let this round be the last one."""
         self._round.stop()
 
 

@@ -526,30 +526,30 @@ class AsyncSession(Generic[W]):
 
     @property
     def id(self) -> str:
-        """See Session.id."""
+        """Identity of the session."""
         return self._session.id
 
     @property
     def address(self) -> str:
-        """See Session.address."""
+        """HOST:PORT of the coordinator, for the sites."""
         return self._session.address
 
     @property
     def participants(self) -> list[Participant]:
-        """See Session.participants."""
+        """The connected sites, in the order of their names."""
         return self._session.participants
 
     @property
     def result(self) -> Result[W]:
-        """See Session.result."""
+        """The models and metrics of the session, as Session.result has them."""
         return self._session.result
 
     def pause(self) -> None:
-        """See Session.pause()."""
+        """Leave the loop with this round, and the session as it is, as Session.pause() does."""
         self._session.pause()
 
     def export(self, path: str | os.PathLike[str], which: str = "last") -> None:
-        """See Session.export()."""
+        """Write a model to a file, as Session.export() does."""
         self._session.export(path, which)
 
     async def __aiter__(self) -> AsyncIterator[AsyncRound[W]]:

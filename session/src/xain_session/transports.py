@@ -45,12 +45,14 @@ class Stream(Protocol):
 class Transport(Protocol):
     """Methods of the services Control and Inspection, by name. All raise Refused."""
 
-    def call(self, method: str, request: Any, timeout_s: float) -> Any: ...
+    def call(self, method: str, request: Any, timeout_s: float) -> Any:
+        """Make a call. Returns its answer."""
 
-    def stream(self, method: str, request: Any) -> Stream: ...
+    def stream(self, method: str, request: Any) -> Stream:
+        """Make a call that is answered by a stream."""
 
     def weights(self, ref: WeightsRef) -> bytes:
-        """A stored object."""
+        """The bytes of a stored object."""
 
 
 class Remote:

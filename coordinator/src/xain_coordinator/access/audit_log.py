@@ -189,7 +189,7 @@ class AuditLog:
         """
         try:
             make_directory(self.path.parent, 0o700)
-            self._fd = self._locked()
+            self._fd = self._open_locked()
             yield from self._read(kinds)
             if not self._chain.num_lines:
                 self.append([NewLine(now(), BEGAN, "coordinator", {"format": FORMAT})])
@@ -231,7 +231,7 @@ class AuditLog:
         if fd >= 0:
             os.close(fd)
 
-    def _locked(self) -> int:
+    def _open_locked(self) -> int:
         """Open the file and lock it, waiting up to patience_s for another process. Returns its
         descriptor. Raises AccessError."""
         ends_at = time.monotonic() + self.patience_s

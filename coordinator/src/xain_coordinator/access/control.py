@@ -411,6 +411,7 @@ class AccessControl:
         return min(lifetime_s, left_s)
 
     def _certificate(self, serial: str) -> Certificate:
+        """The certificate with this serial number, which was issued here."""
         found = self._access.issued[serial]
         assert isinstance(found, Certificate)
         return found
@@ -424,6 +425,7 @@ class AccessControl:
     # --- decide, commit, evolve ---
 
     def _now(self) -> float:
+        """Seconds since the epoch, to the millisecond."""
         return round(self._wall_clock(), 3)
 
     def _do(self, command: c.Command) -> tuple[e.Event, ...]:

@@ -62,6 +62,7 @@ def fold(access: Access, events: Iterable[e.Event]) -> Access:
 
 
 def _certificate(event: e.CertificateIssued) -> Certificate:
+    """The certificate that an event says was issued."""
     return Certificate(
         event.serial,
         event.name,

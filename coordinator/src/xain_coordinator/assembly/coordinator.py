@@ -366,6 +366,8 @@ class SessionCoordinator:
         self._require_latest()
 
     def _require_latest(self) -> None:
+        """Check that the store has no model that the journal does not know. Raises TakenOver and
+        StoreError."""
         _require_latest(self.driver.session, self.store, self._config)
 
     @contextlib.asynccontextmanager
@@ -406,6 +408,7 @@ class SessionCoordinator:
                 steps.push_async_callback(self._weights_port.stop, 0.0)
 
     async def _end_watches(self) -> None:
+        """Cancel the tasks that follow the session, and wait for their ends."""
         for watch in self._watches:
             watch.cancel()
         if self._watches:

@@ -136,13 +136,13 @@ class Sessions:
             expected = 0
             if not session.waits_for_request or not self._is_of(session, config):
                 if session.phase is Phase.FINISHED:  # it stays if the fit cannot begin
-                    await self._gathered(config.rules().num_required)
+                    await self._wait_for_participants(config.rules().num_required)
                 expected = self.num_connected()
                 await self.open_next(config)
             rules = self.session.rules
             if rules.start_participants >= expected:
                 expected = 0  # the session itself waits for them, and declares for how long
-            await self._gathered(rules.num_required, expected)
+            await self._wait_for_participants(rules.num_required, expected)
             if self.session.waits_for_request:  # else it starts by itself
                 await self.current.driver.submit(RequestFit())
             return self.current.driver
@@ -265,7 +265,7 @@ class Sessions:
         fields = {} if step is None else {"study": step.shown}
         log.info("session_opened", session=self.session.session_id, round=0, **fields)
 
-    async def _gathered(self, required: int, expected: int = 0) -> None:
+    async def _wait_for_participants(self, required: int, expected: int = 0) -> None:
         """Wait until `required` participants are connected, and for a moment until `expected` ones
         are. Raises NoParticipants and Unavailable."""
         loop = asyncio.get_running_loop()

@@ -77,6 +77,7 @@ class Tracking:
         return [*new][::-1]
 
     def _tell(self, told: TrackedRound | TrackedEnd) -> None:
+        """Have each follower tell its tracker, in a thread of its own."""
         for one in self._followers:
             one.tell(told)
 

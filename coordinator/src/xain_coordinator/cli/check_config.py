@@ -91,4 +91,5 @@ def _with(name: str, options: Mapping[str, object]) -> str:
 
 
 def _participants(count: int, which: str = "") -> str:
+    """A number of participants in words. which: an adjective before the noun."""
     return f"{count} {which}participant{'' if count == 1 else 's'}"

@@ -58,7 +58,7 @@ def told(found: ColumnImportances) -> str:
 
 
 def difference_of(figure: pb.Figure) -> Figure:
-    """The figure of a message."""
+    """The importance in a message as a figure, with its interval."""
     return figures_of({"": figure})[""]
 
 

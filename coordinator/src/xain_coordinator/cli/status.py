@@ -451,6 +451,7 @@ def _model(one: inspection_pb2.ModelStatus) -> Text:
 
 
 def _text(text: str) -> Text:
+    """Text without control characters, whose brackets are not taken for rich's markup."""
     # Text, so that a name with brackets is not taken for rich's markup.
     return Text(clean(text))
 

@@ -63,6 +63,7 @@ def grid(table: Table, *, intervals: bool) -> Grid:
 
 
 def _texts(cells: Iterable[str]) -> list[Text]:
+    """Cells of a row as text of rich."""
     return [Text(clean(cell)) for cell in cells]
 
 

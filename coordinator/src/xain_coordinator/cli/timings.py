@@ -37,7 +37,7 @@ class Timings:
     num_unreadable: int = 0
 
     def tables(self) -> tuple[list[Row], list[Row]]:
-        """Rows of the two tables."""
+        """Rows of the two tables: by endpoint, and by participant and endpoint."""
         endpoints = sorted({endpoint for endpoint, _ in self.by_caller})
         named = sorted((name, endpoint) for endpoint, name in self.by_caller if name)
         return [

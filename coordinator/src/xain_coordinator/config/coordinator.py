@@ -144,6 +144,8 @@ class CoordinatorConfig(Sections):
 
     @Check
     def _personal_tensors_are_named_once(self) -> Conflicts:
+        """Check that not both the remedy "personal" and model.personal keep tensors at the
+        sites."""
         if self.workload.remedy == "personal" and self.model.personal:
             yield WrongSetting(
                 "model.personal", 'workload.remedy = "personal" keeps tensors, too; set one of both'
@@ -161,12 +163,14 @@ class CoordinatorConfig(Sections):
 
     @Check
     def _task_is_that_of_the_workload(self) -> Conflicts:
+        """Check that schema.task is the task that the workload trains for."""
         task, trained = self.data_schema.task, self.workload.task
         if task and trained and task != trained:
             yield WrongSetting("schema.task", f'the workload trains for "{trained}"')
 
     @Check
     def _metric_is_measured(self) -> Conflicts:
+        """Check that evaluate.metric is one that the workload's models are measured by."""
         metric, measured = self.evaluate.metric, self.workload.metrics
         if metric and measured and metric not in measured:
             yield WrongSetting(
@@ -176,6 +180,7 @@ class CoordinatorConfig(Sections):
 
     @Check
     def _threshold_has_probabilities(self) -> Conflicts:
+        """Check that the workload's models give probabilities, if a threshold is to be chosen."""
         measured = self.workload.metrics
         if self.evaluate.threshold and measured and "auc" not in measured:
             yield WrongSetting(
@@ -184,6 +189,7 @@ class CoordinatorConfig(Sections):
 
     @Check
     def _checks_are_known(self) -> Conflicts:
+        """Check that [checks] names checks of the data that there are."""
         if self.checks:
             from xain_workloads.tables.checks.findings import CHECKS
 
@@ -250,6 +256,7 @@ class CoordinatorConfig(Sections):
 
     @Check
     def _initial_weights_are_read(self) -> Conflicts:
+        """Check that rounds.initial_weights is not set with a workload, which makes the model."""
         if self.workload.name and self.rounds.initial_weights is not None:
             yield WrongSetting(
                 "rounds.initial_weights",

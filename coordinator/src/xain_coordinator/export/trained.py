@@ -216,6 +216,7 @@ def ask(address: str) -> Iterator[Trained]:
 
 
 def _model(message: Any) -> GlobalModel:
+    """A model of a coordinator's answer, without its weights."""
     ref = WeightsRef(message.ref.key, message.ref.size_bytes, message.ref.digest.hex())
     layout, metadata = layout_of(message.layout), dict(message.metadata)
     shape = tuple(message.shape)
@@ -223,6 +224,7 @@ def _model(message: Any) -> GlobalModel:
 
 
 def _profile(participant: Any) -> DataProfile:
+    """The data profile of a participant in a coordinator's answer."""
     profile = participant.profile
     return DataProfile(
         profile.num_samples,
@@ -249,6 +251,7 @@ def _record(message: Any) -> RoundRecord:
 
 
 def _evaluation(message: Any, name: str) -> Evaluation | None:
+    """The evaluation of this name in a message; None if it has none."""
     found = getattr(message, name)
     if not message.HasField(name):
         return None

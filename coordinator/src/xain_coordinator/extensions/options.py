@@ -113,6 +113,7 @@ def _adapter(kind: Any, name: str) -> TypeAdapter[object]:
 
 
 def _cannot_be_made(what: str, error: Exception) -> PluginFailed:
+    """The error for a class that cannot be instantiated, whatever the options."""
     return PluginFailed(f"{what} cannot be made: {type(error).__name__}: {error}")
 
 

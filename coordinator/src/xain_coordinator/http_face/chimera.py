@@ -46,7 +46,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def envelope(error: HttpError) -> dict[str, object]:
-    """The body of an error."""
+    """The body of an error's answer, as Chimera's clients read it."""
     name = EXCEPTIONS.get(error.code, "".join(map(str.capitalize, error.code.split("_"))))
     details = {"errorCode": error.status, "errorMessage": name}
     return {"message": error.message, "details": details}

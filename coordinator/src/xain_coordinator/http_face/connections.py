@@ -59,6 +59,7 @@ class Handshake(SSLProtocol):
         )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Count a handshake; the oldest one of too many is ended."""
         assert isinstance(transport, asyncio.Transport), "a connection of TCP has one"
         self._raw = transport
         if len(self._handshakes) >= self._most:
@@ -89,6 +90,8 @@ class Connection(H11Protocol):
 
     # A connection of TCP has a Transport; the method of uvicorn expects one, too.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Count a connection as idle; of too many the oldest idle one is ended, or this one's
+        request is refused."""
         super().connection_made(transport)
         self.on_made()
         idle = self._shared.idle
@@ -111,6 +114,8 @@ class Connection(H11Protocol):
         self._look(begins=begins)
 
     def on_response_complete(self) -> None:
+        """Count the connection as idle again; if too many unsent bytes are held, idle connections
+        with some are ended."""
         super().on_response_complete()
         self._look()
         unsent = {one: one.transport.get_write_buffer_size() for one in self._shared.idle}
@@ -136,6 +141,7 @@ class Connection(H11Protocol):
 
     @property
     def _has_head(self) -> bool:
+        """Whether the head of a request has come whose answer is not whole."""
         return self.cycle is not None and not self.cycle.response_complete
 
     @property

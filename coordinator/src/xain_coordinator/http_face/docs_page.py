@@ -67,4 +67,5 @@ def _body(about: Mapping[str, Any]) -> str:
 
 
 def _plain(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema without description and title."""
     return {key: value for key, value in schema.items() if key not in ("description", "title")}

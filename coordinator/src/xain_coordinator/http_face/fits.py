@@ -61,6 +61,7 @@ class Fits:
 
     @property
     def is_stopping(self) -> bool:
+        """Whether the process is shutting down, or has failed."""
         return self.sessions.stopping.is_set() or self.sessions.failed.is_set()
 
     async def on_loop(self, work: Coroutine[Any, Any, T]) -> T:
@@ -154,6 +155,7 @@ class Fits:
         return trained
 
     def _why_not_fitted(self) -> str:
+        """Why there is no model to predict with, and what to do."""
         session = self.sessions.session
         if session.phase is Phase.FINISHED:
             return f"session {session.session_id} has ended without a result: {session.cause}"
@@ -234,7 +236,8 @@ class Fits:
         return await self.ask(find)
 
     async def trained(self, session_id: str | None) -> Trained:
-        """The same models. Raises HttpError if there are none yet, too."""
+        """The models of the present session, or of the one to predict with if it is named. Raises
+        HttpError if there are none yet, or the session is another one."""
         trained = await self.models(session_id)
         if trained is None:
             raise HttpError("NO_MODEL", "the present session has no model yet")

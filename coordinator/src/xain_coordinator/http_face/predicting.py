@@ -92,6 +92,7 @@ class Predictor:
 
     @property
     def _has_probabilities(self) -> bool:
+        """Whether the model gives probabilities of classes."""
         try:
             return bool(self.classes) and hasattr(self._estimator, "predict_proba")
         except ValueError:  # a network that scikit-learn does not have

@@ -106,6 +106,7 @@ class Follower:
         return False
 
     def _call(self, told: TrackedRound | TrackedEnd) -> None:
+        """Call the tracker with a round, or with the end. Raises what it raises."""
         if isinstance(told, TrackedEnd):
             self._tracker.on_end(told)
         else:
@@ -123,4 +124,5 @@ class Follower:
             self._warn(error)
 
     def _warn(self, error: Exception) -> None:
+        """Log that the tracker, or noting its position, has failed."""
         log.warning("tracker_failed", tracker=self._name, round=self._taken + 1, error=str(error))

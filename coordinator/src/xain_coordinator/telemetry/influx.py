@@ -104,8 +104,8 @@ class InfluxWriter:
     def _send_until_answered(
         self, lines: Sequence[bytes], closing: threading.Event
     ) -> _Failure | None:
-        """Returns None if the server took the lines, else why it did not. After any failure but a
-        refusal they are sent again, and once more at the end."""
+        """Send lines until the server takes or refuses them, and once more after `closing` is set.
+        Returns None if it took them, else why not."""
         while True:
             is_last = closing.is_set()
             failure = self._send(lines)

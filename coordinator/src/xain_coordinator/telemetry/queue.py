@@ -91,4 +91,5 @@ class QueuedMetrics:
             log.warning("metrics_lost", points=num_lost, in_all=self.num_lost)
 
     def _write(self, batch: list[Stamped]) -> int:
+        """Write a batch. Returns the number of points that are lost."""
         return self._writer.write(batch, self._points.closing)

@@ -42,7 +42,8 @@ class Answering:
         self._is_closed = False
 
     def run(self) -> None:
-        """The body of the thread."""
+        """Answer questions until close(), in a thread of its own; a stream that broke off is opened
+        again."""
         backoff = Backoff(MIN_PAUSE_S, MAX_PAUSE_S, self._chance)
 
         def answer(question: pb.PredictionQuestion) -> pb.PredictionAnswer:

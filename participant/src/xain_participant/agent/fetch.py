@@ -74,7 +74,7 @@ def fetch(
     found = models[lineage.choose(which, models, best, pages[0].removed)]
     own = PersonalTensors(state_dir, participant_id)
     threshold = lineage.thresholds_of(status).get(found.round)
-    downloaded = _downloaded(address, found, status.session_id, own, participant_id, tls)
+    downloaded = _download(address, found, status.session_id, own, participant_id, tls)
     model = with_threshold(downloaded, threshold)
     stay = ", ".join(personal_patterns(model.metadata))
     if stay and state_dir is None:
@@ -142,7 +142,7 @@ def _set(
     return lineage.Measured.of(getattr(record, name)) if record.HasField(name) else None
 
 
-def _downloaded(
+def _download(
     address: str,
     found: inspection.ModelStatus,
     session_id: str,

@@ -89,6 +89,8 @@ def join(
     ] = None,
     config: Config = None,
 ) -> None:
+    """Get a certificate: by a token, or by a request that an operator signs; the commands' help
+    says more."""
     if sum(each is not None for each in (token, request, certificate)) != 1:
         _fail("give one of FILE, --request and --certificate; see --help", EXIT_BAD_CONFIG)
     host, port = (None, None) if coordinator is None else split_host_port(coordinator)
@@ -165,6 +167,7 @@ def renew(
     coordinator: CoordinatorFlag = None,
     config: Config = None,
 ) -> None:
+    """Renew the certificate that `join` has got, if that is due."""
     command = f"{PROGRAM} renew"
     site, _ = _site(command, state_dir, coordinator, config)
     from xain_foundation.security.tls import InvalidCertificates
@@ -224,6 +227,7 @@ def tunnel(
     coordinator: CoordinatorFlag = None,
     config: Config = None,
 ) -> None:
+    """Carry connections of clients without TLS to the coordinator, until a signal comes."""
     from xain_foundation.settings.fields import is_loopback
 
     command = f"{PROGRAM} tunnel"

@@ -62,6 +62,7 @@ class KeptCertificates:
 
     @property
     def are_there(self) -> bool:
+        """Whether there is a certificate that counts."""
         return self.folder.is_dir()
 
     @property

@@ -233,7 +233,7 @@ def sparse(
     ] = None,
     seed: Annotated[int, typer.Option(metavar="SEED", help="Of the first factors.", min=0)] = 0,
 ) -> None:
-    """See SPARSE_HELP."""
+    """Train a sparse model at a parameter server, and score it; SPARSE_HELP says more."""
     address = _target(server)
     if index is None and workers == 1:
         index = 0
@@ -393,7 +393,7 @@ def sparse_data(
     parts: Annotated[int, typer.Option(metavar="P", help="Files to train on.", min=1)] = 4,
     seed: Annotated[int, typer.Option(metavar="SEED", min=0)] = 0,
 ) -> None:
-    """See DATA_HELP."""
+    """Write data to try sparse models with; DATA_HELP says more."""
     _need_modules()
 
     from xain_workloads.sparse.generator import SHAPES, write

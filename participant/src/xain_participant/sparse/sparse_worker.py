@@ -196,7 +196,7 @@ def score(server: Server, job: Job, source: Source) -> Score:
             _require_columns(note, job, source)
     scores, classes = [], []
     for rows in batches_of(source.read(source.shares(1)[0]), job.batch_rows):
-        batch = _prepared(rows, job)
+        batch = _prepare(rows, job)
         values = table.pull(batch.keys).astype(np.float64)
         scores.append(job.model.scores(batch.features, values[:-1], values[-1, 0]))
         classes.append(batch.classes)
@@ -249,10 +249,10 @@ class Shares:
         blocks = self._source.read(share)
         for number, rows in enumerate(batches_of(blocks, self._job.batch_rows)):
             if number >= start:
-                yield _prepared(rows, self._job)
+                yield _prepare(rows, self._job)
 
 
-def _prepared(rows: Rows, job: Job) -> Batch:
+def _prepare(rows: Rows, job: Job) -> Batch:
     """Prepare a batch of rows. Raises DataError for a column beyond the bound, and for a target
     that is no class."""
     if len(others := rows.targets[~np.isin(rows.targets, CLASSES)]):

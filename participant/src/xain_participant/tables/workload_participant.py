@@ -258,7 +258,7 @@ class WorkloadParticipant(Participant):
         return not self._estimators.is_empty
 
     def votes(self, trainings: Sequence[tuple[str, int]], features: NDArray[Any]) -> Votes:
-        """See KeptEstimators.votes()."""
+        """Vote for rows with the estimators that stay here, as KeptEstimators.votes() does."""
         return self._estimators.votes(trainings, features)
 
     def init_weights(self) -> NDArray[Any]:

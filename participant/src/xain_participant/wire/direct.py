@@ -496,10 +496,12 @@ class _Put:
 
     @property
     def size_bytes(self) -> int:
+        """Size of the object."""
         return sum(map(len, self.parts))
 
     @property
     def headers(self) -> dict[str, str]:
+        """Headers of the request: the digest, which a weights port asks for."""
         return {DIGEST_HEADER: self.digest.hex()} if self.target.is_port else {}
 
 

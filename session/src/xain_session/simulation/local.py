@@ -30,7 +30,7 @@ class LocalBackend:
         self._processes: dict[Connection, SpawnProcess] = {}
 
     def start(self, name: str, call: Call) -> None:
-        """See Backend."""
+        """Start a process that makes a call. Raises BackendError."""
         context = multiprocessing.get_context("spawn")
         call = _for_another_process(call)
         threads = max(1, (os.cpu_count() or 1) // self._num_workers)
@@ -48,7 +48,8 @@ class LocalBackend:
         self._processes[ours] = process
 
     def wait(self, timeout_s: float) -> Mapping[str, str]:
-        """See Backend."""
+        """Wait so long for processes to end. Returns what their calls have returned, by name.
+        Raises WorkerDied."""
         ended = {}
         for pipe in wait(list(self._processes), timeout_s):
             assert isinstance(pipe, Connection)

@@ -163,7 +163,8 @@ class SiteScript:
             rounds_of_site.reset(before)
 
     def result(self, declared: Declared | None) -> Result:
-        """See Loop.result()."""
+        """The last model of the session, as Loop.result() gives it. Raises RuntimeError before the
+        end, and SessionError."""
         if self.exit_status is None:
             raise RuntimeError(NO_RESULT_YET)
         return result_of(self._last_model, self._target, self._session_id, declared, self._kept)
@@ -418,7 +419,7 @@ class _Run:
         return lambda why: self._fail(f"main() failed at {site.id}: {why}".rstrip())
 
     def _add(self, kind: int, agent: LightAgent, round_: int) -> None:
-        """Add a job of this kind."""
+        """Add a job; a training of an agent whose last one took longer goes first."""
         self._num_jobs += 1
         self._jobs.put(Job(kind, -agent.last_s, self._num_jobs, agent, round_))
 

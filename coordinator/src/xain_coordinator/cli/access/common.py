@@ -82,4 +82,5 @@ def explained(command: str) -> Iterator[None]:
 
 
 def fail_command(command: str, message: str, status: int) -> NoReturn:
+    """Print a command's error in one line, and end the process with this status."""
     fail(f"{PROGRAM} {command}", message, status)

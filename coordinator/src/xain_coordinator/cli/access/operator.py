@@ -43,13 +43,17 @@ class Operator(Protocol):
     def sign(self, request: bytes, name: str, role: str) -> tuple[bytes, bytes]:
         """A certificate for a request, and the authority's, in PEM."""
 
-    def entries(self) -> list[Entry]: ...
+    def entries(self) -> list[Entry]:
+        """Everything that was issued, oldest first, and what was revoked of other authorities."""
 
-    def revoke(self, which: str) -> Revocation: ...
+    def revoke(self, which: str) -> Revocation:
+        """Revoke all of a name, or a serial number and what came of it."""
 
-    def remove(self, name: str) -> None: ...
+    def remove(self, name: str) -> None:
+        """Remove a participant from the session."""
 
-    def finish(self, reason: str) -> None: ...
+    def finish(self, reason: str) -> None:
+        """Finish the session. reason: for those who read of it later."""
 
 
 class Remote:

@@ -183,7 +183,8 @@ def resolve(config: Path | None, values: Mapping[str, Any]) -> "Resolved[Coordin
 def loaded(
     model: type[Settings], file: Path | None, prefix: str, values: Mapping[str, Any]
 ) -> "Resolved[Settings]":
-    """The settings of a command. Ends the process with status 2 if one is wrong."""
+    """The settings of a command, with the origin of each. model: their class. prefix: of
+    environment variables. Ends the process with status 2 if one is wrong."""
     from xain_foundation.settings.settings import ConfigError, resolve
 
     try:

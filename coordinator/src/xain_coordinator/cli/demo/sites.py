@@ -49,7 +49,7 @@ class Settings:
 
     @property
     def of_coordinator(self) -> dict[str, object]:
-        """Settings by dotted key."""
+        """Settings of the demo's coordinator by dotted key."""
         return {
             "workload.name": "sgd",
             "workload.options.eta0": self.eta0,
@@ -95,7 +95,8 @@ class DemoLaunch(RoundsLaunch):
         super().__init__(request, launcher)
 
     def follow(self) -> int:
-        """See Launch."""
+        """Start the demo, show its session to the end, and return the exit status. Raises
+        CommandFailed, with the last lines of the logs of programs that have failed."""
         settings = self._settings
         try:
             data = split(settings.participants, settings.alpha, settings.seed)
@@ -171,6 +172,7 @@ class DemoLaunch(RoundsLaunch):
 
 
 def _pid(process: Running) -> int:
+    """Process id of a program that was started."""
     assert isinstance(process, LocalProcess)
     return process.pid
 

@@ -67,6 +67,8 @@ class ActorBackend(ProcessBackend):
         self._logs = work / "logs"
 
     def start(self, program: Program) -> Running:
+        """Start a participant as an actor, whose output goes to its log, and any other program as a
+        process."""
         if program.command != PARTICIPATE:
             return super().start(program)
         call = ProgramCall(

@@ -331,6 +331,7 @@ def _resolve(
 
 
 def _say(text: str) -> None:
+    """Print a line of the launcher's own."""
     typer.echo(f"launch: {text}")
 
 

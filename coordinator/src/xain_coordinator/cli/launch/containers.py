@@ -237,6 +237,7 @@ class Container:
                 log.flush()
 
     def status(self) -> int | None:
+        """Exit status of the container; KILLED if it is gone, None while it runs."""
         import docker
 
         if self._status is None:

@@ -86,7 +86,8 @@ class RoundsLaunch:
         self._operator: Certificates | None = None
 
     def follow(self) -> int:
-        """See Launch."""
+        """Start all programs, wait for the end of the session, or with --serve for a signal, and
+        print the result. Returns the exit status. Raises CommandFailed."""
         number = len(self._request.workers)
         say = self._supervisor.say
         say(f"starting a coordinator and {number} {'worker' if number == 1 else 'workers'} ...")
@@ -190,7 +191,7 @@ class RoundsLaunch:
         )
 
     def stop(self) -> None:
-        """See Launch."""
+        """Stop and remove all programs."""
         self._supervisor.stop()
         if self._operator is not None:
             inspection_client.TLS.set(None)

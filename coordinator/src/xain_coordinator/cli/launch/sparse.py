@@ -193,8 +193,12 @@ class SparseLaunch:
         self._num_rollbacks = 0  # before all workers were started the last time
 
     def follow(self) -> int:
-        """See Launch. A worker that failed makes the exit status 1; otherwise it is 5 if none had a
-        row, and 7 if rows were not read once."""
+        """Start all programs, wait until the workers have read all epochs, and save and score the
+        model. A rollback of the servers starts the workers again.
+
+        Returns 1 if a worker failed; otherwise 5 if none had a row, and 7 if rows were not read
+        once. Raises CommandFailed.
+        """
         request, supervisor = self._request, self._supervisor
         supervisor.say(
             f"starting a scheduler, {_counted(len(request.servers), 'server')} and "
@@ -267,6 +271,7 @@ class SparseLaunch:
 
     @property
     def _is_insecure(self) -> bool:
+        """Whether the settings allow connections in the clear."""
         given = self._request.values
         return any(given.get(f"{section}.insecure") for section in ("scheduler", "server"))
 
@@ -486,7 +491,7 @@ class SparseLaunch:
         return [f"{number} of {request.test_name}:{measured}" for number, _, measured in rows]
 
     def stop(self) -> None:
-        """See Launch."""
+        """Stop and remove all programs, and end calls to the scheduler."""
         self._supervisor.stop()
         if self._calls is not None:
             self._calls.close()

@@ -233,6 +233,7 @@ class Supervisor:
         return [name for name, one in self._programs.items() if one.due_at is not None]
 
     def _of(self, rank: Rank) -> dict[str, _Watched]:
+        """The programs of a rank by name."""
         return {name: one for name, one in self._programs.items() if one.rank is rank}
 
     # --- looking after them ---
@@ -330,7 +331,7 @@ class Supervisor:
 
 
 def _called(name: str) -> str:
-    """A program in words."""
+    """A program's name in a sentence, such as "the coordinator"."""
     return f"the {name}" if name in (COORDINATOR, SCHEDULER) else name
 
 

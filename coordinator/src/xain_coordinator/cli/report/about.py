@@ -160,4 +160,5 @@ def _named(names: list[str]) -> str:
 
 
 def _date(at: datetime) -> str:
+    """A time as text, in UTC."""
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")

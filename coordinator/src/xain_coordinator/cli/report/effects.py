@@ -126,6 +126,7 @@ def _fit(found: Coefficients, num_steps: int) -> str:
 
 
 def _number(value: float | None) -> str:
+    """A number as text; empty for None."""
     return "" if value is None else number(value)
 
 

@@ -61,10 +61,12 @@ class AggregationSettings(Section):
 
     @Check
     def _rule_can_be_made(self) -> None:
+        """Check that the rule exists and takes its options."""
         _ = self.whole_options
 
     @Check
     def _optimizer_can_be_made(self) -> Conflicts:
+        """Check that the optimiser exists and takes its options, or that neither is set."""
         if self.made_optimizer() is None and self.optimizer_options:
             yield WrongSetting(
                 "optimizer_options", "without aggregation.optimizer nothing would read them"

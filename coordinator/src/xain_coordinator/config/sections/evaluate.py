@@ -63,6 +63,7 @@ class EvaluateSettings(TableSettings):
 
     @Check
     def _patience_has_models(self) -> Conflicts:
+        """Check that models are evaluated if there is patience, and min_delta comes with it."""
         if self.min_delta and not self.patience:
             yield WrongSetting("min_delta", "it goes with evaluate.patience, which is not set")
         if self.patience and not self.every:

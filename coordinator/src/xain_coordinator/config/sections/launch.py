@@ -107,10 +107,12 @@ class LaunchSettings(Section):
 
     @Check
     def _shares_are_dockers(self) -> Conflicts:
+        """Check that Docker takes launch.cpu_shares."""
         if any(shares < MIN_CPU_SHARES for shares in self.cpu_shares):
             yield WrongSetting("cpu_shares", f"all must be at least {MIN_CPU_SHARES}")
 
     @Check
     def _gpus_are_rays(self) -> Conflicts:
+        """Check that Ray takes launch.num_gpus."""
         if self.num_gpus > 1 and not self.num_gpus.is_integer():
             yield WrongSetting("num_gpus", "above 1 it must be a whole number")

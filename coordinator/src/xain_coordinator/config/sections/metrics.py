@@ -32,6 +32,7 @@ class MetricsSettings(Section):
 
     @Check
     def _trackers_are_there(self) -> Conflicts:
+        """Check that all trackers are built in or plugged in."""
         there = plugins.known(plugins.TRACKERS, TRACKERS)
         for name in self.trackers:
             if name not in there:
@@ -47,6 +48,8 @@ class MetricsSettings(Section):
 
     @Check
     def _metrics_are_encrypted(self) -> Conflicts:
+        """Check that metrics travel to InfluxDB encrypted, unless metrics.insecure allows
+        otherwise."""
         if self.kind == "influxdb" and not self.insecure and is_plaintext(self.url):
             yield WrongSetting(
                 "url",

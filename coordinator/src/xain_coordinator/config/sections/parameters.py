@@ -57,6 +57,7 @@ class ParametersSettings(Section):
 
     @Check
     def _host_can_be_reached(self) -> Conflicts:
+        """Check that a server that listens at all addresses says by which one it is reached."""
         if self.is_on and self.server and self.advertised is None and is_any(self.host):
             yield WrongSetting(
                 "advertised",

@@ -207,11 +207,13 @@ class RoundsSettings(Section):
 
     @Check
     def _controller_can_be_made(self) -> None:
+        """Check that the controller exists and takes its options."""
         with naming("controller", "controller_options", known_controllers):
             _ = self.whole_controller_options
 
     @Check
     def _tags_can_be_met(self) -> Conflicts:
+        """Check that participants can have the tags that a selection asks for."""
         for key in self.tags:
             if (why := tag_rules.why_not_key(key)) is not None:
                 yield WrongSetting(f"tags.{key}", f"no participant can have such a tag: {why}")
@@ -251,6 +253,7 @@ class RoundsSettings(Section):
 
     @Check
     def _more_can_be_selected(self) -> Conflicts:
+        """Check that over-selection has participants that would not be selected without it."""
         is_everybody = self.controller == "all" or self.fraction_participants == 1
         if self.consistency == "bsp" and self.over_selection and is_everybody:
             yield WrongSetting(

@@ -38,6 +38,7 @@ class SchemaSettings(Section):
 
     @Check
     def _classes_are_of_a_classification(self) -> Conflicts:
+        """Check that a classification has two classes or more, and a regression none."""
         if self.classes and self.task == "regression":
             yield WrongSetting("classes", 'a schema.task = "regression" has none')
         elif self.classes and len(set(self.classes)) < 2:

@@ -336,6 +336,8 @@ class AdmissionControl:
             self.reading.release()
 
     def _look_later(self, call: Call, looks: int) -> None:
+        """Set the timer of the next look at a read that is under way. looks: times that are
+        left."""
         call.look = asyncio.get_running_loop().call_later(LOOK_S, self._look, call, looks - 1)
 
     def _look(self, call: Call, looks: int) -> None:

@@ -118,6 +118,7 @@ class Assignments:
 
 
 def _local_budget(budget: Budget | None) -> pb.LocalBudget | None:
+    """The message of a local model's budget; None without one."""
     if budget is None:
         return None
     return pb.LocalBudget(

@@ -59,6 +59,7 @@ class ControlService(pb_grpc.ControlServicer):
     async def CreateToken(
         self, request: pb.CreateTokenRequest, context: Context
     ) -> pb.CreateTokenResponse:
+        """Make a token to join with, or a bearer token for the HTTP face."""
         access, by = self._guard.require_access(), caller_said()
         if request.bearer:
             token, serial, expires_at = await run_to_end(
@@ -86,6 +87,7 @@ class ControlService(pb_grpc.ControlServicer):
     async def ListCertificates(
         self, request: pb.ListCertificatesRequest, context: Context
     ) -> pb.ListCertificatesResponse:
+        """List all that was issued, with the size and last hash of the audit log."""
         access = self._guard.require_access()
         entries = [
             pb.ListCertificatesResponse.Entry(
@@ -131,6 +133,8 @@ class ControlService(pb_grpc.ControlServicer):
     async def FollowScript(
         self, request: pb.FollowScriptRequest, context: Context
     ) -> AsyncIterator[pb.FollowScriptResponse]:
+        """Tell a script of the session's status, at once and after each change, until it is
+        finished."""
         require_session(self._driver.session, request.session_id)
         session_id, last = self._driver.session.session_id, None
         await self._note("script_follows")
@@ -168,6 +172,8 @@ class ControlService(pb_grpc.ControlServicer):
         return pb.EndScriptResponse(status=self._script_status())
 
     def _script_status(self) -> pb.FollowScriptResponse:
+        """The session's status for its script, with the position in the journal and the last round
+        that trained."""
         status = script_status(self._driver.session)
         status.position = self._driver.num_records
         records = reversed(self._driver.history.rounds)
@@ -181,12 +187,14 @@ class ControlService(pb_grpc.ControlServicer):
         return status
 
     async def _note(self, event: str, **fields: object) -> None:
+        """Have the audit log tell what the caller has done. Raises NotRecorded."""
         session_id = self._driver.session.session_id
         await self._guard.note(event, by=caller_said(), session=session_id, **fields)
 
     async def CopyJournal(
         self, request: pb.CopyJournalRequest, context: Context
     ) -> AsyncIterator[pb.CopyJournalResponse]:
+        """Copy the journal, and keep the objects that it names until the caller ends the call."""
         async with contextlib.AsyncExitStack() as until_end:
             try:
                 copy = await until_end.enter_async_context(self._journal_copied())

@@ -195,6 +195,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def Rendezvous(
         self, request: pb.RendezvousRequest, context: Context
     ) -> pb.RendezvousResponse:
+        """Let a participant into the session, or ask it to come again later or to divide its rows
+        first. A refusal is logged and kept for the report."""
         participant_id = self._certified(context)
         session = self._driver.session
         is_member = session.members.is_instance(participant_id, SENDER.get().instance_id)
@@ -318,6 +320,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def Heartbeat(
         self, request: pb.HeartbeatRequest, context: Context
     ) -> pb.HeartbeatResponse:
+        """Renew a participant's lease, and tell it the state as it was before this sign of life,
+        the findings in its data, and after the end whether it counted."""
         participant_id = self._caller(context)
         state = _PARTICIPANT_STATES.get(request.state, ParticipantState.READY)
         transfer = transfer_of(request)
@@ -391,6 +395,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def StartTrainingRound(
         self, request: pb.StartTrainingRoundRequest, context: Context
     ) -> pb.StartTrainingRoundResponse:
+        """Tell a participant its work in the open round. A model that it found damaged is verified
+        first."""
         participant_id = self._caller(context)
         digest = request.damaged_model_digest.hex()
         is_member = participant_id in self._driver.session.members
@@ -402,6 +408,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def EndTrainingRound(
         self, request: pb.EndTrainingRoundRequest, context: Context
     ) -> pb.EndTrainingRoundResponse:
+        """Take an update or an evaluation: obtain the weights, check them and submit the command.
+        The reply to a small update may bring the next round."""
         participant_id = self._caller(context)
         if certified_site() is not None:
             self._require_own(participant_id, request)
@@ -524,6 +532,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def Watch(
         self, request: pb.WatchRequest, context: Context
     ) -> AsyncIterator[pb.WatchResponse]:
+        """Stream what a participant is told of the session, from now to the end. Many that come at
+        once are asked to wait."""
         participant_id, instance_id = self._certified(context), SENDER.get().instance_id
         if participant_id in self._driver.session.members:
             wait_s = self._wait_s(self._watches, participant_id)
@@ -646,6 +656,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def GetWeights(  # type: ignore[override]
         self, request: pb.GetWeightsRequest, context: Context
     ) -> None:
+        """Stream a global model from an offset on."""
         is_first = True
 
         async def write(ref: WeightsRef, data: bytes) -> None:
@@ -660,6 +671,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def PutWeights(
         self, request_iterator: AsyncIterator[pb.PutWeightsRequest], context: Context
     ) -> pb.PutWeightsResponse:
+        """Receive an update, or a part of one. Returns its reference when it is whole, else the
+        offset reached."""
         participant_id = self._caller(context)
         trained = self._driver.session.trained_by(participant_id)
 
@@ -681,6 +694,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def FindUpload(
         self, request: pb.FindUploadRequest, context: Context
     ) -> pb.FindUploadResponse:
+        """Tell how many bytes of an upload that broke off are there."""
         announced = Announced(request.round, request.size_bytes, request.digest.hex())
         offset = await self._uploads.find_unfinished(self._caller(context), announced)
         return pb.FindUploadResponse(offset=offset)
@@ -688,6 +702,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def ReportFailure(
         self, request: pb.ReportFailureRequest, context: Context
     ) -> pb.ReportFailureResponse:
+        """Note that a participant's code has failed, or that its process group broke."""
         participant_id = self._caller(context)
         if request.HasField("attempt"):
             await self._driver.submit(
@@ -708,6 +723,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def Predict(
         self, request_iterator: AsyncIterator[pb.PredictionAnswer], context: Context
     ) -> AsyncIterator[pb.PredictionQuestion]:
+        """Stream questions for predictions to a participant that keeps estimators, and take its
+        answers."""
         participant_id = self._caller(context)
         if not is_known(self._driver, participant_id):
             raise errors.NotAMember(participant_id)

@@ -105,6 +105,8 @@ class InspectionService(inspection_grpc.InspectionServicer):
     async def GetStatus(
         self, request: inspection.GetStatusRequest, context: Context
     ) -> inspection.GetStatusResponse:
+        """Tell how the session stands; a participant with a certificate is told only of itself and
+        of all together."""
         session = self._driver.session
         round_ = session.open_round
         now = self._driver.clock.now()
@@ -198,6 +200,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
     async def AskPredictions(
         self, request: inspection.AskPredictionsRequest, context: Context
     ) -> inspection.AskPredictionsResponse:
+        """Predict rows with estimators that stay at the participants."""
         if self._predictions is None:
             raise Refusal(Reason.NOT_FITTED, "no participant is asked for predictions")
         if request.rows.count("[") > self._predictions.max_rows + 1:  # parsing them takes long
@@ -245,6 +248,8 @@ class InspectionService(inspection_grpc.InspectionServicer):
     async def ListParticipants(
         self, request: inspection.ListParticipantsRequest, context: Context
     ) -> inspection.ListParticipantsResponse:
+        """List members by name, page by page; a participant with a certificate sees itself
+        alone."""
         if request.page_size < 0:
             raise InvalidRequest(f"page_size is {request.page_size}: it must not be negative")
         try:
@@ -317,6 +322,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
     async def ListRounds(
         self, request: inspection.ListRoundsRequest, context: Context
     ) -> inspection.ListRoundsResponse:
+        """List the latest rounds up to a limit, or with a page size all of them, page by page."""
         records = self._driver.history.rounds
         total = records[0].round + len(records) if records else 0
         if not request.page_size:
@@ -338,6 +344,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
     async def ListModels(
         self, request: inspection.ListModelsRequest, context: Context
     ) -> inspection.ListModelsResponse:
+        """List the latest models up to a limit, or with a page size all of them, page by page."""
         models = self._driver.history.models.values()
         # On the first page only: a client puts pages together.
         removed = () if request.page_token else sorted(self._driver.history.removed)

@@ -122,6 +122,7 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
         yields = inspect.isasyncgenfunction(behaviour)
 
         async def serve(call: Call, context: Context) -> Any:
+            """Carry an admitted call out. Returns its reply; None after a stream of replies."""
             if reads_itself:
                 request = self._admission.requests(method, call)
             else:
@@ -140,6 +141,7 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
             return None
 
         async def answer(requests: Any, context: Context) -> Any:
+            """Admit a call and carry it out; an error ends it with its status."""
             call = None
             try:
                 try:
@@ -207,6 +209,7 @@ def _timed(method: str, answer: Answer, latencies: LatencyFile) -> Answer:
     names_participant = method.startswith(COORDINATOR)
 
     async def timed(requests: Any, context: Context) -> Any:
+        """Handle a call, and write its line when it has ended."""
         began = time.perf_counter()
         SENDER.set(sender_of(context))
         participant_id = participant_of(context) if names_participant else ""
@@ -228,6 +231,7 @@ def _timed(method: str, answer: Answer, latencies: LatencyFile) -> Answer:
 
 
 def _is_async(behaviour: Callable[..., Any]) -> bool:
+    """Whether a method of a service is a coroutine or an asynchronous generator."""
     return inspect.iscoroutinefunction(behaviour) or inspect.isasyncgenfunction(behaviour)
 
 

@@ -221,6 +221,7 @@ def threshold_message(
 
 
 def _figure(figure: Figure) -> pb.Figure:
+    """Message of a figure."""
     return pb.Figure(
         value=figure.value,
         low=figure.low,
@@ -262,6 +263,7 @@ def transfer_of(request: pb.HeartbeatRequest) -> Transfer | None:
 
 
 def transfer_message(transfer: Transfer | None) -> pb.Transfer | None:
+    """Message of a transfer; None without one."""
     if transfer is None:
         return None
     direction = pb.Transfer.UPLOAD if transfer.is_upload else pb.Transfer.DOWNLOAD
@@ -304,6 +306,7 @@ def layout_of(tensors: Iterable[pb.Tensor]) -> Layout:
 
 
 def process_group_message(group: ProcessGroup | None) -> pb.ProcessGroup | None:
+    """Message of a process group; None without one."""
     if group is None:
         return None
     return pb.ProcessGroup(
@@ -326,6 +329,7 @@ def group_address(address: str, peer: str) -> str:
 
 
 def model_message(model: GlobalModel) -> inspection.ModelStatus:
+    """Message of a model, without its weights."""
     return inspection.ModelStatus(
         round=model.round,
         ref=ref_message(model.ref),

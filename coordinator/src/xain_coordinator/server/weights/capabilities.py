@@ -67,7 +67,7 @@ class Capabilities:
     def path(
         self, method: Method, participant_id: str, round_: int, key: str, size_bytes: int
     ) -> str:
-        """The path of a new URL."""
+        """The path of a new URL that allows a participant one request, until it expires."""
         expires_at = int(self._now()) + self._lifetime_s
         allowed = Capability(method, participant_id, round_, key, size_bytes, expires_at)
         payload = _text(json.dumps(astuple(allowed), separators=(",", ":")).encode())
@@ -94,6 +94,7 @@ class Capabilities:
 
 
 def _text(data: bytes) -> str:
+    """Bytes as text for a URL."""
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 

@@ -178,6 +178,7 @@ class Downloads:
 
     @staticmethod
     def _sign(access: DirectAccess, model: str, upload: str) -> Offer:
+        """URLs that the store signs. model, upload: keys."""
         return Offer(access.download_url(model), upload, access.upload_url(upload))
 
     async def inline(self, ref: WeightsRef) -> bytes:

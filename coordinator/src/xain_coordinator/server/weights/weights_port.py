@@ -203,7 +203,7 @@ class WeightsPort:
     def url(
         self, method: Method, participant_id: str, round_: int, key: str, size_bytes: int
     ) -> str:
-        """A URL for a participant."""
+        """A URL that allows a participant one request, until it expires."""
         path = self._capabilities.path(method, participant_id, round_, key, size_bytes)
         return self._base + path
 
@@ -306,6 +306,7 @@ class WeightsPort:
         return True
 
     def _forget(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
+        """Close the socket of a connection whose task has ended, and count it no more."""
         sock.close()  # a task that is cancelled before it begins never does
         self._connections.discard(task)
         self._idle.pop(task, None)
