@@ -81,6 +81,7 @@ class RemoteMembership(ABC):
         self._joining_as = joining
         self._group = joining.group
         self._name = joining.name
+        self._on_change = joining.on_change
         self._chance = Random()
         self._member: Member | None = None
         self._roster: Roster = {}
@@ -273,7 +274,7 @@ class RemoteMembership(ABC):
             for name in self._roster.keys() - roster.keys():
                 note_latest(self._former, name, self._roster[name].incarnation, MAX_FORMER)
             self._roster = roster
-            self._joining_as.on_change(roster)
+            self._on_change(roster)
 
     def _is_former(self, member: Member) -> bool:
         """Whether a later process of the member's name is known."""
