@@ -292,7 +292,7 @@ async def test_damaged_model_that_the_journal_does_not_know_is_published_again_o
         raise Stopped
 
     with monkeypatch.context() as patch:
-        patch.setattr(StoreWorker, "_published", die)
+        patch.setattr(StoreWorker, "_publish_elsewhere", die)
         for member, value in ((a, 1.0), (b, 3.0)):
             await member.hand_in(np.full(LARGE, value, np.float32))
         assert await to_thread(published.wait, 20.0)

@@ -380,7 +380,7 @@ MUTATIONS: Mapping[str, Mutation] = {
         StoreWorker, "_aggregate", _aggregate_and_drop
     ),
     "drop updates that are behind": _patch(retention, "needed_by", _need_the_newest),
-    "train again what was acknowledged": _patch(Protocol, "_over", _forget_done),
+    "train again what was acknowledged": _patch(Protocol, "_note_over", _forget_done),
     "drop a result that could not be handed in": _patch(Protocol, "_back_off", _forget_result),
     "forget a kept result": _forget_kept_results,
     "keep a result from before its encoding": _keep_what_was_trained,
