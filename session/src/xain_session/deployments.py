@@ -106,8 +106,8 @@ class Deployment(Protocol):
         tell: prints a line for the user.
         """
 
-    def start_participants(self, stack: ExitStack) -> None:
-        """Start the session's own participants, until the stack ends."""
+    def start_participants(self) -> None:
+        """Start the session's own participants, which opened() stops at its end."""
 
     def check(self) -> None:
         """Check that the session can go on. Raises what keeps it from that."""
@@ -293,7 +293,7 @@ class Embedded:
         formats.write(path, Model(first.vector(), first.layout, metadata), {})
         return str(path)
 
-    def start_participants(self, stack: ExitStack) -> None:
+    def start_participants(self) -> None:
         if self._workplace is not None:
             self._pool = self._workplace.run(self.address)
 
@@ -383,7 +383,7 @@ class Elsewhere:
         with channels.open_channel(self._target, _OPTIONS, credentials) as channel:
             yield Remote(channel, self.address)
 
-    def start_participants(self, stack: ExitStack) -> None:
+    def start_participants(self) -> None:
         """Participants are others' here."""
 
     def check(self) -> None:

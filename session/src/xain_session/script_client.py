@@ -218,7 +218,7 @@ class ScriptClient:
         return next((dict(one.evaluation.metrics) for one in listed if one.round == model), {})
 
     def model(self, number: int) -> Model:
-        """A global model. Raises SessionFailed."""
+        """Fetch a global model by its number. Raises SessionFailed."""
         latest = self.ask("ListModels", inspection.ListModelsRequest(limit=LATEST)).models
         every = inspection.ListModelsRequest(page_size=PAGE)
         listed = (one for page in self._pages("ListModels", every) for one in page.models)

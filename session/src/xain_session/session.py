@@ -94,7 +94,7 @@ class Session(Generic[W]):
             transport = stack.enter_context(self._deployment.opened(self._tell))
             self._client = ScriptClient(transport, self._look)
             stack.callback(self._client.close)
-            self._deployment.start_participants(stack)
+            self._deployment.start_participants()
             self._stack = stack.pop_all()
         return self
 

@@ -23,7 +23,7 @@ def evolve(access: Access, event: e.Event) -> Access:
 
 
 def fold(access: Access, events: Iterable[e.Event]) -> Access:
-    """The state after many events, in which `access` is copied once."""
+    """The state after many events; `access` itself is left as it is, and copied once."""
     authority = access.authority
     issued = dict(access.issued)
     revoked = set(access.revoked)

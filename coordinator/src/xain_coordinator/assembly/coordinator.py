@@ -284,7 +284,8 @@ class SessionCoordinator:
         await self._server.start()
 
     async def _measure_certificates(self) -> None:
-        """Write metric points of the coordinator's certificate."""
+        """Write metric points of the coordinator's certificate every CERTIFICATE_POINT_S, until the
+        task is cancelled."""
         while True:
             fields = self._guard.fields_of_metrics
             self._metrics.write((Point("certificate", fields),))

@@ -91,7 +91,7 @@ class Sessions:
 
     async def load_fitted(self) -> None:
         """Find the models of the last session that was completed, in the journal if it is not the
-        present one."""
+        present one, so that fitted() has them."""
         if self.fitted() is not None:
             return
         try:

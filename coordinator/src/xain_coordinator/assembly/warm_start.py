@@ -83,8 +83,8 @@ class FirstModel:
     copy: Callable[[WeightsStore], GlobalModel]
 
     def rules(self, rules: Rules) -> Rules:
-        """Rules of the new session, in which no participant makes initial weights. What a round of
-        it is follows from the options of the model, which the configuration may leave out."""
+        """Rules of the new session, in which no participant makes initial weights. The stride of
+        its rounds follows from the options of the model, which the configuration may leave out."""
         if rules.initial == "first":
             rules = replace(rules, initial="empty")
         if not rules.workload:

@@ -201,8 +201,8 @@ class CoordinatorConfig(Sections):
 
     @Check
     def _fits_can_be_requested(self) -> Conflicts:
-        """Check that a fit that waits for a request can get one, and that the store has room for
-        its session."""
+        """Check that a session that waits for the request of a fit can get one, and that the format
+        of the store allows a session for each fit."""
         if self.rounds.start == "request" and not self.http.is_on:
             yield WrongSetting("rounds.start", "without http.port nothing could request a fit")
         if self.http.is_on and self.storage.format == "xain-pickle":

@@ -81,6 +81,8 @@ class CheckedPacing(Pacing):
         return self._number("closes_at", float, round_)
 
     def shortest_wait_s(self) -> float | None:
+        """The shortest wait that the rule announces; UNKNOWN_WAIT_S for a rule that does not
+        say."""
         inherited = Pacing.shortest_wait_s
         if getattr(type(self.rule), "shortest_wait_s", inherited) is inherited:
             return UNKNOWN_WAIT_S

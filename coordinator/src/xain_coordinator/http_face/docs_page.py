@@ -59,7 +59,7 @@ def _operation(title: str, operation: Mapping[str, Any]) -> str:
 
 
 def _body(about: Mapping[str, Any]) -> str:
-    """Links to the bodies that are told."""
+    """Links to the schemas of a request's or an answer's body."""
     schemas = [kind.get("schema", {}) for kind in about.get("content", {}).values()]
     schemas += [one for schema in schemas for one in schema.get("anyOf", ())]
     names = [escape(one["$ref"].rpartition("/")[2]) for one in schemas if "$ref" in one]

@@ -520,7 +520,8 @@ class Agent:
                 self._deliver(_posted(news))
 
     def _deliver(self, posted: _Posted) -> None:
-        """Handle an event of the worker in its thread, once the calling thread waits."""
+        """Handle an event of the worker in its thread, once the calling thread waits; wake that if
+        an earlier timer or the end follows."""
         self._protocol_lock.get()
         due = min(self._timers.values(), default=inf)
         try:

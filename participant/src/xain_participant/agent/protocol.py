@@ -411,7 +411,8 @@ class Protocol:
             self._begin(Call.BEGIN_ROUND, round_)
 
     def _begin(self, call: Call, round_: int) -> None:
-        """Begin a piece of work."""
+        """Begin a piece of work for a round: add its action, and be busy until its outcome
+        comes."""
         assert self._busy is None, f"{call} while {self._busy} goes on"
         self._busy = _Busy(call, round_)
         # A session goes forward. News of an earlier round were long on their way, and the work that

@@ -63,7 +63,7 @@ class Upkeep:
         """Do what is due now. Returns for how long to wait."""
         self._tls.refresh()
         trouble = self._tls.trouble
-        if trouble and self._is_news(trouble):
+        if trouble and self._note_reason(trouble):
             hint = "those before are used on"
             self._log.warning("certificates_wrong", reason=trouble, hint=hint)
         now, due_at = self._now(), self._due_at()
@@ -90,7 +90,7 @@ class Upkeep:
             pass  # that process renews them
         except (Refused, InvalidCertificates, OSError) as error:
             self._again_at = self._now() + self._backoff.next_s()
-            if self._is_news(str(error)):
+            if self._note_reason(str(error)):
                 self._log.warning("certificate_not_renewed", reason=str(error))
         else:
             self._again_at = 0.0
@@ -104,11 +104,11 @@ class Upkeep:
         """Log once a day that the certificate expires soon."""
         days = (self._tls.own.not_after - self._now()) / 86_400
         file = str(self._tls.folder / "tls.crt")
-        if self._is_news(f"{file} {int(days)}"):  # a line a day
+        if self._note_reason(f"{file} {int(days)}"):  # a line a day
             self._log.warning("certificate_expires", file=file, days=round(days, 1), hint=hint)
 
-    def _is_news(self, reason: str) -> bool:
-        """Whether a reason was not told before: nobody reads a line a minute."""
+    def _note_reason(self, reason: str) -> bool:
+        """Note a reason. Returns whether it was not told before: nobody reads a line a minute."""
         is_new = reason not in self._told
         self._told.add(reason)
         return is_new

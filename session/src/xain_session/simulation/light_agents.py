@@ -394,7 +394,8 @@ class LightAgent:
         return self.work.take(work)
 
     async def _hand_in(self, round_: int, request: pb.EndTrainingRoundRequest | None) -> e.Event:
-        """End the round with this request; without one there is nothing to send."""
+        """End the round with this request, and keep the news of the next one that the answer
+        brings. Without a request there is nothing to send."""
         if request is not None:
             answer = await self._stub.EndTrainingRound(
                 request,

@@ -125,6 +125,8 @@ class DockerBackend:
         return _mounted(source, number)[1]
 
     def ports(self, wanted: tuple[int, int], *, http: bool) -> tuple[int, int]:
+        """Publish the launch's ports at these of this machine. Returns those at which the program
+        listens in its container."""
         self._ports = {f"{GRPC_PORT}/tcp": (self._settings.host, wanted[0])}
         if http:
             self._ports[f"{HTTP_PORT}/tcp"] = (self._settings.host, wanted[1])

@@ -150,8 +150,8 @@ class RoundsLaunch:
         return f"curl -X POST https://{address}/v1/fit {JSON_BODY} {shown}"
 
     def _tls(self, name: str, role: Role, *hosts: str, number: int = 0) -> Tls | None:
-        """Certificates of a program, if it has some. hosts: that others reach it by. number: of
-        the folder among Program.data."""
+        """Certificates of a program, issued here; None if programs have none. hosts: that others
+        reach it by. number: of the folder among Program.data."""
         folder = self._supervisor.certificate(name, role, *hosts)
         if folder is None:
             return None

@@ -276,7 +276,8 @@ class SparseLaunch:
         return any(given.get(f"{section}.insecure") for section in ("scheduler", "server"))
 
     def _tls_of(self, name: str, role: Role, *hosts: str) -> list[str]:
-        """The folder of a program's certificate, if it has one. hosts: that others reach it by."""
+        """The folder of a program's certificate in a list, which is empty without one; a
+        certificate of the launch is issued here. hosts: that others reach the program by."""
         if self._request.tls.folder is not None:
             return [str(self._request.tls.folder.absolute())]
         folder = self._supervisor.certificate(name, role, *hosts)

@@ -161,8 +161,8 @@ class Supervisor:
         return self._certificates.issue(NAME, Role.OPERATOR)
 
     def certificate(self, name: str, role: Role, *hosts: str) -> str | None:
-        """The folder of a program's certificate, if programs have some. hosts: that others reach
-        it by."""
+        """The folder of a program's certificate, which is issued at the first call; None if
+        programs have none. hosts: that others reach it by."""
         if self._certificates is None:
             return None
         return str(self._certificates.issue(name, role, *hosts).absolute())

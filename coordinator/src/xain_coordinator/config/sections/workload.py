@@ -49,7 +49,8 @@ class WorkloadSettings(Section):
 
     @Check
     def _remedy_fits(self) -> Conflicts:
-        """Check that the workload takes the remedy, and proximal_mu comes with its own."""
+        """Check that the workload takes the remedy, and that proximal_mu comes with the remedy
+        "proximal"."""
         if self.remedy and self.name not in _WITH_REMEDIES:
             yield WrongSetting(
                 "remedy", f"it is for the workloads {', '.join(_WITH_REMEDIES)}; leave it out"

@@ -152,6 +152,7 @@ class ControlService(pb_grpc.ControlServicer):
     async def ConfigureRound(
         self, request: pb.ConfigureRoundRequest, context: Context
     ) -> pb.ConfigureRoundResponse:
+        """Take a script's decisions about a round. Returns the session's status."""
         await self._driver.submit(configuration(request))
         await self._note("round_configured", round=request.round)
         return pb.ConfigureRoundResponse(status=self._script_status())
@@ -159,6 +160,7 @@ class ControlService(pb_grpc.ControlServicer):
     async def RecordEvaluation(
         self, request: pb.RecordEvaluationRequest, context: Context
     ) -> pb.RecordEvaluationResponse:
+        """Take a script's evaluation of a model. Returns the session's status."""
         await self._driver.submit(evaluation(request))
         await self._note("model_evaluated", model=request.model)
         return pb.RecordEvaluationResponse(status=self._script_status())

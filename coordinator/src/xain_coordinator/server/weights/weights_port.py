@@ -340,7 +340,8 @@ class WeightsPort:
         await send_answer(self._loop, sock, self.linger_s, said)
 
     async def _request(self, sock: socket.socket) -> Request:
-        """The head of the request. Raises Answer."""
+        """Read the head of a request, within head_s. Raises Answer, and ConnectionError if the peer
+        has gone."""
         import h11  # no connection comes before the first round
 
         parser = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
