@@ -87,6 +87,7 @@ class _Adaptive:
         return {MOMENTUM: 0.0, **begins} if self.beta1 else begins
 
     def step(self, base: Float64, result: Float64, state: State) -> tuple[Float64, State]:
+        """The model and the moments after one step, which is scaled for each coordinate."""
         delta = _difference(base, result)
         second = self._second_moment(state[SECOND_MOMENT], delta * delta)
         after = {SECOND_MOMENT: second}

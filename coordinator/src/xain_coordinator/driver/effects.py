@@ -109,7 +109,8 @@ class WorkloadMissing(Exception):
 
 
 def checks_off(workload: Workload | None) -> Mapping[str, str]:
-    """Levels of the checks that say nothing of a workload: a remedy is for averaged models."""
+    """Levels of checks of the data for a workload: that of unlike classes is off where its advice,
+    a remedy for averaged models, does not help; empty for other workloads and without one."""
     options = getattr(workload, "options", None)
     is_averaged = getattr(options, "mode", "") == "federated"
     is_told = is_averaged and not getattr(options, "remedy", "")

@@ -127,6 +127,7 @@ class _RebuildUpload:
         return getattr(self._upload, name)  # other methods are those of the upload
 
     def write(self, chunk: bytes | memoryview) -> None:
+        """Append bytes to the rebuilt object and to its digest."""
         self._digest.update(chunk)
         self._upload.write(chunk)
 

@@ -221,6 +221,9 @@ class SqliteJournal:
     def prepare(
         self, records: Sequence[Record], objects: Mapping[str, bytes] | None = None
     ) -> Callable[[], None]:
+        """Write small groups of records at once, and return the function that commits them; the
+        lock is held until then. For large ones, while another thread has the lock, and on a full
+        disk, nothing is written yet, and the function appends. Raises JournalError."""
         objects = objects or {}
         rows = _small_rows(records, objects)
         # The lock is not free while another thread deletes objects or saves a snapshot.
@@ -329,6 +332,8 @@ class SqliteJournal:
             self._recent_bytes -= len(self._recent.pop(key, b""))
 
     def snapshot(self) -> Snapshot | None:
+        """The snapshot of the latest session, if this version of the program can use it. Raises
+        JournalError."""
         with self._lock, self._explained():
             row = (
                 self._open_db()
@@ -341,6 +346,7 @@ class SqliteJournal:
         return usable_snapshot(version, body, self._seq)
 
     def save(self, snapshot: Snapshot) -> None:
+        """Replace the snapshot; it is encoded before the lock is taken. Raises JournalError."""
         version, body = encode_snapshot(snapshot)  # before the lock: an append need not wait for it
         with self._lock, self._explained():
             db = self._open_db()

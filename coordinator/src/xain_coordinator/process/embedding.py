@@ -222,6 +222,7 @@ class Coordinator:
     # --- Host ---
 
     def note_loop(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+        """Keep the event loop and the event that ends it; it ends at once if stop() came before."""
         self._loop, self._stop = loop, stop
         if self._is_stopping.is_set():
             stop.set()
@@ -262,7 +263,8 @@ class Answers:
         return self.take()
 
     def take(self, timeout_s: float | None = None) -> Any:
-        """The next answer. Raises TimeoutError, too."""
+        """Wait for the next answer. Raises a Refusal, Unavailable, TimeoutError, and StopIteration
+        at the end of a stream."""
         give_up_at = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left = give_up_at - time.monotonic()

@@ -60,6 +60,8 @@ class FileStore:
         self.spares.clear()
 
     def open(self, key: str, start: int = 0, length: int | None = None) -> "FileReader":
+        """Open the object's file. Raises KeyNotFound, and StoreUnavailable, also if the root is
+        gone."""
         path = self._path(key)
         with _unavailable("read", path):
             try:
@@ -69,6 +71,8 @@ class FileStore:
                 raise KeyNotFound(key) from None
 
     def upload(self, key: str, label: str = "", size_bytes: int = 0) -> "FileUpload":
+        """Begin an upload to a file in .incoming: a spare file of about this size, or else a new
+        one. Raises StoreUnavailable."""
         path = self._path(key)
         with _unavailable("write", path):
             temp = self._temp(label)

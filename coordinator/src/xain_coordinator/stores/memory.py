@@ -41,6 +41,7 @@ class MemoryStore:
             self.store_object(key, data, overwrite=True)
 
     def settle(self, key: str) -> None:
+        """Check that the object is there; nothing is durable. Raises KeyNotFound."""
         check_key(key)
         with self._lock:
             if key not in self._objects:

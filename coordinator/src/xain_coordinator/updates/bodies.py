@@ -116,7 +116,7 @@ class Incoming:
             self.sock.shutdown(socket.SHUT_RD)
 
     def look(self) -> None:
-        """Count what has come through since the last look: here all of it is counted already."""
+        """Do nothing: bytes are counted as they are received. See Outgoing.look."""
 
     def move(self, is_wanted: Callable[[], bool]) -> bool:
         """Move bytes, in a thread, until all are moved (True) or the peer keeps us waiting (False).

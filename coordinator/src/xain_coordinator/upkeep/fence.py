@@ -190,6 +190,7 @@ class FencedStore:
         return None if found is None else cast(Unfinished, _FencedUpload(found, self._check))
 
     def delete(self, *keys: str) -> None:
+        """Remove objects, if `check` does not raise."""
         self._check()
         self._store.delete(*keys)
 

@@ -77,6 +77,8 @@ class MultiKrum(Weighing):
     num_selected: Annotated[int, Field(ge=0)] = 0
 
     def check(self, num_updates: int) -> None:
+        """Check that there are enough updates for f, and that no more are to be selected than n -
+        f. Raises RuleFailed."""
         _check_byzantine("multi_krum", self.num_byzantine, num_updates)
         most = num_updates - self.num_byzantine
         if self.num_selected > most:
@@ -116,6 +118,8 @@ class GeometricMedian(Weighing):
             raise ValueError(f"smoothing must not be less than {_LEAST_SMOOTHING}")
 
     def weigh(self, surveyed: Float64, num_samples: NDArray[np.int64]) -> Float64:
+        """The weights of the better end of the two runs of iterations; none for the global model,
+        and for updates whose norm is no finite number. Raises RuleFailed if no update has one."""
         usable, products = _usable(surveyed)
         num_usable = len(products)
         majority = np.zeros(num_usable)
@@ -175,6 +179,8 @@ class NormClipping(Weighing):
         return squares(differences)
 
     def weigh(self, surveyed: Float64, num_samples: NDArray[np.int64]) -> Float64:
+        """Each update's share of the samples, less what clipping takes, which the global model
+        gets. Raises RuleFailed if no finite threshold follows from the quantile."""
         norms = np.sqrt(surveyed)
         radius = self.threshold
         if not radius:
@@ -211,6 +217,8 @@ class CentredClipping(Weighing):
     num_iterations: Annotated[int, Field(ge=1, le=10_000)] = 1
 
     def weigh(self, surveyed: Float64, num_samples: NDArray[np.int64]) -> Float64:
+        """The weights of the point that the steps reach; the global model gets what the updates
+        leave of 1. Raises RuleFailed if no update has a finite norm."""
         # An update at an infinite distance would pull with all of τ in an unknown direction: it
         # is left out, and counts as one that lies at the centre.
         usable, products = _usable(surveyed)

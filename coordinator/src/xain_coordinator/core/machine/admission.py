@@ -178,7 +178,8 @@ def _id_in_use(session: Session, member: Member, command: c.Rendezvous, now: flo
 
 
 def _is_full(session: Session, *, is_eligible: bool) -> bool:
-    """Whether the session has no free slot. Eligible participants and others are counted apart."""
+    """Whether the session has no free slot for one more participant. is_eligible: whether that one
+    may be selected; eligible participants and others are counted apart."""
     num_eligible = session.members.num_eligible
     num_alike = num_eligible if is_eligible else len(session.members) - num_eligible
     return num_alike >= session.rules.max_participants

@@ -53,7 +53,8 @@ def ask(session: Session, question: Question) -> r.Reply:
 
 
 def advertise(session: Session, participant_id: str) -> r.Advertisement:
-    """The state as a participant sees it; an unregistered client sees STANDBY."""
+    """The state as a participant sees it: STANDBY if it is not selected for the round, or not
+    registered. After the end, FINISHED with the last round."""
     phase = session.phase
     round_ = session.open_round
     selected = round_ is not None and participant_id in round_.selected

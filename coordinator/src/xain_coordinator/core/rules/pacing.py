@@ -179,7 +179,10 @@ class Quorum(Pacing):
     expression: Expression
 
     def is_complete(self, round_: Round) -> bool:
+        """Whether the updates that came satisfy the conditional event."""
+
         def num(names: Collection[str], source: str) -> int:
+            """How many of these names a source of the event means: all, or one."""
             return len(names) if source in ("*", PEER_TYPE) else int(source in names)
 
         condition: Condition = _parsed(self.expression)
@@ -213,6 +216,8 @@ class Buffer(Pacing):
     staleness: int | None
 
     def is_complete(self, round_: Round) -> bool:
+        """Whether `size` updates are in and, with a limit of staleness, no participant that is
+        outstanding is too far behind for the next round."""
         if len(round_.updates) < self.size:
             return False
         # Without a limit the round waits for no participant, and may be as large as the fleet.
@@ -250,6 +255,8 @@ class AfterFirst(Pacing):
             raise ValueError(f"seconds must be greater than 0, got {self.seconds}")
 
     def closes_at(self, round_: Round) -> float | None:
+        """Session time `seconds` after the first update, or after the round was reopened; None
+        before."""
         first = round_.first_update_at
         if first is None:
             return None

@@ -99,6 +99,8 @@ class Weighted:
             raise ValueError(f"default_samples must not be negative, got {self.default_samples}")
 
     def select(self, candidates: Sequence[Candidate], k: int, chance: Random) -> Sequence[str]:
+        """Sort the candidates by random keys of their samples, and take the k largest."""
+
         def key(candidate: Candidate) -> tuple[bool, float]:
             """The key by which candidates are sorted, the largest first; it takes one random
             number."""

@@ -189,6 +189,7 @@ class S3Store:
     def sweep(self) -> None: ...
 
     def put(self, objects: Mapping[str, bytes]) -> None:
+        """Write small objects, each by one request, several at a time. Raises StoreUnavailable."""
         names = {key: self._name(key) for key in objects}
         results(
             [
@@ -198,6 +199,8 @@ class S3Store:
         )
 
     def settle(self, key: str) -> None:
+        """Check that the object is there: whatever S3 shows is durable. Raises KeyNotFound and
+        StoreUnavailable."""
         # An object that S3 shows is durable.
         self._head(key, self._name(key), 1)
 
@@ -215,6 +218,7 @@ class S3Store:
                 yield key
 
     def delete(self, *keys: str) -> None:
+        """Remove objects, NUM_DELETIONS at a time. Raises StoreUnavailable."""
         # One request for each object, since not every server deletes many at once; and few at a
         # time, since reads of an aggregation queue behind them, and no caller waits for deletions.
         names = [(key, self._name(key)) for key in keys]

@@ -115,6 +115,7 @@ class Bucket:
         self._url_lifetime_s = url_lifetime_s
 
     def close(self) -> None:
+        """Close the connections of all clients."""
         self._client.close()
         self._signer.close()
         self._http.close()

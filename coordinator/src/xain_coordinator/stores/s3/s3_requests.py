@@ -36,6 +36,7 @@ class Requests:
         waited until close(). Raises StoreUnavailable after close(), or if no thread can be made."""
 
         def run() -> T:
+            """Do the work, unless the store is being closed."""
             if self._closed:
                 raise StoreUnavailable("the store is being closed")
             return work(*args, **kwargs)
