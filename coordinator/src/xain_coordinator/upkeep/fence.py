@@ -89,7 +89,8 @@ class Fence:
         self._known_owner(self._journal.owners(self._session_id))
 
     def _known_owner(self, noted: Collection[str]) -> str:
-        """The owner; "" if there is none. noted: the names in the journal."""
+        """The owner; "" if there is none. noted: the names in the journal. Raises TakenOver if the
+        owner is not among them."""
         owner = self._owner()
         if owner and owner not in noted:
             raise TakenOver(

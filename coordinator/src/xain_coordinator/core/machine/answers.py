@@ -255,9 +255,9 @@ def _told_of_the_end(session: Session, command: c.Heartbeat, now: float) -> Answ
 
 
 def _end_training_round(session: Session, command: c.EndTrainingRound, now: float) -> Answer:
-    """Take an update that lies in the store, or an evaluation in an EVALUATE round. The same one
-    again gets the first reply and no event, also when the round is closed. Raises a Refusal, such
-    as InvalidUpdate, if it cannot count."""
+    """The events of an update that a participant hands in, or of an evaluation in an EVALUATE
+    round. The same one again gets the first reply and no event, also when the round is closed.
+    Raises a Refusal, such as InvalidUpdate, if it cannot count."""
     participant_id = command.participant_id
     known = session.accepted(participant_id, command.round)
     # Before anything else: an acknowledged sender may ask for its answer again, even when the

@@ -239,7 +239,8 @@ def _cross(plan: Plan) -> Steps:
 
 def _search(plan: Plan) -> Steps:
     """Train with each of the options, keep the better half and double the budget, until one is
-    left. Options whose model has no loss leave the search."""
+    left; with it, train on all rows if asked for. Options whose model has no loss leave the
+    search."""
     sites: tuple[str, ...] = ()
     left = list(range(len(plan.options)))
     budget, num_rungs = plan.budget, (len(left) - 1).bit_length()
