@@ -121,7 +121,7 @@ async def test_agents_come_at_their_reserved_times(start_limited: Any) -> None:
     try:
         async with asyncio.timeout(60):
             while len(joined_at) < 6:
-                await coordinator.driver.changed()
+                await coordinator.driver.wait_for_change()
                 members = coordinator.driver.session.members.values()
                 joined_at = sorted(member.joined_at for member in members)
             assert await asyncio.gather(*ends) == [0] * 6

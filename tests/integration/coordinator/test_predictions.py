@@ -57,7 +57,7 @@ async def serving(
             thread.start()
         async with asyncio.timeout(PATIENCE_S):
             while coordinator.driver.session.phase is not Phase.FINISHED:
-                await coordinator.driver.changed()
+                await coordinator.driver.wait_for_change()
         yield agents
     finally:
         for agent in agents:

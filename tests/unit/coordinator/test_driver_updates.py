@@ -150,7 +150,7 @@ async def test_a_stop_ends_the_wait():
     await settled()
     bench.driver.end_watches()
     await fails(late)
-    await fails(bench.driver.changed())
+    await fails(bench.driver.wait_for_change())
     await bench.driver.close()
 
 

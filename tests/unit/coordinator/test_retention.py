@@ -206,7 +206,7 @@ class Driver:
     changes: Broadcast = field(default_factory=Broadcast)
     is_over: bool = False
 
-    async def changed(self) -> None:
+    async def wait_for_change(self) -> None:
         await self.changes.wait()
         if self.is_over:
             raise Unavailable("it stops")

@@ -306,7 +306,7 @@ class SessionCoordinator:
             return
         with contextlib.suppress(Unavailable):  # the process stops
             while self.driver.session.phase is not Phase.FINISHED:
-                await self.driver.changed()
+                await self.driver.wait_for_change()
         if self.driver.session.phase is Phase.FINISHED:
             cause = self.driver.session.cause
             await self._guard.try_to_note("session_finished", **about, cause=cause)

@@ -173,7 +173,7 @@ class Sessions:
                 )
             try:
                 async with asyncio.timeout(LOOK_S):
-                    await driver.changed()
+                    await driver.wait_for_change()
             except TimeoutError:
                 pass
             except Unavailable:
@@ -186,7 +186,7 @@ class Sessions:
         while (study := self.current.study) is not None:
             driver = self.current.driver
             while driver.session.phase is not Phase.FINISHED:
-                await driver.changed()
+                await driver.wait_for_change()
             if reason := study.why_not_compared(driver.session, driver.history):
                 log.warning(
                     "option_not_compared",

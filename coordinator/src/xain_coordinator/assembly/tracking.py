@@ -41,7 +41,7 @@ class Tracking:
         with contextlib.suppress(Unavailable):
             while not self._has_ended:
                 self._look(driver)
-                await driver.changed()
+                await driver.wait_for_change()
 
     def finish(self, driver: Driver) -> None:
         """Tell the followers of what has come since the last look, and wait for them, for a while.

@@ -285,7 +285,7 @@ class Driver:
                 if self._decided is decided:
                     try:
                         async with asyncio.timeout_at(began + self.next_round_s):
-                            await self.changed()
+                            await self.wait_for_change()
                     except TimeoutError:
                         raise refusal from None
 
@@ -664,7 +664,7 @@ class Driver:
                 return
             await self._changes.wait()
 
-    async def changed(self) -> None:
+    async def wait_for_change(self) -> None:
         """Wait for the next change that watchers may see.
 
         Raises Unavailable when the coordinator stops.

@@ -262,7 +262,7 @@ class StoreWorker:
     async def _run(self, name: str, work: Callable[[], Command]) -> None:
         """Do work of this name, and submit the command that it results in."""
         async with self._guarded(name) as round_:
-            command = await self._work(name, round_, work)
+            command = await self._work_until_done(name, round_, work)
             await self._driver.submit(command)
 
     @contextlib.asynccontextmanager
@@ -283,7 +283,9 @@ class StoreWorker:
             log.exception("effect_crashed", work=name, round=round_)
             self._driver.fail(error)
 
-    async def _work(self, name: str, round_: int, work: Callable[[], Command]) -> Command:
+    async def _work_until_done(
+        self, name: str, round_: int, work: Callable[[], Command]
+    ) -> Command:
         """Run an effect in a thread, again after errors of the store, until it is done or cannot
         be.
 

@@ -119,7 +119,7 @@ class Coordinator:
 
         Raises TimeoutError, and Unavailable if the coordinator stops meanwhile.
         """
-        finished = Answers(self, _once(self._finished))
+        finished = Answers(self, _once(self._wait_until_finished))
         try:
             return cast(Session, finished.take(timeout_s))
         except TimeoutError:
@@ -194,14 +194,14 @@ class Coordinator:
         service = server.control if hasattr(server.control, method) else server.inspection
         return getattr(service, method)
 
-    async def _finished(self) -> Session:
+    async def _wait_until_finished(self) -> Session:
         """Wait until the present session is finished. Returns it. Raises Unavailable if the
         coordinator stops."""
         driver = self._started.current.driver
         while driver.session.phase is not Phase.FINISHED:
             if self._stop.is_set():
                 raise Unavailable("the coordinator is stopping")
-            await driver.changed()
+            await driver.wait_for_change()
         return driver.session
 
     def _require_new(self) -> None:

@@ -111,7 +111,7 @@ class Uploads:
         if (stored := self._slots.stored_like(slot, announced)) is not None:
             return stored.ref
         await wait_until_read(slot)
-        upload = await self._upload(slot, participant_id, ticket, header)
+        upload = await self._continued_or_new(slot, participant_id, ticket, header)
         is_broken = False  # a wrong update is wrong the next time; a connection is not
         try:
             self._decode(upload, ticket.model, header.encoding)
@@ -198,7 +198,7 @@ class Uploads:
             kept = slot.broken
             return kept.offset if kept is not None and kept.announced == announced else 0
 
-    async def _upload(
+    async def _continued_or_new(
         self, slot: Slot, participant_id: str, ticket: Ticket, header: Header
     ) -> MeasuredUpload:
         """The upload that a header continues, taken out of the slot, or a new one, for which a

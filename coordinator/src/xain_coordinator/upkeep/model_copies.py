@@ -49,7 +49,7 @@ class ModelCopies:
             while True:
                 await asyncio.sleep(EVERY_S)  # one look for all models of that time
                 while not self._store.models:
-                    await driver.changed()
+                    await driver.wait_for_change()
                 await self._copy_in_thread(driver, self.copy_due)
 
     async def copy_now(self, driver: Driver) -> None:

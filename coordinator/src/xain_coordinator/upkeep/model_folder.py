@@ -96,7 +96,7 @@ class ModelFolder:
                 await run_to_end(self.show, driver.session)
                 await asyncio.sleep(EVERY_S)  # one update for all models of that time
                 while _numbers(driver.session) == self._shown and not self._waiting:
-                    await driver.changed()
+                    await driver.wait_for_change()
 
     def show(self, session: Session) -> None:
         """Update the folder. Blocks. The first failure is logged; none harms a round."""

@@ -74,8 +74,8 @@ class Retention:
                 await self._drop_at_last(driver, session)
                 if session.model is None or session.model.ref.size_bytes < LARGE_BYTES:
                     await asyncio.sleep(self.every_s)  # one drop for many small rounds
-                while _when(driver.session) == _when(session):
-                    await driver.changed()
+                while _progress(driver.session) == _progress(session):
+                    await driver.wait_for_change()
 
     async def _note_removals(self, driver: Driver) -> None:
         """Write to the journal which models are to be removed. Raises Unavailable."""
@@ -104,8 +104,8 @@ class Retention:
                     )
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(backoff.next_s()):
-                    while _when(driver.session) == _when(session):
-                        await driver.changed()
+                    while _progress(driver.session) == _progress(session):
+                        await driver.wait_for_change()
                     return None
 
     def stop(self) -> None:
@@ -178,6 +178,6 @@ class Retention:
                 yield key
 
 
-def _when(session: Session) -> tuple[int, Phase]:
+def _progress(session: Session) -> tuple[int, Phase]:
     """Round and phase of a session; while they stay the same there is nothing more to drop."""
     return -1 if session.model is None else session.model.round, session.phase

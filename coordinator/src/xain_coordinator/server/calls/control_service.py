@@ -147,7 +147,7 @@ class ControlService(pb_grpc.ControlServicer):
                 if status.is_finished:
                     return
             else:
-                await self._driver.changed()
+                await self._driver.wait_for_change()
 
     async def ConfigureRound(
         self, request: pb.ConfigureRoundRequest, context: Context

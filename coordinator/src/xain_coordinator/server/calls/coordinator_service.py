@@ -507,7 +507,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             if seen.round == round_ or self._driver.session.waits_for_script:
                 async with asyncio.timeout(self.next_round_s):
                     while seen.round == round_ or self._driver.session.waits_for_script:
-                        await self._driver.changed()
+                        await self._driver.wait_for_change()
                         seen = self._driver.advertise(participant_id)
             if seen.phase is Phase.COLLECTING:
                 message = self._news_of(seen)
