@@ -12,8 +12,8 @@ from xain_coordinator.ports import (
     KeyClaimed,
     KeyExists,
     KeyNotFound,
-    ObjectChanged,
     Reader,
+    StoreUnavailable,
     WeightsStore,
 )
 from xain_coordinator.stores.files import FileStore
@@ -174,7 +174,7 @@ def read_on(reader: Reader) -> bytes | None:
     """All of the object that was opened; None if the store says that it is no longer there."""
     try:
         return reader.read(0, reader.size + 10)
-    except ObjectChanged:
+    except StoreUnavailable:
         return None
 
 

@@ -10,10 +10,11 @@ from typer.testing import CliRunner, Result
 
 from integration.conftest import config_for
 from support.wire import Member
-from xain_coordinator.assembly.changed_rules import OtherRules, require_same_rules
+from xain_coordinator.assembly.changed_rules import require_same_rules
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.cli import main as cli
 from xain_coordinator.journal.sqlite import SqliteJournal
+from xain_foundation.exit_statuses import CannotStart
 from xain_wire.fl import coordinator_pb2 as pb
 
 
@@ -104,7 +105,7 @@ async def test_extended_session_starts_with_the_command_line_of_the_first(start,
         assert (lineage.source, lineage.num_rounds) == (f"{before}/1", rounds)
         before = extended.driver.session.session_id
         np.save(tmp_path / "other.npy", np.zeros(2, np.float32))
-        with pytest.raises(OtherRules, match="--from-model = "):
+        with pytest.raises(CannotStart, match="--from-model = "):
             require_same_rules(
                 extended.driver.session,
                 config_for(tmp_path, **settings),

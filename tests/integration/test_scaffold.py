@@ -14,7 +14,7 @@ from support.logs import capture_logs
 from support.unlike import optimum, unlike_sites
 from xain.result import fetch_last_model
 from xain_coordinator.assembly.coordinator import SessionCoordinator
-from xain_coordinator.assembly.warm_start import CannotStartFrom
+from xain_foundation.exit_statuses import CannotStart
 from xain_participant import Agent, WorkloadParticipant
 from xain_participant.keep.variates import KeptVariates
 from xain_participant.keep.versions import Versions
@@ -205,7 +205,7 @@ async def test_model_whose_options_ask_for_it_is_refused_where_no_variate_can_be
     source = f"{coordinator.driver.session.session_id}/1"
     await coordinator.stop()
     given = settings(1, options=options) | {"aggregation": {"rule": "median"}}
-    with pytest.raises(CannotStartFrom, match='"median" makes no mean of control variates'):
+    with pytest.raises(CannotStart, match='"median" makes no mean of control variates'):
         await start(**given, new_session=True, from_model=source)
 
 

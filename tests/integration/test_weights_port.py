@@ -20,7 +20,7 @@ from support.waiting import until
 from support.wire import Member, digest, npy
 from xain_coordinator.server.weights import weights_port as ports
 from xain_coordinator.server.weights.capabilities import Capabilities, PortFile
-from xain_coordinator.server.weights.weights_port import PortTaken
+from xain_foundation.exit_statuses import CommandFailed
 from xain_foundation.net.sockets import free_ports
 from xain_participant.wire.client import CoordinatorClient
 from xain_participant.wire.direct import DirectTransfer, OfferFailed, with_host
@@ -445,7 +445,7 @@ async def test_answer_that_is_not_the_port_s_fails_an_offer(said):
 
 async def test_coordinator_starts_without_a_port_that_was_not_asked_for(start, join, monkeypatch):
     def refuse(*_: object) -> socket.socket:
-        raise PortTaken("cannot listen")
+        raise CommandFailed("cannot listen")
 
     monkeypatch.setattr(ports, "_listen", refuse)
     _, a = await with_model(start, join, VECTOR)

@@ -51,11 +51,9 @@ class KeyClaimed(StoreError):
         )
 
 
-class ObjectChanged(StoreUnavailable):
-    """The object that was being read has gone: its key holds another object, or none."""
-
-    def __init__(self, key: str) -> None:
-        super().__init__(f"the weights under {key!r} were replaced while they were being read")
+def object_changed(key: str) -> StoreUnavailable:
+    """The error of a reader whose key holds another object meanwhile, or none."""
+    return StoreUnavailable(f"the weights under {key!r} were replaced while they were being read")
 
 
 class Fenced(StoreError):
@@ -83,7 +81,7 @@ class Reader(Protocol):
         """Up to `length` bytes from `offset`, less than 2 GiB; fewer only at the end of the object.
 
         If the key is overwritten or deleted meanwhile, a reader goes on with the old object, or
-        raises ObjectChanged where the store does not keep it. Raises StoreUnavailable.
+        raises StoreUnavailable where the store does not keep it, or is away.
         """
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
@@ -219,7 +217,7 @@ class DirectAccess(Protocol):
         """Copy the object under `source` to `target`, replacing what is there, within the store.
 
         size_bytes: what the source must have; nothing is copied of an object of another size.
-        Raises WrongSize, KeyNotFound, ObjectChanged if the source is replaced meanwhile, or
+        Raises WrongSize, KeyNotFound, StoreUnavailable if the source is replaced meanwhile, or
         StoreUnavailable.
         """
 

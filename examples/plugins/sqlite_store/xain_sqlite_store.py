@@ -8,7 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 from xain_coordinator.core.vocabulary.keys import check_key
-from xain_coordinator.ports import KeyExists, KeyNotFound, ObjectChanged, Reader, StoreUnavailable
+from xain_coordinator.ports import KeyExists, KeyNotFound, Reader, StoreUnavailable, object_changed
 
 OBJECTS = "CREATE TABLE IF NOT EXISTS objects (key TEXT PRIMARY KEY, id TEXT, size INTEGER)"
 PIECES = "CREATE TABLE IF NOT EXISTS pieces (id TEXT, start INTEGER, data BLOB, UNIQUE (id, start))"
@@ -112,7 +112,7 @@ class SqliteReader(Reader):
         rows = self.store.run((f"SELECT * FROM pieces WHERE {where}", self.id, end, offset))
         found = b"".join(data for *_, data in rows)[offset - rows[0][1] :] if rows else b""
         if len(found) < end - offset:
-            raise ObjectChanged(self.key)
+            raise object_changed(self.key)
         return found[: max(end - offset, 0)]
 
     def close(self) -> None:

@@ -33,3 +33,7 @@ FINAL: Final = (EXIT_NO_BETTER, EXIT_NOTHING_COUNTED, EXIT_UNKNOWN_INPUT, EXIT_R
 
 class CommandFailed(Exception):
     """A command cannot be carried out. The message is one line for the operator."""
+
+
+class CannotStart(CommandFailed):
+    """What a program was given keeps it from starting: it ends with EXIT_BAD_CONFIG."""

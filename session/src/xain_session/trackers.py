@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from xain_coordinator.telemetry import trackers
+from xain_foundation.exit_statuses import CommandFailed
 from xain_session.errors import SessionFailed
 from xain_session.record import Record, Result
 
@@ -39,7 +40,7 @@ class TensorBoard(trackers.TensorBoard):
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         try:
             super().__init__(folder)
-        except trackers.NotInstalled as error:
+        except CommandFailed as error:
             raise SessionFailed(str(error)) from None
 
 
@@ -52,7 +53,7 @@ class MLflow(trackers.MLflow):
     def __init__(self, experiment: str = trackers.EXPERIMENT) -> None:
         try:
             super().__init__(experiment)
-        except trackers.NotInstalled as error:
+        except CommandFailed as error:
             raise SessionFailed(str(error)) from None
 
 
@@ -63,5 +64,5 @@ class WeightsAndBiases(trackers.WeightsAndBiases):
     def __init__(self, **options: Any) -> None:
         try:
             super().__init__(**options)
-        except trackers.NotInstalled as error:
+        except CommandFailed as error:
             raise SessionFailed(str(error)) from None

@@ -15,8 +15,7 @@ from support.waiting import wait_until
 from xain_coordinator import Coordinator
 from xain_coordinator.core.vocabulary.errors import Unavailable
 from xain_coordinator.core.vocabulary.values import Phase
-from xain_coordinator.server.weights.weights_port import PortTaken
-from xain_foundation.exit_statuses import EXIT_FAILED, EXIT_OK
+from xain_foundation.exit_statuses import EXIT_FAILED, EXIT_OK, CommandFailed
 from xain_foundation.settings.settings import ConfigError
 from xain_participant import Agent
 
@@ -82,7 +81,7 @@ def test_wrong_settings_are_named(wrong: dict[str, Any], why: str) -> None:
 def test_start_raises_what_keeps_it_from_starting(tmp_path: Path) -> None:
     with Coordinator(settings(tmp_path / "one")) as first:
         taken = settings(tmp_path / "two") | {"server": {"port": first.port}}
-        with pytest.raises(PortTaken):
+        with pytest.raises(CommandFailed):
             Coordinator(taken).start()
 
 

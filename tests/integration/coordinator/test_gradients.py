@@ -10,7 +10,7 @@ import pytest
 from integration.coordinator.test_trees import array
 from support.agents import ends_of
 from xain_coordinator.assembly.coordinator import SessionCoordinator
-from xain_coordinator.assembly.warm_start import CannotStartFrom
+from xain_foundation.exit_statuses import CannotStart
 from xain_participant import Agent, WorkloadParticipant
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_workloads.model import Model
@@ -169,7 +169,7 @@ async def test_model_of_gradients_does_not_begin_a_session_that_averages_models(
     begun = from_model_of(create("sgd", {"mode": "gradient"}), tmp_path)
     told = 'trains in the mode "gradient".*workload.options.mode = "federated"'
     for workload in ({"name": "sgd"}, {}):
-        with pytest.raises(CannotStartFrom, match=told):
+        with pytest.raises(CannotStart, match=told):
             await start(workload=workload, **begun)
     options = {"mode": "federated"}
     averaging = await start(workload={"name": "sgd", "options": options}, **begun)
@@ -187,7 +187,7 @@ async def test_locally_trained_network_is_gone_on_with_as_settings_say(start, tm
     named, and not an option that nobody has set."""
     begun = from_model_of(create("mlp", {"solver": "adam"}), tmp_path)
     told = 'was trained locally, .* set workload.options.mode = "federated"'
-    with pytest.raises(CannotStartFrom, match=told):
+    with pytest.raises(CannotStart, match=told):
         await start(workload={"name": "mlp"}, **begun)
     averaging = await start(workload={"name": "mlp", "options": {"mode": "federated"}}, **begun)
     assert averaging.driver.session.model is not None

@@ -10,10 +10,10 @@ import pytest
 from integration.conftest import config_for
 from support.waiting import until
 from support.wire import Member
-from xain_coordinator.assembly.warm_start import CannotStartFrom
 from xain_coordinator.core.vocabulary.keys import is_model
 from xain_coordinator.export.trained import ask, open_files
 from xain_coordinator.stores.opening import open_store
+from xain_foundation.exit_statuses import CannotStart
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_workloads.errors import NoModel
 
@@ -165,7 +165,7 @@ async def test_latest_models_and_the_best_one_are_kept(start, join, tmp_path, st
         assert shown == names | {"best.npy", "last.npy", "index.json"}
     removed = f"{session_id}/4"
     text = r"/4 was removed by \[storage\] keep_models; its models are 1, 6, 7, 8$"
-    with pytest.raises(CannotStartFrom, match=text):
+    with pytest.raises(CannotStart, match=text):
         await start(new_session=True, from_model=removed, **settings)
 
 

@@ -15,7 +15,7 @@ from integration.test_direct_uploads import Reachable, put, store  # noqa: F401 
 from support.agents import ends_of
 from support.wire import Member, refused
 from xain_coordinator.assembly.coordinator import SessionCoordinator
-from xain_coordinator.assembly.warm_start import CannotStartFrom
+from xain_foundation.exit_statuses import CannotStart
 from xain_participant import Agent, WorkloadParticipant
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_workloads.model import Model
@@ -252,5 +252,5 @@ async def test_growing_goes_on_in_another_session_from_the_model_alone(start, jo
     np.save(tmp_path / "bagged.npy", bagged)
     (index,) = (tmp_path / "bagged" / "weights").glob("*/models/index.json")
     (tmp_path / "bagged.json").write_text(index.read_text())
-    with pytest.raises(CannotStartFrom, match="mode 'bagging'"):
+    with pytest.raises(CannotStart, match="mode 'bagging'"):
         await last_of("back", histograms_of(rounds=2), tmp_path / "bagged.npy")

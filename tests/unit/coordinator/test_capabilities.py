@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from xain_coordinator.server.weights.capabilities import Capabilities, Forbidden, PortFile
+from xain_coordinator.server.weights.capabilities import Capabilities, PortFile
+from xain_coordinator.server.weights.http_messages import Answer
 
 SECRET = bytes(range(32))
 ALLOWED = ("PUT", "ward-7", 3, "3/ward-7", 1000)
@@ -19,7 +20,7 @@ class Clock:
 
 
 def refused(capabilities: Capabilities, method: str, path: str) -> str:
-    with pytest.raises(Forbidden) as caught:
+    with pytest.raises(Answer) as caught:
         capabilities.check(method, path)  # type: ignore[arg-type]  # any text
     return str(caught.value)
 

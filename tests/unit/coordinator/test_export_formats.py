@@ -13,8 +13,9 @@ import pytest
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
-from xain_coordinator.assembly.warm_start import CannotStartFrom, load_model_file
+from xain_coordinator.assembly.warm_start import load_model_file
 from xain_coordinator.cli import main as cli
+from xain_foundation.exit_statuses import CannotStart
 from xain_workloads.errors import NoModel
 from xain_workloads.exported import formats
 from xain_workloads.model import Model, TensorSpec, flatten
@@ -133,9 +134,7 @@ def test_a_session_begins_with_an_exported_model_or_says_why_not(
     except NoModel:
         path.touch()  # a format that does not hold this model
     if suffix in (".skops", ".onnx", ".csv"):
-        with pytest.raises(
-            CannotStartFrom, match=r"give a .npy file, or one of `xain-coord.* .json,"
-        ):
+        with pytest.raises(CannotStart, match=r"give a .npy file, or one of `xain-coord.* .json,"):
             load_model_file(path)
         return
     read, found = load_model_file(path)

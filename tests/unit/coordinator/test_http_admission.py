@@ -5,9 +5,10 @@ import json
 
 import pytest
 from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
 
 from xain_coordinator.http_face import bodies
-from xain_coordinator.http_face.admission import HELD, Bodies, Gone, Message
+from xain_coordinator.http_face.admission import HELD, Bodies, Message
 from xain_coordinator.http_face.errors import HttpError
 
 MAX = 1000
@@ -69,7 +70,7 @@ async def test_body_that_has_been_arriving_longest_makes_room():
     await honest.answered()
     for body in begun[HELD + 1 :]:
         await body.disconnects()
-        with pytest.raises(Gone):
+        with pytest.raises(ClientDisconnect):
             await body.request
     assert held.num_bytes == 0
 

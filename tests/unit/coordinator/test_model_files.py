@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from xain_coordinator.assembly.warm_start import CannotStartFrom, load_model_file
+from xain_coordinator.assembly.warm_start import load_model_file
 from xain_coordinator.cli.main import app
+from xain_foundation.exit_statuses import CannotStart
 from xain_workloads.errors import NoModel
 from xain_workloads.exported import formats, model_files
 from xain_workloads.exported.model_files import (
@@ -89,7 +90,7 @@ def test_file_over_a_bound_is_refused_in_one_line_before_it_is_read(name, tmp_pa
     if path.suffix != ".npy":
         readers.append((formats.read, NoModel))
     if path.suffix != ".skops":
-        readers.append((load_model_file, CannotStartFrom))
+        readers.append((load_model_file, CannotStart))
     for read, error in readers:
         tracemalloc.start()
         with pytest.raises(error, match=says) as caught:

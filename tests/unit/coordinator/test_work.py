@@ -28,7 +28,7 @@ from xain_coordinator.core.vocabulary.keys import TABLE_ONE, journalled_key
 from xain_coordinator.core.vocabulary.replies import Reply
 from xain_coordinator.core.vocabulary.values import DataProfile, Phase, Rules
 from xain_coordinator.driver.driver import Driver
-from xain_coordinator.driver.effects import StoreWorker, WorkloadMissing, checks_off
+from xain_coordinator.driver.effects import StoreWorker, checks_off
 from xain_coordinator.ports import Fenced, JournalError, KeyNotFound, Record, StoreUnavailable
 from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
@@ -36,6 +36,7 @@ from xain_coordinator.telemetry.null import NullMetricsStore
 from xain_coordinator.updates.measuring import measure, measure_bytes
 from xain_coordinator.upkeep.fence import TakenOver
 from xain_coordinator.upkeep.model_copies import ModelCopies
+from xain_foundation.exit_statuses import CommandFailed
 from xain_workloads.model import Model, TensorSpec
 from xain_workloads.tables.checks.describe import TableOne
 from xain_workloads.workload import create
@@ -584,7 +585,7 @@ async def test_a_missing_workload_ends_the_process() -> None:
     async with fleet(journal, store, WITH_WORKLOAD) as f:
         await f.join("p0")
         failure = await f.failure()
-        assert isinstance(failure, WorkloadMissing)
+        assert isinstance(failure, CommandFailed)
         assert "set workload.name = " in str(failure)
     assert isinstance(journal.events[-1], e.ModelRequested)
     async with fleet(journal, store, workload=Workload()) as f:

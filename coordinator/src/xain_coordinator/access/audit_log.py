@@ -38,15 +38,12 @@ _EVENT_FROM: Final = len(NO_HASH)  # a number and the hash come before it
 _LOOK_S: Final = 0.05
 
 
-class AuditLogDamaged(AccessError):
-    """A line is not what was written. number: of the line, from 1."""
-
-    def __init__(self, path: Path, number: int, why: str) -> None:
-        super().__init__(
-            f"line {number} of {path} is damaged: {why}. Without it nobody knows what was revoked: "
-            "put back a copy of the file from a backup (`xain-coordinator audit verify` checks it)"
-        )
-        self.number = number
+def damaged_line(path: Path, number: int, why: str) -> AccessError:
+    """The error of a line that is not what was written. number: of the line, from 1."""
+    return AccessError(
+        f"line {number} of {path} is damaged: {why}. Without it nobody knows what was revoked: "
+        "put back a copy of the file from a backup (`xain-coordinator audit verify` checks it)"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +81,7 @@ class Chain:
     def lines(self, file: BinaryIO) -> Iterator[bytes]:
         """The lines of a file from its beginning, each checked against the one before; num_lines,
         num_bytes and last_hash grow with them. An unfinished last line is not among them, and
-        `torn` is its size. Raises AuditLogDamaged."""
+        `torn` is its size. Raises AccessError."""
         previous = NO_HASH.encode()
         number = num_bytes = 0
         crc32, readline = zlib.crc32, file.readline
@@ -127,16 +124,16 @@ class Chain:
         return b"".join(encoded), after
 
     def _require_torn(self, line: bytes, number: int, head: bytes) -> int:
-        """The bytes of the last line, if its writer has not finished it. Raises AuditLogDamaged."""
+        """The bytes of the last line, if its writer has not finished it. Raises AccessError."""
         if line.endswith(b"\n") or len(line) == MAX_LINE_BYTES:
             why = "its checksum is not that of its text"
             if not line.startswith(head):
                 why = "it does not follow from the line before"
-            raise AuditLogDamaged(self._path, number, why)
+            raise damaged_line(self._path, number, why)
         whole = line[:-1] + b"\n"
         if whole.endswith(b',"crc":"%08x"}\n' % zlib.crc32(whole[:-_TAIL_BYTES])):
             # The whole line was on disk, so it may have been acknowledged.
-            raise AuditLogDamaged(self._path, number, "its end is not that of a line")
+            raise damaged_line(self._path, number, "its end is not that of a line")
         return len(line)
 
 
@@ -150,7 +147,7 @@ class Verified:
 
 
 def verify(path: Path) -> Verified:
-    """Check the whole chain of a file. Raises AuditLogDamaged, OSError."""
+    """Check the whole chain of a file. Raises AccessError, OSError."""
     chain = Chain(path)
     with path.open("rb", buffering=1 << 20) as file:
         for _ in chain.lines(file):
@@ -159,7 +156,7 @@ def verify(path: Path) -> Verified:
 
 
 def read(path: Path) -> Iterator[Line]:
-    """The lines of a file, checked. Raises AuditLogDamaged at the first one that is damaged,
+    """The lines of a file, checked. Raises AccessError at the first one that is damaged,
     OSError."""
     chain = Chain(path)
     with path.open("rb", buffering=1 << 20) as file:
@@ -317,7 +314,7 @@ def _event_of(raw: bytes) -> str:
 
 
 def _parsed(path: Path, number: int, raw: bytes) -> Line:
-    """A checked line as a Line. Raises AuditLogDamaged if its JSON lacks a key."""
+    """A checked line as a Line. Raises AccessError if its JSON lacks a key."""
     try:
         values = json.loads(raw)
         return Line(
@@ -329,4 +326,4 @@ def _parsed(path: Path, number: int, raw: bytes) -> Line:
             values["previous"],
         )
     except (ValueError, KeyError) as error:  # its writer was another program
-        raise AuditLogDamaged(path, number, f"it cannot be read: {error!r}") from None
+        raise damaged_line(path, number, f"it cannot be read: {error!r}") from None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from xain_coordinator.access import commands as c
 from xain_coordinator.access import events as e
-from xain_coordinator.access.audit_log import AuditLog, AuditLogDamaged, Line, NewLine
+from xain_coordinator.access.audit_log import AuditLog, Line, NewLine, damaged_line
 from xain_coordinator.access.decider import decide, made_by, require_valid, serials_of, token_used
 from xain_coordinator.access.errors import (
     AccessError,
@@ -459,12 +459,12 @@ class AccessControl:
 
 
 def _events(path: Path, lines: Iterable[Line]) -> Iterable[e.Event]:
-    """Events of the lines of an audit log, without notes. Raises AuditLogDamaged."""
+    """Events of the lines of an audit log, without notes. Raises AccessError."""
     for line in lines:
         try:
             event = event_of(line)
         except ValueError as error:
-            raise AuditLogDamaged(path, line.sequence, str(error)) from None
+            raise damaged_line(path, line.sequence, str(error)) from None
         if event is not None:
             yield event
 

@@ -188,10 +188,6 @@ class Tiles:
         )
 
 
-class Cancelled(Exception):
-    """A thread with a smaller number has failed, so this one does not get the lock."""
-
-
 class OrderedLock:
     """A lock that number 0 takes first, then 1, and so on, whichever thread asks first.
 
@@ -206,18 +202,18 @@ class OrderedLock:
 
     @contextmanager
     def hold(self, number: int) -> Iterator[None]:
-        """Hold the lock as soon as all smaller numbers have held it. Raises Cancelled."""
+        """Hold the lock as soon as all smaller numbers have held it. Raises BrokenBarrierError."""
         with self._changed:
             self._changed.wait_for(lambda: self._next == number or self._is_cancelled)
             if self._is_cancelled:
-                raise Cancelled
+                raise threading.BrokenBarrierError
         yield
         with self._changed:
             self._next += 1
             self._changed.notify_all()
 
     def cancel(self) -> None:
-        """Raise Cancelled in every thread that waits, and in every thread that asks later."""
+        """Raise BrokenBarrierError in every thread that waits, or asks later."""
         with self._changed:
             self._is_cancelled = True
             self._changed.notify_all()
@@ -235,7 +231,7 @@ def _run(work: Callable[[], None], num_threads: int, cancel: Callable[[], None])
             work()
         except BaseException as error:  # whatever it is, the others must not wait for this thread
             cancel()
-            if not isinstance(error, Cancelled):
+            if not isinstance(error, threading.BrokenBarrierError):
                 raise
 
     others: list[Future[None]] = []

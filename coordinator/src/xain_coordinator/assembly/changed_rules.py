@@ -12,6 +12,7 @@ from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.config.rule_keys import as_configured, shown
 from xain_coordinator.core.machine.session import Session
 from xain_coordinator.core.vocabulary.values import Phase, Rules
+from xain_foundation.exit_statuses import CannotStart
 from xain_foundation.settings.hints import hint
 from xain_foundation.settings.schema import Schema
 
@@ -33,10 +34,6 @@ _LENGTH = ("rounds", "passes", "consistency", "controller", "pacing", "quorum")
 # Fields whose values follow from these where the configuration does not set them.
 _DERIVED = ("max_participants", "start_participants", "buffer_size")
 _DERIVED_FROM = ("min_participants", "fraction_participants", "expected_participants")
-
-
-class OtherRules(Exception):
-    """A start whose settings are not those that the session was opened with."""
 
 
 def differences(session: Session, config: CoordinatorConfig) -> Iterator[str]:
@@ -104,7 +101,7 @@ def _is_extended_as_configured(session: Session, asked: Rules) -> bool:
 def require_same_rules(session: Session, config: CoordinatorConfig, from_model: str) -> None:
     """Refuse to go on with a session under other settings than its own.
 
-    from_model: the model that was asked for as the first one; "" if none was. Raises OtherRules.
+    from_model: the model that was asked for as the first one; "" if none was. Raises CannotStart.
     """
     different = list(differences(session, config))
     lineage = session.lineage
@@ -122,7 +119,7 @@ def require_same_rules(session: Session, config: CoordinatorConfig, from_model: 
         resume = "--resume serves its result; "
         extend = hint("xain-coordinator", "xain-coordinator extend --rounds +1")
         more = f"to train it further, {extend}; "
-    raise OtherRules(
+    raise CannotStart(
         f"the session {session.session_id} in {config.journal.path} "
         f"{'is finished and ' if more else ''}was opened with other settings than the configured "
         f"ones: {', '.join(different)}; {resume}{more}to open a session with the "

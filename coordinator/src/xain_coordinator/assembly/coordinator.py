@@ -45,7 +45,7 @@ from xain_coordinator.server.guard import Guard
 from xain_coordinator.server.operators_socket import OperatorsSocket
 from xain_coordinator.server.serve import GrpcServer
 from xain_coordinator.server.weights.capabilities import Capabilities, PortFile
-from xain_coordinator.server.weights.weights_port import Closed, PortTaken, WeightsPort
+from xain_coordinator.server.weights.weights_port import Closed, WeightsPort
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.stores.opening import open_store
@@ -61,6 +61,7 @@ from xain_coordinator.upkeep.fence import Fence, FencedStore, TakenOver
 from xain_coordinator.upkeep.model_copies import ModelCopies, copy_latest
 from xain_coordinator.upkeep.model_folder import ModelFolder, folder_of, write_central
 from xain_coordinator.upkeep.retention import Retention
+from xain_foundation.exit_statuses import CannotStart, CommandFailed
 from xain_foundation.logs.logger import get_logger
 from xain_foundation.logs.rate_limited_log import RateLimitedLog
 from xain_foundation.names import shortened
@@ -93,8 +94,8 @@ class SessionCoordinator:
     parameters: see InspectionService.
     guard: of this process; by default that of an open coordinator.
 
-    Raises JournalError, StoreError, ControllerFailed, PluginFailed, PortTaken, OtherRules,
-    CannotStartFrom, DataError, OSError.
+    Raises JournalError, StoreError, ControllerFailed, PluginFailed, CommandFailed,
+    DataError, OSError.
     """
 
     def __init__(
@@ -233,8 +234,8 @@ class SessionCoordinator:
     async def start(self) -> None:
         """Start the servers, and resume the session or open a new one.
 
-        Raises PortTaken, JournalError and StoreError, TakenOver among them; then nothing has begun,
-        and the journal's sessions are as they were.
+        Raises CommandFailed, JournalError and StoreError, TakenOver among them; then nothing has
+        begun, and the journal's sessions are as they were.
         """
         self._weights_port = self._open_weights_port()
         # GrpcServer takes the port. Only then may the driver write the beginning of a new session,
@@ -326,8 +327,8 @@ class SessionCoordinator:
 
     def _open_weights_port(self) -> WeightsPort | None:
         """Open the weights port; None if it is off, the store is not of files, or no port is free
-        and none was asked for. A new port number is kept for the next start. Raises PortTaken and
-        StoreError."""
+        and none was asked for. A new port number is kept for the next start. Raises
+        CommandFailed and StoreError."""
         server, store = self._config.server, self.weights
         if server.weights_port == "off" or not isinstance(store, FileStore):
             return None
@@ -347,7 +348,7 @@ class SessionCoordinator:
                 advertised=server.weights_address,
                 closed=closed,
             )
-        except PortTaken as error:
+        except CommandFailed as error:
             if server.weights_port:
                 raise
             log.warning("no_weights_port", round=self.driver.session.round, reason=str(error))
@@ -537,7 +538,7 @@ def metrics_plugin(name: str, options: Mapping[str, object]) -> MetricsStore:
     except KeyError:
         raise plugins.PluginFailed(f"the metrics store {name!r} is not installed") from None
     except WrongOption as error:
-        raise plugins.WrongPluginOption(f"metrics.options.{error}") from None
+        raise CannotStart(f"metrics.options.{error}") from None
 
 
 def _metrics(config: CoordinatorConfig, clock: Clock) -> MetricsStore:

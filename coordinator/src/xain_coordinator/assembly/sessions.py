@@ -50,10 +50,6 @@ class NoParticipants(Exception):
     """Too few participants are connected."""
 
 
-class Stopping(Exception):
-    """The process is shutting down."""
-
-
 class Sessions:
     """current: the coordinator of the present session.
 
@@ -157,13 +153,13 @@ class Sessions:
 
         Raises NoParticipants when the last participant has been away for
         http.participants_timeout_s, although the session goes on when enough are back, and
-        Stopping.
+        Unavailable.
         """
         loop = asyncio.get_running_loop()
         alone_since: float | None = None
         while (session := driver.session).phase is not Phase.FINISHED:
             if self.stopping.is_set():
-                raise Stopping(STOPPING)
+                raise Unavailable(STOPPING)
             alone_since = None if session.members.num_eligible else alone_since or loop.time()
             timeout_s = self.config.http.participants_timeout_s
             if alone_since is not None and loop.time() - alone_since > timeout_s:
@@ -177,7 +173,7 @@ class Sessions:
             except TimeoutError:
                 pass
             except Unavailable:
-                raise Stopping(STOPPING) from None
+                raise Unavailable(STOPPING) from None
         return session
 
     async def study(self) -> None:
@@ -204,7 +200,7 @@ class Sessions:
                 await self.open_next(self.config, step)
 
     async def close(self) -> None:
-        """End all waits with Stopping. The caller stops the present coordinator."""
+        """End all waits with Unavailable. The caller stops the present coordinator."""
         self.stopping.set()
         async with self._opening:  # a session that is being opened
             self._watching.cancel()

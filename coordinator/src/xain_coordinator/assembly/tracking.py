@@ -13,7 +13,8 @@ from xain_coordinator.driver.driver import Driver
 from xain_coordinator.extensions import plugins
 from xain_coordinator.extensions.options import WrongOption, make_named
 from xain_coordinator.telemetry.following import Follower, TrackedEnd, TrackedRound
-from xain_coordinator.telemetry.trackers import METHODS, TRACKERS, NotInstalled, Position, Tracker
+from xain_coordinator.telemetry.trackers import METHODS, TRACKERS, Position, Tracker
+from xain_foundation.exit_statuses import CannotStart, CommandFailed
 
 
 class Tracking:
@@ -124,5 +125,5 @@ def _made(name: str, folder: Path) -> Tracker:
         return made
     except KeyError:
         raise plugins.PluginFailed(f"the tracker {name!r} is not installed") from None
-    except (NotInstalled, WrongOption) as error:
-        raise plugins.WrongPluginOption(f"metrics.trackers: {error}") from None
+    except (CommandFailed, WrongOption) as error:
+        raise CannotStart(f"metrics.trackers: {error}") from None

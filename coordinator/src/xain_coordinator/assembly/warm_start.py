@@ -28,7 +28,7 @@ from xain_coordinator.stores.integrity import read_vector
 from xain_coordinator.stores.journalled import store_of_session
 from xain_coordinator.stores.memory import MemoryStore
 from xain_coordinator.upkeep.model_folder import MODELS_INDEX
-from xain_foundation.exit_statuses import CommandFailed
+from xain_foundation.exit_statuses import CannotStart
 from xain_foundation.names import shortened
 from xain_foundation.settings.hints import hint
 from xain_workloads.errors import NoModel
@@ -61,10 +61,6 @@ SIDECAR = ".json"  # beside a .npy, or MODELS_INDEX in its folder
 
 _OF_SESSION = re.compile(r"([0-9a-f]{12})/(\d{1,10}|last|best)")
 _SAME_RULE = 'aggregation.rule = "weighted_average" with rounds.consistency = "bsp" goes on with it'
-
-
-class CannotStartFrom(CommandFailed):
-    """A new session cannot begin with this model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +112,7 @@ def first_model(
     """The model that --from-model names, a file or a model of a session, with the options and the
     control variate that the configuration asks for.
 
-    store: of all sessions. Raises CannotStartFrom, JournalError and StoreError.
+    store: of all sessions. Raises CannotStart, JournalError and StoreError.
     """
     found = _OF_SESSION.fullmatch(text)
     if found is not None and not Path(text).exists():
@@ -136,7 +132,7 @@ def first_model(
     if name and config.model.personal and not why:
         why = "model.personal keeps tensors at the sites"
     if uses_control and why and not config.study.model:
-        raise CannotStartFrom(
+        raise CannotStart(
             f"{first.lineage.source} is trained with control variates, and {why}; "
             + (hint("xain-coordinator", 'workload.remedy = ""') if name else _SAME_RULE)
         )
@@ -169,11 +165,11 @@ def model_of_session(
     """A global model of a session in the journal.
 
     round_: its number, LAST or BEST. extends: the new session goes on with the training, its epochs
-        and the optimiser's state. Raises CannotStartFrom and JournalError.
+        and the optimiser's state. Raises CannotStart and JournalError.
     """
     records = journal.records_of(session_id)
     if records is None:
-        raise CannotStartFrom(
+        raise CannotStart(
             f"{session_id}/{round_}: this journal has no session {session_id}, and without it the "
             "layout of its models is not known"
         )
@@ -183,7 +179,7 @@ def model_of_session(
     if round_ == BEST:
         best = session.evaluation.winner
         if best is None:
-            raise CannotStartFrom(f"{session_id}/{round_}: no model of it was evaluated")
+            raise CannotStart(f"{session_id}/{round_}: no model of it was evaluated")
         round_ = str(best.round)
     if round_ != LAST:
         model = last.history.models.get(model_key(int(round_)))
@@ -191,7 +187,7 @@ def model_of_session(
         models = [m.round for m in last.history.models.values() if not m.is_empty]
         is_removed = round_ != LAST and int(round_) in last.history.removed
         why = "was removed by [storage] keep_models" if is_removed else "is no model of it"
-        raise CannotStartFrom(f"{session_id}/{round_} {why}; {_there_are(models)}")
+        raise CannotStart(f"{session_id}/{round_} {why}; {_there_are(models)}")
     lineage = Lineage(f"{session_id}/{model.round}")
     if extends:
         lineage = _extended(last, lineage)
@@ -236,7 +232,7 @@ def _extended(last: Snapshot, lineage: Lineage) -> Lineage:
 
 
 def _model_of_file(path: Path) -> FirstModel:
-    """The model of a file as the first one of a session. Raises CannotStartFrom."""
+    """The model of a file as the first one of a session. Raises CannotStart."""
     model, profile = load_model_file(path)
 
     def copy(target: WeightsStore) -> GlobalModel:
@@ -253,7 +249,7 @@ def load_model_file(path: Path) -> tuple[Model, DataProfile | None]:
     ".json" behind it, or in MODELS_INDEX of its folder: layout, metadata, profile.
     .npz, .safetensors, .json: as `export` writes them. A .npz or .safetensors file without the JSON
     object has a tensor for each array, in their order.
-    Raises CannotStartFrom. Nothing is unpickled.
+    Raises CannotStart. Nothing is unpickled.
     """
     from xain_workloads.exported.formats import read_weights
 
@@ -271,12 +267,10 @@ def load_model_file(path: Path) -> tuple[Model, DataProfile | None]:
             model, about = read_weights(path)
         profile = _profile(about.get("profile"))
     except NoModel as error:
-        raise CannotStartFrom(str(error)) from None
+        raise CannotStart(str(error)) from None
     except UNREADABLE as error:
         why = " ".join(str(error).split()) or type(error).__name__
-        raise CannotStartFrom(
-            f"{path}: no model can be read from it: {shortened(why, 300)}"
-        ) from None
+        raise CannotStart(f"{path}: no model can be read from it: {shortened(why, 300)}") from None
     # A threshold is that of one model, and the session makes others.
     known = {key: text for key, text in model.metadata.items() if key != THRESHOLD_KEY}
     model = replace(model, metadata=known)
@@ -284,16 +278,16 @@ def load_model_file(path: Path) -> tuple[Model, DataProfile | None]:
     is_bytes = vector.dtype.name == BYTES
     is_vector = vector.ndim == 1 and len(vector) > 0
     if not is_vector or not (is_bytes or np.issubdtype(vector.dtype, np.floating)):
-        raise CannotStartFrom(
+        raise CannotStart(
             f"{path}: a model is one vector of floating-point numbers, and this is an array of "
             f"{vector.dtype} with the shape {vector.shape}"
         )
     if layout and not is_bytes and size_of(layout) != len(vector):
-        raise CannotStartFrom(
+        raise CannotStart(
             f"{path}: it has {len(vector)} numbers, and its layout needs {size_of(layout)}"
         )
     if not is_bytes and not np.isfinite(vector).all():
-        raise CannotStartFrom(f"{path}: not all of its numbers are finite")
+        raise CannotStart(f"{path}: not all of its numbers are finite")
     return model, profile
 
 
@@ -336,7 +330,7 @@ def _personal(
     first: FirstModel, options: Mapping[str, Any], config: CoordinatorConfig
 ) -> tuple[str, ...]:
     """Patterns of the tensors that stay at the sites, if the settings or the options of the
-    training name some. Raises CannotStartFrom."""
+    training name some. Raises CannotStart."""
     patterns = tuple(config.model.personal)
     if config.workload.name and not patterns and options.get("remedy") == "personal":
         made: Any = create(config.workload.name, options)
@@ -349,15 +343,15 @@ def _personal(
             names = [spec.name for spec in first.layout if spec.kind != "control"]
             require_personal(names, added)
     except ValueError as error:
-        raise CannotStartFrom(f"{first.lineage.source}: {error}") from None
+        raise CannotStart(f"{first.lineage.source}: {error}") from None
     return patterns
 
 
 def _require_fit(first: FirstModel, config: CoordinatorConfig) -> None:
-    """Check that the configured workload can go on with the model. Raises CannotStartFrom."""
+    """Check that the configured workload can go on with the model. Raises CannotStart."""
     name, source = config.workload.name, first.lineage.source
     if config.storage.format == "xain-pickle":
-        raise CannotStartFrom(
+        raise CannotStart(
             'storage.format = "xain-pickle": XAIN\'s participants know one session a bucket'
         )
     made_by = first.metadata.get("workload", "")
@@ -365,19 +359,19 @@ def _require_fit(first: FirstModel, config: CoordinatorConfig) -> None:
         own = json.loads(first.metadata.get("options", "{}"))
         options = _without_remedy(own, config) | config.workload.whole_options
     except (ValueError, TypeError, AttributeError) as error:
-        raise CannotStartFrom(f"{source}: its options are not usable: {error}") from None
+        raise CannotStart(f"{source}: its options are not usable: {error}") from None
     # Participants send gradients if the model's options say so, whatever the rule takes.
     takes_gradients = config.aggregation.rule == "gradient"
     has_gradients = options.get("mode") == "gradient"
     if has_gradients and not takes_gradients:
-        raise CannotStartFrom(
+        raise CannotStart(
             f'{source} trains in the mode "gradient"; '
             + hint("xain-coordinator", 'aggregation.rule = "gradient"')
             + ", or "
             + hint("xain-coordinator", 'workload.options.mode = "federated"')
         )
     if made_by and takes_gradients and not has_gradients:
-        raise CannotStartFrom(
+        raise CannotStart(
             f"{source} trains models, and aggregation.rule takes gradients; "
             + hint("xain-coordinator", 'workload.options.mode = "gradient"')
         )
@@ -385,9 +379,9 @@ def _require_fit(first: FirstModel, config: CoordinatorConfig) -> None:
         return
     if made_by != name:
         is_of = f"is a model of the workload {made_by!r}" if made_by else "names no workload"
-        raise CannotStartFrom(f"{source} {is_of}, and workload.name is {name!r}")
+        raise CannotStart(f"{source} {is_of}, and workload.name is {name!r}")
     if not first.profiles:
-        raise CannotStartFrom(
+        raise CannotStart(
             f"{source}: nothing tells how many features and which classes it was trained for; "
             f'give them as "profile" in {MODELS_INDEX} beside it'
         )
@@ -396,18 +390,18 @@ def _require_fit(first: FirstModel, config: CoordinatorConfig) -> None:
     except ValueError as error:
         asked = config.given().get("workload", {}).get("options", {})
         if has_gradients and "mode" not in asked and own.get("mode") != "gradient":
-            raise CannotStartFrom(
+            raise CannotStart(
                 f"{source} was trained locally, and no setting asks for that: "
                 + hint("xain-coordinator", 'workload.options.mode = "federated"')
             ) from None
-        raise CannotStartFrom(f"{source}: its options are not usable: {error}") from None
+        raise CannotStart(f"{source}: its options are not usable: {error}") from None
     if name == "bagging" and own.get("publish") != config.workload.options.get("publish", False):
         told = str(bool(own.get("publish"))).lower()
-        raise CannotStartFrom(f"{source} was made with workload.options.publish = {told}; keep it")
+        raise CannotStart(f"{source} was made with workload.options.publish = {told}; keep it")
     mode = mode_option(config.rules()).get("mode")
     made_in = own.get("mode", "bagging")
     if mode == "histogram" and made_in != mode:
-        raise CannotStartFrom(
+        raise CannotStart(
             f"{source} was trained in the mode {made_in!r}, and has no bins to grow trees from; "
             + hint("xain-coordinator", f'aggregation.options.mode = "{made_in}"')
         )

@@ -51,7 +51,7 @@ def extend(config: CoordinatorConfig, rounds: str | None, passes: str | None) ->
     """Open a session that extends the finished one of the journal. Returns a line about it.
 
     rounds, passes: one of them, "+20" for 20 more, "50" for 50 in all.
-    Raises CommandFailed, CannotStartFrom, JournalError, StoreError and OSError, and ends the
+    Raises CommandFailed, CannotStart, JournalError, StoreError and OSError, and ends the
     process if it is no such number.
     """
     what, given = ("passes", passes) if rounds is None else ("rounds", rounds)

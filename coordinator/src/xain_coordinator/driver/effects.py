@@ -69,6 +69,7 @@ from xain_coordinator.ports import (
 from xain_coordinator.stores.integrity import damaged_updates
 from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.stores.memory import MemoryStore
+from xain_foundation.exit_statuses import CommandFailed
 from xain_foundation.logs.logger import get_logger
 from xain_foundation.names import brief
 from xain_foundation.net.backoff import Backoff
@@ -102,10 +103,6 @@ MAX_REASON = 240  # characters
 MAX_LOGGED = 50  # findings in the data; status has more
 
 _NOTHING = np.empty((0,), np.float32)  # the empty model
-
-
-class WorkloadMissing(Exception):
-    """The session needs a workload and the configuration has none."""
 
 
 def checks_off(workload: Workload | None) -> Mapping[str, str]:
@@ -276,7 +273,7 @@ class StoreWorker:
             log.info("work_stopped", work=name, round=round_)
         except (Unavailable, StaleModel) as refusal:
             log.info("work_not_needed", work=name, round=round_, reason=str(refusal))
-        except (StoreError, WorkloadMissing, PluginFailed) as error:
+        except (StoreError, CommandFailed, PluginFailed) as error:
             self._driver.fail(error)
         except Exception as error:
             # A defect of ours must end the process loudly, not leave the round hanging.
@@ -378,7 +375,7 @@ class StoreWorker:
         if isinstance(effect, InitialiseModel):
             try:
                 model = self._initial_model(effect)
-            except WorkloadMissing as error:
+            except CommandFailed as error:
                 raise ValueError(str(error)) from error
             store_model(store, 0, model)
         elif isinstance(effect, Aggregate):
@@ -386,7 +383,7 @@ class StoreWorker:
 
     def _initial_model(self, effect: InitialiseModel) -> Model:
         """The initial model, with the names of the tensors that each participant keeps for itself.
-        Raises WorkloadMissing, and ValueError where the profiles do not suffice."""
+        Raises CommandFailed, and ValueError where the profiles do not suffice."""
         model = self._model_of(effect)
         if not self._personal:
             return model
@@ -397,12 +394,12 @@ class StoreWorker:
 
     def _model_of(self, effect: InitialiseModel) -> Model:
         """The model that the workload makes for the profiles of an effect; the empty one where
-        participants make the initial weights. Raises WorkloadMissing, and ValueError where the
+        participants make the initial weights. Raises CommandFailed, and ValueError where the
         profiles do not suffice."""
         if effect.initial != "workload":
             return Model(_NOTHING, ())
         if self._workload is None:
-            raise WorkloadMissing(
+            raise CommandFailed(
                 "the session has no initial model yet and needs a workload to make it: "
                 + hint("xain-coordinator", 'workload.name = "NAME"')
                 + ", the one that the session was opened with"
@@ -416,7 +413,7 @@ class StoreWorker:
 
     def _initialise(self, effect: InitialiseModel) -> Command:
         """Check the data, and make and store the initial model. InitialisationFailed if the data do
-        not suffice. Raises WorkloadMissing and StoreError."""
+        not suffice. Raises CommandFailed and StoreError."""
         findings: tuple[Finding, ...] = ()
         try:
             if effect.names and len(effect.names) < self._model_sites:

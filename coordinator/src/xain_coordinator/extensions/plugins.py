@@ -30,10 +30,6 @@ class PluginFailed(ValueError):
     """A plug-in is missing, cannot be imported, or claims a name that is not its own to give."""
 
 
-class WrongPluginOption(PluginFailed):
-    """An option of the configuration does not fit the plug-in."""
-
-
 def register(group: str, name: str, kind: type) -> None:
     """Register a class by name in this process, for coordinators that run in it. A later class of
     the name replaces an earlier one. Raises PluginFailed if a distribution has the name."""

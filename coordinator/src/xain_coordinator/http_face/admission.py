@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+from starlette.requests import ClientDisconnect
+
 from xain_coordinator.http_face.errors import HttpError
 
 Message = MutableMapping[str, Any]
@@ -23,10 +25,6 @@ HELD = 2
 RELEASE = "xain.release_body"
 # Lists and objects in a body, which has one for each row. Each takes 20 times its two bytes.
 MAX_LISTS = 100_000
-
-
-class Gone(Exception):
-    """The client has closed the connection before its body had come."""
 
 
 class Bodies:
@@ -49,7 +47,7 @@ class Bodies:
 
         When there is no room the body that has been arriving longest is refused, so that clients
         that send little at a time shut out none.
-        Raises HttpError, and Gone.
+        Raises HttpError, and ClientDisconnect.
         """
         body = await self._read(receive, most)
         size = len(body)
@@ -80,7 +78,7 @@ class Bodies:
 
     async def _read(self, receive: Receive, most: int) -> bytes:
         """Read a whole body of `most` bytes at most, counting its bytes. Raises HttpError, and
-        Gone."""
+        ClientDisconnect."""
         chunks: list[bytes] = []
         limit = asyncio.timeout(None)  # _make_room() may end it
         try:
@@ -89,7 +87,7 @@ class Bodies:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise Gone
+                        raise ClientDisconnect
                     if limit not in self._arriving:
                         raise TimeoutError
                     chunk: bytes = message.get("body", b"")

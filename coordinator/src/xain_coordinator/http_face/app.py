@@ -12,10 +12,11 @@ from fastapi import FastAPI, Header, HTTPException, Query, Request, Response
 from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
+from starlette.requests import ClientDisconnect
 
 from xain_coordinator.config.sections.http import HttpSettings
 from xain_coordinator.http_face import bodies, chimera
-from xain_coordinator.http_face.admission import RELEASE, Bodies, Gone
+from xain_coordinator.http_face.admission import RELEASE, Bodies
 from xain_coordinator.http_face.callers import HttpCallers
 from xain_coordinator.http_face.docs_page import HEADERS, docs_page
 from xain_coordinator.http_face.errors import HttpError
@@ -327,11 +328,11 @@ class _Guarded:
                 await self._answer_request(scope, receive, send, most)
         except HttpError as refused:
             await _answer(request, refused)(scope, receive, send)
-        except Gone:
+        except ClientDisconnect:
             pass
 
     async def _answer_request(self, scope: Scope, receive: Receive, send: Send, most: int) -> None:
-        """Answer a request. Raises HttpError and Gone before the answer begins."""
+        """Answer a request. Raises HttpError and ClientDisconnect before the answer begins."""
         async with AsyncExitStack() as stack:
             body: bytes | None = await stack.enter_async_context(self._bodies.held(receive, most))
 

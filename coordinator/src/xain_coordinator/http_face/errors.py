@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NoReturn
 
-from xain_coordinator.assembly.sessions import NoParticipants, Stopping
+from xain_coordinator.assembly.sessions import NoParticipants
 from xain_coordinator.core.vocabulary.errors import Refusal
 from xain_coordinator.ports import JournalError, StoreError
 from xain_foundation.wheels import pip_install
@@ -58,7 +58,6 @@ _CODES: Mapping[type[Exception], str] = {
     NoModel: "NO_MODEL",
     DataError: "INVALID_DATA",
     Refusal: "UNAVAILABLE",
-    Stopping: "UNAVAILABLE",
     StoreError: "UNAVAILABLE",
     JournalError: "UNAVAILABLE",
 }

@@ -82,8 +82,8 @@ class Coordinator:
     def start(self) -> Self:
         """Serve in a thread, and return when participants can connect.
 
-        Raises what keeps the coordinator from starting: WrongSetting, PortTaken, JournalError and
-        StoreError among them; then it has ended. Raises Unavailable if stop() comes first.
+        Raises what keeps the coordinator from starting: WrongSetting, CommandFailed, JournalError
+        and StoreError among them; then it has ended. Raises Unavailable if stop() comes first.
         """
         self._require_new()
         self._thread = threading.Thread(target=self._serve, name="coordinator", daemon=True)

@@ -16,17 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from xain_coordinator.access.errors import AccessError
-from xain_coordinator.assembly.changed_rules import OtherRules, differences
+from xain_coordinator.assembly.changed_rules import differences
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.assembly.study import first_step
-from xain_coordinator.assembly.warm_start import CannotStartFrom
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.config.sections.server import CoordinatorLoggingSettings
 from xain_coordinator.core.rules.selection import ControllerFailed
 from xain_coordinator.core.vocabulary.errors import Unavailable
 from xain_coordinator.core.vocabulary.values import Phase, Step
 from xain_coordinator.driver.effects import FIRST_RETRY_S, LAST_RETRY_S
-from xain_coordinator.extensions.plugins import PluginFailed, WrongPluginOption
+from xain_coordinator.extensions.plugins import PluginFailed
 from xain_coordinator.http_face.server import open_listener, serving
 from xain_coordinator.inspection.client import Snapshot, ask_service
 from xain_coordinator.ports import (
@@ -37,10 +36,16 @@ from xain_coordinator.ports import (
 )
 from xain_coordinator.process.allocator import configure_allocator
 from xain_coordinator.server.guard import Guard
-from xain_coordinator.server.weights.weights_port import PortTaken
 from xain_coordinator.telemetry.log_files import LatencyFile, status_stream
 from xain_foundation.durable import replace_file
-from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_FENCED, EXIT_OK
+from xain_foundation.exit_statuses import (
+    EXIT_BAD_CONFIG,
+    EXIT_FAILED,
+    EXIT_FENCED,
+    EXIT_OK,
+    CannotStart,
+    CommandFailed,
+)
 from xain_foundation.logs import logs, streams
 from xain_foundation.logs.line_file import why_unwritable
 from xain_foundation.logs.logger import get_logger
@@ -96,9 +101,7 @@ STARTING_ERRORS = (
     StoreError,
     ControllerFailed,
     PluginFailed,
-    PortTaken,
-    OtherRules,
-    CannotStartFrom,
+    CommandFailed,
     DataError,
     OSError,
 )
@@ -174,7 +177,7 @@ def serve(
             at_end.callback(group.close)
         step = first_step(config)
         if step is not None and from_model:
-            _tell(host, CannotStartFrom(_NOT_FROM_MODEL))
+            _tell(host, CannotStart(_NOT_FROM_MODEL))
             return EXIT_BAD_CONFIG
         make = partial(
             SessionCoordinator,
@@ -457,7 +460,7 @@ def _status_of(sessions: "Sessions") -> int:
 def _status_after(error: BaseException) -> int:
     """Exit status after an error: wrong settings, another coordinator that has taken over, or a
     failure."""
-    if isinstance(error, OtherRules | CannotStartFrom | WrongPluginOption):
+    if isinstance(error, CannotStart | CannotStart | WrongPluginOption):
         return EXIT_BAD_CONFIG
     return EXIT_FENCED if isinstance(error, Fenced) else EXIT_FAILED
 

@@ -34,12 +34,13 @@ from xain_coordinator.server.identity import CALLER
 from xain_coordinator.server.operators_socket import OperatorsSocket
 from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.server.weights.downloads import Downloads
-from xain_coordinator.server.weights.weights_port import PortTaken, WeightsPort
+from xain_coordinator.server.weights.weights_port import WeightsPort
 from xain_coordinator.telemetry.log_files import LatencyFile
 from xain_coordinator.updates.inbox import Inbox
 from xain_coordinator.updates.slots import Slots
 from xain_coordinator.updates.sources import Bucket
 from xain_coordinator.updates.uploads import Uploads
+from xain_foundation.exit_statuses import CommandFailed
 from xain_foundation.net.connection_limit import ConnectionLimit, max_connections
 from xain_foundation.security.identity import Role
 from xain_membership.service import (
@@ -323,11 +324,11 @@ def _name_of(_: object) -> str | None:
 
 
 def _listen(address: str, add_port: Callable[[str], int]) -> int:
-    """Take a port. Returns its number. Raises PortTaken."""
+    """Take a port. Returns its number. Raises CommandFailed."""
     try:
         return add_port(address)
     except RuntimeError:
-        raise PortTaken(
+        raise CommandFailed(
             f"cannot listen on {address}: another program uses the port, "
             "or the address is not this machine's"
         ) from None

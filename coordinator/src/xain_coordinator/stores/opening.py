@@ -8,6 +8,7 @@ from xain_coordinator.extensions.options import WrongOption, make_named
 from xain_coordinator.ports import WeightsStore
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.settings import StoreSettings
+from xain_foundation.exit_statuses import CannotStart
 
 
 class OpenStore(WeightsStore, Protocol):
@@ -45,4 +46,4 @@ def open_store(settings: StoreSettings, *, try_out: bool = False) -> OpenStore:
             except KeyError:
                 raise plugins.PluginFailed(f"the store {name!r} is not installed") from None
             except WrongOption as error:
-                raise plugins.WrongPluginOption(f"storage.options.{error}") from None
+                raise CannotStart(f"storage.options.{error}") from None

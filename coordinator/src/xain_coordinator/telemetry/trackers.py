@@ -13,13 +13,10 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from xain_foundation.durable import replace_file
+from xain_foundation.exit_statuses import CommandFailed
 
 EXPERIMENT: Final = "xain"  # of MLflow, and the project of Weights & Biases
 METHODS: Final = ("on_round", "on_end")
-
-
-class NotInstalled(ValueError):
-    """The program of a tracker is missing. The text says what to install."""
 
 
 class Round(Protocol):
@@ -125,7 +122,7 @@ def figures_of(record: Round) -> dict[str, float]:
 
 
 class TensorBoard:
-    """Scalars below FOLDER/SESSION, for `tensorboard --logdir FOLDER`. Raises NotInstalled."""
+    """Scalars below FOLDER/SESSION, for `tensorboard --logdir FOLDER`. Raises CommandFailed."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         with _installed("pip install tensorboard"):
@@ -147,7 +144,7 @@ class TensorBoard:
 
 
 class MLflow:
-    """A run with the metrics of each round. Raises NotInstalled.
+    """A run with the metrics of each round. Raises CommandFailed.
 
     experiment: its name. Where the runs are kept is a setting of MLflow, MLFLOW_TRACKING_URI.
     """
@@ -183,7 +180,7 @@ class MLflow:
 
 class WeightsAndBiases:
     """A run of Weights & Biases. options: of wandb.init(), such as project="wards" and
-    mode="offline". Raises NotInstalled."""
+    mode="offline". Raises CommandFailed."""
 
     def __init__(self, **options: Any) -> None:
         with _installed("pip install wandb"):
@@ -216,8 +213,8 @@ TRACKERS: Final[Mapping[str, Callable[[Path], Tracker]]] = {
 
 @contextmanager
 def _installed(command: str) -> Iterator[None]:
-    """Turn a missing module into NotInstalled, which names the command that installs it."""
+    """Turn a missing module into CommandFailed, which names the command that installs it."""
     try:
         yield
     except ModuleNotFoundError as error:
-        raise NotInstalled(f"this tracker needs {error.name}: {command}") from None
+        raise CommandFailed(f"this tracker needs {error.name}: {command}") from None

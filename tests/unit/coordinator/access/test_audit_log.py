@@ -13,7 +13,6 @@ from xain_coordinator.access.audit_log import (
     MAX_LINE_BYTES,
     NO_HASH,
     AuditLog,
-    AuditLogDamaged,
     Line,
     NewLine,
     read,
@@ -120,11 +119,8 @@ def test_damage_at_any_byte_ends_the_start_with_the_line(path, change, monkeypat
         if damaged != whole:
             path.write_bytes(damaged)
             for reading in (verify, opened):
-                with pytest.raises(
-                    AuditLogDamaged, match=f"line {number} of .*audit.log"
-                ) as caught:
+                with pytest.raises(AccessError, match=f"line {number} of .*audit.log"):
                     reading(path)
-                assert caught.value.number == number
             assert path.read_bytes() == damaged, "a damaged file is evidence"
         number += byte == ord("\n")
 
@@ -138,9 +134,8 @@ def test_removed_and_exchanged_lines_are_noticed(path):
         (lines + lines[-1:], 5),
     ):
         path.write_bytes(b"".join(wrong))
-        with pytest.raises(AuditLogDamaged, match="does not follow") as caught:
+        with pytest.raises(AccessError, match=f"line {number} of .*: it does not follow"):
             verify(path)
-        assert caught.value.number == number
 
 
 def test_reading_shows_the_lines_before_the_damage(path):
@@ -149,7 +144,7 @@ def test_reading_shows_the_lines_before_the_damage(path):
     path.write_bytes(whole)
     lines = read(path)
     assert [next(lines).event for _ in range(3)][-1] == "participant_removed"
-    with pytest.raises(AuditLogDamaged):
+    with pytest.raises(AccessError, match="is damaged"):
         next(lines)
 
 

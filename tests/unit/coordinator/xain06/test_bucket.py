@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from support.refusals import refused_as
-from xain_coordinator.aggregation.publishing import AnotherModel
 from xain_coordinator.core.vocabulary.errors import InvalidUpdate, UnusableUpdate
 from xain_coordinator.core.vocabulary.values import GlobalModel, StoredWeights
 from xain_coordinator.driver.effects import store_model
-from xain_coordinator.ports import StoreError
+from xain_coordinator.ports import Fenced, StoreError
 from xain_coordinator.stores.memory import MemoryStore
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_coordinator.updates.measuring import measure
@@ -78,7 +77,7 @@ def test_showing_it_again_changes_nothing(stores):
 def test_existing_object_is_never_replaced_by_a_model(stores):
     """The object may be of an old session in the same bucket, or of a newer coordinator."""
     stores.bare.put({"1/global": b"another"})
-    with pytest.raises(AnotherModel, match=r"second coordinator .*participant"):
+    with pytest.raises(Fenced, match=r"second coordinator .*participant"):
         stores.bucket.publish(stores.model(VECTOR))
     assert read(stores.bare, "1/global") == b"another"
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from xain_coordinator.ports import StoreError
+from xain_coordinator.server.weights.http_messages import Answer
 from xain_foundation.durable import make_directory, replace_file
 from xain_wire.weights_port import PATH
 
@@ -24,10 +25,6 @@ _SECRET_FILE = ".weights-port"  # no key is stored under this name
 _SECRET_BYTES = 32
 
 Method = Literal["GET", "PUT"]
-
-
-class Forbidden(Exception):
-    """The URL does not allow the request, or has expired."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +71,18 @@ class Capabilities:
         return f"{PATH}{payload}.{_text(self._sign(payload.encode()))}"
 
     def check(self, method: Method, path: str) -> Capability:
-        """The request that the URL with this path allows. Raises Forbidden."""
+        """The request that the URL with this path allows. Raises Answer."""
         payload, _, signature = path.removeprefix(PATH).partition(".")
         # The signature is compared first, so that the payload is one of ours.
         expected = _text(self._sign(payload.encode()))
         if not hmac.compare_digest(expected.encode(), signature.encode()):
-            raise Forbidden("the URL is none of this session's")
+            raise Answer(403, "the URL is none of this session's")
         data = base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))
         allowed = Capability(*json.loads(data))
         if allowed.expires_at <= self._now():
-            raise Forbidden("the URL has expired")
+            raise Answer(403, "the URL has expired")
         if allowed.method != method:
-            raise Forbidden(f"the URL is for {allowed.method} only")
+            raise Answer(403, f"the URL is for {allowed.method} only")
         return allowed
 
     def _sign(self, payload: bytes) -> bytes:

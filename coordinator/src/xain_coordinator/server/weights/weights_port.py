@@ -28,7 +28,7 @@ from xain_coordinator.core.vocabulary.values import WeightsRef
 from xain_coordinator.ports import JournalError, KeyNotFound, StoreError
 from xain_coordinator.server.identity import peer_at
 from xain_coordinator.server.statuses import message_of
-from xain_coordinator.server.weights.capabilities import Capabilities, Capability, Forbidden, Method
+from xain_coordinator.server.weights.capabilities import Capabilities, Capability, Method
 from xain_coordinator.server.weights.http_messages import (
     CONTENT_RANGE,
     SIZE,
@@ -44,6 +44,7 @@ from xain_coordinator.stores.files import FileReader
 from xain_coordinator.updates.bodies import Incoming, Outgoing, Stalled, StallTimer, Transfer
 from xain_coordinator.updates.measured_upload import Announced, Header, MeasuredUpload
 from xain_coordinator.updates.uploads import Source
+from xain_foundation.exit_statuses import CommandFailed
 from xain_foundation.logs.logger import get_logger
 from xain_foundation.logs.rate_limited_log import RateLimitedLog
 from xain_foundation.net.sockets import leave_unpaced
@@ -76,10 +77,6 @@ _STATUSES: dict[str, int] = {
     "NOT_A_MEMBER": 403,
     "UNAVAILABLE": 503,
 }
-
-
-class PortTaken(Exception):
-    """The address cannot be listened on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +142,7 @@ class WeightsPort:
     reach gRPC.
     capabilities: makes and checks URLs. open_model: opens a file of the session's store.
     closed: None: nothing is encrypted, and whoever has a URL may use it.
-    Raises PortTaken.
+    Raises CommandFailed.
     """
 
     head_s = 10.0  # for a whole head
@@ -378,13 +375,9 @@ class WeightsPort:
             raise Answer(405, "only GET, PUT and HEAD are answered", (("Allow", "GET, PUT, HEAD"),))
         if not request.path.startswith(PATH):
             raise Answer(404, "there is nothing here")
-        try:
-            # HEAD asks how much is there of an upload.
-            allowed = self._capabilities.check(
-                "GET" if request.method == "GET" else "PUT", request.path
-            )
-        except Forbidden as forbidden:
-            raise Answer(403, str(forbidden)) from None
+        # HEAD asks how much is there of an upload.
+        method: Method = "GET" if request.method == "GET" else "PUT"
+        allowed = self._capabilities.check(method, request.path)
         if self._closed is not None:
             self._admit(self._closed, sock, allowed, task)
         self._idle.pop(task, None)
@@ -596,7 +589,7 @@ def _yield_to_calls() -> None:
 
 def _listen(address: tuple[str, int], preferred: int) -> socket.socket:
     """A listening socket at a port, or where that is 0 at the preferred one or any. Raises
-    PortTaken."""
+    CommandFailed."""
     host, port = address
     dualstack = host == "::" and socket.has_dualstack_ipv6()
     for number in dict.fromkeys((port or preferred, port)):
@@ -607,7 +600,7 @@ def _listen(address: tuple[str, int], preferred: int) -> socket.socket:
             )
         except OSError as error:
             if number == port:
-                raise PortTaken(
+                raise CommandFailed(
                     f"cannot listen on {join_host_port(host, port)} for weights: {error.strerror}"
                 ) from None
     raise AssertionError("the last number is the port")

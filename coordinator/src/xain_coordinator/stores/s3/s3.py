@@ -17,11 +17,11 @@ import xxhash
 from xain_coordinator.ports import (
     KeyExists,
     KeyNotFound,
-    ObjectChanged,
     Reader,
     StoreError,
     StoreUnavailable,
     WrongSize,
+    object_changed,
 )
 from xain_coordinator.stores.s3.s3_bucket import (
     Bucket,
@@ -236,7 +236,7 @@ class S3Store:
 
     def copy(self, source: str, target: str, size_bytes: int) -> None:
         """Copy an object within the bucket, unless it has another size. Raises WrongSize,
-        KeyNotFound, ObjectChanged if it is replaced meanwhile, and StoreUnavailable."""
+        KeyNotFound, StoreUnavailable if it is replaced meanwhile, and StoreUnavailable."""
         from_, to = self._name(source), self._name(target)
         head = self._head(source, from_, 1)
         if head.size != size_bytes:
@@ -247,7 +247,7 @@ class S3Store:
         try:
             self.bucket.copy(source, from_, to, head.etag, self.requests.sizes.copy_part)
         except Declined:
-            raise ObjectChanged(source) from None
+            raise object_changed(source) from None
 
     def _head(self, key: str, name: str, length: int) -> Piece:
         """First bytes of an object, with its size and ETag; none of an empty one. Raises
@@ -274,7 +274,7 @@ class S3Store:
 
 
 class S3Reader(Reader):
-    """Reader of one object. If another object replaces it, reading raises ObjectChanged."""
+    """Reader of one object. If another object replaces it, reading raises StoreUnavailable."""
 
     def __init__(
         self, bucket: Bucket, requests: Requests, key: str, name: str, start: int, first: Piece
@@ -291,7 +291,7 @@ class S3Reader(Reader):
         self._first_offset = start
 
     def read(self, offset: int, length: int) -> bytes:
-        """Read up to `length` bytes; fewer only at the end of the object. Raises ObjectChanged and
+        """Read up to `length` bytes; fewer only at the end of the object. Raises StoreUnavailable and
         StoreUnavailable."""
         buffer = bytearray(min(length, max(self.size - offset, 0)))
         self.read_into(offset, memoryview(buffer))
@@ -299,7 +299,7 @@ class S3Reader(Reader):
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
         """Fill a buffer: by what came with the opening, and by requests of ranges side by side.
-        Returns how many bytes there are. Raises ObjectChanged and StoreUnavailable."""
+        Returns how many bytes there are. Raises StoreUnavailable."""
         if self._closed:
             raise ValueError("the reader is closed")
         end = min(offset + len(buffer), self.size)
@@ -323,17 +323,17 @@ class S3Reader(Reader):
         return end - offset
 
     def _range_into(self, start: int, buffer: memoryview) -> None:
-        """Read one range by one request. Raises ObjectChanged unless it is of the object that was
+        """Read one range by one request. Raises StoreUnavailable unless it is of the object that was
         opened."""
         try:
             size, etag, count = self._bucket.get_into(
                 self._key, self._name, start, buffer, self._etag
             )
         except (Declined, KeyNotFound):
-            raise ObjectChanged(self._key) from None
+            raise object_changed(self._key) from None
         # Should the server not look at If-Match, we do.
         if (size, etag, count) != (self.size, self._etag, len(buffer)):
-            raise ObjectChanged(self._key)
+            raise object_changed(self._key)
 
     def close(self) -> None:
         self._closed = True
