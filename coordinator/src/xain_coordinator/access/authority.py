@@ -14,7 +14,7 @@ from xain_foundation.security.identity import Identity, Role
 from xain_foundation.security.join_token import JoinToken
 from xain_foundation.security.x509 import (
     Authority,
-    InvalidPem,
+    InvalidCredential,
     PrivateKey,
     PublicKey,
     key_to_pem,
@@ -90,7 +90,7 @@ def load(folder: Path, passphrase: bytes) -> Signer | None:
         raise AccessError(
             f"the authority in {folder} cannot be read: {error.filename}: {error.strerror}"
         ) from None
-    except InvalidPem as error:
+    except InvalidCredential as error:
         is_encrypted = b"ENCRYPTED" in _content(key)
         raise AccessError(
             f"the authority ({key}, {certificate}) cannot be used: {error}"
@@ -117,7 +117,7 @@ def certificate_of(folder: Path) -> tuple[bytes, str]:
         return b"", ""
     except OSError as error:
         raise AccessError(f"{path} cannot be read: {error.strerror}") from None
-    except InvalidPem as error:
+    except InvalidCredential as error:
         raise AccessError(f"{path} cannot be used: {error}") from None
 
 
@@ -151,7 +151,7 @@ def request_key(request: bytes) -> PublicKey:
     """The key of a certificate request. Raises InvalidCertificateRequest."""
     try:
         return read_request(request)
-    except InvalidPem as error:
+    except InvalidCredential as error:
         raise InvalidCertificateRequest(str(error)) from None
 
 
@@ -209,7 +209,7 @@ def own_hosts(folder: Path) -> tuple[str, ...]:
         names = read_certificate(path.read_bytes()).names
     except OSError as error:
         raise AccessError(f"{path} cannot be read: {error.strerror}") from None
-    except InvalidPem as error:
+    except InvalidCredential as error:
         raise AccessError(f"{path} cannot be used: {error}") from None
     return names.hosts
 

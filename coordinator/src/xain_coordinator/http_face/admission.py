@@ -10,8 +10,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from starlette.requests import ClientDisconnect
-
 from xain_coordinator.http_face.errors import HttpError
 
 Message = MutableMapping[str, Any]
@@ -47,7 +45,7 @@ class Bodies:
 
         When there is no room the body that has been arriving longest is refused, so that clients
         that send little at a time shut out none.
-        Raises HttpError, and ClientDisconnect.
+        Raises HttpError, and IncompleteReadError.
         """
         body = await self._read(receive, most)
         size = len(body)
@@ -78,7 +76,7 @@ class Bodies:
 
     async def _read(self, receive: Receive, most: int) -> bytes:
         """Read a whole body of `most` bytes at most, counting its bytes. Raises HttpError, and
-        ClientDisconnect."""
+        IncompleteReadError."""
         chunks: list[bytes] = []
         limit = asyncio.timeout(None)  # _make_room() may end it
         try:
@@ -87,7 +85,7 @@ class Bodies:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise ClientDisconnect
+                        raise asyncio.IncompleteReadError(b"", None)
                     if limit not in self._arriving:
                         raise TimeoutError
                     chunk: bytes = message.get("body", b"")

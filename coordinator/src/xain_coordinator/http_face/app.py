@@ -1,5 +1,6 @@
 """The paths of the HTTP face. See fits.py for what a path does."""
 
+import asyncio
 import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
@@ -12,7 +13,6 @@ from fastapi import FastAPI, Header, HTTPException, Query, Request, Response
 from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
-from starlette.requests import ClientDisconnect
 
 from xain_coordinator.config.sections.http import HttpSettings
 from xain_coordinator.http_face import bodies, chimera
@@ -328,11 +328,11 @@ class _Guarded:
                 await self._answer_request(scope, receive, send, most)
         except HttpError as refused:
             await _answer(request, refused)(scope, receive, send)
-        except ClientDisconnect:
+        except asyncio.IncompleteReadError:
             pass
 
     async def _answer_request(self, scope: Scope, receive: Receive, send: Send, most: int) -> None:
-        """Answer a request. Raises HttpError and ClientDisconnect before the answer begins."""
+        """Answer a request. Raises HttpError and IncompleteReadError before the answer begins."""
         async with AsyncExitStack() as stack:
             body: bytes | None = await stack.enter_async_context(self._bodies.held(receive, most))
 
