@@ -74,7 +74,7 @@ from xain_parameters.client.sync import Server
 from xain_parameters.keys import is_ascending
 from xain_parameters.messages import Done, Message, Pull, Push, Rows
 from xain_parameters.tables.rules import Adagrad, Adam, Add
-from xain_parameters.transport.frames import HungUp, Receiver, pieces_of
+from xain_parameters.transport.frames import Receiver, pieces_of
 
 SMALL = 1024  # values in 4 KiB
 EXCHANGES = 3
@@ -216,7 +216,7 @@ def serve_least(pipe: Pipe, index: int, rows: int) -> None:
     while True:
         try:
             message = receiver.receive()
-        except HungUp:
+        except EOFError:
             return
         assert isinstance(message.head, Pull | Push)
         assert message.keys is not None

@@ -15,7 +15,7 @@ import numpy as np
 
 from xain_foundation.logs.logger import get_logger
 from xain_parameters.cut import Cut, CutHead
-from xain_parameters.errors import Invalid
+from xain_parameters.errors import Damaged, Invalid
 from xain_parameters.keys import Keys, Range
 from xain_parameters.known import Known
 from xain_parameters.messages import (
@@ -36,11 +36,6 @@ from xain_parameters.tables.sparse import OpenPart
 log = get_logger(__name__)
 
 AnyPart = BoundedPart | OpenPart
-
-
-class OutOfOrder(Exception):
-    """An entry or tile is not the next one: some before it, or its table, are missing, or it came
-    before."""
 
 
 class _State(msgspec.Struct):
@@ -322,13 +317,11 @@ class Replica:
     def apply(self, entry: Entry, keys: Keys | None = None, values: Values | None = None) -> None:
         """Apply the next entry. Primary, backup, learner and replay come to the same bits.
 
-        Arrays may be kept: do not change them afterwards. Raises OutOfOrder; nothing has changed
+        Arrays may be kept: do not change them afterwards. Raises Damaged; nothing has changed
         then. A learner takes entries from its first tile on.
         """
         if entry.sequence != self.sequence + 1 or not self._has_state:
-            raise OutOfOrder(
-                f"range {self.number}: entry {entry.sequence} came after {self.sequence}"
-            )
+            raise Damaged(f"range {self.number}: entry {entry.sequence} came after {self.sequence}")
         match entry.kind:
             case "push":
                 prepared, self._prepared = self._prepared, None
@@ -349,7 +342,7 @@ class Replica:
         """The part, keys and values of an entry that another replica has prepared."""
         part = self._parts.get(entry.table)
         if part is None:
-            raise OutOfOrder(f"table {entry.table} has not been declared")
+            raise Damaged(f"table {entry.table} has not been declared")
         keys = _none_if_block(entry, keys)
         num_rows = entry.stop - entry.start if keys is None else len(keys)
         return _Prepared(entry, part, keys, None, part.shaped(num_rows, values))
@@ -529,13 +522,13 @@ class Replica:
 
     def take(self, tile: Tile, keys: Keys | None, body: Values | None) -> None:
         """Take the next tile. The first one empties this replica; all tables that it names must be
-        declared. Raises OutOfOrder; nothing has changed then."""
+        declared. Raises Damaged; nothing has changed then."""
         body = np.empty(0, np.uint8) if body is None else body
         if tile.name == "state":
             state = _decode_state(body.tobytes())
             for number in state.tables:
                 if number not in self._parts:
-                    raise OutOfOrder(f"table {number} has not been declared")
+                    raise Damaged(f"table {number} has not been declared")
             self._parts = {
                 number: self._part(part.spec, is_empty=number in state.tables)
                 for number, part in self._parts.items()
@@ -546,7 +539,7 @@ class Replica:
             self.is_whole, self._has_state = False, True
             return
         if self.is_whole or not self._has_state or tile.sequence != self.sequence:
-            raise OutOfOrder(
+            raise Damaged(
                 f"range {self.number}: a tile at {tile.sequence} came after {self.sequence}"
             )
         self._take(Piece(tile.name, tile.meta, keys, body))

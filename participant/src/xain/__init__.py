@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from xain_foundation.on_use import loaded_on_use
 
 if TYPE_CHECKING:
-    from xain.loop import Rounds, SessionError, rounds
-    from xain.result import Result
+    from xain.loop import Rounds, rounds
+    from xain.result import Result, SessionError
     from xain.round import Config, Round
     from xain.weights import LayoutMismatch, trainable
     from xain_session.errors import DecidedOtherwise, SessionFailed, SimulationError
@@ -65,8 +65,8 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 __getattr__, __dir__ = loaded_on_use(
     __name__,
     {
-        "loop": "Rounds SessionError rounds",
-        "result": "Result",
+        "loop": "Rounds rounds",
+        "result": "Result SessionError",
         "round": "Config Round",
         "weights": "LayoutMismatch trainable",
         "xain_session.errors": "DecidedOtherwise SessionFailed SimulationError",

@@ -26,7 +26,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NoReturn, Self
 
-from xain.result import LastModel, Result, ResultMissing, fetch_last_model
+from xain.result import LastModel, Result, SessionError, fetch_last_model
 from xain.round import Round, Submitted
 from xain.script import Asked, Failed, Initial, KeptByScript, ScriptParticipant, initial_weights
 from xain.weights import Declared, declare, from_vector, plain_layout
@@ -55,10 +55,6 @@ NO_RESULT_YET = (
     "rounds.result is there when the loop has come to the end of the session; until then "
     "round.weights is the global model"
 )
-
-
-class SessionError(RuntimeError):
-    """The session has ended without a result, or the coordinator refuses this participant."""
 
 
 class RoundAbandoned(RuntimeError):
@@ -424,10 +420,7 @@ def result_of(
     none. declared: the script's model. kept: has the tensors that do not travel.
     Raises SessionError if the coordinator does not give the model, or is at another session.
     """
-    try:
-        last = fetch()
-    except ResultMissing as missing:
-        raise SessionError(str(missing)) from None
+    last = fetch()
     if session_id not in ("", last.session_id):
         raise SessionError(
             f"the coordinator at {target} has begun another session, {last.session_id}: this one's "

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 ASK_S = 30.0
 
 
-class ResultMissing(Exception):
-    """The coordinator does not answer, or has no model."""
+class SessionError(RuntimeError):
+    """The session has ended without a result, or the coordinator refuses this participant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class LastModel:
 def fetch_last_model(
     target: str, participant_id: str, tls: "Certificates | None" = None
 ) -> LastModel:
-    """Ask the coordinator at a target for its last model. Raises ResultMissing."""
+    """Ask the coordinator at a target for its last model. Raises SessionError."""
     try:
         credentials = None if tls is None else tls.of_channel()
         with open_channel(target, credentials=credentials) as channel:
@@ -68,16 +68,16 @@ def fetch_last_model(
             # The round that trained the model, and that which only measured it.
             rounds = stub.ListRounds(inspection.ListRoundsRequest(limit=2), timeout=ASK_S).rounds
         if not models:
-            raise ResultMissing(f"the coordinator at {target} has no model")
+            raise SessionError(f"the coordinator at {target} has no model")
         (model,) = models
         instance = new_instance_id()  # a name that has shown one is not served without
         with CoordinatorClient(target, participant_id, instance_id=instance, tls=tls) as client:
             vector = client.get_weights(model.ref)
     except grpc.RpcError as error:
         why = advised(find_cause(target, tls=tls)) or refused_by(error)
-        raise ResultMissing(f"the coordinator at {target} cannot be asked: {why}") from None
+        raise SessionError(f"the coordinator at {target} cannot be asked: {why}") from None
     except Refused as refused:
-        raise ResultMissing(f"the last model cannot be fetched from {target}: {refused}") from None
+        raise SessionError(f"the last model cannot be fetched from {target}: {refused}") from None
     metrics: dict[str, float] = {}
     for one in rounds:
         if one.round == model.round - 1 and one.task == pb.TRAIN:

@@ -15,8 +15,14 @@ from integration.attacks.conftest import Said
 from support.closed_coordinator import ClosedCoordinator, outcome_of
 from support.wire import Member
 from xain_foundation.security.identity import Role
-from xain_foundation.security.join_token import PREFIX, InvalidToken, JoinToken
-from xain_foundation.security.x509 import key_to_pem, make_request, new_key, read_certificate
+from xain_foundation.security.join_token import PREFIX, JoinToken
+from xain_foundation.security.x509 import (
+    InvalidCredential,
+    key_to_pem,
+    make_request,
+    new_key,
+    read_certificate,
+)
 from xain_wire.fl import access_pb2, access_pb2_grpc
 
 NO_CONNECTION = "UNAVAILABLE"
@@ -138,13 +144,13 @@ async def test_token_with_a_byte_changed_is_refused(
         at = body.index(b"\x03\x42\x00\x04", starts[part]) + 4
     body[at] ^= 1
     changed = PREFIX + base64.urlsafe_b64encode(bytes(body) + b"1234").decode().rstrip("=")
-    with pytest.raises(InvalidToken) as caught:
+    with pytest.raises(InvalidCredential) as caught:
         JoinToken.decode(changed)
     said.messages.append(str(caught.value))
     body += zlib.crc32(body).to_bytes(4, "big")
     try:
         token = JoinToken.decode(PREFIX + base64.urlsafe_b64encode(body).decode().rstrip("="))
-    except InvalidToken as invalid:
+    except InvalidCredential as invalid:
         said.messages.append(str(invalid))
         return
     if part == 0:

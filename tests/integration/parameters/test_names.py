@@ -31,7 +31,7 @@ from xain_parameters.scheduler.service import SchedulerServer
 from xain_parameters.scheduler.state import Settings
 from xain_parameters.specs import encoded
 from xain_parameters.transport.channel import hello
-from xain_parameters.transport.connection import Broken, Connection
+from xain_parameters.transport.connection import Connection
 from xain_parameters.transport.listener import Listener
 from xain_wire.messaging import membership_pb2 as mpb
 from xain_wire.messaging.membership_pb2_grpc import MembershipStub
@@ -298,7 +298,7 @@ def test_connection_ends_with_its_certificate(tmp_path: Path) -> None:
         later = own_of_worker.own.not_after + 1.0
         own.callers._now = lambda: later
         answer = connection.ask(Command(0, 1, "x"))
-        with pytest.raises(Broken):
+        with pytest.raises(ConnectionError):
             answer.result(LONG_S)
         assert len(heard) == 1
         connection.close()

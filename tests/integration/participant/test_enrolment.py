@@ -13,6 +13,7 @@ from support.certificates import issued, make_authority, write_folder
 from support.enrolling import Enroller, serving
 from support.trainee import Trainee
 from xain_foundation.commands import run_app
+from xain_foundation.exit_statuses import CommandFailed
 from xain_foundation.security.identity import Role
 from xain_foundation.security.tls import REVOKED, Certificates
 from xain_foundation.settings.settings import load
@@ -21,7 +22,7 @@ from xain_participant.cli.cli import app
 from xain_participant.config import ParticipantConfig
 from xain_participant.enrolment import joining
 from xain_participant.enrolment.enrolled import NotEnrolled, enrolled
-from xain_participant.enrolment.joining import CannotJoin, Token
+from xain_participant.enrolment.joining import Token
 from xain_participant.enrolment.kept import KeptCertificates, extended
 from xain_participant.enrolment.upkeep import Upkeep, renew
 from xain_participant.wire.client import CoordinatorClient
@@ -49,7 +50,7 @@ def join(enroller: Enroller, address: str, kept: KeptCertificates) -> joining.Jo
 
 
 def refused(kept: KeptCertificates, token: str, address: str = "") -> str:
-    with pytest.raises(CannotJoin) as caught:
+    with pytest.raises(CommandFailed) as caught:
         joining.join(kept, Token(token, "ward-7.token"), address)
     return str(caught.value)
 
@@ -156,7 +157,7 @@ def test_request_is_signed_elsewhere(enroller, kept) -> None:
     other = enroller._sign(
         joining.make_site_request(KeptCertificates(kept.folder / "x"), "a"), "ward-7"
     )
-    with pytest.raises(CannotJoin, match=r"ward-7.pem: the certificate is not for the key in"):
+    with pytest.raises(CommandFailed, match=r"ward-7.pem: the certificate is not for the key in"):
         joining.take_certificate(kept, other, b"", "127.0.0.1:1", "ward-7.pem")
 
 

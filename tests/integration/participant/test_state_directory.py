@@ -12,7 +12,7 @@ import pytest
 from integration.participant.scripted import PATIENCE_S, Ledger, ScriptedCoordinator, failure
 from support.logs import capture_logs
 from xain_participant import Agent, Participant, StateDirectory, run
-from xain_participant.keep.result import NotKept, Result
+from xain_participant.keep.result import Result
 from xain_wire.fl import coordinator_pb2 as pb
 
 Serve = Callable[..., ScriptedCoordinator]
@@ -86,7 +86,7 @@ def test_a_full_disk_costs_no_training(
     """The result is still in memory; only a kill would lose it now."""
 
     def fail(_: Result) -> None:
-        raise NotKept("No space left on device")
+        raise OSError("No space left on device")
 
     monkeypatch.setattr(state, "keep", fail)
     adder = Adder()
@@ -108,7 +108,7 @@ def test_a_stop_says_goodbye_unless_the_result_is_kept(
     whose result is lost gives its place to another one."""
 
     def fail(_: Result) -> None:
-        raise NotKept("No space left on device")
+        raise OSError("No space left on device")
 
     if not is_kept:
         monkeypatch.setattr(state, "keep", fail)

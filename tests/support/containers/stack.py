@@ -6,6 +6,7 @@ from tempfile import TemporaryDirectory
 
 from support.containers.engine import BASE, PATIENCE_S, docker, run
 from xain_coordinator.inspection import client as inspection_client
+from xain_foundation.exit_statuses import CommandFailed
 from xain_foundation.net.sockets import free_ports
 from xain_foundation.security.tls import Certificates
 from xain_participant.enrolment import joining
@@ -60,11 +61,11 @@ class Stack:
                 return inspection_client.fetch(address, everything=True)
             finally:
                 inspection_client.TLS.reset(before)
-        except (AssertionError, joining.CannotJoin, inspection_client.NoStatus):
+        except (AssertionError, CommandFailed, inspection_client.NoStatus):
             return None
 
     def _joined(self, address: str) -> Certificates:
-        """Raises AssertionError and CannotJoin."""
+        """Raises AssertionError and CommandFailed."""
         create = ("tokens", "create", "--name=tests", "--role=observer", f"--address={address}")
         made = self.compose("exec", "--no-TTY", "coordinator", "xain-coordinator", *create)
         kept = KeptCertificates(Path(self._folder.name) / "observer")

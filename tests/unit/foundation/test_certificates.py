@@ -23,11 +23,11 @@ from xain_foundation.security.identity import (
     Role,
     parse_uri,
 )
-from xain_foundation.security.join_token import InvalidToken, JoinToken
+from xain_foundation.security.join_token import JoinToken
 from xain_foundation.security.tls import Certificates, InvalidCertificates
 from xain_foundation.security.x509 import (
     Authority,
-    InvalidPem,
+    InvalidCredential,
     digest_of_key,
     key_of_pem,
     key_to_pem,
@@ -107,7 +107,7 @@ def test_key_is_encrypted_with_a_passphrase() -> None:
     read = key_of_pem(pem, b"long words")
     assert digest_of_key(read.public_key()) == digest_of_key(key.public_key())
     for passphrase in (b"", b"other words"):
-        with pytest.raises(InvalidPem):
+        with pytest.raises(InvalidCredential):
             key_of_pem(pem, passphrase)
 
 
@@ -142,7 +142,7 @@ def test_requests_that_cannot_be_signed_are_refused_with_the_reason() -> None:
         (other, "Ed25519"),
         (good + b" " * (1 << 20), "limit"),
     ]:
-        with pytest.raises(InvalidPem, match=reason):
+        with pytest.raises(InvalidCredential, match=reason):
             read_request(pem)
 
 
@@ -156,7 +156,7 @@ def test_certificate_with_the_name_of_its_authority_is_none_that_signs_itself(
 def test_authority_is_read_back_with_its_name() -> None:
     again = Authority.of_pem(AUTHORITY.certificate, key_to_pem(AUTHORITY.key))
     assert again.name == AUTHORITY_NAME
-    with pytest.raises(InvalidPem, match="not that of"):
+    with pytest.raises(InvalidCredential, match="not that of"):
         Authority.of_pem(AUTHORITY.certificate, key_to_pem(new_key()))
 
 
@@ -323,6 +323,6 @@ def test_token_with_a_wrong_character_is_refused(at: int) -> None:
     wrong = list(text)
     wrong[at] = "A" if wrong[at] != "A" else "Q"
     for spoilt in ("".join(wrong), text[:-9], text[:500]):
-        with pytest.raises(InvalidToken) as refused:
+        with pytest.raises(InvalidCredential) as refused:
             JoinToken.decode(spoilt)
         assert text[20:60] not in str(refused.value)

@@ -8,13 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xain_messaging.drivers.grpc_framing import (
-    CHUNK_BYTES,
-    Malformed,
-    chunks_of,
-    packets,
-    to_chunks,
-)
+from xain_messaging.drivers.grpc_framing import CHUNK_BYTES, chunks_of, packets, to_chunks
+from xain_messaging.errors import MalformedMessage
 from xain_messaging.format.codec import MAX_FRAMES, Frame
 
 MAX_BYTES = 1000
@@ -107,7 +102,7 @@ def test_prelude_may_come_in_a_message_of_its_own() -> None:
     ],
 )
 def test_chunks_that_are_no_packet_are_malformed(chunks: list[bytes], why: str) -> None:
-    with pytest.raises(Malformed, match=why):
+    with pytest.raises(MalformedMessage, match=why):
         packets_of(chunks)
 
 
@@ -115,7 +110,7 @@ def test_chunks_that_are_no_packet_are_malformed(chunks: list[bytes], why: str) 
 @settings(deadline=None)
 def test_any_bytes_are_packets_or_malformed(chunks: list[bytes]) -> None:
     """No other error comes of them."""
-    with suppress(Malformed):
+    with suppress(MalformedMessage):
         packets_of(chunks)
 
 
@@ -128,5 +123,5 @@ def test_packets_with_other_bytes_are_packets_or_malformed(data: st.DataObject) 
     changed = bytearray(chunks[i])
     for _ in range(data.draw(st.integers(1, 4))):
         changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
-    with suppress(Malformed):
+    with suppress(MalformedMessage):
         packets_of([*chunks[:i], bytes(changed), *chunks[i + 1 :]])

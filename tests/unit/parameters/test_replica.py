@@ -9,7 +9,7 @@ from xain_parameters.errors import Invalid
 from xain_parameters.keys import END
 from xain_parameters.known import KNOWN_CLOCKS
 from xain_parameters.messages import Mark
-from xain_parameters.replica import OutOfOrder, Replica
+from xain_parameters.replica import Damaged, Replica
 from xain_parameters.specs import Plugin
 from xain_parameters.tables.initialisers import Constant, Uniform
 from xain_parameters.tables.rules import Adagrad, Adam, Assign
@@ -129,10 +129,10 @@ def test_entries_are_taken_in_their_order_only(replica):
     backup = Replica(range_view(1), [OPEN], generation=1)
     first = send(replica, "w", push(OPEN), keys_of([1]), ones(1, OPEN))
     second = send(replica, "w", push(OPEN, part=1), keys_of([1]), ones(1, OPEN))
-    with pytest.raises(OutOfOrder):
+    with pytest.raises(Damaged):
         backup.apply(*second)
     backup.apply(*first)
-    with pytest.raises(OutOfOrder):
+    with pytest.raises(Damaged):
         backup.apply(*first)
     backup.apply(*second)
     assert value(backup, OPEN, 1) == [2]
@@ -141,7 +141,7 @@ def test_entries_are_taken_in_their_order_only(replica):
 def test_entry_of_a_table_that_is_not_declared_yet_can_be_applied_later(replica):
     backup = Replica(range_view(1), [], generation=1)
     entry = send(replica, "w", push(OPEN), keys_of([1]), ones(1, OPEN))
-    with pytest.raises(OutOfOrder, match="not been declared"):
+    with pytest.raises(Damaged, match="not been declared"):
         backup.apply(*entry)
     backup.declare(OPEN)
     backup.apply(*entry)
@@ -199,12 +199,12 @@ def test_learner_refuses_entries_and_tiles_that_do_not_follow(replica):
     tiles = replica.tiles()
     state = next(tiles)
     entry = send(replica, "w", push(OPEN), keys_of([1]), ones(1, OPEN))
-    with pytest.raises(OutOfOrder):
+    with pytest.raises(Damaged):
         learner.apply(*entry)
-    with pytest.raises(OutOfOrder, match="not been declared"):
+    with pytest.raises(Damaged, match="not been declared"):
         Replica(range_view(1), [], generation=1, is_whole=False).take(*state)
     learner.take(*state)
-    with pytest.raises(OutOfOrder):
+    with pytest.raises(Damaged):
         learner.take(*next(tiles))
     learner.apply(*entry)
     for tile in tiles:

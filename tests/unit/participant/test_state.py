@@ -16,7 +16,7 @@ import pytest
 from support.logs import capture_logs
 from support.trainee import Trainee
 from xain_participant.agent.agent import Agent
-from xain_participant.keep.result import NotKept, Result
+from xain_participant.keep.result import Result
 from xain_participant.keep.state import StateDirectory, StateError
 
 VECTOR = np.arange(1_000_000, dtype=np.float32)  # 4 MB
@@ -166,7 +166,7 @@ def test_a_full_disk_leaves_no_rest(
 
     with monkeypatch.context() as patches:
         step_by_step(patches, fail)
-        with pytest.raises(NotKept, match="No space left on device"):
+        with pytest.raises(OSError, match="No space left on device"):
             state.keep(RESULT)
     assert names(folder) == {"lock", "participant.json"}
     state.keep(RESULT)  # there is space again

@@ -197,14 +197,12 @@ def _addresses(host: str, port: int, timeout_s: float) -> list[Any]:
     try:
         found = answers.get(timeout=timeout_s)
     except Empty:
-        raise _NoNameService from None
+        raise OSError(
+            f"the name service has not answered for {host} within {timeout_s:g} s"
+        ) from None
     if isinstance(found, Exception):
         raise found
     return found
-
-
-class _NoNameService(OSError):
-    """The name service has not answered in time."""
 
 
 def _connect(addresses: Iterable[Any], timeout_s: float) -> socket.socket:
@@ -289,13 +287,13 @@ def _reason(error: Exception, host: str, timeout_s: float) -> str:
             return f"the name service cannot answer for {host} now"
         case socket.gaierror() | UnicodeError():
             return f"the name {host} is not known"
-        case _NoNameService():
-            return f"the name service has not answered for {host} within {timeout_s:g} s"
         case ConnectionRefusedError():
             return "connection refused"
         case TimeoutError():
             return f"no connection within {timeout_s:g} s"
         case OSError(errno=int() as number):
             return os.strerror(number)
+        case OSError(args=(str(text),)):
+            return text
         case _:
             return type(error).__name__

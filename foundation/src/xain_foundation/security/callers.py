@@ -97,10 +97,10 @@ class Callers:
         return self.of_certificate(DER_cert_to_PEM_cert(shown).encode())
 
     def _read(self, pem: bytes) -> Caller:
-        from xain_foundation.security.x509 import InvalidPem, read_certificate
+        from xain_foundation.security.x509 import InvalidCredential, read_certificate
 
         try:
             found = read_certificate(pem)
-        except InvalidPem as error:
+        except InvalidCredential as error:
             raise NoIdentity(str(error)) from None
         return Caller(self._rules.identify(found.names), found.serial, found.not_after)

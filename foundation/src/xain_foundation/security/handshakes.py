@@ -175,18 +175,18 @@ def _holder(tls: "Certificates", shown: "Certificate") -> str:
 
 
 def _authority_of(tls: "Certificates") -> str:
-    from xain_foundation.security.x509 import InvalidPem, read_certificate
+    from xain_foundation.security.x509 import InvalidCredential, read_certificate
 
     try:
         return read_certificate(tls.authority).subject
-    except InvalidPem:  # of a key that only OpenSSL knows
+    except InvalidCredential:  # of a key that only OpenSSL knows
         return "another one"
 
 
 def _shown(connect: Connect) -> "Certificate | None":
     """The certificate that a server shows to anybody. None if it speaks no TLS, or shows one that
     cannot be read."""
-    from xain_foundation.security.x509 import InvalidPem, read_certificate
+    from xain_foundation.security.x509 import InvalidCredential, read_certificate
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -196,7 +196,7 @@ def _shown(connect: Connect) -> "Certificate | None":
             shown = encrypted.getpeercert(binary_form=True)
             assert shown, "a server always shows one"
             return read_certificate(ssl.DER_cert_to_PEM_cert(shown).encode())
-    except (OSError, InvalidPem):
+    except (OSError, InvalidCredential):
         return None
 
 

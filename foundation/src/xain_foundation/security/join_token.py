@@ -17,16 +17,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from xain_foundation.security.x509 import InvalidPem, PrivateKey, key_of_pem, key_to_pem
+from xain_foundation.security.x509 import InvalidCredential, PrivateKey, key_of_pem, key_to_pem
 
 PREFIX: Final = "xain1."
 MAX_TOKEN_CHARACTERS: Final = 8192
 _CHECKSUM_BYTES: Final = 4
 _KEY_BYTES: Final = 32  # the private number of P-256
-
-
-class InvalidToken(ValueError):
-    """Text that is no token; the message says why, and shows nothing of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +51,22 @@ class JoinToken:
 
     @classmethod
     def decode(cls, text: str) -> "JoinToken":
-        """Read a token from its text. Raises InvalidToken."""
+        """Read a token from its text. Raises InvalidCredential."""
         text = text.strip()
         if not text.startswith(PREFIX):
-            raise InvalidToken(f"a token begins with {PREFIX!r}, and this does not")
+            raise InvalidCredential(f"a token begins with {PREFIX!r}, and this does not")
         if len(text) > MAX_TOKEN_CHARACTERS:
-            raise InvalidToken(f"the token is longer than {MAX_TOKEN_CHARACTERS} characters")
+            raise InvalidCredential(f"the token is longer than {MAX_TOKEN_CHARACTERS} characters")
         encoded = text.removeprefix(PREFIX)
         try:
             body = base64.b64decode(
                 encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True
             )
         except (binascii.Error, ValueError):
-            raise InvalidToken("the token has characters that no token has") from None
+            raise InvalidCredential("the token has characters that no token has") from None
         body, checksum = body[:-_CHECKSUM_BYTES], body[-_CHECKSUM_BYTES:]
         if zlib.crc32(body).to_bytes(_CHECKSUM_BYTES, "big") != checksum:
-            raise InvalidToken("the token is not whole, or a character of it is wrong")
+            raise InvalidCredential("the token is not whole, or a character of it is wrong")
         parts = []
         while body:
             size = int.from_bytes(body[:2], "big")
@@ -80,8 +76,8 @@ class JoinToken:
             address, certificate, number, authority = parts
             key: PrivateKey = ec.derive_private_key(int.from_bytes(number, "big"), ec.SECP256R1())
             return cls(address.decode("ascii"), _pem(certificate), key_to_pem(key), _pem(authority))
-        except (ValueError, InvalidPem):
-            raise InvalidToken(
+        except (ValueError, InvalidCredential):
+            raise InvalidCredential(
                 "the token cannot be read; was it made by a later version?"
             ) from None
 

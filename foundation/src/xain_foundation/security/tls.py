@@ -270,7 +270,7 @@ class Certificates:
 def _load(folder: Path) -> _Loaded:
     """Read the certificates and the key of a folder, and make the contexts that need them. Raises
     InvalidCertificates."""
-    from xain_foundation.security.x509 import InvalidPem, read_certificate
+    from xain_foundation.security.x509 import InvalidCredential, read_certificate
 
     paths = [folder / name for name in FILES]
     try:
@@ -299,7 +299,7 @@ def _load(folder: Path) -> _Loaded:
         # gRPC is given what was read, contexts read the files themselves.
         if (certificate, key) != (paths[1].read_bytes(), paths[2].read_bytes()):
             raise InvalidCertificates(f"the files in {folder} are changing")
-    except InvalidPem as error:
+    except InvalidCredential as error:
         raise InvalidCertificates(f"{paths[1]} cannot be used: {error}") from None
     except (ssl.SSLError, UnicodeError) as error:
         raise InvalidCertificates(

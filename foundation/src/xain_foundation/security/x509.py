@@ -30,8 +30,8 @@ PrivateKey = ec.EllipticCurvePrivateKey
 PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey
 
 
-class InvalidPem(ValueError):
-    """Text that is no key, request or certificate which can be used; the message says why."""
+class InvalidCredential(ValueError):
+    """Text that is no usable key, request, certificate or join token; the message says why."""
 
 
 def new_key() -> PrivateKey:
@@ -50,17 +50,17 @@ def key_to_pem(key: PrivateKey, passphrase: bytes = b"") -> bytes:
 
 
 def key_of_pem(pem: bytes, passphrase: bytes = b"") -> PrivateKey:
-    """Read a private key. Raises InvalidPem."""
+    """Read a private key. Raises InvalidCredential."""
     try:
         key = serialization.load_pem_private_key(pem, passphrase or None)
     except TypeError:
         wrong = "is not encrypted, but a passphrase is given"
-        raise InvalidPem(f"the key {wrong if passphrase else 'is encrypted'}") from None
+        raise InvalidCredential(f"the key {wrong if passphrase else 'is encrypted'}") from None
     except (ValueError, UnsupportedAlgorithm):
         wrong = ", or the passphrase is wrong" if passphrase else ""
-        raise InvalidPem(f"this is no key in PEM{wrong}") from None
+        raise InvalidCredential(f"this is no key in PEM{wrong}") from None
     if not isinstance(key, PrivateKey):
-        raise InvalidPem("the key is not ECDSA")
+        raise InvalidCredential("the key is not ECDSA")
     return key
 
 
@@ -79,40 +79,40 @@ def make_request(key: PrivateKey, name: str) -> bytes:
 
 
 def read_request(pem: bytes) -> PublicKey:
-    """The public key that a request asks a certificate for. Raises InvalidPem."""
+    """The public key that a request asks a certificate for. Raises InvalidCredential."""
     if len(pem) > MAX_PEM_BYTES:
-        raise InvalidPem(f"the request has {len(pem)} bytes; the limit is {MAX_PEM_BYTES}")
+        raise InvalidCredential(f"the request has {len(pem)} bytes; the limit is {MAX_PEM_BYTES}")
     try:
         request = x509.load_pem_x509_csr(pem)
         # Before the signature: to check that of a key of any size would take as long as its sender
         # likes.
         key = _require_strong(request.public_key())
         is_signed = request.is_signature_valid
-    except InvalidPem:
+    except InvalidCredential:
         raise
     except Exception:  # the parser has many exceptions, and the text comes from anybody
-        raise InvalidPem("this is no certificate request in PEM") from None
+        raise InvalidCredential("this is no certificate request in PEM") from None
     if not is_signed:
-        raise InvalidPem("the signature of the request is not that of its key")
+        raise InvalidCredential("the signature of the request is not that of its key")
     return key
 
 
 def _require_strong(key: object) -> PublicKey:
-    """Raises InvalidPem if a key is of a kind that gRPC takes no certificate of, or too short."""
+    """Raises InvalidCredential if gRPC takes no certificate of such a key, or it is too short."""
     match key:
         case ec.EllipticCurvePublicKey(curve=ec.SECP256R1() | ec.SECP384R1()):
             return key
         case rsa.RSAPublicKey(key_size=bits) if not MIN_RSA_BITS <= bits <= MAX_RSA_BITS:
-            raise InvalidPem(
+            raise InvalidCredential(
                 f"the RSA key has {bits} bits; it must have {MIN_RSA_BITS} to {MAX_RSA_BITS}"
             )
         case rsa.RSAPublicKey():
             if key.public_numbers().e > MAX_RSA_EXPONENT:
-                raise InvalidPem(f"the exponent of the RSA key is above {MAX_RSA_EXPONENT}")
+                raise InvalidCredential(f"the exponent of the RSA key is above {MAX_RSA_EXPONENT}")
             return key
         case _:
             kind = type(key).__name__.removeprefix("_").removesuffix("PublicKey")
-            raise InvalidPem(
+            raise InvalidCredential(
                 f"the key is of the kind {kind}; gRPC takes ECDSA P-256 and P-384, and RSA"
             )
 
@@ -131,16 +131,16 @@ class Certificate:
 
 
 def read_certificate(pem: bytes) -> Certificate:
-    """Read the first certificate of a PEM text. Raises InvalidPem, also if gRPC would not take
-    it."""
+    """Read the first certificate of a PEM text. Raises InvalidCredential, also if gRPC would not
+    take it."""
     if len(pem) > 4 * MAX_PEM_BYTES:
-        raise InvalidPem(f"the certificate has {len(pem)} bytes")
+        raise InvalidCredential(f"the certificate has {len(pem)} bytes")
     try:
         found = x509.load_pem_x509_certificate(pem)
         key = found.public_key()
         names = _names_of(found)
     except Exception:  # as in read_request
-        raise InvalidPem("this is no certificate in PEM") from None
+        raise InvalidCredential("this is no certificate in PEM") from None
     return Certificate(
         serial=serial_of(found.serial_number),
         names=names,
@@ -208,11 +208,11 @@ class Authority:
 
     @classmethod
     def of_pem(cls, certificate: bytes, key: bytes, passphrase: bytes = b"") -> "Authority":
-        """Read an authority from its certificate and key. Raises InvalidPem, also if key and
+        """Read an authority from its certificate and key. Raises InvalidCredential, also if key and
         certificate do not belong together."""
         own = key_of_pem(key, passphrase)
         if read_certificate(certificate).key_digest != digest_of_key(own.public_key()):
-            raise InvalidPem("the authority's key is not that of its certificate")
+            raise InvalidCredential("the authority's key is not that of its certificate")
         subject = x509.load_pem_x509_certificate(certificate).subject
         names = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         return cls(str(names[0].value) if names else "", own, certificate)

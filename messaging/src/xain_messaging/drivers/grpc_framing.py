@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 
 from xain_foundation.spare import spare
+from xain_messaging.errors import MalformedMessage
 from xain_messaging.format.codec import MAX_FRAMES, Frame, Frames
 
 # Each message costs some hand-overs between threads at both ends, whatever its size.
@@ -28,10 +29,6 @@ MAX_CHUNK_BYTES: Final = CHUNK_BYTES + 8 * MAX_FRAMES + 64
 
 _ONE_FRAME: Final = struct.Struct("<IQ")  # the prelude of a packet without arrays
 _ONE_FRAME_BYTES: Final = _ONE_FRAME.size
-
-
-class Malformed(Exception):
-    """A stream that carries no packets."""
 
 
 # Nearly all packets are one frame in one message. They have a path of their own: between changes of
@@ -77,7 +74,7 @@ def packets(
 
     reserved: called with the size of a packet that is not whole in its first message; holds memory
         for the packet until the next one is asked for.
-    Raises Malformed.
+    Raises MalformedMessage.
     """
     for chunk in chunks:
         is_short = _ONE_FRAME_BYTES <= len(chunk) <= max_packet_bytes
@@ -88,13 +85,17 @@ def packets(
         try:
             (number,) = struct.unpack_from("<I", chunk)
             if number > MAX_FRAMES:
-                raise Malformed(f"a message of {number} frames; at most {MAX_FRAMES} are taken")
+                raise MalformedMessage(
+                    f"a message of {number} frames; at most {MAX_FRAMES} are taken"
+                )
             sizes = struct.unpack_from(f"<{number}Q", chunk, 4)
         except struct.error:
-            raise Malformed("a message without its prelude") from None
+            raise MalformedMessage("a message without its prelude") from None
         size = sum(sizes)
         if size > max_packet_bytes:
-            raise Malformed(f"a message of {size} bytes; at most {max_packet_bytes} are taken")
+            raise MalformedMessage(
+                f"a message of {size} bytes; at most {max_packet_bytes} are taken"
+            )
         begin = 4 + 8 * number
         if begin + size <= len(chunk):
             _require_end(len(chunk) - begin - size)
@@ -133,7 +134,7 @@ def _put_together(pieces: Iterator[bytes | memoryview], sizes: Sequence[int]) ->
             if not piece.size:
                 piece = np.frombuffer(next(pieces, b""), np.uint8)
                 if not piece.size:
-                    raise Malformed("the stream ends within a message")
+                    raise MalformedMessage("the stream ends within a message")
             size = min(unfilled.size, piece.size)
             unfilled[:size] = piece[:size]
             unfilled, piece = unfilled[size:], piece[size:]
@@ -143,4 +144,4 @@ def _put_together(pieces: Iterator[bytes | memoryview], sizes: Sequence[int]) ->
 
 def _require_end(num_left: int) -> None:
     if num_left:
-        raise Malformed(f"{num_left} bytes more than a message has")
+        raise MalformedMessage(f"{num_left} bytes more than a message has")

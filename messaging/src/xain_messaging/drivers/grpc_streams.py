@@ -32,8 +32,8 @@ from xain_foundation.settings.fields import require_private
 from xain_foundation.waits import LONGEST_S, left_s
 from xain_membership.errors import Closed
 from xain_messaging.drivers.addresses import told_host
-from xain_messaging.drivers.grpc_framing import MAX_CHUNK_BYTES, Malformed, chunks_of, packets
-from xain_messaging.errors import NotTheSender, UnknownPeer
+from xain_messaging.drivers.grpc_framing import MAX_CHUNK_BYTES, chunks_of, packets
+from xain_messaging.errors import MalformedMessage, NotTheSender, UnknownPeer
 from xain_messaging.format.codec import MAX_MESSAGE_BYTES, Frames
 from xain_messaging.links import MAX_HEAD_BYTES
 from xain_messaging.ports import OnPacket, ignore
@@ -202,10 +202,6 @@ class _Connection:
         self._channel.close()
 
 
-class StreamEnded(Exception):
-    """A stream has ended while its packet waited for room."""
-
-
 class Room:
     """A bound on the bytes of packets that are put together at the same time.
 
@@ -220,12 +216,12 @@ class Room:
     @contextmanager
     def reserved(self, size_bytes: int, is_active: Callable[[], bool]) -> Iterator[None]:
         """Wait until this many bytes have room beside others, or nothing else is in use. Raises
-        StreamEnded if the stream ends meanwhile, as `is_active` tells."""
+        EOFError if the stream ends meanwhile, as `is_active` tells."""
         with self._has_changed:
             while self.coming_bytes and self.coming_bytes + size_bytes > self.max_bytes:
                 self._has_changed.wait(LOOK_S)
                 if not is_active():
-                    raise StreamEnded
+                    raise EOFError
             self.coming_bytes += size_bytes
         try:
             yield
@@ -460,12 +456,12 @@ class GrpcDriver:
                 else:
                     self._on_packet(frames, sender)
                 del frames  # the next may be long in coming
-        except StreamEnded:
+        except EOFError:
             pass
         except (NoIdentity, NotTheSender) as error:
             self._refused(peer=context.peer(), reason=str(error))
             context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
-        except Malformed as error:
+        except MalformedMessage as error:
             with self._counting:
                 self.num_refused += 1
             log.warning("stream_refused", peer=context.peer(), error=str(error))

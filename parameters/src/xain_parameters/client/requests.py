@@ -34,7 +34,7 @@ from xain_parameters.scheduler.worker_client import WorkerScheduler
 from xain_parameters.specs import RangeView, TableSpec, View
 from xain_parameters.tables.part import put
 from xain_parameters.transport.channel import hello
-from xain_parameters.transport.connection import Broken, Connection, Request
+from xain_parameters.transport.connection import Connection, Request
 from xain_parameters.transport.poller import Answer, Poller
 
 LOOK_S: Final = (
@@ -437,7 +437,7 @@ class Requests:
                     left = deadline - time.monotonic()
                     try:
                         head = answer.result(max(0.0, min(left, LOOK_S))).head
-                    except Broken as error:
+                    except ConnectionError as error:
                         unanswered[server] = str(error)
                         del asked[server]
                         continue
@@ -566,7 +566,7 @@ class Requests:
             try:
                 message = asked.answer.result(max(0.0, min(left, LOOK_S)))
                 break
-            except Broken as error:
+            except ConnectionError as error:
                 return str(error)
             except TimeoutError:
                 # A server that is cut off does not answer; its ranges get other servers.

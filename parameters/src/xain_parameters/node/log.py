@@ -30,7 +30,7 @@ from xain_foundation.logs.group_commit import GroupCommit
 from xain_foundation.logs.logger import get_logger
 from xain_parameters.errors import Damaged, ParameterError
 from xain_parameters.messages import Declare, Entry, Message, Tile, Whole, decode_head
-from xain_parameters.replica import OutOfOrder, Replica
+from xain_parameters.replica import Replica
 from xain_parameters.specs import RangeView, decode_table
 from xain_parameters.transport.frames import pieces_of
 
@@ -311,7 +311,7 @@ def _replayed(path: Path) -> Recovered | None:
     head = msgspec.msgpack.decode(first, type=_SegmentHead)
     try:
         return replayed(head.range, head.generation, map(_message, frames))
-    except OutOfOrder as error:
+    except Damaged as error:
         raise Damaged(f"{path}: {error}") from error
 
 

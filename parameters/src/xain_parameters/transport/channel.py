@@ -19,14 +19,7 @@ from xain_foundation.security.identity import NoIdentity, Role
 from xain_foundation.security.tls import Certificates
 from xain_parameters.errors import Invalid, Unavailable
 from xain_parameters.messages import VERSION, AnyHead, Done, Hello, Message, Refused
-from xain_parameters.transport.frames import (
-    HungUp,
-    Malformed,
-    Receiver,
-    Socket,
-    Unsent,
-    pieces_of,
-)
+from xain_parameters.transport.frames import Malformed, Receiver, Socket, Unsent, pieces_of
 from xain_parameters.transport.sections import Sections
 from xain_parameters.transport.tls import LockedTlsSocket, wait_readable
 
@@ -186,7 +179,7 @@ class Channel:
                         self._changed.wait_for(
                             lambda: self._unsent.num_bytes <= QUEUE_BYTES or self._is_closed
                         )
-        except HungUp:
+        except EOFError:
             pass
         except Malformed as error:
             why = error
@@ -279,7 +272,7 @@ def greeted(
         receiver = Receiver(connection, _no_body)
         answer = receiver.receive().head
         connection.settimeout(None)
-    except (OSError, HungUp, Malformed, NoIdentity) as error:
+    except (OSError, EOFError, Malformed, NoIdentity) as error:
         connection.close()
         raise Unavailable(f"{address} does not answer: {error or 'it hung up'}") from None
     except BaseException:  # no other code has the socket

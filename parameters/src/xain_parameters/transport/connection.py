@@ -30,15 +30,11 @@ from xain_parameters.messages import (
     Values,
 )
 from xain_parameters.transport.channel import HELLO_TIMEOUT_S, SMALL_BYTES, greeted, shut
-from xain_parameters.transport.frames import HungUp, Malformed, Unsent, bytes_of, pieces_of
+from xain_parameters.transport.frames import Malformed, Unsent, bytes_of, pieces_of
 from xain_parameters.transport.poller import Answer, Poller
 
 Request: TypeAlias = Pull | Push | Mark | Several | Command
 _ANSWERS: Final = (Rows, Done, Said, Refused)
-
-
-class Broken(Exception):
-    """The connection ended before the answer came. The server may have done what was asked."""
 
 
 class Connection:
@@ -68,7 +64,7 @@ class Connection:
         self._asked: dict[int, Answer] = {}
         self._unsent = Unsent()
         self._is_full = False  # the socket takes no more; the poller waits for it
-        self._why: Broken | None = None
+        self._why: ConnectionError | None = None
         self._has_own_poller = poller is None
         self._poller = Poller() if poller is None else poller
         try:
@@ -189,19 +185,19 @@ class Connection:
                         return
         except BlockingIOError:
             pass
-        except (HungUp, Malformed, OSError) as error:
-            self.end(None if isinstance(error, HungUp) else error)
+        except (EOFError, Malformed, OSError) as error:
+            self.end(None if isinstance(error, EOFError) else error)
         except BaseException:  # an interrupt, say: a part of a message may be lost
             self.end(None)
             raise
 
     def end(self, why: Exception | None) -> None:
-        """End the connection, once: close its socket, and let open requests fail with Broken."""
+        """End the connection, once: close its socket. Open requests fail with ConnectionError."""
         with self._lock:
             if self._why is not None:
                 return
             reason = f": {why}" if why is not None else ""
-            self._why = Broken(f"the connection to {self.address} has ended{reason}")
+            self._why = ConnectionError(f"the connection to {self.address} has ended{reason}")
             asked, self._asked = self._asked, {}
             self._unsent.clear()
             self._poller.remove(self)

@@ -75,10 +75,6 @@ class Malformed(Exception):
     """The bytes received are no message; nothing after them can be read."""
 
 
-class HungUp(Exception):
-    """The other side has closed the connection between two messages."""
-
-
 def pieces_of(message: Message) -> list[Piece]:
     """The bytes of a message in their order on the wire. Its arrays must not change until they are
     sent."""
@@ -223,7 +219,7 @@ class Receiver:
         return self._start < self._stop or self._several is not None
 
     def receive(self) -> Message:
-        """The next message. Raises HungUp, Malformed, or OSError; all of them end the connection,
+        """The next message. Raises EOFError, Malformed, or OSError; all of them end the connection,
         but for BlockingIOError of a socket that does not wait: then call it again later."""
         message = self._message
         if message is None:
@@ -335,7 +331,7 @@ class Receiver:
             count = self._receive_into(self._read[self._stop :])
             if not count:
                 if self._start == self._stop:
-                    raise HungUp
+                    raise EOFError
                 raise Malformed("the connection ended within a message")
             self._stop += count
 

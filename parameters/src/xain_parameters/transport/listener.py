@@ -25,7 +25,7 @@ from xain_parameters.transport.channel import (
     shut,
     tune,
 )
-from xain_parameters.transport.frames import HungUp, Malformed, Receiver, Socket, pieces_of
+from xain_parameters.transport.frames import Malformed, Receiver, Socket, pieces_of
 from xain_parameters.transport.tls import LockedTlsSocket
 
 MAX_CONNECTIONS: Final = 1024
@@ -171,7 +171,7 @@ class Listener:
                 # The descriptor moves from `accepted`; close() has to shut the one that has it.
                 with self._lock:
                     if self._is_closed or accepted not in self._silent:
-                        raise HungUp
+                        raise EOFError
                     wrapped = context.wrap_socket(
                         accepted, server_side=True, do_handshake_on_connect=False
                     )
@@ -192,7 +192,7 @@ class Listener:
             receiver.destination = None
             with self._lock:
                 if connection not in self._silent:  # another one has its place
-                    raise HungUp
+                    raise EOFError
                 del self._silent[connection]
             text = _why_refused(hello, caller)
             refused = Refused(0, "invalid", text) if text else None
@@ -205,7 +205,7 @@ class Listener:
                 )
             else:
                 self._refused(peer=shortened(hello.name), host=host, reason=text)
-        except (HungUp, OSError) as error:
+        except (EOFError, OSError) as error:
             # The end of the stream, which OpenSSL has two errors for, is a probe, or close().
             ended = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
             if isinstance(error, ssl.SSLError) and not isinstance(error, ended):

@@ -44,8 +44,8 @@ class Answer:
         self._poller = poller
 
     def result(self, timeout_s: float) -> Message:
-        """The answer, which may be Refused. Raises TimeoutError, and Broken if the connection ended
-        before."""
+        """The answer, which may be Refused. Raises TimeoutError, and ConnectionError if the
+        connection ended before."""
         if not self.is_done and not self._poller.wait(self, timeout_s):
             raise TimeoutError
         if self.error is not None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from xain_foundation.logs.logger import get_logger
 from xain_foundation.spare import Spare
-from xain_participant.keep.result import NotKept, Result
+from xain_participant.keep.result import Result
 from xain_participant.keep.state import StateDirectory
 from xain_participant.sdk import events as e
 from xain_participant.sdk.encoded import quantise
@@ -301,7 +301,7 @@ class Work:
         self._on_saving(result.round)
         try:
             self._keeper.keep(result)
-        except NotKept as not_kept:
+        except OSError as not_kept:
             self._log.warning("result_not_kept", round=result.round, reason=str(not_kept))
             return False
         return True

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 import typer
 
 from xain_foundation.commands import DEFAULT_PORT, Config, fail, split_host_port, why_failed
-from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED
+from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, CommandFailed
 from xain_foundation.logs import streams
 from xain_foundation.settings.hints import hint
 
@@ -134,7 +134,7 @@ def join(
             own, authority = _parts(certificate)
             kept = KeptCertificates(folder)
             _tell(joining.take_certificate(kept, own, authority, address, str(certificate)))
-    except joining.CannotJoin as error:
+    except CommandFailed as error:
         _fail(str(error), EXIT_FAILED)
     except OSError as error:
         _fail(why_failed(error), EXIT_FAILED)
@@ -173,7 +173,6 @@ def renew(
     from xain_foundation.security.tls import InvalidCertificates
     from xain_participant.enrolment import upkeep
     from xain_participant.enrolment.asking import Refused
-    from xain_participant.enrolment.kept import CertificatesInUse
 
     if site.tls is None or site.kept is None:
         remedy = hint("xain-participant", "--state-dir FOLDER")
@@ -183,7 +182,7 @@ def renew(
         if is_due:
             upkeep.renew(site.kept, site.tls, site.address)
             site.tls.refresh()
-    except (Refused, CertificatesInUse, InvalidCertificates) as error:
+    except (Refused, BlockingIOError, InvalidCertificates) as error:
         fail(command, f"{site.address}: {error}", EXIT_FAILED)
     except OSError as error:
         fail(command, why_failed(error), EXIT_FAILED)

@@ -15,36 +15,28 @@ from tempfile import TemporaryDirectory
 
 import grpc
 
+from xain_foundation.exit_statuses import CommandFailed
 from xain_foundation.net.channels import find_cause
 from xain_foundation.security import tls
 from xain_foundation.security.identity import Identity, IdentityRules, NoIdentity
-from xain_foundation.security.join_token import InvalidToken, JoinToken
+from xain_foundation.security.join_token import JoinToken
 from xain_foundation.security.tls import Certificates, InvalidCertificates
 from xain_foundation.security.x509 import (
     Certificate,
-    InvalidPem,
+    InvalidCredential,
     digest_of_key,
     key_of_pem,
     make_request,
     read_certificate,
 )
 from xain_participant.enrolment.asking import ask_to_join
-from xain_participant.enrolment.kept import (
-    CertificatesInUse,
-    KeptCertificates,
-    Pending,
-    extended,
-)
+from xain_participant.enrolment.kept import KeptCertificates, Pending, extended
 from xain_participant.tables.advice import advised, new_token
 from xain_participant.wire.client import Refused
 from xain_wire.fl.refusals_pb2 import RefusalReason
 
 _TOKEN_USED = RefusalReason.Name(RefusalReason.TOKEN_USED)
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-
-
-class CannotJoin(Exception):
-    """No certificate; the message names the file or the host, what is wrong, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +54,15 @@ class Joined:
 class Token:
     """A token as a site has it. origin: the file that it comes from, for messages.
 
-    Raises CannotJoin if it is none."""
+    Raises CommandFailed if it is none."""
 
     def __init__(self, text: str, origin: str) -> None:
         try:
             self.content = JoinToken.decode(text)
             own = read_certificate(self.content.certificate)
             self.identity = _identity(own)
-        except (InvalidToken, InvalidPem, NoIdentity) as error:
-            raise CannotJoin(f"{origin}: {error}; copy it whole, or {new_token()}") from None
+        except (InvalidCredential, NoIdentity) as error:
+            raise CommandFailed(f"{origin}: {error}; copy it whole, or {new_token()}") from None
         self.origin = origin
         self.serial = own.serial
         self.name = self.identity.name
@@ -81,12 +73,12 @@ class Token:
         CannotJoin."""
         own, origin = self._own, self.origin
         if at > own.not_after:
-            raise CannotJoin(
+            raise CommandFailed(
                 f"{origin}: the token for {self.name!r} has expired on {_day(own.not_after)}, and "
                 f"it is {_day(at)} here; {new_token()}"
             )
         if at < own.not_before:
-            raise CannotJoin(
+            raise CommandFailed(
                 f"{origin}: the token for {self.name!r} is valid from {_day(own.not_before)} on, "
                 f"and it is {_day(at)} here: is the clock of this machine right?"
             )
@@ -96,7 +88,7 @@ def join(kept: KeptCertificates, token: Token, address: str = "") -> Joined:
     """Exchange a token for a certificate, and keep it.
 
     address: HOST:PORT of the coordinator; by default that in the token.
-    Raises CannotJoin, CertificatesInUse and OSError.
+    Raises CommandFailed, BlockingIOError and OSError.
     """
     address = address or token.content.address
     with _explained(kept), kept.asking():
@@ -113,14 +105,14 @@ def join(kept: KeptCertificates, token: Token, address: str = "") -> Joined:
         try:
             signed = ask_to_join(address, credentials, request)
         except Refused as refused:
-            raise CannotJoin(_why_refused(refused, token, address)) from None
+            raise CommandFailed(_why_refused(refused, token, address)) from None
         authority = extended(content.authority, signed.authority)
         return _accept(kept, pending, signed.certificate, authority, address, token.serial)
 
 
 def make_site_request(kept: KeptCertificates, name: str) -> bytes:
     """A request for an operator to sign, in PEM; the same one as long as its certificate is not
-    there. Raises CannotJoin, CertificatesInUse and OSError."""
+    there. Raises CommandFailed, BlockingIOError and OSError."""
     with _explained(kept), kept.asking():
         _require_same_name(kept, name)
         return make_request(key_of_pem(kept.pending().key), name)
@@ -133,20 +125,20 @@ def take_certificate(
 
     authority: PEM; b"" if it follows the certificate in its file. origin: of the certificate, for
         messages.
-    Raises CannotJoin, CertificatesInUse and OSError.
+    Raises CommandFailed, BlockingIOError and OSError.
     """
     try:
         found = read_certificate(certificate)
         _require_same_name(kept, _identity(found).name)
-    except (InvalidPem, NoIdentity) as error:
-        raise CannotJoin(f"{origin}: {error}") from None
+    except (InvalidCredential, NoIdentity) as error:
+        raise CommandFailed(f"{origin}: {error}") from None
     with _explained(kept), kept.asking():
         pending = kept.pending()
         if digest_of_key(key_of_pem(pending.key).public_key()) != found.key_digest:
             there = _joined(kept)
             if there is not None and Certificates(kept.folder).own.serial == found.serial:
                 return there
-            raise CannotJoin(
+            raise CommandFailed(
                 f"{origin}: the certificate is not for the key in {pending.folder}; have the "
                 "request signed that `xain-participant join --request FILE` has written last"
             )
@@ -166,7 +158,7 @@ def _accept(
     try:
         kept.accept(pending, certificate, authority, address, token)
     except InvalidCertificates as error:
-        raise CannotJoin(
+        raise CommandFailed(
             f"the certificate for this site cannot be used: {error}; is the clock of this machine "
             "right? Else tell the operator of the coordinator"
         ) from None
@@ -192,7 +184,7 @@ def _require_same_name(kept: KeptCertificates, name: str) -> None:
     has made its certificates. Raises CannotJoin."""
     folder = kept.folder.parent
     if kept.are_there and not kept.folder.is_symlink():
-        raise CannotJoin(
+        raise CommandFailed(
             f"{kept.folder} is a folder that join has not made; remove it, or leave it and do "
             "without a token"
         )
@@ -206,7 +198,7 @@ def _require_same_name(kept: KeptCertificates, name: str) -> None:
         others.append(there.name)
     for other in others:
         if other != name:
-            raise CannotJoin(
+            raise CommandFailed(
                 f"{folder} is that of participant {other!r}, and the token is for {name!r}; give "
                 "each participant a folder of its own with --state-dir"
             )
@@ -246,13 +238,13 @@ def _explained(kept: KeptCertificates) -> Iterator[None]:
     """Turn errors of the state directory into CannotJoin."""
     try:
         yield
-    except CertificatesInUse as error:
-        raise CannotJoin(f"{error}; wait for it, and repeat this") from None
+    except BlockingIOError as error:
+        raise CommandFailed(f"{error}; wait for it, and repeat this") from None
     except OSError as error:
         where = error.filename or kept.folder.parent
-        raise CannotJoin(f"{where} cannot be used: {error.strerror}") from None
-    except InvalidPem as error:
-        raise CannotJoin(f"a key in {kept.folder.parent}/certificates: {error}") from None
+        raise CommandFailed(f"{where} cannot be used: {error.strerror}") from None
+    except InvalidCredential as error:
+        raise CommandFailed(f"a key in {kept.folder.parent}/certificates: {error}") from None
 
 
 def _identity(found: Certificate) -> Identity:

@@ -31,10 +31,6 @@ _TOKEN: Final = "token"
 _SECRET: Final = 0o600
 
 
-class CertificatesInUse(Exception):
-    """Another process asks for a certificate for the same site now."""
-
-
 @dataclass(frozen=True, slots=True)
 class Pending:
     """A key that has no certificate yet. key: PEM."""
@@ -82,7 +78,7 @@ class KeptCertificates:
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """Keep other processes from asking meanwhile. Raises CertificatesInUse."""
+        """Keep other processes from asking meanwhile. Raises BlockingIOError."""
         make_directory(self._state_dir, mode=0o700)
         make_directory(self._folders, mode=0o700)
         fd = os.open(self._folders / _LOCK, os.O_RDWR | os.O_CREAT, _SECRET)
@@ -90,7 +86,7 @@ class KeptCertificates:
             try:
                 fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):  # systems say either
-                raise CertificatesInUse(f"another process uses {self._folders}") from None
+                raise BlockingIOError(f"another process uses {self._folders}") from None
             yield
         finally:
             os.close(fd)

@@ -11,7 +11,7 @@ from xain_foundation.logs.logger import get_logger
 from xain_foundation.net.backoff import Backoff
 from xain_foundation.security.tls import Certificates, InvalidCertificates
 from xain_participant.enrolment.asking import Refused, ask_to_renew
-from xain_participant.enrolment.kept import CertificatesInUse, KeptCertificates, extended
+from xain_participant.enrolment.kept import KeptCertificates, extended
 from xain_participant.tables.advice import new_token
 
 # Share of its life at which a certificate is renewed, and by how much of it later at most, so that
@@ -86,7 +86,7 @@ class Upkeep:
         grows."""
         try:
             renew(kept, self._tls, self._address)
-        except CertificatesInUse:
+        except BlockingIOError:
             pass  # that process renews them
         except (Refused, InvalidCertificates, OSError) as error:
             self._again_at = self._now() + self._backoff.next_s()
@@ -124,7 +124,7 @@ def renew(kept: KeptCertificates, tls: Certificates, address: str) -> None:
     """Get a new certificate for a new key, and use it from now on.
 
     Killed at any step it can be repeated; until the end the certificate before is used. Raises
-    Refused, CertificatesInUse, InvalidCertificates and OSError.
+    Refused, BlockingIOError, InvalidCertificates and OSError.
     """
     from xain_foundation.security.x509 import key_of_pem, make_request
 

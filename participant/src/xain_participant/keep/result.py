@@ -46,8 +46,3 @@ class Result:
     def is_training(self) -> bool:
         """Whether samples were trained on; not for initial weights and evaluations."""
         return self.num_samples > 0
-
-
-class NotKept(Exception):
-    """The result was not written to disk and is lost with the process, for the reason in the
-    text."""

@@ -23,7 +23,7 @@ from typing import Any, Self
 from xain_foundation.durable import make_directory, replace_file
 from xain_foundation.logs.logger import get_logger
 from xain_foundation.names import why_not
-from xain_participant.keep.result import NotKept, Result
+from xain_participant.keep.result import Result
 from xain_participant.sdk import sealed
 from xain_participant.sdk.evaluations import from_json, to_json
 from xain_participant.sdk.identity import default_participant_id, new_instance_id
@@ -130,7 +130,7 @@ class StateDirectory:
         )
 
     def keep(self, result: Result) -> None:
-        """Write a result durably. Raises NotKept; then no result is kept."""
+        """Write a result durably. Raises OSError; then no result is kept."""
         evaluation = result.evaluation
         head: dict[str, Any] = {
             "participant_id": self.participant_id,
@@ -144,13 +144,13 @@ class StateDirectory:
         }
         with self._using:
             if self._lock is None:
-                raise NotKept("the state directory is closed")
+                raise OSError("the state directory is closed")
             try:
                 body = result.vector.view("u1").data
                 sealed.write(self._path / _RESULT, _MAGIC, head, body)
             except OSError as error:
                 self._forget()
-                raise NotKept(f"{self._path}: {error.strerror}") from None
+                raise OSError(f"{self._path}: {error.strerror}") from None
 
     def forget(self) -> None:
         """Remove the result. Never raises: the coordinator refuses a result that stays, so the

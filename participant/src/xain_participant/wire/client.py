@@ -29,11 +29,12 @@ from xain_participant.sdk.evaluations import evaluation_message
 from xain_participant.sdk.events import RefusedBy
 from xain_participant.sdk.failures import Failure
 from xain_participant.sdk.participant import Evaluation
+from xain_participant.sdk.sealed import Damaged
 from xain_participant.sdk.values import Call
 from xain_participant.stages.parts import PartSize
 from xain_participant.tables.advice import advised
 from xain_participant.wire.direct import DirectTransfer, OfferFailed, with_host
-from xain_participant.wire.download import Damaged, Download
+from xain_participant.wire.download import Download
 from xain_participant.wire.upload import Upload
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.coordinator_pb2_grpc import CoordinatorStub

@@ -35,7 +35,8 @@ from xain_foundation.net.sockets import leave_unpaced, unacknowledged_bytes
 from xain_foundation.security.tls import Certificates
 from xain_foundation.security.tls_socket import TlsSocket
 from xain_foundation.settings.fields import join_host_port
-from xain_participant.wire.download import Damaged, Download
+from xain_participant.sdk.sealed import Damaged
+from xain_participant.wire.download import Download
 from xain_wire.limits import LEAST_BYTES, SLOWEST_LINE_BYTES_PER_S, STALLED_S
 from xain_wire.weights_port import DIGEST_HEADER, KEY_HEADER, OFFSET_HEADER, PATH
 

@@ -6,13 +6,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from xain_foundation.spare import Spare
+from xain_participant.sdk.sealed import Damaged
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.np import parse_npy_header
 from xain_wire.np.codec import MAX_HEADER_BYTES
-
-
-class Damaged(Exception):
-    """The bytes received are not those that the reference promises."""
 
 
 class Download:
