@@ -460,7 +460,7 @@ def _status_of(sessions: "Sessions") -> int:
 def _status_after(error: BaseException) -> int:
     """Exit status after an error: wrong settings, another coordinator that has taken over, or a
     failure."""
-    if isinstance(error, CannotStart | CannotStart | WrongPluginOption):
+    if isinstance(error, CannotStart):
         return EXIT_BAD_CONFIG
     return EXIT_FENCED if isinstance(error, Fenced) else EXIT_FAILED
 

@@ -70,7 +70,7 @@ class Token:
 
     def require_valid(self, at: float) -> None:
         """Check that the token is valid at a time, in seconds since the epoch. Raises
-        CannotJoin."""
+        CommandFailed."""
         own, origin = self._own, self.origin
         if at > own.not_after:
             raise CommandFailed(
@@ -153,7 +153,7 @@ def _accept(
     address: str,
     token: str = "",
 ) -> Joined:
-    """Use a signed certificate from now on. Returns what has joined. Raises CannotJoin and
+    """Use a signed certificate from now on. Returns what has joined. Raises CommandFailed and
     OSError."""
     try:
         kept.accept(pending, certificate, authority, address, token)
@@ -181,7 +181,7 @@ def _joined(kept: KeptCertificates) -> Joined | None:
 
 def _require_same_name(kept: KeptCertificates, name: str) -> None:
     """Check that the state directory is not that of a participant with another name, and that join
-    has made its certificates. Raises CannotJoin."""
+    has made its certificates. Raises CommandFailed."""
     folder = kept.folder.parent
     if kept.are_there and not kept.folder.is_symlink():
         raise CommandFailed(
@@ -235,7 +235,7 @@ def _why_refused(refused: Refused, token: Token, address: str) -> str:
 
 @contextmanager
 def _explained(kept: KeptCertificates) -> Iterator[None]:
-    """Turn errors of the state directory into CannotJoin."""
+    """Turn errors of the state directory into CommandFailed."""
     try:
         yield
     except BlockingIOError as error:

@@ -468,7 +468,7 @@ def _end_with_parent() -> None:
 
 def _kept_model(worker: Worker) -> Callable[[], LastModel]:
     """A function that asks the coordinator for the last model once, and gives each caller a copy.
-    Raises ResultMissing."""
+    Raises SessionError."""
 
     @cache
     def fetched() -> LastModel:

@@ -291,7 +291,7 @@ class S3Reader(Reader):
         self._first_offset = start
 
     def read(self, offset: int, length: int) -> bytes:
-        """Read up to `length` bytes; fewer only at the end of the object. Raises StoreUnavailable and
+        """Read up to `length` bytes; fewer only at the end of the object. Raises
         StoreUnavailable."""
         buffer = bytearray(min(length, max(self.size - offset, 0)))
         self.read_into(offset, memoryview(buffer))
@@ -323,8 +323,8 @@ class S3Reader(Reader):
         return end - offset
 
     def _range_into(self, start: int, buffer: memoryview) -> None:
-        """Read one range by one request. Raises StoreUnavailable unless it is of the object that was
-        opened."""
+        """Read one range by one request. Raises StoreUnavailable unless it is of the object that
+        was opened."""
         try:
             size, etag, count = self._bucket.get_into(
                 self._key, self._name, start, buffer, self._etag
