@@ -36,4 +36,4 @@ class CommandFailed(Exception):
 
 
 class CannotStart(CommandFailed):
-    """What a program was given keeps it from starting: it ends with EXIT_BAD_CONFIG."""
+    """A mistake in what a program was given, which ends it with EXIT_BAD_CONFIG."""
