@@ -28,10 +28,13 @@ STARTS.install()
 
 
 @pytest.fixture(autouse=True)
-def _real_exec(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test that is marked real_exec starts its processes with all their imports to be done."""
+def _starts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that is marked real_exec starts its processes with all their imports to be done, and
+    one that is marked imported with these frameworks imported."""
     if request.node.get_closest_marker("real_exec"):
         monkeypatch.setattr(STARTS, "are_real", True)
+    if mark := request.node.get_closest_marker("imported"):
+        monkeypatch.setattr(STARTS, "modules", mark.args)
 
 
 @pytest.fixture(autouse=True)

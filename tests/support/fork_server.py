@@ -1,14 +1,16 @@
 """Processes of the programs, forked from one that has imported them already.
 
 An import of a program costs more processor time than most tests of it, and the tests start
-thousands. `install` has subprocess and asyncio start a program of ours (`python -m xain_…`,
-`xain-…`, a script of this folder) by a request to a fork server, which is this file run as a
-program. The process that it forks is a child of the caller as any other: it has its pid, its exit
-status, its signals, its files.
+thousands. `install` has subprocess, asyncio and multiprocessing start a program of ours (`python
+-m xain_…`, `xain-…`), a script and a worker of multiprocessing by a request to a fork server, which
+is this file run as a program. The process that it forks is a child of the caller as any other: it
+has its pid, its exit status, its signals, its files. What it starts itself is forked as well, by a
+fork server that is its own child.
 
 A program that is forked begins with its imports done, so a test of the imports, or of a signal
 before they are done, is marked `real_exec`. XAIN_REAL_EXEC=1 in the environment starts all
-processes anew.
+processes anew. Tests whose processes train with frameworks name them by the mark `imported`: their
+fork server has imported these, too.
 """
 
 import atexit
@@ -21,7 +23,10 @@ import importlib
 import inspect
 import io
 import json
+import multiprocessing.process
+import multiprocessing.util
 import os
+import resource
 import runpy
 import signal
 import socket
@@ -42,27 +47,43 @@ MODULES = [
     "xain_participant.cli.cli",
     "xain",
 ]
-PROGRAMS = ("xain_coordinator", "xain_participant", "xain_parameters", "xain_messaging", "support.")
+PROGRAMS = ("xain_", "support.", "ipykernel_launcher")
+WORKER = "from multiprocessing.spawn import spawn_main; "
 # A process with other values of these is started anew: they are read before, or by, the imports.
 READ_BY_IMPORTS = ("PYTHON", "LC_", "LANG", "LD_", "OMP_", "GRPC_", "FORCE_COLOR", "COLUMNS")
 OF_ITS_OWN = {"PYTHONPATH"}  # which the forked process reads itself
 PR_SET_CHILD_SUBREAPER = 36
 HIGH_FD = 200  # above the descriptors that a test passes
 MOST_BYTES = 1 << 20  # of a request
+LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
+# Arguments of Popen with which multiprocessing would start a worker.
+HOW_WORKERS_START = {
+    **dict.fromkeys(("cwd", "env", "gid", "gids", "uid", "process_group", "preexec_fn")),
+    **dict.fromkeys(("shell", "start_new_session", "executable"), False),
+    "umask": -1,
+}
 
 
 class ForkServer:
     """The caller's end of a fork server, which starts with the first request.
 
-    environment: which the server has.
+    environment: which the server has. modules: that it imports besides MODULES.
+    connection: to one that is a child of this process already.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        modules: Sequence[str] = (),
+        connection: socket.socket | None = None,
+    ) -> None:
         self.environment = dict(environment)
+        self._modules = modules
         self._lock = threading.Lock()
-        self._socket: socket.socket | None = None
+        self._socket = connection
         self._process: subprocess.Popen[bytes] | None = None
-        self._of = 0  # the process that started it: another one, forked from that, has its own
+        # The process whose child it is: another one, forked from that, has its own.
+        self._of = os.getpid()
 
     def fork(self, request: Mapping[str, object], files: Sequence[int]) -> int:
         """Have it fork a process; returns its pid. The process is the caller's child.
@@ -81,12 +102,10 @@ class ForkServer:
         return int(answer)
 
     def _start(self) -> None:
-        self._socket, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for end in (self._socket, its):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST_BYTES)
+        self._socket, its = _pair()
         with its:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(its.fileno())],
+                [sys.executable, __file__, str(its.fileno()), *self._modules],
                 env={name: v for name, v in self.environment.items() if name not in OF_ITS_OWN},
                 pass_fds=[its.fileno()],
                 process_group=0,  # Ctrl-C is the tests'; the server ends when its socket does
@@ -123,41 +142,60 @@ def arguments_of(command: Sequence[str], cwd: str) -> list[str] | None:
         return None
     if rest[:2] == ["-X", "faulthandler"]:
         rest = rest[2:]
-    if rest[0] == "-m" and rest[1].startswith(PROGRAMS):
-        return rest
-    script, here = Path(cwd, rest[0]), Path(__file__)
-    is_ours = script.parent == here.parent and script.suffix == ".py" and script != here
+    if rest[0] == "-m" or (rest[0] == "-c" and rest[2:] == ["--multiprocessing-fork"]):
+        return rest if rest[1].startswith((*PROGRAMS, WORKER)) else None
+    script = Path(cwd, rest[0])
+    is_ours = script.suffix == ".py" and script.is_file() and script != Path(__file__)
     return rest if is_ours else None
 
 
 class Starts:
-    """How subprocess starts processes while `installed`.
+    """How processes are started while `installed`.
 
     are_real: all of them anew, by exec.
+    modules: that a process has imported besides MODULES.
     """
 
     are_real = bool(os.environ.get("XAIN_REAL_EXEC")) or not sys.platform.startswith("linux")
+    modules: Sequence[str] = ()
 
-    def __init__(self) -> None:
-        self._server = ForkServer(os.environ)
+    def __init__(self, server: ForkServer | None = None) -> None:
+        self._servers = {} if server is None else {(): server}
+        self._environment = dict(os.environ)
         self._execute: Callable[..., None] = subprocess.Popen._execute_child  # type: ignore[attr-defined]
         self._signature = inspect.signature(self._execute)
 
     def install(self) -> None:
         def execute(process: Any, *given: Any, **named: Any) -> None:
             how = self._signature.bind(process, *given, **named).arguments
-            request = None if self.are_real else _request(how, self._server.environment)
+            request = None if self.are_real else _request(how, self._environment)
             if request is None:
                 self._execute(process, *given, **named)
             else:
                 self._fork(process, request, how)
 
+        spawn: Callable[..., int] = multiprocessing.util.spawnv_passfds  # type: ignore[attr-defined]
+
+        def spawn_worker(path: bytes, words: list[str], passed: Sequence[int]) -> int:
+            how = {**HOW_WORKERS_START, "args": words, "pass_fds": sorted(passed)}
+            request = None if self.are_real else _request(how, self._environment)
+            if request is None:
+                return spawn(path, words, passed)
+            return self._server().fork(request, [0, 1, 2, *request["passed"]])
+
         subprocess.Popen._execute_child = execute  # type: ignore[attr-defined]
+        multiprocessing.util.spawnv_passfds = spawn_worker  # type: ignore[attr-defined]
+
+    def _server(self) -> ForkServer:
+        modules = tuple(self.modules)
+        if modules not in self._servers:
+            self._servers[modules] = ForkServer(self._environment, modules)
+        return self._servers[modules]
 
     def _fork(self, process: Any, request: dict[str, Any], how: Mapping[str, Any]) -> None:
         ends = (how["p2cread"], how["c2pwrite"], how["errwrite"])
         files = [own if end == -1 else end for own, end in enumerate(ends)]
-        process.pid = self._server.fork(request, [*files, *request["passed"]])
+        process.pid = self._server().fork(request, [*files, *request["passed"]])
         process._child_created = True
         process._close_pipe_fds(
             *(how[end] for end in ("p2cread", "p2cwrite", "c2pread", "c2pwrite")),
@@ -175,6 +213,7 @@ def _request(how: Mapping[str, Any], of_server: Mapping[str, str]) -> dict[str, 
     arguments = arguments_of(command, cwd)
     if wants_more or not plain or arguments is None or not _are_alike(environment, of_server):
         return None
+    group = how["process_group"]
     return {
         "arguments": arguments,
         "command": command,
@@ -182,8 +221,32 @@ def _request(how: Mapping[str, Any], of_server: Mapping[str, str]) -> dict[str, 
         "environment": environment,
         "passed": list(how["pass_fds"]),
         "session": how["start_new_session"],
-        "group": how["process_group"],
+        "group": os.getpgrp() if group in (None, -1) else group,
+        **_inherited(),
     }
+
+
+def _inherited() -> dict[str, Any]:
+    """What a process has of its parent besides files, directory and environment."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    reset = (signal.SIGPIPE, signal.SIGXFSZ)  # by Popen, since Python ignores them
+    signals = sorted(signal.valid_signals() - {*reset})
+    return {
+        "umask": int(status.partition("Umask:")[2].split()[0], 8),
+        "limits": [[kind, *resource.getrlimit(kind)] for kind in LIMITS],
+        "ignored": [number for number in signals if signal.getsignal(number) == signal.SIG_IGN],
+        "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+    }
+
+
+def _inherit(request: Mapping[str, Any]) -> None:
+    os.umask(request["umask"])
+    for kind, soft, hard in request["limits"]:
+        if resource.getrlimit(kind) != (soft, hard):
+            resource.setrlimit(kind, (soft, hard))
+    for number in request["ignored"]:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
 
 
 def _are_alike(*environments: Mapping[str, str]) -> bool:
@@ -199,32 +262,71 @@ def _are_alike(*environments: Mapping[str, str]) -> bool:
     return all(one == read[0] for one in read)
 
 
-def serve(listener: socket.socket) -> dict[str, Any] | None:
+def serve(listener: socket.socket) -> tuple[dict[str, Any], socket.socket] | None:
     """Answer requests until the caller has ended; returns None then.
 
-    Returns in the forked process, too: with the request that it shall become.
+    Returns in a forked process, too: with the request that it shall become, and a connection to a
+    fork server of its own.
     """
     while True:
         message, files, _, _ = socket.recv_fds(listener, MOST_BYTES, 64)
         if not message:
             return None
         request: dict[str, Any] = json.loads(message)
-        parent_read, parent_known = os.pipe()
-        told_read, told = os.pipe()
-        between = os.fork()
-        if not between:
-            child = os.fork()
-            if child:
-                os.write(told, str(child).encode())
-                os._exit(0)
-            os.close(parent_known)
-            os.read(parent_read, 1)  # an end of file, once the caller is this process' parent
-            _take_files(files, request["passed"])
-            return request
-        os.waitpid(between, 0)
-        listener.send(os.read(told_read, 32))
-        for file in (parent_read, parent_known, told_read, told, *files):
-            os.close(file)
+        if not _is_forked(listener, request):
+            for file in files:
+                os.close(file)
+            continue
+        listener.detach()  # closed with all files of the server
+        _take_files(files, request["passed"])
+        ours, its = _pair()
+        if os.fork():
+            its.close()
+            high = fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, HIGH_FD)
+            ours.close()
+            return request, socket.socket(fileno=high)
+        ours.close()
+        listener = _serve_on(its)
+
+
+def _is_forked(listener: socket.socket, request: Mapping[str, Any]) -> bool:
+    """Fork a child of the caller and tell the caller its pid; whether this is the child."""
+    parent_read, parent_known = os.pipe()
+    told_read, told = os.pipe()
+    between = os.fork()
+    if not between:
+        if os.fork():
+            os._exit(0)
+        if request["session"]:
+            os.setsid()
+        else:
+            os.setpgid(0, request["group"])
+        os.write(told, str(os.getpid()).encode())
+        os.close(parent_known)
+        os.read(parent_read, 1)  # an end of file, once the caller is this process' parent
+        return True
+    os.waitpid(between, 0)
+    listener.send(os.read(told_read, 32))
+    for file in (parent_read, parent_known, told_read, told):
+        os.close(file)
+    return False
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends of a connection to a fork server."""
+    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in pair:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST_BYTES)
+    return pair
+
+
+def _serve_on(listener: socket.socket) -> socket.socket:
+    """Become the fork server of the process that has forked this one: without its files, out of
+    reach of its Ctrl-C. Returns its end of the connection."""
+    os.setpgid(0, 0)
+    null = os.open(os.devnull, os.O_RDWR)
+    _take_files([null, null, null, listener.detach()], [HIGH_FD])
+    return socket.socket(fileno=HIGH_FD)
 
 
 def _take_files(files: Sequence[int], passed: Sequence[int]) -> None:
@@ -239,40 +341,43 @@ def _take_files(files: Sequence[int], passed: Sequence[int]) -> None:
         first = number + 1
 
 
-def become(request: Mapping[str, Any], paths: list[str]) -> None:
+def become(request: Mapping[str, Any], paths: list[str], starts: Starts) -> None:
     """Go on as the process that was asked for; returns at its end.
 
-    paths: sys.path of a process without PYTHONPATH and script.
+    paths: sys.path of a process without PYTHONPATH and script. starts: of its own processes.
     """
-    if request["session"]:
-        os.setsid()
-    elif request["group"] not in (None, -1):
-        os.setpgid(0, request["group"])
+    _inherit(request)
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
     time.tzset()
     _open_streams()
     _forget_chance()
+    _begin_multiprocessing()
+    starts.install()
     if "faulthandler" in request["command"][:3]:
         faulthandler.enable()
     first, *rest = request["arguments"]
     own = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.orig_argv = list(request["command"])
     main = sys.modules["__main__"]
+    _empty(main)
     if first == "-m":
         sys.argv = rest
         sys.path[:] = [request["cwd"], *own, *paths]
-        run_module = runpy._run_module_as_main  # type: ignore[attr-defined]
-        _empty(main)
-        run_module(rest[0])
+        runpy._run_module_as_main(rest[0])  # type: ignore[attr-defined]
+        return
+    if first == "-c":
+        sys.argv = [first, *rest[1:]]
+        sys.path[:] = ["", *own, *paths]
+        code = compile(rest[0], "<string>", "exec")
     else:
         sys.argv = [first, *rest]
         sys.path[:] = [str(Path(first).resolve().parent), *own, *paths]
         code = compile(Path(first).read_bytes(), first, "exec")
-        _empty(main)
-        main.__file__, main.__spec__ = first, None
-        exec(code, vars(main))
+        main.__file__, main.__cached__ = first, None  # type: ignore[attr-defined]
+    main.__spec__ = main.__package__ = None
+    exec(code, vars(main))
 
 
 def _open_streams() -> None:
@@ -297,26 +402,32 @@ def _forget_chance() -> None:
     np.random.seed()
 
 
+def _begin_multiprocessing() -> None:
+    """State that multiprocessing has from the time of its import."""
+    multiprocessing.process.ORIGINAL_DIR = str(Path.cwd())  # type: ignore[attr-defined]
+    multiprocessing.process.current_process().authkey = os.urandom(32)
+
+
 def _empty(main: types.ModuleType) -> None:
-    """Leave of the module __main__, which is this one, what each new one has."""
+    """Leave of the module __main__, which has run this one, what each new one has."""
     for name in vars(main).keys() - {"__builtins__", "__name__", "__doc__", "__loader__"}:
         delattr(main, name)
 
 
 def main() -> None:
+    number, *modules = sys.argv[1:]
     paths = sys.path[1:]
-    for name in MODULES:
+    for name in [*MODULES, *modules]:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # a collection would copy the memory that the processes share
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with socket.socket(fileno=int(sys.argv[1])) as listener:
-        request = serve(listener)
-        if request is not None:
-            listener.detach()
-    if request is not None:
-        become(request, paths)
+    if forked := serve(socket.socket(fileno=int(number))):
+        request, connection = forked
+        server = ForkServer(request["environment"], modules, connection)
+        become(request, paths, Starts(server))
 
 
 if __name__ == "__main__":
-    main()
+    # By its name: what it has forked keeps this module, but not the contents of __main__.
+    importlib.import_module(Path(__file__).stem).main()
