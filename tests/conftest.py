@@ -30,11 +30,11 @@ STARTS.install()
 @pytest.fixture(autouse=True)
 def _starts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that is marked real_exec starts its processes with all their imports to be done, and
-    one that is marked imported with these frameworks imported."""
+    one that is marked frameworks with these imported."""
     if request.node.get_closest_marker("real_exec"):
         monkeypatch.setattr(STARTS, "are_real", True)
-    if mark := request.node.get_closest_marker("imported"):
-        monkeypatch.setattr(STARTS, "modules", mark.args)
+    if request.node.get_closest_marker("frameworks"):
+        monkeypatch.setattr(STARTS, "have_frameworks", True)
 
 
 @pytest.fixture(autouse=True)

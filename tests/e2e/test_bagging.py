@@ -18,7 +18,7 @@ from xain_workloads.ensembles.stacking import Stack
 from xain_workloads.tables.data import load
 from xain_workloads.tables.dataset import Dataset
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
 
 PAGE = Path(__file__).parents[2] / "docs" / "bagging.md"
 SITES = ("north", "south", "west")

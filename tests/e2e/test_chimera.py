@@ -10,7 +10,7 @@ import pytest
 from support.served import SGD, Served
 from xain_workloads.tables.data import load
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
 
 CANCER = load("breast_cancer")
 ALONE: dict[str, object] = {**SGD, "rounds.min_participants": 1}

@@ -9,7 +9,7 @@ import pytest
 
 from support.code_lines import beside_model_and_data
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.frameworks, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 COOKBOOK = ROOT / "examples" / "cookbook"
 PAGE = ROOT / "docs" / "cookbook.md"

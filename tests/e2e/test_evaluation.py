@@ -13,7 +13,7 @@ from support.process import CoordinatorProcess, SiteProcess
 from xain_coordinator.assembly.warm_start import load_model_file
 from xain_foundation.exit_statuses import EXIT_NO_BETTER
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
 
 Launch = Callable[..., CoordinatorProcess]
 

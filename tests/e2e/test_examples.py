@@ -27,7 +27,7 @@ from xain_coordinator.assembly.coordinator import SessionCoordinator
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from support.served import Served
 from support.terminals import BIN
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
 PAGE = Path(__file__).parents[2] / "docs" / "http.md"
 
 

@@ -10,7 +10,7 @@ from xain_coordinator.access.control import initialise
 from xain_participant.enrolment.joining import Token, join
 from xain_participant.enrolment.kept import KeptCertificates
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.frameworks, pytest.mark.timeout(600)]
 
 # The script's weights grow by 1 a round. Each round is a line of the book before it is trained.
 SCRIPT = """

@@ -24,7 +24,7 @@ from xain_workloads.tables.data import load
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
 
 
 def write_wards(root: Path, *names: str) -> Path:

@@ -19,7 +19,7 @@ from support.launches import processes_of
 from support.shown import Shown
 from xain_workloads.tables.data import load
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
 
 TIMEOUT_S = 240  # of one request; no test measures how long one takes
 ROWS = load("breast_cancer")

@@ -7,7 +7,7 @@ import pytest
 
 from support.terminals import Terminals, commands_of
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
 
 
 async def written(template: str, folder: Path) -> Path:

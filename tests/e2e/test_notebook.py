@@ -9,7 +9,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "docs" / "tutorials" / "notebook.ipynb"
 

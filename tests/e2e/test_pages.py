@@ -18,7 +18,7 @@ from support.terminals import files_of, followed
 from xain_foundation.net.sockets import free_ports
 from xain_parameters import LocalGroup
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 LONG_S = 300.0

@@ -18,7 +18,7 @@ from xain_workloads.tables.data import load_table
 from xain_workloads.tables.preprocessing import prepare
 from xain_workloads.workload import initial_model
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
 
 ROUNDS, EPOCHS = 3, 40
 OPTIONS: dict[str, Any] = {

@@ -18,7 +18,7 @@ from support.process import PATIENCE_S, CoordinatorProcess, Process
 SCRIPT = Path(__file__).parents[1] / "support" / "script.py"
 ROUNDS = 4
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
 
 
 class Script(Process):

@@ -13,7 +13,7 @@ from support.commands import printed
 from support.process import CoordinatorProcess, Lines, SiteProcess
 from support.tables import write_rows
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.frameworks, pytest.mark.timeout(900)]
 
 SITES = ("east", "north", "south", "west")
 ALPHAS = [round(0.00001 * 2**n, 6) for n in range(12)]

@@ -15,7 +15,7 @@ from support.commands import called, command
 from support.process import CoordinatorProcess, SiteProcess
 from support.tables import write_rows
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
 
 PAGE = Path(__file__).parents[2] / "docs/export.md"
 ROUNDS = 4

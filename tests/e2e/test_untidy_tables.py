@@ -10,7 +10,7 @@ import pytest
 from support.commands import called
 from support.process import CoordinatorProcess, SiteProcess
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
 
 Row = tuple[str, str, str, str, str]
 

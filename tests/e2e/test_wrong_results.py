@@ -15,7 +15,7 @@ from sklearn import metrics as sk
 from support.commands import called, command, status_json
 from support.process import CoordinatorProcess, SiteProcess
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
 
 PARTICIPANT = ("-m", "xain_participant")
 # A setting that a message tells one to type into a shell.

@@ -9,8 +9,7 @@ fork server that is its own child.
 
 A program that is forked begins with its imports done, so a test of the imports, or of a signal
 before they are done, is marked `real_exec`. XAIN_REAL_EXEC=1 in the environment starts all
-processes anew. Tests whose processes train with frameworks name them by the mark `imported`: their
-fork server has imported these, too.
+processes anew. The mark `frameworks` has a fork server that has imported frameworks, too.
 """
 
 import atexit
@@ -42,11 +41,23 @@ from typing import Any
 # Imported by the fork server: the start of each program, and what most of them come to in their
 # first seconds. No framework: a program that trains with one shall import it by itself.
 MODULES = [
+    "xain.script",
+    "xain_coordinator.assembly.sessions",
+    "xain_coordinator.cli.launch.cli",
     "xain_coordinator.cli.main",
+    "xain_coordinator.export.trained",
     "xain_coordinator.process.run",
+    "xain_foundation.child",
+    "xain_parameters.client",
+    "xain_parameters.node.primary",
     "xain_participant.cli.cli",
-    "xain",
+    "xain_participant.cli.inspection",
+    "xain_participant.tables.workload_participant",
+    "xain_session.session",
+    "xain_session.simulation.simulated",
 ]
+# Where a test's mark says so: one that is about what a program does with them.
+FRAMEWORKS = ["sklearn.ensemble", "sklearn.linear_model", "skops.io", "torch", "xgboost"]
 PROGRAMS = ("xain_", "support.", "ipykernel_launcher")
 WORKER = "from multiprocessing.spawn import spawn_main; "
 # A process with other values of these is started anew: they are read before, or by, the imports.
@@ -152,15 +163,14 @@ def arguments_of(command: Sequence[str], cwd: str) -> list[str] | None:
 class Starts:
     """How processes are started while `installed`.
 
-    are_real: all of them anew, by exec.
-    modules: that a process has imported besides MODULES.
+    are_real: all of them anew, by exec. have_frameworks: imported, besides MODULES.
     """
 
     are_real = bool(os.environ.get("XAIN_REAL_EXEC")) or not sys.platform.startswith("linux")
-    modules: Sequence[str] = ()
+    have_frameworks = False
 
     def __init__(self, server: ForkServer | None = None) -> None:
-        self._servers = {} if server is None else {(): server}
+        self._servers = {} if server is None else {False: server}
         self._environment = dict(os.environ)
         self._execute: Callable[..., None] = subprocess.Popen._execute_child  # type: ignore[attr-defined]
         self._signature = inspect.signature(self._execute)
@@ -187,10 +197,10 @@ class Starts:
         multiprocessing.util.spawnv_passfds = spawn_worker  # type: ignore[attr-defined]
 
     def _server(self) -> ForkServer:
-        modules = tuple(self.modules)
-        if modules not in self._servers:
-            self._servers[modules] = ForkServer(self._environment, modules)
-        return self._servers[modules]
+        key = self.have_frameworks
+        if key not in self._servers:
+            self._servers[key] = ForkServer(self._environment, FRAMEWORKS if key else [])
+        return self._servers[key]
 
     def _fork(self, process: Any, request: dict[str, Any], how: Mapping[str, Any]) -> None:
         ends = (how["p2cread"], how["c2pwrite"], how["errwrite"])
