@@ -15,6 +15,8 @@ from xain_workloads.errors import Diverged
 from xain_workloads.nets.neural import NeuralWorkload
 from xain_workloads.tables.dataset import Dataset
 
+pytestmark = pytest.mark.frameworks
+
 SIZE = 3  # processes, each of which imports torch
 LAYERS = [
     {"type": "linear", "out_features": 12},

@@ -57,7 +57,14 @@ MODULES = [
     "xain_session.simulation.simulated",
 ]
 # Where a test's mark says so: one that is about what a program does with them.
-FRAMEWORKS = ["sklearn.ensemble", "sklearn.linear_model", "skops.io", "torch", "xgboost"]
+FRAMEWORKS = [
+    "sklearn.ensemble",
+    "sklearn.linear_model",
+    "skops.io",
+    "torch._dynamo",  # which the first optimiser imports
+    "torch.distributed.pipelining",
+    "xgboost",
+]
 PROGRAMS = ("xain_", "support.", "ipykernel_launcher")
 WORKER = "from multiprocessing.spawn import spawn_main; "
 # A process with other values of these is started anew: they are read before, or by, the imports.
@@ -171,7 +178,7 @@ class Starts:
 
     def __init__(self, server: ForkServer | None = None) -> None:
         self._servers = {} if server is None else {False: server}
-        self._environment = dict(os.environ)
+        self._environment = dict(os.environ) if server is None else server.environment
         self._execute: Callable[..., None] = subprocess.Popen._execute_child  # type: ignore[attr-defined]
         self._signature = inspect.signature(self._execute)
 
@@ -375,6 +382,7 @@ def become(request: Mapping[str, Any], paths: list[str], starts: Starts) -> None
     if first == "-m":
         sys.argv = rest
         sys.path[:] = [request["cwd"], *own, *paths]
+        sys.modules.pop(rest[0], None)  # runpy warns of a module that is imported already
         runpy._run_module_as_main(rest[0])  # type: ignore[attr-defined]
         return
     if first == "-c":

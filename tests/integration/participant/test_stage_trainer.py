@@ -13,6 +13,8 @@ from xain_workloads.nets.neural import NeuralWorkload
 from xain_workloads.nets.pipeline import StageResult
 from xain_workloads.tables.data import load
 
+pytestmark = pytest.mark.frameworks
+
 DATA = load("iris")
 WORKLOAD = NeuralWorkload.from_options({"mode": "pipeline", "dtype": "float64"})
 MODEL = WORKLOAD.initial_model([DATA.profile()])
