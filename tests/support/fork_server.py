@@ -73,6 +73,7 @@ OF_ITS_OWN = {"PYTHONPATH"}  # which the forked process reads itself
 PR_SET_CHILD_SUBREAPER = 36
 HIGH_FD = 200  # above the descriptors that a test passes
 MOST_BYTES = 1 << 20  # of a request
+COMMAND_BYTES = 1 << 14  # of a command line, as /proc shows it
 LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
 # Arguments of Popen with which multiprocessing would start a worker.
 HOW_WORKERS_START = {
@@ -123,7 +124,7 @@ class ForkServer:
         self._socket, its = _pair()
         with its:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(its.fileno()), *self._modules],
+                [sys.executable, __file__, str(its.fileno()), *self._modules, " " * COMMAND_BYTES],
                 env={name: v for name, v in self.environment.items() if name not in OF_ITS_OWN},
                 pass_fds=[its.fileno()],
                 process_group=0,  # Ctrl-C is the tests'; the server ends when its socket does
@@ -256,6 +257,14 @@ def _inherited() -> dict[str, Any]:
     }
 
 
+def _show_command(words: Sequence[str]) -> None:
+    """Have these words as the command line of this process that others see."""
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    begin, end = map(int, fields[45:47])  # arg_start and arg_end in proc(5)
+    shown = b"".join(os.fsencode(word) + b"\0" for word in words)
+    ctypes.memmove(begin, shown[: end - begin - 1].ljust(end - begin, b"\0"), end - begin)
+
+
 def _inherit(request: Mapping[str, Any]) -> None:
     os.umask(request["umask"])
     for kind, soft, hard in request["limits"]:
@@ -364,6 +373,7 @@ def become(request: Mapping[str, Any], paths: list[str], starts: Starts) -> None
     paths: sys.path of a process without PYTHONPATH and script. starts: of its own processes.
     """
     _inherit(request)
+    _show_command(request["command"])
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -433,7 +443,7 @@ def _empty(main: types.ModuleType) -> None:
 
 
 def main() -> None:
-    number, *modules = sys.argv[1:]
+    number, *modules = sys.argv[1:-1]
     paths = sys.path[1:]
     for name in [*MODULES, *modules]:
         importlib.import_module(name)

@@ -24,6 +24,7 @@ def told(parent):
         "leads_group": os.getpgid(0) == os.getpid(),
         "session": os.getsid(0) == os.getsid(parent),
         "argv": [sys.argv[0], len(sys.argv)],
+        "command": Path("/proc/self/cmdline").read_text().rstrip("\\0").split("\\0")[:2],
         "path": sys.path,
         "cwd": os.getcwd(),
         "environment": dict(os.environ),
