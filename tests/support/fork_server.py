@@ -245,7 +245,7 @@ def _request(how: Mapping[str, Any], of_server: Mapping[str, str]) -> dict[str, 
 
 
 def _inherited() -> dict[str, Any]:
-    """What a process has of its parent besides files, directory and environment."""
+    """State that a process has of its parent besides files, directory and environment."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     reset = (signal.SIGPIPE, signal.SIGXFSZ)  # by Popen, since Python ignores them
     signals = sorted(signal.valid_signals() - {*reset})

@@ -81,7 +81,7 @@ def report(folder: Path, **how: Any) -> dict[str, Any]:
 def test_forked_process_is_as_one_that_is_started_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
 ) -> None:
-    """What it starts itself, too."""
+    """A process that the forked one starts is likewise."""
     (tmp_path / "report.py").write_text(REPORT)
     forked = report(tmp_path, **how)
     monkeypatch.setattr(Starts, "are_real", True)

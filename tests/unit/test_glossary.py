@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from support.trees import nodes_of
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = [*sorted(ROOT.glob("*/src")), ROOT / "tests", ROOT / "benchmarks"]
 HONEST = {"in_place"}  # an operation in place is no metaphor
@@ -25,9 +27,9 @@ def parts(identifier: str) -> set[str]:
     return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", identifier)}
 
 
-def identifiers(source: str) -> Iterator[tuple[int, str]]:
+def identifiers(file: Path) -> Iterator[tuple[int, str]]:
     """Line and name of everything that a module names, or calls by its name."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(file):
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 yield node.lineno, name
@@ -53,7 +55,7 @@ def test_no_identifier_is_a_metaphor(folder: Path) -> None:
         relative = path.relative_to(ROOT)
         if parts(str(relative)) & forbidden:
             found.append(f"{relative}: the name of the file")
-        for line, name in identifiers(path.read_text(encoding="utf-8")):
+        for line, name in identifiers(path):
             if name not in HONEST and parts(name) & forbidden:
                 found.append(f"{relative}:{line}: {name}")
     assert not found, "\n".join(found)

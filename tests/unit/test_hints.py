@@ -14,6 +14,7 @@ import typer
 from pydantic import BaseModel
 
 from support.command_lines import APPS, parsed
+from support.trees import nodes_of
 from xain_coordinator.cli.launch.sparse import SparseConfig
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_foundation.commands import parse_assignments
@@ -48,7 +49,7 @@ class Found(NamedTuple):
 def calls() -> Iterator[Found]:
     """Each call of hint(); for what is not literal in it stands VALUE."""
     for file in sorted(ROOT.glob("*/src/**/*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in nodes_of(file):
             match node:
                 case ast.Call(func=ast.Name(id="hint"), args=[program, *typed]):
                     where = f"{file.relative_to(ROOT)}:{node.lineno}"
@@ -153,10 +154,10 @@ def test_hints_are_made_by_one_function() -> None:
     for file in sorted(ROOT.glob("*/src/**/*.py")):
         if file.name == "hints.py":
             continue
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        made = {id(each) for node in ast.walk(tree) if _is_hint(node) for each in ast.walk(node)}
-        made |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(tree):
+        nodes = nodes_of(file)
+        made = {id(each) for node in nodes if _is_hint(node) for each in ast.walk(node)}
+        made |= {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        for node in nodes:
             if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
                 continue
             is_help = "\n\n" in node.value

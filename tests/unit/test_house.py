@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from support.trees import nodes_of, tree_of
+
 ROOT = Path(__file__).parents[2]
 DISTRIBUTIONS = {
     "protos": "xain_wire",
@@ -95,7 +97,7 @@ def imports(folder: Path) -> Iterator[tuple[Path, str]]:
 def imported_by(file: Path) -> tuple[str, ...]:
     """The modules that a file imports."""
     found: list[str] = []
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in nodes_of(file):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -319,7 +321,7 @@ MAY_CHANGE_THE_PROCESS = {
 
 def changes_of_the_process(file: Path) -> Iterator[str]:
     """The expressions of a file that OF_THE_PROCESS finds, with their lines."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in nodes_of(file):
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
             continue  # it only reads
         if isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
@@ -360,8 +362,7 @@ def test_nothing_unpickles():
         for file, module in imports(ROOT / name / "src"):
             assert module.partition(".")[0] not in {"pickle", "dill", "joblib", "shelve"}, file
         for file in (ROOT / name / "src").rglob("*.py"):
-            tree = ast.parse(file.read_text(encoding="utf-8"))
-            for node in ast.walk(tree):
+            for node in nodes_of(file):
                 if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
                     assert isinstance(node.value, ast.Constant), file
                     assert node.value.value is False, f"{file}:{node.value.lineno}"
@@ -432,7 +433,7 @@ def _run_at_import(body: list[ast.stmt]) -> Iterator[ast.Call]:
 def test_no_test_reads_a_clock_when_it_is_imported():
     """A module's tests may run many minutes after pytest has imported it."""
     for file in (ROOT / "tests").rglob("*.py"):
-        for call in _run_at_import(ast.parse(file.read_text(encoding="utf-8")).body):
+        for call in _run_at_import(tree_of(file).body):
             name = getattr(call.func, "attr", getattr(call.func, "id", ""))
             if file.name not in MAY_READ_A_CLOCK:
                 assert name not in READS_A_CLOCK, f"{file}:{call.lineno}"

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from support.trees import nodes_of
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = [
     *sorted(ROOT.glob("*/src")),
@@ -17,7 +19,7 @@ NAMES_NOTHING = re.compile(r"(Of|By|Who|Whose|Whoever|Those|It|Its|They|What)\b"
 
 def docstrings(path: Path) -> Iterator[tuple[int, str]]:
     """Docstrings of a module, its classes and functions, with the lines on which they begin."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text is not None:

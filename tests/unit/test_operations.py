@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.trees import nodes_of
 from xain_coordinator.cli import repair
 from xain_coordinator.cli.launch import interrupts
 from xain_foundation.exit_statuses import (
@@ -63,7 +64,7 @@ def may_be(node: ast.expr, within: ast.AST) -> Iterator[ast.expr]:
 def logged(distribution: str) -> Iterator[tuple[str, str]]:
     """(event, level) of every line that an operator sees; debug lines are for developers."""
     for file in (ROOT / distribution / "src").rglob("*.py"):
-        for function in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for function in nodes_of(file):
             if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             for node in ast.walk(function):
