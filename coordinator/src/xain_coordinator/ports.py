@@ -217,8 +217,8 @@ class DirectAccess(Protocol):
         """Copy the object under `source` to `target`, replacing what is there, within the store.
 
         size_bytes: what the source must have; nothing is copied of an object of another size.
-        Raises WrongSize, KeyNotFound, StoreUnavailable if the source is replaced meanwhile, or
-        StoreUnavailable.
+        Raises WrongSize, KeyNotFound, and StoreUnavailable, also if the source is replaced
+        meanwhile.
         """
 
 

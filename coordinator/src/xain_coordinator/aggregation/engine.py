@@ -435,8 +435,8 @@ class _Columns:
 def _descended(
     base: Tile, gradient: Float64, learning_rate: float, statistics: Sequence[slice]
 ) -> Float64:
-    """Columns after a step against the gradient. statistics: columns without a gradient, which
-    stay."""
+    """Columns after a step against the gradient. statistics: columns that hold no gradient; they
+    become what the rule has made of them."""
     stepped = base - learning_rate * gradient
     for columns in statistics:
         stepped[columns] = gradient[columns]

@@ -473,10 +473,11 @@ class Driver:
             self._committing, self._writing = False, []
 
     def _begin_leases(self, joins: Iterable[_Decided]) -> None:
-        """Begin the leases of participants that join here anew: none of them can send a sign of
-        life before its join, which waits for the disk, is answered.
+        """Begin anew the leases of participants whose joins are being written: none of them can
+        send a sign of life before its join, which waits for the disk, is answered.
 
-        After the end of the session a sign of life says that its sender has heard of the end.
+        Nothing after the end of the session: a sign of life then says that its sender has heard of
+        the end.
         """
         if self._decided.phase is Phase.FINISHED:
             return

@@ -563,7 +563,8 @@ class StoreWorker:
         return CentralDone(CentralModel(number, evaluation, file))
 
     def _clock(self) -> float:
-        """Time for a training that ends early once the worker is closed."""
+        """Time in seconds for a training, infinite once the worker is closed, so that the training
+        ends early."""
         return inf if self._stop.is_set() else time.monotonic()
 
     def _require_own_data(self) -> "Callable[[Types], Table]":

@@ -149,8 +149,9 @@ def serve(
     when_done: WhenDone | None = None,
     host: "Host | None" = None,
 ) -> int:
-    """Serve sessions until the end, as run() does, and leave the settings of the process alone if
-    it is a host's. Returns the exit status of a program."""
+    """Serve sessions until the end, as run() does with these arguments, and leave the settings of
+    the process alone if it is a host's. host: a program that the coordinator runs in. Returns the
+    exit status of a program."""
     logging = config.logging
     if builder := config.workload.options.get("builder"):
         from xain_workloads.nets.neural_builders import allow_builders
@@ -382,7 +383,8 @@ async def _run(
 
 
 async def _study(sessions: "Sessions", stop: asyncio.Event, when_done: WhenDone | None) -> None:
-    """Open the sessions of a study, if the present one is of one."""
+    """Open the sessions of a study, if the present one is of one. At its end hand its table to
+    when_done, if there is one, let participants hear of the end, and set `stop`."""
     try:
         await sessions.study()
     except Unavailable:

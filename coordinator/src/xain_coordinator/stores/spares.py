@@ -100,7 +100,7 @@ class SpareFiles:
             return best
 
     def clear(self) -> bool:
-        """Remove all files. Whether there were any."""
+        """Remove all files. Returns whether there were any."""
         with self._lock:
             files, self._files = list(self._files), {}
         for file in files:

@@ -113,7 +113,8 @@ class Slots:
 
     @contextmanager
     def of(self, participant_id: str) -> Iterator[Slot]:
-        """The participant's slot, which stays while it is used or holds something."""
+        """Give the participant's slot, a new one if there is none. It stays while it is used or
+        holds something."""
         slot = self.by_name.get(participant_id)
         if slot is None:
             slot = self.by_name[participant_id] = Slot()
@@ -143,7 +144,8 @@ class Slots:
         """Ask the core whether an update may come. Raises TOO_LARGE, InvalidUpdate, and MayUpload's
         refusals.
 
-        is_there: no bytes are to come, and nothing hangs on the size that is announced.
+        is_inside: as in MayUpload. is_there: no bytes are to come, and nothing hangs on the size
+        that is announced.
         """
         size_bytes = announced.size_bytes
         if size_bytes > self._max_update_bytes:
@@ -162,7 +164,8 @@ class Slots:
         return answer
 
     def distance(self, model: GlobalModel | None) -> Distance | None:
-        """Limit of an update's distance to its model; None without a limit."""
+        """Measurement of an update's distance to its model, with the limit for it; None without a
+        limit."""
         if self._max_update_norm is None or model is None:
             return None
         return Distance(BaseModel(self.store, model), self._max_update_norm)

@@ -160,7 +160,8 @@ def _joined(session: Session, command: c.Rendezvous, now: float) -> e.Participan
 
 
 def _id_in_use(session: Session, member: Member, command: c.Rendezvous, now: float) -> Answer:
-    """Keep a second process out for as long as the first one may be alive.
+    """Refuse a second process with a member's name for as long as the first one may be alive;
+    IdInUse says when to ask again.
 
     A process that was killed and started again waits for the end of the lease here. The other
     explanation is certain once the first process is heard well after the second one's attempt.

@@ -499,7 +499,8 @@ def _with_script_evaluation(session: Session, number: int, evaluation: Evaluatio
 
 
 def _compared(session: Session, round_: Round) -> EvaluationProgress:
-    """The progress after the evaluations of sites, unless a script has measured models itself."""
+    """The progress after a round's model is compared by the evaluations of its sites; unchanged if
+    a script has measured models itself."""
     if session.script.model >= 0:
         return session.evaluation
     return session.evaluation.compared(round_, session.rules, session.untrained)

@@ -379,7 +379,8 @@ class Session:
         return Base(self.model, round_.epochs, self.epoch_base, round_.opened_at)
 
     def model_of(self, round_: int) -> GlobalModel | None:
-        """The model that the updates of a round are trained from; None if there is none yet."""
+        """The model that the updates of a round are trained from; None if it is empty or not made
+        yet, or the round is neither the present one nor still trained."""
         base = self.buffered.bases.get(round_)
         model = self.model if base is None else base.model
         return None if model is None or model.is_empty or model.round != round_ else model

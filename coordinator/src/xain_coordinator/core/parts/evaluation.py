@@ -258,7 +258,8 @@ def combined(evaluations: Iterable[Evaluation], tallies: Tallies | None) -> Eval
 
 
 def _local(measured: Collection[Evaluation]) -> LocalModel | None:
-    """The local models of sites together, each measured on the rows of its own site."""
+    """The local models of sites together, each measured on the rows of its own site. Without
+    tallies, the one of a single site; None for more or none."""
     known = [one.local for one in measured if one.local is not None]
     tallies = add(one.tallies for one in known if one.tallies is not None)
     if tallies is None:

@@ -83,7 +83,7 @@ class Accounts:
             case e.UpdateRefused(participant_id, number, reason):
                 self._set(participant_id, failure=f"round {number}: refused: {reason}")
             case e.TrainingFailed(participant_id, number):
-                self._set(participant_id, failure=f"round {number}: {failed(event)}")
+                self._set(participant_id, failure=f"round {number}: {failure_reason(event)}")
             case e.ParticipantLeftOut(participant_id, until):
                 self._set(participant_id, left_out_until=until)
             case e.ParticipantJoined(participant_id, profile, _, tags):
@@ -224,6 +224,6 @@ class Accounts:
 _NEW = Account()
 
 
-def failed(event: e.TrainingFailed) -> str:
-    """The reason that a failure gives for an update that does not count."""
+def failure_reason(event: e.TrainingFailed) -> str:
+    """The reason why an update does not count after a failure of its participant's code."""
     return f"failed: {event.kind}: {event.message}" if event.message else f"failed: {event.kind}"

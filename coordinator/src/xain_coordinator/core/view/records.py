@@ -13,7 +13,7 @@ from xain_coordinator.core.parts.evaluation import (
     spreads,
     together,
 )
-from xain_coordinator.core.view.accounts import NOT_WAITED_FOR, failed
+from xain_coordinator.core.view.accounts import NOT_WAITED_FOR, failure_reason
 from xain_coordinator.core.vocabulary import events as e
 from xain_coordinator.core.vocabulary.values import Evaluation, Tallies, Task
 from xain_foundation.names import brief
@@ -147,7 +147,7 @@ class RoundRecord:
                 case e.UpdateRefused(participant_id, _, reason):
                     missing[participant_id] = f"refused: {reason}"
                 case e.TrainingFailed(participant_id):
-                    missing[participant_id] = failed(event)
+                    missing[participant_id] = failure_reason(event)
                 case e.GroupBroken(participant_id, reason=reason):
                     miss(participant_id, f"group broke: {reason}", over=_OPEN)
                 case e.RoundRestarted(selected=more, missed=missed):
@@ -237,7 +237,7 @@ class RoundRecord:
 
     @property
     def names_are_few(self) -> bool:
-        """Whether the names of the round are kept when it is over, and are told of it."""
+        """Whether the round has so few names of participants that they are kept when it is over."""
         # Sites that a script has chosen may be missing without having been selected.
         num_names = max(self.num_selected, len(self.missing)) + self.num_contributors
         return num_names <= MAX_NAMES_OF_A_ROUND
