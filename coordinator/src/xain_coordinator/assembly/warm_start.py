@@ -90,8 +90,8 @@ class FirstModel:
         return replace(rules, stride=stride(made, str(mode_option(rules).get("mode", ""))))
 
     def events(self, store: WeightsStore, at: float) -> list[DurableEvent]:
-        """Copy the model, and return the events with which the session has it. Why its training
-        ended says nothing of this session's."""
+        """Copy the model into the session's store. Returns the events with which the session has
+        it, without what the metadata say of the end of its training."""
         model = self.copy(store)
         kept = {name: text for name, text in model.metadata.items() if name not in OF_TRAINING}
         model = replace(model, metadata=kept)

@@ -185,7 +185,7 @@ class Guard:
             await run_to_end(self.access.note, event, by=by, **fields)
 
     async def try_to_note(self, event: str, **fields: Any) -> None:
-        """Write a line about what has happened whether it is recorded or not."""
+        """Write a line of the audit log about what has happened anyway; if that fails, log it."""
         try:
             await self.note(event, **fields)
         except NotRecorded as error:

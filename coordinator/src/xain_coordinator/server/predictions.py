@@ -479,7 +479,8 @@ def _votes(answer: pb.PredictionAnswer, num_rows: int, asked: _Asked) -> NDArray
 
 
 def _mean(answers: Sequence[_Answer]) -> NDArray[np.float64]:
-    """Mean over the participants, weighted by rows and estimators, in their order."""
+    """Mean of the votes over the participants, (n, k), weighted by rows and estimators, in their
+    order."""
     total: NDArray[np.float64] = np.zeros_like(answers[0].mean)
     total_weight = sum(answer.weight for answer in answers)
     for answer in answers:  # shares of the weight, so that large finite values do not overflow

@@ -111,7 +111,8 @@ class Batch:
 
 
 def declare(server: Server, job: Job) -> Table:
-    """The table of a model. Raises TableConflict where it was declared otherwise."""
+    """Declare the table of a model at the servers, and return it. Raises TableConflict where it was
+    declared otherwise."""
     is_linear = isinstance(job.model, LogisticRegression)
     return server.table(
         job.table,

@@ -168,7 +168,8 @@ def given(
 def settings_of(
     config: Path | None, data_dir: Path | None, assignments: list[str] | None
 ) -> "CoordinatorConfig":
-    """The settings in force. Ends the process with status 2 if one is wrong."""
+    """The settings in force, without where each comes from. Ends the process with status 2 if one
+    is wrong."""
     return resolve(config, given(data_dir, assignments)).config
 
 

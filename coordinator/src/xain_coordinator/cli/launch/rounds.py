@@ -287,7 +287,8 @@ def exit_status(snapshot: Snapshot) -> int:
 
 
 def result_lines(snapshot: Snapshot, work: Path) -> list[str]:
-    """End of the session: its outcome, and the measurements and place of its last model."""
+    """Lines for the end of the session: its outcome, and the measurements of its last model and the
+    commands that show it."""
     status, models = snapshot.status, snapshot.models.models
     lines = [f"The session is over: {status.cause}, {status_view.progress(status)}."]
     if not models:
