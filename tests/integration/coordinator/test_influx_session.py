@@ -143,19 +143,18 @@ async def test_a_session_is_read_back_point_by_point(
 async def test_a_server_that_hangs_costs_no_round_anything(
     launch: Launch, influx: StrictInflux
 ) -> None:
-    """The session is over while the very first request is still open. What was never written is
+    """The session is over while the server has answered no request. What was never written is
     told at the end."""
     influx.always = Answer(hangs=True)
-    coordinator = launch(**influx.settings(), timeout_s=600.0)
+    coordinator = launch(**influx.settings())
     await coordinator.start()
     members = await join(coordinator, "a", "b")
     await members[0].rendezvous()
     await asyncio.to_thread(influx.wait_for, lambda: influx.num_open == 1)
     await train(members)
-    assert (influx.num_open, influx.num_requests) == (1, 1)
+    assert influx.num_open >= 1
     await leave(members)
     assert await coordinator.stop() == 0
-    assert influx.num_requests == 1
     (told,) = [
         entry
         for line in coordinator.log().splitlines()

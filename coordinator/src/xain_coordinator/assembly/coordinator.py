@@ -551,9 +551,7 @@ def _metrics(config: CoordinatorConfig, clock: Clock) -> MetricsStore:
         chosen = config.metrics
         token = Secret("metrics", chosen, "token")
         authorities = authorities_in("metrics", chosen.ca_file)
-        writer = InfluxWriter(
-            chosen.url, chosen.org, chosen.bucket, token, chosen.timeout_s, authorities
-        )
+        writer = InfluxWriter(chosen.url, chosen.org, chosen.bucket, token, authorities=authorities)
         return QueuedMetrics(writer, clock.wall_ns, linger_s=LINGER_S)
     if config.metrics.kind != "file":
         return metrics_plugin(config.metrics.kind, config.metrics.options)

@@ -52,7 +52,6 @@ class ParameterGroup:
             num_replicas=settings.replicas,
             has_log=settings.log,
             checkpoint_interval=settings.checkpoint_interval,
-            num_ranges=settings.num_ranges,
             checkpoints=settings.checkpoints_url,
         )
         try:
@@ -63,7 +62,6 @@ class ParameterGroup:
                 settings.address,
                 tls,
                 insecure=insecure,
-                worker_lease_s=settings.worker_lease_s,
             )
             self._scheduler.start()
         except (Invalid, JournalError, OSError) as error:

@@ -45,6 +45,7 @@ ENV_PREFIX = "XAIN_COORDINATOR_"
 _MAX_TRAIN_BYTES = 64 * 1024
 
 
+_OF_SCHEDULER = "is gone: leave it out; `xain-parameter-server scheduler` has it, in [scheduler]"
 _NO_INFLUX = 'is gone: metrics.kind = "influxdb" has url, org, bucket and token'
 
 
@@ -69,7 +70,10 @@ class CoordinatorConfig(Sections):
         "server.max_message_bytes": "is gone: leave it out; weights travel in pieces of 1 MiB",
         "parameters.tls": "is called tls.folder now, for all ports of the coordinator",
         "parameters.insecure": "is called server.insecure now, for all ports of the coordinator",
+        "parameters.num_ranges": _OF_SCHEDULER,
+        "parameters.worker_lease_s": _OF_SCHEDULER,
         "http.insecure": "is called server.insecure now, which is for all ports",
+        "metrics.timeout_s": "is gone: leave it out; training does not wait for the server",
         "metrics.enable": 'is called metrics.kind now: "file", "influxdb" or "none"',
         "metrics.host": _NO_INFLUX,
         "metrics.port": _NO_INFLUX,

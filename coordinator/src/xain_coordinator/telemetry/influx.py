@@ -66,7 +66,7 @@ class InfluxWriter:
         org: str,
         bucket: str,
         token: Callable[[], str],
-        timeout_s: float,
+        timeout_s: float = 10.0,
         authorities: str | None = None,
     ) -> None:
         self._bucket = bucket

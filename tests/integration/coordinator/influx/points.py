@@ -17,6 +17,7 @@ def connect(
     *,
     linger_s: float = 0.02,
     last_retry_s: float = 0.02,
+    timeout_s: float = 10.0,
     bounds: Mapping[str, int] | None = None,
     **settings: object,
 ) -> QueuedMetrics:
@@ -26,7 +27,7 @@ def connect(
     """
     chosen = MetricsSettings.model_validate({**server.settings(), **settings})
     token = Secret("metrics", chosen, "token")
-    writer = InfluxWriter(chosen.url, chosen.org, chosen.bucket, token, chosen.timeout_s)
+    writer = InfluxWriter(chosen.url, chosen.org, chosen.bucket, token, timeout_s)
     writer.backoff = Backoff(0.01, last_retry_s)
     metrics = QueuedMetrics(writer, time.time_ns, linger_s=linger_s, **(bounds or {}))
     metrics.close_timeout_s = 60.0

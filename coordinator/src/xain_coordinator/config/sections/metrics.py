@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr
 
-from xain_coordinator.config.fields import MAX_SILENCE_S, OptionalUrl, is_plaintext
+from xain_coordinator.config.fields import OptionalUrl, is_plaintext
 from xain_coordinator.config.named import known_kind
 from xain_coordinator.core.vocabulary.values import Option
 from xain_coordinator.extensions import plugins
@@ -27,7 +27,6 @@ class MetricsSettings(Section):
     token_file: FilePath | None = None
     ca_file: FilePath | None = None
     insecure: bool = False
-    timeout_s: float = Field(default=10.0, gt=0, le=MAX_SILENCE_S)
     trackers: Texts = ()
 
     @Check

@@ -29,8 +29,6 @@ class ParametersSettings(Section):
     log: bool = False
     checkpoint_interval: int = Field(default=0, ge=0)
     checkpoints: str = ""
-    num_ranges: int = Field(default=0, ge=0, le=4096)
-    worker_lease_s: float = Field(default=10.0, ge=2.5, le=86_400)
 
     @property
     def is_on(self) -> bool:
