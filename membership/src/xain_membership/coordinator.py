@@ -162,7 +162,8 @@ class CoordinatorMembership(RemoteMembership):
         self._told.set()
 
     def _handle(self, error: Any) -> None:
-        """Raises MembershipLost."""
+        """Deal with a call that has failed: come back where the service does not know this member
+        any more, else wait for the next call. Raises MembershipLost."""
         if self._has_ended.is_set():
             return
         if isinstance(error, ValueError):
@@ -193,6 +194,7 @@ class CoordinatorMembership(RemoteMembership):
     # --- for the member ---
 
     def _wait_at(self, barrier: str, num_members: int, deadline: float, call: int) -> bool:
+        """Wait at a barrier until it opens; False if it has not by the deadline."""
         request = pb.BarrierRequest(
             **self._fields(), barrier=barrier, num_members=num_members, call=call
         )

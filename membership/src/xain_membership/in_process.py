@@ -50,6 +50,7 @@ class InProcessDiscovery:
         on_change: Callable[[Roster], None],
         on_lost: Callable[[Exception], None],
     ) -> "InProcessMembership":
+        """Join a group, once the name is free. Raises NameTaken if it is not in time."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while True:

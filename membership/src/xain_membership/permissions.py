@@ -61,6 +61,8 @@ class Permissions(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         details: grpc.HandlerCallDetails,
     ) -> Any:
+        """Let a call through if the certificate of its caller allows it; a stream ends when the
+        certificate does."""
         handler: Any = await continuation(details)
         if handler is None:
             return handler

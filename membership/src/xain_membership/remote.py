@@ -221,7 +221,8 @@ class RemoteMembership(ABC):
     # --- in threads ---
 
     def _start(self, work: Callable[[], None]) -> None:
-        """Raises DiscoveryUnavailable if the system has no thread for it."""
+        """Start a thread of the membership. Raises DiscoveryUnavailable if the system has no thread
+        for it."""
         thread = threading.Thread(target=self._run, args=(work,), name="membership", daemon=True)
         try:
             thread.start()

@@ -93,6 +93,7 @@ class ServiceServer(Generic[S]):
             raise
 
     async def _serve(self) -> None:
+        """Start the service and listen."""
         # Before the port, which gRPC frees for a server only that was started.
         self._service = self._make()
         tls = self._tls

@@ -525,6 +525,8 @@ class Endpoint:
             self._driver.wake()
 
     def _run(self) -> None:
+        """Do what is due and move packets until the endpoint is closed or has failed; its
+        thread."""
         num_packets = 0
         try:
             while True:

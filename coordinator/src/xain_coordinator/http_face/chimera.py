@@ -57,6 +57,8 @@ def make_router(fits: Fits) -> APIRouter:
     router = APIRouter(prefix=PREFIX, tags=["chimera"], responses=_ERRORS)
 
     def add(kind: Kind) -> None:
+        """Add the two calls of a kind of workload, as Chimera has them."""
+
         async def fit(http: Request) -> bodies.ChimeraFit:
             """Fit with the configured rules; answers when the session has ended."""
             _require(kind, fits.sessions.config.workload.name)

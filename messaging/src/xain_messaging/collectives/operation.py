@@ -58,6 +58,8 @@ class Operation:
         return plain
 
     def send(self, rank: int, step: int, part: Array | None) -> None:
+        """Send a part to the member of this rank, and look meanwhile whether the operation has
+        failed. Raises CollectiveFailed, also where the member has gone."""
         flat = None if part is None else part if part.ndim < 2 else np.ascontiguousarray(part)
         body = {"kind": self._kind, "step": step, "part": flat}
         message = self._message(rank, self._group.next, body)
@@ -164,8 +166,8 @@ class Operation:
         self._try_to_post(rank, self._group.next, body)
 
     def _arrived(self) -> Arrived:
-        """Raises CollectiveFailed if another member says that the operation has failed, or calls
-        another one, or is in another group."""
+        """The parts of this step that have come so far. Raises CollectiveFailed if another member
+        says that the operation has failed, or calls another one, or is in another group."""
         self._registry.check(self._group)
         arrived = self._registry.arrived(self._group.next)
         if others := arrived.kinds - {self._kind}:

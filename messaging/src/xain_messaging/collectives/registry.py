@@ -142,7 +142,8 @@ class Registry:
             del self._waits[name]
 
     def arrived(self, step: Step) -> Arrived:
-        """Raises CollectiveFailed if another member says that the operation has failed."""
+        """The parts of a step that have come so far; kept here, and filled as more of them come.
+        Raises CollectiveFailed if another member says that the operation has failed."""
         if step in self._failed:
             why, missing = self._failed[step]
             raise CollectiveFailed(why if why.startswith(TOLD) else f"{TOLD}{why}", missing)

@@ -147,6 +147,8 @@ class RedisMembership(RemoteMembership):
             raise DiscoveryUnavailable(f"the connection has been closed: {error}") from None
 
     def _try_to_decide(self, pipe: Any, change: Callable[[Registry, float], T]) -> T:
+        """Change the state at Redis by the registry's rules, if nobody else does meanwhile, and
+        tell who has to look. Raises WatchError if somebody does."""
         pipe.watch(self._key)
         before: bytes | None = pipe.get(self._key)
         seconds, microseconds = pipe.time()
@@ -280,6 +282,7 @@ class RedisMembership(RemoteMembership):
         self._tell(roster, is_settling=time.monotonic() < self._settled_at)
 
     def _wait_at(self, barrier: str, num_members: int, deadline: float, call: int) -> bool:
+        """Wait at a barrier until it opens; False if it has not by the deadline."""
         where = (self._group, barrier, self._name)
         # The rest of the time is for the word that we have given up.
         give_up_at = deadline - min(WORD_S, 0.1 * (deadline - time.monotonic()))

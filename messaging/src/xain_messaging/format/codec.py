@@ -135,6 +135,8 @@ class _Packing:
         self.has_tuples = False
 
     def pack_other(self, value: object) -> object:
+        """Pack a value that MessagePack does not know: an array, a number of NumPy, a tuple, or one
+        of a class of its own."""
         match value:
             case np.ndarray():
                 return _pack_array(value, self.frames)
