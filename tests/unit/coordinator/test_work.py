@@ -4,20 +4,21 @@ The journal survives its driver, as a disk does, so that a restart is a second d
 """
 
 import asyncio
-import io
 import re
 import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from fractions import Fraction
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import xxhash
-from numpy.typing import ArrayLike
+from numpy.typing import NDArray
+from tests.unit.core import bench
 
+from support.aggregation import npy, read
 from support.clock import HeldClock
 from support.logs import capture_logs
 from support.memory_journal import MemoryJournal
@@ -46,30 +47,11 @@ PROFILE = DataProfile(10, 3)
 
 
 def make_rules(
-    *,
-    num_participants: int = 1,
-    aggregation: str = "mean",
-    initial: Literal["empty", "workload"] = "empty",
-    evaluate_data: bool = False,
+    num_participants: int = 1, aggregation: str = "mean", initial: str = "empty", **more: Any
 ) -> Rules:
     """One round."""
-    return Rules(
-        rounds=1,
-        epochs=1,
-        min_participants=num_participants,
-        fraction_participants=Fraction(1),
-        num_required=num_participants,
-        max_participants=10,
-        start_participants=num_participants,
-        start_timeout_s=0.0,
-        controller="ordered",
-        aggregation=aggregation,
-        seed=0,
-        heartbeat_time_s=1000.0,
-        heartbeat_timeout_s=1000.0,
-        initial=initial,
-        evaluate_data=evaluate_data,
-    )
+    rules = bench.make_rules(rounds=1, min_participants=num_participants, initial=initial, **more)
+    return replace(rules, aggregation=aggregation)
 
 
 class Disk(MemoryJournal):
@@ -139,13 +121,19 @@ class Fleet:
             if seen.phase is phase:
                 return
 
-    async def hand_in(self, name: str, vector: ArrayLike = VECTOR, round_: int = 0) -> None:
+    async def hand_in(self, name: str, vector: NDArray[Any] = VECTOR, round_: int = 0) -> None:
         key = f"{round_}/{name}"
         put(self.store, key, vector)
         weights = measure(self.store, key)
         await self.driver.submit(c.EndTrainingRound(name, round_, 1, weights))
 
-    async def send(self, name: str, vector: ArrayLike = VECTOR) -> None:
+    async def hand_in_one(self) -> None:
+        """Let p0 join and hand in its update of the first round."""
+        await self.join("p0")
+        await self.until(Phase.COLLECTING)
+        await self.hand_in("p0")
+
+    async def send(self, name: str, vector: NDArray[Any] = VECTOR) -> None:
         """Hand in a small update, which travels inside its call."""
         data = npy(vector)
         key = journalled_key(f"0/{name}", uuid.uuid4().hex)
@@ -188,19 +176,8 @@ async def fleet(
         await driver.close()
 
 
-def npy(vector: ArrayLike) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, np.asarray(vector))
-    return buffer.getvalue()
-
-
-def put(store: MemoryStore, key: str, vector: ArrayLike) -> None:
+def put(store: MemoryStore, key: str, vector: NDArray[Any]) -> None:
     store.put({key: npy(vector)})
-
-
-def read(store: MemoryStore, key: str) -> bytes:
-    with store.open(key) as reader:
-        return reader.read(0, reader.size)
 
 
 class HookedStore(MemoryStore):
@@ -229,9 +206,7 @@ async def test_a_store_that_is_away_is_waited_for() -> None:
                 raise StoreUnavailable(f"no route, attempt {len(troubles)}")
 
         store.hook = fail_three_times
-        await f.join("p0")
-        await f.until(Phase.COLLECTING)
-        await f.hand_in("p0")
+        await f.hand_in_one()
         await f.until(Phase.FINISHED)
         assert f.driver.session.cause == "completed"
         assert f.driver.failure is None
@@ -253,9 +228,7 @@ async def test_a_store_that_is_away_at_the_end_is_not_waited_for() -> None:
 
     store.hook = away
     async with fleet(journal, store) as f:
-        await f.join("p0")
-        await f.until(Phase.COLLECTING)
-        await f.hand_in("p0")
+        await f.hand_in_one()
         await tried_again.wait()
         await f.driver.submit(c.EffectFailed("it waited for too long"))
         trouble = f.worker.trouble
@@ -281,9 +254,7 @@ async def test_a_coordinator_stops_while_a_thread_is_at_work() -> None:
 
     store.hook = hold
     async with fleet(journal, store) as f:
-        await f.join("p0")
-        await f.until(Phase.COLLECTING)
-        await f.hand_in("p0")
+        await f.hand_in_one()
         await begun.wait()
         closing = asyncio.ensure_future(f.worker.close())
         await asyncio.sleep(0)  # it has begun, and waits
@@ -413,9 +384,7 @@ async def test_weights_that_are_missing_end_the_process_and_not_the_session() ->
     store, journal = HookedStore(), Disk()
     store.hook = lambda: store.delete("0/p0")
     async with fleet(journal, store) as f:
-        await f.join("p0")
-        await f.until(Phase.COLLECTING)
-        await f.hand_in("p0")
+        await f.hand_in_one()
         failure = await f.failure()
         assert isinstance(failure, KeyNotFound)
         assert f.worker.trouble == str(failure)
@@ -488,9 +457,7 @@ async def test_a_defect_ends_the_process(defect: type[Exception]) -> None:
 
     store.hook = crash
     async with fleet(journal, store) as f:
-        await f.join("p0")
-        await f.until(Phase.COLLECTING)
-        await f.hand_in("p0")
+        await f.hand_in_one()
         assert isinstance(await f.failure(), defect)
     assert isinstance(journal.events[-1], e.RoundClosed)
 
@@ -510,9 +477,6 @@ async def test_a_rule_that_fails_ends_the_session() -> None:
         assert re.search("'sum' .*float32 in round 0", f.driver.session.cause)
         assert f.driver.failure is None
     assert isinstance(journal.events[-1], e.SessionFinished)
-
-
-# --- a crash --------------------------------------------------------------------------------------
 
 
 # --- the initial model ----------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
+from support.aggregation import read
 from support.refusals import refused_as
 from xain_coordinator.core.vocabulary.errors import InvalidUpdate, UnusableUpdate
 from xain_coordinator.core.vocabulary.values import GlobalModel, StoredWeights
@@ -22,11 +23,6 @@ from xain_workloads.model import Model
 MAX_UPDATE_BYTES = 2_000_000
 VECTOR = np.float32([1.5, -2, 3.25])
 LONG = np.arange(400_000, dtype=np.float32)
-
-
-def read(store, key: str) -> bytes:
-    with store.open(key) as reader:
-        return reader.read(0, reader.size)
 
 
 class Stores:
