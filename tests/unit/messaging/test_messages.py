@@ -16,7 +16,7 @@ from xain_messaging.format.messages import (
     TaskSessionStage,
     tag_of,
 )
-from xain_messaging.sessions import Sessions
+from xain_messaging.sessions import MAX_SESSIONS, Sessions
 
 
 class Tags(Enum):
@@ -211,3 +211,20 @@ def test_forgotten_peer_has_no_open_sessions() -> None:
     assert not has_come(sessions, asked.reply())
     with pytest.raises(SessionError):
         sessions.send(to_answer.reply())
+
+
+def test_oldest_of_too_many_open_sessions_is_forgotten() -> None:
+    sessions = Sessions({**MAX_SESSIONS, SessionType.TASK: 3})
+    tasks = [SessionMessage("t", "a", peer) for peer in "bcbc"]
+    for task in tasks:
+        sessions.send(task)
+    assert [has_come(sessions, task.reply()) for task in tasks] == [False, True, True, True]
+
+
+def test_sessions_of_a_forgotten_peer_are_forgotten() -> None:
+    sessions = Sessions()
+    tasks = [SessionMessage("t", "a", peer) for peer in "bc"]
+    for task in tasks:
+        sessions.send(task)
+    sessions.forget("b")
+    assert [has_come(sessions, task.reply()) for task in tasks] == [False, True]

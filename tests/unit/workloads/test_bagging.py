@@ -19,7 +19,7 @@ from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from support.logs import capture_logs
 from xain_workloads.ensembles import bagging, ensembles
-from xain_workloads.ensembles.bagging import BaggingWorkload, LoadedEstimators, oob_score, seed_of
+from xain_workloads.ensembles.bagging import LoadedEstimators, oob_score, seed_of
 from xain_workloads.ensembles.bagging_options import BaggingOptions
 from xain_workloads.ensembles.ensembles import Frame, check_update, pack, unpack
 from xain_workloads.ensembles.estimators import files, skops_files
@@ -258,26 +258,6 @@ def test_empty_ensemble_is_measured_and_predicts_nothing() -> None:
 
 
 # --- options ---
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"publish": "no"}, "publish is 'no'"),
-        ({"publish": True, "estimator": "os.system"}, "estimator is 'os.system'; choose one of"),
-        ({"publish": True, "vote": "loud"}, "vote is 'loud'"),
-        ({"fit_rounds": 0}, "fit_rounds is 0"),
-        ({"publish": True, "estimators": 0}, "estimators is 0"),
-        ({"publish": True, "task": "regression"}, "DecisionTreeClassifier is made for classif"),
-        ({"publish": True, "parameters": {"depth": 3}}, "parameters do not fit DecisionTreeC"),
-        ({"publish": True, "parameters": {"max_depth": -3}}, "'max_depth' parameter"),
-        ({"publish": True, "parameters": {"random_state": 3}}, "set the option seed"),
-        ({"publish": True, "parameters": 3}, "parameters is 3; it must be of type dict"),
-    ],
-)
-def test_wrong_options_are_named(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        BaggingWorkload.from_options(options)
 
 
 def test_rows_that_an_estimator_cannot_be_fitted_on_are_an_error_of_the_data() -> None:

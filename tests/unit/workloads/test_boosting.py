@@ -69,15 +69,6 @@ def test_wrong_data_and_models_are_refused() -> None:
         workload.initial_model([DataProfile(3, 2, ("a",))])
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("eta", 0.0), ("max_depth", 0), ("max_depth", 17), ("subsample", 1.5), ("gamma", -1.0)],
-)
-def test_wrong_options_are_named(option: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"^{option} is {value}; it must be"):
-        create("xgboost", {option: value})
-
-
 def test_missing_numbers_of_a_table_stay_missing() -> None:
     """The preprocessing that is fitted for trees neither fills nor scales; other workloads fill."""
     values = {"a": np.array([1.0, np.nan, 3.0, 500.0]), "b": np.array([np.nan] * 4)}

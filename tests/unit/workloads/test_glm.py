@@ -404,21 +404,6 @@ def test_wrong_updates_are_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"family": "gamma"}, "family is 'gamma'"),
-        ({"family": "poisson", "task": "classification"}, "family is 'poisson'"),
-        ({"task": "regression", "reference_class": "a"}, "there are no classes"),
-        ({"references": {"ward": 3}}, "must be text"),
-        ({"reference_class": 1}, 'is 1; write it as text: reference_class = "1"'),
-    ],
-)
-def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        create("glm", options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
         ({"reference_class": "dead"}, "the classes are: 'ill', 'well'"),
         ({"references": {"ward": "Z"}}, "categories are: 'A', 'B', 'C'"),
         ({"references": {"age": "60"}}, "'age', which is no column of categories"),

@@ -14,7 +14,7 @@ from xain_workloads.nets.mlp_options import ACTIVATIONS, SOLVERS
 from xain_workloads.tables.data import load
 from xain_workloads.tables.dataset import Dataset
 from xain_workloads.tables.preprocessing import target_scale
-from xain_workloads.workload import create, from_metadata
+from xain_workloads.workload import from_metadata
 
 
 @pytest.fixture(scope="module")
@@ -194,29 +194,6 @@ def test_metadata_alone_are_enough_to_go_on(iris: Dataset) -> None:
     workload = mlp(hidden_layers=[8, 8], activation="tanh")
     model = workload.initial_model([iris.profile()])
     assert from_metadata(model.metadata) == workload
-
-
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        ({"hidden_layers": []}, "hidden_layers is"),
-        ({"hidden_layers": [0]}, "hidden_layers is 0"),
-        ({"hidden_layers": 64}, r"list of whole numbers, such as \[64, 32\]"),
-        ({"hidden_layers": [True]}, "must be a list of whole numbers"),
-        ({"activation": "step"}, "activation is 'step'"),
-        ({"solver": "lbfgs"}, "solver is 'lbfgs'"),
-        ({"momentum": 1.0}, "momentum is 1.0"),
-        ({"learning_rate_init": 0}, "learning_rate_init is 0"),
-        ({"mode": "pipeline"}, "mode is 'pipeline'; choose one of: federated, gradient"),
-        ({"mode": "gradient", "momentum": 0.5}, "in mode 'gradient' the coordinator takes"),
-        ({"mode": "gradient", "remedy": "proximal"}, "mode 'gradient' has none"),
-        ({"batch_size": -1}, "batch_size is -1"),
-        ({"dropout": 0.5}, "unknown option 'dropout'"),
-    ],
-)
-def test_wrong_option_is_named(options: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        create("mlp", options)
 
 
 def test_data_that_do_not_fit_the_model_are_refused(iris: Dataset) -> None:

@@ -145,31 +145,6 @@ def test_layers_that_do_not_fit_the_data_are_named(layers: Any, complaint: str) 
         create("neural", {"layers": layers}).initial_model([data.profile()])
 
 
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        ({"mode": "asynchronous"}, "mode is 'asynchronous'; choose one of: federated, gradient"),
-        ({"optimizer": "lion"}, "optimizer is 'lion'"),
-        ({"learning_rate": 0}, "learning_rate is 0.0; it must be above 0"),
-        ({"momentum": 1}, "momentum is 1.0; it must be below 1"),
-        ({"weight_decay": -1}, "weight_decay is -1.0"),
-        ({"device": "tpu"}, "device is 'tpu'"),
-        ({"mode": "gradient", "optimizer": "adam"}, "in mode 'gradient' the coordinator takes"),
-        ({"mode": "gradient", "learning_rate": 0.5}, "set aggregation.options.eta0"),
-        ({"builder": "os"}, "builder is 'os'; it must be \"package.module:function\""),
-        ({"builder": "a:b", "layers": [{"type": "linear"}]}, "layers is set, and so is builder"),
-        ({"stages": 2}, "stages is 2; it is for mode 'pipeline' only"),
-        ({"mode": "pipeline", "cuts": [2, 1]}, r"cuts is \(2, 1\); it must rise"),
-        ({"mode": "pipeline", "cuts": [3]}, r"cuts is \(3,\); there are 3 layers"),
-        ({"mode": "pipeline", "cuts": [1], "stages": 3}, "stages is 3; cuts makes 2 stages"),
-        ({"mode": "pipeline", "schedule": "zb"}, "schedule is 'zb'; choose one of: 1f1b, gpipe"),
-    ],
-)
-def test_wrong_options_are_named(options: dict[str, object], complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        create("neural", options)
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_gradients_are_sent_in_float64(mode: str) -> None:
     data = Dataset(np.zeros((6, 4)), np.array(["a", "b", "c"] * 2))

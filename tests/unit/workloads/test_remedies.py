@@ -127,24 +127,6 @@ def test_proximal_term_is_the_difference_to_the_global_model(
     np.testing.assert_allclose(ours, second - size * mu * (first - model.vector), atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "complaint"),
-    [
-        ("sgd", {"mode": "gradient", "remedy": "proximal"}, "corrects local training"),
-        ("neural", {"mode": "pipeline", "remedy": "proximal"}, "corrects local training"),
-        ("sgd", {"fit_intercept": False, "remedy": "personal"}, "fit_intercept = false"),
-        ("neural", {"builder": "a.b:c", "remedy": "personal"}, "the last: "),
-        ("mlp", {"proximal_mu": 0.0}, "proximal_mu is 0.0; it must be above 0"),
-        ("mlp", {"remedy": "prox"}, "remedy is 'prox'; choose one of"),
-    ],
-)
-def test_remedies_that_cannot_be_are_refused(
-    name: str, options: dict[str, Any], complaint: str
-) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        create(name, options)
-
-
 @pytest.mark.parametrize("name", ["sgd", "mlp", "neural"])
 def test_personal_tensors_are_those_of_the_output(name: str) -> None:
     """The intercepts of a linear model, and the last layer of a network."""

@@ -153,35 +153,6 @@ def test_hostile_metadata_are_refused(metadata: dict[str, str], complaint: str) 
 
 
 @pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        (
-            {"epochs": 3},
-            "unknown option 'epochs' of workload 'sgd'; known: alpha, batch_size, class_weight",
-        ),
-        ({"task": "ranking"}, "task is 'ranking'; choose one of: classification, regression"),
-        ({"loss": "squared_error"}, "loss is 'squared_error'; choose one of: hinge"),
-        ({"task": "regression", "loss": "log_loss"}, "loss is 'log_loss'"),
-        ({"penalty": "l3"}, "penalty is 'l3'"),
-        ({"learning_rate": "adaptive"}, "learning_rate is 'adaptive'"),
-        ({"eta0": -1}, "eta0 is -1.0; it must be at least 0"),
-        ({"eta0": "0.1"}, "eta0 is '0.1'; it must be of type float"),
-        ({"eta0": True}, "eta0 is True; it must be of type float"),
-        ({"eta0": 10**400}, "eta0 is too large a number"),
-        ({"alpha": -1.0}, "alpha is -1.0; it must be at least 0"),
-        ({"learning_rate": "optimal", "alpha": 0.0}, "alpha is 0; learning_rate 'optimal'"),
-        ({"l1_ratio": 1.5}, "l1_ratio is 1.5; it must be at most 1"),
-        ({"fit_intercept": 1}, "fit_intercept is 1; it must be of type bool"),
-        ({"dtype": "float16"}, "dtype is 'float16'"),
-    ],
-)
-def test_wrong_options_are_named(options: dict[str, object], complaint: str) -> None:
-    """A wrong configuration is one line that names the key."""
-    with pytest.raises(ValueError, match=complaint):
-        create("sgd", options)
-
-
-@pytest.mark.parametrize(
     "spoil",
     [
         lambda model: replace(model, metadata={}),
