@@ -612,10 +612,7 @@ REFUSED = [
     ("rounds.quorum=participant:model:1", "rounds.quorum | never happens: a round gets one"),
     ("rounds.quorum=a/b:update:1", "rounds.quorum | never happens: a round gets one"),
     (f"rounds.quorum=participant:update:5 {HALF}", 'rounds.quorum | "participant:update:5" never'),
-    (
-        'rounds.quorum=["*:update:1","a:update:2","OR"]',
-        'rounds.quorum | "a:update:2" never happens',
-    ),
+    ('rounds.quorum=["*:update:1","a:update:2","OR"]', 'rounds.quorum | "a:update:2" never happen'),
     ("rounds.staleness=2", 'rounds.staleness is 2; nothing would read it with consistency = "bsp"'),
     (f"{ASP} rounds.quorum=participant:update:1", 'rounds.quorum | with consistency = "asp" a'),
     (f"{SSP} rounds.over_selection=0.3 {HALF}", 'rounds.over_selection | with consistency = "ssp"'),

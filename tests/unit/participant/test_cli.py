@@ -181,12 +181,7 @@ def test_configuration_that_cannot_be_written_gets_one_line(
     ("text", "flags", "status", "message"),
     [
         (PATIENTS, ["--drop", "hight"], 1, "[data] drop names 'hight', which is no column"),
-        (
-            PATIENTS,
-            ["--type", "sex=number"],
-            1,
-            "column 'sex', rows 1, 2: 'm', 'f' are not numbers",
-        ),
+        (PATIENTS, ["--type", "sex=number"], 1, "column 'sex', rows 1, 2: 'm', 'f' are not number"),
         (PATIENTS, ["--type", "sex=text"], 2, 'data.types.sex is "text"; it must be one of'),
         (PATIENTS, ["--type", "sex"], 2, "--type takes KEY=VALUE, such as ward=category"),
         (PATIENTS, ["--rename", "age=sex"], 1, "more than one column is called 'sex'"),
