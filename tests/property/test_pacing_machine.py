@@ -88,11 +88,7 @@ RULE_SETS = {
     ),
     "ssp of one": make_rules(**BUFFERED, consistency="ssp", staleness=1, buffer_size=1),
     "ssp of two": make_rules(
-        **BUFFERED,
-        consistency="ssp",
-        staleness=2,
-        buffer_size=2,
-        fraction="0.8",
+        **BUFFERED, consistency="ssp", staleness=2, buffer_size=2, fraction="0.8"
     ),
     "strict": make_rules(
         rounds=6,
@@ -125,12 +121,7 @@ RULE_SETS = {
         refused_rounds=2,
     ),
     "strict ssp": make_rules(
-        **BUFFERED,
-        consistency="ssp",
-        staleness=1,
-        buffer_size=1,
-        refused_limit=1,
-        refused_rounds=1,
+        **BUFFERED, consistency="ssp", staleness=1, buffer_size=1, refused_limit=1, refused_rounds=1
     ),
     "scripted": make_rules(
         rounds=6, min_participants=2, start_participants=4, scripted=True, **WAITS
@@ -460,10 +451,7 @@ class PacingMachine(RuleBasedStateMachine):
 
     # --- time ---
 
-    @rule(
-        seconds=st.sampled_from([0.0, 1.0, 4.0, 10.0, DEADLINE_S]),
-        silent=st.none() | INDEX,
-    )
+    @rule(seconds=st.sampled_from([0.0, 1.0, 4.0, 10.0, DEADLINE_S]), silent=st.none() | INDEX)
     def time_passes(self, seconds: float, silent: int | None) -> None:
         """All participants but one are heard all the time."""
         end = self.now + seconds

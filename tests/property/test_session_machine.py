@@ -13,13 +13,7 @@ from dataclasses import dataclass, replace
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.unit.core.bench import (
     LEASE_S,
     SHAPE,
@@ -265,10 +259,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     def _is_eligible(self, name: str) -> bool:
         """Written down anew."""
-        return not self.rules.tags or TAGS.get(name, NORTH).get("site") in (
-            "north",
-            "west",
-        )
+        return not self.rules.tags or TAGS.get(name, NORTH).get("site") in ("north", "west")
 
     def _eligible(self) -> list[str]:
         return [name for name in self.session.members if self._is_eligible(name)]

@@ -238,10 +238,7 @@ def good() -> Tallies:
         ({"sums": {"log_loss": float("nan")}}, "the sum 'log_loss'"),
         ({"sums": {"log_loss": 1e9}}, "the sum 'log_loss'"),
         ({"sums": {"brier": 1e300}}, "the sum 'brier'"),
-        (
-            {"confusion": (), "right": 30, "counts": (0, 20, 30, 30, 1, 20, 10, 0)},
-            "30 are both",
-        ),
+        ({"confusion": (), "right": 30, "counts": (0, 20, 30, 30, 1, 20, 10, 0)}, "30 are both"),
         ({"sums": {"squared_error": 1.0}}, "the sum 'squared_error'"),
     ],
 )

@@ -71,10 +71,7 @@ def test_a_group() -> None:
     condition = parse(expression)
     assert condition == Group(
         "AND",
-        (
-            Unit("a", "x", 1),
-            Group("OR", (Unit("b", "x", 2), Group("AND", (Unit("c", "x", 3),)))),
-        ),
+        (Unit("a", "x", 1), Group("OR", (Unit("b", "x", 2), Group("AND", (Unit("c", "x", 3),))))),
     )
     assert condition.expression == ("a:x:1", ("b:x:2", ("c:x:3", "AND"), "OR"), "AND")
     assert parse(condition.expression) == condition

@@ -27,12 +27,7 @@ from xain_messaging.format.codec import (
     parts,
     snapshot,
 )
-from xain_messaging.format.messages import (
-    Message,
-    SessionMessage,
-    SessionType,
-    TaskSessionStage,
-)
+from xain_messaging.format.messages import Message, SessionMessage, SessionType, TaskSessionStage
 
 numbers = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False)
 dtypes = (
@@ -244,14 +239,7 @@ def test_so_many_arrays_travel_as_they_lie() -> None:
 
 
 def envelope(**changes: Any) -> bytes:
-    fields = {
-        "version": 1,
-        "tag": "t",
-        "session": "s",
-        "message": "m",
-        "stage": None,
-        "body": 1,
-    }
+    fields = {"version": 1, "tag": "t", "session": "s", "message": "m", "stage": None, "body": 1}
     packed: bytes = msgpack.packb([*{**fields, **changes}.values()])
     return packed
 

@@ -2,14 +2,7 @@
 
 from msgspec.structs import replace
 
-from xain_parameters.scheduler.reports import (
-    JobStatus,
-    Load,
-    Status,
-    as_json,
-    from_json,
-    lines_of,
-)
+from xain_parameters.scheduler.reports import JobStatus, Load, Status, as_json, from_json, lines_of
 from xain_parameters.specs import RangeView, View
 
 JOB = JobStatus(

@@ -5,11 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from support.talk import CONTACT, JOINED, TRAINING, Talk, refused, told
-from xain_participant.agent.protocol import (
-    MAX_RECONNECT_S,
-    MIN_BACKOFF_S,
-    RETRY_JITTER,
-)
+from xain_participant.agent.protocol import MAX_RECONNECT_S, MIN_BACKOFF_S, RETRY_JITTER
 from xain_participant.sdk import actions as a
 from xain_participant.sdk import events as e
 from xain_participant.sdk.values import Call, State, Timer

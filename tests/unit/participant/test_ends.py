@@ -6,17 +6,7 @@ from typing import TypeAlias
 
 import pytest
 
-from support.talk import (
-    CONTACT,
-    HOLDING,
-    JOINED,
-    TRAINING,
-    WORK,
-    Talk,
-    killed_with,
-    refused,
-    told,
-)
+from support.talk import CONTACT, HOLDING, JOINED, TRAINING, WORK, Talk, killed_with, refused, told
 from xain_participant.agent.protocol import FINISHING_S
 from xain_participant.sdk import actions as a
 from xain_participant.sdk import events as e

@@ -108,8 +108,7 @@ def test_strided_weights_are_laid_out_flat() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"),
-    [(np.float32, np.float32), (np.float16, np.float16), (np.int64, np.float64)],
+    ("given", "kept"), [(np.float32, np.float32), (np.float16, np.float16), (np.int64, np.float64)]
 )
 def test_the_first_weights_choose_the_dtype_unless_they_are_no_floats(
     given: Any, kept: Any

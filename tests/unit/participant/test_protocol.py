@@ -5,16 +5,7 @@ from typing import TypeAlias
 import grpc
 import pytest
 
-from support.talk import (
-    CONTACT,
-    HOLDING,
-    JOINED,
-    TRAINING,
-    WORK,
-    Talk,
-    refused,
-    told,
-)
+from support.talk import CONTACT, HOLDING, JOINED, TRAINING, WORK, Talk, refused, told
 from xain_participant.agent.protocol import MAX_BACKOFF_S, MAX_INVALID, RETRY_JITTER
 from xain_participant.sdk import actions as a
 from xain_participant.sdk import events as e
@@ -158,10 +149,7 @@ RESULTS: dict[str, tuple[tuple[e.Event, ...], Steps]] = {
     ),
     "next round replaces a result that never got through": (
         (*HOLDING, AWAY),
-        [
-            (told(4), [a.BeginRound(4)]),
-            (e.Assigned(4), [a.Drop(3, "round 4 is open"), a.Train(4)]),
-        ],
+        [(told(4), [a.BeginRound(4)]), (e.Assigned(4), [a.Drop(3, "round 4 is open"), a.Train(4)])],
     ),
     "assignment of the held round hands it in, whatever was advertised": (
         (*HOLDING, AWAY, told(4)),
@@ -285,21 +273,14 @@ SESSIONS: dict[str, tuple[tuple[e.Event, ...], Steps]] = {
     ),
     "late word of the session before is not believed": (
         (*JOINED, OTHER),
-        [
-            (told(7), []),
-            (told(7, State.FINISHED), []),
-            (other(0), [a.BeginRound(0)]),
-        ],
+        [(told(7), []), (told(7, State.FINISHED), []), (other(0), [a.BeginRound(0)])],
     ),
     # XAIN's coordinator has no ids of sessions.
     "coordinator without session ids has one session": (
         JOINED,
         [(e.Advertised(State.ROUND, 0), [a.BeginRound(0)])],
     ),
-    "nothing follows the end": (
-        JOINED,
-        [(told(9, State.FINISHED), FINISHED), (told(9), [])],
-    ),
+    "nothing follows the end": (JOINED, [(told(9, State.FINISHED), FINISHED), (told(9), [])]),
     # A participant that is moved away at this moment need not be started again.
     "participant stopped after the end exits as finished": (
         (*HOLDING, told(3, State.FINISHED)),

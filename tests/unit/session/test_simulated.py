@@ -67,10 +67,7 @@ def test_other_machines_call_the_coordinator_in_the_clear_only_if_told(
 ) -> None:
     """Neither the coordinator of the script nor one that is elsewhere."""
     target = "192.0.2.7:50051"
-    with (
-        pytest.raises(ValueError, match="insecure"),
-        xain.simulated(main, 3).running(target),
-    ):
+    with pytest.raises(ValueError, match="insecure"), xain.simulated(main, 3).running(target):
         raise AssertionError("it does not start")
     monkeypatch.setattr(simulated, "_backend_of", lambda *_: Elsewhere())
     with (

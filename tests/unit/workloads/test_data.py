@@ -15,14 +15,7 @@ from pyarrow import parquet
 
 from support.learning import refused
 from xain_workloads.errors import DataError
-from xain_workloads.tables.data import (
-    Dataset,
-    Task,
-    class_name,
-    from_arrays,
-    load,
-    load_table,
-)
+from xain_workloads.tables.data import Dataset, Task, class_name, from_arrays, load, load_table
 from xain_workloads.tables.profile import DataProfile
 from xain_workloads.tables.reading.dialect import Dialect
 
@@ -229,12 +222,7 @@ def test_columns_of_each_arrow_encoding_of_text_are_read(tmp_path: Path) -> None
         assert table.values[column].tolist() == ["1", "2", None]
 
 
-FORMS = {
-    ".csv": "a,b,y\n1,2,x\n",
-    ".parquet": "PAR1",
-    ".npz": "PK",
-    ".svm": "1 1:0.5 2:1\n",
-}
+FORMS = {".csv": "a,b,y\n1,2,x\n", ".parquet": "PAR1", ".npz": "PK", ".svm": "1 1:0.5 2:1\n"}
 # What pyarrow, numpy, scikit-learn and Python say of files that they cannot read.
 WORDS = "arrow|block|pickle|parse|magic|footer|literal|convert|codec|errno|expected|object|index"
 

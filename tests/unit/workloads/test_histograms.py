@@ -97,11 +97,7 @@ def xgboost_of(workload: Any, model: Model, data: Dataset, iterations: int) -> x
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"gamma": 2.0, "min_child_weight": 6.0},
-        {"reg_alpha": 1.5, "reg_lambda": 0.0},
-    ],
+    [{}, {"gamma": 2.0, "min_child_weight": 6.0}, {"reg_alpha": 1.5, "reg_lambda": 0.0}],
     ids=["defaults", "gamma and min_child_weight", "reg_alpha without reg_lambda"],
 )
 @pytest.mark.parametrize("task", TASKS)
@@ -227,10 +223,7 @@ def test_categories_indicators_and_scaled_numbers_have_bins() -> None:
     chance = np.random.default_rng(0)
     age = chance.integers(20, 40, 300).astype(np.float64)
     ward = np.array(["north", "south"], dtype=object)[chance.integers(0, 2, 300)]
-    table = table_of(
-        {"age": age, "ward": ward},
-        np.where((age > 30) ^ (ward == "north"), "a", "b"),
-    )
+    table = table_of({"age": age, "ward": ward}, np.where((age > 30) ^ (ward == "north"), "a", "b"))
     model = federated(workload_of("two classes"), by_target(table, 3), 12)
     assert evaluate(model, table)["accuracy"] > 0.95
     state = histograms.growing(model.vector.tobytes(), model.metadata)

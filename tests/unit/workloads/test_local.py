@@ -26,13 +26,7 @@ from xain_workloads.model import Model
 from xain_workloads.tables.data import load
 from xain_workloads.tables.preprocessing import prepare
 from xain_workloads.tables.table import Table
-from xain_workloads.workload import (
-    create,
-    fit_centralised,
-    initial_model,
-    predict,
-    probabilities,
-)
+from xain_workloads.workload import create, fit_centralised, initial_model, predict, probabilities
 
 WORKLOADS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("sgd", {}),

@@ -16,11 +16,7 @@ from xain_workloads.tables.preprocessing import prepare
 from xain_workloads.tables.table import Table
 from xain_workloads.workload import probabilities
 
-LAYERS = [
-    {"type": "linear", "out_features": 8},
-    {"type": "relu"},
-    {"type": "linear"},
-]
+LAYERS = [{"type": "linear", "out_features": 8}, {"type": "relu"}, {"type": "linear"}]
 WITH_PROBABILITIES: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("sgd", {}),
     ("sgd", {"loss": "modified_huber"}),

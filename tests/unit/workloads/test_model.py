@@ -11,9 +11,7 @@ shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 
 
 @given(
-    st.lists(shapes, max_size=5),
-    st.sampled_from(["float32", "float64"]),
-    st.integers(0, 2**32 - 1),
+    st.lists(shapes, max_size=5), st.sampled_from(["float32", "float64"]), st.integers(0, 2**32 - 1)
 )
 def test_flatten_and_unflatten_are_inverse(
     all_shapes: list[tuple[int, ...]], dtype: str, seed: int

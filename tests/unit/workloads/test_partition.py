@@ -141,11 +141,7 @@ def test_regression_is_skewed_by_decile() -> None:
 # Train and test
 
 
-@given(
-    st.one_of(labels, numbers),
-    st.floats(0, 1, exclude_max=True),
-    st.integers(0, 2**32),
-)
+@given(st.one_of(labels, numbers), st.floats(0, 1, exclude_max=True), st.integers(0, 2**32))
 def test_split_covers_exactly(values: list[Any], fraction: float, seed: int) -> None:
     """Each row is for training or for testing, and no label is only tested."""
     target = _target(values)

@@ -11,12 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from xain_coordinator.cli.main import app as coordinator
-from xain_foundation.exit_statuses import (
-    EXIT_BAD_CONFIG,
-    EXIT_FAILED,
-    EXIT_OK,
-    EXIT_UNKNOWN_INPUT,
-)
+from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_UNKNOWN_INPUT
 from xain_participant.cli.cli import app as participant
 from xain_workloads.exported import formats
 from xain_workloads.exported.formats import Exported

@@ -316,10 +316,7 @@ def test_names_beyond_ascii_can_be_read_by_people() -> None:
 
 
 GOOD = Preprocessing(
-    (
-        NumberColumn("age", 50.0, Scale(50.0, 10.0)),
-        CategoryColumn("ward", ("a", "b")),
-    ),
+    (NumberColumn("age", 50.0, Scale(50.0, 10.0)), CategoryColumn("ward", ("a", "b"))),
     Scale(1.0, 2.0),
 )
 

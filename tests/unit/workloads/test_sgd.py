@@ -16,13 +16,7 @@ from xain_workloads.model import Model, TensorSpec, unflatten
 from xain_workloads.tables.data import Dataset, from_arrays, load
 from xain_workloads.tables.profile import DataProfile
 from xain_workloads.tables.reading.dialect import Dialect
-from xain_workloads.workload import (
-    Workload,
-    create,
-    evaluate,
-    fit_centralised,
-    from_metadata,
-)
+from xain_workloads.workload import Workload, create, evaluate, fit_centralised, from_metadata
 
 REGRESSION = {"task": "regression"}
 
@@ -57,11 +51,7 @@ def _with(model: Model, vector: Any) -> Model:
 
 def test_initial_model_is_zeros_for_the_union() -> None:
     """Layout and class order come from all participants, and empty ones change nothing."""
-    profiles = [
-        DataProfile(5, 4, ("10", "9")),
-        DataProfile(0, 1),
-        DataProfile(1, 4, ("2",)),
-    ]
+    profiles = [DataProfile(5, 4, ("10", "9")), DataProfile(0, 1), DataProfile(1, 4, ("2",))]
     model = create("sgd").initial_model(profiles)
     assert model.layout == (
         TensorSpec("coef", (3, 4), "float32"),
@@ -81,10 +71,7 @@ def test_two_classes_and_regression_have_one_row(
     """The shapes are those of scikit-learn, so that its estimators can be built from the arrays."""
     model = create("sgd", options).initial_model([DataProfile(5, 4, classes)])
     dtype = str(options.get("dtype", "float32"))
-    assert model.layout == (
-        TensorSpec("coef", (1, 4), dtype),
-        TensorSpec("intercept", (1,), dtype),
-    )
+    assert model.layout == (TensorSpec("coef", (1, 4), dtype), TensorSpec("intercept", (1,), dtype))
 
 
 @pytest.mark.parametrize("classes", [(), ("a",)])
@@ -346,13 +333,7 @@ def test_overflow_on_the_wire_is_divergence() -> None:
     data = from_arrays([[1e-30]], [1e13], task="regression")
     # The weight is 1e57 * 1e13 * 1e-30 = 1e40, and the score 1e10 looks harmless.
     wide = create("sgd", options | {"dtype": "float64"})
-    wide.train(
-        _start(wide, data),
-        data,
-        epochs=1,
-        epoch_base=0,
-        seed=0,
-    )
+    wide.train(_start(wide, data), data, epochs=1, epoch_base=0, seed=0)
     workload = create("sgd", options)
     with pytest.raises(Diverged):
         workload.train(_start(workload, data), data, epochs=1, epoch_base=0, seed=0)

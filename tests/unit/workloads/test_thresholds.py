@@ -22,11 +22,7 @@ from xain_workloads.measures.thresholds import KEY, Criterion, Threshold, choose
 from xain_workloads.tables.data import load
 from xain_workloads.tables.preprocessing import prepare
 from xain_workloads.tables.table import Table
-from xain_workloads.workload import (
-    predict,
-    predict_prepared,
-    probabilities,
-)
+from xain_workloads.workload import predict, predict_prepared, probabilities
 
 CRITERIA = ("youden", "cost = 5", "cost = 0.2", "sensitivity >= 0.9", "specificity >= 0.95")
 
