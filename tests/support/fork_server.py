@@ -33,10 +33,11 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 # Imported by the fork server: the start of each program, and what most of them come to in their
 # first seconds. No framework: a program that trains with one shall import it by itself.
@@ -413,11 +414,14 @@ def _open_streams() -> None:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         before: io.TextIOWrapper = getattr(sys, f"__{name}__")
         file = io.FileIO(number, "r" if number == 0 else "w", closefd=False)
+        is_raw = number > 0 and bool(os.environ.get("PYTHONUNBUFFERED"))
+        kind: Any = io.BufferedWriter if number else io.BufferedReader
         stream = io.TextIOWrapper(
-            io.BufferedReader(file) if number == 0 else io.BufferedWriter(file),
+            file if is_raw else kind(file),
             encoding=before.encoding,
             errors=before.errors,
             line_buffering=number == 2 or file.isatty(),
+            write_through=is_raw,
         )
         setattr(sys, f"__{name}__", stream)
         setattr(sys, name, stream)
@@ -450,10 +454,48 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # a collection would copy the memory that the processes share
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if forked := serve(socket.socket(fileno=int(number))):
-        request, connection = forked
-        server = ForkServer(request["environment"], modules, connection)
-        become(request, paths, Starts(server))
+    forked = serve(socket.socket(fileno=int(number)))
+    if forked is None:
+        os._exit(0)
+    request, connection = forked
+    server = ForkServer(request["environment"], modules, connection)
+    _end(lambda: become(request, paths, Starts(server)))
+
+
+def _end(program: Callable[[], None]) -> NoReturn:
+    """Run a program and end the process as the interpreter does, but leave its modules as they
+    are: to clear them would copy all memory that is shared with the fork server."""
+    status, is_interrupted = 0, False
+    try:
+        program()
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)  # noqa: T201 - as the interpreter does
+    except BaseException as error:
+        status, is_interrupted = 1, isinstance(error, KeyboardInterrupt)
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    for step in (threading._shutdown, atexit._run_exitfuncs):  # type: ignore[attr-defined]
+        try:
+            step()
+        except BaseException:
+            traceback.print_exc()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except OSError as error:
+            status = 120  # the interpreter's
+            told = f"Exception ignored in: {stream}\n{type(error).__name__}: {error}"
+            with contextlib.suppress(OSError, AttributeError):
+                print(told, file=sys.stderr, flush=True)  # noqa: T201
+    for kept in (sys.__stdout__, sys.__stderr__):  # where the program has others in their place
+        with contextlib.suppress(OSError, ValueError):
+            kept.flush()  # type: ignore[union-attr]
+    if is_interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(status & 0xFF)
 
 
 if __name__ == "__main__":

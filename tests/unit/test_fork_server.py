@@ -98,3 +98,34 @@ def test_forked_process_ends_by_a_signal(tmp_path: Path, number: signal.Signals)
         process.stdout.read(1)
         process.send_signal(number)
     assert process.returncode == -number
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "",
+        "sys.exit(300)",
+        "sys.exit('a mistake')",
+        "raise ValueError('a mistake')",
+        "raise KeyboardInterrupt",
+        "sys.stdout = None",
+        "os.close(1)",
+        "signal.raise_signal(signal.SIGINT)",
+        "threading.Thread(target=lambda: (time.sleep(0.2), print('last'))).start()",
+    ],
+)
+def test_forked_process_ends_likewise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    """Its status, the last line of what it says, and what it has printed or does at its exit."""
+    (tmp_path / "ending.py").write_text(
+        "import atexit, os, signal, sys, threading, time\n"
+        f"print('begun')\natexit.register(os.write, 2, b'its exit\\n')\n{ending}\n"
+    )
+    command = [sys.executable, "ending.py"]
+    ends = []
+    for are_real in (False, True):
+        monkeypatch.setattr(Starts, "are_real", are_real)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        ends.append((done.returncode, done.stdout, done.stderr.splitlines()[-1:]))
+    assert ends[0] == ends[1]
