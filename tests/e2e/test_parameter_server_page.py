@@ -21,12 +21,6 @@ pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "parameter-server.md").read_text(encoding="utf-8")
 LONG_S = 100.0
-RUN = "import sys; from {} import main; sys.exit(main())"
-MODULES = {
-    "xain-coordinator": "xain_coordinator.cli.main",
-    "xain-parameter-server": "xain_parameters.cli",
-    "xain-participant": "xain_participant.cli.cli",
-}
 ADDRESS_FLAGS = {
     "scheduler": "--listen",
     "serve": "--scheduler",
@@ -44,7 +38,7 @@ def words_of(line: str, address: str) -> list[str]:
     at = [] if flag is None else [flag, address]
     if rest[0] == "launch":  # launches of other tests may run at the same time
         at = ["--name", f"page-{address.rpartition(':')[2]}"]
-    return [sys.executable, "-c", RUN.format(MODULES[program]), *rest, *at]
+    return [str(Path(sys.executable).with_name(program)), *rest, *at]
 
 
 @contextmanager
