@@ -182,6 +182,7 @@ def test_marks_of_the_page_are_benchmarks():
     assert all(name.startswith(scripts) for name in names)
 
 
+@pytest.mark.real_exec  # a fork server of its own would be one more child
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="who is left is looked up in /proc")
 async def test_a_benchmark_that_is_stopped_leaves_nobody(tmp_path):
     """SIGTERM in the middle of it: coordinator and participants end with it."""
