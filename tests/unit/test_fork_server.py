@@ -117,7 +117,7 @@ def test_forked_process_ends_by_a_signal(tmp_path: Path, number: signal.Signals)
 def test_forked_process_ends_likewise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
-    """Its status, the last line of what it says, and what it has printed or does at its exit."""
+    """Status, standard output and the last line of standard error are the same."""
     (tmp_path / "ending.py").write_text(
         "import atexit, os, signal, sys, threading, time\n"
         f"print('begun')\natexit.register(os.write, 2, b'its exit\\n')\n{ending}\n"
