@@ -48,7 +48,7 @@ REACHED = (
     "UpdateRefused ParticipantLeftOut",
     "EndTrainingRound: INVALID_ARGUMENT",
     "goes on, overtaken",
-    "TakenOver(",
+    "Fenced(",
     "JournalError(",
     "StoreUnavailable(",
     "exits: stopped",

@@ -254,7 +254,7 @@ def _scheduler(
     }
     from xain_foundation.security.certificate_watch import CertificateWatch
     from xain_parameters.config import SchedulerConfig
-    from xain_parameters.scheduler.journal import Journal, JournalError
+    from xain_parameters.scheduler.journal import Journal
     from xain_parameters.scheduler.service import SchedulerServer
 
     settings = _load(SchedulerConfig, config, values)
@@ -284,7 +284,7 @@ def _scheduler(
             while not stopped.is_set():
                 watch.look()
                 time.sleep(POLL_S)
-    except (JournalError, OSError) as error:
+    except OSError as error:
         fail(PROGRAM, str(error), EXIT_FAILED)
 
 

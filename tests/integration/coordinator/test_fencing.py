@@ -19,12 +19,12 @@ from xain_coordinator.core.machine.needed import Needed
 from xain_coordinator.driver.clock import SessionClock
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.journal.sqlite import SqliteJournal
-from xain_coordinator.ports import StoreUnavailable, WeightsStore
+from xain_coordinator.ports import Fenced, StoreUnavailable, WeightsStore
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.memory import MemoryStore
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_coordinator.stores.s3.s3 import open_s3
-from xain_coordinator.upkeep.fence import Fence, FencedStore, TakenOver
+from xain_coordinator.upkeep.fence import Fence, FencedStore
 from xain_coordinator.upkeep.retention import GROUP_SIZE, Retention
 
 SESSION = "5e5510485e55"
@@ -76,7 +76,7 @@ def owners(store: WeightsStore) -> list[str]:
 def is_owner(one: Fence) -> bool:
     try:
         one.check()
-    except TakenOver:
+    except Fenced:
         return False
     return True
 
@@ -92,7 +92,7 @@ def test_the_newer_is_the_owner(store: WeightsStore, journal: Journals) -> None:
         (key,) = owners(store)
         assert key.startswith(f"owners/0000000{number}.")
         assert len(journal("a").owners(SESSION)) <= 2
-    with pytest.raises(TakenOver, match=rf"owner 3 \(host .*, pid {os.getpid()}, since 2.*owner 1"):
+    with pytest.raises(Fenced, match=rf"owner 3 \(host .*, pid {os.getpid()}, since 2.*owner 1"):
         fences[0].check()
 
 
@@ -107,9 +107,7 @@ def test_overtaken_coordinator_cannot_take_over_again(
     newer.take_over()
     before = owners(store)
     for _ in range(2):
-        with pytest.raises(
-            TakenOver, match=f"start that one.*delete {SESSION}/owners in the store"
-        ):
+        with pytest.raises(Fenced, match=f"start that one.*delete {SESSION}/owners in the store"):
             fence(store, journal("a")).take_over()
         assert owners(store) == before
     assert is_owner(newer)
@@ -185,12 +183,12 @@ def test_one_of_two_that_start_at_once_is_the_owner(journal: Journals, step: int
     came_between: list[bool] = []
 
     def come() -> None:
-        with contextlib.suppress(TakenOver):
+        with contextlib.suppress(Fenced):
             other.take_over()
         came_between.append(True)
 
     store.meanwhile, store.countdown = come, step
-    with contextlib.suppress(TakenOver):
+    with contextlib.suppress(Fenced):
         one.take_over()
     assert came_between
     assert sorted(map(started_and_owns, (one, other))) == [False, True]
@@ -222,7 +220,7 @@ def test_other_objects_are_not_taken_for_owners(journal: Journals) -> None:
     store.put({"owners/99999999": b"", "owners/x.part": b"", f"owners/9/{'0' * 32}": b""})
     assert is_owner(one)
     store.put({f"owners/00000007.{'0' * 32}": b"\x1b[2J\n\xff" + b"x" * 10_000})
-    with pytest.raises(TakenOver) as caught:
+    with pytest.raises(Fenced) as caught:
         one.check()
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 1000
@@ -241,7 +239,7 @@ def test_publishing_and_removing_need_the_owner(journal: Journals) -> None:
     late = guarded.upload("1/global")
     late.write(b"1")
     fence(store, journal("a")).take_over()
-    with pytest.raises(TakenOver):
+    with pytest.raises(Fenced):
         late.commit(overwrite=False)
     late.abort()
     update = guarded.upload("0/p")
@@ -249,7 +247,7 @@ def test_publishing_and_removing_need_the_owner(journal: Journals) -> None:
     update.commit(overwrite=True)
     guarded.put({"0/q": b"u"})
     guarded.settle("0/q")
-    with pytest.raises(TakenOver):
+    with pytest.raises(Fenced):
         guarded.delete("0/q")
     with guarded.open("0/global") as reader:
         assert reader.read(0, 10) == b"0"
@@ -277,7 +275,7 @@ def test_overtaken_coordinator_drops_nothing(store: WeightsStore, journal: Journ
     guarded.delete = overtaken  # type: ignore[method-assign]  # for this one
     dropping = Retention(guarded, 0)
     for _ in range(3):
-        with pytest.raises(TakenOver):
+        with pytest.raises(Fenced):
             dropping.drop(Needed(1, 0))
     assert len(list(store.keys("0/"))) == GROUP_SIZE + 1
 
@@ -308,7 +306,7 @@ async def test_a_store_that_is_away_ends_nobody(journal: Journals) -> None:
         store.is_away = False
         fence(store, journal("a")).take_over()
         await asyncio.wait_for(watch, 60)
-    assert isinstance(driver.failure, TakenOver)
+    assert isinstance(driver.failure, Fenced)
     warnings = [line for line in told if line["event"] == "store_unavailable"]
     assert [line["error"] for line in warnings] == ["no route"]
     await driver.close()

@@ -18,7 +18,7 @@ from xain_foundation.net.sockets import free_ports
 from xain_parameters.errors import Closed, Evicted, Invalid, Unavailable
 from xain_parameters.scheduler import commands as c
 from xain_parameters.scheduler.client import SchedulerCalls, SchedulerMember
-from xain_parameters.scheduler.journal import Journal, JournalError
+from xain_parameters.scheduler.journal import Journal
 from xain_parameters.scheduler.server_client import ServerScheduler
 from xain_parameters.scheduler.service import SchedulerServer, SchedulerService
 from xain_parameters.scheduler.state import Job, Settings
@@ -212,7 +212,7 @@ def test_checkpoint_without_a_folder_is_refused(tmp_path: Path, stack: ExitStack
 
 def test_second_scheduler_on_a_journal_is_refused(tmp_path: Path) -> None:
     first = Journal(tmp_path / "scheduler.db")
-    with pytest.raises(JournalError, match="another scheduler has"):
+    with pytest.raises(OSError, match="another scheduler has"):
         Journal(tmp_path / "scheduler.db")
     first.close()
     Journal(tmp_path / "scheduler.db").close()
@@ -221,7 +221,7 @@ def test_second_scheduler_on_a_journal_is_refused(tmp_path: Path) -> None:
 def test_foreign_file_is_no_journal(tmp_path: Path) -> None:
     path = tmp_path / "scheduler.db"
     path.write_bytes(b"no database, but long enough to be looked at" * 100)
-    with pytest.raises(JournalError, match="cannot be used"):
+    with pytest.raises(OSError, match="cannot be used"):
         Journal(path)
 
 

@@ -35,7 +35,6 @@ from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
 from xain_coordinator.telemetry.null import NullMetricsStore
 from xain_coordinator.updates.measuring import measure, measure_bytes
-from xain_coordinator.upkeep.fence import TakenOver
 from xain_coordinator.upkeep.model_copies import ModelCopies
 from xain_foundation.exit_statuses import CommandFailed
 from xain_workloads.model import Model, TensorSpec
@@ -331,7 +330,7 @@ async def test_small_model_is_not_made_after_another_coordinator_has_taken_over(
     store, journal = HookedStore(), Disk()
 
     def taken_over() -> None:
-        raise TakenOver("another coordinator has taken over")
+        raise Fenced("another coordinator has taken over")
 
     store.hook = taken_over
     rules = make_rules(num_participants=2)
@@ -340,7 +339,7 @@ async def test_small_model_is_not_made_after_another_coordinator_has_taken_over(
         await f.until(Phase.COLLECTING)
         await f.send("p0")
         await f.send("p1")
-        assert isinstance(await f.failure(), TakenOver)
+        assert isinstance(await f.failure(), Fenced)
     assert isinstance(journal.events[-1], e.RoundClosed)
 
 

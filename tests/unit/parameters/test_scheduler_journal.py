@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from xain_parameters.scheduler.journal import Journal, JournalError
+from xain_parameters.scheduler.journal import Journal
 from xain_parameters.scheduler.state import ServerCame, fold
 
 EVENTS = [ServerCame(f"s{index}", f"host:{index}", index + 1) for index in range(3)]
@@ -46,5 +46,5 @@ def test_journal_that_is_opened_again_has_its_state(path: Path) -> None:
 )
 def test_damaged_record_is_named(path: Path, command: str, text: str) -> None:
     execute(path, command)
-    with pytest.raises(JournalError, match=rf"scheduler\.db: {text}"):
+    with pytest.raises(OSError, match=rf"scheduler\.db: {text}"):
         Journal(path)

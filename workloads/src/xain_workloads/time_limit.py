@@ -9,17 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-
-class OutOfTime(Exception):
-    """The time limit of a training is over."""
-
-
 _is_over: ContextVar[Callable[[], bool] | None] = ContextVar("is_over", default=None)
 
 
 @contextmanager
 def time_limit(is_over: Callable[[], bool]) -> Iterator[None]:
-    """Let trainings within this context raise OutOfTime as soon as is_over() is true."""
+    """Let trainings within this context raise TimeoutError as soon as is_over() is true."""
     token = _is_over.set(is_over)
     try:
         yield
@@ -28,7 +23,7 @@ def time_limit(is_over: Callable[[], bool]) -> Iterator[None]:
 
 
 def check_time() -> None:
-    """Raise OutOfTime if there is a time limit, and it is over."""
+    """Raise TimeoutError if there is a time limit, and it is over."""
     is_over = _is_over.get()
     if is_over is not None and is_over():
-        raise OutOfTime
+        raise TimeoutError

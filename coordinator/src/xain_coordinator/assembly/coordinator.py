@@ -36,6 +36,7 @@ from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import (
     Clock,
     DirectAccess,
+    Fenced,
     KeyNotFound,
     MetricsStore,
     StoreError,
@@ -57,7 +58,7 @@ from xain_coordinator.telemetry.log_files import LatencyFile
 from xain_coordinator.telemetry.null import NullMetricsStore
 from xain_coordinator.telemetry.points import parse_points
 from xain_coordinator.telemetry.queue import QueuedMetrics
-from xain_coordinator.upkeep.fence import Fence, FencedStore, TakenOver
+from xain_coordinator.upkeep.fence import Fence, FencedStore
 from xain_coordinator.upkeep.model_copies import ModelCopies, copy_latest
 from xain_coordinator.upkeep.model_folder import ModelFolder, folder_of, write_central
 from xain_coordinator.upkeep.retention import Retention
@@ -234,7 +235,7 @@ class SessionCoordinator:
     async def start(self) -> None:
         """Start the servers, and resume the session or open a new one.
 
-        Raises CommandFailed, JournalError and StoreError, TakenOver among them; then nothing has
+        Raises CommandFailed, JournalError and StoreError, Fenced among them; then nothing has
         begun, and the journal's sessions are as they were.
         """
         self._weights_port = self._open_weights_port()
@@ -359,7 +360,7 @@ class SessionCoordinator:
         return port
 
     def _take_over(self) -> None:
-        """Make this coordinator the store's only writer of the session. Raises TakenOver and
+        """Make this coordinator the store's only writer of the session. Raises Fenced and
         StoreError."""
         # A copy that is behind must not end the coordinator that is ahead of it. Afterwards the
         # other one publishes nothing more; what it has published meanwhile is seen here.
@@ -368,7 +369,7 @@ class SessionCoordinator:
         self._require_latest()
 
     def _require_latest(self) -> None:
-        """Check that the store has no model that the journal does not know. Raises TakenOver and
+        """Check that the store has no model that the journal does not know. Raises Fenced and
         StoreError."""
         _require_latest(self.driver.session, self.store, self._config)
 
@@ -467,7 +468,7 @@ def _require_weights(session: Session, store: WeightsStore, config: CoordinatorC
 
 def _require_latest(session: Session, store: WeightsStore, config: CoordinatorConfig) -> None:
     """Check that the store holds no model that this journal does not know, from another coordinator
-    of the session. Raises TakenOver, and the store's errors.
+    of the session. Raises Fenced, and the store's errors.
 
     Taking over would end the coordinator that made it, and lead to another model of that round,
     which cannot be published.
@@ -481,7 +482,7 @@ def _require_latest(session: Session, store: WeightsStore, config: CoordinatorCo
         store.open(key, 0, 1).close()
     except KeyNotFound:
         return
-    raise TakenOver(
+    raise Fenced(
         f"{config.storage.location} has {session.session_id}/{key}, which the journal "
         f"{config.journal.path} has not come to: the session has gone on from another copy of it; "
         "start that one. If it is lost for good, or there is none and the end of this journal's "

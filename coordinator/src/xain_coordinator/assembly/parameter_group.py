@@ -14,7 +14,7 @@ from xain_foundation.settings.fields import join_host_port
 from xain_parameters.errors import Invalid
 from xain_parameters.node.server import ParameterServer
 from xain_parameters.scheduler import reports
-from xain_parameters.scheduler.journal import Journal, JournalError
+from xain_parameters.scheduler.journal import Journal
 from xain_parameters.scheduler.service import SchedulerServer
 from xain_parameters.scheduler.state import Settings
 
@@ -64,7 +64,7 @@ class ParameterGroup:
                 insecure=insecure,
             )
             self._scheduler.start()
-        except (Invalid, JournalError, OSError) as error:
+        except (Invalid, OSError) as error:
             raise OSError(f"[parameters] cannot be served: {error}") from None
         log.info("serving_parameters", address=self.target, path=str(settings.path))
         self._is_closing = threading.Event()

@@ -27,7 +27,7 @@ from xain_coordinator.stores.integrity import read_vector
 from xain_foundation.logs.logger import get_logger
 from xain_foundation.names import printable, shortened
 from xain_wire.fl import coordinator_pb2 as pb
-from xain_workloads.errors import DataError
+from xain_workloads.errors import DataError, InvalidContent
 
 if TYPE_CHECKING:
     from xain_workloads.ensembles.held import Holding
@@ -66,14 +66,6 @@ class Predictions:
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
-class _NoAnswer(Exception):
-    """A participant did not answer, for the reason in the text. It is asked again if it may be."""
-
-
-class _Useless(Exception):
-    """The answer of a participant cannot be used, for the reason in the text."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Asked:
     """A prediction request: rows in batches, and the shape of an answer.
@@ -104,10 +96,10 @@ class _Stream:
         self._waiting: dict[int, asyncio.Future[pb.PredictionAnswer]] = {}
 
     async def ask(self, question: pb.PredictionQuestion) -> pb.PredictionAnswer:
-        """Send a question and wait for its answer. Raises _NoAnswer if too many questions wait, or
-        the stream ends before the answer."""
+        """Send a question and wait for its answer. Raises ConnectionError if too many questions
+        wait, or the stream ends before the answer."""
         if self.outgoing.qsize() >= MAX_QUEUED:
-            raise _NoAnswer("it does not take its questions")
+            raise ConnectionError("it does not take its questions")
         answer: asyncio.Future[pb.PredictionAnswer] = asyncio.get_running_loop().create_future()
         self._waiting[question.number] = answer
         self.outgoing.put_nowait(question)
@@ -123,11 +115,11 @@ class _Stream:
             waiting.set_result(answer)
 
     def end(self, why: str) -> None:
-        """End the stream, and all waits for its answers with _NoAnswer. why: its text."""
+        """End the stream, and all waits for its answers with ConnectionError. why: its text."""
         self.outgoing.put_nowait(None)
         for waiting in self._waiting.values():
             if not waiting.done():
-                waiting.set_exception(_NoAnswer(why))
+                waiting.set_exception(ConnectionError(why))
 
 
 class RemotePredictor:
@@ -287,9 +279,9 @@ class RemotePredictor:
                     return await self._answer_on(stream, holdings, asked)
             except TimeoutError:
                 why = f"no answer within {timeout_s:g} s"
-            except _NoAnswer as no_answer:
+            except ConnectionError as no_answer:
                 why = str(no_answer)
-            except _Useless as useless:
+            except InvalidContent as useless:
                 return str(useless)
         return why if not max_retries else f"{why}, asked {1 + max_retries} times"
 
@@ -297,7 +289,7 @@ class RemotePredictor:
         """The newest stream of a participant, awaited for a while if the participant is
         reconnecting.
 
-        Raises _NoAnswer.
+        Raises ConnectionError.
         """
         wait_s = self.reconnect_s
         if is_first:  # a participant that went away earlier is not waited for
@@ -307,16 +299,16 @@ class RemotePredictor:
                 while name not in self._streams and not self._is_closed:
                     await self._arrived.wait()
         if self._is_closed:
-            raise _NoAnswer(_SHUTTING_DOWN)
+            raise ConnectionError(_SHUTTING_DOWN)
         if name not in self._streams:
-            raise _NoAnswer("it is not connected")
+            raise ConnectionError("it is not connected")
         return self._streams[name]
 
     async def _answer_on(
         self, stream: _Stream, holdings: "Sequence[Holding]", asked: _Asked
     ) -> _Answer:
         """Ask a participant for all batches on its stream. Returns the mean of its estimators.
-        Raises _NoAnswer and _Useless."""
+        Raises ConnectionError and InvalidContent."""
         estimators = [
             pb.KeptEstimators(digest=bytes.fromhex(one.digest), weight=one.rows) for one in holdings
         ]
@@ -331,13 +323,13 @@ class RemotePredictor:
             )
             answer = await stream.ask(question)
             if answer.error:
-                raise _Useless(answer.error)
+                raise InvalidContent(answer.error)
             means.append(_votes(answer, len(rows), asked))
             lost.update(digest.hex() for digest in answer.lost)
         kept = [one for one in holdings if one.digest not in lost]
         weight = sum(one.rows * one.estimators for one in kept)
         if not weight:
-            raise _Useless("it has lost all of its estimators")
+            raise InvalidContent("it has lost all of its estimators")
         return _Answer(np.concatenate(means), weight, len(holdings) - len(kept))
 
     # --- streams ---
@@ -460,13 +452,15 @@ def _batches(
 
 
 def _votes(answer: pb.PredictionAnswer, num_rows: int, asked: _Asked) -> NDArray[np.float64]:
-    """The votes in an answer, (num_rows, k). Raises _Useless if they are none."""
+    """The votes in an answer, (num_rows, k). Raises InvalidContent if they are none."""
     expected = 8 * num_rows * asked.num_outputs
     if len(answer.votes) != expected:
-        raise _Useless(f"it answered with {len(answer.votes)} bytes, expected were {expected}")
+        raise InvalidContent(
+            f"it answered with {len(answer.votes)} bytes, expected were {expected}"
+        )
     votes = np.frombuffer(answer.votes, "<f8").reshape(num_rows, asked.num_outputs)
     if not np.isfinite(votes).all():
-        raise _Useless("its answer has values that are not finite")
+        raise InvalidContent("its answer has values that are not finite")
     if asked.are_shares:
         sums = votes.sum(axis=1)
         if (
@@ -474,7 +468,7 @@ def _votes(answer: pb.PredictionAnswer, num_rows: int, asked: _Asked) -> NDArray
             or (votes < -_TOLERANCE).any()
             or (sums > 1 + _TOLERANCE).any()
         ):
-            raise _Useless("its answer has shares of classes that do not add up to 1")
+            raise InvalidContent("its answer has shares of classes that do not add up to 1")
     return votes
 
 

@@ -36,10 +36,6 @@ _NAME = re.compile(r"[0-9]{8}\.[0-9a-f]{32}")
 _NOTE_BYTES = 256  # of what is shown of an owner's own words
 
 
-class TakenOver(Fenced):
-    """The session is another coordinator's, or goes on from another copy of the journal."""
-
-
 class Fence:
     """Fence of a session: tells whether this coordinator is still the newest one.
 
@@ -62,7 +58,7 @@ class Fence:
     def take_over(self) -> None:
         """Become the owner. Blocks.
 
-        Raises TakenOver if the session went on without this journal or is being taken over by
+        Raises Fenced if the session went on without this journal or is being taken over by
         another one, JournalError, and the store's errors; after those the owner may be the one
         before, or us.
         """
@@ -84,16 +80,16 @@ class Fence:
                     self._store.delete(_key(other))
 
     def require_known_owner(self) -> None:
-        """Check that the session has not gone on without this journal. Blocks. Raises TakenOver if
+        """Check that the session has not gone on without this journal. Blocks. Raises Fenced if
         it has, JournalError, and the store's errors."""
         self._known_owner(self._journal.owners(self._session_id))
 
     def _known_owner(self, noted: Collection[str]) -> str:
-        """The owner; "" if there is none. noted: the names in the journal. Raises TakenOver if the
+        """The owner; "" if there is none. noted: the names in the journal. Raises Fenced if the
         owner is not among them."""
         owner = self._owner()
         if owner and owner not in noted:
-            raise TakenOver(
+            raise Fenced(
                 f"the session {self._session_id} in {self._location} has gone on from another copy "
                 f"of this journal, under {self._describe(owner)}; start that one. If its journal "
                 "is lost for good, and with it what was acknowledged there, delete "
@@ -102,14 +98,14 @@ class Fence:
         return owner
 
     def check(self) -> None:
-        """Check that this coordinator is still the owner. Blocks. Raises TakenOver if another one
+        """Check that this coordinator is still the owner. Blocks. Raises Fenced if another one
         is, and the store's errors."""
         assert self._name, "take_over() comes first"
         owner = self._owner()
         # No owner: the store was emptied or is not mounted, and no coordinator is newer. An owner
         # with a lower number: our object was removed, and that coordinator was started afterwards.
         if owner and owner != self._name:
-            raise TakenOver(
+            raise Fenced(
                 f"another coordinator has taken over the session {self._session_id} in "
                 f"{self._location}: {self._describe(owner)}. This one, owner "
                 f"{_number(self._name)}, publishes nothing more. Of the two journals the other "
@@ -125,7 +121,7 @@ class Fence:
             await asyncio.sleep(self.look_every_s)  # how soon it is noticed, and what it costs
             try:
                 await run_to_end(self.check)
-            except TakenOver as error:
+            except Fenced as error:
                 driver.fail(error)
                 return
             except StoreError as error:

@@ -17,8 +17,9 @@ from xain_coordinator.core.vocabulary.keys import model_key, update_key
 from xain_coordinator.core.vocabulary.values import GlobalModel
 from xain_coordinator.ports import Fenced, StoreError, WeightsStore
 from xain_coordinator.stores.reading import chunks
-from xain_coordinator.xain06.codec import NotAnArray, find_array, pickle_around
+from xain_coordinator.xain06.codec import find_array, pickle_around
 from xain_wire.np import npy_header
+from xain_workloads.errors import InvalidContent
 
 PICKLE_BYTES = 1024  # what a pickle has beside the elements, and some more
 
@@ -90,5 +91,5 @@ class XainBucket:
                 array = find_array(reader)
                 header = npy_header(array.dtype, array.shape)
                 yield len(header) + array.num_bytes, chain((header,), array.pieces())
-            except NotAnArray as error:
+            except InvalidContent as error:
                 raise InvalidUpdate(f"the upload {key!r} is no XAIN update: {error}") from None

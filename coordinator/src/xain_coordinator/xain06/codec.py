@@ -21,16 +21,13 @@ import numpy as np
 
 from xain_coordinator.ports import Reader
 from xain_coordinator.stores.reading import CHUNK_BYTES
+from xain_workloads.errors import InvalidContent
 
 MAX_ENDS_BYTES = 1024  # before the elements, and behind them: some 250 at most
 
 # Opcodes that remember a value, and those that say how far a frame reaches. Possessive: without it,
 # 1 KB of them at the right places is matched in more ways than a processor can try in a minute.
 _PASSED_OVER = rb"(?:\x94|q.|\x95.{8})*+"
-
-
-class NotAnArray(ValueError):
-    """The bytes are not the pickle of a flat vector of floats. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +46,13 @@ class PickledArray:
     def pieces(self) -> Iterator[bytes]:
         """Yield the elements.
 
-        Raises NotAnArray if the object has become shorter, and the reader's errors.
+        Raises InvalidContent if the object has become shorter, and the reader's errors.
         """
         offset, end = self._offset, self._offset + self.num_bytes
         while offset < end:
             piece = self._reader.read(offset, min(CHUNK_BYTES, end - offset))
             if not piece:
-                raise NotAnArray("it ends too early")
+                raise InvalidContent("it ends too early")
             offset += len(piece)
             yield piece
 
@@ -63,7 +60,7 @@ class PickledArray:
 def find_array(reader: Reader) -> PickledArray:
     """The vector that the object is a pickle of.
 
-    Reads the two ends of the object, however large it is. Raises NotAnArray and the reader's
+    Reads the two ends of the object, however large it is. Raises InvalidContent and the reader's
     errors.
     """
     start = reader.read(0, min(MAX_ENDS_BYTES, reader.size)) if reader.size else b""
@@ -82,9 +79,9 @@ def find_array(reader: Reader) -> PickledArray:
         dtype = np.dtype(f"<{found['dtype'].decode()}")
         array = PickledArray(dtype, (num,), begins.end(), reader)
         if array.num_bytes != end - begins.end():
-            raise NotAnArray("it has more or fewer elements than its shape says")
+            raise InvalidContent("it has more or fewer elements than its shape says")
         return array
-    raise NotAnArray(
+    raise InvalidContent(
         "hand in one flat vector of float16, float32 or float64, little-endian, pickled as Python "
         "3 does by default"
     )

@@ -41,17 +41,13 @@ def _with_checksum(body: bytes) -> bytes:
     return xxhash.xxh3_64_digest(body) + body
 
 
-class JournalError(Exception):
-    """The journal cannot be used. The text is one line for the operator."""
-
-
 class Journal:
     """The journal at `path`, made with its folder if it is missing. Not for several threads.
 
     state: what the events lead to; of a new journal a new group, with a generation above
         those of groups before it.
     is_new: it was made now.
-    Raises JournalError if another process has it open, or it cannot be read or written.
+    Raises OSError if another process has it open, or it cannot be read or written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,7 +69,7 @@ class Journal:
             raise
 
     def _open(self) -> None:
-        """Read the state from the file, or begin a new one. Raises JournalError for a file that is
+        """Read the state from the file, or begin a new one. Raises OSError for a file that is
         damaged, of another program, or of another format."""
         db = self._db
         db.execute("PRAGMA locking_mode=EXCLUSIVE")
@@ -89,11 +85,11 @@ class Journal:
             first = State.first(int(time.time()))
             db.execute("INSERT INTO snapshot VALUES (?)", (_with_checksum(encoded(first)),))
         elif application != APPLICATION_ID:
-            raise JournalError(f"{self._path} is no journal of a scheduler")
+            raise OSError(f"{self._path} is no journal of a scheduler")
         format_ = db.execute("PRAGMA user_version").fetchone()[0]
         if format_ != FORMAT:
             text = f"{self._path} has format {format_}; this program reads {FORMAT}"
-            raise JournalError(text)
+            raise OSError(text)
         (snapshot,) = db.execute("SELECT body FROM snapshot").fetchone()
         rows = db.execute("SELECT seq, body FROM event ORDER BY seq").fetchall()
         first = _decode_state(self._checked(snapshot, "the snapshot"))
@@ -107,7 +103,7 @@ class Journal:
         db.execute("COMMIT")
 
     def append(self, events: Sequence[AnyEvent], state: State) -> None:
-        """Write events down. state: what they lead to. Raises JournalError; then nothing is
+        """Write events down. state: what they lead to. Raises OSError; then nothing is
         written."""
         if not events:
             return
@@ -140,10 +136,10 @@ class Journal:
             raise self._damaged(f"{what} is damaged")
         return body
 
-    def _damaged(self, what: str) -> JournalError:
-        return JournalError(f"the journal {self._path}: {what}; restore it from a backup")
+    def _damaged(self, what: str) -> OSError:
+        return OSError(f"the journal {self._path}: {what}; restore it from a backup")
 
-    def _error(self, error: Exception) -> JournalError:
+    def _error(self, error: Exception) -> OSError:
         if "locked" in str(error):
-            return JournalError(f"another scheduler has {self._path} open")
-        return JournalError(f"the journal {self._path} cannot be used: {error}")
+            return OSError(f"another scheduler has {self._path} open")
+        return OSError(f"the journal {self._path} cannot be used: {error}")

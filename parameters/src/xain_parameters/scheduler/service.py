@@ -862,8 +862,8 @@ class SchedulerServer(ServiceServer[SchedulerService]):
     Raises ValueError for such a host with neither.
     handler: see SchedulerService.
     times: lease_s, grace_s and worker_lease_s of SchedulerService.
-    start() raises OSError if the port is taken, JournalError, and Invalid for settings that
-    contradict each other.
+    start() raises OSError if the port is taken or the journal unusable, and Invalid for settings
+    that contradict each other.
     """
 
     def __init__(

@@ -10,7 +10,8 @@ import pytest
 from unit.coordinator.xain06.recorded import VECTORS
 from unit.coordinator.xain06.strict import StrictReader
 from xain_coordinator.ports import Reader
-from xain_coordinator.xain06.codec import NotAnArray, find_array, pickle_around
+from xain_coordinator.xain06.codec import find_array, pickle_around
+from xain_workloads.errors import InvalidContent
 
 PROTOCOLS = [3, 4, 5]
 DTYPES = ["<f2", "<f4", "<f8"]
@@ -102,14 +103,14 @@ def test_written_pickles_can_be_read_by_old_versions():
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_other_objects_are_refused(protocol, array):
     """A participant that hands in another object by mistake is told what is taken."""
-    with pytest.raises(NotAnArray, match="hand in one flat vector of float16"):
+    with pytest.raises(InvalidContent, match="hand in one flat vector of float16"):
         load(pickle.dumps(array, protocol))
 
 
 @pytest.mark.parametrize("protocol", [0, 1, 2])
 def test_the_oldest_protocols_are_refused(protocol):
     """No Python 3 writes them unless it is told to."""
-    with pytest.raises(NotAnArray, match="pickled as Python 3 does by default"):
+    with pytest.raises(InvalidContent, match="pickled as Python 3 does by default"):
         load(pickle.dumps(np.float32([1]), protocol))
 
 
@@ -152,7 +153,7 @@ def test_an_object_that_becomes_shorter_is_refused():
     reader = Sparse((1_000_000,))
     found = find_array(reader)
     reader.size = 2_000_000
-    with pytest.raises(NotAnArray, match="ends too early"):
+    with pytest.raises(InvalidContent, match="ends too early"):
         list(found.pieces())
 
 
@@ -167,5 +168,5 @@ def test_a_length_that_cannot_be_is_refused_before_the_elements_are_read(old, ne
     """No element is copied for nothing."""
     data = pickle.dumps(np.frombuffer(b"a" * 400, "<f4"), 3)
     assert old in data
-    with pytest.raises(NotAnArray, match="more or fewer elements"):
+    with pytest.raises(InvalidContent, match="more or fewer elements"):
         find_array(StrictReader(data.replace(old, new)))

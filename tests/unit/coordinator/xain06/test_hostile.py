@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from unit.coordinator.xain06.recorded import EMPTY, VECTORS
 from unit.coordinator.xain06.strict import StrictReader
-from xain_coordinator.xain06.codec import NotAnArray, find_array
+from xain_coordinator.xain06.codec import find_array
+from xain_workloads.errors import InvalidContent
 
 MARKER = "marker"
 COMMAND = f"echo > {MARKER}"
@@ -92,7 +93,7 @@ def refuse(data: bytes) -> str:
     reader = StrictReader(data)
     tracemalloc.start()
     try:
-        with pytest.raises(NotAnArray) as caught:
+        with pytest.raises(InvalidContent) as caught:
             list(find_array(reader).pieces())
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -262,7 +263,7 @@ def array_or_refusal(data: bytes) -> None:
     try:
         found = find_array(StrictReader(data))
         assert sum(map(len, found.pieces())) <= len(data)
-    except NotAnArray:
+    except InvalidContent:
         pass
 
 

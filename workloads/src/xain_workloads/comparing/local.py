@@ -27,7 +27,7 @@ from xain_workloads.tables.dataset import Dataset
 from xain_workloads.tables.preprocessing import PreprocessingOptions, at_site, prepare
 from xain_workloads.tables.profile import DataProfile
 from xain_workloads.tables.table import Table
-from xain_workloads.time_limit import OutOfTime, time_limit
+from xain_workloads.time_limit import time_limit
 from xain_workloads.trees.trees import ANY_NUMBER, BoosterKind, joined, parse_update
 from xain_workloads.workload import Workload, create, initial_model
 
@@ -84,7 +84,7 @@ def train_local(
             try:
                 with time_limit(lambda: clock() - began > budget.limit_s):
                     model = _continued(workload, model, rows, passes, done, seed)
-            except OutOfTime:
+            except TimeoutError:
                 break
             done += passes
             if workload.name != "bagging":  # whose estimators are only added

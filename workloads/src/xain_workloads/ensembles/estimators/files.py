@@ -55,10 +55,6 @@ _KERNELS = frozenset(("linear", "poly", "rbf", "sigmoid"))
 _LEFT_OUT = frozenset(("_curve_scorer", "_loss_function_", "_optimizer", "named_estimators_"))
 
 
-class _Unknown(Exception):
-    """A value of a kind that the format does not have."""
-
-
 # --- writing ---
 
 
@@ -93,11 +89,11 @@ class _Writer:
         self._numbers: dict[tuple[Any, bytes], int] = {}
 
     def array(self, array: NDArray[Any]) -> int:
-        """The number of an array; equal ones have one. Raises _Unknown."""
+        """The number of an array; equal ones have one. Raises NotImplementedError."""
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
         order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
         if not _DTYPE.fullmatch(array.dtype.str) or array.ndim > _MAX_DIMENSIONS:
-            raise _Unknown(array.dtype)
+            raise NotImplementedError(array.dtype)
         key = ((array.dtype.str, array.shape, order), array.tobytes(order))  # type: ignore[arg-type]  # a str
         if key not in self._numbers:
             self._numbers[key] = len(self.arrays)
@@ -105,7 +101,7 @@ class _Writer:
         return self._numbers[key]
 
     def node(self, value: Any) -> Any:
-        """The description of a value. Raises _Unknown."""
+        """The description of a value. Raises NotImplementedError."""
         if value is None or type(value) in (bool, int, float, str):
             return value
         if isinstance(value, np.ndarray):
@@ -113,7 +109,7 @@ class _Writer:
                 return {"o": [value.shape, self.node(value.ravel().tolist())]}
             return {"a": self.array(value)}
         if isinstance(value, np.generic):
-            self.array(np.asarray(value))  # raises _Unknown
+            self.array(np.asarray(value))  # raises NotImplementedError
             return {"n": [value.dtype.str, value.item()]}
         if type(value) is list:
             return _compressed([self.node(one) for one in value])
@@ -142,7 +138,7 @@ class _Writer:
             self.predictors.append(value)
             return {"P": len(self.predictors) - 1}
         if (name := allowed.name_of(kind)) is None:
-            raise _Unknown(kind)
+            raise NotImplementedError(kind)
         return self._estimator(name, value)
 
     def _estimator(self, name: str, value: Any) -> Any:
@@ -155,7 +151,7 @@ class _Writer:
                 if key not in _LEFT_OUT and key != allowed.NEIGHBOURS.get(name)
             }
             return {"e": [name, attributes]}
-        except _Unknown:
+        except NotImplementedError:
             if name in allowed.PARTS:
                 raise
         # Arrays and trees that were written for it are not needed.
