@@ -229,6 +229,7 @@ class MembershipService(MembershipServicer):
     # --- the calls ---
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
+        """Let a member into a group, or back into it."""
         await self._require_own_name(context, request.name)
         if why := self._why_full(request, has_own_name=self._name_of(context) is not None):
             await _refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, why)
@@ -274,6 +275,7 @@ class MembershipService(MembershipServicer):
         self._last_incarnation = max(self._last_incarnation, highest)
 
     async def Renew(self, request: pb.RenewRequest, context: Context) -> pb.RenewResponse:
+        """Renew the lease of a member."""
         await self._require_own_name(context, request.name)
         if not self._registry.renew(
             request.group, request.name, request.incarnation, time.monotonic()
@@ -285,6 +287,7 @@ class MembershipService(MembershipServicer):
     async def Watch(
         self, request: pb.WatchRequest, context: Context
     ) -> AsyncIterator[pb.WatchResponse]:
+        """Tell a member who is in its group now, and again after each change."""
         await self._require_own_name(context, request.name)
         registry = self._registry
         member = (request.group, request.name, request.incarnation)
@@ -324,11 +327,13 @@ class MembershipService(MembershipServicer):
         )
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
+        """Take a member out of its group."""
         await self._require_own_name(context, request.name)
         self._registry.leave(request.group, request.name, request.incarnation)
         return pb.LeaveResponse()
 
     async def Barrier(self, request: pb.BarrierRequest, context: Context) -> pb.BarrierResponse:
+        """Answer when as many members as wanted wait at the barrier."""
         await self._require_own_name(context, request.name)
         registry = self._registry
         member = (request.group, request.name, request.incarnation)

@@ -384,7 +384,8 @@ class Proxy:
         return self._await(Awaited(sessions), (), self._deadline(timeout_s))
 
     def _await(self, awaited: Awaited, messages: Iterable[Message], deadline: float) -> Replies:
-        """Send messages, and await their answers beside those in the sessions of `awaited`."""
+        """Send messages; return the answers that have come by the deadline, also those in the
+        sessions of `awaited`. `missing` names the peers without an answer."""
         try:
             self.endpoint.inbox.reserve(awaited)
             unsent: list[Message] = []

@@ -265,7 +265,7 @@ def _scheduler(
     streams.unblock()
     settings.logging.configure()
     raise_file_limit()
-    stopped = _stopped_by_signal()
+    stopped = _handle_signals()
     try:
         journal = Journal(ours.data / "scheduler.db")
         server = SchedulerServer(
@@ -376,7 +376,7 @@ def _serve(
         )
         waits.cancel()
         with server:
-            stopped = _stopped_by_signal()
+            stopped = _handle_signals()
             typer.echo(f"{PROGRAM}: {called} serving on {server.address}", err=True)
             watch = CertificateWatch(certificates)
             while not stopped.is_set() and not server.wait(POLL_S):
@@ -502,8 +502,8 @@ def _load(model: type[Model], file: Path | None, values: dict[str, Any]) -> Mode
         fail(PROGRAM, str(error), EXIT_BAD_CONFIG)
 
 
-def _stopped_by_signal() -> threading.Event:
-    """Set by SIGTERM and SIGINT."""
+def _handle_signals() -> threading.Event:
+    """Handle SIGTERM and SIGINT; returns the event that they set."""
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())

@@ -96,7 +96,8 @@ class EventReaders:
         return self._ask(ask) or []
 
     def _after(self, session_id: str) -> str | None:
-        """Id of the session after this one; the present session's if this one is unknown."""
+        """Id of the session after this one, None if there is none yet; of an unknown one, that of
+        the last session in the journal."""
         if session_id == self._fits.sessions.session.session_id:
             return None
         known = self._ask(lambda journal: journal.session_ids()) or []

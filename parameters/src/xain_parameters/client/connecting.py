@@ -47,7 +47,7 @@ def connect(
     another machine with neither tls nor insecure.
     """
     return asynchronous.Server(
-        lambda is_over, handler: _connected(
+        lambda is_over, handler: _connect(
             target,
             worker,
             job,
@@ -75,7 +75,7 @@ def connect_sync(
     handler: Handler = answer_nothing,
 ) -> sync.Server:
     """The same, for `with` and programs without an event loop. handler: a plain function."""
-    return _connected(
+    return _connect(
         target,
         worker,
         job,
@@ -88,7 +88,7 @@ def connect_sync(
     )
 
 
-def _connected(
+def _connect(
     target: str,
     worker: str,
     job: str | None,
@@ -100,8 +100,10 @@ def _connected(
     *,
     insecure: bool,
 ) -> sync.Server:
-    """group: its size and the rank in it. is_over: asked while it connects; True: Closed is
-    raised."""
+    """Join the scheduler at target as a worker.
+
+    group: its size and the rank in it. is_over: asked meanwhile; raises Closed once it is true.
+    """
     workers, rank = group
     if job is not None:
         check_job_name(job)

@@ -494,11 +494,12 @@ class _Queue:
             thread.start()
 
     def _work(self) -> None:
-        while (request := self._next()) is not None:
+        while (request := self._await_next()) is not None:
             self._run(request)
             del request
 
-    def _next(self) -> _Request | None:
+    def _await_next(self) -> _Request | None:
+        """Wait for the next request that may run, and take it out; None once it is closed."""
         with self._lock:
             while not self._is_closed:
                 now = time.monotonic()

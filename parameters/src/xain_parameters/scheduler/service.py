@@ -383,6 +383,8 @@ class SchedulerService(SchedulerServicer):
     async def Views(
         self, request: pb.ViewsRequest, context: Context
     ) -> AsyncIterator[pb.ViewsResponse]:
+        """Tell the view of a job now and after each change; a worker gets the requests of others,
+        too."""
         told: dict[str, View] = {}
         told_jobs: set[int] = set()
         has_begun = False
@@ -428,6 +430,7 @@ class SchedulerService(SchedulerServicer):
     async def Send(
         self, request: pb.SendRequest, context: Context
     ) -> AsyncIterator[pb.SendResponse]:
+        """Pass a user's request on to those it names, and stream their replies."""
         passed = request.request
         await self._require_name(context, WORKER, passed.sender)
         await self._check_member(context, WORKER, passed.sender, passed.incarnation)
@@ -471,6 +474,7 @@ class SchedulerService(SchedulerServicer):
             loop.call_soon_threadsafe(self._relay.answered, key, SCHEDULER, reply)
 
     async def Answer(self, request: pb.AnswerRequest, context: Context) -> pb.AnswerResponse:
+        """Take the reply of a worker to a request that Views has brought."""
         await self._require_name(context, WORKER, request.name)
         await self._check_member(context, WORKER, request.name, request.incarnation)
         try:
@@ -484,6 +488,7 @@ class SchedulerService(SchedulerServicer):
         return pb.AnswerResponse()
 
     async def Declare(self, request: pb.DeclareRequest, context: Context) -> pb.DeclareResponse:
+        """Make a table, or find it."""
         if len(request.table) > MAX_SPEC_BYTES:
             text = f"a declaration has {MAX_SPEC_BYTES} bytes at most, not {len(request.table)}"
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, text)
@@ -525,6 +530,7 @@ class SchedulerService(SchedulerServicer):
             await _refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, text)
 
     async def Enter(self, request: pb.EnterRequest, context: Context) -> pb.EnterResponse:
+        """Give a worker its slot in the group of its job."""
         await self._require_name(context, WORKER, request.name)
         await self._check_member(context, WORKER, request.name, request.incarnation)
         command = c.WorkerEntered(
@@ -544,6 +550,7 @@ class SchedulerService(SchedulerServicer):
         return pb.EnterResponse(generation=job.generation, number=job.number)
 
     async def Take(self, request: pb.TakeRequest, context: Context) -> pb.TakeResponse:
+        """Give a worker the next part of the job's data, waiting for one if it asks to."""
         await self._require_name(context, WORKER, request.name)
         try:
             source = reports.decode_source(request.source)
@@ -596,6 +603,7 @@ class SchedulerService(SchedulerServicer):
         return answer
 
     async def Tick(self, request: pb.TickRequest, context: Context) -> pb.TickResponse:
+        """Note that a worker has completed a clock; answer when it may begin the next one."""
         await self._require_name(context, WORKER, request.name)
         if request.begins:
             await self._check_member(context, WORKER, request.name, request.incarnation)
@@ -652,12 +660,15 @@ class SchedulerService(SchedulerServicer):
         )
 
     async def End(self, request: pb.EndRequest, context: Context) -> pb.EndResponse:
+        """Note that a worker has ended its loop: nobody waits for it any more."""
         await self._require_name(context, WORKER, request.name)
         with suppress(Evicted):
             self._run(c.WorkerLeft(request.name, request.incarnation, job=request.job))
         return pb.EndResponse()
 
     async def Wait(self, request: pb.WaitRequest, context: Context) -> pb.WaitResponse:
+        """Answer when all pushes below a clock count."""
+
         def job() -> Job:
             # One that has not begun, or was removed: its view tells.
             return self._state.jobs.get(request.job) or self._state.new_job
@@ -671,6 +682,7 @@ class SchedulerService(SchedulerServicer):
         return pb.WaitResponse(opened=now.opened, generation=now.generation, number=now.number)
 
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:
+        """Take a server's heartbeat and the work that it has done; tell it whether it may go."""
         await self._require_name(context, SERVER, request.name)
         await self._check_member(context, SERVER, request.name, request.incarnation)
         lease_s = self.membership.renew(GROUP, request.name, request.incarnation)
@@ -701,6 +713,7 @@ class SchedulerService(SchedulerServicer):
     async def Checkpoint(
         self, request: pb.CheckpointRequest, context: Context
     ) -> pb.CheckpointResponse:
+        """Make a checkpoint; answer when it is whole."""
         if not self._state.settings.checkpoints:
             text = "the scheduler was started without --checkpoints"
             await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, text)
@@ -737,15 +750,19 @@ class SchedulerService(SchedulerServicer):
         return pb.CheckpointResponse(cut=number, folder=cut.folder)
 
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusResponse:
+        """Tell the state of the group."""
         return pb.StatusResponse(status=encoded(self.status()))
 
     async def RollBack(self, request: pb.RollBackRequest, context: Context) -> pb.RollBackResponse:
+        """Wait no longer for servers with ranges in their logs: roll back to the last
+        checkpoint."""
         self._run(c.GiveUpLost())
         return pb.RollBackResponse()
 
     async def RemoveJob(
         self, request: pb.RemoveJobRequest, context: Context
     ) -> pb.RemoveJobResponse:
+        """Remove a job that no worker is in, with its tables; its checkpoints stay."""
         try:
             self._run(c.RemoveJob(job=request.job))
         except (Invalid, Evicted) as error:

@@ -21,7 +21,7 @@ class Interrupts:
         self.number = 0
 
     def pause(self, seconds: float) -> None:
-        """Sleep. Raises Interrupted if a signal has come."""
+        """Sleep for all of the time, then raise Interrupted if a signal has come, now or before."""
         time.sleep(seconds)  # for the caller, which polls
         if self.number:
             raise Interrupted

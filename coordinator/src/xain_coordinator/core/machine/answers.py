@@ -223,7 +223,7 @@ def _heartbeat(session: Session, command: c.Heartbeat, now: float) -> Answer:
     it leaves. After the end the participant is told of it. Raises NotAMember."""
     participant_id = command.participant_id
     if session.phase is Phase.FINISHED:
-        return _told_of_the_end(session, command, now)
+        return _answer_after_the_end(session, command, now)
     require_member(session, participant_id)
     if command.state is ParticipantState.FINISHED:
         left = e.ParticipantLeft(participant_id, "left")
@@ -235,9 +235,9 @@ def _heartbeat(session: Session, command: c.Heartbeat, now: float) -> Answer:
     return (heard,), r.Heard(), (point,)
 
 
-def _told_of_the_end(session: Session, command: c.Heartbeat, now: float) -> Answer:
-    """Answer a heartbeat after the end of the session. A member learns of the end and leaves,
-    unless another session may follow."""
+def _answer_after_the_end(session: Session, command: c.Heartbeat, now: float) -> Answer:
+    """Answer a heartbeat after the end of the session. A member's event says that it has finished,
+    or where another session may follow, that it was heard; so does that of a newcomer."""
     participant_id, finished = command.participant_id, ParticipantState.FINISHED
     reply = r.Heard()
     known = session.members.heard.get(participant_id)

@@ -20,11 +20,13 @@ class AccessService(pb_grpc.AccessServicer):
         self._guard = guard
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
+        """Exchange a token for a certificate."""
         access, caller = self._guard.require_access(), certified_caller()
         certificate = await run_to_end(access.join, caller, request.request, context.peer())
         return pb.JoinResponse(certificate=certificate, authority=access.authority)
 
     async def Renew(self, request: pb.RenewRequest, context: Context) -> pb.RenewResponse:
+        """Issue the caller's next certificate."""
         access, caller = self._guard.require_access(), certified_caller()
         certificate = await run_to_end(access.renew, caller, request.request)
         return pb.RenewResponse(certificate=certificate, authority=access.authority)

@@ -78,6 +78,7 @@ class ControlService(pb_grpc.ControlServicer):
         return pb.CreateTokenResponse(token=token, serial=serial, expires_at=expires_at)
 
     async def Sign(self, request: pb.SignRequest, context: Context) -> pb.SignResponse:
+        """Sign a request for a certificate."""
         access = self._guard.require_access()
         certificate = await run_to_end(
             access.sign, request.request, request.name, request.role, by=caller_said()
@@ -108,6 +109,7 @@ class ControlService(pb_grpc.ControlServicer):
         )
 
     async def Revoke(self, request: pb.RevokeRequest, context: Context) -> pb.RevokeResponse:
+        """Revoke a certificate, or all that a name has."""
         access = self._guard.require_access()
         revoked = await run_to_end(access.revoke, request.which, by=caller_said())
         return pb.RevokeResponse(
@@ -119,6 +121,7 @@ class ControlService(pb_grpc.ControlServicer):
     async def RemoveParticipant(
         self, request: pb.RemoveParticipantRequest, context: Context
     ) -> pb.RemoveParticipantResponse:
+        """Remove a participant from the session, for good."""
         await self._driver.submit(RemoveParticipant(request.name))
         await self._note("participant_removed", participant=request.name)
         return pb.RemoveParticipantResponse()
@@ -126,6 +129,7 @@ class ControlService(pb_grpc.ControlServicer):
     async def FinishSession(
         self, request: pb.FinishSessionRequest, context: Context
     ) -> pb.FinishSessionResponse:
+        """Finish the session with the last model that it has."""
         await self._driver.submit(FinishSession(request.reason))
         await self._note("session_finish_requested", reason=request.reason)
         return pb.FinishSessionResponse()
@@ -168,6 +172,7 @@ class ControlService(pb_grpc.ControlServicer):
     async def EndScript(
         self, request: pb.EndScriptRequest, context: Context
     ) -> pb.EndScriptResponse:
+        """Note that the script has come to the end of its loop."""
         await self._driver.submit(EndScript(request.failure, request.session_id))
         # The audit log is about who did what; the traceback is in the journal.
         await self._note("script_ended", failed=bool(request.failure))

@@ -190,11 +190,13 @@ class InspectionService(inspection_grpc.InspectionServicer):
     async def Describe(
         self, request: inspection.DescribeRequest, context: Context
     ) -> inspection.DescribeResponse:
+        """Describe the data of all sites together."""
         return inspection.DescribeResponse(table=await asyncio.to_thread(self._description))
 
     async def DescribeStudy(
         self, request: inspection.DescribeStudyRequest, context: Context
     ) -> inspection.DescribeStudyResponse:
+        """The table of a study, so far."""
         return inspection.DescribeStudyResponse(table=await asyncio.to_thread(self._study))
 
     async def AskPredictions(
