@@ -7,16 +7,18 @@ from typing import Any
 import pytest
 
 from support.fault_proxy import FaultProxy
-from support.process import CoordinatorProcess
+from support.process import CoordinatorProcess, Process
 from support.s3_servers import SeaweedFS
 from support.wire import Member
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.server.guard import Guard
-from xain_coordinator.telemetry.log_files import LatencyFile
+from xain_wire.fl import coordinator_pb2 as pb
 
 Start = Callable[..., Awaitable[SessionCoordinator]]
 Join = Callable[..., Member]
+Keep = Callable[[Any], Any]
+Enter = Callable[..., Awaitable[list[Member]]]
+InRound = Callable[..., Awaitable[tuple[Any, ...]]]  # a coordinator, and its members
 
 
 def config_for(folder: Path, **sections: dict[str, Any]) -> CoordinatorConfig:
@@ -48,23 +50,11 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
     """Start coordinators; all are stopped at the end."""
     running: list[SessionCoordinator] = []
 
-    async def begin(
-        *,
-        resume: bool = True,
-        new_session: bool = False,
-        from_model: str = "",
-        latencies: LatencyFile | None = None,
-        guard: Guard | None = None,
-        **sections: dict[str, Any],
-    ) -> SessionCoordinator:
-        coordinator = SessionCoordinator(
-            config_for(tmp_path, **sections),
-            resume=resume,
-            new_session=new_session,
-            from_model=from_model,
-            latencies=latencies,
-            guard=guard,
-        )
+    async def begin(**options: Any) -> SessionCoordinator:
+        fields = CoordinatorConfig.model_fields
+        sections = {key: options.pop(key) for key in [*options] if key in fields}
+        config = config_for(tmp_path, **sections)
+        coordinator = SessionCoordinator(config, **{"resume": True, **options})
         running.append(coordinator)
         await coordinator.start()
         return coordinator
@@ -75,15 +65,26 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
 
 
 @pytest.fixture
-async def process(tmp_path: Path) -> AsyncIterator[CoordinatorProcess]:
+async def keep() -> AsyncIterator[Keep]:
+    """Take processes, which have ended when the test has."""
+    kept: list[Process] = []
+
+    def take(process: Any) -> Any:
+        kept.append(process)
+        return process
+
+    yield take
+    for process in kept:
+        await process.end()
+
+
+@pytest.fixture
+async def process(keep: Keep, tmp_path: Path) -> CoordinatorProcess:
     """A coordinator of three participants in a process of its own; it serves."""
-    coordinator = CoordinatorProcess(
-        tmp_path,
-        {"rounds.rounds": 3, "rounds.min_participants": 3, "rounds.start_timeout_s": 0},
-    )
+    settings = {"rounds.rounds": 3, "rounds.min_participants": 3, "rounds.start_timeout_s": 0}
+    coordinator = keep(CoordinatorProcess(tmp_path, settings))
     await coordinator.start()
-    yield coordinator
-    await coordinator.end()
+    return coordinator
 
 
 @pytest.fixture
@@ -91,14 +92,45 @@ async def join() -> AsyncIterator[Join]:
     """Members of a coordinator; their channels are closed at the end."""
     members: list[Member] = []
 
-    def make(coordinator: SessionCoordinator, participant_id: str | None) -> Member:
-        member = Member(coordinator.port, participant_id)
-        members.append(member)
-        return member
+    def make(coordinator: Any, participant_id: str | None) -> Member:
+        members.append(Member(coordinator.port, participant_id))
+        return members[-1]
 
     yield make
     for member in members:
         await member.close()
+
+
+@pytest.fixture
+def enter(join: Join) -> Enter:
+    """Members after their rendezvous, and, if a round is named, once it is open."""
+
+    async def come(at: Any, *names: str | None, round_: int | None = None) -> list[Member]:
+        members = [join(at, name) for name in names]
+        for member in members:
+            await member.rendezvous()
+        if round_ is not None:
+            await members[0].until(pb.ROUND, round_)
+        return members
+
+    return come
+
+
+@pytest.fixture
+def in_round(start: Start, enter: Enter) -> InRound:
+    """Start a coordinator, and return it with members whose round 0 is open.
+
+    As many participants as there are names are needed, unless the test wants another number.
+    """
+
+    async def begin(*names: str | None, **options: Any) -> tuple[Any, ...]:
+        rounds = options.pop("rounds", {})
+        if "start_participants" not in rounds:
+            rounds = {"min_participants": len(names), **rounds}
+        coordinator = await start(rounds=rounds, **options)
+        return coordinator, *await enter(coordinator, *names, round_=0)
+
+    return begin
 
 
 @pytest.fixture(params=["files", "s3"])

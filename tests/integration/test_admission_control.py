@@ -3,8 +3,7 @@ they need."""
 
 import asyncio
 import sys
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
@@ -17,7 +16,8 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from grpc_status import rpc_status
 
 from support.silent import SilentConnection
-from support.wire import Member, reason
+from support.waiting import until
+from support.wire import Code, Member, reason, refused
 from xain_coordinator.server.calls.admission_control import (
     CALLS_PER_MEMBER,
     UNREGISTERED_READS,
@@ -28,7 +28,6 @@ from xain_coordinator.updates.measured_upload import MeasuredUpload
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 
-Code = grpc.StatusCode
 HEARTBEAT = "/xain_proto.fl.Coordinator/Heartbeat"
 NUM_UNREGISTERED = 20
 
@@ -54,16 +53,8 @@ def open_calls(coordinator: Any) -> int:
     return coordinator._server.admission.num_calls
 
 
-async def eventually(is_true: Callable[[], bool]) -> None:
-    """A poll: it ends when the server has taken up, or ended, the calls."""
-    deadline = time.monotonic() + 30.0
-    while not is_true():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)  # between two looks
-
-
 async def until_open(coordinator: Any, num_calls: int) -> None:
-    await eventually(lambda: open_calls(coordinator) == num_calls)
+    await until(lambda: open_calls(coordinator) == num_calls)
 
 
 async def silence() -> AsyncIterator[Any]:
@@ -76,18 +67,10 @@ def silent_heartbeat(member: Member) -> Any:
     return member.channel.stream_unary(HEARTBEAT)(silence(), metadata=member.metadata)
 
 
-async def status_of(call: Any) -> Code:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value.code()
-
-
-async def test_member_with_too_many_calls_is_asked_to_come_again(start, join):
+async def test_member_with_too_many_calls_is_asked_to_come_again(enter, start, join):
     """The calls of another member, and of unregistered clients, are not refused for it."""
     coordinator = await start(rounds={"min_participants": 2})
-    greedy, modest = join(coordinator, "greedy"), join(coordinator, "modest")
-    await greedy.rendezvous()
-    await modest.rendezvous()
+    greedy, modest = await enter(coordinator, "greedy", "modest")
     calls = [greedy.watch() for _ in range(CALLS_PER_MEMBER)]
     for call in calls:
         await call.read()
@@ -120,19 +103,17 @@ async def test_call_without_a_message_ends_with_deadline_exceeded(start, join):
         member.stub.PutWeights(silence(), metadata=member.metadata),
         reflection.read(),
     ]
-    codes = [await status_of(call) for call in calls]
+    codes = [(await refused(call))[0] for call in calls]
     assert codes == [Code.DEADLINE_EXCEEDED] * 4
     await until_open(coordinator, 0)
     assert (await member.heartbeat()).state == pb.STANDBY
 
 
-async def test_no_message_of_an_upload_is_held_once_its_data_are_taken(start, join, monkeypatch):
+async def test_no_message_of_an_upload_is_held_once_its_data_are_taken(enter, start, monkeypatch):
     """Each may be of megabytes, its data may wait to be written, and its sender may pause."""
     coordinator = await start()
     admission = coordinator._server.admission
-    member = join(coordinator, "a")
-    await member.rendezvous()
-    await member.until(pb.ROUND, 0)
+    [member] = await enter(coordinator, "a", round_=0)
     read, write, latest, is_held = admission.read, MeasuredUpload.write, None, list[bool]()
 
     def note() -> None:
@@ -157,17 +138,16 @@ async def test_no_message_of_an_upload_is_held_once_its_data_are_taken(start, jo
     assert len(is_held) > 6
 
 
-async def test_call_that_two_limits_end_at_once_is_ended_once(start, join, caplog, monkeypatch):
+async def test_call_that_two_limits_end_at_once_is_ended_once(enter, start, caplog, monkeypatch):
     """The upload's own limit passes together with the one of its first message. gRPC logs an error
     for a second end of a call."""
     coordinator = await start(rounds={"min_participants": 2})
     coordinator._server.admission.first_message_s = 0.1
     monkeypatch.setattr(StallTimer, "stalled_s", 0.1)
-    member = join(coordinator, "a")
-    await member.rendezvous()
+    [member] = await enter(coordinator, "a")
     for _ in range(5):
         call = member.stub.PutWeights(silence(), metadata=member.metadata)
-        assert await status_of(call) in (Code.DEADLINE_EXCEEDED, Code.UNAVAILABLE)
+        assert (await refused(call))[0] in (Code.DEADLINE_EXCEEDED, Code.UNAVAILABLE)
     await until_open(coordinator, 0)
     # asyncio may tell of clients of earlier tests, whenever their memory is collected.
     errors = [r for r in caplog.records if r.levelname == "ERROR" and r.name.startswith("grpc")]
@@ -182,7 +162,7 @@ async def test_slow_requests_of_unregistered_clients_end_when_others_wait_to_be_
     await until_open(coordinator, UNREGISTERED_READS)
     assert not any(call.done() for call in calls)
     assert (await unregistered.rendezvous()).reply == pb.ACCEPT
-    await eventually(lambda: any(call.done() for call in calls))
+    await until(lambda: any(call.done() for call in calls))
     ended = next(call for call in calls if call.done())
     assert await ended.code() is Code.UNAVAILABLE
     for call in calls:
@@ -197,10 +177,10 @@ async def test_silent_calls_of_unregistered_clients_make_room_for_newer_calls(st
     calls = [silent_heartbeat(silent) for _ in range(NUM_UNREGISTERED)]
     await until_open(coordinator, NUM_UNREGISTERED)
     assert (await unregistered.rendezvous()).reply == pb.ACCEPT
-    await eventually(lambda: any(call.done() for call in calls))
+    await until(lambda: any(call.done() for call in calls))
     await until_open(coordinator, NUM_UNREGISTERED - 1)
     (ended,) = [call for call in calls if call.done()]
-    assert await status_of(ended) is Code.RESOURCE_EXHAUSTED
+    assert (await refused(ended))[0] is Code.RESOURCE_EXHAUSTED
     for call in calls:
         call.cancel()
 
@@ -232,7 +212,7 @@ async def test_streams_of_unregistered_clients_are_bounded_and_the_oldest_ends(s
     for _ in range(NUM_UNREGISTERED + 5):
         watches.append(watch := health.Watch(request))
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
-    codes = [await status_of(watch.read()) for watch in watches[:5]]
+    codes = [(await refused(watch.read()))[0] for watch in watches[:5]]
     assert codes == [Code.RESOURCE_EXHAUSTED] * 5
     await until_open(coordinator, NUM_UNREGISTERED)
     assert (await health.Check(request)).status == health_pb2.HealthCheckResponse.SERVING
@@ -247,21 +227,20 @@ async def test_stream_of_an_unregistered_client_has_an_end(start, join):
     unregistered = join(coordinator, "unregistered")
     watch = health_pb2_grpc.HealthStub(unregistered.channel).Watch(health_pb2.HealthCheckRequest())
     await watch.read()
-    assert await status_of(watch.read()) is Code.UNAVAILABLE
+    assert (await refused(watch.read()))[0] is Code.UNAVAILABLE
     await until_open(coordinator, 0)
 
 
-async def test_connection_has_a_limit_of_streams(start, join):
+async def test_connection_has_a_limit_of_streams(enter, start):
     """A client that keeps to HTTP/2 waits with further calls; one that does not is refused them."""
     coordinator = await start(rounds={"min_participants": 2})
     # Else silent calls end while the last ones come, because others wait to be read.
     coordinator._server.admission.reading = asyncio.Semaphore(2 * STREAMS_PER_CONNECTION)
-    member = join(coordinator, "a")
-    await member.rendezvous()
+    [member] = await enter(coordinator, "a")
     with SilentConnection(coordinator.port) as connection:
         with suppress(ConnectionError):
             connection.open_calls(HEARTBEAT, 1000)
-        await eventually(lambda: open_calls(coordinator) >= STREAMS_PER_CONNECTION)
+        await until(lambda: open_calls(coordinator) >= STREAMS_PER_CONNECTION)
         assert (await member.heartbeat()).state == pb.STANDBY
         await until_open(coordinator, STREAMS_PER_CONNECTION)
 

@@ -4,7 +4,6 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from integration.conftest import config_for
+from integration.conftest import Keep, config_for
 from support.process import PATIENCE_S, CoordinatorProcess
 from support.waiting import until
 from support.wire import Member
@@ -54,7 +53,7 @@ async def type_in(block: str, folder: Path) -> str:
 
 
 @pytest.fixture
-async def coordinator(tmp_path: Path) -> AsyncIterator[CoordinatorProcess]:
+def coordinator(keep: Keep, tmp_path: Path) -> CoordinatorProcess:
     settings = {
         "rounds.min_participants": 2,
         "rounds.rounds": 9,
@@ -62,9 +61,7 @@ async def coordinator(tmp_path: Path) -> AsyncIterator[CoordinatorProcess]:
         "storage.keep_updates": 0,
         "server.heartbeat_timeout_s": 10 * PATIENCE_S,  # members send none while a shell runs
     }
-    made = CoordinatorProcess(tmp_path / "xain-data", settings)
-    yield made
-    await made.end()
+    return keep(CoordinatorProcess(tmp_path / "xain-data", settings))
 
 
 async def joined(coordinator: CoordinatorProcess) -> tuple[Member, Member]:
@@ -153,16 +150,13 @@ async def test_objects_that_a_copy_of_the_journal_names_stay_while_it_is_asked_f
 
 
 async def test_objects_that_a_store_has_lost_are_restored(
-    start, join, tmp_path, storage_settings, capsys
+    in_round, tmp_path, storage_settings, capsys
 ):
     """Objects of all sessions come back, in files and in a bucket, and sound ones stay. A backup of
     damaged data names what it lacks, and has the rest; so does what is restored from it."""
     settings = {"rounds": {"rounds": 1, "initial_weights": "average"}, "storage": storage_settings}
     for is_new in (False, True):
-        coordinator = await start(new_session=is_new, **settings)
-        member = join(coordinator, "a")
-        await member.rendezvous()
-        await member.until(pb.ROUND, 0)
+        coordinator, member = await in_round("a", new_session=is_new, **settings)
         await member.hand_in([2.0] * LARGE)
         await member.until(pb.FINISHED, 0)
         await coordinator.stop()

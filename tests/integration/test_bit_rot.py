@@ -8,7 +8,6 @@ from asyncio import to_thread
 from contextlib import closing
 from pathlib import Path
 
-import grpc
 import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
@@ -16,7 +15,7 @@ from typer.testing import CliRunner, Result
 from integration.conftest import config_for
 from support.logs import capture_logs
 from support.waiting import until
-from support.wire import Member, digest, npy
+from support.wire import Code, Member, assert_refused, digest, npy
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.cli import main as cli
 from xain_coordinator.driver.effects import Stopped, StoreWorker
@@ -83,19 +82,14 @@ def flip_in_journal(coordinator: SessionCoordinator) -> None:
     content = bytearray(journal.read_object(key) or b"")
     content[-1] ^= 0x04
     journal._recent.clear()
-    assert journal._db is not None
     journal._db.execute("UPDATE object SET data = ? WHERE key = ?", (bytes(content), key))
 
 
 @pytest.mark.parametrize("size", [3, LARGE], ids=["in the journal", "in the store"])
-async def test_damaged_update_is_asked_for_again(start, join, tmp_path, size):
+async def test_damaged_update_is_asked_for_again(in_round, tmp_path, size):
     """The sender hears of it, and the model is that of the undisturbed run. The reason stands in
     the log and in the record of the round."""
-    coordinator = await start(rounds={"rounds": 2, "min_participants": 2})
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    for member in (a, b):
-        await member.rendezvous()
-    await a.until(pb.ROUND, 0)
+    coordinator, a, b = await in_round("a", "b", rounds={"rounds": 2})
     await hand_in(a, np.full(size, 1.0, np.float32))
     if size == 3:
         flip_in_journal(coordinator)
@@ -156,12 +150,10 @@ async def test_participant_brings_a_damaged_update_again(start, tmp_path, has_st
     assert (model == 2.0).all()
 
 
-async def two_rounds(start, join, tmp_path: Path, **sections: object):
+async def two_rounds(start, enter, **sections: object):
     """A session of three rounds whose round 2 is open; it was stopped."""
     coordinator = await start(rounds={"rounds": 3, "min_participants": 2}, **sections)
-    members = [join(coordinator, name) for name in "ab"]
-    for member in members:
-        await member.rendezvous()
+    members = await enter(coordinator, "a", "b")
     for round_ in range(2):
         await members[0].until(pb.ROUND, round_)
         for number, member in enumerate(members, 1):
@@ -184,10 +176,10 @@ async def two_rounds(start, join, tmp_path: Path, **sections: object):
     ],
     ids=["average", "optimiser", "its state", "surveying rule", "gradient", "momentum"],
 )
-async def test_damaged_model_is_made_again_at_a_start(start, join, tmp_path, aggregation, pattern):
+async def test_damaged_model_is_made_again_at_a_start(enter, start, tmp_path, aggregation, pattern):
     """From the updates of its round, with the journal's digest as the proof. What was damaged is
     set aside."""
-    await two_rounds(start, join, tmp_path, aggregation=aggregation)
+    await two_rounds(start, enter, aggregation=aggregation)
     path = min(p for p in (tmp_path / "weights").rglob(pattern) if p.is_file())
     before = path.read_bytes()
     flip(path)
@@ -202,11 +194,8 @@ async def test_damaged_model_is_made_again_at_a_start(start, join, tmp_path, agg
     assert [p.read_bytes() for p in aside] == [damaged]
 
 
-async def test_damaged_first_model_is_made_again(start, join, tmp_path):
-    coordinator = await start()
-    a = join(coordinator, "a")
-    await a.rendezvous()
-    await a.until(pb.ROUND, 0)
+async def test_damaged_first_model_is_made_again(in_round, start, tmp_path):
+    coordinator, _ = await in_round("a")
     await coordinator.stop()
     path = stored(tmp_path, "0/global*")
     before = path.read_bytes()
@@ -215,10 +204,10 @@ async def test_damaged_first_model_is_made_again(start, join, tmp_path):
     assert path.read_bytes() == before
 
 
-async def test_damaged_model_that_cannot_be_made_again_names_the_way_out(start, join, tmp_path):
+async def test_damaged_model_that_cannot_be_made_again_names_the_way_out(enter, start, tmp_path):
     """The updates of its round are gone. Nothing is served and nothing changed."""
     storage = {"path": str(tmp_path / "weights"), "keep_updates": 0}
-    first = await two_rounds(start, join, tmp_path, storage=storage)
+    first = await two_rounds(start, enter, storage=storage)
     ref = first.driver.session.model.ref
     path = stored(tmp_path, "2/global*")
     flip(path)
@@ -234,12 +223,9 @@ async def test_damaged_model_that_cannot_be_made_again_names_the_way_out(start, 
     assert path.read_bytes() == damaged
 
 
-async def test_participant_that_finds_a_damaged_model_has_it_mended(start, join, tmp_path):
+async def test_participant_that_finds_a_damaged_model_has_it_mended(in_round, tmp_path):
     """The participant does not download the damaged model for ever, and the session goes on."""
-    coordinator = await start(rounds={"rounds": 2, "min_participants": 1})
-    member = join(coordinator, "a")
-    await member.rendezvous()
-    await member.until(pb.ROUND, 0)
+    coordinator, member = await in_round("a", rounds={"rounds": 2})
     await member.hand_in(np.full(LARGE, 1.0, np.float32))
     await member.until(pb.ROUND, 1)
     flip(stored(tmp_path, "1/global*"))
@@ -253,21 +239,16 @@ async def test_participant_that_finds_a_damaged_model_has_it_mended(start, join,
 
 
 async def test_damaged_model_found_by_a_participant_ends_the_coordinator_if_it_stays_damaged(
-    start, join, tmp_path
+    in_round, tmp_path
 ):
-    coordinator = await start(rounds={"rounds": 2, "min_participants": 1})
-    a = join(coordinator, "a")
-    await a.rendezvous()
-    await a.until(pb.ROUND, 0)
+    coordinator, a = await in_round("a", rounds={"rounds": 2})
     await a.hand_in(np.full(LARGE, 1.0, np.float32))
     await a.until(pb.ROUND, 1)
     model = (await a.start()).model
     flip(stored(tmp_path, "1/global*"))
     flip(stored(tmp_path, "0/a*"))
     request = pb.StartTrainingRoundRequest(damaged_model_digest=model.digest)
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await a.stub.StartTrainingRound(request, metadata=a.metadata)
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    await assert_refused(a.stub.StartTrainingRound(request, metadata=a.metadata), Code.UNAVAILABLE)
     async with asyncio.timeout(20.0):
         await coordinator.driver.failed.wait()
     assert isinstance(coordinator.driver.failure, StoreError)
@@ -275,16 +256,12 @@ async def test_damaged_model_found_by_a_participant_ends_the_coordinator_if_it_s
 
 
 async def test_damaged_model_that_the_journal_does_not_know_is_published_again_once_deleted(
-    start, join, tmp_path, monkeypatch
+    enter, in_round, start, tmp_path, monkeypatch
 ):
     """The coordinator died between the publication and its record. Its digest is not known, so the
     coordinator cannot tell damage from another model; the error says what to do."""
     rounds = {"rounds": 2, "min_participants": 2}
-    coordinator = await start(rounds=rounds)
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    for member in (a, b):
-        await member.rendezvous()
-    await a.until(pb.ROUND, 0)
+    coordinator, a, b = await in_round("a", "b", rounds=rounds)
     published = threading.Event()
 
     def die(worker: StoreWorker, model: object) -> None:
@@ -306,20 +283,13 @@ async def test_damaged_model_that_the_journal_does_not_know_is_published_again_o
     await coordinator.stop()
     path.unlink()
     coordinator = await start(rounds=rounds)
-    a = join(coordinator, "a")
-    await a.rendezvous()
-    await a.until(pb.ROUND, 1)
+    [a] = await enter(coordinator, "a", round_=1)
     assert path.read_bytes() == good
 
 
-async def test_damaged_model_is_made_again_when_the_next_one_needs_it(start, join, tmp_path):
+async def test_damaged_model_is_made_again_when_the_next_one_needs_it(in_round, tmp_path):
     """An optimiser steps from the global model, so the aggregation reads it."""
-    coordinator = await start(
-        rounds={"rounds": 2, "min_participants": 1}, aggregation={"optimizer": "fedavgm"}
-    )
-    a = join(coordinator, "a")
-    await a.rendezvous()
-    await a.until(pb.ROUND, 0)
+    coordinator, a = await in_round("a", rounds={"rounds": 2}, aggregation={"optimizer": "fedavgm"})
     await a.hand_in(np.full(LARGE, 1.0, np.float32))
     await a.until(pb.ROUND, 1)
     path = stored(tmp_path, "1/global*")
@@ -344,9 +314,9 @@ def repair(tmp_path, monkeypatch):
     return run
 
 
-async def test_repair_names_the_damage(start, join, tmp_path, repair):
+async def test_repair_names_the_damage(enter, start, tmp_path, repair):
     """With a line for everything that was read, and a status for scripts."""
-    coordinator = await two_rounds(start, join, tmp_path)
+    coordinator = await two_rounds(start, enter)
     sound = repair()
     assert sound.exit_code == 0, sound.output
     lines = sound.stdout.splitlines()
@@ -361,13 +331,11 @@ async def test_repair_names_the_damage(start, join, tmp_path, repair):
 
 
 @pytest.mark.parametrize("change", [flip, Path.unlink], ids=["damaged", "missing"])
-async def test_repair_drops_a_damaged_update_by_name(start, join, tmp_path, repair, change):
+async def test_repair_drops_a_damaged_update_by_name(
+    in_round, start, join, tmp_path, repair, change
+):
     """The reason is in the record of the round, and the session goes on."""
-    coordinator = await start(rounds={"rounds": 2, "min_participants": 2})
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    for member in (a, b):
-        await member.rendezvous()
-    await a.until(pb.ROUND, 0)
+    coordinator, a, b = await in_round("a", "b", rounds={"rounds": 2})
     await a.hand_in([1.0])
     running = repair()
     assert (running.exit_code, running.stdout) == (2, "")
@@ -396,8 +364,8 @@ async def test_repair_drops_a_damaged_update_by_name(start, join, tmp_path, repa
     assert reason.startswith("dropped by an operator: 0/a.")
 
 
-async def test_repair_names_a_damaged_record(start, join, tmp_path, repair):
-    await two_rounds(start, join, tmp_path)
+async def test_repair_names_a_damaged_record(enter, start, tmp_path, repair):
+    await two_rounds(start, enter)
     path = tmp_path / "journal.sqlite"
     content = path.read_bytes()
     at = content.index(b'"num_samples":') + len(b'"num_samples":')
@@ -416,13 +384,12 @@ def test_repair_without_a_journal_creates_none(tmp_path, repair):
     assert "there is no journal at" in missing.stderr
 
 
-async def test_damaged_log_is_named_and_not_taken_for_another_copy(start, join, tmp_path):
+async def test_damaged_log_is_named_and_not_taken_for_another_copy(enter, start, tmp_path):
     """The damage is found after a kill. Cut there, the journal has all records before."""
     copy = tmp_path / "copy"
     copy.mkdir()
     coordinator = await start(rounds={"rounds": 9, "min_participants": 1})
-    a = join(coordinator, "a")
-    await a.rendezvous()
+    [a] = await enter(coordinator, "a")
     for round_ in range(8):
         await a.until(pb.ROUND, round_)
         await a.hand_in([1.0], round_=round_)

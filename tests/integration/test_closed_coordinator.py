@@ -15,7 +15,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from integration.conftest import Start
 from support.certificates import issued
 from support.waiting import until
-from support.wire import Member, refused
+from support.wire import Code, Member, assert_refused, refused
 from xain_coordinator.access.control import initialise
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.server.calls.admission_control import BURST_S, CALLS_PER_MEMBER
@@ -173,12 +173,11 @@ async def test_files_that_do_not_belong_together_are_told(
     closed: SessionCoordinator, guard: Guard, call: Call, tmp_path: Path
 ) -> None:
     """Status and metrics tell of them; calls go on under the old ones."""
-    assert guard.certificates is not None
     guard.certificates.settles_s = guard.look_s = 0.0
     (tmp_path / "access" / "tls" / "tls.crt").write_text("half a file")
     operator = call(Role.OPERATOR, "alice")
     await until(lambda: guard.warnings)
-    status = await operator.inspection.GetStatus(inspection_pb2.GetStatusRequest())
+    status = await operator.status()
     assert "tls.crt" in status.warnings[-1]
     assert guard.fields_of_metrics["not_used"] == 1
 
@@ -195,19 +194,15 @@ async def test_member_of_messaging_takes_no_slot_of_another_and_joins_few_groups
     member = (await own.Join(join("a", "0"))).member
     for group in range(1, MAX_GROUPS):
         await own.Join(join("a", str(group)))
-    with pytest.raises(grpc.RpcError) as full:
-        await own.Join(join("a", "one more"))
-    assert full.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    await assert_refused(own.Join(join("a", "one more")), Code.RESOURCE_EXHAUSTED)
     await other.Join(join("b", "one more"))
     closed._server.admission.capacities["0", "a"] = 0
     renew = RenewRequest(group="0", name="a", incarnation=member.incarnation)
     for stub, code in (
-        (own, grpc.StatusCode.RESOURCE_EXHAUSTED),
-        (other, grpc.StatusCode.UNAUTHENTICATED),
+        (own, Code.RESOURCE_EXHAUSTED),
+        (other, Code.UNAUTHENTICATED),
     ):
-        with pytest.raises(grpc.RpcError) as denied:
-            await stub.Renew(renew)
-        assert denied.value.code() is code
+        await assert_refused(stub.Renew(renew), code)
 
 
 async def test_participant_is_told_of_itself_alone(closed: SessionCoordinator, call: Call) -> None:
@@ -264,8 +259,7 @@ async def test_holder_of_a_certificate_has_a_rate_limit(
     await greedy.rendezvous()
     for _ in range(BURST_S - 1):
         await greedy.heartbeat()
-    status, reason, _ = await refused(greedy.heartbeat())
-    assert (status, reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_CALLS")
+    await assert_refused(greedy.heartbeat(), Code.RESOURCE_EXHAUSTED, "TOO_MANY_CALLS")
     assert len(kept) == BURST_S
     await other.rendezvous()
     for site in sites:
@@ -311,7 +305,7 @@ async def test_port_of_health_checks_tells_of_health_alone(closed: SessionCoordi
         assert health.status == HealthCheckResponse.SERVING
         with pytest.raises(grpc.RpcError) as unknown:
             await CoordinatorStub(channel).Heartbeat(pb.HeartbeatRequest())
-    assert unknown.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert unknown.value.code() is Code.UNIMPLEMENTED
 
 
 async def test_open_coordinator_has_the_operators_commands_on_its_socket_alone(
@@ -362,7 +356,7 @@ async def test_site_joins_with_a_token_renews_and_is_revoked(
         revoked = await control.Revoke(access_pb2.RevokeRequest(which="ward-7"))
         assert len(revoked.serials) == 3
         assert (await refused(watch.read()))[:2] == (
-            grpc.StatusCode.UNAUTHENTICATED,
+            Code.UNAUTHENTICATED,
             "UNAUTHENTICATED",
         )
         assert (await refused(site.heartbeat()))[1] == "UNAUTHENTICATED"

@@ -83,13 +83,12 @@ def num_open(flood: list[socket.socket]) -> int:
 
 @pytest.mark.parametrize("connect", KINDS)
 async def test_unregistered_connections_of_a_coordinator_are_ended_and_members_kept(
-    connect: Callable[[int], socket.socket], start: Start, join: Join
+    enter, connect: Callable[[int], socket.socket], start: Start, join: Join
 ) -> None:
     """The oldest connections without an accepted call are ended; a member's stays, also while only
     a Watch stream is open on it. Newcomers join and health checks are answered meanwhile."""
     coordinator = await start(rounds={"min_participants": 10})
-    member = join(coordinator, "member")
-    await member.rendezvous()
+    [member] = await enter(coordinator, "member")
     stream = member.stub.Watch(pb.WatchRequest(), metadata=member.metadata)
     await stream.read()
     flood = [await asyncio.to_thread(connect, coordinator.port) for _ in range(NUM_UNREGISTERED)]
@@ -102,8 +101,7 @@ async def test_unregistered_connections_of_a_coordinator_are_ended_and_members_k
             answer = await check(health_pb2.HealthCheckRequest())
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
             await newcomer.close()
-        newcomer = join(coordinator, "newcomer")
-        await newcomer.rendezvous()
+        [newcomer] = await enter(coordinator, "newcomer")
         assert not stream.done()
         await member.heartbeat()
     finally:

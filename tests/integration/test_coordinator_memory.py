@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from integration.conftest import Keep
 from support.process import PATIENCE_S, CoordinatorProcess
 from support.wire import Member, npy
 from xain_participant.wire.client import CoordinatorClient
@@ -48,28 +49,25 @@ async def upload(coordinator: CoordinatorProcess, member: Member) -> pb.WeightsR
         await asyncio.to_thread(client.close)
 
 
-async def peaks(folder: Path, number: int) -> tuple[int, int]:
+async def peaks(keep: Keep, folder: Path, number: int) -> tuple[int, int]:
     """Peaks in MiB, after so many uploads at a time, and after as many downloads."""
     settings = {
         "rounds.rounds": 2,
         "rounds.min_participants": MANY,
         "server.heartbeat_timeout_s": 2 * PATIENCE_S,  # they send none
     }
-    coordinator = CoordinatorProcess(folder, settings)
+    coordinator = keep(CoordinatorProcess(folder, settings))
     await coordinator.start()
-    try:
-        async with asyncio.timeout(2 * PATIENCE_S):
-            uploads = await after_uploads(coordinator, number)
-            await coordinator.kill()
-            await coordinator.start()  # a peak of its own
-            members = [Member(coordinator.port, f"p{i}") for i in range(MANY)]
-            for first in range(0, MANY, number):
-                await asyncio.gather(*map(download, members[first : first + number]))
-            downloads = coordinator.peak_mib()
-            await asyncio.gather(*(member.close() for member in members))
-            return uploads, downloads
-    finally:
-        await coordinator.end()
+    async with asyncio.timeout(2 * PATIENCE_S):
+        uploads = await after_uploads(coordinator, number)
+        await coordinator.kill()
+        await coordinator.start()  # a peak of its own
+        members = [Member(coordinator.port, f"p{i}") for i in range(MANY)]
+        for first in range(0, MANY, number):
+            await asyncio.gather(*map(download, members[first : first + number]))
+        downloads = coordinator.peak_mib()
+        await asyncio.gather(*(member.close() for member in members))
+        return uploads, downloads
 
 
 async def after_uploads(coordinator: CoordinatorProcess, number: int) -> int:
@@ -88,9 +86,9 @@ async def after_uploads(coordinator: CoordinatorProcess, number: int) -> int:
     return peak
 
 
-async def test_many_transfers_take_hardly_more_than_few(tmp_path):
+async def test_many_transfers_take_hardly_more_than_few(keep, tmp_path):
     """The same bytes, twelve at a time or two."""
-    few = await peaks(tmp_path / "few", FEW)
-    many = await peaks(tmp_path / "many", MANY)
+    few = await peaks(keep, tmp_path / "few", FEW)
+    many = await peaks(keep, tmp_path / "many", MANY)
     assert many[0] - few[0] < MARGIN_MIB, f"uploads: {few[0]} and {many[0]} MiB"
     assert many[1] - few[1] < MARGIN_MIB, f"downloads: {few[1]} and {many[1]} MiB"

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from support.logs import capture_logs
-from support.process import PATIENCE_S
+from support.waiting import until
 from xain_coordinator.server.calls.control_service import ControlService
 from xain_coordinator.server.guard import Guard
 from xain_coordinator.server.operators_socket import OperatorsSocket
@@ -43,16 +43,12 @@ async def test_backup_that_does_not_end_is_warned_of(tmp_path: Path) -> None:
             with capture_logs() as logs:
                 call = ControlStub(channel).CopyJournal(CopyJournalRequest())
                 assert (await call.read()).path == str(tmp_path / "copy")
-                async with asyncio.timeout(PATIENCE_S):
-                    while len(logs) < 2:  # noqa: ASYNC110  # a log has no event
-                        await asyncio.sleep(0.01)  # a poll, not a race: it ends with the lines
+                await until(lambda: len(logs) >= 2)
             assert held.is_set()
             assert {line["event"] for line in logs} == {"backup_holds_up_removal"}
             assert logs[0]["copy"] == str(tmp_path / "copy")
             call.cancel()
-            async with asyncio.timeout(PATIENCE_S):
-                while held.is_set():  # noqa: ASYNC110  # no event tells of clear()
-                    await asyncio.sleep(0.01)  # a poll, not a race: it ends with the backup
+            await until(lambda: not held.is_set())
     finally:
         operators_socket.close()
         await server.stop(0)

@@ -11,7 +11,7 @@ import pytest
 
 from support.transfers import PATIENCE_S
 from support.waiting import until
-from support.wire import digest, npy
+from support.wire import Code, assert_refused, digest, npy
 from xain_coordinator.assembly import coordinator
 from xain_coordinator.core.vocabulary.errors import InvalidUpdate
 from xain_coordinator.core.vocabulary.keys import incoming_key
@@ -71,14 +71,12 @@ async def put(store: Reachable, work: pb.StartTrainingRoundResponse, data: bytes
     return pb.WeightsRef(key=work.upload.key, size_bytes=len(data), digest=digest(data))
 
 
-async def first_round(start: Any, join: Any, *names: str, **settings: Any) -> tuple[Any, ...]:
+async def first_round(start: Any, enter: Any, *names: str, **settings: Any) -> tuple[Any, ...]:
     """A coordinator, and members whose round 0 has made a model that is not small; 1 is open."""
     names = names or ("a",)
     rounds = {"rounds": 2, "min_participants": len(names)}
     coordinator = await start(rounds=rounds, **settings)
-    members = [join(coordinator, name) for name in names]
-    for member in members:
-        await member.rendezvous()
+    members = await enter(coordinator, *names)
     for member in members:
         await member.until(pb.ROUND, 0)
         await member.hand_in(np.zeros(SIZE, np.float32))
@@ -87,10 +85,10 @@ async def first_round(start: Any, join: Any, *names: str, **settings: Any) -> tu
     return coordinator, *members
 
 
-async def test_object_put_by_url_is_dropped_with_its_round(store, start, join):
+async def test_object_put_by_url_is_dropped_with_its_round(enter, store, start):
     """All of it together: a deletion for each hand-in would keep a slow store from what somebody
     waits for."""
-    coordinator, a, b = await first_round(start, join, "a", "b")
+    coordinator, a, b = await first_round(start, enter, "a", "b")
     for member in (a, b):
         await member.end(
             await put(store, await member.start(), npy(np.ones(SIZE, np.float32))), round_=1
@@ -102,12 +100,9 @@ async def test_object_put_by_url_is_dropped_with_its_round(store, start, join):
     assert set(removed) == {f"{session}/{incoming_key(1, name)}" for name in "ab"}
 
 
-async def test_small_models_are_not_offered(store, start, join):
+async def test_small_models_are_not_offered(store, in_round):
     """Small models travel in the message; a URL to sign for each participant would cost more."""
-    coordinator = await start(rounds={"rounds": 2, "min_participants": 1})
-    member = join(coordinator, "a")
-    await member.rendezvous()
-    await member.until(pb.ROUND, 0)
+    _, member = await in_round("a", rounds={"rounds": 2})
     work = await member.start()
     assert work.model.data
     assert not work.model.url
@@ -119,9 +114,9 @@ async def test_small_models_are_not_offered(store, start, join):
     assert not work.HasField("upload")
 
 
-async def test_url_that_cannot_be_signed_is_not_offered(store, start, join):
+async def test_url_that_cannot_be_signed_is_not_offered(enter, store, start):
     """The round goes on through the coordinator."""
-    _, member = await first_round(start, join)
+    _, member = await first_round(start, enter)
     store.signs = False
     work = await member.start()
     assert not work.model.url
@@ -139,57 +134,53 @@ async def test_url_that_cannot_be_signed_is_not_offered(store, start, join):
         (b"no array", "cannot be float32 weights"),
     ],
 )
-async def test_a_bad_one_is_refused_and_a_good_one_may_follow(store, start, join, data, message):
-    _, member = await first_round(start, join)
+async def test_a_bad_one_is_refused_and_a_good_one_may_follow(enter, store, start, data, message):
+    _, member = await first_round(start, enter)
     work = await member.start()
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await member.end(await put(store, work, data), round_=1)
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert message in caught.value.details()
+    await assert_refused(
+        member.end(await put(store, work, data), round_=1), Code.INVALID_ARGUMENT, "", message
+    )
     good = npy(np.ones(SIZE, np.float32))
     await member.end(await put(store, work, good), round_=1)
     await member.until(pb.FINISHED, 1)
     assert await member.download("2/global") == good
 
 
-async def test_after_it_is_accepted_its_url_is_worth_nothing(store, start, join):
+async def test_after_it_is_accepted_its_url_is_worth_nothing(enter, store, start):
     """The same URL, used again, changes neither what counts nor the answer to a resend."""
-    _, a, b = await first_round(start, join, "a", "b")
+    _, a, b = await first_round(start, enter, "a", "b")
     work = await a.start()
     good = npy(np.full(SIZE, 2, np.float32))
     ref = await put(store, work, good)
     await a.end(ref, round_=1)
     other = await put(store, work, npy(np.full(SIZE, 1000, np.float32)))
     await a.end(ref, round_=1)  # as after a lost answer
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await a.end(other, round_=1)
-    assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
+    await assert_refused(a.end(other, round_=1), Code.ALREADY_EXISTS)
     await b.hand_in(np.full(SIZE, 4, np.float32), round_=1)
     await b.until(pb.FINISHED, 1)
     assert await b.download("2/global") == npy(np.full(SIZE, 3, np.float32))
 
 
-async def test_object_that_is_too_large_is_not_copied(store, start, join):
+async def test_object_that_is_too_large_is_not_copied(enter, store, start):
     """A URL takes whatever is put there. It goes, and the participant may put its update."""
-    coordinator, member = await first_round(start, join)
+    coordinator, member = await first_round(start, enter)
     work = await member.start()
     good = npy(np.ones(SIZE, np.float32))
     ref = await put(store, work, good)
     await put(store, work, bytes(10 * len(good)))
     before = set(store.keys())
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await member.end(ref, round_=1)
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert f"{10 * len(good)} bytes" in caught.value.details()
+    await assert_refused(
+        member.end(ref, round_=1), Code.INVALID_ARGUMENT, "", f"{10 * len(good)} bytes"
+    )
     session = coordinator.driver.session.session_id
     assert before - set(store.keys()) == {f"{session}/{incoming_key(1, 'a')}"}
     await member.end(await put(store, work, good), round_=1)
     await member.until(pb.FINISHED, 1)
 
 
-async def test_wrong_object_is_deleted_before_its_sender_is_told(store, start, join, monkeypatch):
+async def test_wrong_object_is_deleted_before_its_sender_is_told(enter, store, start, monkeypatch):
     """The sender puts the right object there, under the same URL, once it hears of it."""
-    _, member = await first_round(start, join)
+    _, member = await first_round(start, enter)
     work = await member.start()
     good = npy(np.ones(SIZE, np.float32))
     ref = await put(store, work, good)
@@ -208,16 +199,14 @@ async def test_wrong_object_is_deleted_before_its_sender_is_told(store, start, j
         await member.heartbeat()
     assert not handing_in.done()
     go_on.set()
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await handing_in
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await assert_refused(handing_in, Code.INVALID_ARGUMENT)
     await member.end(await put(store, work, good), round_=1)
     await member.until(pb.FINISHED, 1)
 
 
-async def test_work_goes_on_when_its_caller_has_lost_patience(store, start, join, monkeypatch):
+async def test_work_goes_on_when_its_caller_has_lost_patience(enter, store, start, monkeypatch):
     """Copying and measuring may take longer than a call; the next call finds them done."""
-    _, member = await first_round(start, join)
+    _, member = await first_round(start, enter)
     ref = await put(store, await member.start(), npy(np.ones(SIZE, np.float32)))
     copies, go_on = [], threading.Event()
 
@@ -239,10 +228,10 @@ async def test_work_goes_on_when_its_caller_has_lost_patience(store, start, join
     assert len(copies) == 1
 
 
-async def test_refused_copy_answers_for_no_other_update(store, start, join, monkeypatch):
+async def test_refused_copy_answers_for_no_other_update(enter, store, start, monkeypatch):
     """The call that would have heard that the update is wrong was given up. What its sender has put
     there since is read itself."""
-    coordinator, member = await first_round(start, join)
+    coordinator, member = await first_round(start, enter)
     work = await member.start()
     good = npy(np.ones(SIZE, np.float32))
     ref = await put(store, work, good)
@@ -273,15 +262,10 @@ def is_reading(slots: Slots, participant_id: str) -> bool:
 
 
 @pytest.mark.parametrize("is_late_at", ["its slot", "its end"])
-async def test_late_object_is_not_copied_or_does_not_stay(
-    store, start, join, monkeypatch, is_late_at
-):
+async def test_late_object_is_not_copied_or_does_not_stay(store, in_round, monkeypatch, is_late_at):
     """The round closes without the object, and its sender does not come back for it."""
     quorum = {"quorum": "participant:update:50%", "start_participants": 2, "max_participants": 2}
-    coordinator = await start(rounds={"rounds": 2, **quorum})
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    await asyncio.gather(a.rendezvous(), b.rendezvous())
-    await a.until(pb.ROUND, 0)
+    coordinator, a, b = await in_round("a", "b", rounds={"rounds": 2, **quorum})
     await a.hand_in(np.zeros(SIZE, np.float32))
     await b.until(pb.ROUND, 1)
     ref = await put(store, await b.start(), npy(np.ones(SIZE, np.float32)))
@@ -313,9 +297,9 @@ async def test_late_object_is_not_copied_or_does_not_stay(
     await until(lambda: not set(copies) & set(store.keys()))
 
 
-async def test_a_coordinator_that_stops_ends_no_copy_half_way(store, start, join, monkeypatch):
+async def test_a_coordinator_that_stops_ends_no_copy_half_way(enter, store, start, monkeypatch):
     """The stop waits for the copy that is being made, and begins no other one."""
-    coordinator, a, b = await first_round(start, join, "a", "b")
+    coordinator, a, b = await first_round(start, enter, "a", "b")
     slots = coordinator._server.slots
     slots.readings = asyncio.Semaphore(1)
     data = npy(np.ones(SIZE, np.float32))
@@ -346,14 +330,11 @@ async def test_a_coordinator_that_stops_ends_no_copy_half_way(store, start, join
 
 
 async def test_lost_store_request_that_arrives_late_changes_no_accepted_update(
-    store, start, join, monkeypatch
+    store, in_round, monkeypatch
 ):
     """A store far away may carry out a request after its caller gave up, even after another update
     of the same participant was accepted. Each attempt has a key of its own, so nothing changes."""
-    coordinator = await start(rounds={"rounds": 1, "min_participants": 1})
-    member = join(coordinator, "a")
-    await member.rendezvous()
-    await member.until(pb.ROUND, 0)
+    coordinator, member = await in_round("a", rounds={"rounds": 1})
     late: list[tuple[str, bytes]] = []
 
     class LostUpload(MemoryUpload):
@@ -365,9 +346,7 @@ async def test_lost_store_request_that_arrives_late_changes_no_accepted_update(
             raise StoreUnavailable("no answer")
 
     monkeypatch.setattr(store, "upload", lambda key, label="", size_bytes=0: LostUpload(store, key))
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await member.upload(np.full(SIZE, 1, np.float32))
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    await assert_refused(member.upload(np.full(SIZE, 1, np.float32)), Code.UNAVAILABLE)
     monkeypatch.undo()
     assert len(late) == 1
     late_before_effects(monkeypatch, coordinator, store, late)

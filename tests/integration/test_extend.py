@@ -57,7 +57,7 @@ async def test_a_session_under_way_is_not_extended(start, tmp_path):
     assert re.search(f"{session} is not finished.* 0 of 7", told)
 
 
-async def test_extended_sessions_count_rounds_and_epochs_on(start, join, tmp_path):
+async def test_extended_sessions_count_rounds_and_epochs_on(enter, start, join, tmp_path):
     """Rounds begin at 0, epochs go on; a number without a plus is that of all rounds, over several
     extensions; optimiser's state and rules are those of the session that is extended."""
     settings = {"rounds": {"rounds": 2, "epochs": 3}, "aggregation": {"optimizer": "fedavgm"}}
@@ -74,9 +74,7 @@ async def test_extended_sessions_count_rounds_and_epochs_on(start, join, tmp_pat
     assert session.model.ref.digest == old.model.ref.digest
     assert session.model.state.keys() == {"momentum"}
     assert session.model.state["momentum"].digest == old.model.state["momentum"].digest
-    a = join(second, "a")
-    await a.rendezvous()
-    await a.until(pb.ROUND, 0)
+    [a] = await enter(second, "a", round_=0)
     assignment = await a.start()
     # The first round of the first session initialised, without an epoch.
     assert (assignment.epochs, assignment.epoch_base) == (3, 3)

@@ -28,7 +28,7 @@ def refused_uploads(coordinator: CoordinatorProcess) -> list[dict[str, Any]]:
 
 @pytest.mark.e2e
 @pytest.mark.skipif(sys.platform != "linux", reason="prlimit")
-async def test_full_disk_has_one_warning_and_a_line_when_it_is_over(tmp_path: Path) -> None:
+async def test_full_disk_has_one_warning_and_a_line_when_it_is_over(keep, tmp_path: Path) -> None:
     """The round goes on when there is room again, and every participant ends with 0."""
     settings = {
         "rounds.rounds": 2,
@@ -37,30 +37,28 @@ async def test_full_disk_has_one_warning_and_a_line_when_it_is_over(tmp_path: Pa
         "server.heartbeat_timeout_s": 60,
         "logging.level": "debug",
     }
-    coordinator = CoordinatorProcess(tmp_path / "coordinator", settings)
+    coordinator = keep(CoordinatorProcess(tmp_path / "coordinator", settings))
     await coordinator.start()
     gates = tmp_path / "gates"
     gates.mkdir()
     target = f"127.0.0.1:{coordinator.port}"
     participants = [
-        ParticipantProcess(tmp_path / name, name, target, f"--size={SIZE}", f"--gates={gates}")
+        keep(
+            ParticipantProcess(tmp_path / name, name, target, f"--size={SIZE}", f"--gates={gates}")
+        )
         for name in ("a", "b")
     ]
     gate = gates / "a-1"
     gate.touch()
-    try:
-        for participant in participants:
-            await participant.start()
-        await until(lambda: ("handed_in", 1) in participants[1].book())
-        resource.prlimit(coordinator.pid, resource.RLIMIT_FSIZE, (LIMIT, resource.RLIM_INFINITY))
-        gate.unlink()
-        await until(lambda: len(refused_uploads(coordinator)) >= REFUSALS)
-        resource.prlimit(coordinator.pid, resource.RLIMIT_FSIZE, NO_LIMIT)
-        assert [await one.died() for one in participants] == [0, 0]
-        (warning,) = events(coordinator, "store_unavailable")
-        assert warning["level"] == "warning"
-        (over,) = events(coordinator, "store_available")
-        assert over["num_refused"] == len(refused_uploads(coordinator)) >= REFUSALS
-    finally:
-        for process in (*participants, coordinator):
-            await process.end()
+    for participant in participants:
+        await participant.start()
+    await until(lambda: ("handed_in", 1) in participants[1].book())
+    resource.prlimit(coordinator.pid, resource.RLIMIT_FSIZE, (LIMIT, resource.RLIM_INFINITY))
+    gate.unlink()
+    await until(lambda: len(refused_uploads(coordinator)) >= REFUSALS)
+    resource.prlimit(coordinator.pid, resource.RLIMIT_FSIZE, NO_LIMIT)
+    assert [await one.died() for one in participants] == [0, 0]
+    (warning,) = events(coordinator, "store_unavailable")
+    assert warning["level"] == "warning"
+    (over,) = events(coordinator, "store_available")
+    assert over["num_refused"] == len(refused_uploads(coordinator)) >= REFUSALS

@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 from support.certificates import issued, make_authority, write_folder
+from support.waiting import beside
 from xain_foundation.net.channels import find_cause
 from xain_foundation.security.handshakes import Cause, Fault
 from xain_foundation.security.identity import Role
@@ -152,10 +153,8 @@ def test_port_of_another_protocol(tls) -> None:
                 one.recv(64)
                 one.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
-        thread = threading.Thread(target=lambda: (listening.accept()[0].close(), answer()))
-        thread.start()
-        cause = cause_of(f"127.0.0.1:{listening.getsockname()[1]}", tls)
-        thread.join(PATIENCE_S)
+        with beside(lambda: (listening.accept()[0].close(), answer())):
+            cause = cause_of(f"127.0.0.1:{listening.getsockname()[1]}", tls)
     assert cause.text == "it speaks TLS, but no gRPC: is it another port?"
 
 

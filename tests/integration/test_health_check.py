@@ -13,6 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from integration.conftest import config_for
 from support.process import PATIENCE_S, CoordinatorProcess
+from support.waiting import until
 from xain_coordinator.cli.backup import back_up
 from xain_coordinator.inspection import client as inspection_client
 from xain_coordinator.server.operators_socket import OperatorsSocket
@@ -31,28 +32,28 @@ async def check(folder: Path, *flags: str) -> tuple[int, str]:
     return process.returncode, output.decode()
 
 
-async def until(wanted: tuple[int, str], folder: Path) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while (found := await check(folder)) != wanted:
-            print(found)  # noqa: T201 - shown if it never comes
-            await asyncio.sleep(0.05)  # a poll, not a race: it ends with the answer
+async def until_told(wanted: tuple[int, str], folder: Path) -> None:
+    async def is_told() -> bool:
+        return await check(folder) == wanted
+
+    await until(is_told)
 
 
 async def test_health_check_follows_the_coordinator(process: CoordinatorProcess) -> None:
     """The owner alone may ask. A coordinator that hangs gives no answer, one that was killed leaves
     a socket that its successor replaces, and one that has stopped takes its socket away."""
     folder, path = process.folder, process.folder / "journal.sock"
-    await until((0, "SERVING\n"), folder)
+    await until_told((0, "SERVING\n"), folder)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     process.send(signal.SIGSTOP)
     for flags in ([], ["--alive"]):
         assert await check(folder, *flags) == (1, f"{path}: timed out\n")
     process.send(signal.SIGCONT)
-    await until((0, "SERVING\n"), folder)
+    await until_told((0, "SERVING\n"), folder)
     await process.kill()
     assert await check(folder) == (1, f"{path}: Connection refused\n")
     await process.start()
-    await until((0, "SERVING\n"), folder)
+    await until_told((0, "SERVING\n"), folder)
     assert await process.stop() == 0
     assert await check(folder) == (1, f"{path}: No such file or directory\n")
 
@@ -94,31 +95,27 @@ async def test_check_of_a_server_that_refuses_it_fails(tmp_path: Path) -> None:
 
 
 async def test_socket_whose_path_is_too_long_is_elsewhere_and_status_says_where(
-    tmp_path: Path,
+    keep, tmp_path: Path
 ) -> None:
     """A backup finds it by the link beside the journal."""
-    process = CoordinatorProcess(tmp_path / ("folder" * 20), {"rounds.min_participants": 2})
-    try:
-        await process.start()
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                snapshot = await asyncio.to_thread(
-                    inspection_client.fetch, f"127.0.0.1:{process.port}"
-                )
-                if moved := snapshot.status.health_socket:
-                    break
-                await asyncio.sleep(0.05)  # a poll, not a race: the socket comes after the port
-        folder = Path(moved).parent
-        assert await check(folder) == (0, "SERVING\n")
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        storage = {"path": str(process.folder / "weights")}
-        config = config_for(process.folder, storage=storage)
-        assert await asyncio.to_thread(back_up, config, tmp_path / "backup") == 0
-        assert await process.stop() == 0
-        assert not folder.exists()
-        assert not (process.folder / "journal.sock").is_symlink()
-    finally:
-        await process.end()
+    process = keep(CoordinatorProcess(tmp_path / ("folder" * 20), {"rounds.min_participants": 2}))
+    await process.start()
+
+    async def moved_to() -> str:
+        target = f"127.0.0.1:{process.port}"
+        snapshot = await asyncio.to_thread(inspection_client.fetch, target)
+        return snapshot.status.health_socket
+
+    moved = await until(moved_to)  # the socket comes after the port
+    folder = Path(moved).parent
+    assert await check(folder) == (0, "SERVING\n")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    storage = {"path": str(process.folder / "weights")}
+    config = config_for(process.folder, storage=storage)
+    assert await asyncio.to_thread(back_up, config, tmp_path / "backup") == 0
+    assert await process.stop() == 0
+    assert not folder.exists()
+    assert not (process.folder / "journal.sock").is_symlink()
 
 
 def test_health_check_imports_nothing_that_takes_time() -> None:

@@ -7,7 +7,7 @@ import asyncio
 import os
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2
 
+from integration.conftest import Enter, Keep
 from support.hostile import METHODS, Answer, ask, channel, malformed, path
 from support.process import PATIENCE_S, CoordinatorProcess
 from support.wire import Member, digest, npy
@@ -50,17 +51,13 @@ def assert_unharmed(coordinator: CoordinatorProcess) -> None:
 
 
 @pytest.fixture
-async def coordinator(tmp_path: Path) -> AsyncIterator[CoordinatorProcess]:
+async def coordinator(keep: Keep, enter: Enter, tmp_path: Path) -> CoordinatorProcess:
     """One that trains with one member."""
     settings = {"rounds.rounds": 1000, "rounds.min_participants": 1, "rounds.max_participants": 200}
-    coordinator = CoordinatorProcess(tmp_path, settings)
+    coordinator = keep(CoordinatorProcess(tmp_path, settings))
     await coordinator.start()
-    member = Member(coordinator.port, "member")
-    await member.rendezvous()
-    await member.until(pb.ROUND, 0)
-    await member.close()
-    yield coordinator
-    await coordinator.end()
+    await enter(coordinator, "member", round_=0)
+    return coordinator
 
 
 UPLOAD = pb.PutWeightsRequest.Header(round=0, size_bytes=MIB, digest=digest(b"x" * MIB))
@@ -202,7 +199,7 @@ async def half_open(member: Member, number: int) -> grpc.aio.StreamUnaryCall[Any
     return call
 
 
-async def test_half_open_uploads_leave_memory_below_200_mib(tmp_path):
+async def test_half_open_uploads_leave_memory_below_200_mib(join, tmp_path):
     """Each member of a round begins an upload, and pauses in the middle of it."""
     settings = {
         "rounds.rounds": 2,
@@ -224,12 +221,10 @@ async def test_half_open_uploads_leave_memory_below_200_mib(tmp_path):
     try:
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(*map(join, range(NUM_UPLOADS)))
-            status = inspection.GetStatusRequest()
-            while (await members[0].inspection.GetStatus(status)).phase != "collecting":  # noqa: ASYNC110  # another process has no event
-                await asyncio.sleep(0.05)  # a poll, not a race: it ends when the round is open
+            await members[0].until(pb.ROUND, 0)
             begun = [half_open(members[i // STREAMS], i) for i in range(NUM_UPLOADS)]
             calls = await asyncio.gather(*begun)
-            assert (await members[0].inspection.GetStatus(status)).phase == "collecting"
+            assert (await members[0].status()).phase == "collecting"
         assert coordinator.peak_mib() < MAX_RESIDENT_MIB
         for call in calls:
             call.cancel()

@@ -201,16 +201,15 @@ async def test_hostile_settings_end_a_process_with_status_2(tmp_path):
         {"start_participants": 1, "max_participants": 1_000_000},
     ],
 )
-async def test_largest_counts_fit_the_wire(start, join, rounds):
+async def test_largest_counts_fit_the_wire(enter, start, rounds):
     """Sessions with the largest settings that are taken answer every call in every round."""
     coordinator = await start(rounds=rounds)
-    a = join(coordinator, "a")
-    await a.rendezvous()
+    [a] = await enter(coordinator, "a")
     for round_ in range(3):
         await a.until(pb.ROUND, round_)
         work = await a.start()
         # The first round makes the model, and trains no epochs.
         assert work.epoch_base == max(round_ - 1, 0) * work.epochs
-        await a.inspection.GetStatus(inspection.GetStatusRequest())
+        await a.status()
         await a.inspection.ListParticipants(inspection.ListParticipantsRequest())
         await a.hand_in([1.0], round_=round_)

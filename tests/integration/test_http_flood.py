@@ -3,13 +3,14 @@
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import httpx
 import pytest
 
+from integration.conftest import Keep
 from support.process import PATIENCE_S, CoordinatorProcess
 from support.wire import Member
 from xain_coordinator.http_face.connections import MAX_CONNECTIONS
@@ -50,14 +51,13 @@ HALF: Mapping[str, bytes] = {
 
 
 @pytest.fixture
-async def flooded(tmp_path: Path) -> AsyncIterator[tuple[CoordinatorProcess, str]]:
+async def flooded(keep: Keep, tmp_path: Path) -> tuple[CoordinatorProcess, str]:
     """A coordinator, and the URL of its face."""
     (port,) = free_ports(1)
     settings = {"http.port": port, "workload.name": "sgd", "rounds.min_participants": 2}
-    coordinator = CoordinatorProcess(tmp_path, settings)
+    coordinator = keep(CoordinatorProcess(tmp_path, settings))
     await coordinator.start()
-    yield coordinator, f"http://127.0.0.1:{port}"
-    await coordinator.end()
+    return coordinator, f"http://127.0.0.1:{port}"
 
 
 async def ask(client: httpx.AsyncClient, url: str) -> None:

@@ -56,22 +56,12 @@ async def run(port: int, participants: Mapping[str, Participant]) -> list[int]:
     return await ends_of(agents)
 
 
-async def test_status_names_the_maker_of_the_initial_weights(start, join):
-    coordinator = await start(
-        rounds={
-            "rounds": 2,
-            "min_participants": 2,
-            "initial_weights": "first",
-            "controller": "ordered",
-        }
-    )
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    for member in (a, b):
-        await member.rendezvous()
-    await a.until(pb.ROUND, 0)
+async def test_status_names_the_maker_of_the_initial_weights(in_round):
+    rounds = {"rounds": 2, "initial_weights": "first", "controller": "ordered"}
+    _, a, b = await in_round("a", "b", rounds=rounds)
     assert (await a.start()).task == pb.INITIALISE
     assert (await b.heartbeat()).state == pb.STANDBY
-    status = await a.inspection.GetStatus(inspection.GetStatusRequest())
+    status = await a.status()
     assert status.waiting_for == "The initial weights, from a."
     assert (status.num_trained, status.num_rounds) == (0, 2)
     await a.hand_in([1.0, 2.0])
@@ -82,13 +72,13 @@ async def test_status_names_the_maker_of_the_initial_weights(start, join):
     progress = []
     for number in (1, 2):
         await a.until(pb.ROUND, number)
-        status = await a.inspection.GetStatus(inspection.GetStatusRequest())
+        status = await a.status()
         progress.append((status.round, status.num_trained, status.num_rounds))
         for member in (a, b):
             await member.until(pb.ROUND, number)
             await member.hand_in([1.0, 2.0], round_=number)
     await a.until(pb.FINISHED, 2)
-    status = await a.inspection.GetStatus(inspection.GetStatusRequest())
+    status = await a.status()
     progress.append((status.round, status.num_trained, status.num_rounds))
     assert progress == [(1, 0, 2), (2, 1, 2), (2, 2, 2)]
 

@@ -6,7 +6,7 @@ import threading
 import grpc
 import pytest
 
-from support.wire import digest, npy
+from support.wire import Code, assert_refused, digest, npy
 from xain_coordinator.core.vocabulary.keys import is_journalled
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_wire.fl import coordinator_pb2 as pb
@@ -24,13 +24,9 @@ def stored(coordinator) -> list[str]:
     return [key for key in coordinator.store.keys("0/") if key != "0/global"]
 
 
-async def test_update_that_is_given_up_is_there_when_it_comes_again(start, join, monkeypatch):
+async def test_update_that_is_given_up_is_there_when_it_comes_again(in_round, monkeypatch):
     """However often: it is written once, to the journal, together with its event."""
-    coordinator = await start(rounds={"min_participants": 2})
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    await a.rendezvous()
-    await b.rendezvous()
-    await a.until(pb.ROUND, 0)
+    coordinator, a, b = await in_round("a", "b")
     begun, go, commit = threading.Event(), threading.Event(), SqliteJournal._commit
 
     def wait(journal, written):
@@ -54,16 +50,11 @@ async def test_update_that_is_given_up_is_there_when_it_comes_again(start, join,
     assert all(is_journalled(key) for key in keys)
 
 
-async def test_refused_update_leaves_nothing_for_a_call_without_bytes(start, join):
+async def test_refused_update_leaves_nothing_for_a_call_without_bytes(in_round):
     """The bytes of a small update are only in its call, so a later call must bring them again."""
-    coordinator = await start(rounds={"min_participants": 1})
-    a = join(coordinator, "a")
-    await a.rendezvous()
-    await a.until(pb.ROUND, 0)
+    coordinator, a = await in_round("a")
     ref = inside([1.0, 2.0])
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await a.end(ref, -1)
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await assert_refused(a.end(ref, -1), Code.INVALID_ARGUMENT)
     ref.ClearField("data")
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await a.end(ref)

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
+from integration.conftest import InRound
 from support.transfers import (
     DATA,
     HEADER_BYTES,
@@ -17,21 +17,19 @@ from support.transfers import (
     PATIENCE_S,
     found,
     header,
-    in_round,
+    join_round,
     parts,
     put,
     written,
 )
 from support.waiting import until
-from support.wire import Member, digest, npy, refused
+from support.wire import Code, Member, assert_refused, digest, npy, refused
 from xain_coordinator.core.vocabulary.keys import attempt_key
 from xain_coordinator.core.vocabulary.replies import Ticket
 from xain_coordinator.core.vocabulary.values import StoredWeights
 from xain_coordinator.updates.measured_upload import Announced, Header, MeasuredUpload
 from xain_coordinator.updates.upload_stream import UploadStream
 from xain_wire.fl import coordinator_pb2 as pb
-
-Code = grpc.StatusCode
 
 
 async def broken_off(member: Member, folder: Path, end: int) -> None:
@@ -41,20 +39,9 @@ async def broken_off(member: Member, folder: Path, end: int) -> None:
     call.cancel()
 
 
-async def two_in_round(start: Any, join: Any) -> tuple[Any, Member, Member]:
-    """A coordinator, and the members of its round, which waits for both."""
-    coordinator = await start(rounds={"min_participants": 2})
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    await asyncio.gather(a.rendezvous(), b.rendezvous())
-    await a.until(pb.ROUND, 0)
-    return coordinator, a, b
-
-
-async def test_an_upload_that_broke_off_goes_on(start, join, tmp_path):
+async def test_an_upload_that_broke_off_goes_on(in_round, tmp_path):
     """Only what had not been written is sent again, and the object is the same to the bit."""
-    coordinator = await start()
-    a = join(coordinator, "a")
-    await in_round(a)
+    coordinator, a = await in_round("a")
     await broken_off(a, tmp_path, 3 * MIB)
     offset = await found(a)
     assert offset == 3 * MIB
@@ -67,14 +54,15 @@ async def test_an_upload_that_broke_off_goes_on(start, join, tmp_path):
 
 
 @pytest.mark.parametrize("offset", [1, 3 * MIB - 1, 3 * MIB + 1, len(DATA), 1 << 60])
-async def test_an_upload_goes_on_nowhere_else(start, join, tmp_path, offset):
+async def test_an_upload_goes_on_nowhere_else(in_round, tmp_path, offset):
     """An offset that was not given out is refused, and does not hurt what is there."""
-    _, a, b = await two_in_round(start, join)
+    _, a, b = await in_round("a", "b")
     await broken_off(a, tmp_path, 3 * MIB)
     assert await found(a) == 3 * MIB
     for member in (a, b):  # b has not sent anything
-        code, why, _ = await refused(await put(member, offset, offset + 1))
-        assert (code, why) == (Code.FAILED_PRECONDITION, "UPLOAD_MISSING")
+        await assert_refused(
+            await put(member, offset, offset + 1), Code.FAILED_PRECONDITION, "UPLOAD_MISSING"
+        )
     assert await found(b) == 0
     assert await found(a, size_bytes=len(DATA) + 4) == 0
     assert await found(a) == 3 * MIB
@@ -83,7 +71,7 @@ async def test_an_upload_goes_on_nowhere_else(start, join, tmp_path, offset):
 OTHER = bytes(16)  # the digest of an update that is as large as DATA
 
 
-async def other_goes_on(member: Member, offset: int) -> tuple[grpc.StatusCode, str]:
+async def other_goes_on(member: Member, offset: int) -> tuple[Code, str]:
     """Why the other update cannot go on at this offset."""
 
     async def requests() -> AsyncIterator[pb.PutWeightsRequest]:
@@ -93,12 +81,10 @@ async def other_goes_on(member: Member, offset: int) -> tuple[grpc.StatusCode, s
     return code, why
 
 
-async def test_an_upload_does_not_go_on_as_another_update(start, join, tmp_path):
+async def test_an_upload_does_not_go_on_as_another_update(in_round, start, join, tmp_path):
     """The bytes of one update are no part of another one of the same size, before a restart of the
     coordinator and after it. The sender begins again, and nothing counts against it."""
-    coordinator = await start()
-    a = join(coordinator, "a")
-    await in_round(a)
+    coordinator, a = await in_round("a")
     await broken_off(a, tmp_path, 3 * MIB)
     assert await found(a) == 3 * MIB
     assert await other_goes_on(a, 3 * MIB) == (Code.FAILED_PRECONDITION, "UPLOAD_MISSING")
@@ -118,7 +104,7 @@ async def test_an_upload_does_not_go_on_as_another_update(start, join, tmp_path)
 async def test_upload_continued_with_other_bytes_is_refused(start, join, tmp_path):
     """The digest is that of the whole object, whichever process has sent which part."""
     a = join(await start(), "a")
-    await in_round(a)
+    await join_round(a)
 
     async def requests() -> AsyncIterator[pb.PutWeightsRequest]:
         yield pb.PutWeightsRequest(header=header(offset=3 * MIB))
@@ -126,16 +112,19 @@ async def test_upload_continued_with_other_bytes_is_refused(start, join, tmp_pat
 
     await broken_off(a, tmp_path, 3 * MIB)
     await found(a)
-    code, why, details = await refused(a.stub.PutWeights(requests(), metadata=a.metadata))
-    assert (code, why) == (Code.INVALID_ARGUMENT, "INVALID_UPDATE")
-    assert "digest" in details
+    await assert_refused(
+        a.stub.PutWeights(requests(), metadata=a.metadata),
+        Code.INVALID_ARGUMENT,
+        "INVALID_UPDATE",
+        "digest",
+    )
     assert parts(tmp_path) == []
     assert await found(a) == 0
 
 
-async def test_only_the_latest_broken_upload_of_each_is_kept(start, join, tmp_path):
+async def test_only_the_latest_broken_upload_of_each_is_kept(in_round, tmp_path):
     """Parts are kept of a bounded number of participants, which bounds their room on the disk."""
-    coordinator, a, b = await two_in_round(start, join)
+    coordinator, a, b = await in_round("a", "b")
     coordinator._server.slots.max_broken = 1
     await broken_off(a, tmp_path, 2 * MIB)
     assert await found(a) == 2 * MIB
@@ -145,9 +134,9 @@ async def test_only_the_latest_broken_upload_of_each_is_kept(start, join, tmp_pa
     assert await found(a) == 0
 
 
-async def test_evicted_upload_leaves_no_slot_in_the_inbox(start, join, tmp_path):
+async def test_evicted_upload_leaves_no_slot_in_the_inbox(in_round, tmp_path):
     """A participant of which the inbox holds nothing takes no memory there."""
-    coordinator, a, b = await two_in_round(start, join)
+    coordinator, a, b = await in_round("a", "b")
     coordinator._server.slots.max_broken = 1
     await broken_off(a, tmp_path, 2 * MIB)
     assert await found(a) == 2 * MIB
@@ -156,11 +145,11 @@ async def test_evicted_upload_leaves_no_slot_in_the_inbox(start, join, tmp_path)
     assert list(coordinator._server.slots.by_name) == ["b"]
 
 
-async def begun_again(start: Any, join: Any, tmp_path: Path) -> tuple[Any, Member]:
+async def begun_again(
+    in_round: InRound, start: Any, join: Any, tmp_path: Path
+) -> tuple[Any, Member]:
     """A coordinator whose predecessor has received 3 MiB of an upload of a, and a."""
-    coordinator = await start()
-    a = join(coordinator, "a")
-    await in_round(a)
+    coordinator, a = await in_round("a")
     await broken_off(a, tmp_path, 3 * MIB)
     await coordinator.stop()
     coordinator = await start()
@@ -198,9 +187,11 @@ def held(monkeypatch: pytest.MonkeyPatch, method: str) -> Gate:
     return gate
 
 
-async def test_no_message_is_read_while_a_part_is_read_again(start, join, tmp_path, monkeypatch):
+async def test_no_message_is_read_while_a_part_is_read_again(
+    in_round, start, join, tmp_path, monkeypatch
+):
     """The part may be of gigabytes, and a message would be held in memory meanwhile."""
-    coordinator, a = await begun_again(start, join, tmp_path)
+    coordinator, a = await begun_again(in_round, start, join, tmp_path)
     gate = held(monkeypatch, "pick_up")
     asked = asyncio.ensure_future(found(a))
     await gate.entered()
@@ -230,11 +221,9 @@ async def test_no_message_is_read_while_a_part_is_read_again(start, join, tmp_pa
     assert len(read) == 1
 
 
-async def test_commit_outlives_its_connection(start, join, monkeypatch):
+async def test_commit_outlives_its_connection(in_round, monkeypatch):
     """An upload that was whole when the connection broke is not sent again."""
-    coordinator = await start()
-    a = join(coordinator, "a")
-    await in_round(a)
+    coordinator, a = await in_round("a")
     gate, complete = Gate(), MeasuredUpload.complete
     completed: list[StoredWeights] = []
 
@@ -255,11 +244,9 @@ async def test_commit_outlives_its_connection(start, join, monkeypatch):
     await a.end(ref)
 
 
-async def test_a_damaged_part_is_not_the_senders_fault(start, join, tmp_path):
+async def test_a_damaged_part_is_not_the_senders_fault(in_round, start, join, tmp_path):
     """A part that the disk has damaged is asked for again, from the beginning."""
-    coordinator = await start()
-    a = join(coordinator, "a")
-    await in_round(a)
+    coordinator, a = await in_round("a")
     await broken_off(a, tmp_path, 3 * MIB)
     await coordinator.stop()
     with parts(tmp_path)[0].open("r+b") as part:
@@ -267,8 +254,7 @@ async def test_a_damaged_part_is_not_the_senders_fault(start, join, tmp_path):
         part.write(bytes(4096))
     a = join(await start(), "a")
     await a.heartbeat()
-    code, why, _ = await refused(await put(a, await found(a)))
-    assert (code, why) == (Code.FAILED_PRECONDITION, "UPLOAD_MISSING")
+    await assert_refused(await put(a, await found(a)), Code.FAILED_PRECONDITION, "UPLOAD_MISSING")
     assert parts(tmp_path) == []
     await a.end((await (await put(a))).ref)
 
@@ -282,7 +268,7 @@ async def inside(member: Member, round_: int) -> None:
 
 
 async def kept_of_a_round_that_is_over(a: Member, folder: Path) -> None:
-    await in_round(a)
+    await join_round(a)
     await broken_off(a, folder, 3 * MIB)
     assert await found(a) == 3 * MIB
     await inside(a, 0)
@@ -299,9 +285,11 @@ async def test_broken_upload_is_dropped_with_its_round(start, join, tmp_path):
     await until(lambda: parts(tmp_path) == [])
 
 
-async def test_part_of_an_earlier_process_is_removed_when_its_round_is_over(start, join, tmp_path):
+async def test_part_of_an_earlier_process_is_removed_when_its_round_is_over(
+    in_round, start, join, tmp_path
+):
     """The part is not asked for any more. Newer parts are left alone."""
-    _, a = await begun_again(start, join, tmp_path)
+    _, a = await begun_again(in_round, start, join, tmp_path)
     assert len(parts(tmp_path)) == 1
     await inside(a, 0)
     await a.until(pb.ROUND, 1)
@@ -310,11 +298,9 @@ async def test_part_of_an_earlier_process_is_removed_when_its_round_is_over(star
     await until(lambda: parts(tmp_path) == [])
 
 
-async def test_a_commit_leaves_a_newer_upload_alone(start, join, tmp_path, monkeypatch):
+async def test_a_commit_leaves_a_newer_upload_alone(in_round, tmp_path, monkeypatch):
     """One that has begun while it went on, and has broken off already."""
-    coordinator = await start()
-    a = join(coordinator, "a")
-    await in_round(a)
+    coordinator, a = await in_round("a")
     gate = held(monkeypatch, "complete")
     first = await put(a)
     await gate.entered()
@@ -338,17 +324,15 @@ async def silence() -> AsyncIterator[pb.PutWeightsRequest]:
     yield pb.PutWeightsRequest()
 
 
-async def test_uploads_at_a_time_are_bounded(start, join, tmp_path):
+async def test_uploads_at_a_time_are_bounded(in_round, tmp_path):
     """One more is refused, until another one has ended."""
-    coordinator, a, b = await two_in_round(start, join)
+    coordinator, a, b = await in_round("a", "b")
     coordinator._server.uploads.max_uploads = 1
     call = await put(a, 0, 3 * MIB)
     await written(tmp_path, 3 * MIB)
     # b sends nothing: gRPC's client takes a write to a call that is refused for an INTERNAL.
     silent = b.stub.PutWeights(silence(), metadata=b.metadata)
-    code, why, message = await refused(silent)
-    assert (code, why) == (Code.UNAVAILABLE, "UNAVAILABLE")
-    assert "1 uploads are under way" in message
+    await assert_refused(silent, Code.UNAVAILABLE, "UNAVAILABLE", "1 uploads are under way")
     call.cancel()
     assert await found(a) == 3 * MIB
     assert (await (await put(b))).ref.digest == digest(DATA)

@@ -20,17 +20,16 @@ def of_round_0(coordinator) -> set[str]:
 
 @pytest.mark.parametrize("num_rounds", [1, 2])
 async def test_update_of_a_round_that_is_over_does_not_stay(
-    start, join, tmp_path, monkeypatch, num_rounds
+    in_round, tmp_path, monkeypatch, num_rounds
 ):
     """A disk may take seconds for it, and the round close without it, and the session end."""
     quorum = {"quorum": "participant:update:50%", "start_participants": 2, "max_participants": 2}
-    coordinator = await start(
+    coordinator, a, b = await in_round(
+        "a",
+        "b",
         rounds={"rounds": num_rounds, **quorum},
         storage={"path": str(tmp_path / "weights"), "keep_updates": 0},
     )
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    await asyncio.gather(a.rendezvous(), b.rendezvous())
-    await a.until(pb.ROUND, 0)
     complete = MeasuredUpload.complete
     is_begun, may_end = threading.Event(), threading.Event()
     completed: list[str] = []

@@ -115,13 +115,12 @@ async def test_new_session_is_not_opened_while_earlier_models_cannot_be_copied(
     assert np.load(path).tolist() == [2.0, 2.0, 3.0]
 
 
-async def test_best_model_is_a_link_of_its_own(start, join, tmp_path):
+async def test_best_model_is_a_link_of_its_own(enter, start, tmp_path):
     coordinator = await start(
         rounds={"rounds": 2, "initial_weights": "average"},
         evaluate={"metric": "accuracy", "direction": "max"},
     )
-    member = join(coordinator, "a")
-    await member.rendezvous()
+    [member] = await enter(coordinator, "a")
     for round_, accuracy in ((0, None), (1, 0.75)):
         await member.until(pb.ROUND, round_)
         ref = await member.upload([1.0 + round_], round_)

@@ -2,11 +2,12 @@
 and status say, and that the others go on."""
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
+from integration.conftest import Keep
 from support.commands import status
 from support.process import PATIENCE_S, CoordinatorProcess, Process
 from xain_coordinator.inspection.client import fetch
@@ -104,33 +105,23 @@ Run = Callable[[Process], Awaitable[Process]]
 
 
 @pytest.fixture
-async def begin(tmp_path: Path) -> AsyncIterator[Begin]:
-    running: list[CoordinatorProcess] = []
-
+def begin(keep: Keep, tmp_path: Path) -> Begin:
     async def start(**settings: object) -> CoordinatorProcess:
         named = {key.replace("__", "."): value for key, value in settings.items()}
-        coordinator = CoordinatorProcess(tmp_path, {**SETTINGS, **named})
-        running.append(coordinator)
+        coordinator = keep(CoordinatorProcess(tmp_path, {**SETTINGS, **named}))
         await coordinator.start()
         return coordinator
 
-    yield start
-    for coordinator in running:
-        await coordinator.end()
+    return start
 
 
 @pytest.fixture
-async def launch() -> AsyncIterator[Run]:
-    running: list[Process] = []
-
+def launch(keep: Keep) -> Run:
     async def start(process: Process) -> Process:
-        running.append(process)
-        await process.start()  # type: ignore[attr-defined]  # each has it
+        await keep(process).start()
         return process
 
-    yield start
-    for process in running:
-        await process.end()
+    return start
 
 
 def target_of(coordinator: CoordinatorProcess) -> str:

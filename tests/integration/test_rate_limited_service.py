@@ -16,7 +16,6 @@ from xain_coordinator.core.vocabulary import commands as c
 from xain_coordinator.core.vocabulary.values import ParticipantState
 from xain_participant import Agent, Participant
 from xain_wire.fl import coordinator_pb2 as pb
-from xain_wire.fl import inspection_pb2 as inspection
 
 MANY = 300
 PER_S = 200.0
@@ -146,7 +145,7 @@ async def test_new_clients_do_not_delay_members(closed: Any, join: Any) -> None:
     assert (await member.rendezvous()).reply == pb.ACCEPT
     assert (await first_news(member))[1] == 0
     assert closed.driver.session.members.keys() == {"member", "site-0", "site-1"}
-    status = await member.inspection.GetStatus(inspection.GetStatusRequest())
+    status = await member.status()
     assert status.counters["asked_to_wait"] == 8
 
 

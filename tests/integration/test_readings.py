@@ -8,12 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-import grpc
 import pytest
 
 from support.transfers import DATA, MIB, PATIENCE_S, VECTOR, found, parts, put
 from support.waiting import until
-from support.wire import refused
+from support.wire import Code, assert_refused
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.core.vocabulary.values import Phase
 from xain_coordinator.stores.files import FileReader
@@ -122,12 +121,9 @@ def is_reading(coordinator: SessionCoordinator, participant_id: str) -> bool:
     return slot is not None and slot.reading is not None
 
 
-async def test_update_of_a_closed_round_is_not_read(start, join, held):
+async def test_update_of_a_closed_round_is_not_read(in_round, held):
     """The round of an update is over when a slot is free."""
-    coordinator = await start(rounds={"rounds": 2, **QUORUM})
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    await asyncio.gather(a.rendezvous(), b.rendezvous())
-    await a.until(pb.ROUND, 0)
+    coordinator, a, b = await in_round("a", "b", rounds={"rounds": 2, **QUORUM})
     coordinator.store.put({"0/b": DATA})
     async with no_free_slot(coordinator):
         handing_in = asyncio.ensure_future(b.end(name="b", round_=None))
@@ -135,8 +131,7 @@ async def test_update_of_a_closed_round_is_not_read(start, join, held):
         await a.hand_in(VECTOR)
         await a.until(pb.ROUND, 1)
     held.let_go()
-    code, why, _ = await refused(handing_in)
-    assert (code, why) == (grpc.StatusCode.FAILED_PRECONDITION, "STALE_ROUND")
+    await assert_refused(handing_in, Code.FAILED_PRECONDITION, "STALE_ROUND")
     assert held.num_begun == 0
 
 

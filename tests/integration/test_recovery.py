@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from support.process import CoordinatorProcess
-from support.wire import Member, npy
+from support.wire import Code, Member, assert_refused, npy
 from xain_coordinator.core.vocabulary.values import Phase
 from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.stores.files import FileStore
@@ -25,14 +25,13 @@ from xain_wire.fl import coordinator_pb2 as pb
 
 
 @pytest.mark.parametrize("brought_by", ["upload", "name"])
-async def test_a_found_update_counts_only_when_it_is_durable(start, join, monkeypatch, brought_by):
+async def test_a_found_update_counts_only_when_it_is_durable(
+    in_round, start, join, monkeypatch, brought_by
+):
     """An update that lies in the store after a restart was perhaps never synced by the process that
     wrote it: it is acknowledged when this process has synced it, and not before."""
     vector = np.zeros(100_000, np.float32)
-    coordinator = await start(rounds={"rounds": 1})
-    a = join(coordinator, "a")
-    await a.rendezvous()
-    await a.until(pb.ROUND, 0)
+    coordinator, a = await in_round("a", rounds={"rounds": 1})
     if brought_by == "upload":
         ref = await a.upload(vector)
     else:
@@ -53,21 +52,16 @@ async def test_a_found_update_counts_only_when_it_is_durable(start, join, monkey
             await a.end(name="a", round_=None)
 
     monkeypatch.setattr(FileStore, "sync", fail)
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await end()
-    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+    await assert_refused(end(), Code.UNAVAILABLE)
     assert coordinator.driver.session.accepted("a", 0) is None
     monkeypatch.setattr(FileStore, "sync", sync)
     await end()
     assert coordinator.driver.session.accepted("a", 0) is not None
 
 
-async def test_an_end_is_an_end_after_a_restart_too(start, join):
+async def test_an_end_is_an_end_after_a_restart_too(in_round, start, join):
     """A finished session is served with its cause; a new one is opened only when asked for."""
-    first = await start(rounds={"rounds": 1})
-    a = join(first, "a")
-    await a.rendezvous()
-    await a.until(pb.ROUND, 0)
+    first, a = await in_round("a", rounds={"rounds": 1})
     await a.hand_in([1.0])
     await a.until(pb.FINISHED, 0)
     await first.stop()
@@ -212,7 +206,7 @@ def tiny_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TinyDi
 
 @pytest.mark.e2e
 @pytest.mark.skipif(sys.platform != "linux", reason="prlimit, tmpfs")
-async def test_a_full_disk_ends_the_process_and_not_the_session(tiny_disk, tmp_path):
+async def test_a_full_disk_ends_the_process_and_not_the_session(keep, join, tiny_disk, tmp_path):
     """The process stops with a line that says why, and with status 1. When there is room again, the
     round goes on with every update that was acknowledged and without the others."""
     names = [f"p{i:02}" for i in range(32)]
@@ -222,43 +216,38 @@ async def test_a_full_disk_ends_the_process_and_not_the_session(tiny_disk, tmp_p
         "rounds.min_participants": len(names),
         "server.heartbeat_time_s": 600,
     }
-    process = CoordinatorProcess(tmp_path / "coordinator", settings)
+    process = keep(CoordinatorProcess(tmp_path / "coordinator", settings))
     await process.start()
-    members = {name: Member(process.port, name) for name in names}
+    members = {name: join(process, name) for name in names}
     acknowledged = []
     refused = None
-    try:
-        for member in members.values():
-            await member.rendezvous()
-        await members["p00"].until(pb.ROUND, 0)
-        tiny_disk.fill(process)
-        for number, (name, member) in enumerate(members.items()):
-            try:
-                await member.hand_in([float(number)], number + 1)
-            except grpc.aio.AioRpcError as error:
-                refused = error.code()
-                break
-            acknowledged.append(name)
-        assert refused is grpc.StatusCode.UNAVAILABLE
-        async with asyncio.timeout(60):
-            assert await process.died() == 1
-        last = [json.loads(line) for line in process.log().splitlines()][-2:]
-        assert [line["event"] for line in last] == ["coordinator_failed", "stopping"]
-        assert str(settings["journal.path"]) in last[0]["error"]
-        assert 0 < len(acknowledged) < len(names)
+    for member in members.values():
+        await member.rendezvous()
+    await members["p00"].until(pb.ROUND, 0)
+    tiny_disk.fill(process)
+    for number, (name, member) in enumerate(members.items()):
+        try:
+            await member.hand_in([float(number)], number + 1)
+        except grpc.aio.AioRpcError as error:
+            refused = error.code()
+            break
+        acknowledged.append(name)
+    assert refused is Code.UNAVAILABLE
+    async with asyncio.timeout(60):
+        assert await process.died() == 1
+    last = [json.loads(line) for line in process.log().splitlines()][-2:]
+    assert [line["event"] for line in last] == ["coordinator_failed", "stopping"]
+    assert str(settings["journal.path"]) in last[0]["error"]
+    assert 0 < len(acknowledged) < len(names)
 
-        tiny_disk.empty()
-        await process.start()
-        for number, (name, member) in enumerate(members.items()):
-            accepted = (await member.heartbeat()).update_accepted
-            assert accepted == (name in acknowledged)
-            if not accepted:
-                await member.hand_in([float(number)], number + 1)
-        await members["p00"].until(pb.FINISHED, 0)
-        # Of the first models every one weighs the same.
-        (mean,) = np.load(io.BytesIO(await members["p00"].download("1/global")))
-        assert mean == np.mean(range(len(names)))
-    finally:
-        for member in members.values():
-            await member.close()
-        await process.end()
+    tiny_disk.empty()
+    await process.start()
+    for number, (name, member) in enumerate(members.items()):
+        accepted = (await member.heartbeat()).update_accepted
+        assert accepted == (name in acknowledged)
+        if not accepted:
+            await member.hand_in([float(number)], number + 1)
+    await members["p00"].until(pb.FINISHED, 0)
+    # Of the first models every one weighs the same.
+    (mean,) = np.load(io.BytesIO(await members["p00"].download("1/global")))
+    assert mean == np.mean(range(len(names)))

@@ -45,15 +45,11 @@ async def test_a_new_session_that_cannot_start_leaves_the_old_one(start, tmp_pat
 
 
 @pytest.mark.e2e
-async def test_without_its_weights_a_session_does_not_start(start, join, tmp_path):
+async def test_without_its_weights_a_session_does_not_start(in_round, start, tmp_path):
     """With the wrong storage, or one that is not mounted, what was acknowledged must not be taken
     for lost: nothing happens until the objects of the model and of the updates are there."""
     rounds = {"rounds": 2, "min_participants": 2}
-    first = await start(rounds=rounds)
-    a, b = join(first, "a"), join(first, "b")
-    await a.rendezvous()
-    await b.rendezvous()
-    await a.until(pb.ROUND, 0)
+    first, a, _ = await in_round("a", "b", rounds=rounds)
     await a.hand_in([1.0])
     await first.stop()
     session = first.driver.session
@@ -86,12 +82,11 @@ async def test_without_its_weights_a_session_does_not_start(start, join, tmp_pat
 
 
 @pytest.mark.e2e
-async def test_without_its_optimisers_state_a_session_does_not_start(start, join, tmp_path):
+async def test_without_its_optimisers_state_a_session_does_not_start(enter, start, tmp_path):
     """The optimiser's state is a part of the model: without it the next step would be another."""
     settings = {"rounds": {"rounds": 4}, "aggregation": {"optimizer": "fedavgm"}}
     first = await start(**settings)
-    a = join(first, "a")
-    await a.rendezvous()
+    [a] = await enter(first, "a")
     for round_ in range(2):
         await a.until(pb.ROUND, round_)
         await a.hand_in([1.0], round_=round_)

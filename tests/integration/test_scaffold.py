@@ -59,7 +59,6 @@ def settings(rounds: int, fraction: float = 1.0, **workload: Any) -> dict[str, A
 
 def last_model(coordinator: SessionCoordinator) -> Model:
     model = coordinator.driver.session.model
-    assert model is not None
     with coordinator.store.open(model.ref.key) as reader:
         vector = np.load(io.BytesIO(reader.read(0, reader.size)), allow_pickle=False)
     return Model(vector, model.layout, model.metadata)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from support.wire import digest, npy, refused
+from support.wire import Code, assert_refused, digest, npy
 from xain_coordinator.cli.report.page import page
 from xain_coordinator.cli.status import frame
 from xain_coordinator.core.view.records import RoundRecord
@@ -43,12 +43,12 @@ async def test_xain_speaks_to_it_by_bytes_alone(start):
             answer = await call("Heartbeat", b"\x08" + reported + b"\x10" + b"\xff" * 9 + b"\x01")
             return answer.get(1, 0), answer.get(2, 0)
 
-        async def refused(method: str, request: bytes) -> grpc.StatusCode:
+        async def refused(method: str, request: bytes) -> Code:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call(method, request)
             return caught.value.code()
 
-        assert await refused("Heartbeat", b"\x08\x03") is grpc.StatusCode.PERMISSION_DENIED
+        assert await refused("Heartbeat", b"\x08\x03") is Code.PERMISSION_DENIED
         assert (await call("Rendezvous", b"")).get(1, 0) == 0  # ACCEPT
         for round_, value in enumerate((1.0, 3.0)):
             # A poll, as XAIN's participants do it; it ends when the round is open.
@@ -65,9 +65,7 @@ async def test_xain_speaks_to_it_by_bytes_alone(start):
             assert await call("EndTrainingRound", b"\x0a\x04uuid\x10\x05") == {}
         while await state(b"\x03") != (2, 1):  # FINISHED, in the last round
             pass
-        assert await refused("EndTrainingRound", b"\x0a\x02no") is (
-            grpc.StatusCode.FAILED_PRECONDITION
-        )
+        assert await refused("EndTrainingRound", b"\x0a\x02no") is (Code.FAILED_PRECONDITION)
     with coordinator.store.open("2/global") as reader:
         assert array(reader.read(0, reader.size)).tolist() == [3.0]
 
@@ -101,13 +99,9 @@ def varints(data: bytes) -> dict[int, int]:
     return found
 
 
-async def test_small_weights_travel_inside_their_reference(start, join):
+async def test_small_weights_travel_inside_their_reference(in_round):
     """Down with the assignment, up with the hand-in, and from there into the journal."""
-    coordinator = await start(rounds={"rounds": 2, "min_participants": 2})
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    await a.rendezvous()
-    await b.rendezvous()
-    await a.until(pb.ROUND, 0)
+    coordinator, a, b = await in_round("a", "b", rounds={"rounds": 2})
     ref = inside([1.0, 2.0])
     await a.end(ref)
     await a.end(ref)  # again: the first answer again
@@ -177,13 +171,9 @@ def inside(vector: list[float]) -> pb.WeightsRef:
     return pb.WeightsRef(size_bytes=len(data), digest=digest(data), data=data)
 
 
-async def test_an_accepted_update_is_never_overwritten(start, join):
+async def test_an_accepted_update_is_never_overwritten(in_round):
     """An upload begun before the acceptance and ended after it leaves the accepted one alone."""
-    coordinator = await start(rounds={"rounds": 1, "min_participants": 2})
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    await a.rendezvous()
-    await b.rendezvous()
-    await a.until(pb.ROUND, 0)
+    _, a, b = await in_round("a", "b", rounds={"rounds": 1})
     other = npy([100.0])
     header = pb.PutWeightsRequest.Header(round=0, size_bytes=len(other), digest=digest(other))
     late = a.stub.PutWeights(metadata=a.metadata)
@@ -191,21 +181,16 @@ async def test_an_accepted_update_is_never_overwritten(start, join):
     await a.end(inside([1.0]))
     await late.write(pb.PutWeightsRequest(data=other[50:]))
     await late.done_writing()
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await late
-    assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
+    await assert_refused(late, Code.ALREADY_EXISTS)
     await b.hand_in([3.0])
     await a.until(pb.FINISHED, 0)
     assert array(await a.download("1/global")).tolist() == [2.0]
 
 
-async def test_a_call_that_was_given_up_does_not_write_later(start, join, monkeypatch):
+async def test_a_call_that_was_given_up_does_not_write_later(in_round, monkeypatch):
     """The client goes while its bytes are being synced: no other update is handled until they are,
     so that the update that is accepted next is the one that is aggregated."""
-    coordinator = await start(rounds={"rounds": 1, "min_participants": 1})
-    a = join(coordinator, "a")
-    await a.rendezvous()
-    await a.until(pb.ROUND, 0)
+    _, a = await in_round("a", rounds={"rounds": 1})
     reached, go_on = threading.Event(), threading.Event()
     fsync = os.fsync
 
@@ -229,12 +214,9 @@ async def test_a_call_that_was_given_up_does_not_write_later(start, join, monkey
     assert array(await a.download("1/global")).tolist() == [1.0]
 
 
-async def test_a_new_upload_ends_the_one_before(start, join):
+async def test_a_new_upload_ends_the_one_before(in_round):
     """A participant has one upload at a time, however many it begins."""
-    coordinator = await start(rounds={"rounds": 1, "min_participants": 1})
-    a = join(coordinator, "a")
-    await a.rendezvous()
-    await a.until(pb.ROUND, 0)
+    coordinator, a = await in_round("a", rounds={"rounds": 1})
     header = pb.PutWeightsRequest.Header(round=0, size_bytes=4 << 20, digest=b"?" * 16)
     stalled = a.stub.PutWeights(metadata=a.metadata)
     await stalled.write(pb.PutWeightsRequest(header=header, data=npy([1.0])))
@@ -242,9 +224,7 @@ async def test_a_new_upload_ends_the_one_before(start, join):
     while not uploads.num_uploads:  # the calls of one channel may overtake each other
         await a.heartbeat()
     ref = await a.upload([1.0])
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await stalled
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    await assert_refused(stalled, Code.UNAVAILABLE)
     await a.end(ref)
     await a.until(pb.FINISHED, 0)
     assert uploads.num_uploads == 0
@@ -254,7 +234,7 @@ async def test_inspection_answers_an_operator(start, join):
     """Status, participants, rounds and models of a session in its second round."""
     coordinator = await start(rounds={"rounds": 2, "min_participants": 2})
     a, b = join(coordinator, "a"), join(coordinator, "b")
-    status = await a.inspection.GetStatus(inspection.GetStatusRequest())
+    status = await a.status()
     assert status.waiting_for == "2 more participants: 0 of 2 connected."
     await a.rendezvous(pb.DataProfile(num_samples=7, num_features=4))
     await b.rendezvous()
@@ -265,7 +245,7 @@ async def test_inspection_answers_an_operator(start, join):
     await b.hand_in([1.0], num_samples=5, round_=1)
     await a.heartbeat(pb.TRAINING, 1)
 
-    status = await a.inspection.GetStatus(inspection.GetStatusRequest())
+    status = await a.status()
     assert (status.state, status.phase, status.round) == (pb.ROUND, "collecting", 1)
     assert (status.num_connected, status.num_selected, status.num_updates) == (2, 2, 1)
     assert status.waiting_for == "1 of 2 updates: a."
@@ -344,8 +324,7 @@ async def test_pages_have_every_round_and_every_model(start, join):
         (a.inspection.ListModels, inspection.ListModelsRequest),
     ):
         for wrong in ({"page_size": -1}, {"page_size": 9, "page_token": "x"}):
-            code, _, _ = await refused(ask(kind(**wrong)))
-            assert code is grpc.StatusCode.INVALID_ARGUMENT
+            await assert_refused(ask(kind(**wrong)), Code.INVALID_ARGUMENT)
         latest = await ask(kind(limit=3))
         assert (latest.total_size, latest.next_page_token) == (num_rounds, "")
         short = await ask(kind(page_size=7))

@@ -11,6 +11,7 @@ import pytest
 
 from support.process import CoordinatorProcess, ParticipantProcess
 from support.silent import SilentConnection
+from support.waiting import until
 
 ROUNDS = 12
 SILENT = (
@@ -38,40 +39,31 @@ def num_published(coordinator: CoordinatorProcess) -> int:
 
 
 @pytest.mark.e2e
-async def test_thousands_of_silent_streams_end_no_participant(tmp_path: Path) -> None:
+async def test_thousands_of_silent_streams_end_no_participant(keep, tmp_path: Path) -> None:
     """Three connections open 9,000 calls, and 40 more connections as many as each may have. Rounds
     go on, the coordinator stays small, and every participant ends with 0."""
     settings = {"rounds.rounds": ROUNDS, "rounds.min_participants": 3, "logging.level": "debug"}
-    coordinator = CoordinatorProcess(tmp_path / "coordinator", settings)
+    coordinator = keep(CoordinatorProcess(tmp_path / "coordinator", settings))
     await coordinator.start()
     target = f"127.0.0.1:{coordinator.port}"
     flags = ("--size", "1000", "--training-s", "0.2")
     participants = [
-        ParticipantProcess(tmp_path / name, name, target, *flags) for name in ("a", "b", "c")
+        keep(ParticipantProcess(tmp_path / name, name, target, *flags)) for name in ("a", "b", "c")
     ]
-    try:
-        for participant in participants:
-            await participant.start()
-        for _ in range(600):
-            if num_published(coordinator):
-                break
-            await asyncio.sleep(0.1)  # a poll: it ends when training has begun
-        with ExitStack() as stack:
-            for num_calls in (*[600] * 3, *[50] * 40):
-                connection = stack.enter_context(SilentConnection(coordinator.port))
-                with suppress(ConnectionError):  # the server may hang up on the greedy ones
-                    for method, message in SILENT:
-                        connection.open_calls(method, num_calls, message)
-            statuses = await asyncio.gather(*(one.died() for one in participants))
-            assert rss_mib(coordinator.pid) < MAX_RSS_MIB
-        assert statuses == [0, 0, 0]
-        assert num_published(coordinator) >= ROUNDS
-        await coordinator.stop()
-        assert not [
-            line for line in lines_of(coordinator) if line["level"] in ("error", "critical")
-        ]
-        for word in ("Traceback", "INTERNAL", "UNKNOWN"):
-            assert word not in coordinator.log()
-    finally:
-        for process in (*participants, coordinator):
-            await process.end()
+    for participant in participants:
+        await participant.start()
+    await until(lambda: num_published(coordinator))
+    with ExitStack() as stack:
+        for num_calls in (*[600] * 3, *[50] * 40):
+            connection = stack.enter_context(SilentConnection(coordinator.port))
+            with suppress(ConnectionError):  # the server may hang up on the greedy ones
+                for method, message in SILENT:
+                    connection.open_calls(method, num_calls, message)
+        statuses = await asyncio.gather(*(one.died() for one in participants))
+        assert rss_mib(coordinator.pid) < MAX_RSS_MIB
+    assert statuses == [0, 0, 0]
+    assert num_published(coordinator) >= ROUNDS
+    await coordinator.stop()
+    assert not [line for line in lines_of(coordinator) if line["level"] in ("error", "critical")]
+    for word in ("Traceback", "INTERNAL", "UNKNOWN"):
+        assert word not in coordinator.log()

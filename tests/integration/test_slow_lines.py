@@ -12,8 +12,8 @@ import grpc
 import numpy as np
 import pytest
 
+from integration.conftest import InRound
 from support.fault_proxy import FaultProxy
-from support.transfers import in_round
 from support.waiting import until
 from support.wire import npy
 from xain_coordinator.server.weights.downloads import Downloads
@@ -80,16 +80,14 @@ class Site:
 
 
 async def begun(
-    start: Any, join: Any, port_proxy: FaultProxy, vector: np.ndarray[Any, Any], **server: Any
+    in_round: InRound, port_proxy: FaultProxy, vector: np.ndarray[Any, Any], **server: Any
 ) -> Any:
     """A coordinator in round 1, with this model, which waits for the participant "a"."""
     settings = dict(server)
     if settings.get("weights_port") != "off":
         address = f"127.0.0.1:{port_proxy.port}"
         settings |= {"weights_port": port_proxy.upstream, "weights_address": address}
-    coordinator = await start(rounds={"rounds": 2}, server=settings)
-    a = join(coordinator, "a")
-    await in_round(a)
+    coordinator, a = await in_round("a", rounds={"rounds": 2}, server=settings)
     await a.hand_in(vector)
     await a.until(pb.ROUND, 1)
     coordinator._server.service._downloads.stalled_s = STALLED_S / SCALE

@@ -57,18 +57,12 @@ class Group:
     def train(self, members: int, **case: Any) -> list[dict[str, Any]]:
         """The answers of the first ranks. case: the options of the workload, and more."""
         for process in self._processes:
-            assert process.stdin is not None
             process.stdin.write(json.dumps({"members": members, **case}) + "\n")
             process.stdin.flush()
-        answers = []
-        for process in self._processes[:members]:
-            assert process.stdout is not None
-            answers.append(json.loads(process.stdout.readline()))
-        return answers
+        return [json.loads(process.stdout.readline()) for process in self._processes[:members]]
 
     def close(self) -> None:
         for process in self._processes:
-            assert process.stdin is not None
             process.stdin.close()
         statuses = []
         for process in self._processes:
@@ -76,7 +70,6 @@ class Group:
                 statuses.append(process.wait(60))
             finally:
                 process.kill()
-                assert process.stdout is not None
                 process.stdout.close()
         assert statuses == [0] * SIZE
 

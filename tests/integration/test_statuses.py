@@ -8,28 +8,16 @@ import numpy as np
 import pytest
 
 from support.logs import capture_logs
-from support.wire import Member, digest, npy, refused
+from support.wire import Code, assert_refused, digest, npy, refused
 from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.server.calls.interceptor import MAX_FAILED_LINES
 from xain_coordinator.server.statuses import STATUSES
 from xain_foundation.logs.rate_limited_log import EVERY_S
 from xain_wire.fl import coordinator_pb2 as pb
-from xain_wire.fl import inspection_pb2 as inspection
 from xain_wire.fl.refusals_pb2 import RefusalReason
 from xain_wire.refusal import CaughtRefusal
 
-Code = grpc.StatusCode
 TWO = {"min_participants": 2, "rounds": 2}
-
-
-async def in_round(start, join, **rounds) -> tuple[Member, Member]:
-    """Two members, both selected for round 0, which initialises."""
-    coordinator = await start(rounds={**TWO, **rounds})
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    await a.rendezvous()
-    await b.rendezvous()
-    await a.until(pb.ROUND, 0)
-    return a, b
 
 
 def test_the_table_is_complete():
@@ -51,36 +39,27 @@ async def test_unregistered_client_is_told_to_rendezvous(start, join):
         unregistered.until(pb.ROUND, 0),
     ]
     for call in calls:
-        code, why, message = await refused(call)
-        assert (code, why) == (Code.PERMISSION_DENIED, "NOT_A_MEMBER")
-        assert "unregistered" in message
+        await assert_refused(call, Code.PERMISSION_DENIED, "NOT_A_MEMBER", "unregistered")
 
 
-async def test_an_end_without_an_upload_is_refused(start, join):
+async def test_an_end_without_an_upload_is_refused(in_round):
     """EndTrainingRound counts only weights that are in the store, and only those meant."""
-    a, _ = await in_round(start, join)
-    code, why, _ = await refused(a.end())
-    assert (code, why) == (Code.FAILED_PRECONDITION, "UPLOAD_MISSING")
+    _, a, _ = await in_round("a", "b", rounds=TWO)
+    await assert_refused(a.end(), Code.FAILED_PRECONDITION, "UPLOAD_MISSING")
     ref = await a.upload([1.0, 2.0])
     other = pb.WeightsRef(key=ref.key, size_bytes=ref.size_bytes, digest=digest(b"other"))
-    code, why, _ = await refused(a.end(other))
-    assert (code, why) == (Code.FAILED_PRECONDITION, "UPLOAD_MISSING")
+    await assert_refused(a.end(other), Code.FAILED_PRECONDITION, "UPLOAD_MISSING")
     await a.end(ref)
 
 
-async def test_update_of_an_earlier_process_must_have_its_digest(start, join):
+async def test_update_of_an_earlier_process_must_have_its_digest(in_round, start, join):
     """The key alone does not count: what lies there must have the digest that the sender names."""
-    coordinator = await start(rounds=TWO)
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    await a.rendezvous()
-    await b.rendezvous()
-    await a.until(pb.ROUND, 0)
+    coordinator, a, _ = await in_round("a", "b", rounds=TWO)
     ref = await a.upload([1.0, 2.0])
     await coordinator.stop()
     a = join(await start(rounds=TWO), "a")
     other = pb.WeightsRef(key=ref.key, size_bytes=ref.size_bytes, digest=digest(b"other"))
-    code, why, _ = await refused(a.end(other))
-    assert (code, why) == (Code.FAILED_PRECONDITION, "UPLOAD_MISSING")
+    await assert_refused(a.end(other), Code.FAILED_PRECONDITION, "UPLOAD_MISSING")
     await a.end(ref)
 
 
@@ -96,11 +75,11 @@ async def test_update_of_an_earlier_process_must_have_its_digest(start, join):
     ],
 )
 async def test_bad_updates_are_refused_and_good_ones_taken_after(
-    start, join, vector, num_samples, message
+    in_round, vector, num_samples, message
 ):
     """INVALID_ARGUMENT says what is wrong, changes nothing, and the sender may send a good one,
     also in later rounds, where the global model says what is expected (X13)."""
-    a, b = await in_round(start, join)
+    _, a, b = await in_round("a", "b", rounds=TWO)
     round_ = 0
     if "global model" in message:
         await a.hand_in([0.0, 0.0])
@@ -108,9 +87,9 @@ async def test_bad_updates_are_refused_and_good_ones_taken_after(
         await a.until(pb.ROUND, 1)
         round_ = 1
     ref = await a.upload(vector, round_)
-    code, why, details = await refused(a.end(ref, num_samples, round_))
-    assert (code, why) == (Code.INVALID_ARGUMENT, "INVALID_UPDATE")
-    assert message in details
+    await assert_refused(
+        a.end(ref, num_samples, round_), Code.INVALID_ARGUMENT, "INVALID_UPDATE", message
+    )
     await a.hand_in([1.0, 2.0], 1, round_)
 
 
@@ -126,55 +105,49 @@ async def test_bad_updates_are_refused_and_good_ones_taken_after(
     ],
 )
 async def test_upload_that_is_no_vector_is_refused_while_it_comes(
-    start, join, data, announced, size, message
+    in_round, data, announced, size, message
 ):
     """A broken upload is INVALID_ARGUMENT, and nothing of it stays in the store."""
-    a, _ = await in_round(start, join)
-    code, why, details = await refused(a.upload_bytes(data, announced=announced, size=size))
-    assert (code, why) == (Code.INVALID_ARGUMENT, "INVALID_UPDATE")
-    assert message in details
-    code, why, _ = await refused(a.end())
-    assert (code, why) == (Code.FAILED_PRECONDITION, "UPLOAD_MISSING")
+    _, a, _ = await in_round("a", "b", rounds=TWO)
+    await assert_refused(
+        a.upload_bytes(data, announced=announced, size=size),
+        Code.INVALID_ARGUMENT,
+        "INVALID_UPDATE",
+        message,
+    )
+    await assert_refused(a.end(), Code.FAILED_PRECONDITION, "UPLOAD_MISSING")
 
 
-async def test_too_large_is_resource_exhausted(start, join):
+async def test_too_large_is_resource_exhausted(in_round):
     """An upload above the bound is refused before its bytes come."""
-    coordinator = await start(rounds={"min_participants": 1}, server={"max_update_bytes": 1000})
-    a = join(coordinator, "a")
-    await a.rendezvous()
-    await a.until(pb.ROUND, 0)
-    code, why, message = await refused(a.upload(np.zeros(1000)))
-    assert (code, why) == (Code.RESOURCE_EXHAUSTED, "TOO_LARGE")
-    assert "8128 bytes; at most 1000" in message
+    _, a = await in_round("a", server={"max_update_bytes": 1000})
+    await assert_refused(
+        a.upload(np.zeros(1000)), Code.RESOURCE_EXHAUSTED, "TOO_LARGE", "8128 bytes; at most 1000"
+    )
     data = npy(np.zeros(1000))
-    code, why, _ = await refused(a.end(pb.WeightsRef(data=data, digest=digest(data))))
-    assert (code, why) == (Code.RESOURCE_EXHAUSTED, "TOO_LARGE")
+    await assert_refused(
+        a.end(pb.WeightsRef(data=data, digest=digest(data))), Code.RESOURCE_EXHAUSTED, "TOO_LARGE"
+    )
 
 
 async def test_a_message_above_the_limit_is_resource_exhausted(start, join):
     """gRPC itself refuses a single message above 4 MiB."""
     coordinator = await start(rounds=TWO)
     a = join(coordinator, "a")
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await a.end(metrics="x" * (5 << 20))
-    assert caught.value.code() is Code.RESOURCE_EXHAUSTED
+    await assert_refused(a.end(metrics="x" * (5 << 20)), Code.RESOURCE_EXHAUSTED)
 
 
-async def test_a_model_that_is_not_there_is_not_found(start, join):
+async def test_a_model_that_is_not_there_is_not_found(in_round):
     """Only published global models can be read; no participant reads another's update."""
-    a, _ = await in_round(start, join)
+    _, a, _ = await in_round("a", "b", rounds=TWO)
     await a.upload([1.0])
     for key in ("1/global", "0/a", "../0/global", ""):
-        code, why, _ = await refused(a.download(key))
-        assert (code, why) == (Code.NOT_FOUND, "UNKNOWN_MODEL")
+        await assert_refused(a.download(key), Code.NOT_FOUND, "UNKNOWN_MODEL")
 
 
-async def test_a_store_that_is_away_is_unavailable(start, join, monkeypatch):
+async def test_a_store_that_is_away_is_unavailable(in_round, monkeypatch):
     """UNAVAILABLE tells the participant to come again; the path of the store is not told."""
-    coordinator = await start(rounds={"min_participants": 1})
-    a = join(coordinator, "a")
-    await a.rendezvous()
-    await a.until(pb.ROUND, 0)
+    coordinator, a = await in_round("a")
 
     def away(self: object, key: str, *_: object, **__: object) -> None:
         raise StoreUnavailable(f"/secret/path/{key}: disk full")
@@ -187,23 +160,20 @@ async def test_a_store_that_is_away_is_unavailable(start, join, monkeypatch):
     await a.hand_in([1.0])
 
 
-async def test_a_stopping_coordinator_is_unavailable(start, join):
+async def test_a_stopping_coordinator_is_unavailable(enter, start):
     """A watch ends with UNAVAILABLE when the coordinator stops, so that its watcher reconnects."""
     coordinator = await start(rounds=TWO)
-    a = join(coordinator, "a")
-    await a.rendezvous()
+    [a] = await enter(coordinator, "a")
     call = a.watch()
     assert (await call.read()).state == pb.STANDBY
     await coordinator.stop()
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call.read()
-    assert caught.value.code() is Code.UNAVAILABLE
+    await assert_refused(call.read(), Code.UNAVAILABLE)
 
 
-async def test_a_defect_is_internal_and_tells_nothing(start, join, monkeypatch):
+async def test_a_defect_is_internal_and_tells_nothing(in_round, monkeypatch):
     """An unforeseen error is INTERNAL without details on the wire; the log has the traceback, a few
     times, however often it is caused."""
-    a, _ = await in_round(start, join)
+    _, a, _ = await in_round("a", "b", rounds=TWO)
 
     def broken(*_: object) -> None:
         raise RuntimeError("secret invariant")
@@ -228,11 +198,11 @@ async def test_a_defect_is_internal_and_tells_nothing(start, join, monkeypatch):
     assert traceback.extract_tb(entry["exc_info"].__traceback__)[-1].name == "broken"
 
 
-async def test_refusals_are_counted(start, join):
+async def test_refusals_are_counted(in_round):
     """An operator sees how often what was refused."""
-    a, _ = await in_round(start, join)
+    _, a, _ = await in_round("a", "b", rounds=TWO)
     await refused(a.end())
     await refused(a.end(name=""))
-    status = await a.inspection.GetStatus(inspection.GetStatusRequest())
+    status = await a.status()
     assert status.counters["UPLOAD_MISSING"] == 1
     assert status.counters["INVALID_NAME"] == 1

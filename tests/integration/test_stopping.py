@@ -10,26 +10,22 @@ from pathlib import Path
 import pytest
 
 from integration.coordinator.test_overtaking import OddProcess
-from support.wire import Member
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_wire.fl import coordinator_pb2 as pb
 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_signals_drain_and_persist(process, number):
+async def test_signals_drain_and_persist(enter, join, process, number):
     """A watch ends with UNAVAILABLE, the process exits with 0, and the session is there again."""
-    a = Member(process.port, "a")
-    await a.rendezvous()
+    [a] = await enter(process, "a")
     call = a.watch()
     assert (await call.read()).state == pb.STANDBY
     assert await process.stop(number) == 0
     assert (await call.code()).name == "UNAVAILABLE"
-    await a.close()
     await process.start()
-    a = Member(process.port, "a")
+    a = join(process, "a")
     assert (await a.heartbeat()).state == pb.STANDBY
-    await a.close()
 
 
 # A coordinator with something wrong in it, which then is told to stop.

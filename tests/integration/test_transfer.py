@@ -4,17 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
-from support.transfers import DATA, HEADER_BYTES, MIB, VECTOR, connected, header, in_round, put
-from support.wire import digest, npy, refused
+from support.transfers import DATA, HEADER_BYTES, MIB, VECTOR, connected, header, put
+from support.wire import Code, assert_refused, digest, npy
 from xain_participant.sdk.encoded import quantise
 from xain_participant.wire.client import Refused
 from xain_wire.fl import coordinator_pb2 as pb
-
-Code = grpc.StatusCode
 
 
 async def test_upload_of_an_unregistered_client_is_refused_before_it_sends_anything(start, join):
@@ -27,8 +24,7 @@ async def test_upload_of_an_unregistered_client_is_refused_before_it_sends_anyth
         yield pb.PutWeightsRequest()
 
     call = unregistered.stub.PutWeights(requests(), metadata=unregistered.metadata)
-    code, why, _ = await refused(call)
-    assert (code, why) == (Code.PERMISSION_DENIED, "NOT_A_MEMBER")
+    await assert_refused(call, Code.PERMISSION_DENIED, "NOT_A_MEMBER")
 
 
 # --- encodings ---
@@ -68,22 +64,18 @@ async def test_an_encoded_update_is_half_the_bytes(start, join, proxy):
 
 
 @pytest.mark.parametrize(("dtype", "encoding"), [(np.float32, pb.FLOAT16), (np.float64, pb.PLAIN)])
-async def test_an_encoding_is_asked_for_where_there_is_one(start, join, dtype, encoding):
+async def test_an_encoding_is_asked_for_where_there_is_one(in_round, dtype, encoding):
     """Initial weights have none, and only a model of float32 has one."""
-    coordinator = await start(server={"update_encoding": "float16"}, rounds={"rounds": 2})
-    a = join(coordinator, "a")
-    await in_round(a)
+    _, a = await in_round("a", server={"update_encoding": "float16"}, rounds={"rounds": 2})
     assert (await a.start()).encoding == pb.PLAIN
     await a.hand_in(np.zeros(10, dtype))
     await a.until(pb.ROUND, 1)
     assert (await a.start()).encoding == encoding
 
 
-async def test_model_with_a_control_variate_has_no_encoding(start, join):
+async def test_model_with_a_control_variate_has_no_encoding(in_round):
     """Rounding would move the mean of all control variates away from those at the sites."""
-    coordinator = await start(server={"update_encoding": "float16"}, rounds={"rounds": 2})
-    a = join(coordinator, "a")
-    await in_round(a)
+    _, a = await in_round("a", server={"update_encoding": "float16"}, rounds={"rounds": 2})
     request = pb.EndTrainingRoundRequest(
         participant_id="a",
         number_samples=1,
@@ -99,13 +91,12 @@ async def test_model_with_a_control_variate_has_no_encoding(start, join):
     assert (await a.start()).encoding == pb.PLAIN
 
 
-async def test_upload_that_cannot_be_decoded_is_refused(start, join):
+async def test_upload_that_cannot_be_decoded_is_refused(in_round):
     """Unknown encodings, tiles that are none, and what there is no model for."""
-    coordinator = await start(rounds={"rounds": 2})
-    a = join(coordinator, "a")
-    await in_round(a)
-    code, why, _ = await refused(await put(a, end=MIB, encoding=pb.FLOAT16))
-    assert (code, why) == (Code.INVALID_ARGUMENT, "INVALID_UPDATE")
+    _, a = await in_round("a", rounds={"rounds": 2})
+    await assert_refused(
+        await put(a, end=MIB, encoding=pb.FLOAT16), Code.INVALID_ARGUMENT, "INVALID_UPDATE"
+    )
     await a.hand_in(VECTOR)
     await a.until(pb.ROUND, 1)
     no_tiles = DATA[:HEADER_BYTES] + b"\xff" * MIB  # a scale that is no number
@@ -125,12 +116,7 @@ async def test_upload_that_cannot_be_decoded_is_refused(start, join):
         (2, DATA[:MIB], "no encoding"),  # that of an earlier version
     ):
         call = a.stub.PutWeights(requests(encoding, data), metadata=a.metadata)
-        code, why, details = await refused(call)
-        assert (code, why) == (Code.INVALID_ARGUMENT, "INVALID_UPDATE")
-        assert message in details
-
-
-# --- downloads ---
+        await assert_refused(call, Code.INVALID_ARGUMENT, "INVALID_UPDATE", message)
 
 
 # --- bounds ---
@@ -138,11 +124,9 @@ async def test_upload_that_cannot_be_decoded_is_refused(start, join):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
 @pytest.mark.parametrize("size", [10, 300_000])
-async def test_an_update_that_is_too_far_away_is_refused(start, join, size, dtype):
+async def test_an_update_that_is_too_far_away_is_refused(in_round, size, dtype):
     """Inside its reference or in a stream, it is told its norm and the limit."""
-    coordinator = await start(server={"max_update_norm": 5.0}, rounds={"rounds": 2})
-    a = join(coordinator, "a")
-    await in_round(a)
+    _, a = await in_round("a", server={"max_update_norm": 5.0}, rounds={"rounds": 2})
     await a.hand_in(np.full(size, 100, dtype))  # nothing to be far away from
     await a.until(pb.ROUND, 1)
     far, near = np.full(size, 100, dtype), np.full(size, 100, dtype)
@@ -155,20 +139,16 @@ async def test_an_update_that_is_too_far_away_is_refused(start, join, size, dtyp
 
     calls = [a.upload(far, 1)] + ([inside(npy(far))] if size == 10 else [])
     for call in calls:
-        code, why, details = await refused(call)
-        assert (code, why) == (Code.INVALID_ARGUMENT, "INVALID_UPDATE")
-        assert "is 10 away" in details
-        assert "at most 5 " in details
+        await assert_refused(
+            call, Code.INVALID_ARGUMENT, "INVALID_UPDATE", "is 10 away", "at most 5 "
+        )
     await a.hand_in(near, round_=1)
 
 
-async def test_a_size_that_no_update_has_is_refused_before_its_bytes(start, join):
-    coordinator = await start(rounds={"rounds": 2})
-    a = join(coordinator, "a")
-    await in_round(a)
+async def test_a_size_that_no_update_has_is_refused_before_its_bytes(in_round):
+    _, a = await in_round("a", rounds={"rounds": 2})
     await a.hand_in(VECTOR)
     await a.until(pb.ROUND, 1)
     for size in (0, 1000, VECTOR.nbytes, VECTOR.nbytes + 5000, 2 * VECTOR.nbytes):
         call = await put(a, end=MIB, round=1, size_bytes=size)  # it would never end
-        code, why, _ = await refused(call)
-        assert (code, why) == (Code.INVALID_ARGUMENT, "INVALID_UPDATE")
+        await assert_refused(call, Code.INVALID_ARGUMENT, "INVALID_UPDATE")

@@ -14,6 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from support.certificates import make_authority, write_folder
 from support.connect_proxy import ConnectProxy
+from support.waiting import beside
 from xain_foundation.net.channels import open_channel, proxy_to, why_unreachable
 from xain_foundation.net.proxies import PROXIES, WITHOUT
 from xain_foundation.security.identity import Role
@@ -128,25 +129,23 @@ def accepting(answer: Callable[[socket.socket], object]) -> Iterator[int]:
                 pass
 
         open_: list[socket.socket] = []
-        thread = threading.Thread(target=accept, daemon=True)
-        thread.start()
-        yield listening.getsockname()[1]
-        listening.shutdown(socket.SHUT_RDWR)
-        thread.join()
+        with beside(accept):
+            yield listening.getsockname()[1]
+            listening.shutdown(socket.SHUT_RDWR)
         for connection in open_:
             connection.close()
 
 
 @contextmanager
 def http_server() -> Iterator[int]:
-    with http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler
-    ) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with (
+        http.server.ThreadingHTTPServer(
+            ("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler
+        ) as server,
+        beside(server.serve_forever),
+    ):
         yield server.server_address[1]
         server.shutdown()
-        thread.join()
 
 
 def closed_port() -> int:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from support.process import CoordinatorProcess
-from support.transfers import DATA, LARGE, MIB, PATIENCE_S, VECTOR, in_round, with_model, written
+from support.transfers import DATA, LARGE, MIB, PATIENCE_S, VECTOR, join_round, with_model, written
 from support.waiting import until
 from support.wire import Member, digest, npy
 from xain_coordinator.server.weights import weights_port as ports
@@ -153,37 +153,33 @@ async def test_interrupted_put_goes_on_where_it_stopped(start, join, tmp_path):
     assert await a.download("2/global") == OTHER_DATA
 
 
-async def test_put_goes_on_after_the_coordinator_was_killed(tmp_path):
+async def test_put_goes_on_after_the_coordinator_was_killed(keep, tmp_path):
     """The restarted coordinator takes the same URL on the same port, finds what was written, and
     the update counts."""
-    coordinator = CoordinatorProcess(tmp_path, {"rounds.rounds": 2})
+    coordinator = keep(CoordinatorProcess(tmp_path, {"rounds.rounds": 2}))
     await coordinator.start()
     a = Member(coordinator.port, "a")
-    try:
-        await in_round(a)
-        await a.hand_in(VECTOR)
-        await a.until(pb.ROUND, 1)
-        url = (await a.start()).upload.url
-        with await asyncio.to_thread(put_part, url, OTHER_DATA, 3 * MIB):
-            await written(tmp_path, 3 * MIB)
-            await coordinator.kill()
-        await coordinator.start()
-        await a.rendezvous()
-        offset = await asyncio.to_thread(offset_of, url, OTHER_DATA)
-        assert 2 * MIB < offset <= 3 * MIB, "it goes on at a border of pieces"
-        status, headers, _ = await asyncio.to_thread(put, url, OTHER_DATA, offset)
-        assert status == 200
-        key = headers["xain-key"]
-        await coordinator.kill()  # what was answered is durable
-        await coordinator.start()
-        await a.rendezvous()
-        ref = pb.WeightsRef(key=key, size_bytes=len(OTHER_DATA), digest=digest(OTHER_DATA))
-        await a.end(ref, round_=1)
-        await a.until(pb.FINISHED, 1)
-        assert await a.download("2/global") == OTHER_DATA
-    finally:
-        await a.close()
-        await coordinator.end()
+    await join_round(a)
+    await a.hand_in(VECTOR)
+    await a.until(pb.ROUND, 1)
+    url = (await a.start()).upload.url
+    with await asyncio.to_thread(put_part, url, OTHER_DATA, 3 * MIB):
+        await written(tmp_path, 3 * MIB)
+        await coordinator.kill()
+    await coordinator.start()
+    await a.rendezvous()
+    offset = await asyncio.to_thread(offset_of, url, OTHER_DATA)
+    assert 2 * MIB < offset <= 3 * MIB, "it goes on at a border of pieces"
+    status, headers, _ = await asyncio.to_thread(put, url, OTHER_DATA, offset)
+    assert status == 200
+    key = headers["xain-key"]
+    await coordinator.kill()  # what was answered is durable
+    await coordinator.start()
+    await a.rendezvous()
+    ref = pb.WeightsRef(key=key, size_bytes=len(OTHER_DATA), digest=digest(OTHER_DATA))
+    await a.end(ref, round_=1)
+    await a.until(pb.FINISHED, 1)
+    assert await a.download("2/global") == OTHER_DATA
     assert "/.weights/" not in coordinator.log()
     assert "Traceback" not in coordinator.log()
 

@@ -55,7 +55,6 @@ class Aggregation:
         there are none. Raises AssertionError where a rule is not what it should be."""
         dtype = rows[0].dtype
         if share is not None:
-            assert base is not None
             d = len(base) // 2
             weights = self.next_model(base[:d], [row[:d] for row in rows], n_k, lost)
             means = _sum([row[d:] for row in rows], _shares(self._rule, n_k))

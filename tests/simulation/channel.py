@@ -221,8 +221,6 @@ class ClientCall:
 
     def _arrive(self, data: bytes | None, is_last: bool) -> None:
         connection = self.connection
-        assert connection is not None
-        assert connection.server is not None
         if self.served is None:
             if self.status is not None:
                 return  # given up before it was there
@@ -297,7 +295,6 @@ class ClientCall:
             self.status is not None and self.status.code() is grpc.StatusCode.CANCELLED
         ):
             return deserialize(self._inbox.popleft())
-        assert self.status is not None
         if self.status.code() is grpc.StatusCode.OK:
             raise StopIteration
         raise self.status

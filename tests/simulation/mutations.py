@@ -78,7 +78,6 @@ async def _acknowledge_early(self: Driver) -> None:
 
 
 async def _effects_early(self: Driver) -> None:
-    assert self._worker is not None
     for decided in self._waiting:
         now = [effect for effect in decided.effects if isinstance(effect, Aggregate)]
         decided.effects = [effect for effect in decided.effects if effect not in now]

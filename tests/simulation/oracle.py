@@ -117,7 +117,6 @@ class Oracle:
             except AssertionError as error:
                 self.fail(f"{type(record.event).__name__} does not follow: {error}")
         self._check_waiting()
-        assert self._rounds is not None
         try:
             self._rounds.settled(self._at)
         except AssertionError as error:
@@ -137,7 +136,6 @@ class Oracle:
             self._removed |= {model_key(round_) for round_ in event.rounds}
             return
         assert session.phase is not Phase.FINISHED, "the session was finished"
-        assert self._rounds is not None
         self._rounds.take(event, record.at)
         match event:
             case e.ParticipantJoined(participant_id):
@@ -192,13 +190,11 @@ class Oracle:
     def _check_waiting(self) -> None:
         """Nothing waits for longer than the rules say."""
         session = self.session
-        assert session is not None
         rules, round_ = session.rules, session.open_round
         if session.phase is not self._phase or session.waits_for_script:
             self._phase, self._since = session.phase, self._at
         waits_s, limit_s = self._at - self._since, rules.idle_timeout_s
         if session.phase is Phase.COLLECTING:
-            assert round_ is not None
             is_overdue = round_.overdue_at is not None
             began = round_.opened_at if round_.overdue_at is None else round_.overdue_at
             waits_s = self._at - began
@@ -214,8 +210,6 @@ class Oracle:
         of_round = (participant_id, number - staleness)
         assert of_round not in self._accepted, f"{of_round} counts twice"
         assert ref.digest in self._trained.get(of_round, ()), f"{of_round} was never trained"
-        assert self.session is not None
-        assert self.session.model is not None
         n_k = 0 if self.session.model.is_empty else num_samples_of(participant_id)
         assert update.num_samples == n_k, f"n_k is {update.num_samples}, not {n_k}"
         self._require_durable(ref)
@@ -427,7 +421,6 @@ class Oracle:
             if not self._scenario.can_fail:
                 self.fail(f"the session has failed: {session.cause}")
             return
-        assert session.model is not None
         last = ends_at(self._scenario)
         if session.model.round != (session.rules.num_rounds if last < 0 else last):
             self.fail(f"the last model is number {session.model.round}")
@@ -537,8 +530,7 @@ def layout_of(scenario: Scenario) -> Layout:
 def _drawn(weights: Vector, participant_id: str, scenario: Scenario) -> Vector:
     """The vector that local training leads to without a correction."""
     own = 10.0 ** (int(participant_id[1:]) % 5 - 2)
-    values: Vector = np.tanh(weights.astype(np.float64) + own) * own
-    return values
+    return np.tanh(weights.astype(np.float64) + own) * own
 
 
 def corrected_weights(
@@ -675,5 +667,4 @@ def _npy(vector: Vector) -> bytes:
 
 
 def _vector(data: bytes) -> Vector:
-    vector: Vector = np.load(io.BytesIO(data), allow_pickle=False)
-    return vector
+    return np.load(io.BytesIO(data), allow_pickle=False)

@@ -234,8 +234,7 @@ def _whole_replica() -> Replica:
 
 def _rows(replica: Replica) -> NDArray[np.float64]:
     pull = Pull(0, (0, 0), 1, DENSE.number, 0, 0, ROWS)
-    rows: NDArray[np.float64] = replica.pull(pull, None).copy()
-    return rows
+    return replica.pull(pull, None).copy()
 
 
 def worker_name(scenario: Scenario, index: int) -> str:

@@ -169,7 +169,6 @@ class Reader(Worker):
         range_ = ranges[int(owners(key, [each.range for each in ranges])[0])]
 
         def got(message: Message) -> None:
-            assert message.values is not None
             note = np.frombuffer(message.values.tobytes(), np.float64)
             comes_again = note[0] == self._at + 1 and note[1] == self._me
             if note[8] and not comes_again:

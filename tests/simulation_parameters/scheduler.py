@@ -84,7 +84,6 @@ class SchedulerMachine:
         self.names |= self.state.names
         for name, job in self.state.jobs.items():
             if job.cut is not None and is_saved(job):
-                assert self.process is not None
                 written = c.CutWritten(job.cut.number, job=name)
                 self.process.after(0.01, partial(self._written, written))
         if decision.events:

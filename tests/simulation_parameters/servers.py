@@ -87,7 +87,6 @@ class SimulatedLog:
             self._sequence = message.head.sequence
 
     def _append_next(self, message: Message) -> None:
-        assert self._disk.next is not None
         self._disk.next.append(message)
 
     def _finish(self, message: Message) -> None:
@@ -275,7 +274,6 @@ class Server:
         self.process.after(self._clock.between(0.001, 0.2), read)
 
     def save(self, range_: int, view: View) -> None:
-        assert view.cut is not None
         cut, pieces = view.cut.number, []
 
         def step() -> None:

@@ -171,7 +171,6 @@ class Worker:
             out: NDArray[np.float64], where: slice | NDArray[np.intp], message: Message
         ) -> None:
             nonlocal left
-            assert message.values is not None
             values = np.frombuffer(message.values.tobytes(), np.float64)
             out[where] = values.reshape(-1, out.shape[1])
             left -= 1

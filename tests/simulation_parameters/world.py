@@ -189,7 +189,6 @@ class _World:
             digests = []
             for name in each.servers:
                 replica = self._replica(name, each)
-                assert replica is not None
                 for clock, ended in openings(
                     view, replica.opened, self._scheduler.state.jobs[job].opened
                 ):
@@ -199,7 +198,6 @@ class _World:
                 digests.append(digest(replica))
             if len(set(digests)) != 1:
                 oracle.fail(f"the servers {each.servers} of range {each.number} differ")
-            assert replica is not None
             low, high = each.range.indices(DENSE.bound or 0)
             if low < high:
                 pull = Pull(0, (0, 0), each.number, DENSE.number, 0, low, high)
@@ -228,7 +226,6 @@ class _World:
         for index, each in enumerate(view.ranges):
             if (mine == index).any():
                 replica = self._replica(each.servers[0], each)
-                assert replica is not None
                 pull = Pull(0, (0, 0), each.number, table.number, 0)
                 rows[mine == index] = replica.pull(pull, keys[mine == index])
         return rows

@@ -43,8 +43,7 @@ def read(store: WeightsStore, key: str) -> bytes:
 
 
 def load(store: WeightsStore, ref: WeightsRef) -> Array:
-    vector: Array = np.load(io.BytesIO(read(store, ref.key)), allow_pickle=False)
-    return vector
+    return np.load(io.BytesIO(read(store, ref.key)), allow_pickle=False)
 
 
 def hand_in(

@@ -160,7 +160,6 @@ class ClosedCoordinator:
 
     def pass_hours(self, hours: float) -> None:
         """Let the certificates of callers get older. Those of the honest sites have 90 days."""
-        assert self.guard.certificates is not None
         later = time.time() + 3600 * hours
         self.guard.certificates.callers._now = lambda: later
         self.guard._end_expired(later)

@@ -32,5 +32,4 @@ def parsed(program: str, arguments: Sequence[str]) -> dict[str, Any]:
             break
         name, command, rest = command.resolve_command(context, rest)
         context = command.make_context(name, rest, parent=context)
-    values: dict[str, Any] = context.params
-    return values
+    return context.params

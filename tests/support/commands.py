@@ -48,5 +48,4 @@ async def status(port: int, *flags: str) -> str:
 
 
 async def status_json(port: int) -> dict[str, Any]:
-    shown: dict[str, Any] = json.loads(await status(port, "--json"))
-    return shown
+    return json.loads(await status(port, "--json"))

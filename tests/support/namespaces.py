@@ -58,9 +58,7 @@ def _keeper(stack: ExitStack, command: Sequence[str]) -> subprocess.Popen[str]:
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     )
     stack.callback(keeper.kill)
-    assert keeper.stdout is not None
     if keeper.stdout.readline() != "ready\n":
-        assert keeper.stderr is not None
         raise NoNamespaces(keeper.stderr.read().strip())
     return keeper
 

@@ -30,7 +30,6 @@ class Host:
         pass
 
     def save(self, range_: int, view: View) -> None:
-        assert view.cut is not None
         self.saved.append((range_, view.cut.number))
 
     def report_returned(self, generation: int, has: dict[int, int], lacks: dict[int, int]) -> None:

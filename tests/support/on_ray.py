@@ -43,8 +43,7 @@ def trained(name: str, number: int, folder: str, **more: object) -> bytes:
         **more,  # type: ignore[arg-type]  # settings by name
     )
     assert [entry["num_updates"] for entry in done.history] == [number] * 4
-    bits: bytes = done.weights["w"].tobytes()
-    return bits
+    return done.weights["w"].tobytes()
 
 
 if __name__ == "__main__":

@@ -14,10 +14,8 @@ from xain_foundation.clock_table import ClockTable
 from xain_parameters.client.core import Core
 from xain_parameters.client.sync import Server
 from xain_parameters.errors import Closed, Invalid, TableConflict
-from xain_parameters.handlers import Reply
 from xain_parameters.keys import even
 from xain_parameters.messages import (
-    Command,
     Done,
     Mark,
     Message,
@@ -25,7 +23,6 @@ from xain_parameters.messages import (
     Push,
     Refused,
     Rows,
-    Said,
     Several,
     parts_of,
 )
@@ -131,8 +128,6 @@ class Group:
             refused = self.refuse(server, head)
             if refused is not None:
                 return Message(replace(refused, request=head.request))
-            if isinstance(head, Command):
-                return Message(Said(head.request, f"{server} {head.head} {head.text}"))
             if head.view[0] < self.view.generation:
                 return Message(Refused(head.request, "rolled back", "an older generation"))
             view = next((each for each in self.view.ranges if each.number == head.range), None)
@@ -289,11 +284,6 @@ class GroupScheduler:
         with self.group.lock:
             self.group.workers[self.worker].is_live = False
             self.group.lock.notify_all()
-
-    def send(
-        self, number: int, to: str, head: int, body: str, timeout_s: float
-    ) -> dict[str, Reply]:
-        raise Invalid(f"there is no worker {to!r}")
 
     def checkpoint(self, timeout_s: float) -> int:
         with self.group.lock:

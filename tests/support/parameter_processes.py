@@ -3,21 +3,18 @@
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from support import parameter_worker, request_worker
+from support.waiting import PATIENCE_S, wait_until
 from xain_foundation.net.sockets import free_ports
 from xain_parameters.scheduler.client import SchedulerCalls
 from xain_parameters.scheduler.reports import Status
 
 PROGRAM = ["-c", "import sys; from xain_parameters.cli import main; sys.exit(main())"]
-PATIENCE_S = 240.0  # for what takes seconds, on a machine that has other things to do
-LOOK_S = 0.02
 # A killed worker is back within its lease on a slow machine too.
 WORKER_LEASE_S = 60
 
@@ -37,12 +34,7 @@ class Fleet:
         self._calls = SchedulerCalls(self.target)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._calls.close()
         for process in self._processes.values():
             process.kill()
@@ -86,7 +78,7 @@ class Fleet:
                 "serve",
                 *("--scheduler", self.target, "--name", name, "--data", data, *flags),
             )
-        self._wait(
+        wait_until(
             lambda: all(
                 self.log(name).count(" serving on ") == self._num_starts[name] for name in names
             )
@@ -105,7 +97,7 @@ class Fleet:
         self.until_there(*(f"ready-{name}" for name in names))
 
     def until_there(self, *files: str) -> None:
-        self._wait(lambda: all((self.folder / file).exists() for file in files))
+        wait_until(lambda: all((self.folder / file).exists() for file in files))
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         process = self._processes[name]
@@ -129,17 +121,11 @@ class Fleet:
         return self._calls.status(PATIENCE_S)
 
     def until(self, condition: Callable[[Status], bool]) -> None:
-        self._wait(lambda: condition(self.status()))
+        wait_until(lambda: condition(self.status()))
 
     def until_replicated(self) -> None:
         """Wait until each range has its backup."""
         self.until(lambda status: all(len(each.servers) == 2 for each in status.ranges))
-
-    def _wait(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(LOOK_S)  # a poll, not a race
 
     # --- workers that wait in the middle of a clock ---
 
@@ -148,7 +134,7 @@ class Fleet:
             (self.folder / f"hold-{worker}-{clock}").touch()
 
     def until_held(self, worker: str, clock: int) -> None:
-        self._wait((self.folder / f"held-{worker}-{clock}").exists)
+        wait_until((self.folder / f"held-{worker}-{clock}").exists)
 
     def release(self, worker: str, clock: int) -> None:
         (self.folder / f"hold-{worker}-{clock}").unlink()

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from support.waiting import until
 from xain_foundation.net.sockets import free_ports
 
 DYING = Path(__file__).with_name("dying.py")
@@ -59,22 +60,16 @@ class Process:
 
     async def until_logged(self, text: str) -> None:
         """Wait until the log has this text."""
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                if text in self.log():
-                    return
-                await asyncio.sleep(0.02)  # a poll, not a race: it ends when the text is there
+        await until(lambda: text in self.log())
 
     @property
     def status(self) -> int | None:
         """Exit status, negative for the signal; None while it runs."""
-        assert self._process is not None
         return self._process.returncode
 
     @property
     def pid(self) -> int:
         """Process id, of the last one if it was started again."""
-        assert self._process is not None
         return self._process.pid
 
     async def run(self, command: Sequence[str]) -> asyncio.subprocess.Process:
@@ -83,30 +78,25 @@ class Process:
 
     async def died(self) -> int:
         """Wait until it has; returns the exit status, negative for the signal."""
-        assert self._process is not None
         return await asyncio.wait_for(self._process.wait(), PATIENCE_S)
 
     def peak_mib(self) -> int:
         """The most memory that the process ever had, in MiB. On Linux only."""
-        assert self._process is not None
         text = Path(f"/proc/{self._process.pid}/status").read_text()
         line = next(line for line in text.splitlines() if line.startswith("VmHWM"))
         return int(line.split()[1]) >> 10
 
     async def kill(self) -> None:
         """kill -9. Harmless if it has ended by itself meanwhile."""
-        assert self._process is not None
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()
 
     def send(self, number: signal.Signals) -> None:
-        assert self._process is not None
         self._process.send_signal(number)
 
     async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Ask it to stop; returns the exit status."""
-        assert self._process is not None
         self.send(number)
         return await asyncio.wait_for(self._process.wait(), PATIENCE_S)
 

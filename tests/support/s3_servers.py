@@ -174,7 +174,6 @@ class S3Server(ABC):
                 try:
                     self._use(client)
                 except (BotoCoreError, ClientError) as error:
-                    assert self._process is not None
                     if self._process.poll() is not None:
                         raise AssertionError(f"{self.name} has ended:\n{self.log()}") from error
                     if time.monotonic() > deadline:

@@ -85,8 +85,11 @@ def opened(
 
 def put(store: WeightsStore, key: str, data: bytes, *, overwrite: bool = False) -> None:
     upload = store.upload(key)
-    upload.write(data)
-    upload.commit(overwrite=overwrite)
+    try:
+        upload.write(data)
+        upload.commit(overwrite=overwrite)
+    finally:
+        upload.abort()
 
 
 def get(store: WeightsStore, key: str) -> bytes:

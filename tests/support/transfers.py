@@ -24,7 +24,7 @@ HEADER_BYTES = len(DATA) - VECTOR.nbytes
 LARGE = np.random.default_rng(6).standard_normal(24 * MIB // 4, dtype=np.float32)
 
 
-async def in_round(member: Member, round_: int = 0) -> None:
+async def join_round(member: Member, round_: int = 0) -> None:
     await member.rendezvous()
     await member.until(pb.ROUND, round_)
 
@@ -76,7 +76,7 @@ async def with_model(start: Any, join: Any, vector: np.ndarray[Any, Any]) -> tup
     """A coordinator in round 1, whose model is this one, and a."""
     coordinator = await start(rounds={"rounds": 2})
     a = join(coordinator, "a")
-    await in_round(a)
+    await join_round(a)
     await a.hand_in(vector)
     await a.until(pb.ROUND, 1)
     return coordinator, a

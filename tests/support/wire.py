@@ -11,8 +11,10 @@ from google.rpc.error_details_pb2 import ErrorInfo
 from grpc_status import rpc_status
 
 from xain_wire.fl import coordinator_pb2 as pb
-from xain_wire.fl import coordinator_pb2_grpc, inspection_pb2_grpc
+from xain_wire.fl import coordinator_pb2_grpc, inspection_pb2, inspection_pb2_grpc
 from xain_wire.np import ndarray_to_proto
+
+Code = grpc.StatusCode
 
 
 def npy(vector: Any) -> bytes:
@@ -139,6 +141,9 @@ class Member:
             call.cancel()
         raise AssertionError(f"the watch ended before {pb.State.Name(state)} {round_}")
 
+    async def status(self) -> inspection_pb2.GetStatusResponse:
+        return await self.inspection.GetStatus(inspection_pb2.GetStatusRequest())
+
     async def close(self) -> None:
         await self.channel.close()
 
@@ -150,10 +155,18 @@ async def refused(call: Any) -> tuple[grpc.StatusCode, str, str]:
     return caught.value.code(), reason(caught.value), caught.value.details() or ""
 
 
+async def assert_refused(call: Any, code: Code, why: str = "", *texts: str) -> None:
+    """Assert that a call is refused with a status, a refusal code and parts of the message."""
+    found = await refused(call)
+    is_so = found[0] is code and why in ("", found[1]) and all(text in found[2] for text in texts)
+    assert is_so, f"{found} instead of {(code, why, *texts)}"
+
+
 def reason(error: grpc.aio.AioRpcError) -> str:
-    """The refusal's code, out of the rich status."""
+    """The refusal's code, out of the rich status; "" if gRPC itself has refused."""
     status = rpc_status.from_call(_SyncView(error))
-    assert status is not None, "the status carries no details"
+    if status is None:
+        return ""
     info = ErrorInfo()
     assert status.details[0].Unpack(info)
     assert info.domain == "xain.coordinator"

@@ -3,12 +3,14 @@
 import math
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
 
 from support.drivers import Arrived, Event, Lost, Receiving, next_event, received
 from support.messaging import PATIENCE_S
+from support.waiting import beside
 from xain_membership.errors import Closed
 from xain_messaging.errors import UnknownPeer
 from xain_messaging.format.codec import Frame
@@ -72,17 +74,13 @@ def test_many_send_to_one(make: Callable[[], Receiving]) -> None:
         for i in range(100):
             senders[number].send("there", [b"%d" % number, b"%d" % i, b"x" * (i * 100)])
 
-    threads = [threading.Thread(target=send, args=(i,)) for i in range(len(senders))]
-    for thread in threads:
-        thread.start()
-    seen: dict[bytes, int] = {}
-    for _ in range(100 * len(senders)):
-        name, number, data = received(there)
-        assert int(number) == seen.get(name, 0)
-        assert len(data) == 100 * int(number)
-        seen[name] = int(number) + 1
-    for thread in threads:
-        thread.join()
+    with beside(*[partial(send, i) for i in range(len(senders))]):
+        seen: dict[bytes, int] = {}
+        for _ in range(100 * len(senders)):
+            name, number, data = received(there)
+            assert int(number) == seen.get(name, 0)
+            assert len(data) == 100 * int(number)
+            seen[name] = int(number) + 1
 
 
 def test_sending_to_a_peer_that_is_not_connected_is_refused(make: Callable[[], Receiving]) -> None:
@@ -125,11 +123,8 @@ def test_close_ends_a_receive_that_waits(make: Callable[[], Receiving]) -> None:
     """In another thread."""
     driver = make()
     results: list[Event | None] = [Lost("nobody")]
-    thread = threading.Thread(target=lambda: results.append(driver.receive(None)))
-    thread.start()
-    driver.close(0.0)
-    thread.join(PATIENCE_S)
-    assert not thread.is_alive()
+    with beside(lambda: results.append(driver.receive(None))):
+        driver.close(0.0)
     assert results[1:] == [None]
 
 
@@ -160,11 +155,8 @@ def test_a_time_without_end_is_one(
     here.send("there", [b"1"])
     assert received(there) == [b"1"]
     here.send("there", [b"2"])
-    closing = threading.Thread(target=here.close, args=(math.inf,), daemon=True)
-    closing.start()
-    assert received(there) == [b"2"]
-    closing.join(PATIENCE_S)
-    assert not closing.is_alive()
+    with beside(partial(here.close, math.inf)):
+        assert received(there) == [b"2"]
 
 
 def test_a_peer_may_move(make: Callable[[], Receiving]) -> None:

@@ -51,8 +51,7 @@ def request_for(name: str) -> bytes:
 
 async def join(member: Member, request: bytes) -> access_pb2.JoinResponse:
     stub = access_pb2_grpc.AccessStub(member.channel)  # type: ignore[no-untyped-call]  # generated
-    answer: access_pb2.JoinResponse = await stub.Join(access_pb2.JoinRequest(request=request))
-    return answer
+    return await stub.Join(access_pb2.JoinRequest(request=request))
 
 
 # --- tokens ---

@@ -12,7 +12,7 @@ import pytest
 from integration.attacks.conftest import Said
 from integration.conftest import Start
 from support.closed_coordinator import MODEL, ROUNDS, SITES, UPDATES, ClosedCoordinator, outcome_of
-from support.wire import Member, npy, refused
+from support.wire import Code, Member, assert_refused, npy, refused
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_foundation.security.identity import Role
 from xain_wire.fl import coordinator_pb2 as pb
@@ -97,8 +97,9 @@ async def test_outsider_hands_in_for_another_at_an_open_coordinator(opened: Open
     a second one."""
     _, owner, outsider = opened
     await hand_in_for_another(outsider)
-    status, reason, _ = await refused(owner.hand_in(UPDATES["ward-1"], round_=1))
-    assert (status, reason) == (grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_UPDATE")
+    await assert_refused(
+        owner.hand_in(UPDATES["ward-1"], round_=1), Code.ALREADY_EXISTS, "DUPLICATE_UPDATE"
+    )
 
 
 async def test_outsider_ends_the_session_of_a_site_at_an_open_coordinator(opened: Opened) -> None:
@@ -195,7 +196,6 @@ async def read_the_mean_of_another(outsider: Outsider) -> float:
     await member.rendezvous(profile_of("age", own))
     await member.until(pb.ROUND, 0)
     preprocessing = preprocessing_of((await member.start()).metadata)
-    assert preprocessing is not None
     mean, rows = preprocessing.numbers[0].scale.center, len(HONEST) + len(own)
     return float((mean * rows - own.sum()) / len(HONEST))
 

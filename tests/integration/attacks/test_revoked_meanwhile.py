@@ -169,7 +169,6 @@ async def test_programs_without_a_coordinator_refuse_who_is_in_their_files(
         await until(lambda: mallory.run(0.0) or mallory._connections["ben"]._stream is None)
         mallory.send("ben", [b"two"])
         again = mallory._connections["ben"]._stream
-        assert again is not None
         await until(again.call.done)
         assert again.call.code() is grpc.StatusCode.UNAUTHENTICATED
         assert packets == ["mallory"]
@@ -207,7 +206,6 @@ async def test_certificate_of_a_companys_authority_is_revoked_by_its_serial_numb
         await each.rendezvous()
     opened = revoked.watch()
     await opened.read()
-    assert first.access is not None
     number = x509.load_pem_x509_certificate(certificates[SITES[0]][0]).serial_number
     first.access.revoke(f"{number:X}", by="the test")
     for call in (opened.read(), revoked.heartbeat(), revoked.rendezvous()):
@@ -241,7 +239,6 @@ async def test_put_on_the_weights_port_breaks_off(closed: ClosedCoordinator, sai
         head += f"{DIGEST_HEADER}: {'0' * 32}\r\n\r\n"
         await asyncio.to_thread(sock.sendall, head.encode() + b"x" * 50)
         port = closed.coordinator._weights_port
-        assert port is not None
         (running,) = await until(lambda: port._callers)
         closed.access.revoke(holder.own.serial, by="the test")
         await until(running.done)

@@ -51,7 +51,7 @@ def found(folder: Path, pattern: str) -> list[Path]:
 @pytest.mark.e2e
 @pytest.mark.timeout(600)
 async def test_no_program_shows_a_key_or_a_token(
-    tmp_path: Path, secrets: Secrets, said: Said
+    keep, tmp_path: Path, secrets: Secrets, said: Said
 ) -> None:
     data = f"--data-dir={tmp_path}"
     passphrase = tmp_path / "authority.passphrase"
@@ -71,76 +71,74 @@ async def test_no_program_shows_a_key_or_a_token(
     assert made[0] == 0, said.messages
     said.messages.append(made[1])
     secrets.add_key((tmp_path / "access/tls/tls.key").read_bytes(), "the coordinator")
-    program = CoordinatorProcess(
-        tmp_path,
-        {
-            "workload.name": "sgd",
-            "rounds.rounds": 2,
-            "rounds.min_participants": 2,
-            "http.port": http,
-            "logging.level": "debug",
-            "server.passphrase_file": passphrase,
-        },
+    program = keep(
+        CoordinatorProcess(
+            tmp_path,
+            {
+                "workload.name": "sgd",
+                "rounds.rounds": 2,
+                "rounds.min_participants": 2,
+                "http.port": http,
+                "logging.level": "debug",
+                "server.passphrase_file": passphrase,
+            },
+        )
     )
-    sites = {name: Site(tmp_path, name) for name in ("north", "south")}
-    try:
-        await program.start()
-        for name in sites:
-            create = ("tokens", "create", f"--name={name}", f"--address=127.0.0.1:{program.port}")
-            token = token_of(await program.told(*create), secrets, tmp_path, name)
-            join = ("xain_participant", "join", str(token), "--state-dir")
-            for state, status in ((name, 0), (f"{name}-thief", 1)):
-                ended = await said_by(said, *join, str(tmp_path / state))
-                assert ended[0] == status, said.messages
-                said.messages.append(ended[1])
-            for key in found(tmp_path, f"{name}*/certificates/*/tls.key"):
-                secrets.add_key(key.read_bytes(), name)
-        bearer = (
-            await program.told("tokens", "create", "--bearer", "--name=eve", "--role=operator")
-        ).strip()
-        secrets.add_text(bearer, "a bearer token")
-        authority = ssl.create_default_context(cafile=tmp_path / "access/ca.crt")
-        async with httpx.AsyncClient(verify=authority, trust_env=False) as client:
-            for token in (bearer, bearer[:-1] + "?"):
-                answer = await client.get(
-                    f"https://localhost:{http}/v1/status",
-                    headers={"authorization": f"Bearer {token}"},
-                )
-                said.messages.append(answer.text)
-        for index, (name, site) in enumerate(sites.items()):
-            await site.start(
-                f"--state-dir={tmp_path / name}",
-                "--data=iris",
-                "--task=classification",
-                "--partition=iid",
-                "--num-parts=2",
-                f"--index={index}",
-                "--set=logging.level=debug",
-            )
-        said.command_lines += [command_line(one.pid) for one in (program, *sites.values())]
-        for words in (("status", "--json"), ("certs", "list", "--json"), ("audit", "show")):
-            said.messages.append(await program.told(*words))
-        assert json.loads(await program.told("status", "--json"))
-        async with httpx.AsyncClient(verify=authority, trust_env=False) as client:
-            answer = await client.post(
-                f"https://localhost:{http}/v1/fit",
-                headers={"authorization": f"Bearer {bearer}"},
-                json={},
+    sites = {name: keep(Site(tmp_path, name)) for name in ("north", "south")}
+    await program.start()
+    for name in sites:
+        create = ("tokens", "create", f"--name={name}", f"--address=127.0.0.1:{program.port}")
+        token = token_of(await program.told(*create), secrets, tmp_path, name)
+        join = ("xain_participant", "join", str(token), "--state-dir")
+        for state, status in ((name, 0), (f"{name}-thief", 1)):
+            ended = await said_by(said, *join, str(tmp_path / state))
+            assert ended[0] == status, said.messages
+            said.messages.append(ended[1])
+        for key in found(tmp_path, f"{name}*/certificates/*/tls.key"):
+            secrets.add_key(key.read_bytes(), name)
+    bearer = (
+        await program.told("tokens", "create", "--bearer", "--name=eve", "--role=operator")
+    ).strip()
+    secrets.add_text(bearer, "a bearer token")
+    authority = ssl.create_default_context(cafile=tmp_path / "access/ca.crt")
+    async with httpx.AsyncClient(verify=authority, trust_env=False) as client:
+        for token in (bearer, bearer[:-1] + "?"):
+            answer = await client.get(
+                f"https://localhost:{http}/v1/status",
+                headers={"authorization": f"Bearer {token}"},
             )
             said.messages.append(answer.text)
-            assert answer.status_code < 300, answer.text
-        await program.until_logged("session_finished")
-        for site in sites.values():
-            if site.status is None:
-                await site.stop()
-        kept = json.loads(found(tmp_path, "**/.weights-port")[0].read_text())["secret"]
-        secrets.add_text(kept, "the secret of the URLs")
-        assert await program.stop() == 0
-        await program.told("report", f"--html={tmp_path / 'report.html'}")
-        said.messages.append(await program.told("audit", "verify"))
-    finally:
-        for one in (program, *sites.values()):
-            await one.end()
+    for index, (name, site) in enumerate(sites.items()):
+        await site.start(
+            f"--state-dir={tmp_path / name}",
+            "--data=iris",
+            "--task=classification",
+            "--partition=iid",
+            "--num-parts=2",
+            f"--index={index}",
+            "--set=logging.level=debug",
+        )
+    said.command_lines += [command_line(one.pid) for one in (program, *sites.values())]
+    for words in (("status", "--json"), ("certs", "list", "--json"), ("audit", "show")):
+        said.messages.append(await program.told(*words))
+    assert json.loads(await program.told("status", "--json"))
+    async with httpx.AsyncClient(verify=authority, trust_env=False) as client:
+        answer = await client.post(
+            f"https://localhost:{http}/v1/fit",
+            headers={"authorization": f"Bearer {bearer}"},
+            json={},
+        )
+        said.messages.append(answer.text)
+        assert answer.status_code < 300, answer.text
+    await program.until_logged("session_finished")
+    for site in sites.values():
+        if site.status is None:
+            await site.stop()
+    kept = json.loads(found(tmp_path, "**/.weights-port")[0].read_text())["secret"]
+    secrets.add_text(kept, "the secret of the URLs")
+    assert await program.stop() == 0
+    await program.told("report", f"--html={tmp_path / 'report.html'}")
+    said.messages.append(await program.told("audit", "verify"))
     assert len(secrets) > 50
     refused = "used at"  # of the token that came twice
     assert refused in "".join(said.messages)

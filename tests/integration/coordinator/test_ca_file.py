@@ -10,6 +10,7 @@ import pytest
 
 from support.certificates import make_authority, write_folder
 from support.logs import capture_logs
+from support.waiting import beside
 from xain_coordinator.config.sections.storage import StorageSettings
 from xain_coordinator.core.vocabulary.values import Point
 from xain_coordinator.ports import StoreError, StoreUnavailable
@@ -51,11 +52,9 @@ def url(folder: Path) -> Iterator[str]:
     context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.socket = context.wrap_socket(server.socket, server_side=True)
-        serving = threading.Thread(target=server.serve_forever)
-        serving.start()
-        yield f"https://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        serving.join()
+        with beside(server.serve_forever):
+            yield f"https://127.0.0.1:{server.server_port}"
+            server.shutdown()
 
 
 def _list(url: str, ca_file: Path | None) -> None:

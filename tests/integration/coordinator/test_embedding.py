@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from support.trainee import Trainee
-from support.waiting import wait_until
+from support.waiting import beside, wait_until
 from xain_coordinator import Coordinator
 from xain_coordinator.core.vocabulary.errors import Unavailable
 from xain_coordinator.core.vocabulary.values import Phase
@@ -89,9 +89,8 @@ def test_stop_before_run_is_not_lost(tmp_path: Path) -> None:
     coordinator = Coordinator(settings(tmp_path))
     assert coordinator.stop() == EXIT_OK
     statuses: list[int] = []
-    running = threading.Thread(target=lambda: statuses.append(coordinator.run()), daemon=True)
-    running.start()
-    running.join(PATIENCE_S)
+    with beside(lambda: statuses.append(coordinator.run())):
+        pass
     assert statuses == [EXIT_OK]
     stopped = Coordinator(settings(tmp_path))
     stopped.stop()
@@ -102,15 +101,13 @@ def test_stop_before_run_is_not_lost(tmp_path: Path) -> None:
 def test_stop_waits_for_the_end_of_run(tmp_path: Path) -> None:
     """The journal is free then."""
     coordinator = Coordinator(settings(tmp_path))
-    running = threading.Thread(target=coordinator.run, daemon=True)
-    running.start()
-    assert coordinator._is_up.wait(PATIENCE_S)
-    with pytest.raises(RuntimeError, match="started before"):
-        coordinator.run()
-    assert coordinator.stop() == EXIT_OK
-    with Coordinator(settings(tmp_path)) as again:
-        assert again.session.session_id == coordinator.session.session_id
-    running.join()
+    with beside(coordinator.run):
+        assert coordinator._is_up.wait(PATIENCE_S)
+        with pytest.raises(RuntimeError, match="started before"):
+            coordinator.run()
+        assert coordinator.stop() == EXIT_OK
+        with Coordinator(settings(tmp_path)) as again:
+            assert again.session.session_id == coordinator.session.session_id
 
 
 def test_error_of_the_coordinator_is_its_exit_status(

@@ -61,10 +61,6 @@ async def rounds_of(member: Member) -> list[inspection.RoundStatus]:
     return list((await stub.ListRounds(inspection.ListRoundsRequest())).rounds)
 
 
-async def status_of(member: Member) -> inspection.GetStatusResponse:
-    return await InspectionStub(member.channel).GetStatus(inspection.GetStatusRequest())
-
-
 async def test_participants_that_cannot_evaluate_see_the_session_go_on(start, join):
     """XAIN 0.6's participants cannot: the others measure the last model, and all is finished."""
     coordinator = await start(
@@ -89,7 +85,7 @@ async def test_participants_that_cannot_evaluate_see_the_session_go_on(start, jo
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await old.start()
     assert reason(caught.value) == "NOT_SELECTED"
-    status = await status_of(a)
+    status = await a.status()
     assert (status.phase, status.num_selected) == ("evaluating", 1)
     assert "evaluations of the last model: a" in status.waiting_for
     await end(a, 2, None, accuracy(0.75, 4))
@@ -109,7 +105,7 @@ async def test_participants_that_cannot_evaluate_see_the_session_go_on(start, jo
         averaged(0.75, 4),
     )
     assert list(last.contributors) == ["a"]
-    status = await status_of(a)
+    status = await a.status()
     assert (status.best_round, status.best_value, status.metric) == (2, 0.75, "accuracy")
 
 
@@ -162,4 +158,4 @@ async def test_evaluation_that_cannot_be_kept_costs_its_sender_nothing_else(
     rounds = await rounds_of(a)
     assert [one.num_contributors for one in rounds] == [1, 1, 1]
     assert not any(one.HasField("evaluation") for one in rounds)
-    assert not (await status_of(a)).HasField("best_round")
+    assert not (await a.status()).HasField("best_round")

@@ -84,7 +84,6 @@ async def test_steps_are_those_on_the_union_of_the_rows(start, join, name, optio
     assert session.cause == "completed"
     found = array(await join(coordinator, "reader").download(f"{STEPS}/global"))
     model = session.model
-    assert model is not None
     begun = Model(np.zeros(len(found)), model.layout, model.metadata)
     expected = descended(begun, prepare(model.metadata, data), options, STEPS)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
@@ -174,7 +173,6 @@ async def test_model_of_gradients_does_not_begin_a_session_that_averages_models(
     options = {"mode": "federated"}
     averaging = await start(workload={"name": "sgd", "options": options}, **begun)
     first = averaging.driver.session.model
-    assert first is not None
     assert json.loads(first.metadata["options"])["mode"] == "federated"
     await averaging.stop()
     stepping = await start(aggregation={"rule": "gradient"}, **begun)

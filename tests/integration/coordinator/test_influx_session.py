@@ -3,19 +3,20 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from integration.conftest import Keep
 from support.commands import status_json
 from support.influx_servers import Answer, StrictInflux, VictoriaMetrics
 from support.process import CoordinatorProcess
+from support.waiting import until
 from support.wire import Member, npy
 from xain_participant.sdk.metrics import Measured, to_json
 from xain_wire.fl import coordinator_pb2 as pb
-from xain_wire.fl.inspection_pb2 import GetStatusRequest
 
 ROUNDS = 3
 SIZE = 5
@@ -25,21 +26,15 @@ Launch = Callable[..., CoordinatorProcess]
 
 
 @pytest.fixture
-async def launch(tmp_path: Path) -> AsyncIterator[Launch]:
+def launch(keep: Keep, tmp_path: Path) -> Launch:
     """A coordinator of two participants in a process of its own, to be started."""
-    launched: list[CoordinatorProcess] = []
 
     def make(**metrics: object) -> CoordinatorProcess:
         settings = {"rounds.rounds": ROUNDS, "rounds.min_participants": 2}
-        for key, value in metrics.items():
-            settings[f"metrics.{key}"] = value  # type: ignore[assignment]  # of several types
-        coordinator = CoordinatorProcess(tmp_path, dict(settings))
-        launched.append(coordinator)
-        return coordinator
+        settings |= {f"metrics.{key}": value for key, value in metrics.items()}
+        return keep(CoordinatorProcess(tmp_path, settings))
 
-    yield make
-    for coordinator in launched:
-        await coordinator.end()
+    return make
 
 
 @pytest.fixture
@@ -87,24 +82,14 @@ async def train(members: Sequence[Member], rounds: int = ROUNDS) -> dict[tuple[s
     return reported
 
 
-async def join(coordinator: CoordinatorProcess, *names: str) -> list[Member]:
-    return [Member(coordinator.port, name) for name in names]
-
-
-async def leave(members: Sequence[Member]) -> None:
-    for member in members:
-        await member.close()
-
-
 async def test_a_session_is_read_back_point_by_point(
-    launch: Launch, victoria: VictoriaMetrics
+    join, launch: Launch, victoria: VictoriaMetrics
 ) -> None:
     """Every round of the coordinator's series, and every value that a participant reported."""
     coordinator = launch(kind="influxdb", url=victoria.url, org="o", bucket="b")
     await coordinator.start()
-    members = await join(coordinator, "a", "b")
+    members = [join(coordinator, name) for name in "ab"]
     reported = await train(members)
-    await leave(members)
     assert await coordinator.stop() == 0
     series = victoria.series()
 
@@ -141,19 +126,18 @@ async def test_a_session_is_read_back_point_by_point(
 
 
 async def test_a_server_that_hangs_costs_no_round_anything(
-    launch: Launch, influx: StrictInflux
+    join, launch: Launch, influx: StrictInflux
 ) -> None:
     """The session is over while the server has answered no request. What was never written is
     told at the end."""
     influx.always = Answer(hangs=True)
     coordinator = launch(**influx.settings())
     await coordinator.start()
-    members = await join(coordinator, "a", "b")
+    members = [join(coordinator, name) for name in "ab"]
     await members[0].rendezvous()
     await asyncio.to_thread(influx.wait_for, lambda: influx.num_open == 1)
     await train(members)
-    assert influx.num_open >= 1
-    await leave(members)
+    assert (influx.num_open, influx.num_requests) == (1, 1)
     assert await coordinator.stop() == 0
     (told,) = [
         entry
@@ -164,24 +148,26 @@ async def test_a_server_that_hangs_costs_no_round_anything(
     assert told["in_all"] == told["points"]
 
 
-async def test_lost_points_are_counted_in_the_status(launch: Launch, influx: StrictInflux) -> None:
+async def test_lost_points_are_counted_in_the_status(
+    join, launch: Launch, influx: StrictInflux
+) -> None:
     """One participant's points are refused: they are counted, and the others arrive."""
     influx.refuses = lambda line: line.tags.get("id") == "b"
     influx.partial = True
     coordinator = launch(**influx.settings())
     await coordinator.start()
-    members = await join(coordinator, "a", "b")
+    members = [join(coordinator, name) for name in "ab"]
     await train(members)
     num_bad = 2 * ROUNDS + 1  # a heartbeat and a report in each, and one at the end
-    while True:  # bounded by the test's time limit
-        status = await members[0].inspection.GetStatus(GetStatusRequest())
-        if status.counters["lost_metrics"] == num_bad:
-            break
-        assert status.counters["lost_metrics"] < num_bad
-        await asyncio.sleep(0.05)  # a poll, not a race: it ends when they are lost
+
+    async def are_counted() -> bool:
+        num_lost = (await members[0].status()).counters["lost_metrics"]
+        assert num_lost <= num_bad
+        return num_lost == num_bad
+
+    await until(are_counted)
     shown = await status_json(coordinator.port)
     assert shown["status"]["counters"]["lost_metrics"] == num_bad
-    await leave(members)
     assert await coordinator.stop() == 0
     assert sum("loss" in line.fields for line in influx.lines) == ROUNDS
     assert {line.tags.get("id", "") for line in influx.lines} == {"", "a"}

@@ -7,15 +7,13 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from support.process import CoordinatorProcess
-from support.wire import Member
+from support.wire import Code, Member, assert_refused
 from xain_coordinator.cli.timings import TRAINING, read
 from xain_coordinator.telemetry.log_files import LatencyFile
 from xain_wire.fl import coordinator_pb2 as pb
-from xain_wire.fl import inspection_pb2
 
 COORDINATOR = "/xain_proto.fl.Coordinator/"
 
@@ -37,7 +35,7 @@ async def train(members: list[Member], rounds: int = 1) -> None:
 
 
 @pytest.mark.e2e
-async def test_streams_of_a_coordinator_process(tmp_path, join):
+async def test_streams_of_a_coordinator_process(keep, tmp_path, join):
     """A session of two participants: every call with its caller, status and seconds, every update
     with its round, and the session's events, although the log shows errors only."""
     status, latency = tmp_path / "streams" / "status.jsonl", tmp_path / "streams" / "latency.jsonl"
@@ -48,22 +46,17 @@ async def test_streams_of_a_coordinator_process(tmp_path, join):
         "logging.status_file": status,
         "logging.latency_file": latency,
     }
-    coordinator = CoordinatorProcess(tmp_path, settings)
+    coordinator = keep(CoordinatorProcess(tmp_path, settings))
     await coordinator.begin()
-    try:
-        members = [join(coordinator, "a"), join(coordinator, "b")]
-        async with asyncio.timeout(60):
-            for member in members:
-                await member.channel.channel_ready()
-        unregistered = join(coordinator, "unregistered")
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await unregistered.start()
-        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-        await train(members, rounds=2)
-        await members[0].inspection.GetStatus(inspection_pb2.GetStatusRequest())
-        assert await coordinator.stop(signal.SIGTERM) == 0
-    finally:
-        await coordinator.end()
+    members = [join(coordinator, "a"), join(coordinator, "b")]
+    async with asyncio.timeout(60):
+        for member in members:
+            await member.channel.channel_ready()
+    unregistered = join(coordinator, "unregistered")
+    await assert_refused(unregistered.start(), Code.PERMISSION_DENIED)
+    await train(members, rounds=2)
+    await members[0].status()
+    assert await coordinator.stop(signal.SIGTERM) == 0
     assert coordinator.log() == ""
 
     events = [line["event"] for line in lines_of(status)]
@@ -119,12 +112,8 @@ async def test_refused_and_cancelled_calls_have_their_status(start, tmp_path, jo
         await member.rendezvous()
         await member.until(pb.ROUND, 0)  # cancels its Watch
         call = member.channel.unary_unary(f"{COORDINATOR}Heartbeat")
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call(b"\xff", metadata=member.metadata)
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await member.end(round_=0)
-        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        await assert_refused(call(b"\xff", metadata=member.metadata), Code.INVALID_ARGUMENT)
+        await assert_refused(member.end(round_=0), Code.FAILED_PRECONDITION)
         await member.hand_in([1.0])
     finally:
         await coordinator.stop()
@@ -161,16 +150,14 @@ async def test_unwritable_path_is_refused_with_one_line_and_exit_status_2(tmp_pa
 
 
 async def test_latency_of_a_stale_update_counts_from_the_round_it_was_trained_in(
-    start, tmp_path, join
+    enter, start, tmp_path
 ):
     """b trains for the whole of round 1, and hands in during round 2."""
     path = tmp_path / "latency.jsonl"
     latencies = LatencyFile(path)
     rounds = {"rounds": 3, "start_participants": 2, "buffer_size": 1, "consistency": "asp"}
     coordinator = await start(rounds=rounds, latencies=latencies)
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    for member in (a, b):
-        await member.rendezvous()
+    a, b = await enter(coordinator, "a", "b")
     for member in (a, b):
         await member.until(pb.ROUND, 0)
         await member.hand_in([1.0])  # the initial weights, which are waited for

@@ -24,24 +24,15 @@ def update_of(member, round_: int, *, takes_next_round: bool = True) -> pb.EndTr
     )
 
 
-async def joined(coordinator, join):
-    members = [join(coordinator, name) for name in ("a", "b")]
-    for member in members:
-        await member.rendezvous()
-    for member in members:
-        await member.until(pb.ROUND, 0)
-    return members
-
-
 async def hand_in(member, round_: int, **options: bool) -> pb.EndTrainingRoundResponse:
     request = update_of(member, round_, **options)
     return await member.stub.EndTrainingRound(request, metadata=member.metadata)
 
 
-async def test_answers_bring_the_work_of_the_next_round(start, join):
+async def test_answers_bring_the_work_of_the_next_round(enter, start):
     """Watch does not repeat what an answer brings. The end comes by Watch."""
     coordinator = await start(rounds=ROUNDS)
-    members = await joined(coordinator, join)
+    members = await enter(coordinator, "a", "b", round_=0)
     streams = [one.stub.Watch(pb.WatchRequest(), metadata=one.metadata) for one in members]
     for stream in streams:
         assert (await stream.read()).round == 0
@@ -58,10 +49,10 @@ async def test_answers_bring_the_work_of_the_next_round(start, join):
         assert (message.state, message.round) == (pb.FINISHED, 2)
 
 
-async def test_answer_does_not_wait_for_a_slow_round(start, join):
+async def test_answer_does_not_wait_for_a_slow_round(enter, start):
     """The news comes by Watch then."""
     coordinator = await start(rounds=ROUNDS)
-    a, b = await joined(coordinator, join)
+    a, b = await enter(coordinator, "a", "b", round_=0)
     stream = a.stub.Watch(pb.WatchRequest(), metadata=a.metadata)
     await stream.read()
     assert not (await hand_in(a, 0)).HasField("next_round")
@@ -70,9 +61,9 @@ async def test_answer_does_not_wait_for_a_slow_round(start, join):
     assert message.work.round == message.round == 1
 
 
-async def test_participant_that_does_not_ask_gets_the_news_by_watch(start, join):
+async def test_participant_that_does_not_ask_gets_the_news_by_watch(enter, start):
     coordinator = await start(rounds=ROUNDS)
-    a, b = await joined(coordinator, join)
+    a, b = await enter(coordinator, "a", "b", round_=0)
     stream = a.stub.Watch(pb.WatchRequest(), metadata=a.metadata)
     await stream.read()
     answers = await asyncio.gather(
@@ -82,10 +73,10 @@ async def test_participant_that_does_not_ask_gets_the_news_by_watch(start, join)
     assert (await stream.read()).work.round == 1
 
 
-async def test_caller_that_hangs_up_while_it_waits_gets_the_news_by_watch(start, join):
+async def test_caller_that_hangs_up_while_it_waits_gets_the_news_by_watch(enter, start):
     coordinator = await start(rounds=ROUNDS)
     coordinator._server.service.next_round_s = 60.0
-    a, b = await joined(coordinator, join)
+    a, b = await enter(coordinator, "a", "b", round_=0)
     stream = a.stub.Watch(pb.WatchRequest(), metadata=a.metadata)
     await stream.read()
     call = a.stub.EndTrainingRound(update_of(a, 0), metadata=a.metadata)
@@ -97,10 +88,10 @@ async def test_caller_that_hangs_up_while_it_waits_gets_the_news_by_watch(start,
     assert (await stream.read()).work.round == 1
 
 
-async def test_answers_of_many_participants_do_not_wait(start, join):
+async def test_answers_of_many_participants_do_not_wait(enter, start):
     coordinator = await start(rounds=ROUNDS)
     service = coordinator._server.service
     service.few_participants, service.next_round_s = 1, 60.0
-    a, _ = await joined(coordinator, join)
+    a, _ = await enter(coordinator, "a", "b", round_=0)
     answer = await asyncio.wait_for(hand_in(a, 0), 30)
     assert not answer.HasField("next_round")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from integration.conftest import Enter, Join, Keep
 from support.journals import copy_journal
 from support.process import PATIENCE_S, CoordinatorProcess
 from support.wire import Member, digest, npy
@@ -76,10 +77,8 @@ class OddProcess(CoordinatorProcess):
 class Ward:
     """Coordinators whose weights are in one folder, and their members."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.processes: list[CoordinatorProcess] = []
-        self.members: list[Member] = []
+    def __init__(self, folder: Path, enter: Enter, keep: Keep) -> None:
+        self.folder, self.enter, self.keep = folder, enter, keep
 
     def process(self, name: str, kind: type[CoordinatorProcess] = CoordinatorProcess) -> Any:
         settings: dict[str, object] = {
@@ -90,23 +89,14 @@ class Ward:
             "server.heartbeat_timeout_s": 600,
             "server.drain_s": 1,
         }
-        process = kind(self.folder / name, settings)
-        self.processes.append(process)
-        return process
+        return self.keep(kind(self.folder / name, settings))
 
-    def enter(self, process: CoordinatorProcess, name: str) -> Member:
-        self.members.append(Member(process.port, name))
-        return self.members[-1]
-
-    async def begin(self, process: CoordinatorProcess) -> tuple[Member, Member]:
+    async def begin(self, process: CoordinatorProcess) -> list[Member]:
         """Two members in round 0, the first of which has handed in a one."""
         await process.start()
-        a, b = self.enter(process, "a"), self.enter(process, "b")
-        await a.rendezvous()
-        await b.rendezvous()
-        await a.until(pb.ROUND, 0)
+        a, b = await self.enter(process, "a", "b", round_=0)
         await a.hand_in([1.0])
-        return a, b
+        return [a, b]
 
     def copy(self, source: CoordinatorProcess, target: CoordinatorProcess) -> None:
         """The journal as a snapshot of the machine has it: while nothing is being written."""
@@ -121,13 +111,8 @@ class Ward:
 
 
 @pytest.fixture
-async def ward(tmp_path: Path) -> AsyncIterator[Ward]:
-    ward = Ward(tmp_path)
-    yield ward
-    for process in ward.processes:
-        await process.end()
-    for member in ward.members:
-        await member.close()
+def ward(tmp_path: Path, enter: Enter, keep: Keep) -> Ward:
+    return Ward(tmp_path, enter, keep)
 
 
 def last_words(process: CoordinatorProcess, event: str) -> str:
@@ -135,12 +120,11 @@ def last_words(process: CoordinatorProcess, event: str) -> str:
     lines = process.log().splitlines()
     told = [json.loads(line) for line in lines if line.startswith("{")]  # gRPC has lines of its own
     (line,) = [each for each in told if each["event"] == event]
-    error: str = line["error"]
-    return error
+    return line["error"]
 
 
 @pytest.mark.e2e
-async def test_the_older_hears_and_ends(ward: Ward) -> None:
+async def test_the_older_hears_and_ends(ward: Ward, join: Join) -> None:
     """The older ends by itself, though it has nothing to publish, with the status that says why.
     Started again it does not serve, and the newer goes on to the end as if it were alone."""
     older, newer = ward.process("older", OddProcess), ward.process("newer")
@@ -156,7 +140,7 @@ async def test_the_older_hears_and_ends(ward: Ward) -> None:
     assert "another coordinator has taken over" in error
     assert f"owner 2 (host {socket.gethostname()}, pid " in error
 
-    a, b = ward.enter(newer, "a"), ward.enter(newer, "b")
+    a, b = join(newer, "a"), join(newer, "b")
     assert (await a.heartbeat()).update_accepted
     assert await older.fails() == EXIT_FENCED
     assert "has gone on from another copy" in last_words(older, "cannot_start")
@@ -173,7 +157,9 @@ async def test_the_older_hears_and_ends(ward: Ward) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-async def test_overtaken_coordinator_that_wakes_up_publishes_nothing(ward: Ward) -> None:
+async def test_overtaken_coordinator_that_wakes_up_publishes_nothing(
+    ward: Ward, join: Join
+) -> None:
     """Stopped while it aggregates, as a machine is that moves, and overtaken: it does not bring its
     model to an end, which is another one than the newer will make."""
     older, newer = ward.process("older", OddProcess), ward.process("newer")
@@ -189,14 +175,14 @@ async def test_overtaken_coordinator_that_wakes_up_publishes_nothing(ward: Ward)
     await asyncio.gather(last_update, return_exceptions=True)  # ended if the process ends first
     assert await asyncio.wait_for(older.died(), 60) == EXIT_FENCED
     assert ward.models() == ["0/global"]
-    a, b = ward.enter(newer, "a"), ward.enter(newer, "b")
+    a, b = join(newer, "a"), join(newer, "b")
     await b.hand_in([9.0])
     await a.until(pb.ROUND, 1)
     assert np.load(io.BytesIO(await a.download("1/global"))).tolist() == [5.0]
 
 
 @pytest.mark.e2e
-async def test_a_copy_from_another_round_ends_nobody(ward: Ward) -> None:
+async def test_a_copy_from_another_round_ends_nobody(ward: Ward, join: Join) -> None:
     """A backup whose session has gone on since could not publish any more, its rounds being over.
     It does not start, and who works on the session does not hear of it. An operator may choose to
     go on from it; then the other one ends."""
@@ -218,7 +204,7 @@ async def test_a_copy_from_another_round_ends_nobody(ward: Ward) -> None:
     model.unlink()
     await backup.start()
     assert await asyncio.wait_for(running.died(), 60) == EXIT_FENCED
-    b = ward.enter(backup, "b")
+    b = join(backup, "b")
     await b.hand_in([7.0])
     await b.until(pb.ROUND, 1)
     assert np.load(io.BytesIO(await b.download("1/global"))).tolist() == [4.0]
@@ -241,7 +227,7 @@ def config_of(folder: Path, name: str) -> CoordinatorConfig:
 
 
 async def test_new_session_does_not_publish_small_models_of_an_overtaken_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    enter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The older coordinator was killed with a model in its journal, and a newer one goes on with
     the round that this model was made in. The older one is then started with a new session."""
@@ -256,16 +242,11 @@ async def test_new_session_does_not_publish_small_models_of_an_overtaken_one(
     with monkeypatch.context() as killed:
         killed.setattr(ModelCopies, "_copy", lambda self, keys: None)
         async with running(config("older")) as older:
-            a, b = Member(older.port, "a"), Member(older.port, "b")
-            await a.rendezvous()
-            await b.rendezvous()
-            await a.until(pb.ROUND, 0)
+            a, b = await enter(older, "a", "b", round_=0)
             await send(a, 1.0)
             copy_journal(tmp_path / "older", tmp_path / "newer")
             await send(b, 3.0)
             await a.until(pb.ROUND, 1)
-            await a.close()
-            await b.close()
     async with running(config("newer")):
         pass
     new = SessionCoordinator(config("older"), new_session=True)

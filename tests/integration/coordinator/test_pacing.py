@@ -1,24 +1,18 @@
 """Deadlines and consistency over a real channel. Session time is moved by hand: no test waits."""
 
-import asyncio
 import io
 import json
-from collections.abc import Awaitable
 from typing import Any
 
-import grpc
 import numpy as np
-import pytest
 
 from support.clock import HeldClock
-from support.wire import Member, npy, reason
+from support.waiting import until
+from support.wire import Code, Member, assert_refused, npy
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.core.vocabulary.commands import Tick
 from xain_coordinator.core.vocabulary.values import Phase
 from xain_wire.fl import coordinator_pb2 as pb
-from xain_wire.fl import inspection_pb2 as inspection
-
-Code = grpc.StatusCode
 
 DEADLINE_S = 30.0
 IDLE_S = 50.0
@@ -44,21 +38,9 @@ async def let_pass(coordinator: SessionCoordinator, seconds: float, *members: Me
         await coordinator.driver.submit(Tick())
 
 
-async def refused(call: Awaitable[object]) -> tuple[Code, str]:
-    """(status, refusal code) of a call that must fail."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value.code(), reason(caught.value)
-
-
 async def model(member: Member, round_: int) -> list[float]:
     data = await member.download(f"{round_}/global")
-    values: list[float] = np.load(io.BytesIO(data), allow_pickle=False).tolist()
-    return values
-
-
-async def status_of(member: Member) -> inspection.GetStatusResponse:
-    return await member.inspection.GetStatus(inspection.GetStatusRequest())
+    return np.load(io.BytesIO(data), allow_pickle=False).tolist()
 
 
 async def put(coordinator: SessionCoordinator, key: str, value: float) -> None:
@@ -76,32 +58,32 @@ async def heard(member: Member) -> tuple[int, int]:
 
 async def until_heard(member: Member, state: int, round_: int) -> None:
     """Poll, as XAIN's participants do."""
-    while await heard(member) != (state, round_):  # noqa: ASYNC110  # the coordinator is asked
-        await asyncio.sleep(0.02)  # a poll, not a race: it ends when it is heard
+
+    async def is_heard() -> bool:
+        return await heard(member) == (state, round_)
+
+    await until(is_heard)
 
 
-async def test_a_straggler_is_left_out_at_the_deadline(start, join, tmp_path):
+async def test_a_straggler_is_left_out_at_the_deadline(enter, start, tmp_path):
     """The round closes without it. What it then brings is FAILED_PRECONDITION, counted once however
     often it asks, and the next round is its own again."""
     coordinator = await start(rounds={**TIMED, "rounds": 2, "start_participants": 2})
     hold(coordinator)
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    await a.rendezvous()
-    await b.rendezvous()
-    await b.until(pb.ROUND, 0)
+    a, b = await enter(coordinator, "a", "b", round_=0)
     await a.hand_in([1.0])
     await let_pass(coordinator, DEADLINE_S - 1, a, b)
     assert await heard(a) == (pb.ROUND, 0)
-    status = await status_of(a)
+    status = await a.status()
     assert (status.deadline_seconds, status.phase) == (1.0, "collecting")
     await let_pass(coordinator, 1, a, b)
     await b.until(pb.ROUND, 1)
     assert await model(a, 1) == [1.0]
 
-    assert await refused(b.upload([9.0])) == (Code.FAILED_PRECONDITION, "STALE_ROUND")
+    await assert_refused(b.upload([9.0]), Code.FAILED_PRECONDITION, "STALE_ROUND")
     for _ in range(3):
-        assert await refused(b.end()) == (Code.FAILED_PRECONDITION, "STALE_ROUND")
-    assert (await status_of(a)).counters["late_updates"] == 1
+        await assert_refused(b.end(), Code.FAILED_PRECONDITION, "STALE_ROUND")
+    assert (await a.status()).counters["late_updates"] == 1
     await b.hand_in([5.0], round_=1)
     await a.hand_in([3.0], round_=1)
     await a.until(pb.FINISHED, 1)
@@ -112,18 +94,15 @@ async def test_a_straggler_is_left_out_at_the_deadline(start, join, tmp_path):
     assert [(point["tags"]["id"], point["fields"]) for point in late] == [("b", {"round": 0})]
 
 
-async def test_a_session_that_cannot_go_on_says_why(start, join):
+async def test_a_session_that_cannot_go_on_says_why(enter, start, join):
     """Watchers, callers and the operator hear the cause; a restart does not begin anew."""
     rounds = {**TIMED, "min_participants": 2}
     coordinator = await start(rounds=rounds)
     hold(coordinator)
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    await a.rendezvous()
-    await b.rendezvous()
-    await a.until(pb.ROUND, 0)
+    a, b = await enter(coordinator, "a", "b", round_=0)
     await a.hand_in([1.0])
     await let_pass(coordinator, DEADLINE_S, a, b)
-    assert (await status_of(a)).ends_seconds == IDLE_S
+    assert (await a.status()).ends_seconds == IDLE_S
     watch = b.watch()
     assert (await watch.read()).state == pb.ROUND
     await let_pass(coordinator, IDLE_S, a, b)
@@ -134,47 +113,43 @@ async def test_a_session_that_cannot_go_on_says_why(start, join):
     seen = await watch.read()
     assert (seen.state, seen.cause) == (pb.FINISHED, cause)
     assert (await a.heartbeat()).cause == cause
-    assert await refused(b.end()) == (Code.FAILED_PRECONDITION, "ROUND_CLOSED")
+    await assert_refused(b.end(), Code.FAILED_PRECONDITION, "ROUND_CLOSED")
     await coordinator.stop()
     again = await start(rounds=rounds)
     c = join(again, "c")
-    status = await status_of(c)
+    status = await c.status()
     assert (status.state, status.cause) == (pb.FINISHED, cause)
     assert again.driver.session.phase is Phase.FINISHED
 
 
 async def in_asp(
-    start, join, names: str = "abc", **rounds: Any
+    start, enter, names: str = "abc", **rounds: Any
 ) -> tuple[SessionCoordinator, Member, ...]:
     """Members in round 1, from a model [0]."""
     coordinator = await start(rounds={**ASP, **rounds})
     hold(coordinator)
-    members = [join(coordinator, name) for name in names]
-    for member in members:
-        await member.rendezvous()
-    await members[0].until(pb.ROUND, 0)
+    members = await enter(coordinator, *names, round_=0)
     for member in members:
         await member.hand_in([0.0])
     await members[0].until(pb.ROUND, 1)
     return coordinator, *members
 
 
-async def test_a_late_xain_client_is_not_taken_for_the_next_round(start, join):
+async def test_a_late_xain_client_is_not_taken_for_the_next_round(enter, start):
     """XAIN's client does not say which round it means, but its object lies under the round that is
     over. It is counted as late, as any other."""
     coordinator = await start(rounds={**TIMED, "rounds": 2, "start_participants": 2})
     hold(coordinator)
-    fast, slow = join(coordinator, None), join(coordinator, None)
-    await fast.rendezvous()
-    await slow.rendezvous()
+    fast, slow = await enter(coordinator, None, None)
     await until_heard(fast, pb.ROUND, 0)
     await put(coordinator, "0/uuid-fast", 1.0)
     await fast.end(name="uuid-fast", round_=None)
     await let_pass(coordinator, DEADLINE_S, fast, slow)
     await until_heard(slow, pb.ROUND, 1)
     await put(coordinator, "0/uuid-slow", 9.0)
-    late = await refused(slow.end(name="uuid-slow", round_=None))
-    assert late == (Code.FAILED_PRECONDITION, "STALE_ROUND")
+    await assert_refused(
+        slow.end(name="uuid-slow", round_=None), Code.FAILED_PRECONDITION, "STALE_ROUND"
+    )
     assert coordinator.driver.num_late == 1
     await put(coordinator, "1/uuid-slow", 3.0)
     await slow.end(name="uuid-slow", round_=None)
@@ -184,10 +159,10 @@ async def test_a_late_xain_client_is_not_taken_for_the_next_round(start, join):
     assert await model(fast, 2) == [4.0]
 
 
-async def test_a_straggler_does_not_fill_the_memory(start, join):
+async def test_a_straggler_does_not_fill_the_memory(enter, start):
     """While it trains an early round, what is known of the uploads of all rounds between is
     forgotten, and it is still taken in."""
-    coordinator, a, b, _ = await in_asp(start, join, rounds=30)
+    coordinator, a, b, _ = await in_asp(start, enter, rounds=30)
     ref = await b.upload([5.0], round_=1)
     for number in range(1, 25):
         await a.hand_in([float(number)], round_=number)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +16,10 @@ import typer
 from typer.testing import CliRunner
 
 import xain_parameters as parameters
+from integration.conftest import Keep
 from support.certificates import make_authority, write_folder
 from support.process import CoordinatorProcess, ParticipantProcess
+from support.waiting import until
 from xain_coordinator.assembly.parameter_group import ParameterGroup
 from xain_coordinator.cli import main as coordinator_cli
 from xain_coordinator.config.sections.parameters import ParametersSettings
@@ -47,11 +49,7 @@ class Group(CoordinatorProcess):
             return calls.status(LONG_S)
 
     async def until(self, condition: Callable[[Status], bool]) -> None:
-        async with asyncio.timeout(LONG_S):
-            while True:
-                if condition(self.parameters()):
-                    return
-                await asyncio.sleep(0.02)  # a poll, not a race
+        await until(lambda: condition(self.parameters()))
 
     async def until_served_by(self, *names: str) -> None:
         """Wait until these are the servers, and no range is on its way to another one."""
@@ -61,15 +59,6 @@ class Group(CoordinatorProcess):
                 and all(each.servers and not each.learners for each in status.ranges)
             )
         )
-
-
-@pytest.fixture
-async def ended() -> AsyncIterator[list[CoordinatorProcess]]:
-    """Processes that are gone at the end of the test."""
-    processes: list[CoordinatorProcess] = []
-    yield processes
-    for process in processes:
-        await process.end()
 
 
 def said_by(program: typer.Typer, *arguments: str) -> str:
@@ -91,11 +80,10 @@ def pulled(target: str) -> np.ndarray:
 
 
 async def test_status_of_the_coordinator_shows_its_parameter_server(
-    tmp_path: Path, ended: list[CoordinatorProcess]
+    tmp_path: Path, keep: Keep
 ) -> None:
     """The same lines, and the same JSON, as `xain-parameter-server status`."""
-    group = Group(tmp_path)
-    ended.append(group)
+    group = keep(Group(tmp_path))
     await group.start()
     await group.until_served_by("coordinator")
     await asyncio.to_thread(pushed, group.target)
@@ -132,11 +120,10 @@ async def test_status_of_the_coordinator_shows_its_parameter_server(
 
 
 async def test_ranges_move_to_another_server_before_the_coordinator_stops(
-    tmp_path: Path, ended: list[CoordinatorProcess]
+    tmp_path: Path, keep: Keep
 ) -> None:
     """Without a log they would be lost with its process."""
-    group = Group(tmp_path)
-    ended.append(group)
+    group = keep(Group(tmp_path))
     await group.start()
     await group.until_served_by("coordinator")
     await asyncio.to_thread(pushed, group.target)
@@ -160,11 +147,8 @@ async def test_ranges_move_to_another_server_before_the_coordinator_stops(
         await process.wait()
 
 
-async def test_rounds_and_pushes_go_on_side_by_side(
-    tmp_path: Path, ended: list[CoordinatorProcess]
-) -> None:
-    group = Group(tmp_path)
-    ended.append(group)
+async def test_rounds_and_pushes_go_on_side_by_side(tmp_path: Path, keep: Keep) -> None:
+    group = keep(Group(tmp_path))
     await group.start()
     participant = ParticipantProcess(tmp_path / "a", "a", f"127.0.0.1:{group.port}", "--size=1000")
     has_ended = threading.Event()
@@ -245,7 +229,6 @@ def test_server_that_failed_is_started_again_and_has_its_log(tmp_path: Path) -> 
     try:
         pushed(group.target)
         first = group._server
-        assert first is not None
         first._fail(OSError("no space left on device"))
         while group._server is first:  # until then it may answer a pull
             time.sleep(0.01)  # a poll: the test has a time limit

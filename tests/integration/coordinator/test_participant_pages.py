@@ -4,10 +4,9 @@
 import asyncio
 from typing import Any
 
-import grpc
 import pytest
 
-from support.wire import Member
+from support.wire import Code, Member, assert_refused
 from xain_coordinator.core.vocabulary.commands import Rendezvous
 from xain_coordinator.core.vocabulary.values import DataProfile
 from xain_foundation.settings.tags import MAX_KEY_BYTES, MAX_TAGS, MAX_VALUE_BYTES
@@ -74,7 +73,4 @@ async def test_every_page_fits_a_message(asker: Any) -> None:
 
 @pytest.mark.parametrize(("size", "token"), [(-1, ""), (0, "x"), (0, "@@@@"), (0, "_w==")])
 async def test_invalid_page_tokens_are_refused(asker: Any, size: int, token: str) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await page(asker, size, token)
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "page_" in caught.value.details()
+    await assert_refused(page(asker, size, token), Code.INVALID_ARGUMENT, "", "page_")

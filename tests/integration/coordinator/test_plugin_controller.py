@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from support.process import CoordinatorProcess
-from support.wire import Member
 from xain_wire.fl import coordinator_pb2 as pb
 
 LAST = """
@@ -56,21 +55,17 @@ def error_of(process: CoordinatorProcess) -> str:
 
 
 async def test_a_session_goes_on_when_its_controller_is_mended(
-    process: CoordinatorProcess, tmp_path: Path
+    enter, join, process: CoordinatorProcess, tmp_path: Path
 ) -> None:
     """A controller that answers nonsense ends the process with status 1 and a line that names it;
     without it there is no start; mended, the session goes on where it was."""
     code = tmp_path / "site" / "acme_last.py"
-    members = [Member(process.port, name) for name in "ab"]
-    for member in members:
-        await member.rendezvous()
-    await members[1].until(pb.ROUND, 0)
+    await enter(process, "a", "b", round_=0)
     await process.kill()
     code.write_text(BROKEN)
     await process.start()
-    late = Member(process.port, "c")
-    await late.rendezvous()
-    b = Member(process.port, "b")
+    await enter(process, "c")
+    b = join(process, "b")
     await b.until(pb.ROUND, 0)
     await b.hand_in(np.float32([1, 2]))  # durable; what follows from it is not
     assert await process.died() == 1
@@ -86,7 +81,5 @@ async def test_a_session_goes_on_when_its_controller_is_mended(
     code.write_text(LAST)
     process._settings["rounds.controller"] = "last"  # with another one it would refuse to start
     await process.start()
-    c = Member(process.port, "c")
+    c = join(process, "c")
     await c.until(pb.ROUND, 1)
-    for member in (*members, late, b, c):
-        await member.close()

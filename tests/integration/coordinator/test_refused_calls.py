@@ -12,7 +12,7 @@ import pytest
 
 from support.hostile import METHODS, Metadata, ask, channel, path
 from support.logs import capture_logs
-from support.wire import Member, digest, reason
+from support.wire import Code, assert_refused, digest, reason
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.core.vocabulary.errors import Refusal
 from xain_coordinator.server.calls import requests
@@ -20,25 +20,13 @@ from xain_coordinator.telemetry.log_files import LatencyFile
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 
-Code = grpc.StatusCode
-
 BY_NAME = {path(method).rpartition(".")[2]: method for method in METHODS}
 MEMBER = (("xain-participant-id", "a"),)
 UNREGISTERED = (("xain-participant-id", "b"),)
 DATA = b"x" * 10_000
 HEADER = pb.PutWeightsRequest.Header(round=0, size_bytes=len(DATA), digest=digest(DATA))
+THREE = {"rounds": 3}
 WRONG_ROUND = pb.PutWeightsRequest.Header(round=7, size_bytes=len(DATA), digest=digest(DATA))
-
-
-async def begin(
-    start, join, latencies: LatencyFile | None = None
-) -> tuple[SessionCoordinator, Member]:
-    """A coordinator, and its only member in a round."""
-    coordinator = await start(rounds={"min_participants": 1, "rounds": 3}, latencies=latencies)
-    member = join(coordinator, "a")
-    await member.rendezvous()
-    await member.until(pb.ROUND, 0)
-    return coordinator, member
 
 
 @contextmanager
@@ -95,10 +83,10 @@ REFUSED = [
 ]
 
 
-async def test_refused_calls_leave_nothing_to_the_garbage_collector(start, join, tmp_path):
+async def test_refused_calls_leave_nothing_to_the_garbage_collector(in_round, tmp_path):
     """A cycle would keep the request, which may have megabytes, until the next collection."""
     latencies = LatencyFile(tmp_path / "latency.jsonl")
-    coordinator, _ = await begin(start, join, latencies)
+    coordinator, _ = await in_round("a", rounds=THREE, latencies=latencies)
     kept: dict[str, list[str]] = {}
     for number, (name, identity, message) in enumerate(REFUSED):
         request = message.SerializeToString()
@@ -132,9 +120,9 @@ async def answers(
     return await asyncio.to_thread(call)
 
 
-async def test_malformed_request_is_invalid_on_every_method_and_logged_once(start, join):
+async def test_malformed_request_is_invalid_on_every_method_and_logged_once(in_round):
     """One short line in the log says how many there were, whatever their number."""
-    coordinator, _ = await begin(start, join)
+    coordinator, _ = await in_round("a", rounds=THREE)
     with capture_logs() as entries:
         for name, method in BY_NAME.items():
             if method.name != "List":  # of Health, which gRPC's asyncio servicer does not have
@@ -146,10 +134,10 @@ async def test_malformed_request_is_invalid_on_every_method_and_logged_once(star
     assert coordinator.counters["INVALID_REQUEST"] == len(BY_NAME) - 1
 
 
-async def test_call_without_a_request_is_invalid(start, join):
+async def test_call_without_a_request_is_invalid(in_round):
     """The stream of a unary call may end before its only message. The log has no line of it: the
     stream of a call that is cancelled ends the same way."""
-    coordinator, _ = await begin(start, join)
+    coordinator, _ = await in_round("a", rounds=THREE)
     with capture_logs() as entries:
         assert await answers(coordinator, "Coordinator/Heartbeat", []) == (
             Code.INVALID_ARGUMENT,
@@ -158,25 +146,25 @@ async def test_call_without_a_request_is_invalid(start, join):
     assert not [entry for entry in entries if entry["log_level"] in ("warning", "error")]
 
 
-async def test_method_that_a_service_lacks_is_unimplemented(start, join):
+async def test_method_that_a_service_lacks_is_unimplemented(in_round):
     """gRPC's generated code answers it with an exception."""
-    coordinator, _ = await begin(start, join)
+    coordinator, _ = await in_round("a", rounds=THREE)
     code, _ = await answers(coordinator, "Health/List", [b""])
     assert code is Code.UNIMPLEMENTED
 
 
-async def test_long_request_is_refused_before_it_is_parsed(start, join):
+async def test_long_request_is_refused_before_it_is_parsed(in_round):
     """The limit of a method is far below that of a message."""
-    coordinator, _ = await begin(start, join)
+    coordinator, _ = await in_round("a", rounds=THREE)
     too_long = b"\xff" * (requests.MAX_REQUEST_BYTES + 1)
     code, details = await answers(coordinator, "Coordinator/FindUpload", [too_long])
     assert code is Code.RESOURCE_EXHAUSTED
     assert "16384 bytes at most, and has 16385" in details
 
 
-async def test_long_values_are_shortened_in_messages(start, join):
+async def test_long_values_are_shortened_in_messages(in_round):
     """A client takes 8 KiB of metadata; a longer message would be lost altogether."""
-    coordinator, member = await begin(start, join)
+    coordinator, member = await in_round("a", rounds=THREE)
     key = "x" * 10_000
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await member.download(key)
@@ -198,17 +186,17 @@ NINES = "9" * 5000
     "key",
     [f"0/a.{'0' * 32}/{NINES}-1", f"0/a.{'0' * 32}/1-{NINES}", f"{NINES}/a.{'0' * 32}", NINES],
 )
-async def test_key_with_thousands_of_digits_is_no_upload(start, join, key):
+async def test_key_with_thousands_of_digits_is_no_upload(in_round, key):
     """Python's int() refuses more than 4,300 digits."""
-    _, member = await begin(start, join)
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await member.end(pb.WeightsRef(key=key, digest=digest(b"")))
-    assert caught.value.code() is Code.FAILED_PRECONDITION
+    _, member = await in_round("a", rounds=THREE)
+    await assert_refused(
+        member.end(pb.WeightsRef(key=key, digest=digest(b""))), Code.FAILED_PRECONDITION
+    )
 
 
-async def test_calls_cancelled_while_they_are_refused_log_nothing(start, join, caplog):
+async def test_calls_cancelled_while_they_are_refused_log_nothing(in_round, caplog):
     """gRPC cannot send the status of a call whose caller has gone away."""
-    coordinator, member = await begin(start, join)
+    coordinator, member = await in_round("a", rounds=THREE)
     with capture_logs() as entries:
         for name in ("Membership/Renew", "Membership/Watch", "Coordinator/FindUpload"):
             method = BY_NAME[name]
@@ -225,10 +213,10 @@ async def test_calls_cancelled_while_they_are_refused_log_nothing(start, join, c
     assert coordinator.counters["NOT_A_MEMBER"] > 0
 
 
-async def test_refused_metrics_are_logged_at_a_bounded_rate(start, join):
+async def test_refused_metrics_are_logged_at_a_bounded_rate(in_round, join):
     """Metrics of a member without an update are read, and logged, before the call is refused; those
     of an unregistered client are not."""
-    coordinator, member = await begin(start, join)
+    coordinator, member = await in_round("a", rounds=THREE)
     with capture_logs() as entries:
         for sender in (join(coordinator, "b"), member, member, member):
             with pytest.raises(grpc.aio.AioRpcError):

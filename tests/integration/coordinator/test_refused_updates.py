@@ -1,16 +1,15 @@
 """Refused updates are counted, and a participant with too many of them is replaced."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
+from integration.conftest import InRound, Keep
 from support.process import CoordinatorProcess
-from support.wire import Member, npy, reason
+from support.wire import Code, Member, assert_refused, npy, refused
 from xain_coordinator.core.vocabulary.commands import Tick
 from xain_coordinator.core.vocabulary.errors import Unavailable
 from xain_wire.fl import coordinator_pb2 as pb
@@ -21,13 +20,7 @@ BAD = np.float32([1, np.nan, 3])
 THREE = {"rounds": 3, "min_participants": 2, "start_participants": 3, "controller": "ordered"}
 
 
-async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value.code(), reason(caught.value)
-
-
-INVALID = (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_UPDATE")
+INVALID = (Code.INVALID_ARGUMENT, "INVALID_UPDATE")
 
 
 async def status_of(member: Member, participant_id: str) -> inspection.ParticipantStatus:
@@ -37,20 +30,16 @@ async def status_of(member: Member, participant_id: str) -> inspection.Participa
 
 
 async def bring_nan(member: Member) -> None:
-    assert await refused(member.hand_in(BAD)) == INVALID
+    await assert_refused(member.hand_in(BAD), *INVALID)
 
 
-async def test_each_kind_of_unusable_update_is_counted(start: Any, join: Any) -> None:
+async def test_each_kind_of_unusable_update_is_counted(in_round: InRound) -> None:
     """Refusals of stream and session count; late updates and updates for others do not."""
-    coordinator = await start(
-        rounds={**THREE, "refused_limit": 99}, server={"max_update_bytes": 1000}
+    _, a, b, _ = await in_round(
+        "a", "b", "c", rounds={**THREE, "refused_limit": 99}, server={"max_update_bytes": 1000}
     )
-    a, b, c = (join(coordinator, name) for name in "abc")
-    for member in (a, b, c):
-        await member.rendezvous()
-    await b.until(pb.ROUND, 0)
     await b.hand_in(GOOD)  # from now on the shape is known
-    too_large = (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_LARGE")
+    too_large = (Code.RESOURCE_EXHAUSTED, "TOO_LARGE")
     good, other = npy(GOOD), npy(GOOD + 1)
     bad = [
         (a.hand_in(BAD), INVALID),
@@ -64,7 +53,7 @@ async def test_each_kind_of_unusable_update_is_counted(start: Any, join: Any) ->
         (a.upload(np.zeros(1000, np.float32)), too_large),
     ]
     for number, (call, why) in enumerate(bad, 1):
-        assert await refused(call) == why, f"number {number}"
+        await assert_refused(call, *why)
         assert (await status_of(a, "a")).num_refused == number
     not_counted = [
         (a.upload(GOOD, 1), "STALE_ROUND"),
@@ -79,13 +68,10 @@ async def test_each_kind_of_unusable_update_is_counted(start: Any, join: Any) ->
     assert not (await status_of(a, "a")).HasField("left_out_until")
 
 
-async def test_upload_that_is_there_is_handed_in_by_its_digest_alone(start: Any, join: Any) -> None:
+async def test_upload_that_is_there_is_handed_in_by_its_digest_alone(in_round: InRound) -> None:
     """Once there is a model, whose updates have a size. What is not there is missing, and no fault
     of a size that nobody has told."""
-    coordinator = await start(rounds={"rounds": 2, "min_participants": 1})
-    a = join(coordinator, "a")
-    await a.rendezvous()
-    await a.until(pb.ROUND, 0)
+    _, a = await in_round("a", rounds={"rounds": 2})
     await a.hand_in(GOOD)
     await a.until(pb.ROUND, 1)
     assert (await refused(a.end(pb.WeightsRef(), round_=1)))[1] == "UPLOAD_MISSING"
@@ -95,47 +81,41 @@ async def test_upload_that_is_there_is_handed_in_by_its_digest_alone(start: Any,
     await a.until(pb.FINISHED, 1)
 
 
-async def test_a_xain_client_is_counted_by_its_address(start: Any, join: Any) -> None:
+async def test_a_xain_client_is_counted_by_its_address(in_round: InRound) -> None:
     """XAIN's client says neither its name nor which round it means."""
-    coordinator = await start(rounds={"rounds": 1})
-    member = join(coordinator, None)
-    await member.rendezvous()
-    await member.until(pb.ROUND, 0)
+    coordinator, member = await in_round(None, rounds={"rounds": 1})
     session = coordinator.driver.session
     (address,) = session.members
     upload = coordinator.store.upload("0/uuid")
     upload.write(npy(BAD))
     upload.commit(overwrite=False)
-    assert await refused(member.end(name="uuid", round_=None)) == INVALID
+    await assert_refused(member.end(name="uuid", round_=None), *INVALID)
     assert coordinator.driver.session.selection.faults_of(address).num_refused == 1
 
 
 async def test_a_refusal_is_told_when_it_is_durable(
-    start: Any, join: Any, monkeypatch: pytest.MonkeyPatch
+    in_round: InRound, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If it cannot be written down, its sender hears UNAVAILABLE, and comes again to the next."""
-    coordinator = await start(rounds={"rounds": 1})
-    a = join(coordinator, "a")
-    await a.rendezvous()
-    await a.until(pb.ROUND, 0)
+    coordinator, a = await in_round("a", rounds={"rounds": 1})
     ref = await a.upload(BAD)
 
     def fail(records: Any, objects: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(coordinator.driver._journal, "prepare", fail)
-    assert await refused(a.end(ref)) == (grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE")
+    await assert_refused(a.end(ref), Code.UNAVAILABLE, "UNAVAILABLE")
     with pytest.raises(Unavailable):
         await coordinator.driver.submit(Tick())
 
 
 @pytest.fixture
-async def process(tmp_path: Path) -> AsyncIterator[CoordinatorProcess]:
+async def process(keep: Keep, tmp_path: Path) -> CoordinatorProcess:
     settings = {f"rounds.{key}": value for key, value in THREE.items()}
-    coordinator = CoordinatorProcess(tmp_path, {**settings, "rounds.fraction_participants": "2/3"})
+    settings["rounds.fraction_participants"] = "2/3"
+    coordinator = keep(CoordinatorProcess(tmp_path, settings))
     await coordinator.start()
-    yield coordinator
-    await coordinator.end()
+    return coordinator
 
 
 async def test_a_refusal_that_was_heard_of_survives_a_kill(process: CoordinatorProcess) -> None:

@@ -3,13 +3,12 @@
 import asyncio
 from pathlib import Path
 
-import grpc
 import numpy as np
 import pytest
 
 from integration.conftest import config_for
 from support.waiting import until
-from support.wire import Member
+from support.wire import Code, Member, assert_refused
 from xain_coordinator.core.vocabulary.keys import is_model
 from xain_coordinator.export.trained import ask, open_files
 from xain_coordinator.stores.opening import open_store
@@ -42,13 +41,11 @@ def storage(folder: Path, **settings: object) -> dict[str, object]:
         ({"keep_updates": 0}, {}),
     ],
 )
-async def test_session_keeps_the_updates_of_so_many_rounds(start, join, tmp_path, settings, left):
+async def test_session_keeps_the_updates_of_so_many_rounds(enter, start, tmp_path, settings, left):
     """The default is the updates of the last round; models are always kept."""
     rounds = {"rounds": ROUNDS, "start_participants": 2, "min_participants": 2}
     coordinator = await start(rounds=rounds, storage=storage(tmp_path, **settings))
-    members = [join(coordinator, name) for name in "ab"]
-    for member in members:
-        await member.rendezvous()
+    members = await enter(coordinator, "a", "b")
     for round_ in range(ROUNDS):
         await members[0].until(pb.ROUND, round_)
         for member in members:
@@ -59,9 +56,11 @@ async def test_session_keeps_the_updates_of_so_many_rounds(start, join, tmp_path
     assert len(models) == ROUNDS + 1
 
 
-async def test_updates_that_may_still_count_stay(start, join, tmp_path):
+async def test_updates_that_may_still_count_stay(in_round, tmp_path):
     """A participant that is behind hands in for the round that it trains, however many are over."""
-    coordinator = await start(
+    coordinator, fast, slow = await in_round(
+        "fast",
+        "slow",
         rounds={
             "rounds": 6,
             "start_participants": 2,
@@ -71,10 +70,6 @@ async def test_updates_that_may_still_count_stay(start, join, tmp_path):
         },
         storage=storage(tmp_path, keep_updates=0),
     )
-    fast, slow = join(coordinator, "fast"), join(coordinator, "slow")
-    for member in (fast, slow):
-        await member.rendezvous()
-    await fast.until(pb.ROUND, 0)
     for member in (fast, slow):
         await member.hand_in([0.0])
     await fast.until(pb.ROUND, 1)
@@ -108,7 +103,7 @@ async def rounds_of(member: Member, rounds: range, best: int) -> None:
         await member.stub.EndTrainingRound(request, metadata=member.metadata)
 
 
-async def test_latest_models_and_the_best_one_are_kept(start, join, tmp_path, storage_settings):
+async def test_latest_models_and_the_best_one_are_kept(enter, start, tmp_path, storage_settings):
     """Also over a restart, which removes what the journal says is gone and is still there. What is
     gone is said to be removed by keep_models, by every reader."""
     settings = {
@@ -117,12 +112,9 @@ async def test_latest_models_and_the_best_one_are_kept(start, join, tmp_path, st
         "storage": {**storage_settings, "keep_models": 3},
     }
     coordinator = await start(**settings)
-    member = join(coordinator, "a")
-    await member.rendezvous()
+    [member] = await enter(coordinator, "a")
     await rounds_of(member, range(5), best=1)
-    async with asyncio.timeout(PATIENCE_S):
-        while "0/global" in models_of(coordinator):  # noqa: ASYNC110  # nothing tells
-            await asyncio.sleep(0.02)  # a poll, not a race: it ends when it is so
+    await until(lambda: "0/global" not in models_of(coordinator))
     await coordinator.stop()
     coordinator.weights = open_store(config_for(tmp_path, **settings).storage)
     left_behind = f"{coordinator.driver.session.session_id}/0/global"
@@ -130,19 +122,13 @@ async def test_latest_models_and_the_best_one_are_kept(start, join, tmp_path, st
     coordinator.weights.close()
 
     coordinator = await start(**settings)
-    member = join(coordinator, "a")
-    await member.rendezvous()
+    [member] = await enter(coordinator, "a")
     await rounds_of(member, range(5, 8), best=1)
     await member.until(pb.FINISHED, 7)
     kept = [f"{round_}/global" for round_ in (1, 6, 7, 8)]
-    async with asyncio.timeout(PATIENCE_S):
-        while models_of(coordinator) != kept:  # noqa: ASYNC110  # files have no event to wait for
-            await asyncio.sleep(0.02)  # a poll, not a race: it ends when it is so
-
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await member.download("3/global")
-    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
-    assert refused.value.details() == "the model '3/global' was removed by [storage] keep_models"
+    await until(lambda: models_of(coordinator) == kept)
+    why = "the model '3/global' was removed by [storage] keep_models"
+    await assert_refused(member.download("3/global"), Code.NOT_FOUND, "", why)
 
     address = f"127.0.0.1:{coordinator.port}"
 

@@ -3,6 +3,7 @@ and a passing fault in StoreUnavailable."""
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from support.crooked import Answer, http_server, s3_error
 from support.fault_proxy import FaultProxy
 from support.logs import capture_logs
 from support.s3_servers import Identity, S3Server, SeaweedFS
+from support.stores import S3_SERVERS, get, put
 from xain_coordinator.config.sections.storage import StorageSettings
 from xain_coordinator.ports import KeyExists, StoreError, StoreUnavailable
 from xain_coordinator.stores.s3.s3 import S3Store, open_s3
@@ -36,10 +38,9 @@ def no_credentials_around(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
 
-@pytest.fixture(params=["seaweedfs", "minio_gateway"])
+@pytest.fixture(params=S3_SERVERS)
 def server(request: pytest.FixtureRequest) -> S3Server:
-    running: S3Server = request.getfixturevalue(request.param)
-    return running
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture
@@ -58,20 +59,6 @@ def connect(tmp_path: Path) -> Iterator[Open]:
         yield open_one
 
 
-def put(store: S3Store, key: str, data: bytes, *, overwrite: bool = False) -> None:
-    upload = store.upload(key)
-    try:
-        upload.write(data)
-        upload.commit(overwrite=overwrite)
-    finally:
-        upload.abort()
-
-
-def get(store: S3Store, key: str) -> bytes:
-    with store.open(key) as reader:
-        return reader.read(0, reader.size)
-
-
 def everything_told(error: BaseException | None) -> str:
     """The error and all that led to it, as a traceback, a log or a debugger would show it."""
     told = ""
@@ -88,30 +75,33 @@ def assert_discreet(error: BaseException, *secrets: str) -> None:
     assert "\n" not in str(error)
 
 
+def refusal(connect: Open, settings: dict[str, object], *secrets: str) -> str:
+    """Why no store can be opened: in words, and no StoreUnavailable, which would be waited for."""
+    with pytest.raises(StoreError) as caught:
+        connect(settings)
+    assert not isinstance(caught.value, StoreUnavailable)
+    assert_discreet(caught.value, *secrets)
+    return str(caught.value)
+
+
 # --- starting ---
 
 
 @pytest.mark.parametrize("part", ["access_key_id", "secret_access_key"])
 def test_wrong_credentials(connect: Open, server: S3Server, part: str) -> None:
-    """An operator must act: no StoreUnavailable, which would be waited for."""
-    wrong = Identity().settings()
-    with pytest.raises(StoreError) as caught:
-        connect(server.settings("any", **{part: wrong[part]}))
-    assert not isinstance(caught.value, StoreUnavailable)
-    assert f"127.0.0.1:{server.port} refuses our credentials" in str(caught.value)
-    known = server.owner.settings()
-    assert_discreet(caught.value, *wrong.values(), *known.values())
+    wrong, known = Identity().settings(), server.owner.settings()
+    settings = server.settings("any", **{part: wrong[part]})
+    said = refusal(connect, settings, *wrong.values(), *known.values())
+    assert f"127.0.0.1:{server.port} refuses our credentials" in said
 
 
 def test_credentials_without_rights(connect: Open, seaweedfs: SeaweedFS) -> None:
     """Known to the server, and with nothing to do in this bucket."""
     other_identity = seaweedfs.other_identity.settings()
-    with pytest.raises(StoreError) as caught:
-        connect(seaweedfs.settings(seaweedfs.new_bucket(), **other_identity))
-    assert not isinstance(caught.value, StoreUnavailable)
-    assert "to list the bucket" in str(caught.value)
-    assert "read, write, delete and list" in str(caught.value)
-    assert_discreet(caught.value, *other_identity.values())
+    settings = seaweedfs.settings(seaweedfs.new_bucket(), **other_identity)
+    said = refusal(connect, settings, *other_identity.values())
+    assert "to list the bucket" in said
+    assert "read, write, delete and list" in said
 
 
 @pytest.mark.parametrize("in_file", [False, True], ids=["value", "file"])
@@ -122,11 +112,10 @@ def test_a_session_token_that_is_refused(
     path = tmp_path / "token"
     path.write_text(f"{TOKEN}\n")
     token = {"session_token_file": str(path)} if in_file else {"session_token": TOKEN}
-    with pytest.raises(StoreError) as caught:
-        connect(server.settings("any", **token))
-    assert not isinstance(caught.value, StoreUnavailable)
-    assert "refuses our credentials" in str(caught.value)
-    assert_discreet(caught.value, TOKEN, *server.owner.settings().values())
+    known = server.owner.settings().values()
+    assert "refuses our credentials" in refusal(
+        connect, server.settings("any", **token), TOKEN, *known
+    )
 
 
 def test_credentials_from_the_environment(
@@ -193,20 +182,14 @@ def test_credentials_with_a_control_character(
         path.write_text(f"hunter{character}2\n")
         settings |= {name: "", f"{name}_file": str(path)}
         source = f"storage.{name}_file (not shown)"
-    with pytest.raises(StoreError) as caught:
-        connect(settings)
-    assert not isinstance(caught.value, StoreUnavailable)
     said = f"{source} has a line end or another control character in it; remove it"
-    assert str(caught.value) == said
-    assert_discreet(caught.value, "hunter")
+    assert refusal(connect, settings, "hunter") == said
 
 
 def test_a_missing_bucket(connect: Open, server: S3Server) -> None:
     """Is created only if that is wanted; a second coordinator finds it."""
     settings = server.settings(f"new-{time.time_ns()}")
-    with pytest.raises(StoreError, match=r"no bucket .*create_bucket = true") as caught:
-        connect(settings)
-    assert not isinstance(caught.value, StoreUnavailable)
+    assert re.search("no bucket .*create_bucket = true", refusal(connect, settings))
     put(connect(settings, create_bucket=True), "1/global", b"x")
     assert get(connect(settings, create_bucket=True), "1/global") == b"x"
     assert get(connect(settings), "1/global") == b"x"
@@ -267,12 +250,9 @@ def test_credentials_that_lack_one_right_are_refused_at_the_start(
     which the start is tried again. Nothing stays in the bucket of what may be deleted."""
     identity = guarded.guests[action].settings()
     verb, tried = LACKING[action]
-    with pytest.raises(StoreError) as caught:
-        connect(guarded.settings(BUCKET, **identity))
-    assert not isinstance(caught.value, StoreUnavailable)
-    assert f"does not allow us {verb} (AccessDenied)" in str(caught.value)
-    assert str(caught.value).endswith(f"what was tried: {tried}" if tried else "list there")
-    assert_discreet(caught.value, *identity.values())
+    said = refusal(connect, guarded.settings(BUCKET, **identity), *identity.values())
+    assert f"does not allow us {verb} (AccessDenied)" in said
+    assert said.endswith(f"what was tried: {tried}" if tried else "list there")
     with contextlib.closing(guarded.client()) as client:
         left = [found["Key"] for found in client.list_objects_v2(Bucket=BUCKET).get("Contents", ())]
         for key in left:
@@ -286,11 +266,9 @@ def test_signed_urls_that_are_refused_are_told_at_the_start(
     """The server is reached directly, and participants are led to another address."""
     with http_server(lambda *_: s3_error(403, "SignatureDoesNotMatch")) as url:
         settings = server.settings(server.new_bucket(), public_endpoint=url)
-        with pytest.raises(StoreError, match="refuses our credentials") as caught:
-            connect(settings)
-        assert not isinstance(caught.value, StoreUnavailable)
-        assert f"{url.removeprefix('http://')} refuses" in str(caught.value)
-        assert str(caught.value).endswith("what was tried: signed URLs")
+        said = refusal(connect, settings)
+        assert f"{url.removeprefix('http://')} refuses our credentials" in said
+        assert said.endswith("what was tried: signed URLs")
         connect(settings, presigned=False)
 
 

@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
+from integration.conftest import Enter, Join
 from support.commands import status
 from support.process import CoordinatorProcess
 from support.s3_servers import Identity, MinioGateway, S3Server, SeaweedFS
@@ -25,7 +26,6 @@ pytestmark = pytest.mark.e2e
 VECTOR = np.linspace(-1, 1, 50_000, dtype=np.float32)
 
 Launch = Callable[..., CoordinatorProcess]
-Enter = Callable[..., Member]
 
 
 @pytest.fixture(params=[MinioGateway])
@@ -74,19 +74,6 @@ async def launch(server: S3Server, tmp_path: Path) -> AsyncIterator[Launch]:
         assert_discreet(process.log(), server.owner)
 
 
-@pytest.fixture
-async def enter() -> AsyncIterator[Enter]:
-    members: list[Member] = []
-
-    def make(process: CoordinatorProcess, name: str) -> Member:
-        members.append(Member(process.port, name))
-        return members[-1]
-
-    yield make
-    for member in members:
-        await member.close()
-
-
 async def hand_in(member: Member, vector: Any, round_: int) -> None:
     """Hand in as a participant does, again as long as the store is away."""
     while True:
@@ -113,26 +100,13 @@ def read(server: S3Server, key: str) -> bytes:
 
 def model(server: S3Server, round_: int) -> list[float]:
     (key,) = (key for key in keys(server) if key.endswith(f"/{round_}/global"))
-    vector: list[float] = np.load(io.BytesIO(read(server, key))).tolist()
-    return vector
+    return np.load(io.BytesIO(read(server, key))).tolist()
 
 
-async def told(process: CoordinatorProcess, text: str) -> None:
-    """Wait until the log has it."""
-    seen = False
-    while not seen:
-        await asyncio.sleep(0.05)  # a poll, not a race: it ends when the line is there
-        seen = text in process.log()
-
-
-async def begin(process: CoordinatorProcess, enter: Enter) -> tuple[Member, Member]:
+async def begin(process: CoordinatorProcess, enter: Enter) -> list[Member]:
     """Two members in round 0."""
     await process.start()
-    a, b = enter(process, "a"), enter(process, "b")
-    await a.rendezvous()
-    await b.rendezvous()
-    await a.until(pb.ROUND, 0)
-    return a, b
+    return await enter(process, "a", "b", round_=0)
 
 
 @pytest.mark.parametrize("server", [SeaweedFS], ids=["seaweedfs"], indirect=True)
@@ -151,7 +125,7 @@ async def test_credentials_are_revoked_and_given_back(
     ref = await b.upload(3 * VECTOR)
     server.revoke(ours)
     await b.end(ref)  # it is stored and measured: nothing more is asked of the store
-    await told(process, '"work": "aggregate"')
+    await process.until_logged('"work": "aggregate"')
     for flags in ((), ("--json",)):
         shown = await status(process.port, *flags)
         assert "refuses our credentials (InvalidAccessKeyId)" in " ".join(shown.split())
@@ -168,7 +142,7 @@ async def test_credentials_are_revoked_and_given_back(
 
 
 async def test_a_participant_writes_a_model_of_its_own(
-    server: S3Server, launch: Launch, enter: Enter
+    server: S3Server, launch: Launch, enter: Enter, join: Join
 ) -> None:
     """XAIN's hold credentials, which may allow it. The coordinator shows no participant two models
     of one round: it ends and says what may have happened, and goes on once that is put right."""
@@ -182,6 +156,6 @@ async def test_a_participant_writes_a_model_of_its_own(
         assert "or a participant has written it" in process.log()
         client.delete_object(Bucket="weights", Key="1/global")
     await process.start()
-    a = enter(process, "a")
+    a = join(process, "a")
     await a.until(pb.ROUND, 1)
     assert np.array_equal(pickle.loads(read(server, "1/global")), 2 * VECTOR)

@@ -4,8 +4,8 @@ import contextlib
 import gc
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,6 +15,8 @@ import urllib3
 
 from support.descriptors import open_files
 from support.s3_servers import S3Server
+from support.stores import S3_SERVERS, get, put
+from support.waiting import wait_until
 from xain_coordinator.config.sections.storage import StorageSettings
 from xain_coordinator.ports import (
     KeyClaimed,
@@ -33,10 +35,9 @@ MIB = 1 << 20
 Open = Callable[..., S3Store]
 
 
-@pytest.fixture(params=["seaweedfs", "minio_gateway"])
+@pytest.fixture(params=S3_SERVERS)
 def server(request: pytest.FixtureRequest) -> S3Server:
-    running: S3Server = request.getfixturevalue(request.param)
-    return running
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture
@@ -68,17 +69,6 @@ def connect(server: S3Server, bucket: str, tmp_path: Path) -> Iterator[Open]:
 @pytest.fixture
 def store(connect: Open) -> S3Store:
     return connect()
-
-
-def put(store: S3Store, key: str, data: bytes, *, overwrite: bool = False) -> None:
-    upload = store.upload(key)
-    upload.write(data)
-    upload.commit(overwrite=overwrite)
-
-
-def get(store: S3Store, key: str) -> bytes:
-    with store.open(key) as reader:
-        return reader.read(0, reader.size)
 
 
 def count_gets(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
@@ -270,11 +260,8 @@ def test_one_of_concurrent_creates_in_parts_wins(store: S3Store) -> None:
             upload.commit(overwrite=False)
             winners.append(number)
 
-    threads = [threading.Thread(target=create, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(create, range(4)))
     assert len(winners) <= 1
     if winners:
         assert get(store, "1/global") == bytes(winners) * 6 * MIB
@@ -320,11 +307,7 @@ def test_signed_urls_expire(connect: Open) -> None:
     put(store, "1/global", b"x")
     store.bucket._url_lifetime_s = 1  # less than may be configured
     url = store.download_url("1/global")
-    deadline = time.monotonic() + 60
-    while (status := http("GET", url).status) == 200:
-        assert time.monotonic() < deadline, "it never expires"
-        time.sleep(0.2)  # a poll, not a race: it ends when the server refuses
-    assert status == 403
+    wait_until(lambda: http("GET", url).status == 403)
 
 
 @pytest.mark.parametrize("part", [5 * MIB, 128 * MIB], ids=["in-parts", "whole"])
@@ -403,10 +386,7 @@ def test_close_fails_requests_that_have_not_begun(
         assert begun.acquire(timeout=60)
     closer = threading.Thread(target=store.close, daemon=True)
     closer.start()
-    deadline = time.monotonic() + 60
-    while not store.requests._closed:
-        assert time.monotonic() < deadline, "it does not begin to close"
-        time.sleep(0.01)  # a poll, not a race: close() says so first
+    wait_until(lambda: store.requests._closed)
     gate.set()
     for thread in (caller, closer):
         thread.join(60)

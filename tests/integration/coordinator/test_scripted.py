@@ -53,7 +53,7 @@ async def trained(start, join):
 
 
 async def test_script_configures_measures_and_ends_a_session_through_a_restart(
-    trained, start, join, tmp_path
+    enter, trained, start, tmp_path
 ) -> None:
     """Sites train with the settings of the script, its decisions are there after a restart, and
     only its end finishes the session."""
@@ -84,10 +84,7 @@ async def test_script_configures_measures_and_ends_a_session_through_a_restart(
     await coordinator.stop()
 
     coordinator = await start(rounds=SETTINGS, **SECTIONS)
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    await a.rendezvous()
-    await b.rendezvous()
-    await a.until(pb.ROUND, 1)
+    a, b = await enter(coordinator, "a", "b", round_=1)
     assert json.loads((await b.start()).train_config) == {"lr": 1, "momentum": 0.9}
     for member in (a, b):
         await member.hand_in([1.0, 1.0], round_=1)

@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import grpc
 import numpy as np
-import pytest
 
-from support.wire import Member, reason
+from support.wire import Code, Member, assert_refused
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 
@@ -36,12 +34,6 @@ async def hand_in(member: Member, tensors: str, round_: int, attempt: int = 0) -
     await member.stub.EndTrainingRound(request, metadata=member.metadata)
 
 
-async def refused(member: Member, tensors: str, attempt: int) -> tuple[grpc.StatusCode, str]:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await hand_in(member, tensors, 1, attempt)
-    return caught.value.code(), reason(caught.value)
-
-
 async def attempt_of(member: Member) -> int:
     answer = await member.heartbeat()
     return int(answer.attempt)
@@ -60,11 +52,11 @@ async def test_slice_that_overlaps_another_one_starts_the_round_again(
     for member in (a, b):
         await member.until(pb.ROUND, 1)
     await hand_in(a, "pqrs", 1, attempt=1)
-    mismatch = (grpc.StatusCode.FAILED_PRECONDITION, "SLICE_MISMATCH")
-    assert await refused(b, "rs", attempt=1) == mismatch
+    mismatch = (Code.FAILED_PRECONDITION, "SLICE_MISMATCH")
+    await assert_refused(hand_in(b, "rs", 1, 1), *mismatch)
     assert [await attempt_of(a), await attempt_of(b)] == [2, 2]
-    stale = (grpc.StatusCode.FAILED_PRECONDITION, "STALE_ATTEMPT")
-    assert await refused(b, "rs", attempt=1) == stale
+    stale = (Code.FAILED_PRECONDITION, "STALE_ATTEMPT")
+    await assert_refused(hand_in(b, "rs", 1, 1), *stale)
     answer = await b.inspection.ListParticipants(inspection.ListParticipantsRequest())
     assert [one.num_refused for one in answer.participants] == [0, 0]
     await hand_in(a, "pq", 1, attempt=2)

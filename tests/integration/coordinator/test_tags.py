@@ -4,11 +4,10 @@ import asyncio
 import threading
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
-from support.wire import Member, reason
+from support.wire import Code, assert_refused
 from xain_foundation.exit_statuses import EXIT_NOTHING_COUNTED
 from xain_participant import Agent, Participant
 from xain_wire.fl import coordinator_pb2 as pb
@@ -16,10 +15,6 @@ from xain_wire.fl import inspection_pb2 as inspection
 
 NORTH = {"site": "north", "ward": "7"}
 GOOD = np.float32([1, 2, 3])
-
-
-async def status_of(member: Member) -> inspection.GetStatusResponse:
-    return await member.inspection.GetStatus(inspection.GetStatusRequest())
 
 
 async def test_only_those_with_the_tags_train(start: Any, join: Any) -> None:
@@ -31,7 +26,7 @@ async def test_only_those_with_the_tags_train(start: Any, join: Any) -> None:
     await s.rendezvous(tags={"site": "south"})
     await nobody.rendezvous()
     await a.rendezvous(tags=NORTH)
-    status = await status_of(a)
+    status = await a.status()
     assert (status.num_connected, status.num_required) == (3, 2)
     assert "with site = north or west: 1 of 2 connected" in status.waiting_for
     assert status.waiting_for.endswith(": s, nobody.")
@@ -50,10 +45,7 @@ async def test_only_those_with_the_tags_train(start: Any, join: Any) -> None:
 async def test_tags_that_are_not_to_be_kept_are_refused(start: Any, join: Any) -> None:
     coordinator = await start(rounds={"rounds": 1, "min_participants": 2})
     a = join(coordinator, "a")
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await a.rendezvous(tags={"a b": "x"})
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert reason(caught.value) == "INVALID_TAGS"
+    await assert_refused(a.rendezvous(tags={"a b": "x"}), Code.INVALID_ARGUMENT, "INVALID_TAGS")
 
 
 class Same(Participant):

@@ -11,6 +11,7 @@ import pytest
 
 import xain
 from support.process import PATIENCE_S, CoordinatorProcess
+from support.waiting import until
 
 ROUNDS = 6
 SITES = ("east", "west")
@@ -120,13 +121,13 @@ def lines(folder: Path) -> list[str]:
 
 async def until_taken(folder: Path, round_: int, *, ended: bool = False) -> None:
     """Wait until the coordinator has noted that the tracker has taken a round."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            path = folder / "journal.tracked-lines.json"
-            noted = json.loads(path.read_text()) if path.exists() else {}
-            if (noted.get("round"), noted.get("ended")) == (round_, ended):
-                return
-            await asyncio.sleep(0.02)  # a poll, not a race: it ends when the round is noted
+    path = folder / "journal.tracked-lines.json"
+
+    def is_noted() -> bool:
+        noted = json.loads(path.read_text()) if path.exists() else {}
+        return (noted.get("round"), noted.get("ended")) == (round_, ended)
+
+    await until(is_noted)
 
 
 async def test_tracker_hears_once_of_each_round_of_a_coordinator_that_is_killed(

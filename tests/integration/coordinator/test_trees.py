@@ -4,7 +4,6 @@ import io
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 import xgboost
@@ -13,7 +12,7 @@ from integration.conftest import config_for
 from integration.test_bit_rot import flip, stored
 from integration.test_direct_uploads import Reachable, put, store  # noqa: F401  # a fixture
 from support.agents import ends_of
-from support.wire import Member, refused
+from support.wire import Code, Member, assert_refused, refused
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_foundation.exit_statuses import CannotStart
 from xain_participant import Agent, WorkloadParticipant
@@ -25,7 +24,7 @@ from xain_workloads.tables.table import Table
 from xain_workloads.trees import trees
 from xain_workloads.workload import from_metadata
 
-INVALID = (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_UPDATE")
+INVALID = (Code.INVALID_ARGUMENT, "INVALID_UPDATE")
 
 
 def settings(data: str = "breast_cancer", **rounds: Any) -> dict[str, dict[str, Any]]:
@@ -134,11 +133,8 @@ async def test_model_joins_the_trees_in_the_order_of_names(start, join):
     assert array(await a.download("1/global")).tobytes() == expected
 
 
-async def test_bytes_are_no_update_of_a_model_of_numbers(start, join):
-    coordinator = await start(rounds={"rounds": 1, "min_participants": 1})
-    a = join(coordinator, "a")
-    await a.rendezvous()
-    await a.until(pb.ROUND, 0)
+async def test_bytes_are_no_update_of_a_model_of_numbers(in_round):
+    _, a = await in_round("a", rounds={"rounds": 1})
     code, name, details = await refused(a.hand_in(np.zeros(9, np.uint8)))
     assert ((code, name), "got uint8" in details) == (INVALID, True)
 
@@ -217,8 +213,7 @@ async def test_participants_are_not_blamed_for_a_model_that_is_damaged_under_the
     # As if no tree were growing, for which histograms have another size.
     path.write_bytes(whole.replace(b'"xain_level":"1"', b'"xain_level":"0"'))
     update = trained(work, model, data[0])
-    code, _, _ = await refused(a.hand_in(update, round_=1))
-    assert code is grpc.StatusCode.UNAVAILABLE
+    await assert_refused(a.hand_in(update, round_=1), Code.UNAVAILABLE)
     path.write_bytes(whole)
     await a.hand_in(update, round_=1)
     assert coordinator.driver.session.selection.faults == {}

@@ -21,7 +21,6 @@ def server() -> Iterator[SeaweedFS]:
     if (missing := SeaweedFS.missing()) is not None:
         pytest.skip(missing)  # says what is not installed
     policy = re.search(r"```json\n(.*?)```", GUIDE.read_text(), re.DOTALL)
-    assert policy is not None
     with SeaweedFS(policy[1]) as running:
         with contextlib.closing(running.client()) as client:
             client.create_bucket(Bucket=BUCKET)

@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from support.certificates import make_authority, write_folder
 from support.fault_proxy import FaultProxy
 from support.parameter_group import PATIENCE_S, Group
+from support.waiting import beside
 from xain_foundation.security.identity import Role
 from xain_foundation.security.tls import Certificates
 from xain_parameters.client import asynchronous, requests
@@ -27,13 +27,6 @@ from xain_parameters.tables.rules import SGD, Adagrad, Assign
 from xain_parameters.transport import channel
 from xain_parameters.transport.connection import Connection
 from xain_parameters.transport.listener import Listener
-
-
-@pytest.fixture
-def group() -> Iterator[Group]:
-    made = Group()
-    yield made
-    made.close()
 
 
 def test_rows_come_in_the_order_of_the_ids_with_duplicates(group):
@@ -272,12 +265,10 @@ def test_every_push_counts_once_while_connections_are_cut(seed):
             while not is_over.wait(chance.uniform(0, 0.05)):
                 chance.choice((first, second)).cut_one(chance)
 
-        cutter = threading.Thread(target=cut)
-        cutter.start()
-        with ThreadPoolExecutor(3) as threads:
-            list(threads.map(work, range(3)))
-        is_over.set()
-        cutter.join()
+        with beside(cut):
+            with ThreadPoolExecutor(3) as threads:
+                list(threads.map(work, range(3)))
+            is_over.set()
         assert first.num_accepted + second.num_accepted > 12
         with group.worker() as server:
             assert (server.dense("w", (300_000, 2)).pull() == 90).all()
@@ -407,23 +398,6 @@ def test_server_that_accepts_nothing_is_tried_once_for_each_round_of_requests(gr
 
 def connected(group: Group, name: str = "w0") -> asynchronous.Server:
     return asynchronous.Server(lambda is_over, _: Server(Core(group.scheduler(name), 60.0)))
-
-
-async def test_asynchronous_face_trains_as_the_synchronous_one(group):
-    async def work(name: str) -> None:
-        async with connected(group, name) as server:
-            w = await server.dense("w", shape=(785, 10))
-            emb = await server.table("user", dim=4)
-            async for clock in server.clocks(workers=3, stop=5):
-                assert (await w.pull() == 6 * clock).all()
-                ids = np.array([5, 1, 5])
-                assert (await emb.pull(ids) == 3 * clock * np.array([[2], [1], [2]])).all()
-                g = np.ones((785, 10), np.float32)
-                pushes = [w.push(g), w.push(g), emb.push(ids, np.ones((3, 4), np.float32))]
-                await asyncio.gather(*pushes)
-            assert await server.checkpoint() > 0
-
-    await asyncio.gather(*(work(f"w{i}") for i in range(3)))
 
 
 async def test_push_after_a_loop_that_was_left_is_outside_of_clocks(group):

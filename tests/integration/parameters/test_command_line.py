@@ -43,7 +43,6 @@ def scheduler_in(folder: Path, *arguments: str) -> Iterator[tuple["subprocess.Po
     """A scheduler's process and its address."""
     started = running("scheduler", "--listen", "127.0.0.1:0", "--data", str(folder), *arguments)
     with started as process:
-        assert process.stderr is not None
         yield process, process.stderr.readline().split()[-1]
 
 
@@ -81,7 +80,6 @@ def test_server_joins_and_leaves_with_sigterm(tmp_path: Path) -> None:
     """When its process has ended, the scheduler does not list it any more."""
     with scheduler_in(tmp_path / "a") as (scheduler, target):
         with running("serve", "--scheduler", target, "--name", "s1") as server:
-            assert server.stderr is not None
             assert "s1 serving on 127.0.0.1:" in server.stderr.readline()
             assert "server s1 at 127.0.0.1:" in run("status", "--scheduler", target).stdout
             server.send_signal(signal.SIGTERM)
@@ -94,7 +92,6 @@ def test_server_joins_and_leaves_with_sigterm(tmp_path: Path) -> None:
 def test_server_that_waits_for_the_scheduler_ends_at_ctrl_c(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     with running("serve", "--scheduler", f"127.0.0.1:{port}", "--name", "s1") as server:
-        assert server.stderr is not None
         assert f"waits for the scheduler at 127.0.0.1:{port}" in server.stderr.readline()
         server.send_signal(signal.SIGINT)
         assert server.wait(LONG_S / 2) == 0
@@ -152,7 +149,6 @@ def test_program_that_others_reach_needs_certificates_or_consent(
     flags = ("--listen", "0.0.0.0:0", "--data", str(tmp_path), "--insecure")
     if command == "scheduler":
         with running(command, *flags) as process:
-            assert process.stderr is not None
             assert " serving on 0.0.0.0:" in process.stderr.readline()
     else:
         with (
@@ -161,7 +157,6 @@ def test_program_that_others_reach_needs_certificates_or_consent(
                 command, *flags, "--scheduler", target, "--set=server.advertised=127.0.0.1"
             ) as process,
         ):
-            assert process.stderr is not None
             assert " serving on 127.0.0.1:" in process.stderr.readline()
 
 

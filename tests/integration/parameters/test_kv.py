@@ -8,18 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from support.parameter_group import Group
 from support.waiting import wait_until
 from xain_parameters.client.kv import SHORT_KEYS, KVWorker
 from xain_parameters.errors import Closed, Invalid, Unavailable
 from xain_parameters.messages import Push, Refused
-
-
-@pytest.fixture
-def group() -> Iterator[Group]:
-    made = Group(2)
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -194,13 +186,6 @@ def test_several_clients_of_one_process_share_their_app_only(group):
             kv = KVWorker(server, app)
             assert (kv.wait(kv.pull(keys)) == 20 * (app + 1)).all()
             kv.close()
-
-
-def test_commands_go_to_a_group_or_to_one_server(kv):
-    assert kv.wait(kv.request(7, "hello")) == {"s0": "s0 7 hello", "s1": "s1 7 hello"}
-    assert kv.wait(kv.request(8, "", "s1")) == {"s1": "s1 8 "}
-    with pytest.raises(Invalid, match="no worker 's9'"):
-        kv.wait(kv.request(8, "", "s9"))
 
 
 def test_closed_worker_ends_its_requests(group):

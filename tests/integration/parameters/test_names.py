@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from support.certificates import make_authority, write_folder
+from support.parameter_servers import LONG_S, Servers
 from support.waiting import wait_until
 from xain_foundation.net.channels import open_channel
 from xain_foundation.security import tls
@@ -19,10 +20,8 @@ from xain_foundation.security.identity import SCHEDULER, NoIdentity, Role, node_
 from xain_foundation.security.tls import Certificates
 from xain_foundation.security.x509 import Authority
 from xain_parameters.client.connecting import connect_sync
-from xain_parameters.client.sync import Server
 from xain_parameters.errors import Invalid, Unavailable
 from xain_parameters.messages import Command, Refused
-from xain_parameters.node.server import ParameterServer
 from xain_parameters.scheduler.client import SchedulerCalls
 from xain_parameters.scheduler.journal import Journal
 from xain_parameters.scheduler.permissions import GROUP, ROLES
@@ -38,55 +37,31 @@ from xain_wire.messaging.membership_pb2_grpc import MembershipStub
 from xain_wire.parameters import scheduler_pb2 as pb
 from xain_wire.parameters.scheduler_pb2_grpc import SchedulerStub
 
-LONG_S = 120.0  # for what takes milliseconds, on a machine that has other things to do
 OURS = make_authority()
 
 
-class Group:
+class Group(Servers):
     """A scheduler and servers s0 and s1, each range with a replica, all with certificates."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self._folder = folder
-        self._stack = stack
         self.certificates: dict[str, Certificates] = {}
-        self.scheduler = stack.enter_context(
-            SchedulerServer(
-                Journal(folder / "scheduler.db"),
-                Settings(num_ranges=4, num_replicas=1),
-                tls=self.tls("scheduler", Role.NODE),
-                # No member is taken for dead on a slow machine.
-                lease_s=LONG_S,
-                worker_lease_s=LONG_S,
-            )
-        )
-        self.target = self.scheduler.target
-        self.servers = {name: self._start(name) for name in ("s0", "s1")}
+        # No member is taken for dead on a slow machine.
+        times = {"lease_s": LONG_S, "worker_lease_s": LONG_S}
+        self.folder = folder
+        super().__init__(folder, stack, self.tls, times, num_replicas=1)
+        for name in ("s0", "s1"):
+            self.start(name)
 
     def tls(self, name: str, role: Role, authority: Authority = OURS) -> Certificates:
-        folder = self._folder / f"{role}-{name}-{len(self.certificates)}"
+        folder = self.folder / f"{role}-{name}-{len(self.certificates)}"
         made = Certificates(write_folder(folder, authority, role, name, hosts=()))
         self.certificates[name] = made
         return made
 
-    def _start(self, name: str) -> ParameterServer:
-        server = ParameterServer(self.target, name, tls=self.tls(name, Role.NODE))
-        self._stack.callback(server.close)
-        return server
-
-    def worker(self, name: str) -> Server:
-        own = self.tls(name, Role.PARTICIPANT)
-        worker = connect_sync(self.target, worker=name, timeout_s=LONG_S, tls=own)
-        self._stack.callback(worker.close)
-        return worker
-
     def channel(self, name: str, role: Role) -> grpc.Channel:
         credentials = self.tls(name, role).of_channel()
         options = [("grpc.ssl_target_name_override", node_host(SCHEDULER))]
-        return self._stack.enter_context(open_channel(self.target, options, credentials))
-
-    def are_replicated(self) -> bool:
-        ranges = self.scheduler.status().ranges
-        return bool(ranges) and all(len(each.servers) == 2 for each in ranges)
+        return self.stack.enter_context(open_channel(self.target, options, credentials))
 
 
 @pytest.fixture
@@ -99,8 +74,7 @@ def code_of(call: Callable[..., Any], request: Any) -> grpc.StatusCode:
     """The status that a call is refused with."""
     with pytest.raises(grpc.RpcError) as refused:
         _ = list(call(request, timeout=LONG_S))  # a stream ends as it is read
-    code: grpc.StatusCode = refused.value.code()
-    return code
+    return refused.value.code()
 
 
 def sent_by(name: str, incarnation: int) -> pb.PassedRequest:
@@ -145,7 +119,7 @@ def test_member_cannot_act_in_the_name_of_another_one(group: Group) -> None:
     worker = group.worker("w0")
     w = worker.dense("w", (100,))
     w.push(np.ones(100, np.float32))
-    wait_until(group.are_replicated)
+    group.wait_for_servers(2)
     before = group.scheduler.status()
     members = {name: server._scheduler.incarnation for name, server in group.servers.items()} | {
         "w0": worker._core.scheduler.incarnation

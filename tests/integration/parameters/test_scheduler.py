@@ -1,8 +1,6 @@
-"""The scheduler over gRPC, and as a process that is killed."""
+"""The scheduler over gRPC."""
 
 import asyncio
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,21 +12,19 @@ from unittest.mock import Mock
 import pytest
 
 from support.logs import capture_logs
-from xain_foundation.net.sockets import free_ports
+from support.parameter_servers import LONG_S, Servers
+from support.waiting import wait_until
 from xain_parameters.errors import Closed, Evicted, Invalid, Unavailable
 from xain_parameters.scheduler import commands as c
-from xain_parameters.scheduler.client import SchedulerCalls, SchedulerMember
+from xain_parameters.scheduler.client import SchedulerMember
 from xain_parameters.scheduler.journal import Journal
 from xain_parameters.scheduler.server_client import ServerScheduler
-from xain_parameters.scheduler.service import SchedulerServer, SchedulerService
+from xain_parameters.scheduler.service import SchedulerService
 from xain_parameters.scheduler.state import Job, Settings
-from xain_parameters.scheduler.worker_client import WorkerScheduler
 from xain_parameters.specs import Plugin, TableSpec, View
 from xain_wire.parameters import scheduler_pb2 as pb
 
 TABLE = TableSpec(0, "w", 100, 4, True, "float32", Plugin("add"), Plugin("zeros"), (100, 4))
-TIMES = {"lease_s": 1.0, "grace_s": 0.5, "worker_lease_s": 2.0}
-LONG_S = 30.0
 
 
 class Node:
@@ -56,29 +52,6 @@ class Node:
         self.scheduler.close()
 
 
-class Group:
-    def __init__(self, folder: Path, stack: ExitStack, **settings: object) -> None:
-        journal = Journal(folder / "scheduler.db")
-        chosen = Settings(num_ranges=4, **settings)  # type: ignore[arg-type]  # fields by name
-        self.server = stack.enter_context(SchedulerServer(journal, chosen, **TIMES))
-        self.stack = stack
-
-    @property
-    def target(self) -> str:
-        return self.server.target
-
-    def node(self, name: str) -> Node:
-        node = Node(self.target, name)
-        self.stack.callback(node.close)
-        return node
-
-    def worker(self, name: str) -> WorkerScheduler:
-        worker = WorkerScheduler(self.target, name)
-        worker.join(LONG_S)
-        self.stack.callback(worker.close)
-        return worker
-
-
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:
     with ExitStack() as stack:
@@ -99,9 +72,6 @@ def primaries(view: View) -> list[str]:
     return sorted(each.servers[0] for each in view.ranges if each.servers)
 
 
-# --- placement ---
-
-
 # --- clocks ---
 
 
@@ -110,13 +80,11 @@ def test_wait_for_a_clock_is_logged_with_its_reason(tmp_path: Path, stack: ExitS
     logs = stack.enter_context(capture_logs())
 
     def wait_for(event: str, **fields: object) -> None:
-        deadline = time.monotonic() + LONG_S
-        while not any({"event": event, **fields}.items() <= line.items() for line in logs):
-            assert time.monotonic() < deadline, logs
-            time.sleep(0.02)  # a poll: it ends with the line
+        told = {"event": event, **fields}.items()
+        wait_until(lambda: any(told <= line.items() for line in logs))
 
-    group = Group(tmp_path, stack)
-    w1, w2 = group.worker("w1"), group.worker("w2")
+    group = Servers(tmp_path, stack)
+    w1, w2 = group.join("w1"), group.join("w2")
     w1.wait_s = w1.say_s = 0.1
     is_over = threading.Event()
     with ThreadPoolExecutor(2) as pool:
@@ -126,7 +94,7 @@ def test_wait_for_a_clock_is_logged_with_its_reason(tmp_path: Path, stack: ExitS
         progress = first.result(LONG_S)
         waiting = pool.submit(w1.tick, 0, progress.generation, is_over.is_set)
         wait_for("waiting_for_workers", worker="w1", clock=1, slowest="w2", slowest_clock=0)
-        group.server.stop()
+        group.scheduler.stop()
         wait_for("scheduler_away")
         is_over.set()
         with pytest.raises((Closed, Evicted)):
@@ -165,8 +133,8 @@ async def test_workers_that_wait_look_again_only_when_a_clock_opens(
 
 
 def test_closed_client_ends_a_tick_that_waits(tmp_path: Path, stack: ExitStack) -> None:
-    group = Group(tmp_path, stack)
-    w1, w2 = group.worker("w1"), group.worker("w2")
+    group = Servers(tmp_path, stack)
+    w1, w2 = group.join("w1"), group.join("w2")
     with ThreadPoolExecutor(2) as pool:
         begun = [pool.submit(worker.begin, 0, 2) for worker in (w1, w2)]
         generation = [each.result(LONG_S) for each in begun].pop().generation
@@ -179,35 +147,32 @@ def test_closed_client_ends_a_tick_that_waits(tmp_path: Path, stack: ExitStack) 
 
 def test_negative_staleness_is_refused(tmp_path: Path, stack: ExitStack) -> None:
     with pytest.raises(Invalid, match="must not be negative, got -1"):
-        Group(tmp_path, stack).worker("w1").begin(-1)
+        Servers(tmp_path, stack).join("w1").begin(-1)
 
 
 # --- loss and checkpoints ---
 
 
 def test_only_the_last_two_checkpoints_are_kept(tmp_path: Path, stack: ExitStack) -> None:
-    group = Group(tmp_path, stack, checkpoints=f"{tmp_path}/cuts")
-    group.node("a")
-    worker = group.worker("w1")
+    group = Servers(tmp_path, stack, checkpoints=f"{tmp_path}/cuts")
+    stack.callback(Node(group.target, "a").close)
+    worker = group.join("w1")
     worker.declare(TABLE, LONG_S)
     view_when(worker, lambda view: len(primaries(view)) == 4)
     numbers = [worker.checkpoint(LONG_S) for _ in range(4)]
     assert numbers == [1, 2, 3, 4]
     generation = worker.view.generation
     kept = {f"cut-{generation}-3", f"cut-{generation}-4"}
-    deadline = time.monotonic() + LONG_S
-    while {path.name for path in (tmp_path / "cuts").iterdir()} != kept:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)  # a poll: it ends when the others are removed
+    wait_until(lambda: {path.name for path in (tmp_path / "cuts").iterdir()} == kept)
 
 
 def test_checkpoint_without_a_folder_is_refused(tmp_path: Path, stack: ExitStack) -> None:
-    worker = Group(tmp_path, stack).worker("w1")
+    worker = Servers(tmp_path, stack).join("w1")
     with pytest.raises(Unavailable, match="without --checkpoints"):
         worker.checkpoint(LONG_S)
 
 
-# --- the journal, and a scheduler that is killed ---
+# --- the journal ---
 
 
 def test_second_scheduler_on_a_journal_is_refused(tmp_path: Path) -> None:
@@ -223,72 +188,3 @@ def test_foreign_file_is_no_journal(tmp_path: Path) -> None:
     path.write_bytes(b"no database, but long enough to be looked at" * 100)
     with pytest.raises(OSError, match="cannot be used"):
         Journal(path)
-
-
-def test_nothing_is_lost_when_the_scheduler_is_killed(tmp_path: Path, stack: ExitStack) -> None:
-    listen = f"127.0.0.1:{free_ports(1)[0]}"
-    process = start_scheduler(tmp_path, listen)
-    stack.callback(end, process)
-    node = Node(listen, "a")
-    stack.callback(node.close)
-    w1, w2 = WorkerScheduler(listen, "w1"), WorkerScheduler(listen, "w2")
-    for worker in (w1, w2):
-        worker.join(LONG_S)
-        stack.callback(worker.close)
-    w1.declare(TABLE, LONG_S)
-    with ThreadPoolExecutor(2) as pool:
-        begun = [pool.submit(worker.begin, 0, 2) for worker in (w1, w2)]
-        generation = [each.result(LONG_S) for each in begun].pop().generation
-        for clock in range(5):
-            ticked = pool.submit(w1.tick, clock, generation)
-            assert w2.tick(clock, generation).clock == clock + 1
-            assert ticked.result(LONG_S).clock == clock + 1
-        before = w1.view
-        waiting = pool.submit(w1.tick, 5, generation)  # in the barrier when the scheduler dies
-        with SchedulerCalls(listen) as calls:
-            deadline = time.monotonic() + LONG_S
-            while calls.status(LONG_S).clocks["w1"] < 6:
-                assert time.monotonic() < deadline
-        end(process)
-        stack.callback(end, start_scheduler(tmp_path, listen))
-        assert w2.tick(5, generation).clock == 6
-        assert waiting.result(LONG_S).clock == 6
-        after = view_when(w1, lambda view: view.number >> 32 > before.number >> 32)
-    assert (after.generation, after.tables, after.ended) == (generation, before.tables, {})
-    assert [each.servers for each in after.ranges] == [each.servers for each in before.ranges]
-
-
-# --- processes ---
-
-
-_SCHEDULER = """
-import sys, time
-from pathlib import Path
-from xain_parameters.scheduler.journal import Journal
-from xain_parameters.scheduler.service import SchedulerServer, SchedulerService
-from xain_parameters.scheduler.state import Job, Settings
-journal = Journal(Path(sys.argv[1]) / "scheduler.db")
-with SchedulerServer(journal, Settings(), sys.argv[2]):
-    print("serving", flush=True)
-    time.sleep(600)  # until it is killed
-"""
-
-
-def start_scheduler(folder: Path, listen: str) -> "subprocess.Popen[str]":
-    process = _start(_SCHEDULER, str(folder), listen)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "serving\n"
-    return process
-
-
-def _start(code: str, *arguments: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-
-def end(process: "subprocess.Popen[str]") -> None:
-    """Kill it with -9."""
-    process.kill()
-    process.wait(LONG_S)
-    assert process.stdout is not None
-    process.stdout.close()

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,9 @@ import pyarrow.parquet
 import pytest
 from msgspec.structs import replace
 
-from support.waiting import wait_until
+from support.parameter_servers import LONG_S, TIMES, Servers
+from support.waiting import beside, wait_until
 from xain_foundation.net.sockets import free_ports
-from xain_parameters.client.core import Core
 from xain_parameters.client.sync import Server
 from xain_parameters.errors import Closed, Invalid, ParameterError, Unavailable
 from xain_parameters.export import export, read_table
@@ -23,57 +24,19 @@ from xain_parameters.node.server import ParameterServer
 from xain_parameters.scheduler.journal import Journal
 from xain_parameters.scheduler.service import SchedulerServer
 from xain_parameters.scheduler.state import Settings
-from xain_parameters.scheduler.worker_client import WorkerScheduler
 from xain_parameters.specs import cut_folder
 from xain_parameters.tables.initialisers import Normal
 from xain_parameters.tables.rules import Adagrad, Adam
 from xain_parameters.transport.channel import Channel, hello
 from xain_parameters.transport.connection import Connection
 
-TIMES = {"lease_s": 1.0, "grace_s": 0.3, "worker_lease_s": 3.0}
-LONG_S = 20.0
 SHAPE = (100, 3)
 
 
-class Group:
-    def __init__(self, folder: Path, stack: ExitStack, **settings: object) -> None:
-        self._folder = folder
-        self._stack = stack
-        chosen = Settings(num_ranges=4, **settings)  # type: ignore[arg-type]  # fields by name
-        journal = Journal(folder / "scheduler.db")
-        self.scheduler = stack.enter_context(SchedulerServer(journal, chosen, **TIMES))
-        self.servers: dict[str, ParameterServer] = {}
-
-    def start(self, name: str) -> ParameterServer:
-        server = ParameterServer(self.scheduler.target, name, folder=self._folder / name)
-        self._stack.callback(server.close)
-        self.servers[name] = server
-        return server
-
-    def worker(self, name: str) -> Server:
-        scheduler = WorkerScheduler(self.scheduler.target, name)
-        scheduler.join(LONG_S)
-        server = Server(Core(scheduler, LONG_S))
-        self._stack.callback(server.close)
-        return server
-
-    def view(self):
-        return next(iter(self.servers.values()))._scheduler.view
-
-    def wait_for_servers(self, number: int) -> None:
-        """Wait until each range has this number of servers; a new server's view has no ranges."""
-
-        def are_there() -> bool:
-            ranges = self.view().ranges
-            return bool(ranges) and all(len(each.servers) == number for each in ranges)
-
-        wait_until(are_there)
-
-
 @pytest.fixture
-def group(tmp_path: Path) -> Iterator[Callable[..., Group]]:
+def group(tmp_path: Path) -> Iterator[Callable[..., Servers]]:
     with ExitStack() as stack:
-        yield lambda **settings: Group(tmp_path, stack, **settings)
+        yield lambda **settings: Servers(tmp_path, stack, **settings)
 
 
 def train(worker: Server, num_clocks: int, at: Callable[[int], None] = lambda clock: None) -> None:
@@ -90,7 +53,7 @@ def test_two_servers_never_write_to_one_log(group, tmp_path):
     made = group(has_log=True)
     made.start("s0")
     with pytest.raises(ParameterError, match="another server has its log in"):
-        ParameterServer(made.scheduler.target, "s1", folder=tmp_path / "s0")
+        ParameterServer(made.target, "s1", folder=tmp_path / "s0")
 
 
 def test_backup_of_many_tables_is_brought_up_again_after_a_cut_connection(group):
@@ -184,33 +147,6 @@ def test_export_has_all_rows_and_the_pushes_of_the_last_clock(group, tmp_path):
         np.testing.assert_array_equal(np.array(rows_of, dense[name].dtype), dense[name])
 
 
-def test_death_of_a_primary_loses_nothing_with_replicas(group):
-    """The second death as well: a learner has taken the place of the first."""
-    made = group(num_replicas=1)
-    for name in ("s0", "s1", "s2"):
-        made.start(name)
-
-    def fail(clock: int) -> None:
-        if clock in (3, 6):
-            made.wait_for_servers(2)
-            victim = made.view().ranges[0].servers[0]
-            made.servers.pop(victim).close()
-
-    train(made.worker("w0"), 9, fail)
-
-
-def test_restart_of_the_only_server_loses_nothing_with_a_log(group):
-    made = group(has_log=True)
-    made.start("s0")
-
-    def fail(clock: int) -> None:
-        if clock == 3:
-            made.servers.pop("s0").close()
-            threading.Thread(target=made.start, args=("s0",)).start()
-
-    train(made.worker("w0"), 6, fail)
-
-
 def test_checkpoint_whose_part_cannot_be_written_fails_and_the_next_is_made(group, tmp_path):
     made = group(checkpoints=str(tmp_path / "cuts"))
     made.start("s0")
@@ -218,7 +154,7 @@ def test_checkpoint_whose_part_cannot_be_written_fails_and_the_next_is_made(grou
     w = worker.dense("w", SHAPE)
     w.push(np.ones(SHAPE, np.float32))
     assert worker.checkpoint() == 1
-    whole, broken = (cut_folder(made.view().generation, number, 0) for number in (1, 2))
+    whole, broken = (cut_folder(made.view.generation, number, 0) for number in (1, 2))
     folder = tmp_path / "cuts" / broken
     in_the_way = folder / "range-2.cut"
     in_the_way.mkdir(parents=True)
@@ -247,10 +183,8 @@ def test_parts_of_a_checkpoint_that_a_lost_server_broke_are_removed_after_the_ne
     foreign = cuts / "cut-7-1"  # of another group that has the same folder
     foreign.mkdir(parents=True)
     clocks, waited_for = worker.clocks(staleness=0, workers=2), other.clocks(staleness=0, workers=2)
-    begin = threading.Thread(target=next, args=(clocks,))
-    begin.start()
-    next(waited_for)
-    begin.join()
+    with beside(partial(next, clocks)):
+        next(waited_for)
     failed: list[Exception] = []
 
     def checkpoint() -> None:
@@ -260,14 +194,12 @@ def test_parts_of_a_checkpoint_that_a_lost_server_broke_are_removed_after_the_ne
             failed.append(error)
 
     # The ranges wait for the marks of both workers, which they send with their next clock.
-    making = threading.Thread(target=checkpoint)
-    making.start()
-    wait_until(lambda: worker._core.scheduler.view.cut is not None)
-    folder = cuts / worker._core.scheduler.view.cut_folder
-    folder.mkdir(exist_ok=True)
-    (folder / "range-1.cut").touch()
-    made.servers.pop("s0").close()
-    making.join()
+    with beside(checkpoint):
+        wait_until(lambda: worker._core.scheduler.view.cut is not None)
+        folder = cuts / worker._core.scheduler.view.cut_folder
+        folder.mkdir(exist_ok=True)
+        (folder / "range-1.cut").touch()
+        made.servers.pop("s0").close()
     assert "a server was lost" in str(failed[0])
     assert folder.exists()
     clocks.close()
@@ -300,15 +232,13 @@ def test_server_that_pauses_a_checkpoint_serves_and_closes(group, tmp_path):
         with suppress(Closed, Unavailable):
             worker.checkpoint()
 
-    making = threading.Thread(target=checkpoint)
-    making.start()
-    wait_until(lambda: server._num_saving > 0)
-    w.push(np.ones(SHAPE, np.float32))
-    assert (w.pull() == 2).all()
-    server.close()
-    assert server._num_saving == 0
-    worker.close()
-    making.join()
+    with beside(checkpoint):
+        wait_until(lambda: server._num_saving > 0)
+        w.push(np.ones(SHAPE, np.float32))
+        assert (w.pull() == 2).all()
+        server.close()
+        assert server._num_saving == 0
+        worker.close()
 
 
 def test_wrong_table_is_refused_and_the_next_one_works(group):
@@ -343,7 +273,7 @@ def test_server_that_cannot_take_a_view_gives_its_ranges_up(group, monkeypatch):
 
 @pytest.mark.parametrize("num_replicas", [0, 1])
 def test_entries_are_kept_only_where_another_server_may_lack_them(
-    group: Callable[..., Group], num_replicas: int
+    group: Callable[..., Servers], num_replicas: int
 ) -> None:
     """A server that has a range alone drops each push once it is applied."""
     made = group(num_replicas=num_replicas)
@@ -353,11 +283,9 @@ def test_entries_are_kept_only_where_another_server_may_lack_them(
     made.wait_for_servers(1 + num_replicas)
     for _ in range(3):
         w.push(np.ones(SHAPE, np.float32))
-    for each in made.view().ranges:
+    for each in made.view.ranges:
         [primary] = [server for server in servers if server.name == each.servers[0]]
-        assert primary._node is not None
         hosted = primary._node._hosted[each.number]
-        assert hosted.role is not None
         assert len(hosted.role.copy.tail._entries) == 3 * num_replicas
 
 
@@ -373,7 +301,7 @@ def test_long_operation_on_one_range_does_not_end_the_lease_of_the_others(group)
         wait_until(lambda: time.monotonic() > until + 0.2)
         low, high = first.view.range.indices(SHAPE[0])
         assert low < high
-        head = Pull(1, made.view().version, first.view.number, 1, 0, low, high)
+        head = Pull(1, made.view.version, first.view.number, 1, 0, low, high)
         connection = Connection(server.address, hello("w1", "worker", 1), timeout_s=LONG_S)
         deadline = time.monotonic() + LONG_S
         try:
@@ -417,7 +345,7 @@ def test_connection_to_a_server_that_has_another_address_is_closed(group):
     made.wait_for_servers(2)
     w.push(np.ones(SHAPE, np.float32))
     # Connections go from the first server of a range to its replica.
-    first, other = made.view().ranges[0].servers
+    first, other = made.view.ranges[0].servers
     server = made.servers[first]
     wait_until(lambda: other in server._channels)
     _, channel = server._channels[other]

@@ -7,6 +7,7 @@ import grpc
 import numpy as np
 from msgspec.structs import replace
 
+from support.waiting import wait_until
 from xain_parameters import LocalGroup
 from xain_parameters.scheduler.service import NEW_TABLES_AT_ONCE, NEW_TABLES_PER_S
 from xain_parameters.specs import MAX_NAME_BYTES, Plugin, TableSpec, encoded
@@ -56,10 +57,7 @@ def test_declarations_over_the_bounds_harm_no_push_and_no_replica():
         later.push(np.ones(2, np.float32))
         scheduler = server._core.scheduler
         for dies in group.servers[:2]:
-            deadline = time.monotonic() + PATIENCE_S
-            while any(len(each.servers) < 2 for each in scheduler.view.ranges):
-                assert time.monotonic() < deadline, "the ranges have no replicas"
-                scheduler.newer_view(scheduler.view.version, 1.0)
+            wait_until(lambda: all(len(each.servers) == 2 for each in scheduler.view.ranges))
             dies.close()
             for table in (w, later):
                 table.push(np.ones(2, np.float32))

@@ -68,7 +68,6 @@ def test_group_of_one_authority_trains_and_excludes_others(tmp_path: Path, issue
 
         with running(*serve("s1")) as first, running(*serve("s2")) as second:
             for process in (first, second):
-                assert process.stderr is not None
                 assert " serving on 127.0.0.1:" in process.stderr.readline()
             own = issue("w0", Role.PARTICIPANT)
             trained = subprocess.run(
@@ -108,7 +107,6 @@ def test_certificate_without_our_names_counts_by_an_explicit_rule(tmp_path: Path
         scheduler_in(tmp_path / "scheduler", *flags) as (_, target),
         running("serve", "--scheduler", target, "--name", "s1", *flags) as server,
     ):
-        assert server.stderr is not None
         said = server.stderr.readline()
         assert " serving on 127.0.0.1:" in said
         address = said.split()[-1]
@@ -171,7 +169,6 @@ def test_failed_handshake_is_one_line_of_the_program_that_asks(
         assert (refused.returncode, refused.stderr.count("\n")) == (1, 1), refused.stderr
         assert "its authority has the name" in refused.stderr
         scheduler.terminate()
-        assert scheduler.stderr is not None
         assert scheduler.stderr.read() == ""
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -18,7 +19,7 @@ import pytest
 from support.certificates import make_authority, write_folder
 from support.fault_proxy import FaultProxy
 from support.logs import capture_logs
-from support.waiting import wait_until
+from support.waiting import beside, wait_until
 from xain_foundation.security.identity import Role
 from xain_foundation.security.tls import Certificates
 from xain_foundation.security.x509 import Authority
@@ -159,11 +160,8 @@ def test_pushes_and_pulls_of_several_clients_add_up(store):
             for answer in answers:
                 assert isinstance(answer.result(PATIENCE_S).head, Done)
 
-    workers = [threading.Thread(target=work, args=(update,)) for update in updates]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(PATIENCE_S)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, updates))
     expected = 5 * sum(updates)
     expected[keys] += 5 * sum(updates)[keys]
     with connected(store.address) as server:
@@ -332,13 +330,9 @@ def test_thread_that_waits_is_woken_when_another_closes_the_connection(store):
             answer.result(PATIENCE_S)
         broken.append(answer)
 
-    waiting = [threading.Thread(target=wait, args=(answer,)) for answer in answers]
-    for thread in waiting:
-        thread.start()
-    wait_until(lambda: len(store.held) == 2)
-    server.close()
-    for thread in waiting:
-        thread.join(PATIENCE_S)
+    with beside(*[partial(wait, answer) for answer in answers]):
+        wait_until(lambda: len(store.held) == 2)
+        server.close()
     assert len(broken) == 2
 
 
@@ -682,14 +676,11 @@ def test_malformed_answers_break_the_connection(answer):
             time.sleep(0.05)  # the request may come in a second piece
             connection.sendall(answer)
 
-        thread = threading.Thread(target=serve)
-        thread.start()
-        with connected(f"127.0.0.1:{listener.getsockname()[1]}") as server:
+        with beside(serve), connected(f"127.0.0.1:{listener.getsockname()[1]}") as server:
             out = np.zeros(2, np.float32)
             answered = server.ask(pull(0, 2), num_bytes=8, out=[out])
             with pytest.raises(ConnectionError):
                 answered.result(PATIENCE_S)
             assert (out == 0).all()
-        thread.join()
         for connection in connections:
             connection.close()

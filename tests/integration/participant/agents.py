@@ -8,7 +8,6 @@ import numpy as np
 
 from integration.participant.scripted import PATIENCE_S, Ledger
 from xain_participant import Agent, Participant
-from xain_participant.agent.alive import Alive
 from xain_workloads.model import Layout
 from xain_workloads.tables.profile import DataProfile
 
@@ -48,11 +47,10 @@ class Adder(Participant):
 class Running:
     """An agent in a thread of its own."""
 
-    def __init__(self, participant: Participant, target: str, alive: Alive | None) -> None:
+    def __init__(self, participant: Participant, target: str, **options: Any) -> None:
         self.seen: list[tuple[str, int, str]] = []
-        self.agent = Agent(
-            participant, target, "ward-7", observer=self._note, alive=alive, insecure=True
-        )
+        options = {"observer": self._note, "insecure": True, **options}
+        self.agent = Agent(participant, target, "ward-7", **options)
         self._code: int | None = None
         # A daemon, so that a test that fails does not keep the others from ending.
         self._thread = threading.Thread(target=self._run, daemon=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,6 @@ from integration.participant.store import ScriptedStore
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_foundation.net.proxies import PROXIES, WITHOUT
 from xain_participant import Agent, Participant
-from xain_participant.agent.alive import Alive
 
 Serve = Callable[..., ScriptedCoordinator]
 Launch = Callable[..., Running]
@@ -55,8 +55,8 @@ def launch() -> Iterator[Launch]:
     """Run agents in threads; all have come to an end when the test has."""
     running: list[Running] = []
 
-    def start(participant: Participant, target: str, alive: Alive | None = None) -> Running:
-        running.append(Running(participant, target, alive))
+    def start(participant: Participant, target: str, **options: Any) -> Running:
+        running.append(Running(participant, target, **options))
         return running[-1]
 
     yield start

@@ -10,10 +10,12 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from integration.participant.scripted import PATIENCE_S
+from support.waiting import beside
 
 SECRET = "c0ffee5ec2e7"
 
@@ -124,10 +126,8 @@ class _Handler(BaseHTTPRequestHandler):
         with socket.create_connection(("127.0.0.1", int(port)), PATIENCE_S) as far:
             self.send_response(200)
             self.end_headers()
-            back = threading.Thread(target=_carry, args=(far, self.connection))
-            back.start()
-            _carry(self.connection, far)
-            back.join(PATIENCE_S)
+            with beside(partial(_carry, far, self.connection)):
+                _carry(self.connection, far)
 
     def do_GET(self) -> None:
         path = self._enter("GET")

@@ -6,19 +6,19 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from integration.participant.agents import Adder, Running
+from integration.participant.agents import Adder
+from integration.participant.conftest import Launch, Serve
 from integration.participant.scripted import (
     PATIENCE_S,
     Ledger,
-    ScriptedCoordinator,
 )
 from support.logs import capture_logs
 from support.messaging import until
+from support.waiting import wait_until
 from xain_foundation.net.proxies import PROXIES, WITHOUT
 from xain_participant import Agent, run
 from xain_participant.agent.alive import SLACK_S, Alive
@@ -26,9 +26,6 @@ from xain_participant.agent.protocol import MAX_BACKOFF_S
 from xain_participant.wire.client import CoordinatorClient
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_workloads.model import TensorSpec
-
-Serve = Callable[..., ScriptedCoordinator]
-Launch = Callable[..., Running]
 
 
 def closed_target() -> str:
@@ -194,13 +191,6 @@ def silence_s(file: Path) -> float:
     return file.stat().st_mtime - time.time()
 
 
-def wait_for_a_sign(file: Path) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while silence_s(file) < 0:
-        assert time.monotonic() < deadline, "it shows no sign of life"
-        time.sleep(0.01)  # a poll, not a race: it ends with the sign
-
-
 def test_a_health_check_sees_that_it_lives(
     serve: Serve, adder: Adder, launch: Launch, tmp_path: Path
 ) -> None:
@@ -212,14 +202,14 @@ def test_a_health_check_sees_that_it_lives(
     assert file.stat().st_mtime == 0
     server = serve()
     adder.may_finish.clear()
-    running = launch(adder, server.target, alive)
+    running = launch(adder, server.target, alive=alive)
     assert adder.entered.wait(PATIENCE_S)
     os.utime(file, (0, 0))
-    wait_for_a_sign(file)
+    wait_until(lambda: silence_s(file) >= 0)
     assert silence_s(file) <= server.heartbeat_interval_ms / 1000 + SLACK_S
     server.stop()
     os.utime(file, (0, 0))
-    wait_for_a_sign(file)
+    wait_until(lambda: silence_s(file) >= 0)
     assert silence_s(file) <= MAX_BACKOFF_S + SLACK_S
     running.agent.stop(7)
     assert running.code() == 7
@@ -231,7 +221,7 @@ def test_a_health_file_that_is_gone_ends_nothing(
     file = tmp_path / "alive"
     alive = Alive(file)
     file.unlink()
-    assert launch(adder, serve().target, alive).code() == 0
+    assert launch(adder, serve().target, alive=alive).code() == 0
     assert not file.exists()
 
 

@@ -1,11 +1,11 @@
 """An agent that is offered to fetch and put weights at a store, past the coordinator."""
 
 import logging
-from collections.abc import Callable
 
 import pytest
 
-from integration.participant.agents import Adder, Running, large
+from integration.participant.agents import Adder, large
+from integration.participant.conftest import Launch, Serve
 from integration.participant.scripted import ScriptedCoordinator
 from integration.participant.store import (
     SECRET,
@@ -19,9 +19,6 @@ from integration.participant.store import (
 from support.logs import capture_logs
 from xain_participant import Agent
 from xain_participant.wire import direct
-
-Serve = Callable[..., ScriptedCoordinator]
-Launch = Callable[..., Running]
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import grpc
 import numpy as np
 import pytest
 
+from integration.participant.conftest import Serve
 from integration.participant.scripted import (
     PATIENCE_S,
     Ledger,
@@ -27,7 +28,7 @@ BIG = np.arange(1_000_000, dtype=np.float32)  # four chunks
 
 
 @pytest.fixture
-def server(serve: Callable[..., ScriptedCoordinator]) -> ScriptedCoordinator:
+def server(serve: Serve) -> ScriptedCoordinator:
     return serve(Ledger(model=BIG, members={"ward-7"}))
 
 
@@ -223,7 +224,7 @@ def test_reasons_come_from_the_coordinator_only(
     assert _refused(lambda: client.heartbeat(pb.READY, -1)).reason == ""
 
 
-def test_a_call_has_a_deadline(serve: Callable[..., ScriptedCoordinator]) -> None:
+def test_a_call_has_a_deadline(serve: Serve) -> None:
     server = serve()
     answer = threading.Event()
     for method in ("Heartbeat", "StartTrainingRound"):

@@ -12,14 +12,17 @@ import grpc
 import numpy as np
 import pytest
 
+from integration.participant.agents import Adder
+from integration.participant.conftest import Launch, Serve
 from integration.participant.scripted import (
     PATIENCE_S,
     Ledger,
     ScriptedCoordinator,
 )
 from support.fault_proxy import FaultProxy
+from support.waiting import wait_until
 from xain_coordinator.config.sections.server import ServerSettings
-from xain_participant import Agent, CoordinatorClient, Participant, Refused
+from xain_participant import Agent, CoordinatorClient, Refused
 from xain_participant.agent.protocol import MIN_BACKOFF_S
 from xain_participant.wire import client as client_module
 from xain_participant.wire.client import CALLS_SILENCE_S, TRANSFERS_SILENCE_S, open_channel
@@ -33,7 +36,7 @@ CHUNK_BYTES = 1 << 17
 
 
 @pytest.fixture
-def server(serve: Callable[..., ScriptedCoordinator]) -> ScriptedCoordinator:
+def server(serve: Serve) -> ScriptedCoordinator:
     server = serve(Ledger(model=BIG, members={"ward-7"}))
     server.chunk_bytes = CHUNK_BYTES
     return server
@@ -118,7 +121,7 @@ def test_call_on_a_dead_connection_is_refused_and_the_next_one_takes_another(
     with pytest.raises(Refused) as caught:
         heartbeat(client)
     assert caught.value.status is grpc.StatusCode.UNAVAILABLE
-    poll(lambda: is_heard(client))  # gRPC may refuse calls until it has closed the dead one
+    wait_until(lambda: is_heard(client))  # gRPC may refuse calls until it has closed the dead one
     assert client.start_round().round == 0
     assert client.put_weights(0, BIG).key == "0/ward-7"
 
@@ -134,11 +137,11 @@ def test_stream_on_a_dead_connection_is_refused_and_can_be_had_again(
             return next(streams[-1]).state == pb.ROUND
         return False
 
-    poll(is_told)
+    wait_until(is_told)
     proxy.blackhole(new=False)
     with pytest.raises(Refused):
         next(streams[-1])
-    poll(is_told)
+    wait_until(is_told)
 
 
 def test_heartbeat_passes_an_upload_that_does_not_move(
@@ -152,15 +155,6 @@ def test_heartbeat_passes_an_upload_that_does_not_move(
     assert proxy.num_open == 2
     may_upload.set()
     assert upload.answer().key == "0/ward-7"
-
-
-def poll(reached: Callable[[], bool]) -> None:
-    waiting = threading.Event()
-    for _ in range(int(PATIENCE_S / 0.02)):
-        if reached():
-            return
-        waiting.wait(0.02)  # a poll, not a race: it ends when it is so
-    raise AssertionError("it never happened")
 
 
 @pytest.mark.parametrize("method", ["Heartbeat", "PutWeights", "EndTrainingRound"])
@@ -197,7 +191,7 @@ def test_connection_of_transfers_is_closed_when_none_is_under_way(proxy: FaultPr
         next(seen)
         client.put_weights(0, BIG)
         assert proxy.num_accepted == 2
-        poll(lambda: proxy.num_open == 1)
+        wait_until(lambda: proxy.num_open == 1)
         assert heartbeat(client) == pb.ROUND
         client.put_weights(0, BIG)
         assert proxy.num_accepted == 3
@@ -244,33 +238,9 @@ def test_a_closed_client_ends_an_attempt(
 # --- the agent ---
 
 
-class Adder(Participant):
-    """Adds 1 to every weight, when it may."""
-
-    def __init__(self) -> None:
-        self.trained: list[float] = []
-        self.entered = threading.Event()
-        self.may_finish = threading.Event()
-
-    def init_weights(self) -> Any:
-        raise AssertionError("there is a model")
-
-    def train_round(self, weights: Any, epochs: int, epoch_base: int) -> Any:
-        self.trained.append(float(weights[0]))
-        self.entered.set()
-        assert self.may_finish.wait(PATIENCE_S)
-        return weights + 1, 5
-
-
-@pytest.fixture
-def adder() -> Iterator[Adder]:
-    adder = Adder()
-    yield adder
-    adder.may_finish.set()
-
-
 @pytest.fixture
 def agent(proxy: FaultProxy, adder: Adder) -> Agent:
+    adder.may_finish.clear()
     return Agent(adder, f"127.0.0.1:{proxy.port}", "ward-7", channel=open_hasty)
 
 
@@ -322,7 +292,7 @@ def test_long_upload_is_logged_with_its_progress_which_heartbeats_carry(
         lines = [r.getMessage() for r in caplog.records if "uploading" in r.getMessage()]
         return [int(found[1]) for line in lines if (found := re.search(r"percent\D+(\d+)", line))]
 
-    poll(lambda: len(percents()) >= 2)
+    wait_until(lambda: len(percents()) >= 2)
     proxy.heal()
     assert running.answer() == 0
     assert percents() == sorted(percents())
@@ -333,17 +303,11 @@ def test_long_upload_is_logged_with_its_progress_which_heartbeats_carry(
 
 
 def test_a_watch_that_says_nothing_is_made_up_for_by_heartbeats(
-    server: ScriptedCoordinator, adder: Adder
+    server: ScriptedCoordinator, adder: Adder, launch: Launch
 ) -> None:
     """A proxy that speaks HTTP may let a stream hang and everything else pass."""
-    adder.may_finish.set()
     may_watch = hold(server, "Watch")
-    agent = Agent(adder, server.target, "ward-7")
-    running = Call(agent.run)
-    try:
-        assert running.answer() == 0
-    finally:
-        agent.stop()
-        may_watch.set()
+    assert launch(adder, server.target).code() == 0
+    may_watch.set()
     assert server.calls["Watch"] == 1
     assert adder.trained == [0, 1]

@@ -2,7 +2,6 @@
 
 import logging
 import ssl
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from integration.participant.store import (
     status,
 )
 from support.certificates import certified, make_authority, needs_openssl, write_folder
+from support.waiting import beside
 from support.wire import digest, npy
 from xain_foundation.security.identity import Role
 from xain_foundation.security.tls import Certificates
@@ -364,11 +364,9 @@ def test_closing_ends_a_transfer_at_once(
     def transfer() -> None:
         ended.append(failure(lambda: use(method, direct, store.url("/m"))))
 
-    thread = threading.Thread(target=transfer, daemon=True)
-    thread.start()
-    store.wait_until(lambda: store.methods == [method])
-    direct.close()
-    thread.join(PATIENCE_S / 2)
+    with beside(transfer):
+        store.wait_until(lambda: store.methods == [method])
+        direct.close()
     assert len(ended) == 1
     assert len(store.calls) == 1
 

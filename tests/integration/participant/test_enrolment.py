@@ -68,7 +68,6 @@ def test_joined_site_needs_its_state_directory_only(enroller, address, kept) -> 
     assert (kept.folder / "tls.key").stat().st_mode & 0o777 == 0o600
     there = enrolled(config_of(kept))
     assert (there.address, there.participant_id) == (address, "ward-7")
-    assert there.tls is not None
     with CoordinatorClient(there.address, there.participant_id, tls=there.tls) as client:
         client.heartbeat(pb.READY, 0)
     assert enroller.serials == [there.tls.own.serial]

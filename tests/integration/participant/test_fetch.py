@@ -63,7 +63,6 @@ async def test_file_of_a_site_scales_by_its_own_rows(start, tmp_path):
     for part in halves():
         model = await asyncio.to_thread(fetched, address, to, rows=lambda part=part: part)
         preprocessing = preprocessing_of(model.metadata)
-        assert preprocessing is not None
         assert not preprocessing.is_per_site
         centers.append([column.scale.center for column in preprocessing.numbers])
         means = [np.mean(part.values[column.name]) for column in preprocessing.numbers]

@@ -3,9 +3,8 @@
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 
-from integration.participant.scripted import ScriptedCoordinator
+from integration.participant.conftest import Serve
 
 PROGRAM = textwrap.dedent(
     """
@@ -53,14 +52,14 @@ def run_program(target: str, *words: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_run_prints_nothing_where_no_logs_are_configured(
-    serve: Callable[..., ScriptedCoordinator],
+    serve: Serve,
 ) -> None:
     """An ordinary run has no warnings and no errors, and standard output is the caller's."""
     assert run_program(serve().target).stderr == ""
 
 
 def test_run_leaves_logging_of_its_caller_alone(
-    serve: Callable[..., ScriptedCoordinator],
+    serve: Serve,
 ) -> None:
     """The caller's own lines appear before, during and after run(), and those of the agent too."""
     lines = run_program(serve().target, "configured").stderr.splitlines()

@@ -2,13 +2,11 @@
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
-from integration.participant.scripted import PATIENCE_S, Ledger, ScriptedCoordinator
+from integration.participant.conftest import Serve
+from integration.participant.scripted import PATIENCE_S, Ledger
 from xain_participant import Agent, Participant
-
-Serve = Callable[..., ScriptedCoordinator]
 
 
 class Idle(Participant):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import xain
+from integration.participant.conftest import Serve
 from integration.participant.scripted import Ledger, ScriptedCoordinator, refusal
 from support.logs import capture_logs
 from xain_coordinator.assembly.coordinator import SessionCoordinator
@@ -17,7 +18,6 @@ from xain_wire.fl import coordinator_pb2 as pb
 from xain_workloads.errors import DataError
 from xain_workloads.tables.data import load
 
-Serve = Callable[..., ScriptedCoordinator]
 Start = Callable[..., Awaitable[SessionCoordinator]]
 
 
@@ -289,9 +289,3 @@ def test_participant_that_is_refused_is_told_why(serve: Serve) -> None:
 def test_settings_that_cannot_be_used_are_named(settings: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         xain.rounds(**settings)
-
-
-# --- state ---
-
-
-# --- many participants ---

@@ -5,10 +5,11 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
+from integration.participant.conftest import Serve
 from integration.participant.scripted import PATIENCE_S, ScriptedCoordinator
 from xain_wire.fl import coordinator_pb2 as pb
 
@@ -40,7 +41,7 @@ PROGRAM = textwrap.dedent(
 
 
 @pytest.fixture
-def server(serve: Callable[..., ScriptedCoordinator]) -> ScriptedCoordinator:
+def server(serve: Serve) -> ScriptedCoordinator:
     return serve()
 
 

@@ -1,36 +1,19 @@
 """A participant that is killed after training comes back with its result."""
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
-from integration.participant.scripted import PATIENCE_S, Ledger, ScriptedCoordinator, failure
+from integration.participant.agents import Adder
+from integration.participant.conftest import Launch, Serve
+from integration.participant.scripted import PATIENCE_S, Ledger, failure
 from support.logs import capture_logs
-from xain_participant import Agent, Participant, StateDirectory, run
+from xain_participant import StateDirectory, run
 from xain_participant.keep.result import Result
 from xain_wire.fl import coordinator_pb2 as pb
-
-Serve = Callable[..., ScriptedCoordinator]
-
-
-class Adder(Participant):
-    """Adds 1 to every weight."""
-
-    def __init__(self) -> None:
-        self.trained: list[float] = []  # the first weight of each model that was trained
-
-    def init_weights(self) -> Any:
-        raise AssertionError("there is a model")
-
-    def train_round(self, weights: Any, epochs: int, epoch_base: int) -> Any:
-        self.trained.append(float(weights[0]))
-        self.update_metrics(loss=float(weights[0]))
-        return weights + 1, 5
 
 
 @pytest.fixture
@@ -102,7 +85,11 @@ def test_a_full_disk_costs_no_training(
 
 @pytest.mark.parametrize("is_kept", [True, False], ids=["kept", "not kept"])
 def test_a_stop_says_goodbye_unless_the_result_is_kept(
-    serve: Serve, state: StateDirectory, monkeypatch: pytest.MonkeyPatch, is_kept: bool
+    serve: Serve,
+    launch: Launch,
+    state: StateDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+    is_kept: bool,
 ) -> None:
     """A participant that comes back with its result keeps its place in the round. A participant
     whose result is lost gives its place to another one."""
@@ -114,55 +101,29 @@ def test_a_stop_says_goodbye_unless_the_result_is_kept(
         monkeypatch.setattr(state, "keep", fail)
     server = serve()
     server.before["EndTrainingRound"].extend([failure(grpc.StatusCode.UNAVAILABLE)] * 10_000)
-    agent = Agent(Adder(), server.target, "ward-7", state=state)
-    codes: list[int] = []
-    running = threading.Thread(target=lambda: codes.append(agent.run()))
-    running.start()
+    running = launch(Adder(), server.target, state=state)
     server.wait_until(lambda: server.calls["EndTrainingRound"] >= 1)
-    agent.stop(143)
-    running.join(PATIENCE_S)
-    assert codes == [143]
+    running.agent.stop(143)
+    assert running.code() == 143
     assert (pb.FINISHED in {said for said, _ in server.heartbeats}) == (not is_kept)
 
 
-class Slow(Adder):
-    """Trains until it may end, whatever becomes of its run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.has_begun = threading.Event()
-        self.may_end = threading.Event()
-
-    def train_round(self, weights: Any, epochs: int, epoch_base: int) -> Any:
-        self.has_begun.set()
-        assert self.may_end.wait(PATIENCE_S)
-        return super().train_round(weights, epochs, epoch_base)
-
-
-def test_a_run_that_was_left_keeps_nothing(serve: Serve, state: StateDirectory) -> None:
+def test_a_run_that_was_left_keeps_nothing(
+    serve: Serve, launch: Launch, adder: Adder, state: StateDirectory
+) -> None:
     """The participant's own code cannot be interrupted. When it is done the next run may have kept
     what it has trained itself."""
     server = serve()
     server.before["EndTrainingRound"].extend([failure(grpc.StatusCode.UNAVAILABLE)] * 10_000)
-    slow = Slow()
-    left = Agent(slow, server.target, "ward-7", state=state)
-    running = threading.Thread(target=left.run)
-    running.start()
-    assert slow.has_begun.wait(PATIENCE_S)
-    left.stop()
-    running.join(PATIENCE_S)
+    adder.may_finish.clear()
+    left = launch(adder, server.target, state=state)
+    assert adder.entered.wait(PATIENCE_S)
+    left.agent.stop()
+    left.code()
     server.ledger.round = 1
-    second = Agent(Adder(), server.target, "ward-7", state=state)
-    running = threading.Thread(target=second.run)
-    running.start()
+    launch(Adder(), server.target, state=state)
     server.wait_until(lambda: server.calls["EndTrainingRound"] >= 1)
-    slow.may_end.set()
-    left._tasks[0].join(PATIENCE_S)
+    adder.may_finish.set()
+    left.agent._tasks[0].join(PATIENCE_S)
     kept = state.load()
-    second.stop()
-    running.join(PATIENCE_S)
-    assert kept is not None
     assert kept.round == 1
-
-
-# --- processes ---

@@ -11,6 +11,7 @@ import pytest
 
 from support.certificates import write_folder
 from support.enrolling import Enroller, serving
+from support.wire import Code, assert_refused
 from xain_foundation.security.identity import Role
 from xain_foundation.security.tls import Certificates
 from xain_participant.enrolment.tunnel import Tunnel
@@ -71,9 +72,7 @@ async def test_client_connects_again_after_the_coordinator_was_away(
             channel, stub = stub_at(port)
             async with channel:
                 tunnel._address = "127.0.0.1:1"
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await stub.Heartbeat(pb.HeartbeatRequest())
-                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+                await assert_refused(stub.Heartbeat(pb.HeartbeatRequest()), Code.UNAVAILABLE)
                 tunnel._address = address
                 await stub.Heartbeat(pb.HeartbeatRequest(), wait_for_ready=True, timeout=60.0)
 

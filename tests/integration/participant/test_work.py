@@ -1,12 +1,12 @@
 """One round's work against a scripted coordinator, and what it keeps for it."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from integration.participant.scripted import PATIENCE_S, Ledger, ScriptedCoordinator
+from integration.participant.conftest import Serve
+from integration.participant.scripted import PATIENCE_S, Ledger
 from xain_participant import Participant
 from xain_participant.agent.work import Work
 from xain_participant.sdk.encoded import Encoded
@@ -61,7 +61,7 @@ def decoded(encoded: Encoded, model: Any) -> Any:
     ],
 )
 def test_result_equals_its_decoded_form(
-    serve: Callable[..., ScriptedCoordinator],
+    serve: Serve,
     size: int,
     dtype: Any,
     encoding: "pb.Encoding.ValueType",
@@ -79,7 +79,6 @@ def test_result_equals_its_decoded_form(
         work.assign(assignment)
         assert isinstance(work.do(Call.TRAIN, 0), Trained)
         result = work.result
-        assert result is not None
         assert np.array_equal(participant.trained, participant.copied)
         if not is_encoded:
             assert result.encoded is None
@@ -91,7 +90,7 @@ def test_result_equals_its_decoded_form(
 
 
 def test_an_update_that_cannot_be_encoded_stays_as_it_is(
-    serve: Callable[..., ScriptedCoordinator],
+    serve: Serve,
 ) -> None:
     """A difference that is not finite shows only in the middle of encoding."""
     model = np.zeros(200_000, np.float32)
@@ -103,6 +102,5 @@ def test_an_update_that_cannot_be_encoded_stays_as_it_is(
         assignment.encoding = pb.FLOAT16
         work.assign(assignment)
         assert isinstance(work.do(Call.TRAIN, 0), Trained)
-    assert work.result is not None
     assert work.result.encoded is None
     assert np.array_equal(work.result.vector, participant.trained, equal_nan=True)

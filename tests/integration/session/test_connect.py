@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import xain
+from integration.conftest import Keep
 from support.process import PATIENCE_S, CoordinatorProcess
+from support.waiting import until
 
 Sites = Callable[..., None]
 MODEL = {"w": np.zeros(3)}
@@ -18,17 +20,12 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture
-async def coordinator(tmp_path: Path, address: str) -> AsyncIterator[CoordinatorProcess]:
-    rules: dict[str, object] = {
-        "rounds.scripted": "true",
-        "rounds.rounds": 3,
-        "rounds.min_participants": 2,
-    }
+async def coordinator(keep: Keep, tmp_path: Path, address: str) -> CoordinatorProcess:
+    rules = {"rounds.scripted": "true", "rounds.rounds": 3, "rounds.min_participants": 2}
     port = int(address.rpartition(":")[2])
-    coordinator = CoordinatorProcess(tmp_path / "coordinator", rules, port)
+    coordinator = keep(CoordinatorProcess(tmp_path / "coordinator", rules, port))
     await coordinator.start()
-    yield coordinator
-    await coordinator.end()
+    return coordinator
 
 
 def connected(coordinator: CoordinatorProcess) -> xain.Session[Any]:
@@ -37,11 +34,8 @@ def connected(coordinator: CoordinatorProcess) -> xain.Session[Any]:
 
 async def told(capsys: pytest.CaptureFixture[str], text: str) -> None:
     """Wait until the script has told something."""
-    seen = ""
-    async with asyncio.timeout(PATIENCE_S):
-        while text not in seen:
-            seen += capsys.readouterr().err
-            await asyncio.sleep(0.02)  # a poll: it ends when the text is there
+    seen: list[str] = []
+    await until(lambda: seen.append(capsys.readouterr().err) or text in "".join(seen))
 
 
 async def test_script_waits_for_a_coordinator_that_is_away(

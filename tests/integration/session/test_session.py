@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import xain
+from support.waiting import beside
 from xain_coordinator.journal.restore import restore_session
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.process.embedding import Coordinator
@@ -67,7 +69,6 @@ def test_loop_configures_runs_and_evaluates_each_round(
     assert (result.model, result.cause) == (2, "completed")
     assert result.metrics == {"loss": 0.5, "r2": 0.4}
     np.testing.assert_allclose(result.weights["w"], 2 * step)
-    assert result.best is not None
     assert (result.best.model, result.best.value) == (1, 0.5)
     np.testing.assert_allclose(result.best.weights["w"], step)
     assert [one["num_updates"] for one in result.history] == [2, 2]
@@ -75,7 +76,6 @@ def test_loop_configures_runs_and_evaluates_each_round(
     assert "round 2/2: 2 updates in" in capsys.readouterr().err
     session.export(tmp_path / "best.npz", "best")
     exported = formats.read(tmp_path / "best.npz").model
-    assert exported is not None
     np.testing.assert_allclose(exported.vector, step)
 
 
@@ -213,9 +213,6 @@ def test_two_sessions_of_a_process_have_a_rule_of_the_same_class_each(
         for round_ in session:
             round_.run()
     np.testing.assert_allclose(session.result.weights["w"], 0.5 * 1.5)
-
-
-# --- who takes part ---
 
 
 # --- its end ---
@@ -534,14 +531,9 @@ def slow_sites(address: str) -> Iterator[threading.Event]:
                 go_on.wait()
                 round_.submit(round_.weights, samples=1)
 
-    threads = [threading.Thread(target=train, args=(n,), daemon=True) for n in ("east", "west")]
-    for thread in threads:
-        thread.start()
-    yield go_on
-    go_on.set()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
+    with beside(*[partial(train, n) for n in ("east", "west")]):
+        yield go_on
+        go_on.set()
 
 
 async def test_round_that_was_given_up_may_be_awaited_again(
