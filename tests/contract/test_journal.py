@@ -62,11 +62,11 @@ def closed(number: int) -> Record:
     return Record(float(number), RoundClosed(number))
 
 
-def test_a_new_journal_is_empty(journal: Journal) -> None:
+def test_a_new_journal_is_empty(journal):
     assert list(journal.load()) == []
 
 
-def test_records_come_back_in_order_and_exactly(journal: Journal) -> None:
+def test_records_come_back_in_order_and_exactly(journal):
     """Times too, to the last bit."""
     records = [
         opened(),
@@ -80,20 +80,20 @@ def test_records_come_back_in_order_and_exactly(journal: Journal) -> None:
     assert list(journal.load()) == records
 
 
-def test_only_the_latest_session_is_loaded(journal: Journal) -> None:
+def test_only_the_latest_session_is_loaded(journal):
     journal.append([opened("one"), closed(0)])
     journal.append([opened("two")])
     journal.append([closed(1)])
     assert list(journal.load()) == [opened("two"), closed(1)]
 
 
-def test_a_session_may_begin_within_an_append(journal: Journal) -> None:
+def test_a_session_may_begin_within_an_append(journal):
     journal.append([opened("one"), closed(0), opened("two"), closed(1)])
     journal.append([closed(2)])
     assert list(journal.load()) == [opened("two"), closed(1), closed(2)]
 
 
-def test_records_before_a_session_are_refused(journal: Journal) -> None:
+def test_records_before_a_session_are_refused(journal):
     with pytest.raises(JournalError, match="begins with a SessionOpened, not a RoundClosed"):
         journal.append([closed(0), opened()])
     assert list(journal.load()) == []
@@ -115,7 +115,7 @@ class Unknown:
         pytest.param(Record(float("inf"), RoundClosed(1)), id="at-inf"),
     ],
 )
-def test_all_or_nothing(journal: Journal, bad: Record) -> None:
+def test_all_or_nothing(journal, bad):
     """One record that cannot be stored, and none of its company is; the next append is whole."""
     journal.append([opened()])
     with pytest.raises(JournalError) as caught:
@@ -126,7 +126,7 @@ def test_all_or_nothing(journal: Journal, bad: Record) -> None:
     assert list(journal.load()) == [opened(), closed(2)]
 
 
-def test_loaded_records_do_not_change(journal: Journal) -> None:
+def test_loaded_records_do_not_change(journal):
     """load() gives the records of the moment of its call, even if they are read later."""
     journal.append([opened("one")])
     records = journal.load()
@@ -134,7 +134,7 @@ def test_loaded_records_do_not_change(journal: Journal) -> None:
     assert list(records) == [opened("one")]
 
 
-def test_records_after_a_number_are_read(journal: Journal) -> None:
+def test_records_after_a_number_are_read(journal):
     """A start reads what came after its snapshot, and no more."""
     records = [opened(), closed(0), closed(1), closed(2)]
     journal.append(records)
@@ -153,13 +153,13 @@ def snapshot_of(num_records: int, name: str = "one") -> Snapshot:
     return Snapshot(num_records, float(num_records), session, History())
 
 
-def test_a_session_without_a_snapshot(journal: Journal) -> None:
+def test_a_session_without_a_snapshot(journal):
     assert journal.snapshot() is None
     journal.append([opened()])
     assert journal.snapshot() is None
 
 
-def test_the_last_snapshot_comes_back_and_the_records_stay(journal: Journal) -> None:
+def test_the_last_snapshot_comes_back_and_the_records_stay(journal):
     """A snapshot is a cache: a reader that does not trust it still has all records."""
     records = [opened(), closed(0), closed(1)]
     journal.append(records)
@@ -172,7 +172,7 @@ def test_the_last_snapshot_comes_back_and_the_records_stay(journal: Journal) -> 
     assert list(journal.load(2)) == [closed(1), closed(2)]
 
 
-def test_a_snapshot_is_of_its_session_only(journal: Journal) -> None:
+def test_a_snapshot_is_of_its_session_only(journal):
     journal.append([opened("one"), closed(0)])
     journal.save(snapshot_of(2))
     journal.append([opened("two")])
@@ -181,7 +181,7 @@ def test_a_snapshot_is_of_its_session_only(journal: Journal) -> None:
     assert journal.snapshot() == snapshot_of(1, "two")
 
 
-def test_a_snapshot_ahead_of_the_records_is_refused(journal: Journal) -> None:
+def test_a_snapshot_ahead_of_the_records_is_refused(journal):
     """The records are what was acknowledged. Those that come next would be taken for others."""
     journal.append([opened(), closed(0)])
     with pytest.raises(JournalError, match=r"3 records .*has 2"):
@@ -189,7 +189,7 @@ def test_a_snapshot_ahead_of_the_records_is_refused(journal: Journal) -> None:
     assert journal.snapshot() is None
 
 
-def test_a_snapshot_that_cannot_be_saved_leaves_the_one_before(journal: Journal) -> None:
+def test_a_snapshot_that_cannot_be_saved_leaves_the_one_before(journal):
     journal.append([opened(), closed(0)])
     journal.save(snapshot_of(1))
     with pytest.raises(JournalError, match="a snapshot cannot be written"):
@@ -199,7 +199,7 @@ def test_a_snapshot_that_cannot_be_saved_leaves_the_one_before(journal: Journal)
     assert list(journal.load()) == [opened(), closed(0), closed(1)]
 
 
-def test_a_closed_journal(journal: Journal) -> None:
+def test_a_closed_journal(journal):
     journal.close()
     journal.close()
     with pytest.raises(JournalError, match="closed"):
@@ -212,7 +212,7 @@ def test_a_closed_journal(journal: Journal) -> None:
         journal.save(snapshot_of(1))
 
 
-def test_records_of_a_session_are_read_by_its_id(journal: Journal) -> None:
+def test_records_of_a_session_are_read_by_its_id(journal):
     """Objects of an earlier session are kept only where the journal keeps it."""
     assert journal.session_ids() == []
     assert journal.records_of("one") is None
@@ -231,7 +231,7 @@ def test_records_of_a_session_are_read_by_its_id(journal: Journal) -> None:
     assert journal.records_of("none") is None
 
 
-def test_objects_are_written_with_their_records(journal: Journal) -> None:
+def test_objects_are_written_with_their_records(journal):
     """Objects are read back, listed by prefix and removed by key."""
     journal.append([opened()])
     journal.append([closed(0)], {"3/a.1/journal": b"a", "3/b%.1/journal": b"b"})
@@ -250,7 +250,7 @@ def test_objects_are_written_with_their_records(journal: Journal) -> None:
     assert [record.event for record in journal.load(1)] == [RoundClosed(0), RoundClosed(1)]
 
 
-def test_prepared_group_is_there_once_it_is_committed(journal: Journal) -> None:
+def test_prepared_group_is_there_once_it_is_committed(journal):
     """A group may be committed in any thread, together with its objects; an append after it waits
     for nothing else."""
     journal.append([opened()])
@@ -263,7 +263,7 @@ def test_prepared_group_is_there_once_it_is_committed(journal: Journal) -> None:
     assert list(journal.load(2)) == [closed(1)]
 
 
-def test_objects_of_a_failed_append_are_not_there(journal: Journal) -> None:
+def test_objects_of_a_failed_append_are_not_there(journal):
     """A record that cannot be written takes its update with it."""
     with pytest.raises(JournalError):
         journal.append([closed(0)], {"0/a.1/journal": b"a"})
@@ -272,7 +272,7 @@ def test_objects_of_a_failed_append_are_not_there(journal: Journal) -> None:
     assert journal.object_keys() == []
 
 
-def test_a_new_session_has_no_objects(journal: Journal) -> None:
+def test_a_new_session_has_no_objects(journal):
     journal.append([opened("one")], {"0/a.1/journal": b"a"})
     journal.append([opened("two")])
     assert journal.read_object("0/a.1/journal") is None

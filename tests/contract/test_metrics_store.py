@@ -124,7 +124,7 @@ def metrics(kept: Kept) -> MetricsStore:
     return kept.store
 
 
-def test_points_are_taken(metrics: MetricsStore) -> None:
+def test_points_are_taken(metrics):
     metrics.write([Point("coordinator", {"round": 1, "loss": 0.5, "note": "x"}, {"id": "a"}, 7)])
     metrics.write([])
     metrics.write((Point("coordinator", {"round": 2}),))
@@ -132,7 +132,7 @@ def test_points_are_taken(metrics: MetricsStore) -> None:
     assert metrics.num_lost == 0
 
 
-def test_every_number_is_read_back(kept: Kept) -> None:
+def test_every_number_is_read_back(kept):
     """Point by point: series, field, time and value."""
     coordinator = [
         Point("coordinator", {"round": n, "round_seconds": n / 8}, {}, START_NS + n * MS)
@@ -160,7 +160,7 @@ FORGED = '1"\ncoordinator state=2i,round=9i 5\r\nx y="'
 
 
 @pytest.mark.parametrize("text", [FORGED, FORGED + "\\", "a\\", '\\"', "a\u2028b", "# a"])
-def test_a_point_forges_no_other(kept: Kept, text: str) -> None:
+def test_a_point_forges_no_other(kept, text):
     """Names, tags and text of a sender, whatever they hold, put no number into another series."""
     fields = {"loss": 0.5, f"f{text}": 2.0, "note": text}
     kept.store.write([Point("participant", fields, {"id": "me"}, START_NS)])
@@ -173,7 +173,7 @@ def test_a_point_forges_no_other(kept: Kept, text: str) -> None:
         assert {value for *_, value in found} <= {0, 0.5, 2.0}
 
 
-def test_points_without_a_time_are_stamped(kept: Kept) -> None:
+def test_points_without_a_time_are_stamped(kept):
     """Their time is that of their writing."""
     before = time.time_ns() // MS * MS
     kept.store.write([Point("coordinator", {"round": 1})])
@@ -185,7 +185,7 @@ def test_points_without_a_time_are_stamped(kept: Kept) -> None:
         assert value == 1
 
 
-def test_waiting_is_bounded_and_lost_points_are_counted(kept: Kept) -> None:
+def test_waiting_is_bounded_and_lost_points_are_counted(kept):
     """Writing returns at any load, and every point is stored or counted as lost, except by a store
     that drops all. Points within the bound are never lost, the newest beyond it may be."""
     size = queue.cost(Point("coordinator", {"round": 10**6}, {}, START_NS))
@@ -204,19 +204,19 @@ def test_waiting_is_bounded_and_lost_points_are_counted(kept: Kept) -> None:
         assert is_newest  # a difference of so many numbers would take pytest an hour to show
 
 
-def test_points_after_close_are_lost(metrics: MetricsStore) -> None:
+def test_points_after_close_are_lost(metrics):
     """Lost points are counted, where there is anything to lose."""
     metrics.close()
     metrics.write([Point("x", {"late": n}) for n in range(3)])
     assert metrics.num_lost == (0 if isinstance(metrics, NullMetricsStore) else 3)
 
 
-def test_close_may_be_repeated(metrics: MetricsStore) -> None:
+def test_close_may_be_repeated(metrics):
     metrics.close()
     metrics.close()
 
 
-def test_metrics_store_raises_nothing(metrics: MetricsStore) -> None:
+def test_metrics_store_raises_nothing(metrics):
     """A point that cannot be stored, or comes late, raises nothing: metrics never fail a call."""
     metrics.write([Point("x", {"bad": float("nan")}), Point("x", cast(Any, {"bad": object()}))])
     metrics.write([Point("x", cast(Any, None))])

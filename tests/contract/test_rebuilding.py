@@ -39,7 +39,7 @@ def making(data: bytes) -> Callable[[WeightsStore, Effect], object]:
     return make
 
 
-def test_damaged_object_is_replaced_and_set_aside(store: WeightsStore) -> None:
+def test_damaged_object_is_replaced_and_set_aside(store):
     session = session_with_a_model()
     put(store, KEY, DATA)
     assert not rebuild_damaged_model(store, session, {}, making(b"never made"))
@@ -52,7 +52,7 @@ def test_damaged_object_is_replaced_and_set_aside(store: WeightsStore) -> None:
     assert get(store, KEY) == DATA
 
 
-def test_coordinator_that_was_overtaken_replaces_nothing(store: WeightsStore) -> None:
+def test_coordinator_that_was_overtaken_replaces_nothing(store):
     """The newer one may have another model there. It is not told as damage."""
 
     def check() -> None:
@@ -68,13 +68,13 @@ def test_coordinator_that_was_overtaken_replaces_nothing(store: WeightsStore) ->
     assert set(store.keys()) == set()
 
 
-def test_object_that_is_gone_is_made_again(store: WeightsStore) -> None:
+def test_object_that_is_gone_is_made_again(store):
     assert rebuild_damaged_model(store, session_with_a_model(), {}, making(DATA))
     assert get(store, KEY) == DATA
     assert set(store.keys()) == {KEY}
 
 
-def test_another_result_changes_nothing(store: WeightsStore) -> None:
+def test_another_result_changes_nothing(store):
     """Another result, as of another version of a plug-in, is no proof that the object was right."""
     put(store, KEY, ROTTEN)
     with pytest.raises(StoreError, match="its rebuilt copy has the digest"):
@@ -83,7 +83,7 @@ def test_another_result_changes_nothing(store: WeightsStore) -> None:
     assert set(store.keys()) == {KEY}
 
 
-def test_store_that_is_away_is_no_damage(store: WeightsStore) -> None:
+def test_store_that_is_away_is_no_damage(store):
     put(store, KEY, ROTTEN)
 
     def away(into: WeightsStore, effect: Effect) -> object:

@@ -120,7 +120,7 @@ def targets(parts: list[Part], num_shares: int) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", ["libsvm", "csv", "parquet"])
-def test_each_row_is_read_once(location: Location, kind: str) -> None:
+def test_each_row_is_read_once(location, kind):
     """Two files, divided within lines, and blocks that divide lines; hidden files are left out."""
     suffix = "svm" if kind == "libsvm" else kind
     location.put(f"a.{suffix}", content(kind, 0, 400))
@@ -136,7 +136,7 @@ def test_each_row_is_read_once(location: Location, kind: str) -> None:
     assert targets([one], 2) == list(range(400))
 
 
-def test_missing_and_empty_files_are_told_apart(location: Location) -> None:
+def test_missing_and_empty_files_are_told_apart(location):
     location.put("empty.svm", b"")
     for name in ("no.svm", "no*.svm", "no/*.svm"):
         with pytest.raises(DataError, match="there is no file"):
@@ -145,7 +145,7 @@ def test_missing_and_empty_files_are_told_apart(location: Location) -> None:
         find(f"{location.url}/empty.svm")
 
 
-def test_shares_of_a_file_of_several_hdfs_blocks_have_each_row_once(hdfs: Hdfs) -> None:
+def test_shares_of_a_file_of_several_hdfs_blocks_have_each_row_once(hdfs):
     location = HdfsFolder(f"{hdfs.url}/large")
     rows = "".join(f"{i} {i % 97}:1 {i + 1_000}:0.5\n" for i in range(70_000)).encode()
     assert len(rows) > BLOCK_BYTES
@@ -153,12 +153,12 @@ def test_shares_of_a_file_of_several_hdfs_blocks_have_each_row_once(hdfs: Hdfs) 
     assert targets(find(location.url), 3) == list(range(70_000))
 
 
-def test_missing_bucket_is_a_data_error(s3fs_bucket: str) -> None:
+def test_missing_bucket_is_a_data_error(s3fs_bucket):
     with pytest.raises(DataError, match="there is no file"):
         find("s3://no-bucket-of-that-name/x.svm")
 
 
-def test_name_node_that_does_not_answer_is_told_in_time() -> None:
+def test_name_node_that_does_not_answer_is_told_in_time():
     """hdfs-native by itself tries for minutes, longer than a test waits for anything."""
     (port,) = free_ports(1)
     url = f"hdfs://127.0.0.1:{port}/clicks"
@@ -168,7 +168,7 @@ def test_name_node_that_does_not_answer_is_told_in_time() -> None:
     assert time.monotonic() - began < PATIENCE_S
 
 
-def test_http_server_without_ranges_is_refused_in_words(tmp_path: Path) -> None:
+def test_http_server_without_ranges_is_refused_in_words(tmp_path):
     (tmp_path / "x.csv").write_bytes(content("csv", 0, 10))
     with HttpFiles(tmp_path, has_ranges=False) as server:
         for url in (f"{server.url}/x.csv", f"{server.url}/*.csv"):
@@ -176,7 +176,7 @@ def test_http_server_without_ranges_is_refused_in_words(tmp_path: Path) -> None:
                 find(url)
 
 
-def test_http_server_that_does_not_answer_is_told() -> None:
+def test_http_server_that_does_not_answer_is_told():
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}/x.csv"
     with pytest.raises(DataError, match=f"{url} cannot be read.*Connect call failed"):
@@ -184,7 +184,7 @@ def test_http_server_that_does_not_answer_is_told() -> None:
 
 
 @pytest.mark.parametrize("kind", ["libsvm", "csv", "parquet"])
-def test_reads_over_http_that_fail_or_are_cut_are_done_again(tmp_path: Path, kind: str) -> None:
+def test_reads_over_http_that_fail_or_are_cut_are_done_again(tmp_path, kind):
     """Whichever read it is, each row comes once."""
     (tmp_path / f"x.{kind}").write_bytes(content(kind, 0, 100))
     faults = ["503", "none", "cut", "none", "none", "429", "cut"]
@@ -202,9 +202,7 @@ def test_reads_over_http_that_fail_or_are_cut_are_done_again(tmp_path: Path, kin
         (["404"], "there is no file", 0),
     ],
 )
-def test_read_over_http_is_given_up(
-    tmp_path: Path, faults: list[str], words: str, num_again: int
-) -> None:
+def test_read_over_http_is_given_up(tmp_path, faults, words, num_again):
     """After a few times, and at once where the server says that it will send nothing."""
     (tmp_path / "x.svm").write_bytes(content("libsvm", 0, 100))
     with HttpFiles(tmp_path, faults=faults) as server, capture_logs() as log:
@@ -215,7 +213,7 @@ def test_read_over_http_is_given_up(
     assert [each["event"] for each in log] == ["reading_again"] * num_again
 
 
-def test_query_of_a_url_is_no_part_of_the_name(http_files: HttpFiles, tmp_path: Path) -> None:
+def test_query_of_a_url_is_no_part_of_the_name(http_files, tmp_path):
     """As in the signed URL of an object."""
     (tmp_path / "x.csv").write_bytes(content("csv", 0, 10))
     (part,) = find(f"{http_files.url}/x.csv?signature=a/b.c*")

@@ -14,7 +14,6 @@ from xain_coordinator.ports import (
     KeyNotFound,
     Reader,
     StoreUnavailable,
-    WeightsStore,
 )
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.prefixed import PrefixedStore
@@ -56,7 +55,7 @@ HOSTILE = [
 FOLDERS = ["3", "3/3/3", "a.weights/b"]
 
 
-def test_round_trip(store: WeightsStore) -> None:
+def test_round_trip(store):
     """Chunks come back as one object, whatever kind of buffer they came in."""
     upload = store.upload("0/global")
     chunks: list[Any] = [b"abc", b"", bytearray(b"de"), memoryview(b"fgh")]
@@ -66,13 +65,13 @@ def test_round_trip(store: WeightsStore) -> None:
     assert get(store, "0/global") == b"abcdefgh"
 
 
-def test_an_empty_object_is_an_object(store: WeightsStore) -> None:
+def test_an_empty_object_is_an_object(store):
     put(store, "0/global", b"")
     assert get(store, "0/global") == b""
     assert list(store.keys()) == ["0/global"]
 
 
-def test_ranges(store: WeightsStore) -> None:
+def test_ranges(store):
     """A read is short only at the end of the object."""
     put(store, "k", bytes(range(100)))
     with store.open("k") as reader:
@@ -84,7 +83,7 @@ def test_ranges(store: WeightsStore) -> None:
         assert reader.read(10**6, 1) == b""
 
 
-def test_ranges_into_a_buffer(store: WeightsStore) -> None:
+def test_ranges_into_a_buffer(store):
     """A read into a buffer fills it, brings less only at the end of the object, and touches nothing
     beyond what it says that it has brought."""
     data = os.urandom(600_000)
@@ -113,9 +112,7 @@ def test_ranges_into_a_buffer(store: WeightsStore) -> None:
 @pytest.mark.parametrize(
     ("start", "length"), [(0, 0), (0, 10), (7, 5), (95, 50), (100, 1), (10**6, 10), (3, None)]
 )
-def test_range_given_at_the_opening_changes_no_result(
-    store: WeightsStore, start: int, length: int | None
-) -> None:
+def test_range_given_at_the_opening_changes_no_result(store, start, length):
     """All of the object can be read, in any order and again, whatever was to be read first."""
     data = bytes(range(100))
     put(store, "k", data)
@@ -130,7 +127,7 @@ def test_range_given_at_the_opening_changes_no_result(
         store.open("none", start, length)
 
 
-def test_reads_from_several_threads(store: WeightsStore) -> None:
+def test_reads_from_several_threads(store):
     """Readers of one object do not move each other's position."""
     data = os.urandom(64 * 1024)
     put(store, "k", data)
@@ -140,7 +137,7 @@ def test_reads_from_several_threads(store: WeightsStore) -> None:
         assert list(parts) == [data[offset : offset + 100] for offset in offsets]
 
 
-def test_a_closed_reader_reads_nothing(store: WeightsStore) -> None:
+def test_a_closed_reader_reads_nothing(store):
     put(store, "k", b"abc")
     reader = store.open("k")
     reader.close()
@@ -149,7 +146,7 @@ def test_a_closed_reader_reads_nothing(store: WeightsStore) -> None:
         reader.read(0, 1)
 
 
-def test_key_not_found(store: WeightsStore) -> None:
+def test_key_not_found(store):
     put(store, "3/global", b"x")
     for key in ("4/global", "3", "3/global/x", "3/glob"):
         with pytest.raises(KeyNotFound) as caught:
@@ -157,7 +154,7 @@ def test_key_not_found(store: WeightsStore) -> None:
         assert f"{key}'" in str(caught.value)
 
 
-def test_key_exists_leaves_the_old_object(store: WeightsStore) -> None:
+def test_key_exists_leaves_the_old_object(store):
     """A conditional create that comes second changes nothing and leaves nothing."""
     put(store, "1/global", b"first")
     upload = store.upload("1/global")
@@ -179,7 +176,7 @@ def read_on(reader: Reader) -> bytes | None:
 
 
 @pytest.mark.parametrize("size", [3, 1_000_000])
-def test_overwrite(store: WeightsStore, size: int) -> None:
+def test_overwrite(store, size):
     """A reader of the old object reads on, or hears that it is gone. It gets no mixture."""
     put(store, "1/a", b"o" * size, overwrite=True)
     with store.open("1/a") as reader:
@@ -190,7 +187,7 @@ def test_overwrite(store: WeightsStore, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [3, 1_000_000])
-def test_deleted_under_a_reader(store: WeightsStore, size: int) -> None:
+def test_deleted_under_a_reader(store, size):
     """The same for an object that is removed."""
     put(store, "1/a", b"o" * size)
     with store.open("1/a") as reader:
@@ -198,7 +195,7 @@ def test_deleted_under_a_reader(store: WeightsStore, size: int) -> None:
         assert read_on(reader) in (b"o" * size, None)
 
 
-def test_abort_leaves_nothing(store: WeightsStore) -> None:
+def test_abort_leaves_nothing(store):
     upload = store.upload("1/a")
     upload.write(b"x")
     upload.abort()
@@ -208,7 +205,7 @@ def test_abort_leaves_nothing(store: WeightsStore) -> None:
         store.open("1/a")
 
 
-def test_abort_after_commit_is_harmless(store: WeightsStore) -> None:
+def test_abort_after_commit_is_harmless(store):
     upload = store.upload("1/a")
     upload.write(b"x")
     upload.commit(overwrite=False)
@@ -216,7 +213,7 @@ def test_abort_after_commit_is_harmless(store: WeightsStore) -> None:
     assert get(store, "1/a") == b"x"
 
 
-def test_an_upload_ends_once(store: WeightsStore) -> None:
+def test_an_upload_ends_once(store):
     upload = store.upload("1/a")
     upload.commit(overwrite=False)
     with pytest.raises(ValueError, match="over"):
@@ -225,7 +222,7 @@ def test_an_upload_ends_once(store: WeightsStore) -> None:
         upload.commit(overwrite=True)
 
 
-def test_invisible_before_commit(store: WeightsStore) -> None:
+def test_invisible_before_commit(store):
     upload = store.upload("1/a")
     upload.write(b"x" * 100_000)
     assert list(store.keys()) == []
@@ -234,7 +231,7 @@ def test_invisible_before_commit(store: WeightsStore) -> None:
     upload.abort()
 
 
-def test_two_uploads_of_one_key_do_not_mix(store: WeightsStore) -> None:
+def test_two_uploads_of_one_key_do_not_mix(store):
     first, second = store.upload("1/a"), store.upload("1/a")
     first.write(b"11")
     second.write(b"2")
@@ -245,7 +242,7 @@ def test_two_uploads_of_one_key_do_not_mix(store: WeightsStore) -> None:
     assert get(store, "1/a") == b"1111"
 
 
-def test_one_of_concurrent_conditional_creates_wins(store: WeightsStore) -> None:
+def test_one_of_concurrent_conditional_creates_wins(store):
     """The fence: of many who publish a model, one does, and its bytes stay.
 
     A store without locks promises less: at most one does. If all gave way to each other, whoever
@@ -278,7 +275,7 @@ def test_one_of_concurrent_conditional_creates_wins(store: WeightsStore) -> None
             put(store, key, b"late")
 
 
-def test_the_same_bytes_may_be_published_by_several(store: WeightsStore) -> None:
+def test_the_same_bytes_may_be_published_by_several(store):
     """A coordinator and its successor after a crash make the same model: neither is in the other's
     way, and it is there."""
     gate = threading.Barrier(4, timeout=GATE_S)
@@ -299,7 +296,7 @@ def test_the_same_bytes_may_be_published_by_several(store: WeightsStore) -> None
     assert list(store.keys()) == ["1/global"]
 
 
-def test_keys(store: WeightsStore) -> None:
+def test_keys(store):
     """A prefix is text, not a folder."""
     for key in ("1/a", "1/b", "10/a", "2/global", "top"):
         put(store, key, b"x")
@@ -311,7 +308,7 @@ def test_keys(store: WeightsStore) -> None:
         assert list(store.keys(prefix)) == []
 
 
-def test_put_writes_many_at_once(store: WeightsStore) -> None:
+def test_put_writes_many_at_once(store):
     """Each takes the place of what its key holds; who reads the old one is not disturbed."""
     put(store, "1/a", b"old")
     with store.open("1/a") as reader:
@@ -322,7 +319,7 @@ def test_put_writes_many_at_once(store: WeightsStore) -> None:
     assert sorted(store.keys()) == ["1/a", "1/b", "2/a"]
 
 
-def test_settle(store: WeightsStore) -> None:
+def test_settle(store):
     """An object that is there stays as it is; what is not there cannot be made durable."""
     put(store, "1/a", b"x")
     store.settle("1/a")
@@ -331,7 +328,7 @@ def test_settle(store: WeightsStore) -> None:
         store.settle("1/b")
 
 
-def test_delete(store: WeightsStore) -> None:
+def test_delete(store):
     """The key is free again; deleting nothing is nothing."""
     store.delete("1/a")
     put(store, "1/a", b"x")
@@ -348,7 +345,7 @@ def test_delete(store: WeightsStore) -> None:
     assert sorted(store.keys()) == ["1/a", "1/b", "2/x"]
 
 
-def test_hostile_keys(store: WeightsStore) -> None:
+def test_hostile_keys(store):
     """Names that mean something to a file system are names like all others."""
     keys = HOSTILE if isinstance(store, S3Store) else HOSTILE + FOLDERS
     for number, key in enumerate(keys):
@@ -366,7 +363,7 @@ def test_hostile_keys(store: WeightsStore) -> None:
     "key",
     ["", "/", "/etc/passwd", "..", "../x", "1/../x", "1/..", ".", "1/./a", "1//a", "1/", "a\ud800"],
 )
-def test_invalid_keys_are_refused(store: WeightsStore, key: str) -> None:
+def test_invalid_keys_are_refused(store, key):
     for use in (store.open, store.upload, store.delete):
         with pytest.raises(ValueError, match="cannot be a key"):
             use(key)
@@ -374,12 +371,12 @@ def test_invalid_keys_are_refused(store: WeightsStore, key: str) -> None:
         store.put({key: b""})
 
 
-def test_a_key_that_is_too_long_is_refused(store: WeightsStore) -> None:
+def test_a_key_that_is_too_long_is_refused(store):
     with pytest.raises(ValueError, match="1024"):
         store.upload("x" * 1025)
 
 
-def test_unfinished_uploads_go_on_or_are_gone(store: WeightsStore) -> None:
+def test_unfinished_uploads_go_on_or_are_gone(store):
     """The part of an upload that a process has left is found by its label, by one finder at a time,
     cut to the wanted size and continued; or no part is left."""
     upload = store.upload("3/a.1", "0123abcd")
@@ -403,7 +400,7 @@ def test_unfinished_uploads_go_on_or_are_gone(store: WeightsStore) -> None:
     assert store.find_unfinished("3/a.2", "0123abcd") is None
 
 
-def test_sweeping_leaves_open_uploads(store: WeightsStore) -> None:
+def test_sweeping_leaves_open_uploads(store):
     live, dead = store.upload("3/a", "live"), store.upload("3/b", "dead")
     for upload in (live, dead):
         upload.write(b"x")

@@ -36,7 +36,7 @@ SAMPLE = 10  # of what earlier processes were answered, looked at after each kil
 pytestmark = pytest.mark.timeout(600 + 60 * KILLS)
 
 
-def test_acknowledged_changes_of_access_survive_kills(tmp_path: Path) -> None:
+def test_acknowledged_changes_of_access_survive_kills(tmp_path):
     """No token counts for two keys, a lost answer leaves no site outside, nothing is valid after an
     acknowledged revocation, the chain verifies, and the log is the state."""
     chance = Random(SEED)

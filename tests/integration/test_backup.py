@@ -77,9 +77,7 @@ async def left(*members: Member) -> None:
 
 
 @pytest.mark.e2e
-async def test_restored_backup_goes_on_with_its_round(
-    coordinator: CoordinatorProcess, tmp_path: Path
-) -> None:
+async def test_restored_backup_goes_on_with_its_round(coordinator, tmp_path):
     """The blocks of the page, each in one shell; the backup is made of a coordinator that runs. An
     update from before the backup counts; one from after it is asked for again."""
     make_backup, put_back = blocks()
@@ -105,8 +103,8 @@ async def test_restored_backup_goes_on_with_its_round(
 
 @pytest.mark.e2e
 async def test_objects_that_a_copy_of_the_journal_names_stay_while_it_is_asked_for(
-    coordinator: CoordinatorProcess, tmp_path: Path
-) -> None:
+    coordinator, tmp_path
+):
     """Rounds go on beside a backup, however slow it is; what they need no more is removed when the
     backup is over. A health check beside it is answered."""
     await coordinator.start()

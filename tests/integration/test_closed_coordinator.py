@@ -84,18 +84,14 @@ async def call(
         await member.close()
 
 
-async def test_caller_has_the_name_in_its_certificate(
-    closed: SessionCoordinator, call: Call
-) -> None:
+async def test_caller_has_the_name_in_its_certificate(closed, call):
     """A site joins under that name with and without an id in the metadata of its calls."""
     for name, said in (("ward-7", None), ("ward-8", "ward-8")):
         assert (await call(Role.PARTICIPANT, name, said).rendezvous()).reply == pb.ACCEPT
     assert set(closed.driver.session.members) == {"ward-7", "ward-8"}
 
 
-async def test_connection_whose_certificate_expires_is_ended(
-    closed: SessionCoordinator, guard: Guard, call: Call
-) -> None:
+async def test_connection_whose_certificate_expires_is_ended(closed, guard, call):
     member = call(Role.PARTICIPANT, "ward-7")
     await member.rendezvous()
     watch = member.watch()
@@ -104,9 +100,7 @@ async def test_connection_whose_certificate_expires_is_ended(
     assert (await refused(watch.read()))[1] == "UNAUTHENTICATED"
 
 
-async def test_audit_log_has_a_line_of_each_call_of_a_script(
-    start: Start, guard: Guard, authority: Authority, tmp_path: Path
-) -> None:
+async def test_audit_log_has_a_line_of_each_call_of_a_script(start, guard, authority, tmp_path):
     """Also of one that only follows: it reads the settings of all sites."""
     settings = {"scripted": True, "rounds": 2, "initial_weights": "average"}
     coordinator = await start(guard=guard, rounds=settings)
@@ -142,9 +136,7 @@ async def test_audit_log_has_a_line_of_each_call_of_a_script(
         await caller.close()
 
 
-async def test_model_of_one_sites_statistics_is_not_made(
-    start: Start, guard: Guard, authority: Authority
-) -> None:
+async def test_model_of_one_sites_statistics_is_not_made(start, guard, authority):
     """A site that joins later would read them out of the metadata of the model."""
     coordinator = await start(guard=guard, workload={"name": "sgd"})
     profile = pb.DataProfile(
@@ -169,9 +161,7 @@ async def test_model_of_one_sites_statistics_is_not_made(
         await site.close()
 
 
-async def test_files_that_do_not_belong_together_are_told(
-    closed: SessionCoordinator, guard: Guard, call: Call, tmp_path: Path
-) -> None:
+async def test_files_that_do_not_belong_together_are_told(closed, guard, call, tmp_path):
     """Status and metrics tell of them; calls go on under the old ones."""
     guard.certificates.settles_s = guard.look_s = 0.0
     (tmp_path / "access" / "tls" / "tls.crt").write_text("half a file")
@@ -182,9 +172,7 @@ async def test_files_that_do_not_belong_together_are_told(
     assert guard.fields_of_metrics["not_used"] == 1
 
 
-async def test_member_of_messaging_takes_no_slot_of_another_and_joins_few_groups(
-    closed: SessionCoordinator, call: Call
-) -> None:
+async def test_member_of_messaging_takes_no_slot_of_another_and_joins_few_groups(closed, call):
     closed._server._membership._registry._open_at = 0.0  # for newcomers
     own, other = (MembershipStub(call(Role.NODE, name).channel) for name in ("a", "b"))
 
@@ -205,7 +193,7 @@ async def test_member_of_messaging_takes_no_slot_of_another_and_joins_few_groups
         await assert_refused(stub.Renew(renew), code)
 
 
-async def test_participant_is_told_of_itself_alone(closed: SessionCoordinator, call: Call) -> None:
+async def test_participant_is_told_of_itself_alone(closed, call):
     """Lists, rounds and status show a participant its own rows; an observer sees all."""
     own, other = (call(Role.PARTICIPANT, name, name) for name in ("ward-7", "ward-8"))
     for site in (own, other):
@@ -228,7 +216,7 @@ async def test_participant_is_told_of_itself_alone(closed: SessionCoordinator, c
     assert await told(call(Role.OBSERVER, "ethics")) == ["ward-7", "ward-8"]
 
 
-async def test_name_that_has_shown_an_instance_id_is_not_served_without_one(call: Call) -> None:
+async def test_name_that_has_shown_an_instance_id_is_not_served_without_one(call):
     """On an open coordinator it is taken for the owner, since XAIN's participants have none."""
     member = call(Role.PARTICIPANT, "ward-7")
     member.metadata = (("xain-instance-id", "first"),)
@@ -239,9 +227,7 @@ async def test_name_that_has_shown_an_instance_id_is_not_served_without_one(call
         assert (await refused(again()))[1] == "UNAUTHENTICATED"
 
 
-async def test_holder_of_a_certificate_has_a_rate_limit(
-    start: Start, guard: Guard, authority: Authority
-) -> None:
+async def test_holder_of_a_certificate_has_a_rate_limit(start, guard, authority):
     """Ten seconds' worth of calls come at once, and one more is refused; the connection of a
     refused call is not kept for it. Other holders are served."""
     coordinator = await start(
@@ -266,9 +252,7 @@ async def test_holder_of_a_certificate_has_a_rate_limit(
         await site.close()
 
 
-async def test_refused_calls_of_a_holder_are_held_back(
-    closed: SessionCoordinator, call: Call
-) -> None:
+async def test_refused_calls_of_a_holder_are_held_back(closed, call):
     """Refused calls keep their streams, which are few, so that a client that calls again at
     once has few calls a second. Other holders are answered meanwhile."""
     admission = closed._server.admission
@@ -290,7 +274,7 @@ async def test_refused_calls_of_a_holder_are_held_back(
     await until(lambda: not admission.num_held_back)
 
 
-async def test_unix_socket_is_the_operators(closed: SessionCoordinator, tmp_path: Path) -> None:
+async def test_unix_socket_is_the_operators(closed, tmp_path):
     async with grpc.aio.insecure_channel(f"unix:{tmp_path / 'journal.sock'}") as channel:
         health = await HealthStub(channel).Check(HealthCheckRequest())
         assert health.status == HealthCheckResponse.SERVING
@@ -298,7 +282,7 @@ async def test_unix_socket_is_the_operators(closed: SessionCoordinator, tmp_path
         assert (await refused(heartbeat))[1] == "NOT_PERMITTED"
 
 
-async def test_port_of_health_checks_tells_of_health_alone(closed: SessionCoordinator) -> None:
+async def test_port_of_health_checks_tells_of_health_alone(closed):
     port = closed.server.health_port
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         health = await HealthStub(channel).Check(HealthCheckRequest())
@@ -308,9 +292,7 @@ async def test_port_of_health_checks_tells_of_health_alone(closed: SessionCoordi
     assert unknown.value.code() is Code.UNIMPLEMENTED
 
 
-async def test_open_coordinator_has_the_operators_commands_on_its_socket_alone(
-    start: Start, tmp_path: Path
-) -> None:
+async def test_open_coordinator_has_the_operators_commands_on_its_socket_alone(start, tmp_path):
     coordinator = await start()
     request = access_pb2.FinishSessionRequest()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{coordinator.port}") as channel:
@@ -325,9 +307,7 @@ def lines(event: str, folder: Path) -> list[dict[str, Any]]:
     return [line for line in map(json.loads, log) if event in ("", line["event"])]
 
 
-async def test_site_joins_with_a_token_renews_and_is_revoked(
-    closed: SessionCoordinator, tmp_path: Path
-) -> None:
+async def test_site_joins_with_a_token_renews_and_is_revoked(closed, tmp_path):
     """A site's life over the one port, from its token to the end of its streams. A used token
     serves no other key."""
     async with grpc.aio.insecure_channel(f"unix:{tmp_path / 'journal.sock'}") as local:

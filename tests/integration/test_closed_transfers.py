@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -61,9 +60,7 @@ async def in_work(
     return member, await member.start()
 
 
-async def test_revoked_participant_loses_its_upload(
-    start: Callable[..., Any], guard: Guard, hold: Hold, tmp_path: Path
-) -> None:
+async def test_revoked_participant_loses_its_upload(start, guard, hold, tmp_path):
     """The URL is worth nothing any more, either."""
     coordinator = await start(guard=guard, rounds={"min_participants": 1})
     holder = hold("a")

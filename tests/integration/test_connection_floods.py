@@ -3,15 +3,12 @@
 import asyncio
 import socket
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from integration.conftest import Join, Start
 from support.discovery import MemberCalls
 from support.drivers import Receiving, closing_all, received
 from support.messaging import until
@@ -83,8 +80,8 @@ def num_open(flood: list[socket.socket]) -> int:
 
 @pytest.mark.parametrize("connect", KINDS)
 async def test_unregistered_connections_of_a_coordinator_are_ended_and_members_kept(
-    enter, connect: Callable[[int], socket.socket], start: Start, join: Join
-) -> None:
+    enter, connect, start, join
+):
     """The oldest connections without an accepted call are ended; a member's stays, also while only
     a Watch stream is open on it. Newcomers join and health checks are answered meanwhile."""
     coordinator = await start(rounds={"min_participants": 10})
@@ -115,8 +112,8 @@ def until_ended(flood: list[socket.socket]) -> None:
 
 @pytest.mark.parametrize("make", ["membership", "scheduler"])
 def test_unregistered_connections_of_a_membership_service_are_ended_and_members_kept(
-    make: str, tmp_path: Path
-) -> None:
+    make, tmp_path
+):
     server: ServiceServer[Any] = (
         MembershipServer(settle_s=0.0)
         if make == "membership"
@@ -135,7 +132,7 @@ def test_unregistered_connections_of_a_membership_service_are_ended_and_members_
         assert stream.is_active()
 
 
-def test_unregistered_connections_of_a_driver_are_ended_and_peers_kept() -> None:
+def test_unregistered_connections_of_a_driver_are_ended_and_peers_kept():
     there, here, friend = Receiving(GrpcDriver()), Receiving(GrpcDriver()), GrpcDriver()
     with closing_all(there, here, friend), ExitStack() as at_end:
         here.connect("there", there.address)

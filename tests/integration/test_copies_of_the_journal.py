@@ -17,7 +17,7 @@ from xain_wire.fl.access_pb2 import CopyJournalRequest
 from xain_wire.fl.access_pb2_grpc import ControlStub, add_ControlServicer_to_server
 
 
-async def test_backup_that_does_not_end_is_warned_of(tmp_path: Path) -> None:
+async def test_backup_that_does_not_end_is_warned_of(tmp_path):
     """A backup holds up the removal of objects. The log tells, again and again, until the backup
     hangs up."""
     held = asyncio.Event()

@@ -93,9 +93,7 @@ async def train(coordinator: Any) -> None:
     assert (session.phase, session.cause) == (Phase.FINISHED, "completed")
 
 
-async def test_a_session_trains_past_the_coordinator(
-    server: SeaweedFS, start: Any, join: Any, streams: Counter[str]
-) -> None:
+async def test_a_session_trains_past_the_coordinator(server, start, join, streams):
     """No weights go through the coordinator, not even the first ones."""
     coordinator = await start_on(server, start, rounds=3)
     await train(coordinator)
@@ -103,13 +101,7 @@ async def test_a_session_trains_past_the_coordinator(
     assert await join(coordinator, "reader").download("3/global") == full(1.5)
 
 
-async def test_a_store_out_of_reach_is_gone_around(
-    server: SeaweedFS,
-    start: Any,
-    join: Any,
-    streams: Counter[str],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_store_out_of_reach_is_gone_around(server, start, join, streams, caplog):
     """The store is behind a hospital's firewall. No log has the URLs that were offered in vain."""
     caplog.set_level(logging.DEBUG)
     dead = f"127.0.0.1:{free_ports(1)[0]}"

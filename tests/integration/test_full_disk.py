@@ -3,7 +3,6 @@
 import json
 import resource
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ def refused_uploads(coordinator: CoordinatorProcess) -> list[dict[str, Any]]:
 
 @pytest.mark.e2e
 @pytest.mark.skipif(sys.platform != "linux", reason="prlimit")
-async def test_full_disk_has_one_warning_and_a_line_when_it_is_over(keep, tmp_path: Path) -> None:
+async def test_full_disk_has_one_warning_and_a_line_when_it_is_over(keep, tmp_path):
     """The round goes on when there is room again, and every participant ends with 0."""
     settings = {
         "rounds.rounds": 2,

@@ -60,12 +60,12 @@ def cause_of(address: str, tls: Certificates | None) -> Cause:
     return find_cause(address, tls=tls, timeout_s=PATIENCE_S)
 
 
-def test_server_that_takes_our_certificate(tls) -> None:
+def test_server_that_takes_our_certificate(tls):
     with closed() as address:
         assert not cause_of(address, tls)
 
 
-def test_certificate_of_another_authority_names_both(tls, tmp_path) -> None:
+def test_certificate_of_another_authority_names_both(tls, tmp_path):
     others = make_authority()
     with closed(others) as address:
         cause = cause_of(address, tls)
@@ -75,7 +75,7 @@ def test_certificate_of_another_authority_names_both(tls, tmp_path) -> None:
     assert "xain-participant join FILE" in advised(cause)
 
 
-def test_authority_with_another_name(tls) -> None:
+def test_authority_with_another_name(tls):
     others = Authority.create("elsewhere.example.org", time.time(), 3600.0)
     with closed(others) as address:
         cause = cause_of(address, tls)
@@ -84,7 +84,7 @@ def test_authority_with_another_name(tls) -> None:
     assert "CN=coordinator.example.org" in cause.text
 
 
-def test_expired_certificate_of_the_server_tells_both_times(tls) -> None:
+def test_expired_certificate_of_the_server_tells_both_times(tls):
     with closed(lifetime_s=-60.0) as address:
         cause = cause_of(address, tls)
     assert cause.fault is Fault.EXPIRED
@@ -93,7 +93,7 @@ def test_expired_certificate_of_the_server_tells_both_times(tls) -> None:
     assert "xain-coordinator certs renew" in advised(cause)
 
 
-def test_certificate_for_other_hosts_names_them_and_the_one_that_was_typed(tls) -> None:
+def test_certificate_for_other_hosts_names_them_and_the_one_that_was_typed(tls):
     with closed(hosts=["fleet.example.org", "10.0.0.7"]) as address:
         cause = cause_of(address, tls)
     assert cause.fault is Fault.OTHER_HOST
@@ -104,14 +104,14 @@ def test_certificate_for_other_hosts_names_them_and_the_one_that_was_typed(tls) 
     assert "certs renew --host HOST" in advised(cause)
 
 
-def test_server_without_tls(tls) -> None:
+def test_server_without_tls(tls):
     with serving(None) as address:
         cause = cause_of(address, tls)
     assert (cause.fault, cause.text) == (Fault.NO_TLS, "it speaks gRPC without TLS")
     assert "xain-coordinator certs init --host HOST" in advised(cause)
 
 
-def test_client_without_tls() -> None:
+def test_client_without_tls():
     with closed() as address:
         cause = cause_of(address, None)
     assert (cause.fault, cause.text) == (Fault.NEEDS_TLS, "it speaks TLS, and we do not")
@@ -119,7 +119,7 @@ def test_client_without_tls() -> None:
     assert "xain-participant join FILE" in advised(cause)
 
 
-def test_server_that_does_not_take_our_certificate_is_told_by_its_hanging_up(tls) -> None:
+def test_server_that_does_not_take_our_certificate_is_told_by_its_hanging_up(tls):
     with closed(trusts=make_authority().certificate) as address:
         cause = cause_of(address, tls)
     assert cause.fault is Fault.REFUSED
@@ -129,7 +129,7 @@ def test_server_that_does_not_take_our_certificate_is_told_by_its_hanging_up(tls
     assert "CN=coordinator.example.org" in cause.text
 
 
-def test_our_certificate_has_expired_since_it_was_read(monkeypatch, tmp_path) -> None:
+def test_our_certificate_has_expired_since_it_was_read(monkeypatch, tmp_path):
     """A program that was up all the time knows its old certificate."""
     other = write_folder(tmp_path / "short", OURS, Role.PARTICIPANT, "ward-7", lifetime_s=-60.0)
     with monkeypatch.context() as reading:
@@ -141,7 +141,7 @@ def test_our_certificate_has_expired_since_it_was_read(monkeypatch, tmp_path) ->
     assert f"{other / CERTIFICATE}: it has expired on 2" in cause.text
 
 
-def test_port_of_another_protocol(tls) -> None:
+def test_port_of_another_protocol(tls):
     """TLS is spoken there, and no HTTP/2."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     folder = write_folder(tls.folder.parent / "other", OURS, Role.COORDINATOR, "coordinator")
@@ -158,7 +158,7 @@ def test_port_of_another_protocol(tls) -> None:
     assert cause.text == "it speaks TLS, but no gRPC: is it another port?"
 
 
-def test_port_of_another_program(tls) -> None:
+def test_port_of_another_program(tls):
     with closing(socket.create_server(("127.0.0.1", 0))) as listening:
 
         def answer() -> None:
@@ -171,7 +171,7 @@ def test_port_of_another_program(tls) -> None:
     assert cause.text == "it does not speak TLS as we do: is it another port?"
 
 
-def test_files_that_are_gone_do_not_change_the_cause(tls) -> None:
+def test_files_that_are_gone_do_not_change_the_cause(tls):
     """Handshakes use what was read."""
     shutil.rmtree(tls.folder)
     with closed(hosts=["fleet.example.org"]) as address:

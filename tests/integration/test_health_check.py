@@ -39,7 +39,7 @@ async def until_told(wanted: tuple[int, str], folder: Path) -> None:
     await until(is_told)
 
 
-async def test_health_check_follows_the_coordinator(process: CoordinatorProcess) -> None:
+async def test_health_check_follows_the_coordinator(process):
     """The owner alone may ask. A coordinator that hangs gives no answer, one that was killed leaves
     a socket that its successor replaces, and one that has stopped takes its socket away."""
     folder, path = process.folder, process.folder / "journal.sock"
@@ -59,9 +59,7 @@ async def test_health_check_follows_the_coordinator(process: CoordinatorProcess)
 
 
 @pytest.mark.parametrize("is_serving", [True, False])
-async def test_check_whether_it_is_alive_takes_any_answer(
-    tmp_path: Path, *, is_serving: bool
-) -> None:
+async def test_check_whether_it_is_alive_takes_any_answer(tmp_path, *, is_serving):
     """A coordinator that does not serve need not be started again. One without a socket is to be,
     once it has had the time for its start."""
     assert (await check(tmp_path, "--alive"))[0] == 1
@@ -81,7 +79,7 @@ async def test_check_whether_it_is_alive_takes_any_answer(
         await server.stop(0)
 
 
-async def test_check_of_a_server_that_refuses_it_fails(tmp_path: Path) -> None:
+async def test_check_of_a_server_that_refuses_it_fails(tmp_path):
     server = grpc.aio.server()
     operators_socket = OperatorsSocket(tmp_path / "journal.sqlite")
     operators_socket.open(server.add_insecure_port)
@@ -94,9 +92,7 @@ async def test_check_of_a_server_that_refuses_it_fails(tmp_path: Path) -> None:
         await server.stop(0)
 
 
-async def test_socket_whose_path_is_too_long_is_elsewhere_and_status_says_where(
-    keep, tmp_path: Path
-) -> None:
+async def test_socket_whose_path_is_too_long_is_elsewhere_and_status_says_where(keep, tmp_path):
     """A backup finds it by the link beside the journal."""
     process = keep(CoordinatorProcess(tmp_path / ("folder" * 20), {"rounds.min_participants": 2}))
     await process.start()
@@ -118,7 +114,7 @@ async def test_socket_whose_path_is_too_long_is_elsewhere_and_status_says_where(
     assert not (process.folder / "journal.sock").is_symlink()
 
 
-def test_health_check_imports_nothing_that_takes_time() -> None:
+def test_health_check_imports_nothing_that_takes_time():
     """A check comes every few seconds, also on a busy machine."""
     script = (
         "import sys; before = set(sys.modules); sys.path.insert(0, sys.argv[1]); import health; "

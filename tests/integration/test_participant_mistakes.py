@@ -136,9 +136,7 @@ def lines(coordinator: CoordinatorProcess, event: str) -> list[dict[str, object]
 # --- two processes with one id ---
 
 
-async def test_second_process_with_an_id_is_refused_and_both_are_told(
-    begin: Begin, launch: Run, tmp_path: Path
-) -> None:
+async def test_second_process_with_an_id_is_refused_and_both_are_told(begin, launch, tmp_path):
     coordinator = await begin()
     target = target_of(coordinator)
     first = await launch(Site(tmp_path, target, "ward"))
@@ -158,8 +156,8 @@ async def test_second_process_with_an_id_is_refused_and_both_are_told(
 
 
 async def test_process_with_the_state_directory_of_a_killed_one_takes_over_at_once(
-    begin: Begin, launch: Run, tmp_path: Path
-) -> None:
+    begin, launch, tmp_path
+):
     coordinator = await begin(server__heartbeat_timeout_s=600)
     target = target_of(coordinator)
     table = "a,b,y\n1,2,0\n2,1,1\n"
@@ -176,9 +174,7 @@ async def test_process_with_the_state_directory_of_a_killed_one_takes_over_at_on
 # --- failures ---
 
 
-async def test_failure_of_a_participant_reaches_log_record_and_status(
-    begin: Begin, launch: Run, tmp_path: Path
-) -> None:
+async def test_failure_of_a_participant_reaches_log_record_and_status(begin, launch, tmp_path):
     """The exception's message, which quotes the data, does not leave the participant."""
     coordinator = await begin(rounds__initial_weights="average")
     target = target_of(coordinator)
@@ -204,8 +200,8 @@ async def test_failure_of_a_participant_reaches_log_record_and_status(
 
 
 async def test_refused_updates_reach_the_participant_the_record_log_and_status(
-    begin: Begin, launch: Run, tmp_path: Path
-) -> None:
+    begin, launch, tmp_path
+):
     """After two in a row its sender is left out, and at the end all are told that it never
     counted."""
     coordinator = await begin(
@@ -247,9 +243,7 @@ async def test_refused_updates_reach_the_participant_the_record_log_and_status(
 # --- participants that hang ---
 
 
-async def test_participant_that_hangs_is_left_out_and_warned_of(
-    begin: Begin, launch: Run, tmp_path: Path
-) -> None:
+async def test_participant_that_hangs_is_left_out_and_warned_of(begin, launch, tmp_path):
     coordinator = await begin(
         rounds__rounds=7,
         rounds__deadline_s=1.0,
@@ -282,9 +276,7 @@ CLASSES = "a,b,y\n1,2,no\n2,1,yes\n3,1,yes\n1,3,no\n"
 NUMBERS = "a,b,y\n1,2,0.5\n2,1,1.25\n3,1,7.5\n1,3,2.75\n"
 
 
-async def test_data_of_another_task_are_refused_at_both_sides(
-    begin: Begin, launch: Run, tmp_path: Path
-) -> None:
+async def test_data_of_another_task_are_refused_at_both_sides(begin, launch, tmp_path):
     coordinator = await begin(workload__name="sgd")
     target = target_of(coordinator)
     first = await launch(Csv(tmp_path, target, "first", CLASSES))
@@ -303,8 +295,8 @@ async def test_data_of_another_task_are_refused_at_both_sides(
 
 
 async def test_table_for_a_coordinator_without_a_workload_is_told_at_both_sides(
-    begin: Begin, launch: Run, tmp_path: Path
-) -> None:
+    begin, launch, tmp_path
+):
     """With the flag that is missing, and without a traceback."""
     coordinator = await begin(rounds__start_participants=1)
     site = await launch(Csv(tmp_path, target_of(coordinator), "site", CLASSES))
@@ -318,9 +310,7 @@ async def test_table_for_a_coordinator_without_a_workload_is_told_at_both_sides(
 # --- packages that are missing ---
 
 
-async def test_package_that_is_not_installed_is_named(
-    begin: Begin, launch: Run, tmp_path: Path
-) -> None:
+async def test_package_that_is_not_installed_is_named(begin, launch, tmp_path):
     coordinator = await begin(
         rounds__start_participants=1,
         workload__name="neural",

@@ -89,7 +89,7 @@ async def test_heads_differ_and_shared_parts_are_the_same(start, join):
     assert (mine[0]["intercept"] != 0).all()
 
 
-def test_participant_trains_on_from_its_own_values(tmp_path: Path) -> None:
+def test_participant_trains_on_from_its_own_values(tmp_path):
     """The values survive a restart with a state directory. Without one the participant begins with
     the global values."""
     data = halves()
@@ -104,7 +104,7 @@ def test_participant_trains_on_from_its_own_values(tmp_path: Path) -> None:
     assert (train(forgetful, model, 1)["coef"] != train(kept, model, 1)["coef"]).any()
 
 
-def test_models_are_evaluated_with_the_participants_own_values() -> None:
+def test_models_are_evaluated_with_the_participants_own_values():
     """On a fresh participant the intercepts are zero, which scores otherwise."""
     data = halves()
     model = model_of(data)
@@ -159,7 +159,7 @@ def script(target: str, name: str, step: float, state_dir: Path | None = None) -
 
 
 @pytest.mark.parametrize("has_state", [False, True])
-async def test_scripts_leave_personal_tensors_out(start, join, tmp_path: Path, has_state: bool):
+async def test_scripts_leave_personal_tensors_out(start, join, tmp_path, has_state):
     """The session's layout has no head at all."""
     coordinator = await start(
         rounds={"rounds": 4, "min_participants": 2}, model={"personal": ["head.*"]}

@@ -77,9 +77,7 @@ async def first_news(member: Member) -> tuple[float, int]:
 
 
 @pytest.mark.parametrize("come", [come_in, first_news])
-async def test_hundreds_are_admitted_at_the_rate_limit(
-    start_limited: Any, join: Any, come: Any
-) -> None:
+async def test_hundreds_are_admitted_at_the_rate_limit(start_limited, join, come):
     """All are admitted, none earlier than the limit allows, and each waits once at most."""
     coordinator = await start_limited(PER_S, BURST, min_participants=MANY, max_participants=MANY)
     members = [join(coordinator, f"site-{i}") for i in range(MANY)]
@@ -107,7 +105,7 @@ class Same(Participant):
         return weights, 1
 
 
-async def test_agents_come_at_their_reserved_times(start_limited: Any) -> None:
+async def test_agents_come_at_their_reserved_times(start_limited):
     """One after another, with their streams as well; then they train as ever."""
     per_s = 4.0
     coordinator = await start_limited(per_s, 1, rounds=2, min_participants=6)
@@ -133,7 +131,7 @@ async def test_agents_come_at_their_reserved_times(start_limited: Any) -> None:
     assert coordinator.counters["asked_to_wait"] <= 2 * len(agents)
 
 
-async def test_new_clients_do_not_delay_members(closed: Any, join: Any) -> None:
+async def test_new_clients_do_not_delay_members(closed, join):
     """Members have a limit of their own, so a member comes back at once."""
     member = join(closed, "member")
     await closed.driver.submit(c.Rendezvous("member", None))
@@ -149,7 +147,7 @@ async def test_new_clients_do_not_delay_members(closed: Any, join: Any) -> None:
     assert status.counters["asked_to_wait"] == 8
 
 
-async def test_member_that_waits_keeps_its_lease(closed: Any, join: Any) -> None:
+async def test_member_that_waits_keeps_its_lease(closed, join):
     """A rendezvous that is told to wait renews the lease and keeps the state last reported."""
     member = join(closed, "member")
     await closed.driver.submit(c.Rendezvous("member", None))

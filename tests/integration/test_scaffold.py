@@ -3,7 +3,6 @@
 import asyncio
 import io
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,7 +73,7 @@ def distance(model: Model) -> float:
     return float(np.linalg.norm([*coef.ravel(), *intercept] - optimum(scaled)))
 
 
-async def test_half_of_the_sites_a_round_end_in_the_optimum_of_all_rows(start) -> None:
+async def test_half_of_the_sites_a_round_end_in_the_optimum_of_all_rows(start):
     coordinator = await start(**settings(70, 0.5, remedy="scaffold"))
     target = f"127.0.0.1:{coordinator.port}"
     agents = [
@@ -106,7 +105,7 @@ def trained(
 
 
 @pytest.mark.parametrize("restarts", [True, False])
-def test_site_goes_on_from_the_variate_that_counted(tmp_path: Path, restarts: bool) -> None:
+def test_site_goes_on_from_the_variate_that_counted(tmp_path, restarts):
     """However many rounds it has trained since, whose updates never counted."""
     own = KeptVariates(tmp_path, "a")
     trained(own, 0, -1)
@@ -120,7 +119,7 @@ def test_site_goes_on_from_the_variate_that_counted(tmp_path: Path, restarts: bo
     assert CONTROL_LOST not in found[1]
 
 
-def test_site_that_has_lost_its_variate_begins_with_the_servers() -> None:
+def test_site_that_has_lost_its_variate_begins_with_the_servers():
     """The site tells it in its log and to the coordinator; also where another session has the
     round."""
     fresh, _ = trained(KeptVariates(), 5, -1)
@@ -133,7 +132,7 @@ def test_site_that_has_lost_its_variate_begins_with_the_servers() -> None:
     assert [line["event"] for line in lines] == ["control_variate_lost"] * 2
 
 
-async def test_site_that_comes_back_without_its_variate_spoils_no_model(start) -> None:
+async def test_site_that_comes_back_without_its_variate_spoils_no_model(start):
     """All begin anew, and the model ends in the optimum all the same."""
     coordinator = await start(**settings(70, remedy="scaffold"))
     sites = unlike_sites()
@@ -168,7 +167,7 @@ class Forgetful(KeptVariates):
     ("first", "second"),
     [("", "scaffold"), ("scaffold", ""), ("scaffold", "personal"), ("personal", "scaffold")],
 )
-async def test_session_begins_with_a_model_of_another_remedy(start, first, second) -> None:
+async def test_session_begins_with_a_model_of_another_remedy(start, first, second):
     """The control variate is added, or taken away, and the weights are the same."""
     models, session = [], ""
     for number, remedy in enumerate((first, second)):
@@ -192,9 +191,7 @@ async def test_session_begins_with_a_model_of_another_remedy(start, first, secon
 
 
 @pytest.mark.parametrize("options", [OPTIONS, {}])
-async def test_model_whose_options_ask_for_it_is_refused_where_no_variate_can_be(
-    start, options
-) -> None:
+async def test_model_whose_options_ask_for_it_is_refused_where_no_variate_can_be(start, options):
     """The model brings its remedy along; the settings of the new session have none."""
     coordinator = await start(**settings(1, remedy="scaffold"))
     target = f"127.0.0.1:{coordinator.port}"
@@ -208,7 +205,7 @@ async def test_model_whose_options_ask_for_it_is_refused_where_no_variate_can_be
         await start(**given, new_session=True, from_model=source)
 
 
-async def test_exported_model_has_no_control_variate(start, tmp_path: Path) -> None:
+async def test_exported_model_has_no_control_variate(start, tmp_path):
     coordinator = await start(**settings(2, remedy="scaffold"))
     target = f"127.0.0.1:{coordinator.port}"
     sites = enumerate(unlike_sites())

@@ -39,7 +39,7 @@ def num_published(coordinator: CoordinatorProcess) -> int:
 
 
 @pytest.mark.e2e
-async def test_thousands_of_silent_streams_end_no_participant(keep, tmp_path: Path) -> None:
+async def test_thousands_of_silent_streams_end_no_participant(keep, tmp_path):
     """Three connections open 9,000 calls, and 40 more connections as many as each may have. Rounds
     go on, the coordinator stays small, and every participant ends with 0."""
     settings = {"rounds.rounds": ROUNDS, "rounds.min_participants": 3, "logging.level": "debug"}

@@ -404,9 +404,7 @@ def is_of_participant(setting: Mapping[str, str]) -> bool:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_spoilt_table_is_read_as_it_was_meant_or_told_of(
-    name: str, honest: Mapping[str, dict[str, Read]], tmp_path: Path
-) -> None:
+def test_spoilt_table_is_read_as_it_was_meant_or_told_of(name, honest, tmp_path):
     case = CASES[name]
     study = STUDIES[case.study]
     if name == "number as class":

@@ -97,9 +97,7 @@ def alone(options: dict[str, Any], name: str = "iris") -> tuple[Any, dict[str, f
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("members", "cuts"), [(1, ()), (2, ()), (2, (1,)), (3, (2, 6)), (3, ())])
-def test_stages_give_the_weights_and_losses_of_one_process(
-    group: Group, members: int, cuts: tuple[int, ...], schedule: str
-) -> None:
+def test_stages_give_the_weights_and_losses_of_one_process(group, members, cuts, schedule):
     options = {**OPTIONS, "cuts": cuts, "schedule": schedule}
     answers = group.train(members, options=options)
     vector, metrics = alone(options)
@@ -121,9 +119,7 @@ def test_stages_give_the_weights_and_losses_of_one_process(
         {"layers": LAYERS, "optimizer": "adam", "dtype": "float32"},
     ],
 )
-def test_regression_builders_and_adam_train_in_stages(
-    group: Group, options: dict[str, Any]
-) -> None:
+def test_regression_builders_and_adam_train_in_stages(group, options):
     name = "diabetes" if "task" in options else "iris"
     options = {"learning_rate": 0.01, "micro_batches": 4, **options}
     answers = group.train(3, options=options, data=name)
@@ -134,7 +130,7 @@ def test_regression_builders_and_adam_train_in_stages(
     assert answers[0]["metrics"] == pytest.approx(metrics, rel=1e-4)
 
 
-def test_scores_that_no_network_gives_are_divergence_at_every_member(group: Group) -> None:
+def test_scores_that_no_network_gives_are_divergence_at_every_member(group):
     """All weights are finite, and the federated mode refuses the same training."""
     options = {**OPTIONS, "learning_rate": 1e13}
     with pytest.raises(Diverged):
@@ -151,9 +147,7 @@ def test_scores_that_no_network_gives_are_divergence_at_every_member(group: Grou
         ({"options": {**OPTIONS, "cuts": (1,), "layers": LAYERS[1:]}}, "has no weights"),
     ],
 )
-def test_network_that_has_no_stages_is_refused_at_every_member(
-    group: Group, case: dict[str, Any], why: str
-) -> None:
+def test_network_that_has_no_stages_is_refused_at_every_member(group, case, why):
     for answer in group.train(2, **case):
         assert answer["error"].startswith("DataError")
         assert why in answer["error"]

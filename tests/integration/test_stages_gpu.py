@@ -11,7 +11,7 @@ from xain_workloads.nets.neural import NeuralWorkload
 from xain_workloads.tables.data import load
 
 
-def test_stage_is_trained_on_the_gpu_where_there_is_one() -> None:
+def test_stage_is_trained_on_the_gpu_where_there_is_one():
     """A GPU gives the weights of the CPU but for rounding. Without one `device = "cuda"` is
     refused."""
     data = load("iris")

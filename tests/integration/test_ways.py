@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 
 import grpc
 import pytest
@@ -62,7 +61,7 @@ def is_served(address: str) -> bool:
 
 
 @pytest.mark.parametrize("host", ["dns", "unix", "ipv4", "ipv6", "xds", "fleet.invalid"])
-def test_host_of_any_name_is_reached(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+def test_host_of_any_name_is_reached(monkeypatch, host):
     """gRPC takes some names before a colon for the scheme of a target."""
     with serving() as port, ConnectProxy() as proxy:
         monkeypatch.setenv("https_proxy", f"http://{proxy.address}")
@@ -71,12 +70,12 @@ def test_host_of_any_name_is_reached(monkeypatch: pytest.MonkeyPatch, host: str)
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
-def test_address_of_ipv6_is_reached() -> None:
+def test_address_of_ipv6_is_reached():
     with serving("[::1]") as port:
         assert is_served(f"[::1]:{port}")
 
 
-def test_target_with_a_scheme_is_left_as_it_is() -> None:
+def test_target_with_a_scheme_is_left_as_it_is():
     with serving() as port:
         for scheme in ("dns:///", "dns:", "ipv4:"):
             assert is_served(f"{scheme}127.0.0.1:{port}")
@@ -95,9 +94,7 @@ def test_target_with_a_scheme_is_left_as_it_is() -> None:
         ({"http_proxy": "PROXY", "no_proxy": "other.example"}, True),
     ],
 )
-def test_calls_and_weights_take_the_same_way(
-    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], *, is_asked: bool
-) -> None:
+def test_calls_and_weights_take_the_same_way(monkeypatch, environ, *, is_asked):
     with serving() as port, ConnectProxy() as proxy:
         for name, value in environ.items():
             monkeypatch.setenv(name, value.replace("PROXY", f"http://{proxy.address}"))
@@ -153,12 +150,12 @@ def closed_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_server_that_answers_has_no_reason() -> None:
+def test_server_that_answers_has_no_reason():
     with serving() as port:
         assert why_unreachable(f"127.0.0.1:{port}") == ""
 
 
-def test_closed_port_refuses() -> None:
+def test_closed_port_refuses():
     assert why_unreachable(f"127.0.0.1:{closed_port()}") == "connection refused"
 
 
@@ -169,9 +166,7 @@ def test_closed_port_refuses() -> None:
         (socket.EAI_AGAIN, "the name service cannot answer for fleet.invalid now"),
     ],
 )
-def test_unknown_name_is_told_from_a_name_service_that_is_away(
-    monkeypatch: pytest.MonkeyPatch, number: int, why: str
-) -> None:
+def test_unknown_name_is_told_from_a_name_service_that_is_away(monkeypatch, number, why):
     def getaddrinfo(*_: object, **__: object) -> None:
         raise socket.gaierror(number, "as the name service says")  # not that of this machine
 
@@ -179,26 +174,26 @@ def test_unknown_name_is_told_from_a_name_service_that_is_away(
     assert why_unreachable("fleet.invalid:1") == why
 
 
-def test_impossible_name_is_not_known() -> None:
+def test_impossible_name_is_not_known():
     assert "is not known" in why_unreachable(f"{'a' * 100}:1")
 
 
-def test_http_server_is_no_grpc() -> None:
+def test_http_server_is_no_grpc():
     with http_server() as port:
         assert "speaks HTTP" in why_unreachable(f"127.0.0.1:{port}")
 
 
-def test_silent_server_is_said_to_be_silent() -> None:
+def test_silent_server_is_said_to_be_silent():
     with accepting(lambda connection: None) as port:
         assert "says nothing" in why_unreachable(f"127.0.0.1:{port}", timeout_s=0.2)
 
 
-def test_server_that_hangs_up_is_said_to() -> None:
+def test_server_that_hangs_up_is_said_to():
     with accepting(lambda connection: connection.shutdown(socket.SHUT_RDWR)) as port:
         assert "closes the connection" in why_unreachable(f"127.0.0.1:{port}")
 
 
-def test_tls_and_none_do_not_meet(tmp_path: Path) -> None:
+def test_tls_and_none_do_not_meet(tmp_path):
     authority = make_authority()
     own = Certificates(write_folder(tmp_path / "own", authority, Role.NODE, "n"))
     other = Certificates(write_folder(tmp_path / "other", make_authority(), Role.NODE, "n"))
@@ -215,7 +210,7 @@ def test_tls_and_none_do_not_meet(tmp_path: Path) -> None:
         assert "TLS" in why_unreachable(f"127.0.0.1:{port}", tls=own)
 
 
-def test_dead_proxy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_proxy_is_named(monkeypatch):
     dead = f"http://127.0.0.1:{closed_port()}"
     monkeypatch.setenv("HTTP_PROXY", dead.replace("//", "//user:secret@"))
     assert why_unreachable("fleet.invalid:1") == (
@@ -223,7 +218,7 @@ def test_dead_proxy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_proxy_that_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_that_refuses_is_named(monkeypatch):
     with ConnectProxy(status="403 Forbidden") as proxy:
         monkeypatch.setenv("http_proxy", f"http://{proxy.address}")
         assert why_unreachable("fleet.invalid:1") == (
@@ -241,9 +236,7 @@ def test_proxy_that_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ("", "does not answer whether it reaches fleet.invalid:1"),
     ],
 )
-def test_proxy_that_is_reached_is_not_said_to_be_away(
-    monkeypatch: pytest.MonkeyPatch, answer: str, why: str
-) -> None:
+def test_proxy_that_is_reached_is_not_said_to_be_away(monkeypatch, answer, why):
     """A proxy that refuses is told from one that does not reach the host behind it."""
     said = f"{answer}\r\n\r\n".encode() if answer else b""
     with accepting(lambda connection: connection.sendall(said)) as port:
@@ -252,9 +245,7 @@ def test_proxy_that_is_reached_is_not_said_to_be_away(
     assert found.startswith(f"the proxy http://127.0.0.1:{port} (http_proxy) {why}")
 
 
-def test_server_that_hangs_up_behind_a_proxy_is_told_from_the_proxy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_server_that_hangs_up_behind_a_proxy_is_told_from_the_proxy(monkeypatch):
     with ConnectProxy() as proxy:
         monkeypatch.setenv("http_proxy", f"http://{proxy.address}")
         assert why_unreachable(f"fleet.invalid:{closed_port()}", timeout_s=PATIENCE_S).startswith(
@@ -262,9 +253,7 @@ def test_server_that_hangs_up_behind_a_proxy_is_told_from_the_proxy(
         )
 
 
-def test_name_service_that_never_answers_is_waited_for_no_longer_than_asked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_name_service_that_never_answers_is_waited_for_no_longer_than_asked(monkeypatch):
     """getaddrinfo() itself knows no limit, and cannot be cancelled."""
     answers = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers.wait(PATIENCE_S) and [])
@@ -276,13 +265,13 @@ def test_name_service_that_never_answers_is_waited_for_no_longer_than_asked(
     assert why == "the name service has not answered for fleet.invalid within 0.2 s"
 
 
-def test_server_behind_a_proxy_has_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_behind_a_proxy_has_no_reason(monkeypatch):
     with serving() as port, ConnectProxy() as proxy:
         monkeypatch.setenv("http_proxy", f"http://{proxy.address}")
         assert why_unreachable(f"fleet.invalid:{port}") == ""
 
 
-def test_proxy_that_is_no_http_proxy_is_not_gone_around(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_that_is_no_http_proxy_is_not_gone_around(monkeypatch):
     monkeypatch.setenv("https_proxy", "socks5://127.0.0.1:1")
     assert "https_proxy is not an http:// one" in why_unreachable("fleet.invalid:1")
     assert not is_served("fleet.invalid:1")

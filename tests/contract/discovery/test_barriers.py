@@ -9,12 +9,11 @@ import pytest
 from support.discovery import MemberCalls, Peer
 from support.messaging import PATIENCE_S, until
 from xain_membership.errors import Closed, TimedOut
-from xain_membership.ports import Discovery
 from xain_membership.registry import MAX_BARRIERS
 from xain_membership.server import MembershipServer
 
 
-def test_a_barrier_opens_when_all_are_there(discovery: Discovery) -> None:
+def test_a_barrier_opens_when_all_are_there(discovery):
     """No member goes on before the last has come, and the barrier can be used again."""
     peers = [Peer(discovery, f"worker-{i}") for i in range(3)]
     passed: list[int] = []
@@ -37,9 +36,7 @@ def test_a_barrier_opens_when_all_are_there(discovery: Discovery) -> None:
         peer.leave()
 
 
-def test_a_barrier_waits_without_end(
-    discovery: Discovery, arrivals: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_barrier_waits_without_end(discovery, arrivals, monkeypatch):
     """The wait lasts as long as the barrier is closed, which may be longer than any one wait."""
     monkeypatch.setattr("xain_foundation.waits.LONGEST_S", 0.2)
     anna, ben = Peer(discovery, "anna"), Peer(discovery, "ben")
@@ -52,7 +49,7 @@ def test_a_barrier_waits_without_end(
         waiting.result(PATIENCE_S)
 
 
-def test_member_that_has_left_is_at_no_barrier(discovery: Discovery) -> None:
+def test_member_that_has_left_is_at_no_barrier(discovery):
     """A member that has left waits no more and is not counted; nor is another process under its
     name that came for something else."""
     anna, ben = Peer(discovery, "anna"), Peer(discovery, "ben")
@@ -72,9 +69,7 @@ def test_member_that_has_left_is_at_no_barrier(discovery: Discovery) -> None:
 
 
 @pytest.mark.parametrize(("name", "number"), [("", 1), ("a/b", 1), ("epoch", 0), ("epoch", -1)])
-def test_barrier_needs_a_name_and_a_number_of_members(
-    discovery: Discovery, name: str, number: int
-) -> None:
+def test_barrier_needs_a_name_and_a_number_of_members(discovery, name, number):
     """All else is the caller's mistake."""
     peer = Peer(discovery, "anna")
     with pytest.raises(ValueError, match="barrier"):
@@ -82,7 +77,7 @@ def test_barrier_needs_a_name_and_a_number_of_members(
     peer.leave()
 
 
-def test_barriers_of_a_member_are_bounded(arrivals: list[tuple[str, int]]) -> None:
+def test_barriers_of_a_member_are_bounded(arrivals):
     """Each takes up a call of the service; there is room again when one is over."""
     with (
         MembershipServer(settle_s=0.0) as server,

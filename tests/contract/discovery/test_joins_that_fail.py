@@ -35,9 +35,7 @@ def has_none_left(before: set[threading.Thread]) -> bool:
 
 
 @pytest.mark.parametrize(("kind", "first"), [("coordinator", 1), ("coordinator", 2), ("redis", 1)])
-def test_a_member_without_a_thread_is_none(
-    kind: str, first: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_member_without_a_thread_is_none(kind, first, monkeypatch):
     """The program hears why, and its name is free before a lease could end."""
     before = set(threading.enumerate())
     with Service(kind, 2 * PATIENCE_S) as service:
@@ -51,7 +49,7 @@ def test_a_member_without_a_thread_is_none(
 
 
 @pytest.mark.parametrize("kind", NETWORKED)
-def test_a_member_waits_for_a_thread(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_waits_for_a_thread(kind, monkeypatch):
     """Where there is none for the moment."""
     with Service(kind, LEASE_S) as service:
         threads = Threads(monkeypatch, range(1, 3))

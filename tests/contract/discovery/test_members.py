@@ -14,7 +14,7 @@ from xain_membership.ports import Discovery
 from xain_messaging.discovery.redis import RedisDiscovery
 
 
-def test_a_newcomer_knows_all_and_is_known_to_all(discovery: Discovery) -> None:
+def test_a_newcomer_knows_all_and_is_known_to_all(discovery):
     """A new member hears of the others before join() returns, and they hear of it."""
     first = Peer(discovery, "anna", address="there")
     second = Peer(discovery, "ben")
@@ -27,7 +27,7 @@ def test_a_newcomer_knows_all_and_is_known_to_all(discovery: Discovery) -> None:
     assert not second.lost
 
 
-def test_groups_do_not_know_each_other(discovery: Discovery) -> None:
+def test_groups_do_not_know_each_other(discovery):
     """The same name may be in two groups."""
     one = Peer(discovery, "anna", group="one")
     two = Peer(discovery, "anna", group="two")
@@ -36,9 +36,7 @@ def test_groups_do_not_know_each_other(discovery: Discovery) -> None:
     two.leave()
 
 
-def test_join_without_a_timeout_waits_for_the_name(
-    discovery: Discovery, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_join_without_a_timeout_waits_for_the_name(discovery, monkeypatch):
     """The name may stay taken for longer than any one wait."""
     monkeypatch.setattr("xain_foundation.waits.LONGEST_S", 0.2)
     first = Peer(discovery, "anna")
@@ -50,7 +48,7 @@ def test_join_without_a_timeout_waits_for_the_name(
         assert joining.result(PATIENCE_S).sees == {"anna": "there"}
 
 
-def test_a_later_process_has_a_higher_incarnation(discovery: Discovery) -> None:
+def test_a_later_process_has_a_higher_incarnation(discovery):
     """Messages of the older process are never taken for the newer one's."""
     before = Peer(discovery, "anna")
     before.leave()
@@ -59,7 +57,7 @@ def test_a_later_process_has_a_higher_incarnation(discovery: Discovery) -> None:
     after.leave()
 
 
-def test_a_name_is_one_processs_for_as_long_as_that_lives(discovery: Discovery) -> None:
+def test_a_name_is_one_processs_for_as_long_as_that_lives(discovery):
     """A second one is refused, and gets the name when the first has left."""
     first = Peer(discovery, "anna")
     is_refused(NameTaken, "anna", lambda time_s: Peer(discovery, "anna", timeout_s=time_s))
@@ -70,7 +68,7 @@ def test_a_name_is_one_processs_for_as_long_as_that_lives(discovery: Discovery) 
         second.result().leave()
 
 
-def test_member_that_has_left_is_no_member_whatever_it_calls(discovery: Discovery) -> None:
+def test_member_that_has_left_is_no_member_whatever_it_calls(discovery):
     """leave() of an old member does not remove the one that has its name now."""
     first = Peer(discovery, "anna")
     first.leave()
@@ -82,7 +80,7 @@ def test_member_that_has_left_is_no_member_whatever_it_calls(discovery: Discover
     third.leave()
 
 
-def test_many_join_at_once(discovery: Discovery) -> None:
+def test_many_join_at_once(discovery):
     """Each has a rank of its own, and in the end all know all."""
     number = 12
     with ThreadPoolExecutor(number) as pool:
@@ -94,7 +92,7 @@ def test_many_join_at_once(discovery: Discovery) -> None:
 
 
 @pytest.mark.parametrize("target", ["127.0.0.1:1", "redis://127.0.0.1:1"])
-def test_discovery_that_is_away(target: str) -> None:
+def test_discovery_that_is_away(target):
     """A discovery that does not answer is named in the error."""
     discovery: Discovery
     discovery = (

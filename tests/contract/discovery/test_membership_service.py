@@ -28,7 +28,7 @@ from xain_wire.messaging import membership_pb2 as pb
 from xain_wire.messaging.membership_pb2_grpc import MembershipStub
 
 
-def test_claims_of_members_are_checked() -> None:
+def test_claims_of_members_are_checked():
     """A member returns only with an incarnation that a service has given: later processes of its
     name would otherwise seem to be older."""
     with (
@@ -54,7 +54,7 @@ def test_claims_of_members_are_checked() -> None:
         assert join().incarnation > before.incarnation
 
 
-def test_stream_without_a_reader_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_without_a_reader_is_ended(monkeypatch):
     """A newer stream and a leave of the member end it too, though its message never goes out."""
     services: list[MembershipService] = []
 
@@ -105,9 +105,7 @@ def test_stream_without_a_reader_is_ended(monkeypatch: pytest.MonkeyPatch) -> No
         until(lambda: not service._streams, "the last one to be over")
 
 
-def test_a_member_of_a_large_group_hears_of_many_changes_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_member_of_a_large_group_hears_of_many_changes_at_once(monkeypatch):
     """A while passes between two messages to a member, which grows with the group. It hears at once
     that its stream has ended."""
     monkeypatch.setattr("xain_membership.service.GATHER_FOR_EACH_S", 3600.0)
@@ -126,7 +124,7 @@ def test_a_member_of_a_large_group_hears_of_many_changes_at_once(
         assert ended.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_a_stream_that_is_refused_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_is_refused_is_said_once(monkeypatch):
     """Heartbeats go on meanwhile, so nobody would notice; and it is tried again and again."""
 
     async def refuse(service: MembershipService, request: Any, context: Any) -> AsyncIterator[Any]:
@@ -144,7 +142,7 @@ def test_a_stream_that_is_refused_is_said_once(monkeypatch: pytest.MonkeyPatch) 
     assert [(entry["log_level"], entry["error"]) for entry in said] == [("warning", "no room")]
 
 
-def test_connection_that_ends_without_a_word_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_that_ends_without_a_word_is_noticed(monkeypatch):
     """The service asks now and then whether somebody is there: long before a lease is over the
     member has gone."""
     monkeypatch.setitem(KEEPALIVE, "grpc.keepalive_time_ms", 200)
@@ -162,7 +160,7 @@ def test_connection_that_ends_without_a_word_is_noticed(monkeypatch: pytest.Monk
             until(lambda: watcher.sees.keys() == {"anna", "ben"}, "ben to be back")
 
 
-def test_service_that_stood_still_removes_no_member() -> None:
+def test_service_that_stood_still_removes_no_member():
     """Leases run out meanwhile, and heartbeats wait in it. Who then still says nothing goes."""
     lease_s = 2.0
     with (
@@ -183,7 +181,7 @@ def test_service_that_stood_still_removes_no_member() -> None:
     assert "member_came_back" not in said
 
 
-def test_members_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_are_bounded(monkeypatch):
     """A member beyond the bound waits for its time, and gets the slot of a member that leaves."""
     monkeypatch.setattr("xain_membership.service.MAX_MEMBERS", 2)
     with Service("coordinator", LEASE_S) as service:
@@ -204,7 +202,7 @@ def test_members_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         third.leave()
 
 
-def test_a_server_whose_port_is_taken() -> None:
+def test_a_server_whose_port_is_taken():
     """The error says so, nothing is left, and the server can be stopped as after serving."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

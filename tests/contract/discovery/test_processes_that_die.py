@@ -16,7 +16,7 @@ def process(discovery: Discovery, name: str, timeout_s: float = PATIENCE_S) -> P
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("kind", NETWORKED)
-def test_the_entry_of_a_killed_process_expires(kind: str) -> None:
+def test_the_entry_of_a_killed_process_expires(kind):
     """The name is refused to others, in this process and in another, as long as the process lives;
     after a kill the watchers hear of it, and the name and the rank are free."""
     with Service(kind, lease_s=3.0) as service:
@@ -42,7 +42,7 @@ def test_the_entry_of_a_killed_process_expires(kind: str) -> None:
 @pytest.mark.e2e
 @pytest.mark.parametrize("meanwhile", ["nobody", "another", "another that has left"])
 @pytest.mark.parametrize("kind", NETWORKED)
-def test_member_that_was_taken_for_dead_is_told(kind: str, meanwhile: str) -> None:
+def test_member_that_was_taken_for_dead_is_told(kind, meanwhile):
     """A process that was held up for longer than its lease is a member again when it goes on, as
     who it was; unless another one has come under its name meanwhile: then it is told so, and the
     other keeps the name. If that has left it is the same, since peers that have heard of it do not

@@ -19,7 +19,7 @@ from xain_messaging.discovery.redis import RedisDiscovery
 
 
 @pytest.mark.parametrize("kind", NETWORKED)
-def test_a_service_that_was_away_changes_nothing(kind: str) -> None:
+def test_a_service_that_was_away_changes_nothing(kind):
     """Killed and started again with nothing, it knows all members as who they were, and none has
     been told meanwhile that another has gone."""
     with Service(kind, LEASE_S) as service:
@@ -46,7 +46,7 @@ def test_a_service_that_was_away_changes_nothing(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", NETWORKED)
-def test_member_that_leaves_a_restarted_service_is_removed(kind: str) -> None:
+def test_member_that_leaves_a_restarted_service_is_removed(kind):
     """The others hear of it at once, not a lease later."""
     with Service(kind, lease_s=3600.0) as service:
         peers = [Peer(service.discovery, f"worker-{i}") for i in range(3)]
@@ -85,7 +85,7 @@ def hangs(kind: str) -> Iterator[tuple[Discovery, Callable[[], None]]]:
 
 
 @pytest.mark.parametrize("kind", NETWORKED)
-def test_times_hold_whatever_the_service_does(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_hold_whatever_the_service_does(kind, monkeypatch):
     """A service that hangs keeps nobody for longer than the time that was given; to leave takes a
     moment."""
     monkeypatch.setattr("xain_membership.remote.CALL_TIMEOUT_S", 3600.0)

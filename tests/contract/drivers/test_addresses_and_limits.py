@@ -12,7 +12,7 @@ from xain_messaging.ports import Driver
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "", "[::]", "*", "[0:0::0]"])
-def test_unreachable_host_is_not_told(host: str) -> None:
+def test_unreachable_host_is_not_told(host):
     """A driver that listens on all interfaces needs the address at which others find it."""
     for make_one in (lambda **told: GrpcDriver(f"{host}:0", **told), partial(ZmqDriver, host)):
         with pytest.raises(ValueError, match=r"pass.*advertise='10\.1\.2\.3'"):
@@ -26,7 +26,7 @@ def test_unreachable_host_is_not_told(host: str) -> None:
             assert received(there) == [b"x"]
 
 
-def test_advertised_address_is_told_to_others() -> None:
+def test_advertised_address_is_told_to_others():
     """Others reach the driver there, whatever it listens on."""
     pairs: list[tuple[Driver, Driver, str]] = [
         (GrpcDriver(), GrpcDriver("127.0.0.1:0", advertise="localhost"), r"localhost:\d+"),

@@ -3,7 +3,6 @@
 import queue
 import time
 import weakref
-from collections.abc import Callable
 
 import grpc
 import numpy as np
@@ -16,7 +15,7 @@ from xain_messaging.drivers.grpc_framing import CHUNK_BYTES, to_chunks
 from xain_messaging.drivers.grpc_streams import METHOD, GrpcDriver
 
 
-def test_a_peer_may_come_later(make_networked: Callable[[], Receiving]) -> None:
+def test_a_peer_may_come_later(make_networked):
     """A packet that is sent before the peer listens arrives later, or its sender is told that it
     was lost; then the packets of a resend arrive."""
     here, there = make_networked(), make_networked()
@@ -39,7 +38,7 @@ def test_a_peer_may_come_later(make_networked: Callable[[], Receiving]) -> None:
         assert 1 <= int(bytes(arrived.frames[0])) <= num_sent
 
 
-def test_a_broken_connection_is_told_and_made_again() -> None:
+def test_a_broken_connection_is_told_and_made_again():
     """When the peer dies its senders over gRPC hear of it; what they send from then on reaches
     whoever comes to the same address."""
     here, there, other = (Receiving(GrpcDriver()) for _ in range(3))
@@ -55,7 +54,7 @@ def test_a_broken_connection_is_told_and_made_again() -> None:
         until(lambda: received(other) == [b"3"], "the third")
 
 
-def test_a_large_message_is_let_go(make_networked: Callable[[], Receiving]) -> None:
+def test_a_large_message_is_let_go(make_networked):
     """When the peer has it, its sender's memory is free; and when that has dropped it, its own:
     though nothing follows on the connection."""
     here, there = make_networked(), make_networked()
@@ -73,7 +72,7 @@ def test_a_large_message_is_let_go(make_networked: Callable[[], Receiving]) -> N
     until(lambda: came() is None, "the receiver to let it go")
 
 
-def test_a_stream_that_carries_no_packets_is_ended() -> None:
+def test_a_stream_that_carries_no_packets_is_ended():
     """The sender hears why; packets before it are received, and the other peers are served."""
     there, friend = Receiving(GrpcDriver()), Receiving(GrpcDriver())
     there.driver.max_message_bytes = 1000
@@ -94,7 +93,7 @@ def test_a_stream_that_carries_no_packets_is_ended() -> None:
         assert received(there) == [b"after"]
 
 
-def test_packets_that_are_put_together_have_a_bound() -> None:
+def test_packets_that_are_put_together_have_a_bound():
     """A stream with one more is not read until there is room; small packets come meanwhile."""
     first, second = ([name, bytes(2 * CHUNK_BYTES)] for name in (b"first", b"second"))
     there = Receiving(GrpcDriver())
@@ -118,7 +117,7 @@ def test_packets_that_are_put_together_have_a_bound() -> None:
         assert there._small.coming_bytes == 0
 
 
-def test_stalled_large_packet_holds_up_no_small_one() -> None:
+def test_stalled_large_packet_holds_up_no_small_one():
     """A stream announces more than all the memory for large packets, and brings no more of it;
     another large packet waits, and packets of other peers below small_bytes come."""
     small, large = [bytes(2 * CHUNK_BYTES)], [bytes(4 * CHUNK_BYTES)]

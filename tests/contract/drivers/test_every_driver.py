@@ -2,13 +2,12 @@
 
 import math
 import threading
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import pytest
 
-from support.drivers import Arrived, Event, Lost, Receiving, next_event, received
+from support.drivers import Arrived, Event, Lost, next_event, received
 from support.messaging import PATIENCE_S
 from support.waiting import beside
 from xain_membership.errors import Closed
@@ -16,7 +15,7 @@ from xain_messaging.errors import UnknownPeer
 from xain_messaging.format.codec import Frame
 
 
-def test_packets_come_whole_and_in_order(make: Callable[[], Receiving]) -> None:
+def test_packets_come_whole_and_in_order(make):
     """Frame by frame as they were sent, the empty ones too."""
     here, there = make(), make()
     here.connect("there", there.address)
@@ -34,7 +33,7 @@ def test_packets_come_whole_and_in_order(make: Callable[[], Receiving]) -> None:
 
 
 @pytest.mark.parametrize("size", [(2 << 20) - 100, 2 << 20, (2 << 20) + 1, 9_000_001])
-def test_large_frames_come_as_they_were(make: Callable[[], Receiving], size: int) -> None:
+def test_large_frames_come_as_they_were(make, size):
     """Larger than any piece that a driver cuts, with others before and after."""
     here, there = make(), make()
     here.connect("there", there.address)
@@ -48,7 +47,7 @@ def test_large_frames_come_as_they_were(make: Callable[[], Receiving], size: int
     assert received(there) == [b"next"]
 
 
-def test_received_arrays_can_be_written_to_by_their_receiver(make: Callable[[], Receiving]) -> None:
+def test_received_arrays_can_be_written_to_by_their_receiver(make):
     """Arrays lie in the frames after the second: they can be written to, and the sender does not
     see it."""
     here, there = make(), make()
@@ -64,7 +63,7 @@ def test_received_arrays_can_be_written_to_by_their_receiver(make: Callable[[], 
         assert not sent.any()
 
 
-def test_many_send_to_one(make: Callable[[], Receiving]) -> None:
+def test_many_send_to_one(make):
     """All packets arrive, and those of each sender in order."""
     there = make()
     senders = [make() for _ in range(4)]
@@ -83,7 +82,7 @@ def test_many_send_to_one(make: Callable[[], Receiving]) -> None:
             seen[name] = int(number) + 1
 
 
-def test_sending_to_a_peer_that_is_not_connected_is_refused(make: Callable[[], Receiving]) -> None:
+def test_sending_to_a_peer_that_is_not_connected_is_refused(make):
     """Before connect() and after disconnect(); to disconnect a stranger is nothing."""
     here, there = make(), make()
     with pytest.raises(UnknownPeer, match="there"):
@@ -95,7 +94,7 @@ def test_sending_to_a_peer_that_is_not_connected_is_refused(make: Callable[[], R
         here.send("there", [b"x"])
 
 
-def test_receive_ends_in_time_and_when_woken(make: Callable[[], Receiving]) -> None:
+def test_receive_ends_in_time_and_when_woken(make):
     """The result is None after the timeout, at once with 0, and on wake(), now or before."""
     driver = make()
     assert driver.receive(0) is None
@@ -106,7 +105,7 @@ def test_receive_ends_in_time_and_when_woken(make: Callable[[], Receiving]) -> N
     assert driver.receive(None) is None
 
 
-def test_after_close_nothing_goes(make: Callable[[], Receiving]) -> None:
+def test_after_close_nothing_goes(make):
     """A closed driver may be closed again; receive() returns at once."""
     here, there = make(), make()
     here.connect("there", there.address)
@@ -119,7 +118,7 @@ def test_after_close_nothing_goes(make: Callable[[], Receiving]) -> None:
         here.connect("there", there.address)
 
 
-def test_close_ends_a_receive_that_waits(make: Callable[[], Receiving]) -> None:
+def test_close_ends_a_receive_that_waits(make):
     """In another thread."""
     driver = make()
     results: list[Event | None] = [Lost("nobody")]
@@ -128,7 +127,7 @@ def test_close_ends_a_receive_that_waits(make: Callable[[], Receiving]) -> None:
     assert results[1:] == [None]
 
 
-def test_close_lets_waiting_packets_go_out(make: Callable[[], Receiving]) -> None:
+def test_close_lets_waiting_packets_go_out(make):
     """The wait is as long as the linger time."""
     here, there = make(), make()
     here.connect("there", there.address)
@@ -142,9 +141,7 @@ def test_close_lets_waiting_packets_go_out(make: Callable[[], Receiving]) -> Non
     assert received(there) == [b"last"]
 
 
-def test_a_time_without_end_is_one(
-    make: Callable[[], Receiving],
-) -> None:
+def test_a_time_without_end_is_one(make):
     """receive() waits until it is woken, close() until all has come, and no longer; for years as
     well, of which a system has no timers."""
     here, there = make(), make()
@@ -159,7 +156,7 @@ def test_a_time_without_end_is_one(
         assert received(there) == [b"2"]
 
 
-def test_a_peer_may_move(make: Callable[[], Receiving]) -> None:
+def test_a_peer_may_move(make):
     """connect() with another address; the old one gets nothing more."""
     here, old, new = make(), make(), make()
     here.connect("there", old.address)

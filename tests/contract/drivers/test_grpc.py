@@ -29,7 +29,7 @@ def stream_threads() -> int:
     return sum(thread.name == STREAM for thread in threading.enumerate())
 
 
-def test_streams_that_come_before_serve_wait() -> None:
+def test_streams_that_come_before_serve_wait():
     """Their packets come when it is called."""
     there, here = GrpcDriver(), GrpcDriver()
     with closing_all(there, here):
@@ -41,7 +41,7 @@ def test_streams_that_come_before_serve_wait() -> None:
 
 @pytest.mark.parametrize("how", ["close", "cancel"])
 @pytest.mark.parametrize("is_served", [False, True])
-def test_streams_that_wait_end(*, is_served: bool, how: str) -> None:
+def test_streams_that_wait_end(*, is_served, how):
     """Streams wait for serve(), or for their peers and for memory. All their threads end when the
     driver closes, before gRPC would cancel the calls, and when the peers cancel them."""
     before = stream_threads()
@@ -76,7 +76,7 @@ def test_streams_that_wait_end(*, is_served: bool, how: str) -> None:
     until(lambda: stream_threads() <= before, "the threads to end")
 
 
-def test_a_stream_beyond_the_bound_is_served_when_another_has_ended() -> None:
+def test_a_stream_beyond_the_bound_is_served_when_another_has_ended():
     """The driver refuses the stream of a second peer, which tries again."""
 
     class OneStream(GrpcDriver):
@@ -100,9 +100,7 @@ def test_a_stream_beyond_the_bound_is_served_when_another_has_ended() -> None:
         until(is_served, "the second peer to be served")
 
 
-def test_a_stream_for_which_the_system_has_no_thread_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_stream_for_which_the_system_has_no_thread_is_refused(monkeypatch):
     """One thread waits for the next stream. A stream after that is refused; the server and the
     other streams go on. The refused peer tries again, and is served when there are threads."""
     there, here, friend = (Receiving(GrpcDriver()) for _ in range(3))
@@ -138,7 +136,7 @@ def test_a_stream_for_which_the_system_has_no_thread_is_refused(
         assert received(there) == [b"again"]
 
 
-def test_a_driver_may_be_closed_where_packets_are_handed_over() -> None:
+def test_a_driver_may_be_closed_where_packets_are_handed_over():
     """The thread of the stream does not wait for itself, and the server ends."""
     there, here = GrpcDriver(), GrpcDriver()
     closed = threading.Event()
@@ -170,6 +168,6 @@ PROGRAM = textwrap.dedent(
 )
 
 
-def test_a_program_may_end_without_close() -> None:
+def test_a_program_may_end_without_close():
     """Threads of streams do not keep it."""
     subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=PATIENCE_S)

@@ -7,7 +7,7 @@ from support.drivers import Receiving, closing_all, received
 from xain_messaging.drivers.zeromq import MAX_WAITING, ZmqDriver
 
 
-def test_fast_sender_over_zeromq_waits() -> None:
+def test_fast_sender_over_zeromq_waits():
     """The sender waits until some messages are received; the rest waits there, in order."""
     there, here = Receiving(ZmqDriver()), Receiving(ZmqDriver())
     with closing_all(there, here):
@@ -21,7 +21,7 @@ def test_fast_sender_over_zeromq_waits() -> None:
         assert len(rest) < num_sent - 50
 
 
-def test_a_peer_that_is_not_sent_to_costs_no_connection() -> None:
+def test_a_peer_that_is_not_sent_to_costs_no_connection():
     """In a group of hundreds all connections would be ten thousands. A peer that cannot be reached
     is known with the first packet to it, which leaves no socket behind."""
     there, here = Receiving(ZmqDriver()), ZmqDriver()

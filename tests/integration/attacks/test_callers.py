@@ -9,7 +9,6 @@ import grpc
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
-from integration.attacks.conftest import Said
 from support.certificates import make_authority
 from support.closed_coordinator import MODEL, ClosedCoordinator, outcome_of
 from support.hostile import METHODS, path
@@ -100,9 +99,7 @@ def caller_id(stub: Stub) -> str:
 
 
 @pytest.mark.parametrize("stub", CERTIFICATES, ids=caller_id)
-async def test_certificate_that_does_not_count_is_refused(
-    closed: ClosedCoordinator, said: Said, stub: Stub
-) -> None:
+async def test_certificate_that_does_not_count_is_refused(closed, said, stub):
     assert await heartbeat(stub(closed), said.messages) == CERTIFICATES[stub]
     closed.require_unchanged()
     await closed.close_round()
@@ -143,9 +140,7 @@ def named(service: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("method", named("Coordinator"))
-async def test_name_of_another_in_the_metadata_is_refused(
-    closed: ClosedCoordinator, said: Said, method: MethodDescriptor
-) -> None:
+async def test_name_of_another_in_the_metadata_is_refused(closed, said, method):
     mallory = closed.member(Role.PARTICIPANT, "mallory", says="ward-1")
     assert await outcome_of(call(mallory, method), said.messages) == UNAUTHENTICATED
     closed.require_unchanged()
@@ -218,9 +213,7 @@ NAMES: dict[Callable[[ClosedCoordinator, list[str]], Any], str] = {
 
 
 @pytest.mark.parametrize("attack", NAMES, ids=caller_id)
-async def test_name_of_another_is_refused(
-    closed: ClosedCoordinator, said: Said, attack: Any
-) -> None:
+async def test_name_of_another_is_refused(closed, said, attack):
     assert await attack(closed, said.messages) == NAMES[attack]
     closed.require_unchanged()
 
@@ -258,9 +251,7 @@ async def attempted(member: Member, names: Sequence[str], told: list[str]) -> di
         (Role.JOINING, [*PARTICIPANTS, "GetWeights", *CONTROL]),
     ],
 )
-async def test_role_that_may_not_is_refused(
-    closed: ClosedCoordinator, said: Said, role: Role, names: Sequence[str]
-) -> None:
+async def test_role_that_may_not_is_refused(closed, said, role, names):
     """Methods are refused by role, also to a caller that gives a participant's name."""
     for name in ("ward-1", "mallory"):
         assert await attempted(closed.member(role, name), names, said.messages) == {}
@@ -268,7 +259,7 @@ async def test_role_that_may_not_is_refused(
     await closed.close_round()
 
 
-async def test_participant_cannot_issue_certificates(closed: ClosedCoordinator, said: Said) -> None:
+async def test_participant_cannot_issue_certificates(closed, said):
     """The requests that would have an effect, with what they need."""
     site = closed.enrolled(Role.PARTICIPANT, "mallory")
     closed.remember()

@@ -11,7 +11,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
-from integration.attacks.conftest import Said
 from support.closed_coordinator import ClosedCoordinator, outcome_of
 from support.wire import Member
 from xain_foundation.security.identity import Role
@@ -117,18 +116,14 @@ TOKENS: dict[Attack, str] = {
 
 
 @pytest.mark.parametrize("attack", TOKENS, ids=lambda attack: attack.__name__)
-async def test_token_that_does_not_count_is_refused(
-    closed: ClosedCoordinator, said: Said, attack: Attack
-) -> None:
+async def test_token_that_does_not_count_is_refused(closed, said, attack):
     assert await attack(closed, said.messages) == TOKENS[attack]
     closed.require_unchanged()
     await closed.close_round()
 
 
 @pytest.mark.parametrize("part", range(4), ids=["address", "certificate", "key", "authority"])
-async def test_token_with_a_byte_changed_is_refused(
-    closed: ClosedCoordinator, said: Said, part: int
-) -> None:
+async def test_token_with_a_byte_changed_is_refused(closed, said, part):
     """The checksum tells; and where that is made anew, the signatures do."""
     text = new_token(closed).encode()
     body = bytearray(base64.urlsafe_b64decode(text.removeprefix(PREFIX) + "=="))[:-4]
@@ -209,9 +204,7 @@ REQUESTS: dict[Callable[[], bytes], str] = {
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: request.__name__)
-async def test_request_that_cannot_be_signed_is_refused_and_uses_no_token(
-    closed: ClosedCoordinator, said: Said, request_: Callable[[], bytes]
-) -> None:
+async def test_request_that_cannot_be_signed_is_refused_and_uses_no_token(closed, said, request_):
     token = new_token(closed)
     asked = join(held_by(closed, token), request_())
     assert await outcome_of(asked, said.messages) == REQUESTS[request_]
@@ -219,7 +212,7 @@ async def test_request_that_cannot_be_signed_is_refused_and_uses_no_token(
     assert (await join(held_by(closed, token), request_for("ward-7"))).certificate
 
 
-async def test_name_in_a_request_counts_for_nothing(closed: ClosedCoordinator) -> None:
+async def test_name_in_a_request_counts_for_nothing(closed):
     """The name of a new or renewed certificate is that of the caller's own certificate."""
     token, key = new_token(closed, "mallory"), new_key()
     pem = key_to_pem(key)

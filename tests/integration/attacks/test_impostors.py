@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 import pytest
 
-from support.closed_coordinator import ClosedCoordinator
 from support.process import PATIENCE_S
 from xain_foundation.net.channels import open_channel
 from xain_foundation.security.identity import SCHEDULER, Role
@@ -65,9 +64,7 @@ def trusted_by(client: Certificates, address: str) -> list[str]:
 
 @pytest.mark.parametrize("role", [Role.NODE, Role.PARTICIPANT, Role.OPERATOR])
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "coordinator", SCHEDULER])
-async def test_holder_of_a_certificate_cannot_pass_for_the_coordinator(
-    closed: ClosedCoordinator, role: Role, name: str
-) -> None:
+async def test_holder_of_a_certificate_cannot_pass_for_the_coordinator(closed, role, name):
     """A certificate of another role is refused under each name and host."""
     impostor = closed.holder(*closed.signed(role, name))
     site = closed.holder(*closed.signed(Role.PARTICIPANT, "ward-9"))

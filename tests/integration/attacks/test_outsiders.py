@@ -2,18 +2,15 @@
 refused by a closed one, without a certificate or under that of another site."""
 
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
-from integration.attacks.conftest import Said
 from integration.conftest import Start
 from support.closed_coordinator import MODEL, ROUNDS, SITES, UPDATES, ClosedCoordinator, outcome_of
 from support.wire import Code, Member, assert_refused, npy, refused
-from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_foundation.security.identity import Role
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2
@@ -83,16 +80,13 @@ async def opened(start: Start) -> Any:
         await member.close()
 
 
-Opened = tuple[SessionCoordinator, Member, Outsider]
-
-
-async def test_outsider_reads_model_and_sites_of_an_open_coordinator(opened: Opened) -> None:
+async def test_outsider_reads_model_and_sites_of_an_open_coordinator(opened):
     _, _, outsider = opened
     assert await read_the_model(outsider) == npy(MODEL + 2)
     assert await read_the_figures_of_sites(outsider) == list(SITES)
 
 
-async def test_outsider_hands_in_for_another_at_an_open_coordinator(opened: Opened) -> None:
+async def test_outsider_hands_in_for_another_at_an_open_coordinator(opened):
     """The instance id is left out, so the outsider is taken for the owner, whose own update is then
     a second one."""
     _, owner, outsider = opened
@@ -102,14 +96,14 @@ async def test_outsider_hands_in_for_another_at_an_open_coordinator(opened: Open
     )
 
 
-async def test_outsider_ends_the_session_of_a_site_at_an_open_coordinator(opened: Opened) -> None:
+async def test_outsider_ends_the_session_of_a_site_at_an_open_coordinator(opened):
     coordinator, owner, outsider = opened
     await end_the_session_of_another_site(outsider)
     assert "ward-1" not in coordinator.driver.session.members
     assert (await refused(owner.heartbeat()))[1] == "NOT_A_MEMBER"
 
 
-async def test_outsider_takes_a_name_first_at_an_open_coordinator(opened: Opened) -> None:
+async def test_outsider_takes_a_name_first_at_an_open_coordinator(opened):
     _, _, outsider = opened
     thief, owner = outsider("ward-3"), outsider("ward-3")
     thief.metadata += ((INSTANCE, "the thief"),)
@@ -119,9 +113,7 @@ async def test_outsider_takes_a_name_first_at_an_open_coordinator(opened: Opened
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
-async def test_outsider_is_refused_by_a_closed_coordinator(
-    closed: ClosedCoordinator, said: Said, attack: Attack
-) -> None:
+async def test_outsider_is_refused_by_a_closed_coordinator(closed, said, attack):
     await closed.close_round()
     await closed.sites[0].until(pb.ROUND, 1)
     closed.remember()
@@ -154,9 +146,7 @@ async def with_two_billion_samples(member: Member, sites: list[Member]) -> None:
     await sites[0].until(pb.ROUND, 2)
 
 
-async def test_site_that_decides_the_model_alone_is_a_warning(
-    closed: ClosedCoordinator, said: Said
-) -> None:
+async def test_site_that_decides_the_model_alone_is_a_warning(closed, said):
     """An outsider cannot; a site that may take part is named, and bound by what it declared
     first."""
     mallory = closed.member(Role.PARTICIPANT, "mallory")
@@ -204,18 +194,14 @@ async def join_first_with_a_nonsense_table(outsider: Outsider) -> None:
     await outsider("outsider").rendezvous(profile_of("nonsense", HONEST))
 
 
-async def test_outsider_reads_the_mean_of_a_site_of_an_open_coordinator(
-    start: Start, join: Any
-) -> None:
+async def test_outsider_reads_the_mean_of_a_site_of_an_open_coordinator(start, join):
     coordinator = await start(**SGD, rounds=ROUNDS)
     await join(coordinator, "ward-1").rendezvous(profile_of("age", HONEST))
     found = await read_the_mean_of_another(lambda says: join(coordinator, says))
     assert found == pytest.approx(HONEST.mean())
 
 
-async def test_nonsense_table_of_an_outsider_shuts_sites_out_of_an_open_coordinator(
-    start: Start, join: Any
-) -> None:
+async def test_nonsense_table_of_an_outsider_shuts_sites_out_of_an_open_coordinator(start, join):
     coordinator = await start(**SGD, rounds=ROUNDS)
     await join_first_with_a_nonsense_table(lambda says: join(coordinator, says))
     honest = join(coordinator, "ward-1").rendezvous(profile_of("age", HONEST))
@@ -224,8 +210,8 @@ async def test_nonsense_table_of_an_outsider_shuts_sites_out_of_an_open_coordina
 
 @pytest.mark.parametrize("attack", [read_the_mean_of_another, join_first_with_a_nonsense_table])
 async def test_table_of_an_outsider_is_refused_by_a_closed_coordinator(
-    start: Start, guard: Any, tmp_path: Path, secrets: Any, said: Said, attack: Attack
-) -> None:
+    start, guard, tmp_path, secrets, said, attack
+):
     """The sites that are honest train meanwhile."""
     coordinator = await start(**SGD, guard=guard, rounds=ROUNDS)
     closed = ClosedCoordinator(tmp_path, guard, coordinator, secrets)
@@ -244,8 +230,8 @@ async def test_table_of_an_outsider_is_refused_by_a_closed_coordinator(
 
 
 async def test_nonsense_of_a_site_that_comes_first_is_refused_alone(
-    start: Start, guard: Any, tmp_path: Path, secrets: Any, said: Said
-) -> None:
+    start, guard, tmp_path, secrets, said
+):
     """No honest site ends: the first of them waits, the second outvotes the nonsense with it."""
     coordinator = await start(**SGD, guard=guard, rounds=ROUNDS)
     closed = ClosedCoordinator(tmp_path, guard, coordinator, secrets)

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,11 +14,8 @@ import numpy as np
 import pytest
 from cryptography import x509
 
-from integration.attacks.conftest import Said
-from integration.conftest import Start
 from support.certificates import issued, make_authority, write_folder
 from support.closed_coordinator import MODEL, SITES, UPDATES, ClosedCoordinator, outcome_of
-from support.secret_search import Secrets
 from support.waiting import until
 from support.wire import Member, digest, npy
 from xain_coordinator.driver.effects import StoreWorker
@@ -61,9 +57,7 @@ async def mallory(closed: ClosedCoordinator) -> Member:
 
 @pytest.mark.parametrize("how", ["revoked", "expired"])
 @pytest.mark.parametrize("what", ["watch", "upload"])
-async def test_stream_ends_with_the_certificate(
-    closed: ClosedCoordinator, mallory: Member, said: Said, what: str, how: str
-) -> None:
+async def test_stream_ends_with_the_certificate(closed, mallory, said, what, how):
     ending: Any
     if what == "watch":
         opened = mallory.watch()
@@ -87,9 +81,7 @@ async def test_stream_ends_with_the_certificate(
         await closed.close_round(1)
 
 
-async def test_thief_who_has_renewed_a_certificate_is_revoked_with_it(
-    closed: ClosedCoordinator, said: Said
-) -> None:
+async def test_thief_who_has_renewed_a_certificate_is_revoked_with_it(closed, said):
     """Revoked is the serial number that the operator knows. The site's other certificate counts."""
     certificate, _ = closed.signed(Role.PARTICIPANT, "ward-1")
     stolen = read_certificate(certificate).serial
@@ -125,9 +117,7 @@ async def in_a_group(member: Member, name: str, address: str = "127.0.0.1:1") ->
     return rest, lambda: stub.Renew(mpb.RenewRequest(**who))
 
 
-async def test_revoked_member_leaves_the_groups_of_a_coordinator(
-    closed: ClosedCoordinator, said: Said
-) -> None:
+async def test_revoked_member_leaves_the_groups_of_a_coordinator(closed, said):
     registry = closed.coordinator.server._membership._registry
     registry._open_at, registry.lease_s = 0.0, 3600.0  # it neither waits nor expires
     node = closed.enrolled(Role.NODE, "server-1")
@@ -137,9 +127,7 @@ async def test_revoked_member_leaves_the_groups_of_a_coordinator(
         assert await outcome_of(call, said.messages) == UNAUTHENTICATED
 
 
-async def test_programs_without_a_coordinator_refuse_who_is_in_their_files(
-    closed: ClosedCoordinator, said: Said
-) -> None:
+async def test_programs_without_a_coordinator_refuse_who_is_in_their_files(closed, said):
     """Nothing more is said to a stream that stands, or taken from it."""
     stolen = closed.signed(Role.PARTICIPANT, "mallory")
     mallory = GrpcDriver(tls=closed.holder(*stolen))
@@ -178,8 +166,8 @@ async def test_programs_without_a_coordinator_refuse_who_is_in_their_files(
 
 
 async def test_certificate_of_a_companys_authority_is_revoked_by_its_serial_number(
-    start: Start, tmp_path: Path, said: Said, secrets: Secrets
-) -> None:
+    start, tmp_path, said, secrets
+):
     """Also after a restart. The coordinator has issued nothing itself, and a site that has no other
     certificate leaves the session."""
     authority = make_authority()
@@ -226,7 +214,7 @@ async def test_certificate_of_a_companys_authority_is_revoked_by_its_serial_numb
     second.close()
 
 
-async def test_put_on_the_weights_port_breaks_off(closed: ClosedCoordinator, said: Said) -> None:
+async def test_put_on_the_weights_port_breaks_off(closed, said):
     """The half that has arrived is handed in by nobody."""
     certificate, key = closed.signed(Role.PARTICIPANT, "ward-1")
     thief, holder = closed.caller(certificate, key), closed.holder(certificate, key)
@@ -259,8 +247,8 @@ def connected(url: str, holder: Any) -> TlsSocket:
 
 
 async def test_update_that_was_acknowledged_counts_in_the_aggregation(
-    closed: ClosedCoordinator, mallory: Member, said: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    closed, mallory, said, monkeypatch
+):
     """The holder is revoked in the middle of it, leaves the session, and is told no model."""
     begun, go_on, aggregate = threading.Event(), threading.Event(), StoreWorker._aggregate
 

@@ -50,9 +50,7 @@ def found(folder: Path, pattern: str) -> list[Path]:
 
 @pytest.mark.e2e
 @pytest.mark.timeout(600)
-async def test_no_program_shows_a_key_or_a_token(
-    keep, tmp_path: Path, secrets: Secrets, said: Said
-) -> None:
+async def test_no_program_shows_a_key_or_a_token(keep, tmp_path, secrets, said):
     data = f"--data-dir={tmp_path}"
     passphrase = tmp_path / "authority.passphrase"
     passphrase.write_text("correct horse battery staple\n")

@@ -19,9 +19,7 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from integration.attacks.conftest import Said
 from integration.attacks.test_callers import ALL, call
-from integration.conftest import Start
 from support.certificates import make_authority
 from support.closed_coordinator import ClosedCoordinator, outcome_of
 from support.process import PATIENCE_S
@@ -130,9 +128,7 @@ def ports_of(at: ClosedCoordinator) -> Iterator[dict[str, int]]:
         driver.close(0.0)
 
 
-async def test_connections_without_a_certificate_that_counts_do_not_stand(
-    closed: ClosedCoordinator,
-) -> None:
+async def test_connections_without_a_certificate_that_counts_do_not_stand(closed):
     """On each port, for each kind of client; one with a certificate that counts is let in."""
     contexts = {name: make(closed) for name, make in CLIENTS.items()}
     own = holding()(closed)
@@ -152,9 +148,7 @@ async def test_connections_without_a_certificate_that_counts_do_not_stand(
     await closed.close_round()
 
 
-async def test_port_without_certificates_talks_to_no_client_with_tls(
-    start: Start, said: Said
-) -> None:
+async def test_port_without_certificates_talks_to_no_client_with_tls(start, said):
     """A participant that has a certificate sends nothing to a coordinator that shows none."""
     coordinator = await start()
     credentials = grpc.ssl_channel_credentials()
@@ -169,9 +163,7 @@ async def test_port_without_certificates_talks_to_no_client_with_tls(
     assert not await asyncio.to_thread(is_let_in, port, context, HTTP1)
 
 
-async def test_port_of_health_checks_answers_nothing_else(
-    closed: ClosedCoordinator, said: Said
-) -> None:
+async def test_port_of_health_checks_answers_nothing_else(closed, said):
     """Methods of other services are refused, and so are other services of gRPC servers."""
     port = closed.coordinator.server.health_port
     assert port is not None
@@ -218,7 +210,7 @@ def as_nobody(path: Path) -> str:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.skipif(PYTHON is None, reason="needs a Python that other users may run")
 @pytest.mark.parametrize("depth", [0, 120], ids=["beside the journal", "moved, since it is long"])
-async def test_operators_socket_is_not_for_other_users(start: Start, depth: int) -> None:
+async def test_operators_socket_is_not_for_other_users(start, depth):
     """The mode of the socket keeps them out, where they may enter the folder of the data."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made) / ("d" * depth)

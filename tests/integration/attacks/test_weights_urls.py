@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from integration.attacks.conftest import Said
 from support.closed_coordinator import MODEL, ClosedCoordinator
 from support.process import PATIENCE_S
 from support.wire import digest, npy
@@ -90,7 +89,7 @@ HOLDERS: dict[str, tuple[Callable[[ClosedCoordinator], Certificates | None], str
 
 
 @pytest.mark.parametrize("who", HOLDERS)
-async def test_url_of_another_is_refused(closed: ClosedCoordinator, who: str) -> None:
+async def test_url_of_another_is_refused(closed, who):
     make, expected = HOLDERS[who]
     urls = await offered(closed)
     holder = make(closed)
@@ -121,9 +120,7 @@ def signature_left_out(urls: Urls) -> tuple[str, str]:
 @pytest.mark.parametrize(
     "change", [signature_changed, payload_changed, other_method, signature_left_out]
 )
-async def test_url_that_was_changed_is_refused(
-    closed: ClosedCoordinator, said: Said, change: Callable[[Urls], tuple[str, str]]
-) -> None:
+async def test_url_that_was_changed_is_refused(closed, said, change):
     """A changed URL is refused also to the participant that it was made for."""
     urls = await offered(closed)
     own = closed.holder(*closed.certificate(Role.PARTICIPANT, "ward-1"))

@@ -47,7 +47,7 @@ def closed(typed) -> Typed:
     return typed
 
 
-def test_certificates_are_made_once(closed) -> None:
+def test_certificates_are_made_once(closed):
     folder = closed.data_dir / "access"
     assert Certificates(folder / "tls").own.names.hosts[:2] == ("fleet.example.org", "localhost")
     assert (folder / "ca.key").stat().st_mode & 0o777 == 0o600
@@ -58,20 +58,20 @@ def test_certificates_are_made_once(closed) -> None:
     assert (folder / "ca.crt").read_bytes() == before
 
 
-def test_commands_without_certificates_name_the_one_that_makes_them(typed) -> None:
+def test_commands_without_certificates_name_the_one_that_makes_them(typed):
     told = typed.refused("tokens", "create", "--name", "ward-7")
     assert f"there are no certificates in {typed.data_dir / 'access'}" in told
     assert "run `xain-coordinator certs init --host HOST`" in told
     assert not typed.data_dir.exists()
 
 
-def test_operators_command_goes_to_no_other_machine_in_the_clear(typed) -> None:
+def test_operators_command_goes_to_no_other_machine_in_the_clear(typed):
     told = typed.refused("certs", "list", "--address", "fleet.example.org:50051")
     assert "'fleet.example.org' is another machine" in told
     assert "add --tls FOLDER; a coordinator without certificates takes this command on its" in told
 
 
-def test_token_is_all_that_is_printed(closed) -> None:
+def test_token_is_all_that_is_printed(closed):
     """A token leads to the first host, at the coordinator's port."""
     token = JoinToken.decode(closed("tokens", "create", "--name", "ward-7"))
     assert token.address == "fleet.example.org:50051"
@@ -88,7 +88,7 @@ def test_token_is_all_that_is_printed(closed) -> None:
     assert (made["name"], made["role"]) == ("alice", "operator")
 
 
-def test_tokens_of_many_sites_are_files_of_their_own(closed, tmp_path) -> None:
+def test_tokens_of_many_sites_are_files_of_their_own(closed, tmp_path):
     closed("tokens", "create", "--name", "site-{08..11}", "--to", str(tmp_path / "tokens"))
     files = sorted((tmp_path / "tokens").iterdir())
     assert [file.name for file in files] == [f"site-{n}.token" for n in ("08", "09", "10", "11")]
@@ -99,12 +99,12 @@ def test_tokens_of_many_sites_are_files_of_their_own(closed, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("words", [["--name", "a/b"], ["--name", "a", "--ttl", "soon"]])
-def test_wrong_flag_of_a_token_is_named(closed, words) -> None:
+def test_wrong_flag_of_a_token_is_named(closed, words):
     told = closed.refused("tokens", "create", *words, status=2)
     assert f"command line: {words[-2]}: " in told
 
 
-def test_token_in_a_redirected_file_is_its_owners_alone(closed, tmp_path, monkeypatch) -> None:
+def test_token_in_a_redirected_file_is_its_owners_alone(closed, tmp_path, monkeypatch):
     """The token has a key, and a shell makes the file with the mode that the umask leaves."""
     file = tmp_path / "ward-7.token"
     with file.open("w") as redirected:
@@ -115,18 +115,18 @@ def test_token_in_a_redirected_file_is_its_owners_alone(closed, tmp_path, monkey
     assert JoinToken.decode(file.read_text()).key
 
 
-def test_next_command_is_for_the_same_coordinator(typed) -> None:
+def test_next_command_is_for_the_same_coordinator(typed):
     told = typed("certs", "init", "--host", "fleet.example.org")
     assert f"tokens create --name NAME --data-dir {typed.data_dir}`" in told
 
 
-def test_command_refuses_an_unknown_role(closed) -> None:
+def test_command_refuses_an_unknown_role(closed):
     told = closed.refused("tokens", "create", "--name", "a", "--role", "king")
     assert "king" in told
     assert "participant" in told
 
 
-def test_revoked_by_name_or_by_the_serial_number_that_is_shown(closed) -> None:
+def test_revoked_by_name_or_by_the_serial_number_that_is_shown(closed):
     for name in ("ward-7", "ward-8"):
         closed("tokens", "create", "--name", name)
     entries = json.loads(closed("certs", "list", "--json"))
@@ -143,7 +143,7 @@ def test_revoked_by_name_or_by_the_serial_number_that_is_shown(closed) -> None:
     assert closed("certs", "list", "--revoked").splitlines() == serials
 
 
-def test_names_made_by_a_revoked_operator_are_listed(closed) -> None:
+def test_names_made_by_a_revoked_operator_are_listed(closed):
     control = AccessControl.open(closed.data_dir / "access")
     for name, role, by in (
         ("alice", "operator", "operator 'root'"),
@@ -158,7 +158,7 @@ def test_names_made_by_a_revoked_operator_are_listed(closed) -> None:
     assert "certs revoke NAME" in told
 
 
-def test_request_is_signed_for_the_name_that_is_typed(closed, tmp_path) -> None:
+def test_request_is_signed_for_the_name_that_is_typed(closed, tmp_path):
     request = tmp_path / "ward-7.csr"
     request.write_bytes(make_request(new_key(), "somebody-else"))
     pem = closed("certs", "sign", str(request), "--name", "ward-7").encode()
@@ -170,7 +170,7 @@ def test_request_is_signed_for_the_name_that_is_typed(closed, tmp_path) -> None:
     )
 
 
-def test_own_certificate_is_renewed_for_other_hosts(closed) -> None:
+def test_own_certificate_is_renewed_for_other_hosts(closed):
     folder = closed.data_dir / "access" / "tls"
     before = Certificates(folder).own
     told = closed("certs", "renew", "--host", "new.example.org")
@@ -179,7 +179,7 @@ def test_own_certificate_is_renewed_for_other_hosts(closed) -> None:
     assert (before.serial != after.serial, after.names.dns[0]) == (True, "new.example.org")
 
 
-def test_key_of_the_authority_needs_its_passphrase(typed, tmp_path) -> None:
+def test_key_of_the_authority_needs_its_passphrase(typed, tmp_path):
     file = tmp_path / "passphrase"
     file.write_text("correct horse\n")
     typed("certs", "init", "--host", "a.example.org", "--passphrase-file", str(file))
@@ -189,7 +189,7 @@ def test_key_of_the_authority_needs_its_passphrase(typed, tmp_path) -> None:
     assert typed("tokens", "create", "--name", "ward-7", "--passphrase-file", str(file))
 
 
-def test_audit_log_is_shown_and_its_chain_checked(closed, tmp_path) -> None:
+def test_audit_log_is_shown_and_its_chain_checked(closed, tmp_path):
     closed("tokens", "create", "--name", "ward-7")
     path = closed.data_dir / "access" / "audit.log"
     noted = verify(path).last_hash
@@ -211,12 +211,12 @@ def test_audit_log_is_shown_and_its_chain_checked(closed, tmp_path) -> None:
     assert f"line 4 of {copy} is damaged" in told
 
 
-def test_session_commands_need_a_coordinator_that_runs(closed) -> None:
+def test_session_commands_need_a_coordinator_that_runs(closed):
     for words in (["participants", "remove", "ward-7"], ["session", "finish"]):
         assert "no coordinator runs on this machine" in closed.refused(*words)
 
 
-def test_folder_that_another_process_uses_is_told(closed) -> None:
+def test_folder_that_another_process_uses_is_told(closed):
     control = AccessControl.open(closed.data_dir / "access")
     try:
         assert "another process has" in closed.refused("certs", "list")
@@ -224,14 +224,14 @@ def test_folder_that_another_process_uses_is_told(closed) -> None:
         control.close()
 
 
-def test_names_of_many_sites() -> None:
+def test_names_of_many_sites():
     assert expanded("ward-7") == ["ward-7"]
     assert expanded("s{1..3}x") == ["s1x", "s2x", "s3x"]
     with pytest.raises(ValueError, match="1 to 10000 numbers"):
         expanded("s{3..1}")
 
 
-def test_lengths_of_time() -> None:
+def test_lengths_of_time():
     assert [seconds_of(text) for text in ("90", "30m", "24h", "1.5d")] == [90, 1800, 86400, 129600]
     for text in ("", "0h", "h", "-1h", "1w"):
         with pytest.raises(ValueError, match="30m, 24h or 7d"):

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -101,7 +100,7 @@ async def test_agents_learn_as_much_as_bagging_on_all_rows(start, join, num_site
     assert evaluate(model, test)["accuracy"] >= expected - bound
 
 
-async def test_participants_train_without_downloading_the_ensemble(start, join, tmp_path: Path):
+async def test_participants_train_without_downloading_the_ensemble(start, join, tmp_path):
     train, _ = halves(load("digits"))
     parts = [train.subset(rows) for rows in np.array_split(np.arange(train.num_samples), 2)]
     path = tmp_path / "latency.jsonl"
@@ -116,7 +115,7 @@ async def test_participants_train_without_downloading_the_ensemble(start, join, 
 
 
 async def test_session_lists_the_estimators_that_stay_and_has_nothing_to_export(
-    start, join, tmp_path: Path
+    start, join, tmp_path
 ):
     parts = [*halves(load("wine"))]
     coordinator = await start(**settings(2, publish=False, estimators=3))
@@ -132,7 +131,7 @@ async def test_session_lists_the_estimators_that_stay_and_has_nothing_to_export(
             formats.write(tmp_path / f"model{suffix}", model, {})
 
 
-async def test_stacked_votes_are_trained_and_gone_on_with(start, join, tmp_path: Path):
+async def test_stacked_votes_are_trained_and_gone_on_with(start, join, tmp_path):
     """Sites by label; the file that is taken home predicts as what was measured."""
     train, test = halves(load("wine"))
     order = np.argsort(train.target, kind="stable")
@@ -173,9 +172,7 @@ async def test_stacked_votes_are_trained_and_gone_on_with(start, join, tmp_path:
     np.testing.assert_allclose(found, expected, atol=0.01)
 
 
-async def test_exported_ensemble_predicts_the_same_in_plain_scikit_learn(
-    start, join, tmp_path: Path
-):
+async def test_exported_ensemble_predicts_the_same_in_plain_scikit_learn(start, join, tmp_path):
     train, test = halves(load("wine"))
     parts = np.array_split(np.arange(train.num_samples), 3)
     coordinator = await start(**settings(3, estimators=2, vote="hard"))

@@ -76,14 +76,14 @@ def _list(url: str, ca_file: Path | None) -> None:
         bucket.close()
 
 
-def test_store_by_an_authority_of_one_s_own(url: str, folder: Path) -> None:
+def test_store_by_an_authority_of_one_s_own(url, folder):
     """The store is refused without the file, and the message names the key."""
     _list(url, folder / AUTHORITY)
     with pytest.raises(StoreUnavailable, match=r"storage\.ca_file names a file"):
         _list(url, None)
 
 
-def test_metrics_by_an_authority_of_one_s_own(url: str, folder: Path) -> None:
+def test_metrics_by_an_authority_of_one_s_own(url, folder):
     closing = threading.Event()
     closing.set()  # one try
     point = Point("m", {"f": 1.0}, {})
@@ -98,7 +98,7 @@ def test_metrics_by_an_authority_of_one_s_own(url: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "", "no certificate"])
-def test_file_without_authorities_is_told_at_the_start(tmp_path: Path, content: str | None) -> None:
+def test_file_without_authorities_is_told_at_the_start(tmp_path, content):
     path = tmp_path / "ca.crt"
     if content is not None:
         path.write_text(content)

@@ -18,7 +18,6 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from integration.conftest import Start
 from support.logs import capture_logs
 from xain_coordinator.inspection.client import fetch
 from xain_participant import Agent
@@ -145,7 +144,7 @@ async def status_with(
             await asyncio.sleep(0.1)  # a poll, not a race
 
 
-async def test_finding_is_logged_journalled_shown_and_told_to_its_site(start: Start) -> None:
+async def test_finding_is_logged_journalled_shown_and_told_to_its_site(start):
     """Days for years at one site of three: that site hears of it, the others do not, and a
     coordinator that is started again still knows."""
     tables = {
@@ -171,7 +170,7 @@ async def test_finding_is_logged_journalled_shown_and_told_to_its_site(start: St
     assert "data.factors" in finding.fix
 
 
-async def test_site_is_told_a_finding_once(start: Start) -> None:
+async def test_site_is_told_a_finding_once(start):
     """Once in a stream, and not in heartbeats of a site that says what it knows. One that has died
     and comes again hears it again; so does one that has no stream, or knows another finding."""
     tables = {"north": patients(120, 0), "south": patients(130, 1, age_in=365.25)}
@@ -213,7 +212,7 @@ async def test_site_is_told_a_finding_once(start: Start) -> None:
     assert (first, sum(later), again) == (1, 0, 1)
 
 
-async def test_finding_of_level_refuse_makes_no_model(start: Start) -> None:
+async def test_finding_of_level_refuse_makes_no_model(start):
     """The session waits for other data; status says why, and the site hears it."""
     coordinator = await start(
         workload=WORKLOAD,
@@ -235,7 +234,7 @@ async def test_finding_of_level_refuse_makes_no_model(start: Start) -> None:
     assert snapshot.models.total_size == 0
 
 
-async def test_thirty_sites_of_four_rows_train_scaled_or_not_at_all(start: Start) -> None:
+async def test_thirty_sites_of_four_rows_train_scaled_or_not_at_all(start):
     """Nothing of four rows travels by default, and the fleet is refused by name. With min_known at
     each site the model is scaled by all rows."""
     few = {f"clinic-{i:02}": patients(4, 100 + i) for i in range(30)}
@@ -260,7 +259,7 @@ async def test_thirty_sites_of_four_rows_train_scaled_or_not_at_all(start: Start
     assert prepared[1]["categories"] == ["female", "male"]
 
 
-async def test_session_that_describes_trains_nothing(start: Start) -> None:
+async def test_session_that_describes_trains_nothing(start):
     """The session ends with the description, and its sites with status 0, even where the checks
     would refuse to train. Over the network there are no figures of a single site."""
     tables = {"north": patients(120, 0), "south": patients(130, 1, age_in=365.25)}
@@ -348,7 +347,7 @@ def documented() -> set[str]:
     return listed
 
 
-def test_each_field_that_a_participant_can_send_is_listed_in_the_docs() -> None:
+def test_each_field_that_a_participant_can_send_is_listed_in_the_docs():
     service = pb.DESCRIPTOR.services_by_name["Coordinator"]
     can_send = set[str]()
     for method in service.methods:
@@ -360,9 +359,7 @@ def test_each_field_that_a_participant_can_send_is_listed_in_the_docs() -> None:
     ("workload", "task"),
     [("sgd", "classification"), ("sgd", "regression"), ("xgboost", "classification")],
 )
-async def test_all_that_leaves_a_site_is_listed_in_the_docs(
-    start: Start, workload: str, task: str
-) -> None:
+async def test_all_that_leaves_a_site_is_listed_in_the_docs(start, workload, task):
     """Each field of each request of a training, each key of the statistics and of maps, and what
     is told beside each call."""
     tables = {"north": patients(120, 0), "south": patients(130, 1, age_in=365.25)}

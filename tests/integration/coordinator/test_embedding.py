@@ -32,7 +32,7 @@ def settings(folder: Path, **rounds: Any) -> dict[str, Any]:
     }
 
 
-def test_session_is_held_and_found_again(tmp_path: Path) -> None:
+def test_session_is_held_and_found_again(tmp_path):
     """Nothing of the process is changed, and the journal is free after stop()."""
     before = [sys.getswitchinterval(), gc.get_freeze_count(), signal.getsignal(signal.SIGTERM)]
     with Coordinator(settings(tmp_path)) as coordinator:
@@ -54,7 +54,7 @@ def test_session_is_held_and_found_again(tmp_path: Path) -> None:
         again.start()
 
 
-def test_wait_ends_with_the_coordinator(tmp_path: Path) -> None:
+def test_wait_ends_with_the_coordinator(tmp_path):
     coordinator = Coordinator(settings(tmp_path)).start()
     stopping = threading.Timer(0.1, coordinator.stop)
     stopping.start()
@@ -73,19 +73,19 @@ def test_wait_ends_with_the_coordinator(tmp_path: Path) -> None:
         ({"rounds.round": 1}, r"^unknown key rounds\.round; did you mean rounds\.rounds"),
     ],
 )
-def test_wrong_settings_are_named(wrong: dict[str, Any], why: str) -> None:
+def test_wrong_settings_are_named(wrong, why):
     with pytest.raises(ConfigError, match=why):
         Coordinator(wrong)
 
 
-def test_start_raises_what_keeps_it_from_starting(tmp_path: Path) -> None:
+def test_start_raises_what_keeps_it_from_starting(tmp_path):
     with Coordinator(settings(tmp_path / "one")) as first:
         taken = settings(tmp_path / "two") | {"server": {"port": first.port}}
         with pytest.raises(CommandFailed):
             Coordinator(taken).start()
 
 
-def test_stop_before_run_is_not_lost(tmp_path: Path) -> None:
+def test_stop_before_run_is_not_lost(tmp_path):
     coordinator = Coordinator(settings(tmp_path))
     assert coordinator.stop() == EXIT_OK
     statuses: list[int] = []
@@ -98,7 +98,7 @@ def test_stop_before_run_is_not_lost(tmp_path: Path) -> None:
         stopped.start()
 
 
-def test_stop_waits_for_the_end_of_run(tmp_path: Path) -> None:
+def test_stop_waits_for_the_end_of_run(tmp_path):
     """The journal is free then."""
     coordinator = Coordinator(settings(tmp_path))
     with beside(coordinator.run):
@@ -110,9 +110,7 @@ def test_stop_waits_for_the_end_of_run(tmp_path: Path) -> None:
             assert again.session.session_id == coordinator.session.session_id
 
 
-def test_error_of_the_coordinator_is_its_exit_status(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_of_the_coordinator_is_its_exit_status(tmp_path, monkeypatch):
     def fails(**_: Any) -> int:
         raise RecursionError("too deep")
 
@@ -123,7 +121,7 @@ def test_error_of_the_coordinator_is_its_exit_status(
     assert coordinator.stop() == EXIT_FAILED
 
 
-def test_run_serves_until_a_signal_comes(tmp_path: Path) -> None:
+def test_run_serves_until_a_signal_comes(tmp_path):
     code = f"""
 from xain_coordinator import Coordinator
 coordinator = Coordinator({{

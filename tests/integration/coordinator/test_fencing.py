@@ -81,7 +81,7 @@ def is_owner(one: Fence) -> bool:
     return True
 
 
-def test_the_newer_is_the_owner(store: WeightsStore, journal: Journals) -> None:
+def test_the_newer_is_the_owner(store, journal):
     """The last of several starts is the owner; the earlier ones hear who it is, and little of them
     stays in the store or, for long, in the journal."""
     fences = []
@@ -96,9 +96,7 @@ def test_the_newer_is_the_owner(store: WeightsStore, journal: Journals) -> None:
         fences[0].check()
 
 
-def test_overtaken_coordinator_cannot_take_over_again(
-    store: WeightsStore, journal: Journals
-) -> None:
+def test_overtaken_coordinator_cannot_take_over_again(store, journal):
     """Started again on its own journal, as whatever watches over it would, it changes nothing: what
     the other has acknowledged since is not in there. An operator who knows that it is lost can have
     it so; then the other hears of it, should it be alive."""
@@ -155,7 +153,7 @@ class Failing(MemoryStore):
 
 
 @pytest.mark.parametrize("arrives", ["never", "at once", "late"])
-def test_a_start_that_failed_is_in_nobodys_way(journal: Journals, arrives: str) -> None:
+def test_a_start_that_failed_is_in_nobodys_way(journal, arrives):
     """Whether or not the store has heard of it, and also if it hears later: the same journal's next
     start is the owner, and stays it."""
     store = Failing()
@@ -174,7 +172,7 @@ def test_a_start_that_failed_is_in_nobodys_way(journal: Journals, arrives: str) 
 
 
 @pytest.mark.parametrize("step", range(5))  # it lists, puts, lists, lists, and deletes
-def test_one_of_two_that_start_at_once_is_the_owner(journal: Journals, step: int) -> None:
+def test_one_of_two_that_start_at_once_is_the_owner(journal, step):
     """One comes between any two steps of the other. The loser hears it at its start, or when it
     looks the next time."""
     store = Failing()
@@ -202,7 +200,7 @@ def started_and_owns(one: Fence) -> bool:
         return False
 
 
-def test_a_store_that_was_emptied_has_no_newer_coordinator(journal: Journals) -> None:
+def test_a_store_that_was_emptied_has_no_newer_coordinator(journal):
     """An empty or unmounted store is no reason to give up."""
     store = MemoryStore()
     one = fence(store, journal("a"))
@@ -212,7 +210,7 @@ def test_a_store_that_was_emptied_has_no_newer_coordinator(journal: Journals) ->
     assert is_owner(one)
 
 
-def test_other_objects_are_not_taken_for_owners(journal: Journals) -> None:
+def test_other_objects_are_not_taken_for_owners(journal):
     """Other names in the folder, and words that a terminal would obey."""
     store = MemoryStore()
     one = fence(store, journal("a"))
@@ -226,7 +224,7 @@ def test_other_objects_are_not_taken_for_owners(journal: Journals) -> None:
     assert len(str(caught.value)) < 1000
 
 
-def test_publishing_and_removing_need_the_owner(journal: Journals) -> None:
+def test_publishing_and_removing_need_the_owner(journal):
     """An object that is written once is not written any more, and none is removed; the rest is as
     before."""
     store = MemoryStore()
@@ -254,7 +252,7 @@ def test_publishing_and_removing_need_the_owner(journal: Journals) -> None:
     assert set(guarded.keys("0/")) | set(guarded.keys("1/")) == {"0/global", "0/p", "0/q"}
 
 
-def test_overtaken_coordinator_drops_nothing(store: WeightsStore, journal: Journals) -> None:
+def test_overtaken_coordinator_drops_nothing(store, journal):
     """The newer may go on with a round or a session that the older takes to be over. The older does
     not get through one group of keys before it hears of that."""
     older = fence(store, journal("a"))
@@ -280,7 +278,7 @@ def test_overtaken_coordinator_drops_nothing(store: WeightsStore, journal: Journ
     assert len(list(store.keys("0/"))) == GROUP_SIZE + 1
 
 
-async def test_a_store_that_is_away_ends_nobody(journal: Journals) -> None:
+async def test_a_store_that_is_away_ends_nobody(journal):
     """One warning says that the owner is unknown, and a takeover meanwhile is noticed later."""
     store = Failing()
     older = fence(store, journal("a"))
@@ -312,7 +310,7 @@ async def test_a_store_that_is_away_ends_nobody(journal: Journals) -> None:
     await driver.close()
 
 
-async def test_a_defect_of_the_watch_ends_the_process(journal: Journals) -> None:
+async def test_a_defect_of_the_watch_ends_the_process(journal):
     """A watch that has failed would never notice a takeover."""
     one = fence(MemoryStore(), journal("a"))  # which has not taken over: an AssertionError
     one.look_every_s = 0.0

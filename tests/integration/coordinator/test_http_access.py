@@ -90,7 +90,7 @@ CHANGE = ("POST", "/v1/fit/cancel")
 PREDICT = ("POST", "/v1/predict")
 
 
-async def test_roles_by_request(face: Face) -> None:
+async def test_roles_by_request(face):
     """An observer reads and predicts, an operator changes something, others do neither."""
     observer, operator = face.token("o", Role.OBSERVER)[0], face.token("p", Role.OPERATOR)[0]
     rows = {"json": {"columns": ["a"], "rows": [[1]]}}
@@ -105,9 +105,7 @@ async def test_roles_by_request(face: Face) -> None:
 
 
 @pytest.mark.parametrize("said", ["", "Bearer", "Bearer x", "Basic eDp5", "Bearer \xe4"])
-async def test_request_without_a_token_of_this_coordinator_is_refused(
-    face: Face, said: str
-) -> None:
+async def test_request_without_a_token_of_this_coordinator_is_refused(face, said):
     async with face.client() as client:
         headers = [(b"authorization", said.encode("latin-1"))] if said else []
         answer = await client.get("/v1/status", headers=headers)
@@ -116,13 +114,13 @@ async def test_request_without_a_token_of_this_coordinator_is_refused(
         assert (await client.get("/v1/docs")).status_code == 200, "says the same everywhere"
 
 
-async def test_revoked_and_expired_tokens_are_refused(face: Face) -> None:
+async def test_revoked_and_expired_tokens_are_refused(face):
     token, serial = face.token("o", Role.OBSERVER)
     await asyncio.to_thread(face.access.revoke, serial, by="test")
     assert await face.ask(*READ, token) == (401, "UNAUTHENTICATED")
 
 
-async def test_revocation_ends_answers_under_way(face: Face) -> None:
+async def test_revocation_ends_answers_under_way(face):
     token, serial = face.token("o", Role.OBSERVER)
     kept, _ = face.token("p", Role.OBSERVER)
     async with (
@@ -143,7 +141,7 @@ async def test_revocation_ends_answers_under_way(face: Face) -> None:
             assert await anext(goes_on), "a line every 15 s"
 
 
-async def test_changed_certificate_counts_for_the_next_connection(face: Face) -> None:
+async def test_changed_certificate_counts_for_the_next_connection(face):
     def shown() -> str:
         return ssl.get_server_certificate(("localhost", face.port))
 
@@ -157,7 +155,7 @@ async def test_changed_certificate_counts_for_the_next_connection(face: Face) ->
     assert await face.ask(*READ, token) == (200, "")
 
 
-async def test_plaintext_and_old_tls_get_no_answer(face: Face) -> None:
+async def test_plaintext_and_old_tls_get_no_answer(face):
     reader, writer = await asyncio.open_connection("127.0.0.1", face.port)
     writer.write(b"GET /v1/status HTTP/1.1\r\nhost: localhost\r\n\r\n")
     async with asyncio.timeout(PATIENCE_S):
@@ -170,7 +168,7 @@ async def test_plaintext_and_old_tls_get_no_answer(face: Face) -> None:
         await asyncio.open_connection("localhost", face.port, ssl=old)
 
 
-async def test_silent_handshakes_have_a_bound(tmp_path: Path) -> None:
+async def test_silent_handshakes_have_a_bound(tmp_path):
     """The oldest one ends for a new one, and honest clients are served."""
     async with face_of(tmp_path, max_connections=4, head_s=PATIENCE_S) as face:
         silent = [socket.create_connection(("127.0.0.1", face.port)) for _ in range(12)]

@@ -82,9 +82,7 @@ async def train(members: Sequence[Member], rounds: int = ROUNDS) -> dict[tuple[s
     return reported
 
 
-async def test_a_session_is_read_back_point_by_point(
-    join, launch: Launch, victoria: VictoriaMetrics
-) -> None:
+async def test_a_session_is_read_back_point_by_point(join, launch, victoria):
     """Every round of the coordinator's series, and every value that a participant reported."""
     coordinator = launch(kind="influxdb", url=victoria.url, org="o", bucket="b")
     await coordinator.start()
@@ -125,10 +123,8 @@ async def test_a_session_is_read_back_point_by_point(
     assert '"metrics_' not in coordinator.log()
 
 
-async def test_a_server_that_hangs_costs_no_round_anything(
-    join, launch: Launch, influx: StrictInflux
-) -> None:
-    """The session is over while the server has answered no request. What was never written is
+async def test_a_server_that_hangs_costs_no_round_anything(join, launch, influx):
+    """The session is over while the very first request is still open. What was never written is
     told at the end."""
     influx.always = Answer(hangs=True)
     coordinator = launch(**influx.settings())
@@ -148,9 +144,7 @@ async def test_a_server_that_hangs_costs_no_round_anything(
     assert told["in_all"] == told["points"]
 
 
-async def test_lost_points_are_counted_in_the_status(
-    join, launch: Launch, influx: StrictInflux
-) -> None:
+async def test_lost_points_are_counted_in_the_status(join, launch, influx):
     """One participant's points are refused: they are counted, and the others arrive."""
     influx.refuses = lambda line: line.tags.get("id") == "b"
     influx.partial = True

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import signal
-from pathlib import Path
 
 import grpc
 import pytest
@@ -19,7 +18,7 @@ PATIENCE_S = 60.0
 
 
 @pytest.mark.e2e
-async def test_a_process_that_stood_still_removes_no_participant(keep, tmp_path: Path) -> None:
+async def test_a_process_that_stood_still_removes_no_participant(keep, tmp_path):
     """After a machine was suspended, messages wait in it and the leases have run out. A participant
     that stays silent then is removed."""
     process = keep(CoordinatorProcess(tmp_path, {"rounds.start_participants": 9, **LEASE}))
@@ -53,7 +52,7 @@ async def test_a_process_that_stood_still_removes_no_participant(keep, tmp_path:
     assert '"silent"' in told
 
 
-async def test_calls_say_how_long_they_have_waited(start, join, monkeypatch) -> None:
+async def test_calls_say_how_long_they_have_waited(start, join, monkeypatch):
     """A call has waited for its time limit less what is left of it; unregistered clients, and
     callers without a limit, tell nothing."""
     coordinator = await start(rounds={"start_participants": 9})

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from integration.conftest import Enter, Join, Keep
+from integration.conftest import Enter, Keep
 from support.journals import copy_journal
 from support.process import PATIENCE_S, CoordinatorProcess
 from support.wire import Member, digest, npy
@@ -124,7 +124,7 @@ def last_words(process: CoordinatorProcess, event: str) -> str:
 
 
 @pytest.mark.e2e
-async def test_the_older_hears_and_ends(ward: Ward, join: Join) -> None:
+async def test_the_older_hears_and_ends(ward, join):
     """The older ends by itself, though it has nothing to publish, with the status that says why.
     Started again it does not serve, and the newer goes on to the end as if it were alone."""
     older, newer = ward.process("older", OddProcess), ward.process("newer")
@@ -157,9 +157,7 @@ async def test_the_older_hears_and_ends(ward: Ward, join: Join) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-async def test_overtaken_coordinator_that_wakes_up_publishes_nothing(
-    ward: Ward, join: Join
-) -> None:
+async def test_overtaken_coordinator_that_wakes_up_publishes_nothing(ward, join):
     """Stopped while it aggregates, as a machine is that moves, and overtaken: it does not bring its
     model to an end, which is another one than the newer will make."""
     older, newer = ward.process("older", OddProcess), ward.process("newer")
@@ -182,7 +180,7 @@ async def test_overtaken_coordinator_that_wakes_up_publishes_nothing(
 
 
 @pytest.mark.e2e
-async def test_a_copy_from_another_round_ends_nobody(ward: Ward, join: Join) -> None:
+async def test_a_copy_from_another_round_ends_nobody(ward, join):
     """A backup whose session has gone on since could not publish any more, its rounds being over.
     It does not start, and who works on the session does not hear of it. An operator may choose to
     go on from it; then the other one ends."""
@@ -227,8 +225,8 @@ def config_of(folder: Path, name: str) -> CoordinatorConfig:
 
 
 async def test_new_session_does_not_publish_small_models_of_an_overtaken_one(
-    enter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    enter, tmp_path, monkeypatch
+):
     """The older coordinator was killed with a model in its journal, and a newer one goes on with
     the round that this model was made in. The older one is then started with a new session."""
 

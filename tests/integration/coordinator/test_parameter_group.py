@@ -16,7 +16,6 @@ import typer
 from typer.testing import CliRunner
 
 import xain_parameters as parameters
-from integration.conftest import Keep
 from support.certificates import make_authority, write_folder
 from support.process import CoordinatorProcess, ParticipantProcess
 from support.waiting import until
@@ -79,9 +78,7 @@ def pulled(target: str) -> np.ndarray:
         return server.dense("w", ROWS.shape).pull()
 
 
-async def test_status_of_the_coordinator_shows_its_parameter_server(
-    tmp_path: Path, keep: Keep
-) -> None:
+async def test_status_of_the_coordinator_shows_its_parameter_server(tmp_path, keep):
     """The same lines, and the same JSON, as `xain-parameter-server status`."""
     group = keep(Group(tmp_path))
     await group.start()
@@ -119,9 +116,7 @@ async def test_status_of_the_coordinator_shows_its_parameter_server(
     assert views[0] == views[1]
 
 
-async def test_ranges_move_to_another_server_before_the_coordinator_stops(
-    tmp_path: Path, keep: Keep
-) -> None:
+async def test_ranges_move_to_another_server_before_the_coordinator_stops(tmp_path, keep):
     """Without a log they would be lost with its process."""
     group = keep(Group(tmp_path))
     await group.start()
@@ -147,7 +142,7 @@ async def test_ranges_move_to_another_server_before_the_coordinator_stops(
         await process.wait()
 
 
-async def test_rounds_and_pushes_go_on_side_by_side(tmp_path: Path, keep: Keep) -> None:
+async def test_rounds_and_pushes_go_on_side_by_side(tmp_path, keep):
     group = keep(Group(tmp_path))
     await group.start()
     participant = ParticipantProcess(tmp_path / "a", "a", f"127.0.0.1:{group.port}", "--size=1000")
@@ -175,7 +170,7 @@ async def test_rounds_and_pushes_go_on_side_by_side(tmp_path: Path, keep: Keep) 
     assert {round_ for what, round_ in participant.book() if what == "handed_in"} >= {0, 1, 2}
 
 
-def test_port_or_folder_that_is_taken_is_an_error_of_one_line(tmp_path: Path) -> None:
+def test_port_or_folder_that_is_taken_is_an_error_of_one_line(tmp_path):
     group = ParameterGroup(ParametersSettings(port=0, path=tmp_path / "a"))
     try:
         port = int(group.target.rpartition(":")[2])
@@ -191,7 +186,7 @@ def test_port_or_folder_that_is_taken_is_an_error_of_one_line(tmp_path: Path) ->
     ParameterGroup(ParametersSettings(port=port, path=tmp_path / "a")).close()
 
 
-def test_group_with_certificates_takes_workers_that_have_them(tmp_path: Path) -> None:
+def test_group_with_certificates_takes_workers_that_have_them(tmp_path):
     authority = make_authority()
     own = write_folder(tmp_path / "own", authority, Role.COORDINATOR, "coordinator.example.org")
     folder = write_folder(tmp_path / "w", authority, Role.PARTICIPANT, "w", hosts=())
@@ -211,7 +206,7 @@ def test_group_with_certificates_takes_workers_that_have_them(tmp_path: Path) ->
         group.close()
 
 
-def test_coordinator_without_a_parameter_server_does_not_import_one() -> None:
+def test_coordinator_without_a_parameter_server_does_not_import_one():
     program = (
         "import sys, xain_coordinator.process.run, xain_coordinator.cli.main; "
         "import xain_coordinator.config.coordinator; "
@@ -223,7 +218,7 @@ def test_coordinator_without_a_parameter_server_does_not_import_one() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_server_that_failed_is_started_again_and_has_its_log(tmp_path: Path) -> None:
+def test_server_that_failed_is_started_again_and_has_its_log(tmp_path):
     """Rounds of the process go on meanwhile; nothing acknowledged is lost."""
     group = ParameterGroup(ParametersSettings(port=0, path=tmp_path, log=True))
     try:
@@ -238,7 +233,7 @@ def test_server_that_failed_is_started_again_and_has_its_log(tmp_path: Path) -> 
         group.close()
 
 
-def test_scheduler_alone_waits_for_servers_of_other_processes(tmp_path: Path) -> None:
+def test_scheduler_alone_waits_for_servers_of_other_processes(tmp_path):
     group = ParameterGroup(ParametersSettings(port=0, path=tmp_path, server=False))
     try:
         assert json.loads(group.status())["addresses"] == {}

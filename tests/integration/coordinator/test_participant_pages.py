@@ -38,7 +38,7 @@ async def asker(start: Any, join: Any) -> Member:
     return member
 
 
-async def test_pages_are_in_the_order_of_the_names(asker: Any) -> None:
+async def test_pages_are_in_the_order_of_the_names(asker):
     for name in ("c", "a", "e", "d", "b"):
         await asker.driver.submit(Rendezvous(name, None))
     assert await names(asker, 2) == [["a", "b"], ["c", "d"], ["e"]]
@@ -46,11 +46,11 @@ async def test_pages_are_in_the_order_of_the_names(asker: Any) -> None:
     assert await names(asker, 0) == [["a", "b", "c", "d", "e"]]
 
 
-async def test_no_participants_are_one_empty_page(asker: Any) -> None:
+async def test_no_participants_are_one_empty_page(asker):
     assert await names(asker, 0) == [[]]
 
 
-async def test_participant_that_joins_between_two_pages_moves_no_other(asker: Any) -> None:
+async def test_participant_that_joins_between_two_pages_moves_no_other(asker):
     for name in ("b", "d", "f", "h"):
         await asker.driver.submit(Rendezvous(name, None))
     first = await page(asker, 2)
@@ -60,7 +60,7 @@ async def test_participant_that_joins_between_two_pages_moves_no_other(asker: An
     assert [one.participant_id for one in second.participants] == ["e", "f", "h"]
 
 
-async def test_every_page_fits_a_message(asker: Any) -> None:
+async def test_every_page_fits_a_message(asker):
     """However many tags and classes they have."""
     tags = {f"{'k' * (MAX_KEY_BYTES - 2)}{i:02}": "v" * MAX_VALUE_BYTES for i in range(MAX_TAGS)}
     profile = DataProfile(7, 4, tuple(f"{'c' * 250}{i}" for i in range(1000)))
@@ -72,5 +72,5 @@ async def test_every_page_fits_a_message(asker: Any) -> None:
 
 
 @pytest.mark.parametrize(("size", "token"), [(-1, ""), (0, "x"), (0, "@@@@"), (0, "_w==")])
-async def test_invalid_page_tokens_are_refused(asker: Any, size: int, token: str) -> None:
+async def test_invalid_page_tokens_are_refused(asker, size, token):
     await assert_refused(page(asker, size, token), Code.INVALID_ARGUMENT, "", "page_")

@@ -54,9 +54,7 @@ def error_of(process: CoordinatorProcess) -> str:
     return str([line for line in lines if line["level"] == "error"][-1]["error"])
 
 
-async def test_a_session_goes_on_when_its_controller_is_mended(
-    enter, join, process: CoordinatorProcess, tmp_path: Path
-) -> None:
+async def test_a_session_goes_on_when_its_controller_is_mended(enter, join, process, tmp_path):
     """A controller that answers nonsense ends the process with status 1 and a line that names it;
     without it there is no start; mended, the session goes on where it was."""
     code = tmp_path / "site" / "acme_last.py"

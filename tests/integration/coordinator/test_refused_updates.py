@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from integration.conftest import InRound, Keep
+from integration.conftest import Keep
 from support.process import CoordinatorProcess
 from support.wire import Code, Member, assert_refused, npy, refused
 from xain_coordinator.core.vocabulary.commands import Tick
@@ -33,7 +33,7 @@ async def bring_nan(member: Member) -> None:
     await assert_refused(member.hand_in(BAD), *INVALID)
 
 
-async def test_each_kind_of_unusable_update_is_counted(in_round: InRound) -> None:
+async def test_each_kind_of_unusable_update_is_counted(in_round):
     """Refusals of stream and session count; late updates and updates for others do not."""
     _, a, b, _ = await in_round(
         "a", "b", "c", rounds={**THREE, "refused_limit": 99}, server={"max_update_bytes": 1000}
@@ -68,7 +68,7 @@ async def test_each_kind_of_unusable_update_is_counted(in_round: InRound) -> Non
     assert not (await status_of(a, "a")).HasField("left_out_until")
 
 
-async def test_upload_that_is_there_is_handed_in_by_its_digest_alone(in_round: InRound) -> None:
+async def test_upload_that_is_there_is_handed_in_by_its_digest_alone(in_round):
     """Once there is a model, whose updates have a size. What is not there is missing, and no fault
     of a size that nobody has told."""
     _, a = await in_round("a", rounds={"rounds": 2})
@@ -81,7 +81,7 @@ async def test_upload_that_is_there_is_handed_in_by_its_digest_alone(in_round: I
     await a.until(pb.FINISHED, 1)
 
 
-async def test_a_xain_client_is_counted_by_its_address(in_round: InRound) -> None:
+async def test_a_xain_client_is_counted_by_its_address(in_round):
     """XAIN's client says neither its name nor which round it means."""
     coordinator, member = await in_round(None, rounds={"rounds": 1})
     session = coordinator.driver.session
@@ -93,9 +93,7 @@ async def test_a_xain_client_is_counted_by_its_address(in_round: InRound) -> Non
     assert coordinator.driver.session.selection.faults_of(address).num_refused == 1
 
 
-async def test_a_refusal_is_told_when_it_is_durable(
-    in_round: InRound, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_refusal_is_told_when_it_is_durable(in_round, monkeypatch):
     """If it cannot be written down, its sender hears UNAVAILABLE, and comes again to the next."""
     coordinator, a = await in_round("a", rounds={"rounds": 1})
     ref = await a.upload(BAD)
@@ -118,7 +116,7 @@ async def process(keep: Keep, tmp_path: Path) -> CoordinatorProcess:
     return coordinator
 
 
-async def test_a_refusal_that_was_heard_of_survives_a_kill(process: CoordinatorProcess) -> None:
+async def test_a_refusal_that_was_heard_of_survives_a_kill(process):
     """Killed after each of three, it leaves out after the third as if nothing had been."""
     members = {name: Member(process.port, name) for name in "abc"}
     for member in members.values():

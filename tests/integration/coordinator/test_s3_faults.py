@@ -88,14 +88,14 @@ def refusal(connect: Open, settings: dict[str, object], *secrets: str) -> str:
 
 
 @pytest.mark.parametrize("part", ["access_key_id", "secret_access_key"])
-def test_wrong_credentials(connect: Open, server: S3Server, part: str) -> None:
+def test_wrong_credentials(connect, server, part):
     wrong, known = Identity().settings(), server.owner.settings()
     settings = server.settings("any", **{part: wrong[part]})
     said = refusal(connect, settings, *wrong.values(), *known.values())
     assert f"127.0.0.1:{server.port} refuses our credentials" in said
 
 
-def test_credentials_without_rights(connect: Open, seaweedfs: SeaweedFS) -> None:
+def test_credentials_without_rights(connect, seaweedfs):
     """Known to the server, and with nothing to do in this bucket."""
     other_identity = seaweedfs.other_identity.settings()
     settings = seaweedfs.settings(seaweedfs.new_bucket(), **other_identity)
@@ -105,9 +105,7 @@ def test_credentials_without_rights(connect: Open, seaweedfs: SeaweedFS) -> None
 
 
 @pytest.mark.parametrize("in_file", [False, True], ids=["value", "file"])
-def test_a_session_token_that_is_refused(
-    connect: Open, server: S3Server, tmp_path: Path, in_file: bool
-) -> None:
+def test_a_session_token_that_is_refused(connect, server, tmp_path, in_file):
     """Such as one that has expired."""
     path = tmp_path / "token"
     path.write_text(f"{TOKEN}\n")
@@ -118,9 +116,7 @@ def test_a_session_token_that_is_refused(
     )
 
 
-def test_credentials_from_the_environment(
-    connect: Open, server: S3Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_credentials_from_the_environment(connect, server, monkeypatch):
     """boto3 finds its own credentials if the configuration has none."""
     nothing = {"access_key_id": "", "secret_access_key": ""}
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.owner.access_key_id)
@@ -128,9 +124,7 @@ def test_credentials_from_the_environment(
     put(connect(server.settings(server.new_bucket(), **nothing)), "1/global", b"x")
 
 
-def test_credentials_that_change_in_their_files_are_used_from_then_on(
-    connect: Open, seaweedfs: SeaweedFS, tmp_path: Path
-) -> None:
+def test_credentials_that_change_in_their_files_are_used_from_then_on(connect, seaweedfs, tmp_path):
     """The open store sends requests and signs URLs with the new ones; a file that is gone for a
     moment changes nothing."""
     old, renewed = Identity(), Identity()
@@ -158,9 +152,7 @@ def test_credentials_that_change_in_their_files_are_used_from_then_on(
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "  "])
-def test_credentials_with_a_line_end(
-    connect: Open, server: S3Server, monkeypatch: pytest.MonkeyPatch, end: str
-) -> None:
+def test_credentials_with_a_line_end(connect, server, monkeypatch, end):
     """Line ends of files and of the environment are removed: no server would accept them."""
     known = server.owner.settings()
     padded = {name: f" {value}{end}" for name, value in known.items()}
@@ -170,9 +162,7 @@ def test_credentials_with_a_line_end(
 @pytest.mark.parametrize("character", ["\n", "\t", "\0", "\x7f", "\u2028"])
 @pytest.mark.parametrize("name", ["access_key_id", "secret_access_key", "session_token"])
 @pytest.mark.parametrize("in_file", [False, True], ids=["value", "file"])
-def test_credentials_with_a_control_character(
-    connect: Open, tmp_path: Path, name: str, character: str, in_file: bool
-) -> None:
+def test_credentials_with_a_control_character(connect, tmp_path, name, character, in_file):
     """Refused in words, before anything is sent."""
     settings: dict[str, object] = {"kind": "s3", "endpoint": "http://127.0.0.1:1", "bucket": "b"}
     settings |= Identity().settings() | {name: f"hunter{character}2"}
@@ -186,7 +176,7 @@ def test_credentials_with_a_control_character(
     assert refusal(connect, settings, "hunter") == said
 
 
-def test_a_missing_bucket(connect: Open, server: S3Server) -> None:
+def test_a_missing_bucket(connect, server):
     """Is created only if that is wanted; a second coordinator finds it."""
     settings = server.settings(f"new-{time.time_ns()}")
     assert re.search("no bucket .*create_bucket = true", refusal(connect, settings))
@@ -195,7 +185,7 @@ def test_a_missing_bucket(connect: Open, server: S3Server) -> None:
     assert get(connect(settings), "1/global") == b"x"
 
 
-def test_server_that_is_away(connect: Open) -> None:
+def test_server_that_is_away(connect):
     """The error is one after which a later try helps."""
     settings = {
         "kind": "s3", "endpoint": "http://127.0.0.1:1", "bucket": "b", **Identity().settings()
@@ -243,9 +233,7 @@ def guarded() -> Iterator[SeaweedFS]:
 
 
 @pytest.mark.parametrize("action", LACKING)
-def test_credentials_that_lack_one_right_are_refused_at_the_start(
-    connect: Open, guarded: SeaweedFS, action: str
-) -> None:
+def test_credentials_that_lack_one_right_are_refused_at_the_start(connect, guarded, action):
     """And not at the end of the first round. An operator must act, so that it is no error after
     which the start is tried again. Nothing stays in the bucket of what may be deleted."""
     identity = guarded.guests[action].settings()
@@ -260,9 +248,7 @@ def test_credentials_that_lack_one_right_are_refused_at_the_start(
     assert not left or action in ("DeleteObject", "ListBucket", "GetObject")
 
 
-def test_signed_urls_that_are_refused_are_told_at_the_start(
-    connect: Open, server: S3Server
-) -> None:
+def test_signed_urls_that_are_refused_are_told_at_the_start(connect, server):
     """The server is reached directly, and participants are led to another address."""
     with http_server(lambda *_: s3_error(403, "SignatureDoesNotMatch")) as url:
         settings = server.settings(server.new_bucket(), public_endpoint=url)
@@ -272,9 +258,7 @@ def test_signed_urls_that_are_refused_are_told_at_the_start(
         connect(settings, presigned=False)
 
 
-def test_public_address_that_only_participants_reach_is_no_reason_not_to_start(
-    connect: Open, server: S3Server
-) -> None:
+def test_public_address_that_only_participants_reach_is_no_reason_not_to_start(connect, server):
     with capture_logs() as logs:
         store = connect(server.settings(server.new_bucket(), public_endpoint="http://127.0.0.1:1"))
         put(store, "1/global", b"x")
@@ -308,7 +292,7 @@ def test_public_address_that_only_participants_reach_is_no_reason_not_to_start(
         (400, "RequestTimeout", True, "at the moment (RequestTimeout, HTTP 400)"),
     ],
 )
-def test_answers(connect: Open, status: int, code: str, passing: bool, message: str) -> None:
+def test_answers(connect, status, code, passing, message):
     """Passing errors are waited for, others raised at once; only the server's code is shown."""
     identity = Identity().settings()
     everything = " ".join([*identity.values(), TOKEN])
@@ -354,7 +338,7 @@ def one_object(
         yield server, store
 
 
-def test_an_answer_that_breaks_off(one_object: tuple[OneObject, S3Store]) -> None:
+def test_an_answer_that_breaks_off(one_object):
     """Is asked for again, a few times."""
     server, store = one_object
 
@@ -381,9 +365,7 @@ def test_an_answer_that_breaks_off(one_object: tuple[OneObject, S3Store]) -> Non
         ({"ETag": '"e"', "Content-Length": str(MIB)}, "with more than that"),
     ],
 )
-def test_a_server_that_cannot_be_used(
-    one_object: tuple[OneObject, S3Store], headers: dict[str, str], message: str
-) -> None:
+def test_a_server_that_cannot_be_used(one_object, headers, message):
     """Without ranges or ETags a reader could mix two objects, and waiting does not help."""
     server, store = one_object
     status = 206 if "Content-Range" in headers else 200
@@ -394,7 +376,7 @@ def test_a_server_that_cannot_be_used(
     assert not isinstance(caught.value, StoreUnavailable)
 
 
-def test_a_server_without_conditions(connect: Open) -> None:
+def test_a_server_without_conditions(connect):
     """One that refuses If-None-Match instead of ignoring it is published on all the same."""
     objects: dict[str, bytes] = {}
     refused = []
@@ -444,7 +426,7 @@ def uses_of(store: S3Store) -> dict[str, Callable[[], object]]:
     }
 
 
-def test_a_bucket_that_vanishes(connect: Open, server: S3Server) -> None:
+def test_a_bucket_that_vanishes(connect, server):
     """Waited for, in words of its own: what it held is not taken for lost, and when it is back all
     is well."""
     settings = server.settings(server.new_bucket())
@@ -460,7 +442,7 @@ def test_a_bucket_that_vanishes(connect: Open, server: S3Server) -> None:
     assert get(store, "1/a") == b"x"
 
 
-def test_a_server_that_hangs(connect: Open, seaweedfs: SeaweedFS) -> None:
+def test_a_server_that_hangs(connect, seaweedfs):
     """The store gives up after a few times timeout_s, and works again once the server answers."""
     with FaultProxy(seaweedfs.port) as proxy:
         store = connect(
@@ -478,9 +460,7 @@ def test_a_server_that_hangs(connect: Open, seaweedfs: SeaweedFS) -> None:
         assert get(store, "1/a") == b"x" * MIB
 
 
-def test_no_secret_in_debug_logs(
-    connect: Open, server: S3Server, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_secret_in_debug_logs(connect, server, caplog):
     """The level is the lowest that an operator may ask for."""
     with caplog.at_level("DEBUG"):
         store = connect(server.settings(server.new_bucket()))

@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
-from integration.conftest import Enter, Join
+from integration.conftest import Enter
 from support.commands import status
 from support.process import CoordinatorProcess
 from support.s3_servers import Identity, MinioGateway, S3Server, SeaweedFS
@@ -110,9 +110,7 @@ async def begin(process: CoordinatorProcess, enter: Enter) -> list[Member]:
 
 
 @pytest.mark.parametrize("server", [SeaweedFS], ids=["seaweedfs"], indirect=True)
-async def test_credentials_are_revoked_and_given_back(
-    server: SeaweedFS, launch: Launch, enter: Enter, tmp_path: Path
-) -> None:
+async def test_credentials_are_revoked_and_given_back(server, launch, enter, tmp_path):
     """The coordinator waits with the model, an operator hears why and hears no secret, and the same
     round goes on."""
     ours = Identity()
@@ -141,9 +139,7 @@ async def test_credentials_are_revoked_and_given_back(
     assert_discreet(process.log(), ours)
 
 
-async def test_a_participant_writes_a_model_of_its_own(
-    server: S3Server, launch: Launch, enter: Enter, join: Join
-) -> None:
+async def test_a_participant_writes_a_model_of_its_own(server, launch, enter, join):
     """XAIN's hold credentials, which may allow it. The coordinator shows no participant two models
     of one round: it ends and says what may have happened, and goes on once that is put right."""
     process = launch(**{"storage.format": "xain-pickle"})

@@ -98,7 +98,7 @@ def uploads(client: Any, bucket: str) -> list[str]:
 # --- names ---
 
 
-def test_a_listing_of_many(store: S3Store) -> None:
+def test_a_listing_of_many(store):
     """Page after page."""
     store.bucket.max_listed = 7
     keys = [f"3/participant-{number:03}" for number in range(40)]
@@ -109,7 +109,7 @@ def test_a_listing_of_many(store: S3Store) -> None:
 # --- large objects ---
 
 
-def test_an_upload_in_parts(store: S3Store, client: Any, bucket: str, tmp_path: Path) -> None:
+def test_an_upload_in_parts(store, client, bucket, tmp_path):
     """An object of any size is read back in ranges that come at the same time; its parts are in no
     folder afterwards."""
     store.requests.sizes = Sizes(part=5 * MIB, range=2 * MIB)  # the least that S3 takes
@@ -132,9 +132,7 @@ def test_an_upload_in_parts(store: S3Store, client: Any, bucket: str, tmp_path: 
     assert get(store, "1/global") == data[::-1]
 
 
-def test_first_range_comes_with_the_opening(
-    store: S3Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_range_comes_with_the_opening(store, monkeypatch):
     """From anywhere in a large object: one request, of no more than what is wanted."""
     data = os.urandom(3 * MIB)
     put(store, "1/a", data)
@@ -148,9 +146,7 @@ def test_first_range_comes_with_the_opening(
     assert gets[1:] == [(MIB + 1000, 5), (0, 5)]
 
 
-def test_one_request_does_not_bring_everything(
-    store: S3Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_request_does_not_bring_everything(store, monkeypatch):
     """However much is announced: large reads are cut into ranges, the first one too."""
     store.requests.sizes = Sizes(range=MIB)
     data = os.urandom(3 * MIB + 5)
@@ -161,7 +157,7 @@ def test_one_request_does_not_bring_everything(
     assert sorted(gets) == [(0, MIB), (MIB, MIB), (2 * MIB, MIB), (3 * MIB, 5)]
 
 
-def test_open_readers_hold_nothing_that_has_been_read(store: S3Store) -> None:
+def test_open_readers_hold_nothing_that_has_been_read(store):
     """A thousand updates are open at the same time."""
     import tracemalloc
 
@@ -184,9 +180,7 @@ def test_open_readers_hold_nothing_that_has_been_read(store: S3Store) -> None:
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_an_aborted_upload_in_parts_leaves_nothing(
-    store: S3Store, client: Any, bucket: str, overwrite: bool
-) -> None:
+def test_an_aborted_upload_in_parts_leaves_nothing(store, client, bucket, overwrite):
     """The writer gives the upload up, or the key was taken meanwhile."""
     store.requests.sizes = Sizes(part=5 * MIB)
     given_up = store.upload("1/a")
@@ -205,7 +199,7 @@ def test_an_aborted_upload_in_parts_leaves_nothing(
     assert uploads(client, bucket) == []
 
 
-def test_waiting_parts_are_on_the_disk(store: S3Store, tmp_path: Path) -> None:
+def test_waiting_parts_are_on_the_disk(store, tmp_path):
     """However many participants upload at once: memory does not hold what they have sent."""
     import tracemalloc
 
@@ -224,7 +218,7 @@ def test_waiting_parts_are_on_the_disk(store: S3Store, tmp_path: Path) -> None:
     assert peak < 20 * MIB
 
 
-def test_a_full_disk(store: S3Store, tmp_path: Path) -> None:
+def test_a_full_disk(store, tmp_path):
     """The upload fails, and says why; the store lives."""
     (tmp_path / "spool").rmdir()
     upload = store.upload("1/a")
@@ -233,7 +227,7 @@ def test_a_full_disk(store: S3Store, tmp_path: Path) -> None:
     put(store, "1/b", b"small")
 
 
-def test_a_reader_of_a_large_object_that_changes(store: S3Store) -> None:
+def test_a_reader_of_a_large_object_that_changes(store):
     """The reader never gets a mixture, and the error says what happened."""
     put(store, "1/a", b"o" * MIB)
     with store.open("1/a") as reader:
@@ -246,7 +240,7 @@ def test_a_reader_of_a_large_object_that_changes(store: S3Store) -> None:
 # --- claims ---
 
 
-def test_one_of_concurrent_creates_in_parts_wins(store: S3Store) -> None:
+def test_one_of_concurrent_creates_in_parts_wins(store):
     """SeaweedFS takes If-None-Match for an upload in parts and lets several through."""
     store.requests.sizes = Sizes(part=5 * MIB)
     gate = threading.Barrier(4, timeout=60)
@@ -277,7 +271,7 @@ def http(method: str, url: str, body: bytes | None = None) -> urllib3.BaseHTTPRe
         return pool.request(method, url, body=body)
 
 
-def test_signed_urls(store: S3Store) -> None:
+def test_signed_urls(store):
     """A plain HTTP client without credentials reads and writes the very object, and no other."""
     answer = http("PUT", store.upload_url("incoming/1/Zürich & co"), b"weights" * 100_000)
     assert answer.status == 200
@@ -290,7 +284,7 @@ def test_signed_urls(store: S3Store) -> None:
     assert http("GET", store.download_url("none")).status == 404
 
 
-def test_signed_urls_are_for_the_public_address(connect: Open, server: S3Server) -> None:
+def test_signed_urls_are_for_the_public_address(connect, server):
     """Which participants reach, and the coordinator perhaps not."""
     public = f"http://localhost:{server.port}"
     store = connect(public_endpoint=public, url_lifetime_s=77)
@@ -301,7 +295,7 @@ def test_signed_urls_are_for_the_public_address(connect: Open, server: S3Server)
     assert http("GET", url).data == b"x"
 
 
-def test_signed_urls_expire(connect: Open) -> None:
+def test_signed_urls_expire(connect):
     """The lifetime may be short; the server looks at its own clock."""
     store = connect()
     put(store, "1/global", b"x")
@@ -311,7 +305,7 @@ def test_signed_urls_expire(connect: Open) -> None:
 
 
 @pytest.mark.parametrize("part", [5 * MIB, 128 * MIB], ids=["in-parts", "whole"])
-def test_copy(store: S3Store, part: int) -> None:
+def test_copy(store, part):
     """In the place of what was there, whatever its size; an object without a source is none."""
     store.requests.sizes = Sizes(copy_part=part)
     for data in (b"", b"small", os.urandom(11 * MIB)):
@@ -324,7 +318,7 @@ def test_copy(store: S3Store, part: int) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 999, 1001])
-def test_object_of_another_size_is_not_copied(store: S3Store, size: int) -> None:
+def test_object_of_another_size_is_not_copied(store, size):
     """The holder of the URL may write any amount. The object that was there before stays."""
     put(store, "incoming/1/a", b"x" * 1000)
     put(store, "1/a", b"before")
@@ -336,9 +330,7 @@ def test_object_of_another_size_is_not_copied(store: S3Store, size: int) -> None
 
 
 @pytest.mark.parametrize("part", [5 * MIB, 128 * MIB], ids=["in-parts", "whole"])
-def test_a_source_that_changes_is_not_copied(
-    store: S3Store, client: Any, bucket: str, monkeypatch: pytest.MonkeyPatch, part: int
-) -> None:
+def test_a_source_that_changes_is_not_copied(store, client, bucket, monkeypatch, part):
     """The holder of the URL may write at any time: a copy is of one object, or there is none."""
     store.requests.sizes = Sizes(copy_part=part)
     put(store, "incoming/1/a", b"old" * 2 * MIB)
@@ -359,9 +351,7 @@ def test_a_source_that_changes_is_not_copied(
 # --- the end ---
 
 
-def test_close_fails_requests_that_have_not_begun(
-    store: S3Store, client: Any, bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_close_fails_requests_that_have_not_begun(store, client, bucket, monkeypatch):
     """Requests that are under way come to their end."""
     gate = threading.Event()
     begun = threading.Semaphore(0)
@@ -396,7 +386,7 @@ def test_close_fails_requests_that_have_not_begun(
     assert len(names(client, bucket)) == NUM_THREADS
 
 
-def test_an_upload_meets_a_store_that_has_closed(store: S3Store, tmp_path: Path) -> None:
+def test_an_upload_meets_a_store_that_has_closed(store, tmp_path):
     """The next part of the upload is not sent, and no file stays open."""
     store.requests.sizes = Sizes(part=5 * MIB)
     upload = store.upload("1/a")

@@ -54,7 +54,7 @@ async def trained(start, join):
 
 async def test_script_configures_measures_and_ends_a_session_through_a_restart(
     enter, trained, start, tmp_path
-) -> None:
+):
     """Sites train with the settings of the script, its decisions are there after a restart, and
     only its end finishes the session."""
     coordinator, a, b = trained
@@ -135,9 +135,7 @@ async def test_script_configures_measures_and_ends_a_session_through_a_restart(
         ({"site_epochs": {"a": 0}}, "a participant is to have 0 epochs"),
     ],
 )
-async def test_configuration_that_cannot_be_is_told_in_a_sentence(
-    trained, local, fields, told
-) -> None:
+async def test_configuration_that_cannot_be_is_told_in_a_sentence(trained, local, fields, told):
     control = ControlStub(local)
     await until(control.FollowScript(access.FollowScriptRequest()), lambda one: one.waits)
     refused = control.ConfigureRound(access.ConfigureRoundRequest(round=1, **fields))
@@ -146,7 +144,7 @@ async def test_configuration_that_cannot_be_is_told_in_a_sentence(
     assert told in details
 
 
-async def test_bytes_of_settings_are_those_of_their_one_form(trained, local) -> None:
+async def test_bytes_of_settings_are_those_of_their_one_form(trained, local):
     """Blanks count as little as the order of the keys: they are no part of the decision."""
     control = ControlStub(local)
     await until(control.FollowScript(access.FollowScriptRequest()), lambda one: one.waits)
@@ -165,16 +163,14 @@ async def test_bytes_of_settings_are_those_of_their_one_form(trained, local) -> 
         ({"metrics": {str(i): 1.0 for i in range(40)}}, "at most 32 are taken"),
     ],
 )
-async def test_evaluation_that_cannot_be_is_told_in_a_sentence(
-    trained, local, fields, told
-) -> None:
+async def test_evaluation_that_cannot_be_is_told_in_a_sentence(trained, local, fields, told):
     request = access.RecordEvaluationRequest(model=1, **fields)
     code, details = await refusal_of(ControlStub(local).RecordEvaluation(request))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert told in details
 
 
-async def test_script_of_another_session_is_refused(trained, local) -> None:
+async def test_script_of_another_session_is_refused(trained, local):
     control = ControlStub(local)
     for call in (
         control.ConfigureRound(access.ConfigureRoundRequest(round=1, session_id="other")),
@@ -189,7 +185,7 @@ async def test_script_of_another_session_is_refused(trained, local) -> None:
         assert "the script drives session other" in details
 
 
-async def test_failure_of_a_script_ends_the_session_however_long_it_is(trained, local) -> None:
+async def test_failure_of_a_script_ends_the_session_however_long_it_is(trained, local):
     coordinator, *_ = trained
     await ControlStub(local).EndScript(
         access.EndScriptRequest(failure="ValueError: " + "x" * 50_000)
@@ -198,9 +194,7 @@ async def test_failure_of_a_script_ends_the_session_however_long_it_is(trained, 
     assert len(coordinator.driver.session.cause) < 3000
 
 
-async def test_session_without_a_script_can_be_followed_and_takes_no_decisions(
-    start, local
-) -> None:
+async def test_session_without_a_script_can_be_followed_and_takes_no_decisions(start, local):
     await start()
     control = ControlStub(local)
     status = await control.FollowScript(access.FollowScriptRequest()).read()

@@ -155,7 +155,7 @@ async def post(sessions: Sessions, path: str, body: object) -> httpx.Response:
     return await asked(sessions, "POST", path, body)
 
 
-async def test_refused_fit_keeps_the_finished_session(serve: Serve, fleet: Fleet) -> None:
+async def test_refused_fit_keeps_the_finished_session(serve, fleet):
     """A fit that lacks participants opens no session; its models stay listed."""
     sessions = await serve()
     fleet.join(sessions, "north", "south")
@@ -167,9 +167,7 @@ async def test_refused_fit_keeps_the_finished_session(serve: Serve, fleet: Fleet
     assert await fit(sessions) != first
 
 
-async def test_fit_begins_without_a_missing_participant_and_names_it(
-    serve: Serve, fleet: Fleet
-) -> None:
+async def test_fit_begins_without_a_missing_participant_and_names_it(serve, fleet):
     """After the declared wait; so does a fit that nobody is there for, when it is refused."""
     rounds = {"expected_participants": ("east", "north", "south"), "start_timeout_s": 0.2}
     sessions = await serve(rounds=rounds)
@@ -185,9 +183,7 @@ async def test_fit_begins_without_a_missing_participant_and_names_it(
         await sessions.fit(sessions.config)
 
 
-async def test_held_estimators_predict_during_and_after_a_fit_without_a_result(
-    serve: Serve, fleet: Fleet
-) -> None:
+async def test_held_estimators_predict_during_and_after_a_fit_without_a_result(serve, fleet):
     """Participants keep the estimators of the completed session."""
     sessions = await serve()
     fleet.join(sessions, "north", "south")
@@ -216,8 +212,8 @@ async def test_held_estimators_predict_during_and_after_a_fit_without_a_result(
 
 @pytest.mark.parametrize("name", SERVED)
 async def test_published_model_predicts_over_http_as_its_pipeline_does(
-    name: str, serve: Serve, fleet: Fleet, tmp_path: Path
-) -> None:
+    name, serve, fleet, tmp_path
+):
     """The participants that trained the model need not be there."""
     sessions = await serve(**SERVED[name])
     fleet.join(sessions, "north", "south")
@@ -246,9 +242,7 @@ async def test_published_model_predicts_over_http_as_its_pipeline_does(
         assert "ensembles have no form in .onnx; take model.skops" in onnx.text
 
 
-async def test_stream_of_events_ends_at_a_damaged_record(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_stream_of_events_ends_at_a_damaged_record(serve, monkeypatch):
     sessions = await serve()
 
     def damaged(session_id: str, after: int = 0) -> None:
@@ -260,7 +254,7 @@ async def test_stream_of_events_ends_at_a_damaged_record(
         assert [line async for line in stream] == [": hello\n\n"]
 
 
-async def test_later_fit_waits_for_a_remote_store_that_is_away(serve: Serve, fleet: Fleet) -> None:
+async def test_later_fit_waits_for_a_remote_store_that_is_away(serve, fleet):
     num_made = 0
 
     async def open_next(config: CoordinatorConfig, _: object) -> SessionCoordinator | None:
@@ -285,9 +279,7 @@ async def test_later_fit_waits_for_a_remote_store_that_is_away(serve: Serve, fle
     assert not sessions.failed.is_set()
 
 
-async def test_wait_for_a_fit_is_answered_though_later_sessions_have_followed(
-    serve: Serve, fleet: Fleet
-) -> None:
+async def test_wait_for_a_fit_is_answered_though_later_sessions_have_followed(serve, fleet):
     sessions = await serve()
     fleet.join(sessions, "north", "south")
     driver = await sessions.fit(sessions.config)
@@ -297,9 +289,7 @@ async def test_wait_for_a_fit_is_answered_though_later_sessions_have_followed(
         assert (await sessions.wait_for_end(driver)).session_id == first
 
 
-async def test_server_that_ends_early_ends_the_process(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_server_that_ends_early_ends_the_process(serve, monkeypatch):
     async def tick(self: object, counter: int) -> bool:
         raise MemoryError
 
@@ -311,7 +301,7 @@ async def test_server_that_ends_early_ends_the_process(
     assert isinstance(sessions.failure, MemoryError)
 
 
-async def test_session_that_cannot_be_opened_ends_the_process(serve: Serve, fleet: Fleet) -> None:
+async def test_session_that_cannot_be_opened_ends_the_process(serve, fleet):
     async def open_next(config: CoordinatorConfig, _: object) -> SessionCoordinator | None:
         raise StoreUnavailable("the bucket does not answer")
 

@@ -1,7 +1,6 @@
 """Warnings of a session reach everyone who looks: status, report, and the log at its end."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,7 @@ from xain_coordinator.cli.report.page import page
 from xain_coordinator.inspection.client import fetch
 
 
-async def test_own_data_that_measure_nothing_are_told_by_status_report_and_end(
-    start: Any, tmp_path: Path
-) -> None:
+async def test_own_data_that_measure_nothing_are_told_by_status_report_and_end(start, tmp_path):
     """The coordinator has no code for the model of a script, so [evaluate] data cannot be used:
     one warning with its number, whoever looks."""
     sections: dict[str, Any] = {

@@ -1,7 +1,5 @@
 """Slices of a model that arrive over real channels, in rounds of the rule "assemble"."""
 
-from typing import Any
-
 import numpy as np
 
 from support.wire import Code, Member, assert_refused
@@ -39,9 +37,7 @@ async def attempt_of(member: Member) -> int:
     return int(answer.attempt)
 
 
-async def test_slice_that_overlaps_another_one_starts_the_round_again(
-    start: Any, join: Any
-) -> None:
+async def test_slice_that_overlaps_another_one_starts_the_round_again(start, join):
     coordinator = await start(rounds=ROUNDS, aggregation={"rule": "assemble"})
     a, b = (join(coordinator, name) for name in "ab")
     for member in (a, b):

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -120,7 +119,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli.app, arguments, env=environment)
 
 
-def test_status_for_people(address: str) -> None:
+def test_status_for_people(address):
     """State, who takes part, what has been: all that an operator looks for at first."""
     result = run("status", "--address", address)
     assert result.exit_code == 0, result.output
@@ -155,7 +154,7 @@ class Divided(Inspection):
         )
 
 
-def test_status_shows_tags_and_participants_that_are_left_out() -> None:
+def test_status_shows_tags_and_participants_that_are_left_out():
     for divided in serve(Divided()):
         lines = run("status", "--address", divided).stdout.splitlines()
     told = [" ".join(line.split()) for line in lines]
@@ -184,7 +183,7 @@ class Fleet(Inspection):
         )
 
 
-def test_a_fleet_comes_in_pages() -> None:
+def test_a_fleet_comes_in_pages():
     """People see the first one and how many there are; programs see all, with the reasons why they
     are not selected."""
     for fleet in serve(Fleet()):
@@ -197,14 +196,14 @@ def test_a_fleet_comes_in_pages() -> None:
     assert {one["not_eligible_because"] for one in everybody} == {"it lacks site = north"}
 
 
-def test_names_cannot_write_to_the_terminal(address: str) -> None:
+def test_names_cannot_write_to_the_terminal(address):
     """Names come from the network: no escape sequences, and rich's markup is shown as it is."""
     told = run("status", "--address", address).stdout
     assert "[red]south\ufffd[2J" in told
     assert "\x1b" not in told
 
 
-def test_status_as_json(address: str) -> None:
+def test_status_as_json(address):
     """One object on one line, with everything; numbers are numbers, digests hex."""
     result = run("status", "--address", address, "--json")
     assert result.exit_code == 0
@@ -235,7 +234,7 @@ def test_status_as_json(address: str) -> None:
     assert told["models"][0]["shape"] == [10]
 
 
-def test_status_of_a_coordinator_that_is_away() -> None:
+def test_status_of_a_coordinator_that_is_away():
     """One line goes to standard error, and the exit status is 1."""
     result = run("status", "--address", "127.0.0.1:1")
     assert result.exit_code == 1
@@ -244,7 +243,7 @@ def test_status_of_a_coordinator_that_is_away() -> None:
     assert "nobody answers at 127.0.0.1:1: connection refused;" in result.stderr
 
 
-def test_no_answer_in_time() -> None:
+def test_no_answer_in_time():
     """A coordinator that hangs does not hang its operator."""
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and says nothing
         address = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -261,9 +260,7 @@ def test_no_answer_in_time() -> None:
         ("127.0.0.1:1", "127.0.0.1:1"),
     ],
 )
-def test_status_asks_at_the_port_that_participants_ask_at(
-    monkeypatch: pytest.MonkeyPatch, given: str, asked: str
-) -> None:
+def test_status_asks_at_the_port_that_participants_ask_at(monkeypatch, given, asked):
     """A host alone means port 50051, as in `xain-participant --coordinator`."""
 
     def refuse(address: str, **_: object) -> None:
@@ -291,7 +288,7 @@ def test_status_asks_at_the_port_that_participants_ask_at(
         ("study",),
     ],
 )
-def test_another_machine_is_not_asked_in_the_clear(words: tuple[str, ...]) -> None:
+def test_another_machine_is_not_asked_in_the_clear(words):
     """Unless that is meant: the answers have figures of the sites, and the rows of `predict`."""
     result = run(*words, "--address", "ward.invalid")
     assert result.exit_code == 2
@@ -313,7 +310,7 @@ print("ended")
 """
 
 
-def test_ctrl_c_ends_the_question_at_any_moment() -> None:
+def test_ctrl_c_ends_the_question_at_any_moment():
     """A call of gRPC that a KeyboardInterrupt breaks off leaves no channel that never closes."""
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and says nothing
         address = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -323,7 +320,7 @@ def test_ctrl_c_ends_the_question_at_any_moment() -> None:
     assert done.returncode == 0
 
 
-def test_check_config(tmp_path: Path) -> None:
+def test_check_config(tmp_path):
     """Every value with its origin, and the numbers that follow."""
     file = tmp_path / "fleet.toml"
     file.write_text("[rounds]\nmin_participants = 2\nfraction_participants = 0.5\n")

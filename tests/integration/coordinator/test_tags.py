@@ -17,7 +17,7 @@ NORTH = {"site": "north", "ward": "7"}
 GOOD = np.float32([1, 2, 3])
 
 
-async def test_only_those_with_the_tags_train(start: Any, join: Any) -> None:
+async def test_only_those_with_the_tags_train(start, join):
     """The others hear STANDBY; the status says for whom it waits, and who does not count."""
     coordinator = await start(
         rounds={"rounds": 1, "min_participants": 2, "tags": {"site": ["north", "west"]}}
@@ -42,7 +42,7 @@ async def test_only_those_with_the_tags_train(start: Any, join: Any) -> None:
     await s.until(pb.FINISHED, 0)
 
 
-async def test_tags_that_are_not_to_be_kept_are_refused(start: Any, join: Any) -> None:
+async def test_tags_that_are_not_to_be_kept_are_refused(start, join):
     coordinator = await start(rounds={"rounds": 1, "min_participants": 2})
     a = join(coordinator, "a")
     await assert_refused(a.rendezvous(tags={"a b": "x"}), Code.INVALID_ARGUMENT, "INVALID_TAGS")
@@ -58,7 +58,7 @@ class Same(Participant):
         return weights, 1
 
 
-async def test_an_agent_sends_its_tags(start: Any) -> None:
+async def test_an_agent_sends_its_tags(start):
     """An agent without the tags stands by until the end, and says that nothing of it counted."""
     coordinator = await start(rounds={"rounds": 2, "tags": {"site": ["north"]}})
     target = f"127.0.0.1:{coordinator.port}"
@@ -79,6 +79,6 @@ async def test_an_agent_sends_its_tags(start: Any) -> None:
 
 
 @pytest.mark.parametrize("tags", [{"": "x"}, {"a": "\n"}])
-def test_an_agent_refuses_tags_that_the_coordinator_would_refuse(tags: dict[str, str]) -> None:
+def test_an_agent_refuses_tags_that_the_coordinator_would_refuse(tags):
     with pytest.raises(ValueError, match="tag"):
         Agent(Same(), "127.0.0.1:1", "a", tags=tags)

@@ -131,8 +131,8 @@ async def until_taken(folder: Path, round_: int, *, ended: bool = False) -> None
 
 
 async def test_tracker_hears_once_of_each_round_of_a_coordinator_that_is_killed(
-    process: CoordinatorProcess, gate: Gate, tmp_path: Path
-) -> None:
+    process, gate, tmp_path
+):
     """Also of the rounds that it did not take before the kill, and of the end."""
     gate.open(2)
     await until_taken(tmp_path, 2)

@@ -37,7 +37,7 @@ async def member(start: Any, join: Any) -> Member:
     return member
 
 
-async def test_status_shows_the_transfer_of_the_last_heartbeat(member: Member) -> None:
+async def test_status_shows_the_transfer_of_the_last_heartbeat(member):
     assert await shown(member) is None
     await tell(member, DOWNLOAD, 80)
     assert await shown(member) == (DOWNLOAD, 80)
@@ -47,7 +47,7 @@ async def test_status_shows_the_transfer_of_the_last_heartbeat(member: Member) -
     assert await shown(member) is None
 
 
-async def test_accepted_update_ends_the_transfer_that_is_shown(member: Member) -> None:
+async def test_accepted_update_ends_the_transfer_that_is_shown(member):
     """At once, though the participant's next heartbeat comes only in the next round."""
     await tell(member, UPLOAD, 43)
     await member.hand_in([1.0, 2.0])
@@ -62,9 +62,7 @@ async def test_accepted_update_ends_the_transfer_that_is_shown(member: Member) -
     ("direction", "percent", "expected"),
     [(UPLOAD, 4000, (UPLOAD, 100)), (UPLOAD, 2**32 - 1, (UPLOAD, 100)), (7, 43, None)],
 )
-async def test_absurd_transfer_breaks_nothing(
-    member: Member, direction: Any, percent: int, expected: Any
-) -> None:
+async def test_absurd_transfer_breaks_nothing(member, direction, percent, expected):
     """The heartbeat counts, and the round goes on."""
     await tell(member, direction, percent)
     assert await shown(member) == expected

@@ -181,7 +181,7 @@ async def test_hostile_histograms_are_refused_and_the_round_goes_on(start, join)
     await a.until(pb.FINISHED, 1)
 
 
-async def test_damaged_model_that_grows_is_rebuilt_at_the_start(start, join, tmp_path: Path):
+async def test_damaged_model_that_grows_is_rebuilt_at_the_start(start, join, tmp_path):
     """The initial one from its metadata, as the sites' statistics are dropped by then, and a later
     one from the histograms of its round; to the same bytes."""
     data = parts(2)
@@ -199,7 +199,7 @@ async def test_damaged_model_that_grows_is_rebuilt_at_the_start(start, join, tmp
 
 
 async def test_participants_are_not_blamed_for_a_model_that_is_damaged_under_them(
-    start, join, tmp_path: Path
+    start, join, tmp_path
 ):
     """The coordinator reads the model to check histograms."""
     data = parts(2)

@@ -39,7 +39,7 @@ def assert_denied(caught: pytest.ExceptionInfo[ClientError]) -> None:
     assert caught.value.response["Error"]["Code"] == "AccessDenied"
 
 
-def test_a_participant_reads_models_and_hands_in(participant: Any) -> None:
+def test_a_participant_reads_models_and_hands_in(participant):
     """In every round there may be."""
     assert participant.get_object(Bucket=BUCKET, Key="0/global")["Body"].read() == b"x"
     for round_ in (0, 12, 345):
@@ -47,7 +47,7 @@ def test_a_participant_reads_models_and_hands_in(participant: Any) -> None:
 
 
 @pytest.mark.parametrize("key", ["0/global", "8/global", "345/global"])
-def test_a_participant_writes_no_model(participant: Any, key: str) -> None:
+def test_a_participant_writes_no_model(participant, key):
     """No kind of PUT replaces an existing model or takes the key of the next one."""
     target = {"Bucket": BUCKET, "Key": key}
     source = {"Bucket": BUCKET, "Key": "7/other"}
@@ -63,7 +63,7 @@ def test_a_participant_writes_no_model(participant: Any, key: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["7/other", "8/global", ".claims/8/global/x"])
-def test_a_participant_does_not_reach_accepted_updates(participant: Any, key: str) -> None:
+def test_a_participant_does_not_reach_accepted_updates(participant, key):
     """The session's own objects, which models are made from; nor what guards their publication."""
     key = key if key.startswith(".") else f"{SESSION}/{key}"
     for use in (

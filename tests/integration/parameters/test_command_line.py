@@ -47,7 +47,7 @@ def scheduler_in(folder: Path, *arguments: str) -> Iterator[tuple["subprocess.Po
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
-def test_scheduler_tells_its_status_and_stops_cleanly(tmp_path: Path, stop: signal.Signals) -> None:
+def test_scheduler_tells_its_status_and_stops_cleanly(tmp_path, stop):
     with scheduler_in(tmp_path) as (process, target):
         status = run("status", "--scheduler", target)
         assert (status.exit_code, status.stderr) == (0, "")
@@ -64,7 +64,7 @@ def test_scheduler_tells_its_status_and_stops_cleanly(tmp_path: Path, stop: sign
         assert process.wait(LONG_S) == 0
 
 
-def test_job_without_a_name_is_listed_and_removed_as_it_is_shown() -> None:
+def test_job_without_a_name_is_listed_and_removed_as_it_is_shown():
     with LocalGroup(1) as group, group.connect("a") as server:
         kv = KVWorker(server)
         kv.wait(kv.push([1], np.ones(1, np.float32)))
@@ -76,7 +76,7 @@ def test_job_without_a_name_is_listed_and_removed_as_it_is_shown() -> None:
         assert run("jobs", "list", "--scheduler", group.target).stdout == ""
 
 
-def test_server_joins_and_leaves_with_sigterm(tmp_path: Path) -> None:
+def test_server_joins_and_leaves_with_sigterm(tmp_path):
     """When its process has ended, the scheduler does not list it any more."""
     with scheduler_in(tmp_path / "a") as (scheduler, target):
         with running("serve", "--scheduler", target, "--name", "s1") as server:
@@ -89,7 +89,7 @@ def test_server_joins_and_leaves_with_sigterm(tmp_path: Path) -> None:
         assert scheduler.wait(LONG_S) == 0
 
 
-def test_server_that_waits_for_the_scheduler_ends_at_ctrl_c(tmp_path: Path) -> None:
+def test_server_that_waits_for_the_scheduler_ends_at_ctrl_c(tmp_path):
     (port,) = free_ports(1)
     with running("serve", "--scheduler", f"127.0.0.1:{port}", "--name", "s1") as server:
         assert f"waits for the scheduler at 127.0.0.1:{port}" in server.stderr.readline()
@@ -98,8 +98,8 @@ def test_server_that_waits_for_the_scheduler_ends_at_ctrl_c(tmp_path: Path) -> N
 
 
 def test_checkpoints_in_a_relative_folder_are_found_from_other_working_directories(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     settings = SchedulerSettings(checkpoints="cuts").settings()
     assert settings.checkpoints == str(tmp_path / "cuts")
@@ -107,7 +107,7 @@ def test_checkpoints_in_a_relative_folder_are_found_from_other_working_directori
     assert url.checkpoints == "s3://bucket/cuts"
 
 
-def test_wrong_settings_are_refused_in_one_line(tmp_path: Path) -> None:
+def test_wrong_settings_are_refused_in_one_line(tmp_path):
     for arguments, text in (
         (["--replicas", "many"], "scheduler.replicas is"),
         (["--listen", "localhost:x"], "is no address"),
@@ -119,29 +119,27 @@ def test_wrong_settings_are_refused_in_one_line(tmp_path: Path) -> None:
         assert refused.stderr.count("\n") == 1
 
 
-def test_server_that_others_cannot_connect_to_is_refused() -> None:
+def test_server_that_others_cannot_connect_to_is_refused():
     refused = run("serve", "--listen", "0.0.0.0:50060", "--insecure")
     assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
     assert "server.advertised" in refused.stderr
 
 
-def test_checkpoint_without_a_scheduler_is_not_waited_for() -> None:
+def test_checkpoint_without_a_scheduler_is_not_waited_for():
     """A checkpoint itself may take ten minutes, beyond the time limit of this test."""
     result = run("checkpoint", "--scheduler", f"127.0.0.1:{free_ports(1)[0]}")
     assert result.exit_code == 1
     assert "does not answer" in result.stderr
 
 
-def test_status_of_an_absent_scheduler_is_one_line() -> None:
+def test_status_of_an_absent_scheduler_is_one_line():
     asked = run("status", "--scheduler", "127.0.0.1:1", "--timeout", "0.5")
     assert asked.exit_code == 1
     assert asked.stderr.startswith("xain-parameter-server: the scheduler at 127.0.0.1:1 does not")
 
 
 @pytest.mark.parametrize("command", ["scheduler", "serve"])
-def test_program_that_others_reach_needs_certificates_or_consent(
-    tmp_path: Path, command: str
-) -> None:
+def test_program_that_others_reach_needs_certificates_or_consent(tmp_path, command):
     refused = run(command, "--listen", "0.0.0.0:0", "--set", f"{command_section(command)}.data=x")
     assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
     for text in ("certs init", "tokens create", "tls.folder", "--insecure"):
@@ -164,7 +162,7 @@ def command_section(command: str) -> str:
     return "server" if command == "serve" else command
 
 
-def test_port_alone_is_no_address() -> None:
+def test_port_alone_is_no_address():
     """A host with the name of a number would be looked up, and not be found."""
     refused = run("scheduler", "--listen", "50052")
     assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
@@ -172,7 +170,7 @@ def test_port_alone_is_no_address() -> None:
 
 
 @pytest.mark.parametrize("command", ["serve", "status", "checkpoint", "roll-back"])
-def test_scheduler_on_another_machine_is_not_called_in_the_clear(command: str) -> None:
+def test_scheduler_on_another_machine_is_not_called_in_the_clear(command):
     """The tables would go to whoever answers there."""
     refused = run(command, "--scheduler", "fleet.example.org")
     assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)

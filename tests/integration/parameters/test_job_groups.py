@@ -3,7 +3,6 @@
 import asyncio
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,7 +26,7 @@ LONG_S = 120.0
 # --- barriers ---
 
 
-def test_barrier_opens_when_all_workers_wait() -> None:
+def test_barrier_opens_when_all_workers_wait():
     with LocalGroup(1) as group, ThreadPoolExecutor() as pool:
         with group.connect("a", job="j", workers=2) as a:
             with pytest.raises(Unavailable, match=r"waited 0\.5 s at the barrier for 2 workers"):
@@ -41,7 +40,7 @@ def test_barrier_opens_when_all_workers_wait() -> None:
             reader.barrier()
 
 
-def test_barrier_of_all_waits_for_servers_too() -> None:
+def test_barrier_of_all_waits_for_servers_too():
     with (
         LocalGroup(2) as group,
         ThreadPoolExecutor() as pool,
@@ -63,7 +62,7 @@ def test_barrier_of_all_waits_for_servers_too() -> None:
             first.barrier("workers")
 
 
-def test_worker_that_is_gone_is_not_waited_for_at_a_barrier(tmp_path: Path) -> None:
+def test_worker_that_is_gone_is_not_waited_for_at_a_barrier(tmp_path):
     times = {"lease_s": 10.0, "grace_s": 0.2, "worker_lease_s": 10.5}
     scheduler = SchedulerServer(Journal(tmp_path / "journal"), Settings(), **times)
 
@@ -100,7 +99,7 @@ def read(
 
 @pytest.mark.parametrize("staleness", [0, 2, None])
 @pytest.mark.parametrize("num_rows", [1, 20, 100])
-def test_workers_read_each_row_once_in_an_epoch(num_rows: int, staleness: int | None) -> None:
+def test_workers_read_each_row_once_in_an_epoch(num_rows, staleness):
     """Also where there are more workers than rows."""
     with LocalGroup(2) as group, ThreadPoolExecutor() as pool:
 
@@ -112,7 +111,7 @@ def test_workers_read_each_row_once_in_an_epoch(num_rows: int, staleness: int | 
     assert counted == Counter((epoch, row) for epoch in range(3) for row in range(num_rows))
 
 
-def test_worker_of_no_group_reads_all_rows_alone_and_nothing_again() -> None:
+def test_worker_of_no_group_reads_all_rows_alone_and_nothing_again():
     with LocalGroup(1) as group, group.connect("a") as server:
         with pytest.raises(Invalid, match="declare a table before"):
             server.batches(RowNumbers(10), 1)
@@ -125,7 +124,7 @@ def test_worker_of_no_group_reads_all_rows_alone_and_nothing_again() -> None:
             assert len(read(b, 11, 1)) == 11
 
 
-def test_asynchronous_workers_read_each_row_once() -> None:
+def test_asynchronous_workers_read_each_row_once():
     async def work(group: LocalGroup, name: str) -> list[slice]:
         async with connect(group.target, worker=name, job="j", workers=2) as server:
             w = await server.dense("w", 3)

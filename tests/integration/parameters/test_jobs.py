@@ -53,7 +53,7 @@ def alone(to: float) -> bytes:
         return model(server, "w")
 
 
-def test_connections_that_declare_other_tables_train_side_by_side() -> None:
+def test_connections_that_declare_other_tables_train_side_by_side():
     """Workers that name no job: two begin at the same time, and a third when they are at an end."""
     together = threading.Barrier(2)
     with LocalGroup(2) as group, ThreadPoolExecutor() as pool:
@@ -72,7 +72,7 @@ def test_connections_that_declare_other_tables_train_side_by_side() -> None:
             assert model(server, "u") == alone(5.0)
 
 
-def test_worker_reaches_a_table_of_another_job_by_a_second_connection() -> None:
+def test_worker_reaches_a_table_of_another_job_by_a_second_connection():
     """Pulls see what counts there, pushes count at once, and no clock of that job is waited for."""
     with (
         LocalGroup(2) as group,
@@ -94,7 +94,7 @@ def test_worker_reaches_a_table_of_another_job_by_a_second_connection() -> None:
         assert model(two, "v") == alone(2.0)
 
 
-def test_connection_without_a_name_finds_the_job_of_a_table() -> None:
+def test_connection_without_a_name_finds_the_job_of_a_table():
     with LocalGroup(1) as group:
         with group.connect("a") as server, group.connect("b") as other:
             descend(server, "w", 1.0)
@@ -109,7 +109,7 @@ def test_connection_without_a_name_finds_the_job_of_a_table() -> None:
             assert reader.find("w").pull().tobytes() == alone(1.0)
 
 
-def test_workers_as_in_ps_lite_share_tables_whichever_is_first() -> None:
+def test_workers_as_in_ps_lite_share_tables_whichever_is_first():
     with LocalGroup(1) as group, group.connect("a") as a, group.connect("b") as b:
         one, other = KVWorker(a), KVWorker(b)
         one.wait(one.push([1], np.ones(1, np.float32)))
@@ -119,7 +119,7 @@ def test_workers_as_in_ps_lite_share_tables_whichever_is_first() -> None:
         other.close()
 
 
-def test_connection_that_finds_a_table_takes_part_in_its_job() -> None:
+def test_connection_that_finds_a_table_takes_part_in_its_job():
     """Also in the job without a name, whose view a worker has from the beginning."""
     with LocalGroup(1) as group, group.connect("a") as a, group.connect("b") as b:
         kv = KVWorker(a)
@@ -142,7 +142,7 @@ class Moved(WorkerScheduler):
         return wanted
 
 
-def test_job_that_changes_while_the_stream_of_views_begins_is_heard_of() -> None:
+def test_job_that_changes_while_the_stream_of_views_begins_is_heard_of():
     with LocalGroup(1) as group, group.connect("a", job="two") as server:
         server.dense("w", (3,))
         worker = Moved(group.target, "b", job=None)
@@ -164,7 +164,7 @@ def begin(stub: SchedulerStub, worker: WorkerScheduler, job: str) -> str:
     return "OK"
 
 
-def test_jobs_without_tables_leave_room_and_take_tokens() -> None:
+def test_jobs_without_tables_leave_room_and_take_tokens():
     """Loops of one worker that begin in many jobs keep no other training out."""
     with LocalGroup(1) as group, grpc.insecure_channel(group.target) as channel:
         stub = SchedulerStub(channel)
@@ -181,7 +181,7 @@ def test_jobs_without_tables_leave_room_and_take_tokens() -> None:
             assert descend(server, "w", 1.0) == NUM_CLOCKS
 
 
-def test_table_that_a_job_does_not_have_is_not_found() -> None:
+def test_table_that_a_job_does_not_have_is_not_found():
     """A job named after a table may have none, when a worker began its loop in it."""
     with LocalGroup(1) as group, grpc.insecure_channel(group.target) as channel:
         stub = SchedulerStub(channel)
@@ -196,7 +196,7 @@ def test_table_that_a_job_does_not_have_is_not_found() -> None:
         worker.close()
 
 
-def test_checkpoint_and_status_are_of_one_job() -> None:
+def test_checkpoint_and_status_are_of_one_job():
     with (
         LocalGroup(1) as group,
         group.connect("a", job="one") as one,
@@ -215,7 +215,7 @@ def test_checkpoint_and_status_are_of_one_job() -> None:
         assert len(status.ranges) == 2 * len(status.jobs["one"].view.ranges)
 
 
-def test_keys_and_bytes_are_counted_for_the_job_that_has_them() -> None:
+def test_keys_and_bytes_are_counted_for_the_job_that_has_them():
     """Whole small requests, the sections of large ones, rows by number, and rows by key."""
     with (
         LocalGroup(2) as group,
@@ -262,7 +262,7 @@ class Heard(ServerScheduler):
         self.told.append(set(jobs))
 
 
-def test_job_whose_view_comes_before_the_server_has_begun_is_kept() -> None:
+def test_job_whose_view_comes_before_the_server_has_begun_is_kept():
     """The list of jobs from before its view is older than that view."""
     heard = Heard()
     for response in (
@@ -278,7 +278,7 @@ def test_job_whose_view_comes_before_the_server_has_begun_is_kept() -> None:
 
 
 @pytest.mark.parametrize("job", ["ctr", None])
-def test_workers_have_ranks_and_the_first_clock_waits_for_all_of_them(job: str | None) -> None:
+def test_workers_have_ranks_and_the_first_clock_waits_for_all_of_them(job):
     """Also those of a job that is found by its first table."""
     begun: list[str] = []
     with LocalGroup(1) as group, ThreadPoolExecutor() as pool:
@@ -306,7 +306,7 @@ def test_workers_have_ranks_and_the_first_clock_waits_for_all_of_them(job: str |
     assert sorted(begun) == [*"aabbcc"]
 
 
-def test_asynchronous_workers_have_ranks() -> None:
+def test_asynchronous_workers_have_ranks():
     async def work(group: LocalGroup, name: str) -> tuple[int | None, int]:
         async with connect(group.target, worker=name, job="ctr", workers=2) as server:
             w = await server.dense("w", (3,), update=SGD(0.5))

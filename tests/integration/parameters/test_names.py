@@ -81,7 +81,7 @@ def sent_by(name: str, incarnation: int) -> pb.PassedRequest:
     return pb.PassedRequest(sender=name, incarnation=incarnation, number=1)
 
 
-def test_requests_are_sent_by_workers_in_their_own_names(group: Group) -> None:
+def test_requests_are_sent_by_workers_in_their_own_names(group):
     """To servers, workers and the scheduler: by participants, and by operators. An observer and a
     server are refused everywhere."""
     worker = group.worker("w0")
@@ -113,7 +113,7 @@ def test_requests_are_sent_by_workers_in_their_own_names(group: Group) -> None:
     connection.close()
 
 
-def test_member_cannot_act_in_the_name_of_another_one(group: Group) -> None:
+def test_member_cannot_act_in_the_name_of_another_one(group):
     """Three calls of Leave in healthy servers' names reset a replicated group once. A worker, a
     server and an observer try it, and whatever else a member could do for another one."""
     worker = group.worker("w0")
@@ -187,7 +187,7 @@ def test_member_cannot_act_in_the_name_of_another_one(group: Group) -> None:
     operator.RollBack(pb.RollBackRequest(), timeout=LONG_S)
 
 
-def test_servers_take_connections_of_the_names_in_certificates_alone(group: Group) -> None:
+def test_servers_take_connections_of_the_names_in_certificates_alone(group):
     address = group.servers["s0"].address
     for name, role, said in (
         ("mallory", Role.PARTICIPANT, hello("w0", "worker", 1)),
@@ -216,7 +216,7 @@ def test_servers_take_connections_of_the_names_in_certificates_alone(group: Grou
 @pytest.mark.parametrize(
     ("role", "name"), [(Role.NODE, "s0"), (Role.PARTICIPANT, SCHEDULER), (Role.PARTICIPANT, "w0")]
 )
-def test_no_member_passes_for_the_scheduler(tmp_path: Path, role: Role, name: str) -> None:
+def test_no_member_passes_for_the_scheduler(tmp_path, role, name):
     """A node of that name does, and a coordinator, which may have a scheduler in its process."""
 
     def holder(role: Role, name: str) -> Certificates:
@@ -238,7 +238,7 @@ def test_no_member_passes_for_the_scheduler(tmp_path: Path, role: Role, name: st
     ask(holder(Role.COORDINATOR, "coordinator"), LONG_S)
 
 
-def test_every_method_has_its_roles(group: Group) -> None:
+def test_every_method_has_its_roles(group):
     """A method that is added and not listed is refused to everybody, which this tells."""
     served = {
         f"/{service.full_name}/{method.name}"
@@ -256,7 +256,7 @@ def test_every_method_has_its_roles(group: Group) -> None:
             assert code_of(call, b"") is grpc.StatusCode.PERMISSION_DENIED, (role, method)
 
 
-def test_connection_ends_with_its_certificate(tmp_path: Path) -> None:
+def test_connection_ends_with_its_certificate(tmp_path):
     """A worker that is connected sends nothing that counts once its certificate has expired."""
     own = Certificates(write_folder(tmp_path / "s0", OURS, Role.NODE, "s0"))
     own_of_worker = Certificates(write_folder(tmp_path / "w0", OURS, Role.PARTICIPANT, "w0"))
@@ -281,7 +281,7 @@ def test_connection_ends_with_its_certificate(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["by a coordinator", "in files"])
-def test_revoked_worker_is_refused_from_its_next_message_on(group: Group, how: str) -> None:
+def test_revoked_worker_is_refused_from_its_next_message_on(group, how):
     """A coordinator with a parameter server knows what is revoked, other programs read it. Calls
     and connections stand by then."""
     honest, revoked = group.worker("w0"), group.worker("w1")

@@ -68,7 +68,7 @@ def connected(fleet: Fleet, job: str = "ctr") -> Server:
     return parameters.connect_sync(fleet.target, worker="w0", job=job, timeout_s=LONG_S)
 
 
-def test_requests_reach_the_members_that_they_are_sent_to(fleet: Fleet) -> None:
+def test_requests_reach_the_members_that_they_are_sent_to(fleet):
     """Processes of their own, by group and by name; workers of the sender's job alone."""
     with connected(fleet) as server:
         said = "w0 says hello"
@@ -89,7 +89,7 @@ def test_requests_reach_the_members_that_they_are_sent_to(fleet: Fleet) -> None:
                 server.send(nobody)
 
 
-def test_errors_of_handlers_are_told_and_end_no_process(fleet: Fleet) -> None:
+def test_errors_of_handlers_are_told_and_end_no_process(fleet):
     everybody = {"s0", "s1", "scheduler", "w1", "w2"}
     with connected(fleet) as server:
         for head, text in (
@@ -110,9 +110,7 @@ def test_errors_of_handlers_are_told_and_end_no_process(fleet: Fleet) -> None:
 @pytest.mark.parametrize(
     ("group", "killed", "other"), [("servers", "s8", "s0"), ("workers", "w8", "w1")]
 )
-def test_member_that_is_killed_in_the_middle_is_named(
-    fleet: Fleet, group: str, killed: str, other: str
-) -> None:
+def test_member_that_is_killed_in_the_middle_is_named(fleet, group, killed, other):
     """The others' answers are there, long before the sender's time is over."""
     if group == "servers":
         fleet.start_servers(killed, flags=FLAGS)
@@ -136,7 +134,7 @@ def test_member_that_is_killed_in_the_middle_is_named(
 
 
 @pytest.mark.parametrize("to", ["s0", "w1", "scheduler"])
-def test_slow_member_is_named_when_the_time_is_over(fleet: Fleet, to: str) -> None:
+def test_slow_member_is_named_when_the_time_is_over(fleet, to):
     """The answer, when it comes, is not taken for that of the next request."""
     with connected(fleet) as server:
         with pytest.raises(RequestFailed, match=f"no answer of 1 of 1: '{to}': .*after 0.5 s"):
@@ -145,7 +143,7 @@ def test_slow_member_is_named_when_the_time_is_over(fleet: Fleet, to: str) -> No
         assert server.send(to, ECHO, "on") == {to: "w0 says on"}
 
 
-def test_requests_are_checked_before_they_are_sent() -> None:
+def test_requests_are_checked_before_they_are_sent():
     with LocalGroup(1) as group, group.connect() as server:
         assert server.send("all", -(2**63), MAX_TEXT_BYTES * "x").keys() == {
             *("s0", "scheduler", "w0")
@@ -167,7 +165,7 @@ def test_requests_are_checked_before_they_are_sent() -> None:
         server.send("servers")
 
 
-def test_handlers_get_plain_values_one_call_at_a_time() -> None:
+def test_handlers_get_plain_values_one_call_at_a_time():
     """Requests of several workers at once; None answers with an empty text."""
     running = threading.Semaphore()
     seen: list[Request] = []
@@ -188,7 +186,7 @@ def test_handlers_get_plain_values_one_call_at_a_time() -> None:
     assert Counter(seen) == {Request(7, "x", f"w{i}"): 5 for i in range(4)}
 
 
-async def test_asynchronous_workers_send_and_answer() -> None:
+async def test_asynchronous_workers_send_and_answer():
     """A handler that is a coroutine function runs in the worker's event loop, and may send
     itself."""
     loops: set[object] = set()
@@ -208,12 +206,12 @@ async def test_asynchronous_workers_send_and_answer() -> None:
     assert loops == {asyncio.get_running_loop()}
 
 
-async def test_local_server_has_requests() -> None:
+async def test_local_server_has_requests():
     async with parameters.local(shards=1) as server:
         assert await server.send("all") == {"s0": "", "scheduler": "", "w0": ""}
 
 
-def test_worker_that_enters_a_job_is_reached_there() -> None:
+def test_worker_that_enters_a_job_is_reached_there():
     """Without a name, the job is that of the first table."""
     with (
         LocalGroup(1) as group,
@@ -227,7 +225,7 @@ def test_worker_that_enters_a_job_is_reached_there() -> None:
         assert second.send("workers") == {"w0": "here", "w1": ""}
 
 
-def test_request_goes_to_the_worker_of_a_rank() -> None:
+def test_request_goes_to_the_worker_of_a_rank():
     with (
         LocalGroup(1) as group,
         group.connect("b", job="x", workers=2, handler=lambda request: "first") as first,
@@ -240,7 +238,7 @@ def test_request_goes_to_the_worker_of_a_rank() -> None:
             second.send(2)
 
 
-def test_requests_of_ps_lite_go_to_a_group_or_to_one_member() -> None:
+def test_requests_of_ps_lite_go_to_a_group_or_to_one_member():
     with (
         LocalGroup(2, handler=lambda request: f"{request.head} {request.body}") as group,
         group.connect(timeout_s=LONG_S) as server,

@@ -1,14 +1,12 @@
 """Checkpoints of a parameter server in a real S3 server, by s3fs."""
 
 import contextlib
-from pathlib import Path
 
 import numpy as np
 import pytest
 import s3fs
 
 from support.parameter_servers import Servers
-from support.s3_servers import S3Server
 from support.waiting import wait_until
 from xain_parameters.export import export, read_table
 from xain_parameters.scheduler.manifests import MANIFEST
@@ -16,9 +14,7 @@ from xain_parameters.scheduler.manifests import MANIFEST
 SHAPE = (1_000, 3)
 
 
-def test_checkpoint_in_s3_is_exported_and_rolled_back_to(
-    s3fs_bucket: str, seaweedfs: S3Server, tmp_path: Path
-) -> None:
+def test_checkpoint_in_s3_is_exported_and_rolled_back_to(s3fs_bucket, seaweedfs, tmp_path):
     with contextlib.ExitStack() as stack:
         group = Servers(tmp_path, stack, checkpoints=f"s3://{s3fs_bucket}/parameters")
         first, worker = group.start("s0"), group.worker("w0")
@@ -50,9 +46,7 @@ def test_checkpoint_in_s3_is_exported_and_rolled_back_to(
             wait_until(lambda: "Contents" not in client.list_objects_v2(**there))
 
 
-def test_checkpoint_without_credentials_is_refused_in_one_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_checkpoint_without_credentials_is_refused_in_one_line(monkeypatch):
     """The driver raises an error of its library, which is no OSError."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)

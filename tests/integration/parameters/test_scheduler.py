@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -75,7 +74,7 @@ def primaries(view: View) -> list[str]:
 # --- clocks ---
 
 
-def test_wait_for_a_clock_is_logged_with_its_reason(tmp_path: Path, stack: ExitStack) -> None:
+def test_wait_for_a_clock_is_logged_with_its_reason(tmp_path, stack):
     """For workers that have not come, for the slowest one, and for a scheduler that is away."""
     logs = stack.enter_context(capture_logs())
 
@@ -101,9 +100,7 @@ def test_wait_for_a_clock_is_logged_with_its_reason(tmp_path: Path, stack: ExitS
             waiting.result(LONG_S)
 
 
-async def test_workers_that_wait_look_again_only_when_a_clock_opens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_workers_that_wait_look_again_only_when_a_clock_opens(tmp_path, monkeypatch):
     """Otherwise each of many workers would look again at the tick of each."""
     num_workers, num_clocks = 100, 3
     looked: list[str] = []
@@ -132,7 +129,7 @@ async def test_workers_that_wait_look_again_only_when_a_clock_opens(
     assert len(looked) <= 2 * num_workers * num_clocks
 
 
-def test_closed_client_ends_a_tick_that_waits(tmp_path: Path, stack: ExitStack) -> None:
+def test_closed_client_ends_a_tick_that_waits(tmp_path, stack):
     group = Servers(tmp_path, stack)
     w1, w2 = group.join("w1"), group.join("w2")
     with ThreadPoolExecutor(2) as pool:
@@ -145,7 +142,7 @@ def test_closed_client_ends_a_tick_that_waits(tmp_path: Path, stack: ExitStack) 
             waiting.result(LONG_S)
 
 
-def test_negative_staleness_is_refused(tmp_path: Path, stack: ExitStack) -> None:
+def test_negative_staleness_is_refused(tmp_path, stack):
     with pytest.raises(Invalid, match="must not be negative, got -1"):
         Servers(tmp_path, stack).join("w1").begin(-1)
 
@@ -153,7 +150,7 @@ def test_negative_staleness_is_refused(tmp_path: Path, stack: ExitStack) -> None
 # --- loss and checkpoints ---
 
 
-def test_only_the_last_two_checkpoints_are_kept(tmp_path: Path, stack: ExitStack) -> None:
+def test_only_the_last_two_checkpoints_are_kept(tmp_path, stack):
     group = Servers(tmp_path, stack, checkpoints=f"{tmp_path}/cuts")
     stack.callback(Node(group.target, "a").close)
     worker = group.join("w1")
@@ -166,7 +163,7 @@ def test_only_the_last_two_checkpoints_are_kept(tmp_path: Path, stack: ExitStack
     wait_until(lambda: {path.name for path in (tmp_path / "cuts").iterdir()} == kept)
 
 
-def test_checkpoint_without_a_folder_is_refused(tmp_path: Path, stack: ExitStack) -> None:
+def test_checkpoint_without_a_folder_is_refused(tmp_path, stack):
     worker = Servers(tmp_path, stack).join("w1")
     with pytest.raises(Unavailable, match="without --checkpoints"):
         worker.checkpoint(LONG_S)
@@ -175,7 +172,7 @@ def test_checkpoint_without_a_folder_is_refused(tmp_path: Path, stack: ExitStack
 # --- the journal ---
 
 
-def test_second_scheduler_on_a_journal_is_refused(tmp_path: Path) -> None:
+def test_second_scheduler_on_a_journal_is_refused(tmp_path):
     first = Journal(tmp_path / "scheduler.db")
     with pytest.raises(OSError, match="another scheduler has"):
         Journal(tmp_path / "scheduler.db")
@@ -183,7 +180,7 @@ def test_second_scheduler_on_a_journal_is_refused(tmp_path: Path) -> None:
     Journal(tmp_path / "scheduler.db").close()
 
 
-def test_foreign_file_is_no_journal(tmp_path: Path) -> None:
+def test_foreign_file_is_no_journal(tmp_path):
     path = tmp_path / "scheduler.db"
     path.write_bytes(b"no database, but long enough to be looked at" * 100)
     with pytest.raises(OSError, match="cannot be used"):

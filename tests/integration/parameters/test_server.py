@@ -272,9 +272,7 @@ def test_server_that_cannot_take_a_view_gives_its_ranges_up(group, monkeypatch):
 
 
 @pytest.mark.parametrize("num_replicas", [0, 1])
-def test_entries_are_kept_only_where_another_server_may_lack_them(
-    group: Callable[..., Servers], num_replicas: int
-) -> None:
+def test_entries_are_kept_only_where_another_server_may_lack_them(group, num_replicas):
     """A server that has a range alone drops each push once it is applied."""
     made = group(num_replicas=num_replicas)
     servers = [made.start(f"s{index}") for index in range(1 + num_replicas)]

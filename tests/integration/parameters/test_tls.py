@@ -57,7 +57,7 @@ def worker(name: str, issue: Issue, authority: Authority = OURS) -> Certificates
     return Certificates(issue(name, Role.PARTICIPANT, authority))
 
 
-def test_group_of_one_authority_trains_and_excludes_others(tmp_path: Path, issue: Issue) -> None:
+def test_group_of_one_authority_trains_and_excludes_others(tmp_path, issue):
     """A replica of each range, so that servers connect to each other too."""
     flags = ("--tls", issue("scheduler", Role.NODE), "--replicas", "1")
     with scheduler_in(tmp_path / "scheduler", *flags) as (_, target):
@@ -97,7 +97,7 @@ def test_group_of_one_authority_trains_and_excludes_others(tmp_path: Path, issue
 
 
 @needs_openssl
-def test_certificate_without_our_names_counts_by_an_explicit_rule(tmp_path: Path) -> None:
+def test_certificate_without_our_names_counts_by_an_explicit_rule(tmp_path):
     """One certificate for all programs, as openssl makes it, is that of an operator then, who may
     act in any name."""
     folder = certified(tmp_path / "ours")
@@ -121,7 +121,7 @@ def test_certificate_without_our_names_counts_by_an_explicit_rule(tmp_path: Path
         assert "no name of the kind 'uri'" in status.stderr
 
 
-def test_certificates_that_cannot_be_used_are_one_line(tmp_path: Path, issue: Issue) -> None:
+def test_certificates_that_cannot_be_used_are_one_line(tmp_path, issue):
     """gRPC would tell of a handshake that failed, several times a second, and not why."""
     mixed, foreign = (Path(issue("n", Role.NODE)) for _ in range(2))
     theirs = Path(issue("n", Role.NODE, THEIRS))
@@ -143,21 +143,19 @@ def test_certificates_that_cannot_be_used_are_one_line(tmp_path: Path, issue: Is
 
 
 @needs_openssl
-def test_certificate_of_a_curve_that_tls_does_not_have_is_refused(tmp_path: Path) -> None:
+def test_certificate_of_a_curve_that_tls_does_not_have_is_refused(tmp_path):
     with pytest.raises(InvalidCertificates, match="P-256"):
         Certificates(certified(tmp_path / "unknown", curve="secp256k1"))
 
 
 @needs_openssl
-def test_certificate_of_a_scheduler_may_be_for_servers_alone(tmp_path: Path) -> None:
+def test_certificate_of_a_scheduler_may_be_for_servers_alone(tmp_path):
     """Both purposes are needed by those that connect to others, too."""
     assert Certificates(certified(tmp_path / "scheduler", purposes="serverAuth"))
     assert Certificates(certified(tmp_path / "worker", purposes="clientAuth"))
 
 
-def test_failed_handshake_is_one_line_of_the_program_that_asks(
-    tmp_path: Path, issue: Issue
-) -> None:
+def test_failed_handshake_is_one_line_of_the_program_that_asks(tmp_path, issue):
     flags = ("--tls", issue("scheduler", Role.NODE))
     theirs = issue("olga", Role.OPERATOR, THEIRS)
     with scheduler_in(tmp_path / "scheduler", *flags) as (scheduler, target):
@@ -173,7 +171,7 @@ def test_failed_handshake_is_one_line_of_the_program_that_asks(
 
 
 @pytest.mark.parametrize("content", ["", " \n"])
-def test_empty_authority_is_refused(issue: Issue, content: str) -> None:
+def test_empty_authority_is_refused(issue, content):
     """The authorities of the system are never trusted in its place."""
     ours = Path(issue("n", Role.NODE))
     (ours / "ca.crt").write_text(content)
@@ -181,7 +179,7 @@ def test_empty_authority_is_refused(issue: Issue, content: str) -> None:
         Certificates(ours)
 
 
-def test_empty_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_folder_is_refused(monkeypatch):
     """A shell variable that is not set must not turn encryption off."""
     nowhere = ("--scheduler=127.0.0.1:1", "--timeout=0.1")
     for command in (
@@ -202,7 +200,7 @@ def test_empty_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "XAIN_PARAMETERS_TLS__FOLDER" in refused.stderr
 
 
-def test_rule_that_names_no_role_is_refused(issue: Issue) -> None:
+def test_rule_that_names_no_role_is_refused(issue):
     own = issue("s1", Role.NODE)
     for key, value, text in (
         ("tls.identity", "cn", "list the names in [tls.roles]"),

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from integration.participant.agents import Adder
-from integration.participant.conftest import Launch, Serve
 from integration.participant.scripted import (
     PATIENCE_S,
     Ledger,
@@ -34,9 +33,7 @@ def closed_target() -> str:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
-def test_agent_trains_every_round_and_ends_with_the_session(
-    serve: Serve, adder: Adder, launch: Launch
-) -> None:
+def test_agent_trains_every_round_and_ends_with_the_session(serve, adder, launch):
     server = serve(Ledger(rounds=3, metadata={"workload": "adding"}))
     running = launch(adder, server.target)
     assert running.code() == 0
@@ -52,7 +49,7 @@ def test_agent_trains_every_round_and_ends_with_the_session(
     ]
 
 
-def test_metrics_travel_with_their_round(serve: Serve, adder: Adder) -> None:
+def test_metrics_travel_with_their_round(serve, adder):
     server = serve()
     assert run(adder, server.target, "ward-7") == 0
     (point,) = json.loads(server.ledger.accepted[1][2])
@@ -61,7 +58,7 @@ def test_metrics_travel_with_their_round(serve: Serve, adder: Adder) -> None:
     assert point["fields"] == {"loss": 1.0, "round": 1}
 
 
-def test_a_round_is_learnt_from_the_watch(serve: Serve, adder: Adder, launch: Launch) -> None:
+def test_a_round_is_learnt_from_the_watch(serve, adder, launch):
     """The only heartbeat of this test comes before the round opens."""
     server = serve(Ledger(paused=True))
     server.heartbeat_interval_ms = 3_600_000
@@ -72,7 +69,7 @@ def test_a_round_is_learnt_from_the_watch(serve: Serve, adder: Adder, launch: La
     assert server.calls["Heartbeat"] == 1
 
 
-def test_a_coordinator_that_is_away_is_worth_one_warning(adder: Adder, launch: Launch) -> None:
+def test_a_coordinator_that_is_away_is_worth_one_warning(adder, launch):
     with capture_logs() as logs:
 
         def levels() -> list[str]:
@@ -85,9 +82,7 @@ def test_a_coordinator_that_is_away_is_worth_one_warning(adder: Adder, launch: L
     assert levels().count("warning") == 1
 
 
-def test_another_cause_why_a_coordinator_is_away_is_another_warning(
-    adder: Adder, launch: Launch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_cause_why_a_coordinator_is_away_is_another_warning(adder, launch, monkeypatch):
     """A coordinator that was away comes back with certificates."""
     causes = iter(["refused", "refused", "it speaks TLS"])
     monkeypatch.setattr(CoordinatorClient, "why_away", lambda _: next(causes, "it speaks TLS"))
@@ -105,9 +100,7 @@ def test_another_cause_why_a_coordinator_is_away_is_another_warning(
     assert told("warning") == ["refused", "it speaks TLS"]
 
 
-def test_proxy_is_told_at_the_start_and_with_the_cause(
-    adder: Adder, launch: Launch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_proxy_is_told_at_the_start_and_with_the_cause(adder, launch, monkeypatch, caplog):
     """Behind a dead proxy nothing else says why no coordinator answers."""
     caplog.set_level(logging.INFO, "xain_participant")
     dead = f"http://{closed_target()}"
@@ -128,9 +121,7 @@ def test_proxy_is_told_at_the_start_and_with_the_cause(
     )
 
 
-def test_retries_do_not_wait_for_the_cause_of_a_failed_connection(
-    adder: Adder, launch: Launch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retries_do_not_wait_for_the_cause_of_a_failed_connection(adder, launch, monkeypatch):
     """Calls are tried again, and a stop ends the run, while a name service does not answer."""
     ends = threading.Event()
     monkeypatch.setattr(CoordinatorClient, "why_away", lambda _: ends.wait(120.0) and "late")
@@ -147,9 +138,7 @@ def test_retries_do_not_wait_for_the_cause_of_a_failed_connection(
     assert {e["log_level"] for e in logs if e["event"] == "coordinator_away"} == {"debug"}
 
 
-def test_every_event_names_participant_and_round(
-    serve: Serve, adder: Adder, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_every_event_names_participant_and_round(serve, adder, caplog):
     caplog.set_level(logging.INFO, "xain_participant")  # no line is made that nobody would read
     with capture_logs() as logs:
         assert run(adder, serve().target, "ward-7") == 0
@@ -159,9 +148,7 @@ def test_every_event_names_participant_and_round(
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), SystemExit(0)])
-def test_a_participant_that_fails_leaves_the_session(
-    serve: Serve, adder: Adder, error: BaseException
-) -> None:
+def test_a_participant_that_fails_leaves_the_session(serve, adder, error):
     """Another participant can replace it at once."""
     server = serve()
     adder.error = error
@@ -172,9 +159,7 @@ def test_a_participant_that_fails_leaves_the_session(
     assert entry["exc_info"] is error
 
 
-def test_stop_leaves_even_in_the_middle_of_training(
-    serve: Serve, adder: Adder, launch: Launch
-) -> None:
+def test_stop_leaves_even_in_the_middle_of_training(serve, adder, launch):
     """The training itself cannot be interrupted, and must not hold up other work."""
     server = serve()
     adder.may_finish.clear()
@@ -191,9 +176,7 @@ def silence_s(file: Path) -> float:
     return file.stat().st_mtime - time.time()
 
 
-def test_a_health_check_sees_that_it_lives(
-    serve: Serve, adder: Adder, launch: Launch, tmp_path: Path
-) -> None:
+def test_a_health_check_sees_that_it_lives(serve, adder, launch, tmp_path):
     """The file of an earlier run does not count. While the agent trains, and while the coordinator
     is away, the file says until when the agent counts as alive."""
     file = tmp_path / "alive"
@@ -215,9 +198,7 @@ def test_a_health_check_sees_that_it_lives(
     assert running.code() == 7
 
 
-def test_a_health_file_that_is_gone_ends_nothing(
-    serve: Serve, adder: Adder, launch: Launch, tmp_path: Path
-) -> None:
+def test_a_health_file_that_is_gone_ends_nothing(serve, adder, launch, tmp_path):
     file = tmp_path / "alive"
     alive = Alive(file)
     file.unlink()
@@ -225,7 +206,7 @@ def test_a_health_file_that_is_gone_ends_nothing(
     assert not file.exists()
 
 
-def test_without_an_id_it_makes_one(serve: Serve, adder: Adder) -> None:
+def test_without_an_id_it_makes_one(serve, adder):
     server = serve()
     first, second = Agent(adder, server.target), Agent(adder, server.target)
     assert first.participant_id != second.participant_id
@@ -235,7 +216,7 @@ def test_without_an_id_it_makes_one(serve: Serve, adder: Adder) -> None:
     second.run()
 
 
-def test_an_error_of_the_observer_ends_the_run(serve: Serve) -> None:
+def test_an_error_of_the_observer_ends_the_run(serve):
     """Whichever thread has told the observer, run() raises the error."""
 
     def fail(step: str, round_: int, reason: str) -> None:

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from integration.participant.agents import Adder, large
-from integration.participant.conftest import Launch, Serve
+from integration.participant.agents import large
+from integration.participant.conftest import Serve
 from integration.participant.scripted import ScriptedCoordinator
 from integration.participant.store import (
     SECRET,
@@ -43,13 +43,8 @@ FAULTS: dict[str, Fault] = {
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_store_that_fails_is_gone_around_and_its_url_is_told_to_nobody(
-    offering: ScriptedCoordinator,
-    store: ScriptedStore,
-    adder: Adder,
-    launch: Launch,
-    fault: Fault,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    offering, store, adder, launch, fault, caplog
+):
     """The session goes on at once through the coordinator, and the host is left alone."""
     caplog.set_level(logging.DEBUG)
     store.faults.extend([fault] * 10)
@@ -68,13 +63,8 @@ def test_a_store_that_fails_is_gone_around_and_its_url_is_told_to_nobody(
 
 
 def test_a_failure_inside_a_transfer_does_not_tell_the_url(
-    offering: ScriptedCoordinator,
-    store: ScriptedStore,
-    adder: Adder,
-    launch: Launch,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    offering, store, adder, launch, monkeypatch, caplog
+):
     """A bug of our own does not either, though its traceback is logged."""
     monkeypatch.setattr(direct._Target, "host", property(lambda target: 1 / 0))
     running = launch(adder, offering.target)
@@ -83,9 +73,7 @@ def test_a_failure_inside_a_transfer_does_not_tell_the_url(
     assert SECRET not in f"{running.seen}{caplog.text}"
 
 
-def test_without_direct_no_offer_is_used(
-    offering: ScriptedCoordinator, store: ScriptedStore, adder: Adder
-) -> None:
+def test_without_direct_no_offer_is_used(offering, store, adder):
     """The operator of a site decides whether anything but the coordinator is spoken to."""
     assert Agent(adder, offering.target, "ward-7", direct=False).run() == 0
     assert store.methods == []

@@ -60,9 +60,7 @@ def offers(server: ScriptedCoordinator, store: ScriptedStore) -> ScriptedStore:
     return store
 
 
-def test_rendezvous_sends_profile_and_identity(
-    client: CoordinatorClient, server: ScriptedCoordinator
-) -> None:
+def test_rendezvous_sends_profile_and_identity(client, server):
     assert client.rendezvous(DataProfile(3, 2, ("a", "b"))).session_id == "s1"
     client.rendezvous()
     assert server.profiles == [
@@ -72,7 +70,7 @@ def test_rendezvous_sends_profile_and_identity(
     assert server.identities == {"ward-7"}
 
 
-def test_a_download_is_the_model(client: CoordinatorClient) -> None:
+def test_a_download_is_the_model(client):
     weights = client.get_weights(client.start_round().model)
     assert weights.dtype == np.float32
     assert weights.tobytes() == BIG.tobytes()
@@ -80,9 +78,7 @@ def test_a_download_is_the_model(client: CoordinatorClient) -> None:
     assert weights.flags.aligned
 
 
-def test_an_upload_goes_in_chunks_and_arrives_whole(
-    client: CoordinatorClient, server: ScriptedCoordinator
-) -> None:
+def test_an_upload_goes_in_chunks_and_arrives_whole(client, server):
     ref = client.put_weights(0, BIG)
     assert ref == pb.WeightsRef(key="0/ward-7", size_bytes=len(npy(BIG)), digest=digest(npy(BIG)))
     assert server.uploads["0/ward-7"] == npy(BIG)
@@ -93,9 +89,7 @@ def test_an_upload_goes_in_chunks_and_arrives_whole(
     assert vector.tobytes() == BIG.tobytes()
 
 
-def test_upload_that_is_ended_without_progress_is_refused(
-    client: CoordinatorClient, server: ScriptedCoordinator
-) -> None:
+def test_upload_that_is_ended_without_progress_is_refused(client, server):
     """The refusal is passed on, so that the upload is tried again later."""
     server.before["PutWeights"].append(refusal("UNAVAILABLE", grpc.StatusCode.UNAVAILABLE))
     assert _refused(lambda: client.put_weights(0, BIG)).reason == "UNAVAILABLE"
@@ -103,9 +97,7 @@ def test_upload_that_is_ended_without_progress_is_refused(
     assert server.uploads["0/ward-7"] == npy(BIG)
 
 
-def test_an_upload_may_be_answered_before_it_is_read(
-    client: CoordinatorClient, server: ScriptedCoordinator
-) -> None:
+def test_an_upload_may_be_answered_before_it_is_read(client, server):
     """The coordinator does so with an update that it has accepted already."""
     server.answer_uploads_with = pb.WeightsRef(key="0/earlier")
     assert client.put_weights(0, np.zeros(20_000_000, np.float32)).key == "0/earlier"
@@ -126,7 +118,7 @@ def _refused(call: Callable[[], object]) -> Refused:
     ],
     ids=["digest", "too-short", "too-long"],
 )
-def test_a_damaged_download_is_refused(client: CoordinatorClient, wrong: pb.WeightsRef) -> None:
+def test_a_damaged_download_is_refused(client, wrong):
     ref = client.start_round().model
     ref.MergeFrom(wrong)
     refused = _refused(lambda: client.get_weights(ref))
@@ -135,9 +127,7 @@ def test_a_damaged_download_is_refused(client: CoordinatorClient, wrong: pb.Weig
 
 
 @pytest.mark.parametrize("data", [b"", b"no array", npy(np.zeros((2, 2))), npy(BIG)[:-4]])
-def test_only_a_whole_vector_is_a_model(
-    client: CoordinatorClient, server: ScriptedCoordinator, data: bytes
-) -> None:
+def test_only_a_whole_vector_is_a_model(client, server, data):
     """Size and digest as promised, and yet nothing to train from."""
     server.stored = data
     ref = pb.WeightsRef(key="0/global", size_bytes=len(data), digest=digest(data))
@@ -146,29 +136,22 @@ def test_only_a_whole_vector_is_a_model(
     assert ".npy" in refused.message
 
 
-def test_a_download_that_breaks_off_goes_on_where_it_stopped(
-    client: CoordinatorClient, server: ScriptedCoordinator
-) -> None:
+def test_a_download_that_breaks_off_goes_on_where_it_stopped(client, server):
     server.chunk_bytes = 1 << 18
     server.after["GetWeights"].extend([lambda _: None, failure(grpc.StatusCode.UNAVAILABLE)] * 2)
     assert client.get_weights(client.start_round().model).tobytes() == BIG.tobytes()
     assert server.calls["GetWeights"] == 3
 
 
-def test_a_download_that_brings_nothing_ends(
-    client: CoordinatorClient, server: ScriptedCoordinator
-) -> None:
+def test_a_download_that_brings_nothing_ends(client, server):
     server.before["GetWeights"].append(failure(grpc.StatusCode.UNAVAILABLE))
     refused = _refused(lambda: client.get_weights(client.start_round().model))
     assert refused.status is grpc.StatusCode.UNAVAILABLE
 
 
 def test_download_begun_from_the_store_ends_from_the_coordinator(
-    client: CoordinatorClient,
-    server: ScriptedCoordinator,
-    offers: ScriptedStore,
-    failed_offers: list[OfferFailed],
-) -> None:
+    client, server, offers, failed_offers
+):
     """Nothing is fetched twice."""
     offers.faults.extend([break_off(PartSize.most_message_bytes), status(500)])
     assert client.get_weights(client.start_round().model).tobytes() == BIG.tobytes()
@@ -179,12 +162,7 @@ def test_download_begun_from_the_store_ends_from_the_coordinator(
 
 
 @pytest.mark.parametrize("is_inside", [False, True])
-def test_next_try_of_a_download_goes_by_its_own_reference(
-    client: CoordinatorClient,
-    server: ScriptedCoordinator,
-    offers: ScriptedStore,
-    is_inside: bool,
-) -> None:
+def test_next_try_of_a_download_goes_by_its_own_reference(client, server, offers, is_inside):
     """The URL of the first one may have expired meanwhile, and its key be another round's."""
     later = client.start_round().model
     ref = pb.WeightsRef(key=later.key, size_bytes=later.size_bytes, digest=later.digest)
@@ -198,9 +176,7 @@ def test_next_try_of_a_download_goes_by_its_own_reference(
     assert offers.methods == ([] if is_inside else ["GET"])
 
 
-def test_refusals_carry_the_coordinators_reason(
-    client: CoordinatorClient, server: ScriptedCoordinator
-) -> None:
+def test_refusals_carry_the_coordinators_reason(client, server):
     server.before["Heartbeat"].append(refusal("NOT_A_MEMBER", grpc.StatusCode.PERMISSION_DENIED))
     refused = _refused(lambda: client.heartbeat(pb.READY, -1))
     assert refused.reason == "NOT_A_MEMBER"
@@ -217,14 +193,12 @@ def test_refusals_carry_the_coordinators_reason(
     ],
     ids=["no-details", "another-domain"],
 )
-def test_reasons_come_from_the_coordinator_only(
-    client: CoordinatorClient, server: ScriptedCoordinator, fault: Callable[[object], None]
-) -> None:
+def test_reasons_come_from_the_coordinator_only(client, server, fault):
     server.before["Heartbeat"].append(fault)
     assert _refused(lambda: client.heartbeat(pb.READY, -1)).reason == ""
 
 
-def test_a_call_has_a_deadline(serve: Serve) -> None:
+def test_a_call_has_a_deadline(serve):
     server = serve()
     answer = threading.Event()
     for method in ("Heartbeat", "StartTrainingRound"):
@@ -236,16 +210,14 @@ def test_a_call_has_a_deadline(serve: Serve) -> None:
     answer.set()
 
 
-def test_a_watch_tells_changes(client: CoordinatorClient, server: ScriptedCoordinator) -> None:
+def test_a_watch_tells_changes(client, server):
     seen = client.watch()
     assert next(seen).state == pb.ROUND
     server.change(paused=True)
     assert next(seen).state == pb.STANDBY
 
 
-def test_a_watch_that_breaks_says_so(
-    client: CoordinatorClient, server: ScriptedCoordinator
-) -> None:
+def test_a_watch_that_breaks_says_so(client, server):
     server.before["Watch"].append(failure(grpc.StatusCode.UNAVAILABLE))
     refused = _refused(lambda: list(client.watch()))
     assert refused.status is grpc.StatusCode.UNAVAILABLE

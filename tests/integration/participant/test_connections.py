@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from integration.participant.agents import Adder
-from integration.participant.conftest import Launch, Serve
+from integration.participant.conftest import Serve
 from integration.participant.scripted import (
     PATIENCE_S,
     Ledger,
@@ -113,9 +113,7 @@ def is_heard(client: CoordinatorClient) -> bool:
         return False
 
 
-def test_call_on_a_dead_connection_is_refused_and_the_next_one_takes_another(
-    client: CoordinatorClient, proxy: FaultProxy
-) -> None:
+def test_call_on_a_dead_connection_is_refused_and_the_next_one_takes_another(client, proxy):
     """The peer has vanished without a word."""
     proxy.blackhole(new=False)
     with pytest.raises(Refused) as caught:
@@ -126,9 +124,7 @@ def test_call_on_a_dead_connection_is_refused_and_the_next_one_takes_another(
     assert client.put_weights(0, BIG).key == "0/ward-7"
 
 
-def test_stream_on_a_dead_connection_is_refused_and_can_be_had_again(
-    client: CoordinatorClient, proxy: FaultProxy
-) -> None:
+def test_stream_on_a_dead_connection_is_refused_and_can_be_had_again(client, proxy):
     streams: list[Iterator[pb.WatchResponse]] = []
 
     def is_told() -> bool:
@@ -144,9 +140,7 @@ def test_stream_on_a_dead_connection_is_refused_and_can_be_had_again(
     wait_until(is_told)
 
 
-def test_heartbeat_passes_an_upload_that_does_not_move(
-    client: CoordinatorClient, server: ScriptedCoordinator, proxy: FaultProxy
-) -> None:
+def test_heartbeat_passes_an_upload_that_does_not_move(client, server, proxy):
     """Heartbeats have a connection of their own."""
     may_upload = hold(server, "PutWeights")
     upload = Call(lambda: client.put_weights(0, BIG))
@@ -158,9 +152,7 @@ def test_heartbeat_passes_an_upload_that_does_not_move(
 
 
 @pytest.mark.parametrize("method", ["Heartbeat", "PutWeights", "EndTrainingRound"])
-def test_call_that_the_coordinator_works_on_is_not_given_up(
-    server: ScriptedCoordinator, method: str
-) -> None:
+def test_call_that_the_coordinator_works_on_is_not_given_up(server, method):
     """A coordinator that takes its time answers pings meanwhile."""
     with CoordinatorClient(
         server.target, "ward-7", call_timeout_s=PATIENCE_S, channel=open_hasty
@@ -182,7 +174,7 @@ def test_call_that_the_coordinator_works_on_is_not_given_up(
         assert server.calls[method] == 1
 
 
-def test_connection_of_transfers_is_closed_when_none_is_under_way(proxy: FaultProxy) -> None:
+def test_connection_of_transfers_is_closed_when_none_is_under_way(proxy):
     """gRPC sends no pings over it: one that died during a training would hold up the upload."""
     channel = partial(open_channel, idle_s=0.05)
     with CoordinatorClient(f"127.0.0.1:{proxy.port}", "ward-7", channel=channel) as client:
@@ -197,12 +189,7 @@ def test_connection_of_transfers_is_closed_when_none_is_under_way(proxy: FaultPr
         assert proxy.num_accepted == 3
 
 
-def test_download_on_a_dead_connection_goes_on_over_another(
-    client: CoordinatorClient,
-    server: ScriptedCoordinator,
-    proxy: FaultProxy,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_download_on_a_dead_connection_goes_on_over_another(client, server, proxy, monkeypatch):
     """The download goes on from where it stands."""
     arrived = threading.Event()
 
@@ -223,9 +210,7 @@ def test_download_on_a_dead_connection_goes_on_over_another(
     assert server.download_offsets == [0, CHUNK_BYTES]
 
 
-def test_a_closed_client_ends_an_attempt(
-    client: CoordinatorClient, server: ScriptedCoordinator
-) -> None:
+def test_a_closed_client_ends_an_attempt(client, server):
     """A participant that stops need not wait for a coordinator that does not answer."""
     may_beat = hold(server, "Heartbeat")
     unanswered = Call(lambda: heartbeat(client))
@@ -253,16 +238,14 @@ def running(agent: Agent) -> Iterator[Call]:
     running.answer()
 
 
-def test_dead_connection_is_found_within_the_default_lease() -> None:
+def test_dead_connection_is_found_within_the_default_lease():
     """After a heartbeat that was answered, the next one is tried again before the lease is over."""
     server = ServerSettings()
     lease_s = server.heartbeat_time_s + server.heartbeat_timeout_s
     assert sum(CALLS_SILENCE_S) + MIN_BACKOFF_S < lease_s
 
 
-def test_dead_connection_costs_no_lease(
-    running: Call, adder: Adder, server: ScriptedCoordinator, proxy: FaultProxy
-) -> None:
+def test_dead_connection_costs_no_lease(running, adder, server, proxy):
     """In the middle of a training its heartbeats take another one; the result goes there, too."""
     assert adder.entered.wait(PATIENCE_S)
     proxy.blackhole(new=False)
@@ -276,12 +259,8 @@ def test_dead_connection_costs_no_lease(
 
 
 def test_long_upload_is_logged_with_its_progress_which_heartbeats_carry(
-    running: Call,
-    adder: Adder,
-    server: ScriptedCoordinator,
-    proxy: FaultProxy,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    running, adder, server, proxy, caplog
+):
     """People at the participant and at the coordinator see that it goes on, and how fast."""
     caplog.set_level("INFO", logger="xain_participant")
     assert adder.entered.wait(PATIENCE_S)
@@ -302,9 +281,7 @@ def test_long_upload_is_logged_with_its_progress_which_heartbeats_carry(
     assert server.transfers == received[: len(server.transfers)]
 
 
-def test_a_watch_that_says_nothing_is_made_up_for_by_heartbeats(
-    server: ScriptedCoordinator, adder: Adder, launch: Launch
-) -> None:
+def test_a_watch_that_says_nothing_is_made_up_for_by_heartbeats(server, adder, launch):
     """A proxy that speaks HTTP may let a stream hang and everything else pass."""
     may_watch = hold(server, "Watch")
     assert launch(adder, server.target).code() == 0

@@ -12,7 +12,6 @@ import pytest
 from integration.participant.scripted import PATIENCE_S
 from integration.participant.store import (
     SECRET,
-    Fault,
     ScriptedStore,
     break_off,
     hang,
@@ -105,19 +104,19 @@ def parts(data: bytes = MODEL) -> tuple[memoryview, memoryview]:
 # --- down ---
 
 
-def test_a_model_is_fetched(direct: DirectTransfer, store: ScriptedStore) -> None:
+def test_a_model_is_fetched(direct, store):
     fetch(direct, store)
     assert store.calls == [("GET", "/m", "")]
     assert store.headers[0]["Accept-Encoding"] == "identity"
 
 
-def test_a_fetch_goes_on_where_it_broke_off(direct: DirectTransfer, store: ScriptedStore) -> None:
+def test_a_fetch_goes_on_where_it_broke_off(direct, store):
     store.faults.extend([break_off(PART), break_off(PART)])
     fetch(direct, store)
     assert [asked for _, _, asked in store.calls] == ["", f"bytes={PART}-", f"bytes={2 * PART}-"]
 
 
-def test_server_without_ranges_is_left(direct: DirectTransfer, store: ScriptedStore) -> None:
+def test_server_without_ranges_is_left(direct, store):
     """Another way goes on where it broke off."""
     store.objects["/m"] = MODEL
     store.knows_ranges = False
@@ -128,9 +127,7 @@ def test_server_without_ranges_is_left(direct: DirectTransfer, store: ScriptedSt
     assert download.received == PART
 
 
-def test_a_fetch_that_brings_nothing_more_ends(
-    direct: DirectTransfer, store: ScriptedStore
-) -> None:
+def test_a_fetch_that_brings_nothing_more_ends(direct, store):
     """Attempts of a few bytes each count as nothing too: they would go on without end."""
     store.objects["/m"] = MODEL
     store.faults.extend([break_off(PART), break_off(LEAST_BYTES // 2)])
@@ -167,9 +164,7 @@ CHUNKED = "HTTP/1.1 200 OK\nTransfer-Encoding: chunked\n\n"
         (break_off(0), "the connection was closed early"),
     ],
 )
-def test_a_fetch_that_fails_says_why(
-    direct: DirectTransfer, store: ScriptedStore, fault: Fault, reason: str
-) -> None:
+def test_a_fetch_that_fails_says_why(direct, store, fault, reason):
     store.objects["/m"] = MODEL
     store.faults.append(fault)
     failed = failure(lambda: direct.fetch(store.url("/m"), download_of()))
@@ -186,9 +181,7 @@ def test_a_fetch_that_fails_says_why(
         f"bytes {PART}-{len(MODEL)}/{len(MODEL) + 1}",
     ],
 )
-def test_another_range_than_asked_for_is_not_taken(
-    direct: DirectTransfer, store: ScriptedStore, said: str
-) -> None:
+def test_another_range_than_asked_for_is_not_taken(direct, store, said):
     store.objects["/m"] = MODEL
     length = len(MODEL) - PART
     head = f"HTTP/1.1 206 Partial Content\nContent-Length: {length}\nContent-Range: {said}\n\n"
@@ -197,7 +190,7 @@ def test_another_range_than_asked_for_is_not_taken(
     assert failed.reason == "another range than asked for"
 
 
-def test_damaged_download_is_dropped(direct: DirectTransfer, store: ScriptedStore) -> None:
+def test_damaged_download_is_dropped(direct, store):
     """The download through the coordinator begins anew."""
     store.faults.append(object_of(bytes(len(MODEL))))
     download = download_of()
@@ -208,7 +201,7 @@ def test_damaged_download_is_dropped(direct: DirectTransfer, store: ScriptedStor
 
 
 @pytest.mark.parametrize("fault", [hang, hang_after(PART)])
-def test_a_server_that_hangs_is_left(store: ScriptedStore, fault: Fault) -> None:
+def test_a_server_that_hangs_is_left(store, fault):
     store.objects["/m"] = MODEL
     store.faults.append(fault)
     direct = _direct(chunk_timeout_s=0.2)
@@ -217,7 +210,7 @@ def test_a_server_that_hangs_is_left(store: ScriptedStore, fault: Fault) -> None
     assert len(store.calls) == 1
 
 
-def test_a_server_that_drips_is_left(store: ScriptedStore) -> None:
+def test_a_server_that_drips_is_left(store):
     """Byte by byte, each in time, it would hold us for hours."""
 
     def drip(handler: object) -> None:
@@ -236,7 +229,7 @@ def test_a_server_that_drips_is_left(store: ScriptedStore) -> None:
 # --- up ---
 
 
-def test_an_update_is_put(direct: DirectTransfer, store: ScriptedStore) -> None:
+def test_an_update_is_put(direct, store):
     assert direct.put(store.url("/incoming/0/ward-7"), parts()) is not None
     assert store.objects["/incoming/0/ward-7"] == MODEL
     (headers,) = store.headers
@@ -244,7 +237,7 @@ def test_an_update_is_put(direct: DirectTransfer, store: ScriptedStore) -> None:
     assert "Content-Type" not in headers, "the signature might have to cover it"
 
 
-def test_a_put_that_breaks_off_begins_again(direct: DirectTransfer, store: ScriptedStore) -> None:
+def test_a_put_that_breaks_off_begins_again(direct, store):
     store.faults.append(break_off(PART))
     assert direct.put(store.url("/u"), parts()) is not None
     assert store.objects == {"/u": MODEL}
@@ -252,9 +245,7 @@ def test_a_put_that_breaks_off_begins_again(direct: DirectTransfer, store: Scrip
 
 
 @pytest.mark.parametrize("code", [302, 307, 403, 411, 500, 503])
-def test_a_put_that_is_refused_says_why(
-    direct: DirectTransfer, store: ScriptedStore, code: int
-) -> None:
+def test_a_put_that_is_refused_says_why(direct, store, code):
     """A redirect is not followed: it would carry the update elsewhere."""
 
     def refuse(handler: object) -> None:
@@ -267,7 +258,7 @@ def test_a_put_that_is_refused_says_why(
     assert len(store.calls) == 1
 
 
-def test_an_answer_in_mid_upload_counts(direct: DirectTransfer, store: ScriptedStore) -> None:
+def test_an_answer_in_mid_upload_counts(direct, store):
     """A store that refuses may stop reading; why, it has said before it hung up."""
 
     store.faults.append(status(403))
@@ -278,7 +269,7 @@ def test_an_answer_in_mid_upload_counts(direct: DirectTransfer, store: ScriptedS
 
 
 @pytest.mark.parametrize("fault", [hang, hang_after(10)])
-def test_a_put_that_is_not_answered_is_left(store: ScriptedStore, fault: Fault) -> None:
+def test_a_put_that_is_not_answered_is_left(store, fault):
     store.faults.append(fault)
     direct = _direct(answer_timeout_s=0.2)
     failed = failure(lambda: direct.put(store.url("/u"), (memoryview(b"0123456789"),)))
@@ -286,7 +277,7 @@ def test_a_put_that_is_not_answered_is_left(store: ScriptedStore, fault: Fault) 
     assert len(store.calls) == 1
 
 
-def test_a_put_that_is_not_read_is_left(store: ScriptedStore) -> None:
+def test_a_put_that_is_not_read_is_left(store):
     store.faults.append(hang)
     direct = _direct(chunk_timeout_s=0.2)
     large = memoryview(bytes(64 * MIB))
@@ -313,21 +304,19 @@ def test_a_put_that_is_not_read_is_left(store: ScriptedStore) -> None:
         "host/x",
     ],
 )
-def test_only_a_plain_http_url_is_an_offer(direct: DirectTransfer, url: str) -> None:
+def test_only_a_plain_http_url_is_an_offer(direct, url):
     failed = failure(lambda: direct.fetch(url.format(SECRET), download_of()))
     assert "URL" in failed.reason
     assert failed.host == ""
 
 
-def test_server_that_is_away_is_a_failure(direct: DirectTransfer, store: ScriptedStore) -> None:
+def test_server_that_is_away_is_a_failure(direct, store):
     store.stop()
     failed = failure(lambda: direct.fetch(store.url("/m"), download_of()))
     assert failed.reason == "connection refused"
 
 
-def test_a_host_that_failed_is_left_alone_for_a_while(
-    direct: DirectTransfer, store: ScriptedStore, clock: Clock
-) -> None:
+def test_a_host_that_failed_is_left_alone_for_a_while(direct, store, clock):
     """No storm of retries, and no host is given up for ever."""
     store.faults.append(status(403))
     assert not failure(lambda: direct.fetch(store.url("/m"), download_of())).again
@@ -353,9 +342,7 @@ def test_a_host_that_failed_is_left_alone_for_a_while(
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT"])
-def test_closing_ends_a_transfer_at_once(
-    direct: DirectTransfer, store: ScriptedStore, method: str
-) -> None:
+def test_closing_ends_a_transfer_at_once(direct, store, method):
     """A participant that stops does not wait for the time limits of a connection that hangs."""
     store.objects["/m"] = MODEL
     store.faults.append(hang_after(PART))
@@ -371,7 +358,7 @@ def test_closing_ends_a_transfer_at_once(
     assert len(store.calls) == 1
 
 
-def test_closed_transfer_begins_nothing(direct: DirectTransfer, store: ScriptedStore) -> None:
+def test_closed_transfer_begins_nothing(direct, store):
     direct.close()
     failed = failure(lambda: direct.fetch(store.url("/m"), download_of()))
     assert failed.reason == "the client is closed"
@@ -396,9 +383,7 @@ def test_closed_transfer_begins_nothing(direct: DirectTransfer, store: ScriptedS
         send(f"HTTP/1.1 403 {SECRET}\n: {SECRET}\n\n"),
     ],
 )
-def test_no_url_gets_out(
-    store: ScriptedStore, caplog: pytest.LogCaptureFixture, method: str, fault: Fault
-) -> None:
+def test_no_url_gets_out(store, caplog, method, fault):
     """No error, traceback, cause or log has the URL."""
     caplog.set_level(logging.DEBUG)
     store.objects["/m"] = MODEL
@@ -415,9 +400,7 @@ def test_no_url_gets_out(
 # --- proxies and TLS ---
 
 
-def test_proxy_sees_no_url_of_a_weights_port(
-    direct: DirectTransfer, store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_proxy_sees_no_url_of_a_weights_port(direct, store, monkeypatch):
     """The URL is a capability, and a proxy may note it: the proxy is asked to connect only."""
     monkeypatch.setenv("http_proxy", f"http://user:p%40ss@{store.host}")
     store.faults.append(status(403))
@@ -440,15 +423,13 @@ def tls_store(tmp_path: Path, store: ScriptedStore) -> Iterator[ScriptedStore]:
 
 
 @needs_openssl
-def test_a_certificate_without_a_known_authority_is_not_accepted(
-    direct: DirectTransfer, tls_store: ScriptedStore
-) -> None:
+def test_a_certificate_without_a_known_authority_is_not_accepted(direct, tls_store):
     failed = failure(lambda: direct.put(tls_store.url("/u"), parts()))
     assert failed.reason.startswith("its certificate is not accepted: ")
     assert tls_store.calls == []
 
 
-def test_store_by_the_authority_of_the_coordinator_is_trusted(tmp_path: Path) -> None:
+def test_store_by_the_authority_of_the_coordinator_is_trusted(tmp_path):
     """A store whose certificate the session's authority has signed needs no setting."""
     authority = make_authority()
     own = Certificates(write_folder(tmp_path / "own", authority, Role.PARTICIPANT, "a"))
@@ -464,12 +445,7 @@ def test_store_by_the_authority_of_the_coordinator_is_trusted(tmp_path: Path) ->
 
 
 @needs_openssl
-def test_transfers_are_encrypted(
-    direct: DirectTransfer,
-    tls_store: ScriptedStore,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_transfers_are_encrypted(direct, tls_store, tmp_path, monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "tls" / "ca.crt"))
     tls_store.faults.append(break_off(PART))
     fetch(direct, tls_store)

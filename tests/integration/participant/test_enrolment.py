@@ -61,7 +61,7 @@ def config_of(kept: KeptCertificates, **values: str) -> ParticipantConfig:
     return load(ParticipantConfig, overrides=given)
 
 
-def test_joined_site_needs_its_state_directory_only(enroller, address, kept) -> None:
+def test_joined_site_needs_its_state_directory_only(enroller, address, kept):
     """Address, name and certificates come from there, and calls are made with them."""
     joined = join(enroller, address, kept)
     assert (joined.name, joined.role, joined.address) == ("ward-7", "participant", address)
@@ -73,7 +73,7 @@ def test_joined_site_needs_its_state_directory_only(enroller, address, kept) -> 
     assert enroller.serials == [there.tls.own.serial]
 
 
-def test_settings_prevail_over_the_state_directory(enroller, address, kept) -> None:
+def test_settings_prevail_over_the_state_directory(enroller, address, kept):
     join(enroller, address, kept)
     assert enrolled(config_of(kept, coordinator__host="other")).address == "other:50051"
     with pytest.raises(NotEnrolled, match=r'"ward-8", and .* "ward-7"; leave the id out'):
@@ -97,9 +97,7 @@ def test_coordinator_beyond_this_machine_is_not_called_in_the_clear(enroller, ad
     assert enrolled(config_of(kept, **elsewhere)).tls is not None
 
 
-def test_command_reads_no_settings_but_those_that_it_uses(
-    enroller, address, tmp_path, monkeypatch
-) -> None:
+def test_command_reads_no_settings_but_those_that_it_uses(enroller, address, tmp_path, monkeypatch):
     """A site joins while what it is to train on is not configured yet, or wrong."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XAIN_PARTICIPANT_PARTITION__KIND", "nonsense")
@@ -110,40 +108,38 @@ def test_command_reads_no_settings_but_those_that_it_uses(
     assert run_app(app, "xain-participant", ["join", "ward-7.token"]) == 2
 
 
-def test_expired_token_names_its_file_and_the_next_command(enroller, address, kept) -> None:
+def test_expired_token_names_its_file_and_the_next_command(enroller, address, kept):
     told = refused(kept, enroller.token("ward-7", address, lifetime_s=-60.0))
     assert told.startswith("ward-7.token: the token for 'ward-7' has expired on ")
     assert "xain-coordinator tokens create" in told
 
 
-def test_token_of_another_coordinator(enroller, address, kept) -> None:
+def test_token_of_another_coordinator(enroller, address, kept):
     told = refused(kept, Enroller().token("ward-7", address))
     assert f"the coordinator at {address} cannot be reached: its authority has the name of" in told
     assert "the one in ward-7.token" in told
 
 
-def test_coordinator_under_a_name_that_its_certificate_does_not_have(
-    enroller, kept, tmp_path
-) -> None:
+def test_coordinator_under_a_name_that_its_certificate_does_not_have(enroller, kept, tmp_path):
     with serving(enroller, tmp_path / "elsewhere", ["fleet.example.org"]) as address:
         told = refused(kept, enroller.token("ward-7", address))
     assert "its certificate is for fleet.example.org, and not for 127.0.0.1" in told
     assert "add --coordinator HOST:PORT" in told
 
 
-def test_coordinator_that_is_not_there(enroller, kept) -> None:
+def test_coordinator_that_is_not_there(enroller, kept):
     told = refused(kept, enroller.token("ward-7", "127.0.0.1:1"))
     assert "the coordinator at 127.0.0.1:1 cannot be reached: connection refused" in told
 
 
-def test_folder_of_another_participant_is_left_alone(enroller, address, kept) -> None:
+def test_folder_of_another_participant_is_left_alone(enroller, address, kept):
     join(enroller, address, kept)
     told = refused(kept, enroller.token("ward-8", address))
     assert "is that of participant 'ward-7', and the token is for 'ward-8'" in told
     assert enrolled(config_of(kept)).participant_id == "ward-7"
 
 
-def test_request_is_signed_elsewhere(enroller, kept) -> None:
+def test_request_is_signed_elsewhere(enroller, kept):
     request = joining.make_site_request(kept, "ward-7")
     assert joining.make_site_request(kept, "ward-7") != b""
     certificate = enroller._sign(request, "ward-7")
@@ -163,9 +159,7 @@ def test_request_is_signed_elsewhere(enroller, kept) -> None:
 # --- renewal ---
 
 
-def test_certificate_is_renewed_with_a_new_key_at_two_thirds_of_its_life(
-    enroller, address, kept
-) -> None:
+def test_certificate_is_renewed_with_a_new_key_at_two_thirds_of_its_life(enroller, address, kept):
     join(enroller, address, kept)
     tls = Certificates(kept.folder)
     before, begins = tls.own, tls.own.not_before
@@ -183,7 +177,7 @@ def test_certificate_is_renewed_with_a_new_key_at_two_thirds_of_its_life(
     assert joining.join(kept, Token(enroller.token("ward-7", address), "new")).already is False
 
 
-def test_renewal_by_hand(enroller, address, kept, capsys) -> None:
+def test_renewal_by_hand(enroller, address, kept, capsys):
     """Nodes and others do not renew by themselves. The list of revoked certificates goes
     along."""
     enroller.lifetime_s = 120.0  # beginning 300 s ago
@@ -204,7 +198,7 @@ def test_renewal_by_hand(enroller, address, kept, capsys) -> None:
 
 def test_mistake_in_the_settings_of_the_data_does_not_end_a_renewal(
     enroller, address, kept, tmp_path, capsys
-) -> None:
+):
     enroller.lifetime_s = 120.0  # beginning 300 s ago
     join(enroller, address, kept)
     file = tmp_path / "site.toml"
@@ -252,7 +246,7 @@ def killed_at(step: int, *arguments: str) -> bool:
     return ended.returncode != 0
 
 
-def test_join_that_is_killed_at_any_step_can_be_repeated(enroller, address, tmp_path) -> None:
+def test_join_that_is_killed_at_any_step_can_be_repeated(enroller, address, tmp_path):
     step = 0
     while True:
         kept = KeptCertificates(tmp_path / f"site-{step}")
@@ -267,9 +261,7 @@ def test_join_that_is_killed_at_any_step_can_be_repeated(enroller, address, tmp_
     assert len(enroller.signed) == step + 1  # one key for each token
 
 
-def test_renewal_that_is_killed_at_any_step_leaves_a_pair_that_works(
-    enroller, address, kept
-) -> None:
+def test_renewal_that_is_killed_at_any_step_leaves_a_pair_that_works(enroller, address, kept):
     join(enroller, address, kept)
     step = 0
     while killed_at(step, str(kept.folder.parent)):
@@ -283,7 +275,7 @@ def test_renewal_that_is_killed_at_any_step_leaves_a_pair_that_works(
 # --- connections ---
 
 
-def test_calls_use_new_certificates_and_streams_go_on(enroller, address, tmp_path) -> None:
+def test_calls_use_new_certificates_and_streams_go_on(enroller, address, tmp_path):
     """Files are exchanged one after the other, with junk and halves of files in between: no call
     fails, and the one stream sees the end."""
     folder = write_folder(tmp_path / "tls", enroller.authority, Role.PARTICIPANT, "ward-7")
@@ -313,7 +305,7 @@ def test_calls_use_new_certificates_and_streams_go_on(enroller, address, tmp_pat
         assert not client._calls._former
 
 
-def test_expired_certificate_is_told_at_the_start(enroller, address, kept) -> None:
+def test_expired_certificate_is_told_at_the_start(enroller, address, kept):
     """The folder, what is wrong, and the next command."""
     enroller.lifetime_s = 3600.0
     join(enroller, address, kept)
@@ -331,7 +323,7 @@ def test_expired_certificate_is_told_at_the_start(enroller, address, kept) -> No
     assert enrolled(config_of(kept)).participant_id == "ward-7"
 
 
-def test_certificates_of_another_authority_are_used_and_not_renewed(enroller, tmp_path) -> None:
+def test_certificates_of_another_authority_are_used_and_not_renewed(enroller, tmp_path):
     folder = write_folder(tmp_path / "own", enroller.authority, Role.PARTICIPANT, "ward-7")
     there = enrolled(load(ParticipantConfig, overrides={"tls.folder": str(folder)}))
     assert (there.participant_id, there.kept) == ("ward-7", None)
@@ -340,9 +332,7 @@ def test_certificates_of_another_authority_are_used_and_not_renewed(enroller, tm
         enrolled(load(ParticipantConfig, overrides={"tls.folder": str(tmp_path / "none")}))
 
 
-def test_warnings_before_the_end_of_a_certificate_that_is_not_renewed(
-    enroller, tmp_path, caplog
-) -> None:
+def test_warnings_before_the_end_of_a_certificate_that_is_not_renewed(enroller, tmp_path, caplog):
     """Once a day, with the file and the days that are left."""
     folder = write_folder(tmp_path / "own", enroller.authority, Role.PARTICIPANT, "ward-7")
     tls = Certificates(folder, now=lambda: at)
@@ -355,7 +345,7 @@ def test_warnings_before_the_end_of_a_certificate_that_is_not_renewed(
     assert str(folder / "tls.crt") in str(line.msg)
 
 
-def test_certificates_that_are_gone_are_told(enroller, address, kept) -> None:
+def test_certificates_that_are_gone_are_told(enroller, address, kept):
     """A site that has joined never connects without certificates instead."""
     join(enroller, address, kept)
     shutil.rmtree(kept.folder.parent / "certificates")
@@ -363,7 +353,7 @@ def test_certificates_that_are_gone_are_told(enroller, address, kept) -> None:
         enrolled(config_of(kept))
 
 
-def test_authority_is_extended_and_never_replaced() -> None:
+def test_authority_is_extended_and_never_replaced():
     """A program that passes itself off as the coordinator once is not trusted from then on."""
     known, other = make_authority().certificate, make_authority().certificate
     assert extended(known, other) == known

@@ -4,8 +4,6 @@ import subprocess
 import sys
 import textwrap
 
-from integration.participant.conftest import Serve
-
 PROGRAM = textwrap.dedent(
     """
     import gc, logging, signal, sys, threading
@@ -51,16 +49,12 @@ def run_program(target: str, *words: str) -> "subprocess.CompletedProcess[str]":
     return done
 
 
-def test_run_prints_nothing_where_no_logs_are_configured(
-    serve: Serve,
-) -> None:
+def test_run_prints_nothing_where_no_logs_are_configured(serve):
     """An ordinary run has no warnings and no errors, and standard output is the caller's."""
     assert run_program(serve().target).stderr == ""
 
 
-def test_run_leaves_logging_of_its_caller_alone(
-    serve: Serve,
-) -> None:
+def test_run_leaves_logging_of_its_caller_alone(serve):
     """The caller's own lines appear before, during and after run(), and those of the agent too."""
     lines = run_program(serve().target, "configured").stderr.splitlines()
     own = [line for line in lines if line.startswith("program ")]

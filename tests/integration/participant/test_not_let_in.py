@@ -1,7 +1,6 @@
 """A site more than the session needs: it trains too, or the end of the session names it."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ def sites() -> dict[str, Participant]:
     return {name: Halves() for name in ("a", "b", "c")}
 
 
-async def test_minimum_alone_is_no_maximum(start: Any, take_part: Any) -> None:
+async def test_minimum_alone_is_no_maximum(start, take_part):
     """All three sites that come to a session of at least two train."""
     rounds = {"rounds": 3, "min_participants": 2, "start_participants": 3, "start_timeout_s": 60.0}
     coordinator = await start(rounds=rounds)
@@ -38,8 +37,8 @@ async def test_minimum_alone_is_no_maximum(start: Any, take_part: Any) -> None:
 
 @pytest.mark.parametrize("is_restarted", [False, True])
 async def test_site_that_was_never_let_in_is_named_at_the_end(
-    start: Any, take_part: Any, tmp_path: Path, is_restarted: bool
-) -> None:
+    start, take_part, tmp_path, is_restarted
+):
     """The site ends with a status of its own; status, report and the last lines of the log have its
     name and the reason, also from the journal alone."""
     rounds = {"rounds": 3, "min_participants": 2, "max_participants": 2}

@@ -4,7 +4,6 @@ import threading
 import time
 from typing import Any
 
-from integration.participant.conftest import Serve
 from integration.participant.scripted import PATIENCE_S, Ledger
 from xain_participant import Agent, Participant
 
@@ -19,7 +18,7 @@ class Idle(Participant):
         raise AssertionError("no round is open")
 
 
-def test_the_stream_comes_back_after_the_first_sign_of_life(serve: Serve) -> None:
+def test_the_stream_comes_back_after_the_first_sign_of_life(serve):
     """When that is sent is spread over time; a stream that went ahead would connect at once. And
     no member joins again."""
     first = serve(Ledger(paused=True))

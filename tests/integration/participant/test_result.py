@@ -32,7 +32,7 @@ def script(port: int, name: str, results: dict[str, Any]) -> None:
     assert rounds.result is results[name], "the model is fetched once"
 
 
-async def test_script_has_the_model_of_the_session_after_its_loop(start: Any) -> None:
+async def test_script_has_the_model_of_the_session_after_its_loop(start):
     """The weights are those of all sites, with the site's own where they do not travel; the metrics
     are those of the training and of the evaluation."""
     coordinator = await start(
@@ -54,7 +54,7 @@ async def test_script_has_the_model_of_the_session_after_its_loop(start: Any) ->
         assert result.metrics == {"loss": 1.5, "accuracy": pytest.approx(0.3)}
 
 
-async def test_result_that_cannot_be_fetched_is_an_error(start: Any) -> None:
+async def test_result_that_cannot_be_fetched_is_an_error(start):
     coordinator = await start(rounds={"rounds": 1, "min_participants": 1})
     target = f"127.0.0.1:{coordinator.port}"
 

@@ -3,14 +3,12 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import xain
-from integration.participant.conftest import Serve
 from integration.participant.scripted import Ledger, ScriptedCoordinator, refusal
 from support.logs import capture_logs
 from xain_coordinator.assembly.coordinator import SessionCoordinator
@@ -31,7 +29,7 @@ def add_one(coordinator: ScriptedCoordinator, **settings: Any) -> list[int]:
     return numbers
 
 
-def test_loop_trains_every_round_and_ends_with_the_session(serve: Serve) -> None:
+def test_loop_trains_every_round_and_ends_with_the_session(serve):
     """Each update is what the body has submitted, with its samples and metrics."""
     coordinator = serve(Ledger(rounds=3))
     assert add_one(coordinator) == [0, 1, 2]
@@ -41,7 +39,7 @@ def test_loop_trains_every_round_and_ends_with_the_session(serve: Serve) -> None
     assert '"loss": 0.5' in metrics
 
 
-def test_config_reads_the_section_train(serve: Serve) -> None:
+def test_config_reads_the_section_train(serve):
     """Settings are read by attribute, by key and by get(); a missing setting is named."""
     coordinator = serve(Ledger(rounds=1, train_config='{"lr": 0.5, "opt": {"name": "sgd"}}'))
     with xain.rounds(coordinator=coordinator.target) as rounds:
@@ -54,7 +52,7 @@ def test_config_reads_the_section_train(serve: Serve) -> None:
         round_.submit(round_.weights, samples=1)
 
 
-def test_flat_vector_is_given_as_it_was_declared(serve: Serve) -> None:
+def test_flat_vector_is_given_as_it_was_declared(serve):
     """A flat initial has no names, whatever the session calls its tensors."""
     coordinator = serve(Ledger(rounds=1))
     for round_ in xain.rounds(np.zeros(4, np.float32), coordinator=coordinator.target):
@@ -75,9 +73,7 @@ def test_flat_vector_is_given_as_it_was_declared(serve: Serve) -> None:
         (np.zeros(5), "this script's model has 5 values, the session's 4"),
     ],
 )
-def test_another_model_than_the_session_has_is_refused_by_name(
-    serve: Serve, initial: Any, message: str
-) -> None:
+def test_another_model_than_the_session_has_is_refused_by_name(serve, initial, message):
     """Before anything is trained; the participant leaves."""
     coordinator = serve()
     with pytest.raises(xain.LayoutMismatch, match=message):
@@ -85,7 +81,7 @@ def test_another_model_than_the_session_has_is_refused_by_name(
     coordinator.wait_until(lambda: not coordinator.ledger.members)
 
 
-def test_initial_weights_are_sent_with_their_layout(serve: Serve) -> None:
+def test_initial_weights_are_sent_with_their_layout(serve):
     """The participant that is asked for them spends no round of the script."""
     ledger = Ledger(model=np.zeros(0, np.float32), tasks={0: pb.INITIALISE})
     coordinator = serve(ledger)
@@ -105,13 +101,13 @@ def test_initial_weights_are_sent_with_their_layout(serve: Serve) -> None:
     ]
 
 
-def test_initial_weights_that_were_not_declared_are_asked_for(serve: Serve) -> None:
+def test_initial_weights_that_were_not_declared_are_asked_for(serve):
     coordinator = serve(Ledger(model=np.zeros(0, np.float32)))
     with pytest.raises(RuntimeError, match=r"declare them with xain\.rounds\(model\)"):
         next(xain.rounds(coordinator=coordinator.target))
 
 
-def test_evaluation_travels_with_the_update(serve: Serve) -> None:
+def test_evaluation_travels_with_the_update(serve):
     coordinator = serve(Ledger(rounds=1))
     for round_ in xain.rounds(coordinator=coordinator.target, evaluates=True):
         round_.evaluate({"accuracy": 0.75}, samples=20)
@@ -121,7 +117,7 @@ def test_evaluation_travels_with_the_update(serve: Serve) -> None:
     assert dict(request.evaluation.metrics) == {"accuracy": 0.75}
 
 
-def test_evaluation_round_is_answered_without_weights(serve: Serve) -> None:
+def test_evaluation_round_is_answered_without_weights(serve):
     """A body that trains all the same gets an error."""
     coordinator = serve(Ledger(rounds=2, tasks={1: pb.EVALUATE}))
     for round_ in xain.rounds(coordinator=coordinator.target, evaluates=True):
@@ -139,7 +135,7 @@ def test_evaluation_round_is_answered_without_weights(serve: Serve) -> None:
 # --- mistakes of the script ---
 
 
-def test_body_without_submit_is_a_clear_error(serve: Serve) -> None:
+def test_body_without_submit_is_a_clear_error(serve):
     coordinator = serve()
     rounds = xain.rounds(coordinator=coordinator.target)
     next(rounds)
@@ -161,9 +157,7 @@ def test_body_without_submit_is_a_clear_error(serve: Serve) -> None:
         ({"w": np.zeros(4)}, 5, {"loss": float("nan")}, "metric 'loss' is nan"),
     ],
 )
-def test_submit_refuses_unusable_values(
-    serve: Serve, weights: Any, samples: Any, metrics: Any, message: str
-) -> None:
+def test_submit_refuses_unusable_values(serve, weights, samples, metrics, message):
     """At the line that calls it; a better call may follow."""
     coordinator = serve(Ledger(rounds=1))
     for round_ in xain.rounds(coordinator=coordinator.target):
@@ -175,7 +169,7 @@ def test_submit_refuses_unusable_values(
     assert len(coordinator.ended) == 1
 
 
-def test_exception_within_with_is_raised_and_ends_the_participant(serve: Serve) -> None:
+def test_exception_within_with_is_raised_and_ends_the_participant(serve):
     """The script sees its own exception, unchanged, and the coordinator a participant that left."""
     coordinator = serve()
     error = KeyError("no such column")
@@ -194,9 +188,7 @@ def test_exception_within_with_is_raised_and_ends_the_participant(serve: Serve) 
     assert exiting["reason"].endswith("KeyError: 'no such column'")
 
 
-async def test_cell_of_a_file_that_a_script_fails_to_load_stays_at_the_participant(
-    start: Start, tmp_path: Path
-) -> None:
+async def test_cell_of_a_file_that_a_script_fails_to_load_stays_at_the_participant(start, tmp_path):
     """The error of our own loader names column, row and cell; the coordinator hears its type."""
     coordinator = await start(rounds={"rounds": 2, "min_participants": 1})
     (tmp_path / "a.csv").write_text("age,y\n40,0\nJohn Smith,1\n")
@@ -214,7 +206,7 @@ async def test_cell_of_a_file_that_a_script_fails_to_load_stays_at_the_participa
     assert told["reason"] == "DoesNotFit"
 
 
-def test_loop_that_is_left_early_leaves_the_session(serve: Serve) -> None:
+def test_loop_that_is_left_early_leaves_the_session(serve):
     """After its last update was acknowledged."""
     coordinator = serve(Ledger(rounds=5))
     for round_ in xain.rounds(coordinator=coordinator.target):
@@ -225,7 +217,7 @@ def test_loop_that_is_left_early_leaves_the_session(serve: Serve) -> None:
     assert sorted(coordinator.ledger.accepted) == [0, 1]
 
 
-def test_loop_that_is_left_within_a_round_tells_where(serve: Serve) -> None:
+def test_loop_that_is_left_within_a_round_tells_where(serve):
     coordinator = serve()
     with capture_logs() as logs:
         for _ in xain.rounds(coordinator=coordinator.target):
@@ -235,7 +227,7 @@ def test_loop_that_is_left_within_a_round_tells_where(serve: Serve) -> None:
     assert "test_rounds.py:" in left["reason"]
 
 
-def test_loop_without_a_round_has_a_status_of_its_own(serve: Serve) -> None:
+def test_loop_without_a_round_has_a_status_of_its_own(serve):
     """A script whose site was never selected must not look as if it had trained."""
     coordinator = serve(Ledger(rounds=0))
     with capture_logs() as logs, xain.rounds(coordinator=coordinator.target) as rounds:
@@ -246,7 +238,7 @@ def test_loop_without_a_round_has_a_status_of_its_own(serve: Serve) -> None:
     assert "it was never selected to train" in end["reason"]
 
 
-def test_round_without_samples_is_warned_of_once(serve: Serve) -> None:
+def test_round_without_samples_is_warned_of_once(serve):
     """An update of no sample has no weight beside others."""
     coordinator = serve(Ledger(rounds=3))
     with capture_logs() as logs:
@@ -256,13 +248,13 @@ def test_round_without_samples_is_warned_of_once(serve: Serve) -> None:
     assert [(entry["log_level"], entry["round"]) for entry in told] == [("warning", 0)]
 
 
-def test_session_that_ends_without_a_result_is_an_error(serve: Serve) -> None:
+def test_session_that_ends_without_a_result_is_an_error(serve):
     coordinator = serve(Ledger(rounds=0, cause="nobody came"))
     with pytest.raises(xain.SessionError, match="nobody came"):
         add_one(coordinator)
 
 
-def test_participant_that_waits_tells_each_reason_once(serve: Serve) -> None:
+def test_participant_that_waits_tells_each_reason_once(serve):
     coordinator = serve(Ledger(rounds=1))
     coordinator.kept_out.extend(("no column", "no column", "another target"))
     with capture_logs() as logs:
@@ -271,7 +263,7 @@ def test_participant_that_waits_tells_each_reason_once(serve: Serve) -> None:
     assert told == ["no column", "another target"]
 
 
-def test_participant_that_is_refused_is_told_why(serve: Serve) -> None:
+def test_participant_that_is_refused_is_told_why(serve):
     coordinator = serve()
     coordinator.before["Rendezvous"].append(refusal("PROFILE_MISMATCH"))
     with pytest.raises(xain.SessionError, match="because"):
@@ -286,6 +278,6 @@ def test_participant_that_is_refused_is_told_why(serve: Serve) -> None:
         ({"tags": {"a b": "x"}}, "participant.tags"),
     ],
 )
-def test_settings_that_cannot_be_used_are_named(settings: Any, message: str) -> None:
+def test_settings_that_cannot_be_used_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         xain.rounds(**settings)

@@ -1,12 +1,10 @@
 """Participants that stay after the end of a session, against real coordinators."""
 
-from pathlib import Path
-
 from support.process import CoordinatorProcess, Process
 from support.waiting import until
 
 
-async def test_serving_process_outlives_the_session(keep, tmp_path: Path) -> None:
+async def test_serving_process_outlives_the_session(keep, tmp_path):
     """With --serve, of a coordinator that is not in serve mode too. SIGTERM ends it."""
     coordinator = keep(
         CoordinatorProcess(

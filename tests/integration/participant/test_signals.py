@@ -71,21 +71,14 @@ def process(
     ],
     indirect=["process"],
 )
-def test_a_signal_leaves_the_session_and_exits(
-    server: ScriptedCoordinator,
-    process: "subprocess.Popen[str]",
-    number: signal.Signals,
-    code: int,
-) -> None:
+def test_a_signal_leaves_the_session_and_exits(server, process, number, code):
     """The status is not 0: a stopped participant has to be started again."""
     process.send_signal(number)
     assert process.wait(PATIENCE_S) == code
     assert server.heartbeats[-1] == (pb.FINISHED, 0)
 
 
-def test_a_second_signal_does_not_wait_for_the_goodbye(
-    server: ScriptedCoordinator, process: "subprocess.Popen[str]"
-) -> None:
+def test_a_second_signal_does_not_wait_for_the_goodbye(server, process):
     goodbye_may_pass = threading.Event()
     for _ in range(100):  # whichever heartbeat the goodbye is
         server.before["Heartbeat"].append(

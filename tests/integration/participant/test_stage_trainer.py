@@ -56,7 +56,7 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     made.close()
 
 
-def test_ended_attempt_breaks_the_group_and_the_next_attempt_goes_on(pair: Pair) -> None:
+def test_ended_attempt_breaks_the_group_and_the_next_attempt_goes_on(pair):
     """Rank 0 listens at the same address in all attempts, also after its process was killed."""
     first = pair.begin(1, epochs=2)
     slices = [one.result(100) for one in first]
@@ -76,7 +76,7 @@ def test_ended_attempt_breaks_the_group_and_the_next_attempt_goes_on(pair: Pair)
     np.testing.assert_array_equal(again, together)
 
 
-def test_group_that_other_machines_reach_needs_consent() -> None:
+def test_group_that_other_machines_reach_needs_consent():
     """Everything in it travels in the clear."""
     trainer = StageTrainer()
     group = ProcessGroup(1, 1, 2, "192.0.2.7:4000")
@@ -90,9 +90,7 @@ def test_group_that_other_machines_reach_needs_consent() -> None:
         willing.train(Assignment("s1", 0, process_group=group), MODEL, DATA, epochs=1, epoch_base=0)
 
 
-def test_waiting_for_a_member_that_does_not_come_has_a_time_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_waiting_for_a_member_that_does_not_come_has_a_time_limit(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     trainer = StageTrainer("127.0.0.1", timeout_s=0.5)
     over = Assignment("s1", 0, process_group=ProcessGroup(1, 0, 2, ""))

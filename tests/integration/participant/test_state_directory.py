@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from integration.participant.agents import Adder
-from integration.participant.conftest import Launch, Serve
 from integration.participant.scripted import PATIENCE_S, Ledger, failure
 from support.logs import capture_logs
 from xain_participant import StateDirectory, run
@@ -37,7 +36,7 @@ def trained_by_another_process(
 
 
 @pytest.mark.parametrize("size", [4, 50_000], ids=["small", "large"])
-def test_a_result_from_before_is_handed_in(serve: Serve, state: StateDirectory, size: int) -> None:
+def test_a_result_from_before_is_handed_in(serve, state, size):
     ledger = Ledger(model=np.zeros(size, dtype=np.float32))
     result = trained_by_another_process(state, ledger)
     adder = Adder()
@@ -49,9 +48,7 @@ def test_a_result_from_before_is_handed_in(serve: Serve, state: StateDirectory, 
     assert ledger.accepted[1][0] == 5
 
 
-def test_a_result_whose_acknowledgement_was_lost_with_its_maker_counts_once(
-    serve: Serve, state: StateDirectory
-) -> None:
+def test_a_result_whose_acknowledgement_was_lost_with_its_maker_counts_once(serve, state):
     """The result is sent again, and answered as the first time."""
     server = serve()
     server.tells_accepted = False
@@ -63,9 +60,7 @@ def test_a_result_whose_acknowledgement_was_lost_with_its_maker_counts_once(
     assert server.ledger.accepted[0][2] == "[]", "the first one"
 
 
-def test_a_full_disk_costs_no_training(
-    serve: Serve, state: StateDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_costs_no_training(serve, state, monkeypatch):
     """The result is still in memory; only a kill would lose it now."""
 
     def fail(_: Result) -> None:
@@ -84,13 +79,7 @@ def test_a_full_disk_costs_no_training(
 
 
 @pytest.mark.parametrize("is_kept", [True, False], ids=["kept", "not kept"])
-def test_a_stop_says_goodbye_unless_the_result_is_kept(
-    serve: Serve,
-    launch: Launch,
-    state: StateDirectory,
-    monkeypatch: pytest.MonkeyPatch,
-    is_kept: bool,
-) -> None:
+def test_a_stop_says_goodbye_unless_the_result_is_kept(serve, launch, state, monkeypatch, is_kept):
     """A participant that comes back with its result keeps its place in the round. A participant
     whose result is lost gives its place to another one."""
 
@@ -108,9 +97,7 @@ def test_a_stop_says_goodbye_unless_the_result_is_kept(
     assert (pb.FINISHED in {said for said, _ in server.heartbeats}) == (not is_kept)
 
 
-def test_a_run_that_was_left_keeps_nothing(
-    serve: Serve, launch: Launch, adder: Adder, state: StateDirectory
-) -> None:
+def test_a_run_that_was_left_keeps_nothing(serve, launch, adder, state):
     """The participant's own code cannot be interrupted. When it is done the next run may have kept
     what it has trained itself."""
     server = serve()

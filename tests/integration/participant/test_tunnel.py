@@ -51,7 +51,7 @@ def stub_at(port: int) -> tuple[grpc.aio.Channel, CoordinatorStub]:
 
 async def test_calls_and_streams_in_the_clear_arrive_under_the_certificate_of_the_site(
     enroller, tls, tmp_path
-) -> None:
+):
     with serving(enroller, tmp_path / "server") as address:
         async with running(Tunnel(tls, address)) as port:
             channel, stub = stub_at(port)
@@ -63,9 +63,7 @@ async def test_calls_and_streams_in_the_clear_arrive_under_the_certificate_of_th
     assert enroller.serials == [tls.own.serial]
 
 
-async def test_client_connects_again_after_the_coordinator_was_away(
-    enroller, tls, tmp_path
-) -> None:
+async def test_client_connects_again_after_the_coordinator_was_away(enroller, tls, tmp_path):
     with serving(enroller, tmp_path / "server") as address:
         tunnel = Tunnel(tls, address)
         async with running(tunnel) as port:
@@ -77,7 +75,7 @@ async def test_client_connects_again_after_the_coordinator_was_away(
                 await stub.Heartbeat(pb.HeartbeatRequest(), wait_for_ready=True, timeout=60.0)
 
 
-async def test_connections_above_the_limit_are_closed(enroller, tls, tmp_path) -> None:
+async def test_connections_above_the_limit_are_closed(enroller, tls, tmp_path):
     with serving(enroller, tmp_path / "server") as address:
         tunnel = Tunnel(tls, address)
         tunnel.max_connections = 1
@@ -92,7 +90,7 @@ async def test_connections_above_the_limit_are_closed(enroller, tls, tmp_path) -
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:7", "x", "70000"])
-def test_tunnel_listens_on_this_machine_alone(listen) -> None:
+def test_tunnel_listens_on_this_machine_alone(listen):
     ended = subprocess.run(
         [sys.executable, "-m", "xain_participant", "tunnel", "--listen", listen],
         capture_output=True,

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from integration.participant.conftest import Serve
 from integration.participant.scripted import PATIENCE_S, Ledger
 from xain_participant import Participant
 from xain_participant.agent.work import Work
@@ -60,13 +59,7 @@ def decoded(encoded: Encoded, model: Any) -> Any:
         (MAX_INLINE_BYTES // 4 + 1, np.float32, pb.FLOAT16, True),
     ],
 )
-def test_result_equals_its_decoded_form(
-    serve: Serve,
-    size: int,
-    dtype: Any,
-    encoding: "pb.Encoding.ValueType",
-    is_encoded: bool,
-) -> None:
+def test_result_equals_its_decoded_form(serve, size, dtype, encoding, is_encoded):
     """The result's vector is what the coordinator decodes. An update that has no encoding, or goes
     inside its call, stays as training has made it. What training holds is not changed."""
     model = np.random.default_rng(1).standard_normal(size).astype(dtype)
@@ -89,9 +82,7 @@ def test_result_equals_its_decoded_form(
         assert np.array_equal(result.vector, decoded(result.encoded, model))
 
 
-def test_an_update_that_cannot_be_encoded_stays_as_it_is(
-    serve: Serve,
-) -> None:
+def test_an_update_that_cannot_be_encoded_stays_as_it_is(serve):
     """A difference that is not finite shows only in the middle of encoding."""
     model = np.zeros(200_000, np.float32)
     server = serve(Ledger(model=model, members={"a"}))

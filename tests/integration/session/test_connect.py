@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from integration.conftest import Keep
 from support.process import PATIENCE_S, CoordinatorProcess
 from support.waiting import until
 
-Sites = Callable[..., None]
 MODEL = {"w": np.zeros(3)}
 pytestmark = pytest.mark.timeout(600)
 
@@ -38,9 +36,7 @@ async def told(capsys: pytest.CaptureFixture[str], text: str) -> None:
     await until(lambda: seen.append(capsys.readouterr().err) or text in "".join(seen))
 
 
-async def test_script_waits_for_a_coordinator_that_is_away(
-    coordinator: CoordinatorProcess, sites: Sites, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_script_waits_for_a_coordinator_that_is_away(coordinator, sites, capsys):
     """In a wait, in the body, and in a download: it says so, and each goes on."""
     loop = asyncio.get_running_loop()
     at: asyncio.Queue[str] = asyncio.Queue()
@@ -83,9 +79,7 @@ async def test_script_waits_for_a_coordinator_that_is_away(
     assert await asyncio.wait_for(driving, PATIENCE_S) == [2, 3]  # the sites made model 1
 
 
-async def test_error_of_a_body_is_raised_though_the_coordinator_is_away(
-    coordinator: CoordinatorProcess, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_error_of_a_body_is_raised_though_the_coordinator_is_away(coordinator, capsys):
     entered = asyncio.Event()
     loop = asyncio.get_running_loop()
 

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,6 @@ from xain_wire.fl import access_pb2 as pb
 from xain_wire.fl.access_pb2_grpc import ControlStub
 from xain_workloads.exported import formats
 
-Sites = Callable[..., None]
 MODEL = {"w": np.zeros(3)}
 
 
@@ -45,9 +44,7 @@ def until_connected(session: xain.Session, number: int) -> None:
         time.sleep(0.02)  # a poll, not a race: it ends when all are there
 
 
-def test_loop_configures_runs_and_evaluates_each_round(
-    tmp_path: Path, address: str, sites: Sites, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_loop_configures_runs_and_evaluates_each_round(tmp_path, address, sites, capsys):
     told = []
     with opened(tmp_path, address, metric="r2", progress=True) as session:
         sites()
@@ -79,7 +76,7 @@ def test_loop_configures_runs_and_evaluates_each_round(
     np.testing.assert_allclose(exported.vector, step)
 
 
-def test_personal_tensors_of_the_first_model_stay_at_home(tmp_path: Path, address: str) -> None:
+def test_personal_tensors_of_the_first_model_stay_at_home(tmp_path, address):
     """The script's model has them, and those of a session that goes on from it as well."""
     model = {"body": np.zeros(2), "head": np.zeros(1)}
     heads: dict[str, list[float]] = {"east": [], "west": []}
@@ -120,15 +117,13 @@ def test_personal_tensors_of_the_first_model_stay_at_home(tmp_path: Path, addres
     assert heads == {"east": [0, 1, 0, 1], "west": [0, 1, 0, 1]}
 
 
-def test_pattern_of_no_tensor_of_the_first_model_is_named(tmp_path: Path, address: str) -> None:
+def test_pattern_of_no_tensor_of_the_first_model_is_named(tmp_path, address):
     session = opened(tmp_path, address, settings={"model.personal": ["tail.*"]})
     with pytest.raises(xain.SessionFailed, match=r"'tail\.\*', which is no tensor"):
         session.__enter__()
 
 
-def test_session_that_an_operator_has_ended_is_told_once(
-    tmp_path: Path, address: str, sites: Sites
-) -> None:
+def test_session_that_an_operator_has_ended_is_told_once(tmp_path, address, sites):
     def train() -> None:
         with opened(tmp_path, address, rounds=1) as session:
             stopping = threading.Thread(target=finish, args=(tmp_path,))
@@ -168,9 +163,7 @@ class Last:
         return [one.participant_id for one in candidates][-k:]
 
 
-def test_rule_and_controller_are_objects_of_the_script(
-    tmp_path: Path, address: str, sites: Sites
-) -> None:
+def test_rule_and_controller_are_objects_of_the_script(tmp_path, address, sites):
     with opened(tmp_path, address, rule=Share(0.5), controller=Last(), fraction=0.5) as session:
         sites("east", "north", "west")
         for round_ in session:
@@ -181,9 +174,7 @@ def test_rule_and_controller_are_objects_of_the_script(
     np.testing.assert_allclose(session.result.weights["w"], 0.5 * (0.5 * 2.5 + 2.5))
 
 
-def test_changed_rule_does_not_go_on_with_a_session_unless_told(
-    tmp_path: Path, address: str, sites: Sites
-) -> None:
+def test_changed_rule_does_not_go_on_with_a_session_unless_told(tmp_path, address, sites):
     with opened(tmp_path, address, rule=Share(0.5)) as session:
         sites()
         for round_ in session:
@@ -198,14 +189,12 @@ def test_changed_rule_does_not_go_on_with_a_session_unless_told(
     np.testing.assert_allclose(session.result.weights["w"], 0.25 * (0.5 * 1.5 + 1.5))
 
 
-def test_class_instead_of_an_object_is_refused(tmp_path: Path, address: str) -> None:
+def test_class_instead_of_an_object_is_refused(tmp_path, address):
     with pytest.raises(xain.SessionFailed, match=r"rule is the class Share.* rule=Share\(\)"):
         opened(tmp_path, address, rule=Share)
 
 
-def test_two_sessions_of_a_process_have_a_rule_of_the_same_class_each(
-    tmp_path: Path, address: str, sites: Sites
-) -> None:
+def test_two_sessions_of_a_process_have_a_rule_of_the_same_class_each(tmp_path, address, sites):
     first = opened(tmp_path / "first", address, rule=Share(0.5), rounds=1)
     opened(tmp_path / "second", address, rule=Share(0.25), rounds=1)
     with first as session:
@@ -218,9 +207,7 @@ def test_two_sessions_of_a_process_have_a_rule_of_the_same_class_each(
 # --- its end ---
 
 
-def test_start_that_fails_leaves_the_folder_to_the_next_one(
-    tmp_path: Path, address: str, sites: Sites
-) -> None:
+def test_start_that_fails_leaves_the_folder_to_the_next_one(tmp_path, address, sites):
     with pytest.raises(xain.SessionFailed, match=r"missing\.npz"):
         xain.session(str(tmp_path / "missing.npz"), data_dir=tmp_path).__enter__()
     with opened(tmp_path, address, rounds=1) as session:
@@ -230,9 +217,7 @@ def test_start_that_fails_leaves_the_folder_to_the_next_one(
     assert session.result.model == 1
 
 
-def test_exception_in_the_body_ends_the_session_as_failed(
-    tmp_path: Path, address: str, sites: Sites
-) -> None:
+def test_exception_in_the_body_ends_the_session_as_failed(tmp_path, address, sites):
     def divide() -> None:
         with opened(tmp_path, address) as session:
             sites()
@@ -261,9 +246,7 @@ def corrected(name: str, target: float, address: str) -> None:
         round_.submit({"w": w}, samples=1, path=0.5)
 
 
-def test_first_model_has_a_control_variate_where_the_script_says_so(
-    tmp_path: Path, address: str
-) -> None:
+def test_first_model_has_a_control_variate_where_the_script_says_so(tmp_path, address):
     """A file of the model has none, and a session that begins with it goes on with SCAFFOLD."""
     targets = {"east": 1.0, "west": 4.0}
     for name, options in (("first", {"scaffold": True}), ("second", {})):
@@ -296,20 +279,18 @@ def test_first_model_has_a_control_variate_where_the_script_says_so(
 
 
 @pytest.mark.parametrize("model", [None, "model.npz", np.zeros(3)])
-def test_control_variate_of_a_model_without_named_tensors_is_refused(model: Any) -> None:
+def test_control_variate_of_a_model_without_named_tensors_is_refused(model):
     with pytest.raises(xain.SessionFailed, match="scaffold=True needs a model with named tensors"):
         xain.session(model, scaffold=True)
 
 
-def test_rule_that_takes_no_control_variates_is_named(tmp_path: Path, address: str) -> None:
+def test_rule_that_takes_no_control_variates_is_named(tmp_path, address):
     session = opened(tmp_path, address, rule="median", scaffold=True)
     with pytest.raises(xain.SessionFailed, match=r'control variates, and .*"median"'):
         session.__enter__()
 
 
-def test_paused_session_goes_on_in_the_round_that_was_configured_last(
-    tmp_path: Path, address: str, sites: Sites
-) -> None:
+def test_paused_session_goes_on_in_the_round_that_was_configured_last(tmp_path, address, sites):
     with opened(tmp_path, address) as session:
         sites()
         for round_ in session:
@@ -345,9 +326,7 @@ def changed(round_: Any) -> None:
         assert record.evaluated == {"r2": 0.5}
 
 
-def test_stop_ends_the_session_with_the_models_that_are_there(
-    tmp_path: Path, address: str, sites: Sites
-) -> None:
+def test_stop_ends_the_session_with_the_models_that_are_there(tmp_path, address, sites):
     with opened(tmp_path, address, rounds=100) as session:
         sites()
         for round_ in session:
@@ -357,9 +336,7 @@ def test_stop_ends_the_session_with_the_models_that_are_there(
     assert (session.result.model, session.result.cause) == (2, "completed")
 
 
-def test_ctrl_c_leaves_the_session_to_the_next_start(
-    tmp_path: Path, address: str, sites: Sites
-) -> None:
+def test_ctrl_c_leaves_the_session_to_the_next_start(tmp_path, address, sites):
     main = threading.main_thread().ident
     assert main is not None
 
@@ -381,9 +358,7 @@ def test_ctrl_c_leaves_the_session_to_the_next_start(
 # --- what cannot be done ---
 
 
-def test_mistakes_of_a_body_are_told_in_a_sentence(
-    tmp_path: Path, address: str, sites: Sites
-) -> None:
+def test_mistakes_of_a_body_are_told_in_a_sentence(tmp_path, address, sites):
     with opened(tmp_path, address, rounds=1) as session:
         sites()
         for round_ in session:
@@ -404,9 +379,7 @@ def test_mistakes_of_a_body_are_told_in_a_sentence(
                 round_.select(["west"])
 
 
-def test_other_model_than_that_of_the_session_is_told(
-    tmp_path: Path, address: str, sites: Sites
-) -> None:
+def test_other_model_than_that_of_the_session_is_told(tmp_path, address, sites):
     with opened(tmp_path, address) as session:
         sites()
         next(session).run()
@@ -435,8 +408,8 @@ def test_other_model_than_that_of_the_session_is_told(
     ],
 )
 def test_wrong_call_leaves_the_session_to_the_mended_script(
-    tmp_path: Path, address: str, sites: Sites, mistake: Any, told: str
-) -> None:
+    tmp_path, address, sites, mistake, told
+):
     def make_mistake() -> None:
         with opened(tmp_path, address, rounds=2) as session:
             sites()
@@ -452,7 +425,7 @@ def test_wrong_call_leaves_the_session_to_the_mended_script(
     assert finished(tmp_path) == ["completed"]
 
 
-def test_session_has_one_with(tmp_path: Path, address: str, sites: Sites) -> None:
+def test_session_has_one_with(tmp_path, address, sites):
     session = opened(tmp_path, address, rounds=1)
     with session:
         session.pause()
@@ -460,7 +433,7 @@ def test_session_has_one_with(tmp_path: Path, address: str, sites: Sites) -> Non
         session.__enter__()
 
 
-def test_second_script_on_a_folder_is_refused(tmp_path: Path, address: str) -> None:
+def test_second_script_on_a_folder_is_refused(tmp_path, address):
     with opened(tmp_path, address) as session:
         session.pause()
         with pytest.raises(xain.SessionFailed, match="is in use by another process"):
@@ -470,9 +443,7 @@ def test_second_script_on_a_folder_is_refused(tmp_path: Path, address: str) -> N
 # --- elsewhere, and under asyncio ---
 
 
-def test_session_of_a_coordinator_elsewhere_is_driven_through_its_socket(
-    tmp_path: Path, address: str, sites: Sites
-) -> None:
+def test_session_of_a_coordinator_elsewhere_is_driven_through_its_socket(tmp_path, address, sites):
     settings = {
         "journal.path": str(tmp_path / "journal.sqlite"),
         "storage.path": str(tmp_path / "weights"),
@@ -493,12 +464,12 @@ def test_session_of_a_coordinator_elsewhere_is_driven_through_its_socket(
     assert session.result.model == 3  # the sites have made the first one in a round of their own
 
 
-def test_connect_takes_no_rule() -> None:
+def test_connect_takes_no_rule():
     with pytest.raises(xain.SessionFailed, match=r"aggregation\.rule"):
         xain.connect("127.0.0.1:1", rule="median")
 
 
-async def test_loop_runs_under_asyncio(tmp_path: Path, address: str, sites: Sites) -> None:
+async def test_loop_runs_under_asyncio(tmp_path, address, sites):
     ticks = 0
 
     async def tick() -> None:
@@ -536,9 +507,7 @@ def slow_sites(address: str) -> Iterator[threading.Event]:
         go_on.set()
 
 
-async def test_round_that_was_given_up_may_be_awaited_again(
-    tmp_path: Path, address: str, slow_sites: threading.Event
-) -> None:
+async def test_round_that_was_given_up_may_be_awaited_again(tmp_path, address, slow_sites):
     async with opened(tmp_path, address, rounds=1) as session:
         async for round_ in session:
             for _ in range(50):  # more than asyncio has threads
@@ -549,9 +518,7 @@ async def test_round_that_was_given_up_may_be_awaited_again(
     assert session.result.model == 1
 
 
-async def test_body_may_end_while_a_round_is_waited_for(
-    tmp_path: Path, address: str, slow_sites: threading.Event
-) -> None:
+async def test_body_may_end_while_a_round_is_waited_for(tmp_path, address, slow_sites):
     async def give_up() -> None:
         async with opened(tmp_path, address, rounds=1) as session:
             async for round_ in session:

@@ -1,7 +1,6 @@
 """Errors and warnings of a session speak of what a script gives, and of no flag of a program."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 import xain
 from xain_coordinator.process.embedding import Coordinator
 
-Sites = Callable[..., None]
 MODEL = {"w": np.zeros(3)}
 
 
@@ -41,9 +39,7 @@ class Share(xain.Rule):
         ),
     ],
 )
-def test_changed_script_is_told_which_settings_and_code_go_on(
-    changed: dict[str, Any], what: str, tmp_path: Path, address: str
-) -> None:
+def test_changed_script_is_told_which_settings_and_code_go_on(changed, what, tmp_path, address):
     with opened(tmp_path, address, rule=Share(0.5)) as session:
         session.pause()
     with pytest.raises(xain.SessionFailed) as caught:
@@ -51,9 +47,7 @@ def test_changed_script_is_told_which_settings_and_code_go_on(
     assert str(caught.value).endswith(f'with resume="changed" the session goes on {what}')
 
 
-def test_session_that_goes_on_after_a_change_warns_of_it(
-    tmp_path: Path, address: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_session_that_goes_on_after_a_change_warns_of_it(tmp_path, address, capfd):
     with opened(tmp_path, address, rule=Share(0.5)) as session:
         session.pause()
     capfd.readouterr()
@@ -67,9 +61,7 @@ def test_session_that_goes_on_after_a_change_warns_of_it(
         assert "rules_differ" not in text
 
 
-def test_rule_that_raises_is_told_with_the_log_of_the_coordinator(
-    tmp_path: Path, address: str, sites: Sites
-) -> None:
+def test_rule_that_raises_is_told_with_the_log_of_the_coordinator(tmp_path, address, sites):
     log = re.escape(str(tmp_path / "coordinator.log"))
     text = rf"the coordinator has stopped: .*ZeroDivisionError.*no share.*; its log, {log}, says"
     with opened(tmp_path, address, rule=Share(0.0)) as session:
@@ -83,7 +75,7 @@ def test_rule_that_raises_is_told_with_the_log_of_the_coordinator(
             round_.run()
 
 
-def test_folder_that_is_in_use_is_told_with_the_argument(tmp_path: Path, address: str) -> None:
+def test_folder_that_is_in_use_is_told_with_the_argument(tmp_path, address):
     with opened(tmp_path, address) as session:
         with pytest.raises(xain.SessionFailed) as caught:
             opened(tmp_path, "127.0.0.1:0").__enter__()
@@ -94,16 +86,14 @@ def test_folder_that_is_in_use_is_told_with_the_argument(tmp_path: Path, address
     assert "journal.path" not in str(caught.value)
 
 
-def test_simulation_is_told_with_its_own_argument(tmp_path: Path, address: str) -> None:
+def test_simulation_is_told_with_its_own_argument(tmp_path, address):
     with opened(tmp_path, address) as session:
         with pytest.raises(xain.SimulationError, match="stop that one, or give another folder="):
             xain.simulate(print, 1, folder=tmp_path, progress=False)
         session.pause()
 
 
-def test_model_that_is_not_there_is_told_with_those_that_are(
-    tmp_path: Path, address: str, sites: Sites
-) -> None:
+def test_model_that_is_not_there_is_told_with_those_that_are(tmp_path, address, sites):
     with opened(tmp_path, address) as session:
         sites()
         for round_ in session:
@@ -114,18 +104,18 @@ def test_model_that_is_not_there_is_told_with_those_that_are(
         xain.session(f"{known}/7", data_dir=tmp_path, address=address).__enter__()
 
 
-def test_export_without_a_session_is_told_with_the_argument(tmp_path: Path, address: str) -> None:
+def test_export_without_a_session_is_told_with_the_argument(tmp_path, address):
     with pytest.raises(xain.SessionFailed, match=r"no journal at .*; give its data_dir=FOLDER"):
         opened(tmp_path, address).export(tmp_path / "model.npz")
 
 
-def test_address_without_certificates_is_told_with_the_arguments(tmp_path: Path) -> None:
+def test_address_without_certificates_is_told_with_the_arguments(tmp_path):
     text = r"certificates first, .* give settings=\{\"server\.insecure\": True\}"
     with pytest.raises(xain.SessionFailed, match=text):
         opened(tmp_path, "0.0.0.0:50051").__enter__()
 
 
-def test_other_values_of_resume_are_refused(tmp_path: Path, address: str) -> None:
+def test_other_values_of_resume_are_refused(tmp_path, address):
     with pytest.raises(xain.SessionFailed, match="resume is 'yes'; it must be \"same\" or"):
         opened(tmp_path, address, resume="yes")
 
@@ -145,9 +135,7 @@ def running(tmp_path: Path, address: str) -> Coordinator:
     return Coordinator(settings)
 
 
-def test_loopback_without_certificates_is_told_of_the_socket(
-    running: Coordinator, address: str
-) -> None:
+def test_loopback_without_certificates_is_told_of_the_socket(running, address):
     text = "give as the address the path of its socket, journal.sock beside the journal"
     with (
         running,
@@ -157,21 +145,19 @@ def test_loopback_without_certificates_is_told_of_the_socket(
         next(session)
 
 
-def test_other_machine_without_certificates_is_told_of_tls() -> None:
+def test_other_machine_without_certificates_is_told_of_tls():
     text = r"nohost\.example:50051 is another machine, .*: give tls=FOLDER, the folder of an"
     with pytest.raises(xain.SessionFailed, match=text):
         xain.connect("nohost.example:50051").__enter__()
 
 
-def test_address_without_a_port_is_refused() -> None:
+def test_address_without_a_port_is_refused():
     with pytest.raises(xain.SessionFailed, match=r"'ward\.example' has no port; give HOST:PORT"):
         xain.connect("ward.example")
 
 
 @pytest.mark.parametrize("path", ["journal.sock", "unix:journal.sock", "./journal.sock"])
-def test_address_without_a_port_is_the_path_of_a_socket(
-    path: str, running: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_address_without_a_port_is_the_path_of_a_socket(path, running, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with running, xain.connect(path, progress=False) as session:
         assert session.id

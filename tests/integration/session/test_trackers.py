@@ -53,9 +53,7 @@ def run(
                 break
 
 
-def test_round_that_a_tracker_has_taken_is_not_told_again(
-    tmp_path: Path, address: str, sites: Callable[..., None]
-) -> None:
+def test_round_that_a_tracker_has_taken_is_not_told_again(tmp_path, address, sites):
     first, later = Remembering(), Remembering()
     run(tmp_path, address, first, start=sites, pause_at=1)
     run(tmp_path, address, later, start=lambda: None)
@@ -64,11 +62,8 @@ def test_round_that_a_tracker_has_taken_is_not_told_again(
 
 
 def test_mlflow_has_one_run_of_a_session_that_was_left_and_gone_on_with(
-    tmp_path: Path,
-    address: str,
-    sites: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tmp_path, address, sites, monkeypatch
+):
     import mlflow
 
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -83,17 +78,15 @@ def test_mlflow_has_one_run_of_a_session_that_was_left_and_gone_on_with(
     assert steps == [0, 1, 2]
 
 
-def test_round_that_the_loop_breaks_after_is_told_too(
-    tmp_path: Path, address: str, sites: Callable[..., None]
-) -> None:
+def test_round_that_the_loop_breaks_after_is_told_too(tmp_path, address, sites):
     tracker = Remembering()
     run(tmp_path, address, tracker, start=sites, break_at=1)
     assert (tracker.rounds, tracker.ended) == ([0, 1], [2])
 
 
 def test_script_of_a_coordinator_elsewhere_keeps_what_its_trackers_have_taken(
-    tmp_path: Path, address: str, sites: Callable[..., None]
-) -> None:
+    tmp_path, address, sites
+):
     settings = {
         "journal.path": str(tmp_path / "journal.sqlite"),
         "storage.path": str(tmp_path / "weights"),
@@ -126,12 +119,7 @@ def test_script_of_a_coordinator_elsewhere_keeps_what_its_trackers_have_taken(
     assert (last.rounds, last.ended) == ([], [])
 
 
-def test_tracker_that_fails_ends_no_session(
-    tmp_path: Path,
-    address: str,
-    sites: Callable[..., None],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_tracker_that_fails_ends_no_session(tmp_path, address, sites, capsys):
     class Away(Remembering):
         def on_round(self, record: xain.Record) -> None:
             super().on_round(record)
@@ -144,9 +132,7 @@ def test_tracker_that_fails_ends_no_session(
     assert capsys.readouterr().err.count(text) == 3
 
 
-def test_tensorboard_has_the_scalars_of_each_round(
-    tmp_path: Path, address: str, sites: Callable[..., None]
-) -> None:
+def test_tensorboard_has_the_scalars_of_each_round(tmp_path, address, sites):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run(tmp_path, address, xain.TensorBoard(tmp_path / "runs"), start=sites)
@@ -158,9 +144,7 @@ def test_tensorboard_has_the_scalars_of_each_round(
     assert [one.tensor_proto.float_val[0] for one in told] == [1.0, 1.0, 1.0]
 
 
-def test_weights_and_biases_keeps_a_run_of_the_session_without_a_network(
-    tmp_path: Path, address: str, sites: Callable[..., None]
-) -> None:
+def test_weights_and_biases_keeps_a_run_of_the_session_without_a_network(tmp_path, address, sites):
     import wandb
 
     tracker = xain.WeightsAndBiases(
@@ -174,17 +158,13 @@ def test_weights_and_biases_keeps_a_run_of_the_session_without_a_network(
     assert [*folder.glob("*.wandb")]
 
 
-def test_tracker_whose_program_is_missing_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_tracker_whose_program_is_missing_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(xain.SessionFailed, match="needs wandb: pip install wandb"):
         xain.WeightsAndBiases(mode="offline")
 
 
-def test_deployment_tells_a_tracker_the_figures_of_each_round(
-    tmp_path: Path, address: str, sites: Callable[..., None]
-) -> None:
+def test_deployment_tells_a_tracker_the_figures_of_each_round(tmp_path, address, sites):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     settings = {
@@ -207,6 +187,6 @@ def test_deployment_tells_a_tracker_the_figures_of_each_round(
     assert [one.step for one in events.Tensors("loss")] == [1, 2]  # before, sites make the model
 
 
-def test_deployment_with_a_tracker_that_is_unknown_is_refused() -> None:
+def test_deployment_with_a_tracker_that_is_unknown_is_refused():
     with pytest.raises(ConfigError, match=r"metrics\.trackers.*no tracker 'neptune'; there are"):
         Coordinator({"metrics.trackers": ["neptune"]})

@@ -52,7 +52,7 @@ with xain.connect("ward:50051", Network(), tls="operator") as elsewhere:
 """
 
 
-def test_weights_metrics_and_records_have_types(tmp_path: Path) -> None:
+def test_weights_metrics_and_records_have_types(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     # The settings and the cache of `make types`, so that only the script is looked at anew.

@@ -1,18 +1,14 @@
 """A server that does not take the points: which are lost, and that no others are."""
 
-from collections.abc import Callable
-
 import pytest
 
 from integration.coordinator.influx.points import connect, numbered, numbers
-from support.influx_servers import Answer, StrictInflux
+from support.influx_servers import Answer
 from support.logs import capture_logs
 from xain_coordinator.core.vocabulary.values import Point
 
 
-def test_dropped_points_of_a_partial_write_count_as_lost(
-    server: StrictInflux, write: Callable[..., int]
-) -> None:
+def test_dropped_points_of_a_partial_write_count_as_lost(server, write):
     """No point is sent again, and no caller waits."""
     server.partial = True
     server.refuses = lambda line: line.fields["n"] in (3, 5)
@@ -22,9 +18,7 @@ def test_dropped_points_of_a_partial_write_count_as_lost(
 
 
 @pytest.mark.parametrize("status", [400, 500])
-def test_a_partial_write_is_one_with_any_status(
-    server: StrictInflux, write: Callable[..., int], status: int
-) -> None:
+def test_a_partial_write_is_one_with_any_status(server, write, status):
     """InfluxDB 2.0 said so with status 500; again and again it would be the same."""
     said = "unexpected error writing points to database: partial write: x dropped=2"
     server.next.append(Answer(status, said))
@@ -32,7 +26,7 @@ def test_a_partial_write_is_one_with_any_status(
     assert server.num_requests == 1
 
 
-def test_a_field_of_another_type_costs_its_point(server: StrictInflux) -> None:
+def test_a_field_of_another_type_costs_its_point(server):
     """One participant sends text where the others send numbers, which are written."""
     server.partial = True
     metrics = connect(server)
@@ -45,7 +39,7 @@ def test_a_field_of_another_type_costs_its_point(server: StrictInflux) -> None:
     assert metrics.num_lost == 1
 
 
-def test_refused_points_are_told_seldom(server: StrictInflux, write: Callable[..., int]) -> None:
+def test_refused_points_are_told_seldom(server, write):
     """A participant may send such a point in every round; the counter tells of the others."""
     server.refuses = lambda line: True
     with capture_logs() as logs:

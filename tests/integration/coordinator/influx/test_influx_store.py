@@ -1,14 +1,12 @@
 """Metrics in InfluxDB against a server that is strict, and misbehaves when told to."""
 
 import socket
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from integration.coordinator.influx.conftest import Waits
 from integration.coordinator.influx.points import connect, numbered, numbers
-from support.influx_servers import Answer, StrictInflux
+from support.influx_servers import Answer
 from support.logs import capture_logs, restored
 from xain_coordinator.core.vocabulary.values import Point
 from xain_coordinator.ports import StoreError
@@ -17,7 +15,7 @@ from xain_coordinator.telemetry.queue import cost
 from xain_foundation.logs.logs import configure
 
 
-def test_request_follows_the_influxdb_api(server: StrictInflux) -> None:
+def test_request_follows_the_influxdb_api(server):
     """The server checks address, token, precision and compression of everything it is sent."""
     metrics = connect(server)
     metrics.write(
@@ -31,7 +29,7 @@ def test_request_follows_the_influxdb_api(server: StrictInflux) -> None:
     assert server.statuses == [204]
 
 
-def test_names_and_text_are_stored_without_what_could_escape(server: StrictInflux) -> None:
+def test_names_and_text_are_stored_without_what_could_escape(server):
     """A backslash becomes a slash and a line end two characters; numbers keep their types, and the
     fields beside one that has no form in line protocol are written."""
     fields = {"a\\": 1.0, "b": "x\\\r\ny", "n": 3, "nan": float("nan"), "": 2.0}
@@ -44,7 +42,7 @@ def test_names_and_text_are_stored_without_what_could_escape(server: StrictInflu
     assert [type(value) for value in line.fields.values()] == [float, str, int]
 
 
-def test_many_points_are_few_requests(server: StrictInflux) -> None:
+def test_many_points_are_few_requests(server):
     metrics = connect(server)
     metrics.write(numbered(*range(2500)))
     metrics.close()
@@ -52,7 +50,7 @@ def test_many_points_are_few_requests(server: StrictInflux) -> None:
     assert server.num_requests <= 4
 
 
-def test_large_points_are_written_in_smaller_batches(server: StrictInflux) -> None:
+def test_large_points_are_written_in_smaller_batches(server):
     """A batch is a second time in memory, as lines; and servers have limits of their own."""
     large = [Point("m", {"n": n, "text": "x" * 1000}, {}, n) for n in range(10)]
     metrics = connect(server, bounds={"max_batch_bytes": 2 * cost(large[0]) + 100})
@@ -63,7 +61,7 @@ def test_large_points_are_written_in_smaller_batches(server: StrictInflux) -> No
     assert metrics.num_lost == 0
 
 
-def test_a_full_batch_does_not_linger(server: StrictInflux) -> None:
+def test_a_full_batch_does_not_linger(server):
     """Meanwhile others might be lost."""
     metrics = connect(server, linger_s=1000.0, bounds={"max_batch_bytes": 1_000_000})
     metrics.write([Point("m", {"n": 1, "text": "x" * 1_000_000})])
@@ -85,7 +83,7 @@ AWAY = [
 
 
 @pytest.mark.parametrize("answer", AWAY, ids=str)
-def test_a_server_that_is_away_is_tried_again(server: StrictInflux, answer: Answer) -> None:
+def test_a_server_that_is_away_is_tried_again(server, answer):
     """Nothing is lost, and the order stays."""
     server.next.extend([answer] * 3)
     with capture_logs() as logs:
@@ -99,7 +97,7 @@ def test_a_server_that_is_away_is_tried_again(server: StrictInflux, answer: Answ
     assert metrics.num_lost == 0
 
 
-def test_an_answer_that_does_not_come_is_not_waited_for(server: StrictInflux) -> None:
+def test_an_answer_that_does_not_come_is_not_waited_for(server):
     server.next.append(Answer(hangs=True))
     metrics = connect(server, timeout_s=0.05)
     metrics.write(numbered(1))
@@ -109,7 +107,7 @@ def test_an_answer_that_does_not_come_is_not_waited_for(server: StrictInflux) ->
     assert metrics.num_lost == 0
 
 
-def test_points_are_lost_where_no_server_listens(server: StrictInflux) -> None:
+def test_points_are_lost_where_no_server_listens(server):
     with socket.socket() as taken:  # bound, and not listening: nobody else can
         taken.bind(("127.0.0.1", 0))
         metrics = connect(server, url=f"http://127.0.0.1:{taken.getsockname()[1]}")
@@ -119,9 +117,7 @@ def test_points_are_lost_where_no_server_listens(server: StrictInflux) -> None:
     assert metrics.num_lost == 2
 
 
-def test_the_time_between_tries_grows_to_a_limit(
-    server: StrictInflux, write: Callable[..., int]
-) -> None:
+def test_the_time_between_tries_grows_to_a_limit(server, write):
     server.always = Answer(503)
     waits = Waits(20)
     assert write(numbered(1), waits) == 1
@@ -141,9 +137,7 @@ def test_the_time_between_tries_grows_to_a_limit(
         ({"bucket": "another"}, 404, 'bucket "another" not found'),
     ],
 )
-def test_a_wrong_setting_is_told_once(
-    server: StrictInflux, wrong: dict[str, str], status: int, why: str
-) -> None:
+def test_a_wrong_setting_is_told_once(server, wrong, status, why):
     """The points wait until the setting is put right."""
     with capture_logs() as logs:
         metrics = connect(server, **wrong)
@@ -161,15 +155,13 @@ def test_a_wrong_setting_is_told_once(
 
 
 @pytest.mark.parametrize("status", [200, 201, 202, 301, 307, 402, 403, 405, 501])
-def test_other_answers_lose_nothing(
-    server: StrictInflux, write: Callable[..., int], status: int
-) -> None:
+def test_other_answers_lose_nothing(server, write, status):
     server.next.append(Answer(status))
     assert write(numbered(1), Waits(1)) == 0
     assert numbers(server) == [1]
 
 
-def test_a_page_to_log_in_at_is_no_success(server: StrictInflux) -> None:
+def test_a_page_to_log_in_at_is_no_success(server):
     """Only InfluxDB's own answer is."""
     with capture_logs() as logs:
         server.next.extend([Answer(200, raw=b"<html>Log in</html>")] * 2)
@@ -183,7 +175,7 @@ def test_a_page_to_log_in_at_is_no_success(server: StrictInflux) -> None:
     assert "[metrics]" in logs[0]["error"]
 
 
-def test_a_redirection_in_a_circle_ends(server: StrictInflux, write: Callable[..., int]) -> None:
+def test_a_redirection_in_a_circle_ends(server, write):
     target = f"/api/v2/write?org={server.org}&bucket={server.bucket}&precision=ns"
     server.always = Answer(307, headers={"Location": target})
     assert write(numbered(1)) == 1
@@ -193,9 +185,7 @@ def test_a_redirection_in_a_circle_ends(server: StrictInflux, write: Callable[..
 # --- one that hangs, and the end ---
 
 
-def test_a_server_that_hangs_holds_up_no_write(
-    server: StrictInflux,
-) -> None:
+def test_a_server_that_hangs_holds_up_no_write(server):
     """Points are taken while one request hangs; there is never a second one beside it."""
     server.always = Answer(hangs=True)
     bounds = {"max_waiting_bytes": 100 * cost(*numbered(1000))}
@@ -216,7 +206,7 @@ def test_a_server_that_hangs_holds_up_no_write(
     assert metrics.num_lost == 1000
 
 
-def test_the_end_waits_for_a_server_that_comes_back(server: StrictInflux) -> None:
+def test_the_end_waits_for_a_server_that_comes_back(server):
     server.next.append(Answer(503))
     metrics = connect(server)
     metrics.write(numbered(1))
@@ -229,9 +219,7 @@ def test_the_end_waits_for_a_server_that_comes_back(server: StrictInflux) -> Non
 # --- the token ---
 
 
-def test_the_token_is_shown_to_the_server_alone(
-    server: StrictInflux, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_token_is_shown_to_the_server_alone(server, capsys):
     """A proxy that repeats the refused request does not bring the token into a log, not even
     through what the client logs of an answer that it does not understand."""
     echo = f"bad header: Authorization: Token {server.token}"
@@ -254,16 +242,14 @@ def test_the_token_is_shown_to_the_server_alone(
 
 
 @pytest.mark.parametrize("token", ["sec\nret", "sécret", " secret", "secret\r"])
-def test_a_token_that_cannot_be_one(token: str) -> None:
+def test_a_token_that_cannot_be_one(token):
     """A token that cannot be sent is refused at the start; the client's error would show it."""
     with pytest.raises(StoreError, match="printable ASCII") as caught:
         InfluxWriter("http://127.0.0.1:1", "o", "b", lambda: token, 1.0)
     assert token.strip() not in str(caught.value)
 
 
-def test_a_token_that_changes_in_its_file_is_used_from_then_on(
-    server: StrictInflux, tmp_path: Path
-) -> None:
+def test_a_token_that_changes_in_its_file_is_used_from_then_on(server, tmp_path):
     """Points wait while the server refuses the old token, and go when the file holds the new one;
     a file that is empty or gone for a moment changes nothing."""
     path = tmp_path / "token"
@@ -285,7 +271,7 @@ def test_a_token_that_changes_in_its_file_is_used_from_then_on(
 
 
 @pytest.mark.parametrize("content", ["", " \n"])
-def test_an_empty_file_is_no_token(server: StrictInflux, tmp_path: Path, content: str) -> None:
+def test_an_empty_file_is_no_token(server, tmp_path, content):
     path = tmp_path / "token"
     path.write_text(content)
     with pytest.raises(StoreError, match=r"metrics\.token_file .* holds no text"):
