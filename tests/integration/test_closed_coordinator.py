@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -89,15 +88,6 @@ async def test_caller_has_the_name_in_its_certificate(closed, call):
     for name, said in (("ward-7", None), ("ward-8", "ward-8")):
         assert (await call(Role.PARTICIPANT, name, said).rendezvous()).reply == pb.ACCEPT
     assert set(closed.driver.session.members) == {"ward-7", "ward-8"}
-
-
-async def test_connection_whose_certificate_expires_is_ended(closed, guard, call):
-    member = call(Role.PARTICIPANT, "ward-7")
-    await member.rendezvous()
-    watch = member.watch()
-    await watch.read()
-    guard._end_expired(time.time() + 7200)
-    assert (await refused(watch.read()))[1] == "UNAUTHENTICATED"
 
 
 async def test_audit_log_has_a_line_of_each_call_of_a_script(start, guard, authority, tmp_path):

@@ -123,7 +123,7 @@ async def test_upload_continued_with_other_bytes_is_refused(start, join, tmp_pat
 
 
 async def test_only_the_latest_broken_upload_of_each_is_kept(in_round, tmp_path):
-    """Parts are kept of a bounded number of participants, which bounds their room on the disk."""
+    """Parts are kept of a bounded number of participants, and of no other anything in memory."""
     coordinator, a, b = await in_round("a", "b")
     coordinator._server.slots.max_broken = 1
     await broken_off(a, tmp_path, 2 * MIB)
@@ -131,18 +131,8 @@ async def test_only_the_latest_broken_upload_of_each_is_kept(in_round, tmp_path)
     await broken_off(b, tmp_path, 3 * MIB)
     assert await found(b) == 3 * MIB
     assert len(parts(tmp_path)) == 1
-    assert await found(a) == 0
-
-
-async def test_evicted_upload_leaves_no_slot_in_the_inbox(in_round, tmp_path):
-    """A participant of which the inbox holds nothing takes no memory there."""
-    coordinator, a, b = await in_round("a", "b")
-    coordinator._server.slots.max_broken = 1
-    await broken_off(a, tmp_path, 2 * MIB)
-    assert await found(a) == 2 * MIB
-    await broken_off(b, tmp_path, 3 * MIB)
-    assert await found(b) == 3 * MIB
     assert list(coordinator._server.slots.by_name) == ["b"]
+    assert await found(a) == 0
 
 
 async def begun_again(

@@ -1,7 +1,5 @@
 """The metrics of whole sessions, in InfluxDB's protocol."""
 
-import asyncio
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 
 from integration.conftest import Keep
 from support.commands import status_json
-from support.influx_servers import Answer, StrictInflux, VictoriaMetrics
+from support.influx_servers import StrictInflux, VictoriaMetrics
 from support.process import CoordinatorProcess
 from support.waiting import until
 from support.wire import Member, npy
@@ -121,27 +119,6 @@ async def test_a_session_is_read_back_point_by_point(join, launch, victoria):
         assert sorted(values("participant", "round", name)) == sorted(rounds)
     assert {name for _, name in series} == {"", "a", "b"}
     assert '"metrics_' not in coordinator.log()
-
-
-async def test_a_server_that_hangs_costs_no_round_anything(join, launch, influx):
-    """The session is over while the very first request is still open. What was never written is
-    told at the end."""
-    influx.always = Answer(hangs=True)
-    coordinator = launch(**influx.settings())
-    await coordinator.start()
-    members = [join(coordinator, name) for name in "ab"]
-    await members[0].rendezvous()
-    await asyncio.to_thread(influx.wait_for, lambda: influx.num_open == 1)
-    await train(members)
-    assert (influx.num_open, influx.num_requests) == (1, 1)
-    assert await coordinator.stop() == 0
-    (told,) = [
-        entry
-        for line in coordinator.log().splitlines()
-        if (entry := json.loads(line))["event"] == "metrics_lost"
-    ]
-    assert told["points"] >= 2 * ROUNDS  # at the least, what participants reported
-    assert told["in_all"] == told["points"]
 
 
 async def test_lost_points_are_counted_in_the_status(join, launch, influx):
