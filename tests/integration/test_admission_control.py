@@ -18,10 +18,7 @@ from grpc_status import rpc_status
 from support.silent import SilentConnection
 from support.waiting import until
 from support.wire import Code, Member, reason, refused
-from xain_coordinator.server.calls.admission_control import (
-    CALLS_PER_MEMBER,
-    UNREGISTERED_READS,
-)
+from xain_coordinator.server.calls.admission_control import CALLS_PER_MEMBER, UNREGISTERED_READS
 from xain_coordinator.server.serve import STREAMS_PER_CONNECTION
 from xain_coordinator.updates.bodies import StallTimer
 from xain_coordinator.updates.measured_upload import MeasuredUpload

@@ -67,11 +67,7 @@ async def call(
     members: list[Member] = []
 
     def make(
-        role: Role,
-        name: str,
-        says: str | None = None,
-        by: Authority | None = None,
-        **more: Any,
+        role: Role, name: str, says: str | None = None, by: Authority | None = None, **more: Any
     ) -> Member:
         certificate, key = issued(by or authority, role, name, **more)
         credentials = grpc.ssl_channel_credentials(authority.certificate, key, certificate)
@@ -176,10 +172,7 @@ async def test_member_of_messaging_takes_no_slot_of_another_and_joins_few_groups
     await other.Join(join("b", "one more"))
     closed._server.admission.capacities["0", "a"] = 0
     renew = RenewRequest(group="0", name="a", incarnation=member.incarnation)
-    for stub, code in (
-        (own, Code.RESOURCE_EXHAUSTED),
-        (other, Code.UNAUTHENTICATED),
-    ):
+    for stub, code in ((own, Code.RESOURCE_EXHAUSTED), (other, Code.UNAUTHENTICATED)):
         await assert_refused(stub.Renew(renew), code)
 
 
@@ -325,10 +318,7 @@ async def test_site_joins_with_a_token_renews_and_is_revoked(closed, tmp_path):
         await watch.read()
         revoked = await control.Revoke(access_pb2.RevokeRequest(which="ward-7"))
         assert len(revoked.serials) == 3
-        assert (await refused(watch.read()))[:2] == (
-            Code.UNAUTHENTICATED,
-            "UNAUTHENTICATED",
-        )
+        assert (await refused(watch.read()))[:2] == (Code.UNAUTHENTICATED, "UNAUTHENTICATED")
         assert (await refused(site.heartbeat()))[1] == "UNAUTHENTICATED"
         await until(lambda: "ward-7" not in closed.driver.session.members)
         await until(lambda: lines("identity_refused", tmp_path))

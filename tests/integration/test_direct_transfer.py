@@ -79,8 +79,7 @@ def direct() -> Iterator[DirectTransfer]:
 async def start_on(server: SeaweedFS, start: Any, rounds: int, **storage: object) -> Any:
     bucket = await asyncio.to_thread(server.new_bucket)
     return await start(
-        rounds={"rounds": rounds, "min_participants": 2},
-        storage=server.settings(bucket, **storage),
+        rounds={"rounds": rounds, "min_participants": 2}, storage=server.settings(bucket, **storage)
     )
 
 

@@ -69,9 +69,7 @@ async def test_few_are_read_back_at_a_time(start, join, tmp_path, held):
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(NUM_READINGS + 2))
     named, uploaded, broken = ([f"{kind}-{n}" for n in range(3)] for kind in "nub")
     names = [*named, *uploaded, *broken, "other"]
-    settings: dict[str, dict[str, Any]] = {
-        "rounds": {"rounds": 1, "min_participants": len(names)},
-    }
+    settings: dict[str, dict[str, Any]] = {"rounds": {"rounds": 1, "min_participants": len(names)}}
     coordinator = await start(**settings)
     members = {name: join(coordinator, name) for name in names}
     await asyncio.gather(*(member.rendezvous() for member in members.values()))
@@ -140,7 +138,7 @@ async def test_more_of_them_take_no_more_memory(start, join, monkeypatch):
     num_members = 4 * NUM_READINGS
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2 * num_members))
     coordinator = await start(
-        rounds={"rounds": 1, "min_participants": num_members + 1},  # one more: nothing is made
+        rounds={"rounds": 1, "min_participants": num_members + 1}  # one more: nothing is made
     )
     members = [join(coordinator, f"p{i}") for i in range(num_members + 1)]
     await asyncio.gather(*(member.rendezvous() for member in members))

@@ -145,12 +145,7 @@ def decimal_comma(rows: Rows) -> bytes:
     numbers = (
         [name for name in rows[0] if study.is_number(name)]
         if "bmi" in rows[0]
-        else [
-            "age",
-            "income",
-            "lactate",
-            "Größe",
-        ]
+        else ["age", "income", "lactate", "Größe"]
     )
     for name in numbers:
         rows = cells(rows, name, lambda text, _: text.replace(".", ","))
@@ -269,11 +264,7 @@ CASES: dict[str, Case] = {
         everywhere=True,
     ),
     "Parquet, -999": Case(
-        "wards",
-        some("lactate", "-999"),
-        "'lactate' | -999",
-        write=parquet,
-        suffix=".parquet",
+        "wards", some("lactate", "-999"), "'lactate' | -999", write=parquet, suffix=".parquet"
     ),
     "Parquet, bytes": Case(
         "wards", told="'scan' | neither a number nor text", write=with_bytes, suffix=".parquet"

@@ -163,10 +163,7 @@ class Scenario:
                     "update_encoding": self.encoding,
                 },
                 "rounds": rounds,
-                "evaluate": {
-                    "every": self.evaluate_every,
-                    "deadline_s": self.evaluate_deadline_s,
-                },
+                "evaluate": {"every": self.evaluate_every, "deadline_s": self.evaluate_deadline_s},
                 "aggregation": {
                     "rule": self.rule,
                     "options": dict(self.options),

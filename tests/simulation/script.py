@@ -23,11 +23,7 @@ FOLLOWED_S = 60.0  # after which a script asks anew: a stream may stall without 
 PAUSE_S = 1.0
 
 # Errors that a script gets while the coordinator, or the call, is away.
-_AWAY = (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.CANCELLED,
-)
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
 class ScriptMachine:

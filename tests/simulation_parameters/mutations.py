@@ -252,10 +252,7 @@ _SLOW_DISK = replace(
     _SMALL,
     has_log=True,
     sync_s=(0.3, 0.5),
-    events=(
-        Event(1.5, Fault.KILL_SERVER, 0, 0, 0.2),
-        Event(3.5, Fault.KILL_SERVER, 0, 0, 0.2),
-    ),
+    events=(Event(1.5, Fault.KILL_SERVER, 0, 0, 0.2), Event(3.5, Fault.KILL_SERVER, 0, 0, 0.2)),
 )
 # The scheduler does not hear w0, which has pushed. It lets w1 into the next clock, but w1 does not
 # reach the server. So w0, when it is back, is the first to open that clock.

@@ -120,10 +120,7 @@ class SchedulerMachine:
         self.process.after(LOOKS_S, self._look)
 
     def ask(
-        self,
-        caller: Process,
-        question: Callable[[], Any],
-        answered: Callable[[Any], None],
+        self, caller: Process, question: Callable[[], Any], answered: Callable[[Any], None]
     ) -> None:
         """Ask until there is an answer: what `question` returns at the scheduler, or the
         ParameterError that it raises."""

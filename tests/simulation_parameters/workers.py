@@ -356,9 +356,7 @@ class Worker:
         name, incarnation = self.process.name, self.process.incarnation
         command = c.WorkerLeft(name, incarnation, job=self._job)
         self._scheduler.ask(
-            self.process,
-            lambda: self._scheduler.decide(command),
-            lambda _: self._machine.gone(),
+            self.process, lambda: self._scheduler.decide(command), lambda _: self._machine.gone()
         )
 
     def _beat(self) -> None:

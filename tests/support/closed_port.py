@@ -25,13 +25,7 @@ class ClosedPort:
     ended: why each upload ended that was not taken.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        model: bytes,
-        *,
-        is_closed: bool = True,
-    ) -> None:
+    def __init__(self, folder: Path, model: bytes, *, is_closed: bool = True) -> None:
         self.folder = folder
         self.model = model
         self.store = FileStore(folder / "store")

@@ -14,16 +14,7 @@ from xain_parameters.specs import Plugin, RangeView, TableSpec
 from xain_parameters.tables import initialisers, rules
 
 
-def table(
-    number,
-    *,
-    bound=None,
-    dim=1,
-    is_dense=False,
-    dtype="float32",
-    update=None,
-    init=None,
-):
+def table(number, *, bound=None, dim=1, is_dense=False, dtype="float32", update=None, init=None):
     return TableSpec(
         number,
         f"table{number}",

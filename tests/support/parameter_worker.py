@@ -55,11 +55,7 @@ def tables(server: Server) -> tuple[Dense, Table]:
     return w, rows
 
 
-def train(
-    server: Server,
-    num_workers: int,
-    at: Callable[[int], None] = lambda clock: None,
-) -> None:
+def train(server: Server, num_workers: int, at: Callable[[int], None] = lambda clock: None) -> None:
     """at: called in the middle of each clock."""
     w, rows = tables(server)
     for clock in server.clocks(0, workers=num_workers, stop=NUM_CLOCKS):

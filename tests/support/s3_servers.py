@@ -41,10 +41,7 @@ class Identity:
 
     def settings(self) -> dict[str, str]:
         """The credentials as keys of [storage]."""
-        return {
-            "access_key_id": self.access_key_id,
-            "secret_access_key": self.secret_access_key,
-        }
+        return {"access_key_id": self.access_key_id, "secret_access_key": self.secret_access_key}
 
 
 class S3Server(ABC):

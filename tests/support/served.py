@@ -60,11 +60,7 @@ class Served:
         self.until(self.answers)
 
     def join(
-        self,
-        *names: str,
-        data: str = "iris",
-        task: str = "classification",
-        serve: bool = True,
+        self, *names: str, data: str = "iris", task: str = "classification", serve: bool = True
     ) -> None:
         """Start participants, each with its share of the rows."""
         for index, name in enumerate(names):

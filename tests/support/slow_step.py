@@ -8,12 +8,7 @@ from collections.abc import Mapping
 
 
 def slow_step(
-    name: str,
-    options: Mapping[str, int | float],
-    x: float,
-    result: float,
-    m: float,
-    v: float,
+    name: str, options: Mapping[str, int | float], x: float, result: float, m: float, v: float
 ) -> tuple[float, float, float]:
     """x, m and v after one round. result: of the rule. options: all that the optimiser has."""
     delta, eta = result - x, options["learning_rate"]

@@ -80,9 +80,7 @@ def scaled(rows: Rows, column: str, factor: float, offset: float = 0.0) -> Rows:
 def set_cells(rows: Rows, column: str, text: str, every: int = 0) -> Rows:
     """Set the fourth known cell, or each so many of them."""
     return cells(
-        rows,
-        column,
-        lambda old, at: text if (at % every == 0 if every else at == 3) else old,
+        rows, column, lambda old, at: text if (at % every == 0 if every else at == 3) else old
     )
 
 

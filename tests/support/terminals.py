@@ -91,10 +91,7 @@ class Terminals:
     async def run(self, *words: str) -> tuple[str, str]:
         """Run a command to its end, which must be good. Returns its two outputs."""
         process = await asyncio.create_subprocess_exec(
-            *words,
-            cwd=self.folder,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+            *words, cwd=self.folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
         output, errors = await process.communicate()
         assert process.returncode == 0, (words, output, errors)

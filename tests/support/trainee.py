@@ -185,12 +185,7 @@ def main() -> int:
             kept = KeptCertificates(flags.state_dir)
             tls = Certificates(kept.folder) if kept.are_there else None
         running = Agent(
-            trainee,
-            flags.target,
-            flags.participant_id,
-            observer=trainee.note,
-            state=state,
-            tls=tls,
+            trainee, flags.target, flags.participant_id, observer=trainee.note, state=state, tls=tls
         )
         stop_on_signals(running)
         return running.run()

@@ -18,12 +18,7 @@ from xain_membership import background
 from xain_membership.coordinator import CoordinatorDiscovery
 from xain_membership.errors import DiscoveryUnavailable, NameTaken
 from xain_membership.server import MembershipServer
-from xain_membership.service import (
-    GATHER_S,
-    KEEPALIVE,
-    MAX_MEMBERS,
-    MembershipService,
-)
+from xain_membership.service import GATHER_S, KEEPALIVE, MAX_MEMBERS, MembershipService
 from xain_wire.messaging import membership_pb2 as pb
 from xain_wire.messaging.membership_pb2_grpc import MembershipStub
 
@@ -31,10 +26,7 @@ from xain_wire.messaging.membership_pb2_grpc import MembershipStub
 def test_claims_of_members_are_checked():
     """A member returns only with an incarnation that a service has given: later processes of its
     name would otherwise seem to be older."""
-    with (
-        MembershipServer(settle_s=0.0) as server,
-        grpc.insecure_channel(server.target) as channel,
-    ):
+    with MembershipServer(settle_s=0.0) as server, grpc.insecure_channel(server.target) as channel:
         stub: Any = MembershipStub(channel)
 
         def join(former: pb.Member | None = None) -> pb.Member:
@@ -90,9 +82,7 @@ def test_stream_without_a_reader_is_ended(monkeypatch):
         over = []
         has_ended = service._registry.stream_ended
         monkeypatch.setattr(
-            service._registry,
-            "stream_ended",
-            lambda *rest: over.append(rest) or has_ended(*rest),
+            service._registry, "stream_ended", lambda *rest: over.append(rest) or has_ended(*rest)
         )
         for line in lines:
             line.who = lines[0].who

@@ -102,8 +102,7 @@ async def test_no_program_shows_a_key_or_a_token(keep, tmp_path, secrets, said):
     async with httpx.AsyncClient(verify=authority, trust_env=False) as client:
         for token in (bearer, bearer[:-1] + "?"):
             answer = await client.get(
-                f"https://localhost:{http}/v1/status",
-                headers={"authorization": f"Bearer {token}"},
+                f"https://localhost:{http}/v1/status", headers={"authorization": f"Bearer {token}"}
             )
             said.messages.append(answer.text)
     for index, (name, site) in enumerate(sites.items()):

@@ -12,13 +12,7 @@ from sklearn.ensemble import BaggingClassifier, BaggingRegressor
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from integration.conftest import config_for
-from integration.coordinator.test_trees import (
-    INVALID,
-    array,
-    gather,
-    refused,
-    trained,
-)
+from integration.coordinator.test_trees import INVALID, array, gather, refused, trained
 from support.agents import ends_of
 from unit.workloads.test_bagging import edit_schema, rewritten
 from xain_coordinator.assembly.coordinator import SessionCoordinator

@@ -99,11 +99,7 @@ async def test_participants_that_cannot_evaluate_see_the_session_go_on(start, jo
     assert second.evaluation == averaged(0.5)
     assert second.metrics == {"loss": 1.0}
     assert [site.participant_id for site in second.sites] == ["a"]
-    assert (last.task, last.phase, last.evaluation) == (
-        pb.EVALUATE,
-        "evaluated",
-        averaged(0.75, 4),
-    )
+    assert (last.task, last.phase, last.evaluation) == (pb.EVALUATE, "evaluated", averaged(0.75, 4))
     assert list(last.contributors) == ["a"]
     status = await a.status()
     assert (status.best_round, status.best_value, status.metric) == (2, 0.75, "accuracy")
@@ -126,10 +122,7 @@ async def test_log_tells_the_mean_evaluation_of_each_model(start, join):
         for line in lines
         if line["event"] == "model_evaluated"
     ]
-    assert told == [
-        (1, "participants", {"accuracy": 1.5}),
-        (2, "participants", {"accuracy": 2.5}),
-    ]
+    assert told == [(1, "participants", {"accuracy": 1.5}), (2, "participants", {"accuracy": 2.5})]
 
 
 @pytest.mark.parametrize(

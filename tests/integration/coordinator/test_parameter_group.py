@@ -128,10 +128,7 @@ async def test_ranges_move_to_another_server_before_the_coordinator_stops(tmp_pa
     )
     try:
         await group.until_served_by("coordinator", "s1")
-        assert {each.servers for each in group.parameters().ranges} == {
-            ("coordinator",),
-            ("s1",),
-        }
+        assert {each.servers for each in group.parameters().ranges} == {("coordinator",), ("s1",)}
         assert await group.stop() == 0
         await group.start()
         await group.until_served_by("coordinator", "s1")

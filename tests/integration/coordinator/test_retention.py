@@ -34,13 +34,7 @@ def storage(folder: Path, **settings: object) -> dict[str, object]:
     return {"path": str(folder / "weights"), **settings}
 
 
-@pytest.mark.parametrize(
-    ("settings", "left"),
-    [
-        ({}, {3: 2}),
-        ({"keep_updates": 0}, {}),
-    ],
-)
+@pytest.mark.parametrize(("settings", "left"), [({}, {3: 2}), ({"keep_updates": 0}, {})])
 async def test_session_keeps_the_updates_of_so_many_rounds(enter, start, tmp_path, settings, left):
     """The default is the updates of the last round; models are always kept."""
     rounds = {"rounds": ROUNDS, "start_participants": 2, "min_participants": 2}

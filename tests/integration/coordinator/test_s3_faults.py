@@ -327,9 +327,7 @@ class OneObject:
 
 
 @pytest.fixture
-def one_object(
-    connect: Open,
-) -> Iterator[tuple[OneObject, S3Store]]:
+def one_object(connect: Open) -> Iterator[tuple[OneObject, S3Store]]:
     server = OneObject()
     with http_server(server) as url:
         settings = {"kind": "s3", "endpoint": url, "bucket": "b", **Identity().settings()}

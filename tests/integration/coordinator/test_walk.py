@@ -3,10 +3,7 @@
 from support.walk import walk
 
 # Figures of the same calls before an update had one ticket; see benchmarks/weight.py.
-BEFORE = {
-    "heartbeat": {"calls": 109, "moves": 27},
-    "update": {"calls": 340, "moves": 64},
-}
+BEFORE = {"heartbeat": {"calls": 109, "moves": 27}, "update": {"calls": 340, "moves": 64}}
 
 
 async def test_call_runs_few_functions_and_seldom_changes_its_folder(tmp_path):

@@ -7,14 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from xain_parameters import (
-    Invalid,
-    LocalGroup,
-    RowNumbers,
-    Unavailable,
-    connect,
-    connect_sync,
-)
+from xain_parameters import Invalid, LocalGroup, RowNumbers, Unavailable, connect, connect_sync
 from xain_parameters.client.sync import Server
 from xain_parameters.scheduler.journal import Journal
 from xain_parameters.scheduler.service import SchedulerServer

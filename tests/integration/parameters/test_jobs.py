@@ -19,10 +19,7 @@ from xain_parameters.errors import Unavailable
 from xain_parameters.scheduler.client import SchedulerCalls
 from xain_parameters.scheduler.reports import Status
 from xain_parameters.scheduler.server_client import ServerScheduler
-from xain_parameters.scheduler.service import (
-    NEW_TABLES_AT_ONCE,
-    NEW_TABLES_PER_S,
-)
+from xain_parameters.scheduler.service import NEW_TABLES_AT_ONCE, NEW_TABLES_PER_S
 from xain_parameters.scheduler.worker_client import WorkerScheduler
 from xain_parameters.specs import View, encoded
 from xain_parameters.tables.rules import SGD

@@ -11,14 +11,7 @@ import pytest
 
 import xain_parameters as parameters
 from support.parameter_processes import Fleet
-from xain_parameters import (
-    Invalid,
-    KVWorker,
-    LocalGroup,
-    Request,
-    RequestFailed,
-    Unavailable,
-)
+from xain_parameters import Invalid, KVWorker, LocalGroup, Request, RequestFailed, Unavailable
 from xain_parameters.client.sync import Server
 from xain_parameters.messages import MAX_TEXT_BYTES
 

@@ -13,12 +13,7 @@ from integration.parameters.test_command_line import LONG_S, PROGRAM, run, runni
 from support.certificates import certified, make_authority, needs_openssl, write_folder
 from xain_foundation.security.identity import IdentityRules, Role
 from xain_foundation.security.x509 import Authority
-from xain_parameters import (
-    Certificates,
-    InvalidCertificates,
-    Unavailable,
-    connect_sync,
-)
+from xain_parameters import Certificates, InvalidCertificates, Unavailable, connect_sync
 from xain_parameters.transport.channel import hello
 from xain_parameters.transport.connection import Connection
 

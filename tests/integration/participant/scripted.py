@@ -17,10 +17,7 @@ from google.rpc.status_pb2 import Status
 
 from support.wire import digest, npy
 from xain_wire.fl import coordinator_pb2 as pb
-from xain_wire.fl.coordinator_pb2_grpc import (
-    CoordinatorServicer,
-    add_CoordinatorServicer_to_server,
-)
+from xain_wire.fl.coordinator_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
 from xain_wire.np import proto_to_ndarray
 from xain_wire.np.ndarray_pb2 import NDArray
 

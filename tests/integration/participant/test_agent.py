@@ -11,10 +11,7 @@ from pathlib import Path
 import pytest
 
 from integration.participant.agents import Adder
-from integration.participant.scripted import (
-    PATIENCE_S,
-    Ledger,
-)
+from integration.participant.scripted import PATIENCE_S, Ledger
 from support.logs import capture_logs
 from support.messaging import until
 from support.waiting import wait_until

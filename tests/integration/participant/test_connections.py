@@ -14,11 +14,7 @@ import pytest
 
 from integration.participant.agents import Adder
 from integration.participant.conftest import Serve
-from integration.participant.scripted import (
-    PATIENCE_S,
-    Ledger,
-    ScriptedCoordinator,
-)
+from integration.participant.scripted import PATIENCE_S, Ledger, ScriptedCoordinator
 from support.fault_proxy import FaultProxy
 from support.waiting import wait_until
 from xain_coordinator.config.sections.server import ServerSettings

@@ -26,12 +26,7 @@ from support.wire import digest, npy
 from xain_foundation.security.identity import Role
 from xain_foundation.security.tls import Certificates
 from xain_foundation.security.tls_socket import PIECE_BYTES
-from xain_participant.wire.direct import (
-    LEAST_BYTES,
-    PAUSE_S,
-    DirectTransfer,
-    OfferFailed,
-)
+from xain_participant.wire.direct import LEAST_BYTES, PAUSE_S, DirectTransfer, OfferFailed
 from xain_participant.wire.download import Download
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.weights_port import PATH

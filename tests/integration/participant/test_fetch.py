@@ -33,8 +33,7 @@ async def trained(start: Any, folder: Path, **settings: Any) -> str:
     """HOST:PORT of a coordinator whose session has ended. Participants have their state in folders
     of their names."""
     coordinator = await start(
-        rounds={"rounds": 2, "min_participants": 2},
-        **{"workload": {"name": "sgd"}, **settings},
+        rounds={"rounds": 2, "min_participants": 2}, **{"workload": {"name": "sgd"}, **settings}
     )
     address = f"127.0.0.1:{coordinator.port}"
     agents = []

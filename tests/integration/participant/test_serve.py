@@ -8,12 +8,7 @@ async def test_serving_process_outlives_the_session(keep, tmp_path):
     """With --serve, of a coordinator that is not in serve mode too. SIGTERM ends it."""
     coordinator = keep(
         CoordinatorProcess(
-            tmp_path,
-            {
-                "rounds.rounds": 1,
-                "workload.name": "sgd",
-                "server.heartbeat_time_s": 0.5,
-            },
+            tmp_path, {"rounds.rounds": 1, "workload.name": "sgd", "server.heartbeat_time_s": 0.5}
         )
     )
     site = Process(tmp_path, "site")
