@@ -15,7 +15,7 @@ from support.hostile import METHODS, path
 from support.wire import Member
 from xain_foundation.security.identity import Role
 from xain_foundation.security.x509 import Authority, key_of_pem
-from xain_wire.fl import access_pb2, access_pb2_grpc
+from xain_wire.fl import access_pb2
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.messaging import membership_pb2
 from xain_wire.messaging.membership_pb2_grpc import MembershipStub
@@ -257,20 +257,3 @@ async def test_role_that_may_not_is_refused(closed, said, role, names):
         assert await attempted(closed.member(role, name), names, said.messages) == {}
     closed.require_unchanged()
     await closed.close_round()
-
-
-async def test_participant_cannot_issue_certificates(closed, said):
-    """The requests that would have an effect, with what they need."""
-    site = closed.enrolled(Role.PARTICIPANT, "mallory")
-    closed.remember()
-    control = access_pb2_grpc.ControlStub(site.channel)  # type: ignore[no-untyped-call]  # generated
-    for asked in (
-        control.CreateToken(
-            access_pb2.CreateTokenRequest(name="mallory", role="operator", ttl_s=3600)
-        ),
-        control.Revoke(access_pb2.RevokeRequest(which="ward-1")),
-        control.RemoveParticipant(access_pb2.RemoveParticipantRequest(name="ward-1")),
-        control.FinishSession(access_pb2.FinishSessionRequest(reason="enough")),
-    ):
-        assert await outcome_of(asked, said.messages) == NOT_PERMITTED
-    closed.require_unchanged()
