@@ -6,9 +6,7 @@ import os
 import re
 import threading
 
-import grpc
 import numpy as np
-import pytest
 from rich.console import Console
 
 from support.wire import Code, assert_refused, digest, npy
@@ -26,77 +24,6 @@ from xain_workloads.model import TensorSpec
 
 def array(data: bytes) -> np.ndarray:
     return np.load(io.BytesIO(data), allow_pickle=False)
-
-
-async def test_xain_speaks_to_it_by_bytes_alone(start):
-    """A client that knows nothing but XAIN 0.6.0's paths and field numbers trains a whole session:
-    rendezvous, heartbeats, start, end, and the last model in the store."""
-    coordinator = await start(rounds={"rounds": 2, "min_participants": 1})
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{coordinator.port}") as channel:
-
-        async def call(method: str, request: bytes) -> dict[int, int]:
-            answer = await channel.unary_unary(f"/xain_proto.fl.Coordinator/{method}")(request)
-            return varints(answer)
-
-        async def state(reported: bytes) -> tuple[int, int]:
-            """Heartbeat{state, round: -1} -> (state, round)."""
-            answer = await call("Heartbeat", b"\x08" + reported + b"\x10" + b"\xff" * 9 + b"\x01")
-            return answer.get(1, 0), answer.get(2, 0)
-
-        async def refused(method: str, request: bytes) -> Code:
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await call(method, request)
-            return caught.value.code()
-
-        assert await refused("Heartbeat", b"\x08\x03") is Code.PERMISSION_DENIED
-        assert (await call("Rendezvous", b"")).get(1, 0) == 0  # ACCEPT
-        for round_, value in enumerate((1.0, 3.0)):
-            # A poll, as XAIN's participants do it; it ends when the round is open.
-            while await state(b"\x03") != (1, round_):  # READY until ROUND
-                pass
-            started = await call("StartTrainingRound", b"")
-            assert started.get(1, 0) == min(round_, 1)  # epochs: round 0 only initialises
-            assert await state(b"\x04") == (1, round_)  # TRAINING
-            # XAIN's participants have S3 credentials and write there themselves.
-            upload = coordinator.store.upload(f"{round_}/uuid")
-            upload.write(npy([value]))
-            upload.commit(overwrite=False)
-            # EndTrainingRound{participant_id: "uuid", number_samples: 5}
-            assert await call("EndTrainingRound", b"\x0a\x04uuid\x10\x05") == {}
-        while await state(b"\x03") != (2, 1):  # FINISHED, in the last round
-            pass
-        assert await refused("EndTrainingRound", b"\x0a\x02no") is (Code.FAILED_PRECONDITION)
-    with coordinator.store.open("2/global") as reader:
-        assert array(reader.read(0, reader.size)).tolist() == [3.0]
-
-
-def varints(data: bytes) -> dict[int, int]:
-    """The varint fields of a message, by number."""
-
-    def varint() -> int:
-        nonlocal i
-        value = shift = 0
-        while True:
-            byte, i = data[i], i + 1
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value
-
-    found, i = {}, 0
-    while i < len(data):
-        key = varint()
-        match key & 7:
-            case 0:
-                found[key >> 3] = varint()
-            case 2:
-                length = varint()
-                i += length
-            case 5:
-                i += 4
-            case kind:
-                raise AssertionError(f"wire type {kind}")
-    return found
 
 
 async def test_small_weights_travel_inside_their_reference(in_round):
