@@ -45,6 +45,18 @@ def config_for(folder: Path, **sections: dict[str, Any]) -> CoordinatorConfig:
     )
 
 
+def plug_in(site: Path, group: str, entry: str, code: str) -> Path:
+    """Install a distribution of one module and one entry point, "name = module:Class"."""
+    module = entry.partition(" = ")[2].partition(":")[0]
+    info = site / f"{module}-0.1.dist-info"
+    info.mkdir(parents=True)
+    name = module.replace("_", "-")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text(f"[xain.{group}]\n{entry}\n")
+    (site / f"{module}.py").write_text(code)
+    return site
+
+
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Start]:
     """Start coordinators; all are stopped at the end."""

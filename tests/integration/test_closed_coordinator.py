@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,23 +61,24 @@ async def closed(start: Start, guard: Guard) -> AsyncIterator[SessionCoordinator
 
 
 @pytest.fixture
-async def call(
-    closed: SessionCoordinator, authority: Authority, tmp_path: Path
-) -> AsyncIterator[Call]:
-    """Callers of the closed coordinator, each with a certificate."""
+async def caller(authority: Authority) -> AsyncIterator[Call]:
+    """Callers of a coordinator, each with a certificate."""
     members: list[Member] = []
 
-    def make(
-        role: Role, name: str, says: str | None = None, by: Authority | None = None, **more: Any
-    ) -> Member:
-        certificate, key = issued(by or authority, role, name, **more)
+    def make(at: SessionCoordinator, role: Role, name: str, says: str | None = None) -> Member:
+        certificate, key = issued(authority, role, name)
         credentials = grpc.ssl_channel_credentials(authority.certificate, key, certificate)
-        members.append(Member(closed.port, says, credentials))
+        members.append(Member(at.port, says, credentials))
         return members[-1]
 
     yield make
     for member in members:
         await member.close()
+
+
+@pytest.fixture
+def call(closed: SessionCoordinator, caller: Call) -> Call:
+    return partial(caller, closed)
 
 
 async def test_caller_has_the_name_in_its_certificate(closed, call):
@@ -86,16 +88,12 @@ async def test_caller_has_the_name_in_its_certificate(closed, call):
     assert set(closed.driver.session.members) == {"ward-7", "ward-8"}
 
 
-async def test_audit_log_has_a_line_of_each_call_of_a_script(start, guard, authority, tmp_path):
+async def test_audit_log_has_a_line_of_each_call_of_a_script(start, guard, caller, tmp_path):
     """Also of one that only follows: it reads the settings of all sites."""
     settings = {"scripted": True, "rounds": 2, "initial_weights": "average"}
     coordinator = await start(guard=guard, rounds=settings)
-    callers = []
-    for role, name in ((Role.PARTICIPANT, "ward-7"), (Role.OPERATOR, "alice")):
-        certificate, key = issued(authority, role, name)
-        credentials = grpc.ssl_channel_credentials(authority.certificate, key, certificate)
-        callers.append(Member(coordinator.port, None, credentials))
-    site, operator = callers
+    site = caller(coordinator, Role.PARTICIPANT, "ward-7")
+    operator = caller(coordinator, Role.OPERATOR, "alice")
     await site.rendezvous()
     await site.until(pb.ROUND, 0)
     await site.hand_in([0.0, 1.0])
@@ -118,11 +116,9 @@ async def test_audit_log_has_a_line_of_each_call_of_a_script(start, guard, autho
         access_pb2_grpc.ControlStub(site.channel).EndScript(access_pb2.EndScriptRequest())
     )
     assert refusal[1] == "NOT_PERMITTED"
-    for caller in callers:
-        await caller.close()
 
 
-async def test_model_of_one_sites_statistics_is_not_made(start, guard, authority):
+async def test_model_of_one_sites_statistics_is_not_made(start, guard, caller):
     """A site that joins later would read them out of the metadata of the model."""
     coordinator = await start(guard=guard, workload={"name": "sgd"})
     profile = pb.DataProfile(
@@ -133,18 +129,12 @@ async def test_model_of_one_sites_statistics_is_not_made(start, guard, authority
         target="ill",
         task="classification",
     )
-    sites = []
-    for name in ("ward-7", "ward-8"):
-        certificate, key = issued(authority, Role.PARTICIPANT, name)
-        credentials = grpc.ssl_channel_credentials(authority.certificate, key, certificate)
-        sites.append(Member(coordinator.port, None, credentials))
+    sites = [caller(coordinator, Role.PARTICIPANT, name) for name in ("ward-7", "ward-8")]
     await sites[0].rendezvous(profile)
     await until(lambda: coordinator.driver.session.trouble)
     assert "schema.min_sites is 2" in coordinator.driver.session.trouble
     await sites[1].rendezvous(profile)
     await until(lambda: coordinator.driver.session.model)
-    for site in sites:
-        await site.close()
 
 
 async def test_files_that_do_not_belong_together_are_told(closed, guard, call, tmp_path):
@@ -210,7 +200,7 @@ async def test_name_that_has_shown_an_instance_id_is_not_served_without_one(call
         assert (await refused(again()))[1] == "UNAUTHENTICATED"
 
 
-async def test_holder_of_a_certificate_has_a_rate_limit(start, guard, authority):
+async def test_holder_of_a_certificate_has_a_rate_limit(start, guard, caller):
     """Ten seconds' worth of calls come at once, and one more is refused; the connection of a
     refused call is not kept for it. Other holders are served."""
     coordinator = await start(
@@ -219,11 +209,7 @@ async def test_holder_of_a_certificate_has_a_rate_limit(start, guard, authority)
     admission, kept = coordinator._server.admission, list[str]()
     admission._now = lambda: 0.0
     admission.on_accepted = lambda peer, member: kept.append(peer)
-    sites = []
-    for name in ("ward-7", "ward-8"):
-        certificate, key = issued(authority, Role.PARTICIPANT, name)
-        credentials = grpc.ssl_channel_credentials(authority.certificate, key, certificate)
-        sites.append(Member(coordinator.port, None, credentials))
+    sites = [caller(coordinator, Role.PARTICIPANT, name) for name in ("ward-7", "ward-8")]
     greedy, other = sites
     await greedy.rendezvous()
     for _ in range(BURST_S - 1):
@@ -231,8 +217,6 @@ async def test_holder_of_a_certificate_has_a_rate_limit(start, guard, authority)
     await assert_refused(greedy.heartbeat(), Code.RESOURCE_EXHAUSTED, "TOO_MANY_CALLS")
     assert len(kept) == BURST_S
     await other.rendezvous()
-    for site in sites:
-        await site.close()
 
 
 async def test_refused_calls_of_a_holder_are_held_back(closed, call):

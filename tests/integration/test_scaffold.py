@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.agents import ends_of
+from support.agents import ends_of, run_agents
 from support.logs import capture_logs
 from support.unlike import optimum, unlike_sites
 from xain.result import fetch_last_model
@@ -75,12 +75,7 @@ def distance(model: Model) -> float:
 
 async def test_half_of_the_sites_a_round_end_in_the_optimum_of_all_rows(start):
     coordinator = await start(**settings(70, 0.5, remedy="scaffold"))
-    target = f"127.0.0.1:{coordinator.port}"
-    agents = [
-        Agent(WorkloadParticipant(site), target, f"site-{i}")
-        for i, site in enumerate(unlike_sites())
-    ]
-    assert await ends_of(agents) == [0] * 4
+    await run_agents(coordinator, unlike_sites())
     assert distance(last_model(coordinator)) < 1e-5
 
 
@@ -174,14 +169,9 @@ async def test_session_begins_with_a_model_of_another_remedy(start, first, secon
         more = {"new_session": True, "from_model": f"{session}/2"} if number else {}
         coordinator = await start(**settings(2, remedy=remedy), **more)
         session = coordinator.driver.session.session_id
-        target = f"127.0.0.1:{coordinator.port}"
-        agents = [
-            Agent(WorkloadParticipant(site), target, f"site-{i}")
-            for i, site in enumerate(unlike_sites())
-        ]
         if number:
             models.append(last_model(coordinator))
-        assert await ends_of(agents) == [0] * 4
+        await run_agents(coordinator, unlike_sites())
         models.append(last_model(coordinator))
         await coordinator.stop()
     before, begun, after = models
@@ -194,10 +184,7 @@ async def test_session_begins_with_a_model_of_another_remedy(start, first, secon
 async def test_model_whose_options_ask_for_it_is_refused_where_no_variate_can_be(start, options):
     """The model brings its remedy along; the settings of the new session have none."""
     coordinator = await start(**settings(1, remedy="scaffold"))
-    target = f"127.0.0.1:{coordinator.port}"
-    sites = enumerate(unlike_sites())
-    agents = [Agent(WorkloadParticipant(site), target, f"site-{i}") for i, site in sites]
-    assert await ends_of(agents) == [0] * 4
+    await run_agents(coordinator, unlike_sites())
     source = f"{coordinator.driver.session.session_id}/1"
     await coordinator.stop()
     given = settings(1, options=options) | {"aggregation": {"rule": "median"}}
@@ -207,13 +194,10 @@ async def test_model_whose_options_ask_for_it_is_refused_where_no_variate_can_be
 
 async def test_exported_model_has_no_control_variate(start, tmp_path):
     coordinator = await start(**settings(2, remedy="scaffold"))
-    target = f"127.0.0.1:{coordinator.port}"
-    sites = enumerate(unlike_sites())
-    agents = [Agent(WorkloadParticipant(site), target, f"site-{i}") for i, site in sites]
-    assert await ends_of(agents) == [0] * 4
+    await run_agents(coordinator, unlike_sites())
     model = last_model(coordinator)
     formats.write(tmp_path / "model.npz", model, {})
     read, _ = formats.read_weights(tmp_path / "model.npz")
     assert read.layout == model.layout[:-1]
-    fetched = await asyncio.to_thread(fetch_last_model, target, "reader")
+    fetched = await asyncio.to_thread(fetch_last_model, f"127.0.0.1:{coordinator.port}", "reader")
     assert fetched.layout == model.layout[:-1]

@@ -1,11 +1,12 @@
 """Agents that run to the end of a session, in threads of this process."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from support.process import PATIENCE_S
-from xain_participant import Agent
+from xain_participant import Agent, WorkloadParticipant
 
 
 async def ends_of(agents: Sequence[Agent]) -> list[int]:
@@ -19,3 +20,10 @@ async def ends_of(agents: Sequence[Agent]) -> list[int]:
         for agent in agents:
             agent.stop()  # in a test that fails they would go on
         threads.shutdown(wait=False)
+
+
+async def run_agents(coordinator: Any, data: Iterable[Any]) -> None:
+    """Run participants p0, p1, ... of these data until the session has ended."""
+    target = f"127.0.0.1:{coordinator.port}"
+    agents = [Agent(WorkloadParticipant(part), target, f"p{i}") for i, part in enumerate(data)]
+    assert set(await ends_of(agents)) == {0}

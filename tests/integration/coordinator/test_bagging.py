@@ -1,6 +1,5 @@
 """Sessions of the workload "bagging" over real channels: agents, hostile updates, the export."""
 
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -13,11 +12,10 @@ from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from integration.conftest import config_for
 from integration.coordinator.test_trees import INVALID, array, gather, refused, trained
-from support.agents import ends_of
+from support.agents import run_agents
 from unit.workloads.test_bagging import edit_schema, rewritten
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.telemetry.log_files import LatencyFile
-from xain_participant import Agent, WorkloadParticipant
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.limits import MAX_INLINE_BYTES
 from xain_workloads.ensembles.ensembles import Frame, pack, unpack
@@ -46,12 +44,6 @@ def halves(data: Dataset) -> tuple[Dataset, Dataset]:
     """Two sets of rows, drawn at random."""
     rows = np.random.default_rng(0).permutation(data.num_samples)
     return data.subset(rows[::2]), data.subset(rows[1::2])
-
-
-async def run_agents(coordinator: SessionCoordinator, data: Sequence[Dataset | Table]) -> None:
-    target = f"127.0.0.1:{coordinator.port}"
-    agents = [Agent(WorkloadParticipant(part), target, f"p{i}") for i, part in enumerate(data)]
-    assert set(await ends_of(agents)) == {0}
 
 
 def model_of(coordinator: Any, vector: np.ndarray) -> Model:

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from integration.coordinator.test_trees import array
-from support.agents import ends_of
-from xain_coordinator.assembly.coordinator import SessionCoordinator
+from support.agents import run_agents
 from xain_foundation.exit_statuses import CannotStart
-from xain_participant import Agent, WorkloadParticipant
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_workloads.model import Model
 from xain_workloads.tables.data import load
@@ -49,12 +47,6 @@ def parts(data: Dataset, num: int, *, by_label: bool) -> list[Dataset]:
         rows = rows[np.argsort(data.target[rows], kind="stable")]
     cuts = np.sort(np.random.default_rng(2).choice(data.num_samples - 1, num - 1, False)) + 1
     return [data.subset(part) for part in np.split(rows, cuts)]
-
-
-async def run_agents(coordinator: SessionCoordinator, data: list[Dataset]) -> None:
-    target = f"127.0.0.1:{coordinator.port}"
-    agents = [Agent(WorkloadParticipant(part), target, f"p{i}") for i, part in enumerate(data)]
-    assert set(await ends_of(agents)) == {0}
 
 
 def descended(model: Model, data: Dataset, options: dict[str, Any], steps: int) -> np.ndarray:

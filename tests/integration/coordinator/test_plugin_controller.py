@@ -2,12 +2,12 @@
 
 import json
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from integration.conftest import Keep, plug_in
 from support.process import CoordinatorProcess
 from xain_wire.fl import coordinator_pb2 as pb
 
@@ -25,15 +25,10 @@ BROKEN = LAST.replace("return names[-k:]", "return names[-k:] if len(names) < 3 
 
 @pytest.fixture
 async def process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[CoordinatorProcess]:
+    keep: Keep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> CoordinatorProcess:
     """A coordinator whose path has a distribution with the controller `last`."""
-    site = tmp_path / "site"
-    info = site / "acme_last-0.1.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-last\nVersion: 0.1\n")
-    (info / "entry_points.txt").write_text("[xain.controllers]\nlast = acme_last:Last\n")
-    (site / "acme_last.py").write_text(LAST)
+    site = plug_in(tmp_path / "site", "controllers", "last = acme_last:Last", LAST)
     monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # its source changes within a second
     settings = {
@@ -43,10 +38,9 @@ async def process(
         "rounds.start_participants": 2,
         "rounds.max_participants": 3,
     }
-    coordinator = CoordinatorProcess(tmp_path, settings)
+    coordinator = keep(CoordinatorProcess(tmp_path, settings))
     await coordinator.start()
-    yield coordinator
-    await coordinator.end()
+    return coordinator
 
 
 def error_of(process: CoordinatorProcess) -> str:

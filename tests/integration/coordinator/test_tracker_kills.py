@@ -3,13 +3,14 @@
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import xain
+from integration.conftest import Keep, plug_in
 from support.process import PATIENCE_S, CoordinatorProcess
 from support.waiting import until
 
@@ -84,15 +85,10 @@ class Gate:
 
 @pytest.fixture
 async def process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[CoordinatorProcess]:
+    keep: Keep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> CoordinatorProcess:
     """A coordinator whose path has a distribution with the tracker `lines`."""
-    site = tmp_path / "site"
-    info = site / "acme_lines-0.1.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-lines\nVersion: 0.1\n")
-    (info / "entry_points.txt").write_text("[xain.trackers]\nlines = acme_lines:Lines\n")
-    (site / "acme_lines.py").write_text(LINES)
+    site = plug_in(tmp_path / "site", "trackers", "lines = acme_lines:Lines", LINES)
     monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.setenv("LINES_FOLDER", str(tmp_path))
     settings: dict[str, object] = {
@@ -100,10 +96,9 @@ async def process(
         "rounds.rounds": ROUNDS,
         "rounds.min_participants": len(SITES),
     }
-    coordinator = CoordinatorProcess(tmp_path, settings)
+    coordinator = keep(CoordinatorProcess(tmp_path, settings))
     await coordinator.start()
-    yield coordinator
-    await coordinator.end()
+    return coordinator
 
 
 @pytest.fixture

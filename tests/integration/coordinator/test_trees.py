@@ -11,11 +11,10 @@ import xgboost
 from integration.conftest import config_for
 from integration.test_bit_rot import flip, stored
 from integration.test_direct_uploads import Reachable, put, store  # noqa: F401  # a fixture
-from support.agents import ends_of
+from support.agents import run_agents
 from support.wire import Code, Member, assert_refused, refused
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_foundation.exit_statuses import CannotStart
-from xain_participant import Agent, WorkloadParticipant
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_workloads.model import Model
 from xain_workloads.tables.data import load
@@ -86,12 +85,6 @@ async def train_first_round(members: list[Member], data: list[Dataset]) -> None:
     for member, part in zip(members, data, strict=True):
         await member.hand_in(trained(work, model, part))
     await members[0].until(pb.ROUND, 1)
-
-
-async def run_agents(coordinator: SessionCoordinator, data: list[Dataset]) -> None:
-    target = f"127.0.0.1:{coordinator.port}"
-    agents = [Agent(WorkloadParticipant(part), target, f"p{i}") for i, part in enumerate(data)]
-    assert set(await ends_of(agents)) == {0}
 
 
 async def test_agents_train_a_booster_that_plain_xgboost_loads(start, join, tmp_path):

@@ -2,6 +2,8 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +12,34 @@ import xain
 from xain_foundation.net.sockets import free_ports
 
 NAMES = ("east", "west")
+MODEL = {"w": np.zeros(3)}
+
+
+def opened(folder: Path, address: str, **settings: Any) -> xain.Session:
+    wanted = {"rounds": 2, "min_participants": 2, "linger_s": 0.0, "progress": False}
+    return xain.session(MODEL, data_dir=folder, address=address, **{**wanted, **settings})
+
+
+def settings_of(folder: Path, address: str) -> dict[str, Any]:
+    """Settings of a coordinator that no script starts."""
+    return {
+        "journal.path": str(folder / "journal.sqlite"),
+        "storage.path": str(folder / "weights"),
+        "metrics.path": str(folder / "metrics.jsonl"),
+        "server.port": int(address.rpartition(":")[2]),
+    }
+
+
+class Share(xain.Rule):
+    """The mean times a share. It fails without one."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def combine(self, tile: Any, weights: Any) -> Any:
+        if not self.share:
+            raise ZeroDivisionError("no share")
+        return self.share * tile.astype(np.float64).mean(axis=0)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import xain
+from integration.session.conftest import MODEL, Share, opened, settings_of
 from support.waiting import beside
 from xain_coordinator.journal.restore import restore_session
 from xain_coordinator.journal.sqlite import SqliteJournal
@@ -22,13 +23,6 @@ from xain_coordinator.process.embedding import Coordinator
 from xain_wire.fl import access_pb2 as pb
 from xain_wire.fl.access_pb2_grpc import ControlStub
 from xain_workloads.exported import formats
-
-MODEL = {"w": np.zeros(3)}
-
-
-def opened(folder: Path, address: str, **settings: Any) -> xain.Session:
-    wanted = {"rounds": 2, "min_participants": 2, "linger_s": 0.0, "progress": False}
-    return xain.session(MODEL, data_dir=folder, address=address, **{**wanted, **settings})
 
 
 def finished(folder: Path) -> list[str]:
@@ -148,14 +142,6 @@ def finish(folder: Path) -> None:
 # --- rules, controllers and pacing of the script ---
 
 
-class Share(xain.Rule):
-    def __init__(self, share: float) -> None:
-        self.share = share
-
-    def combine(self, tile: Any, weights: Any) -> Any:
-        return self.share * tile.astype(np.float64).mean(axis=0)
-
-
 class Last:
     """The last participants by name."""
 
@@ -180,7 +166,7 @@ def test_changed_rule_does_not_go_on_with_a_session_unless_told(tmp_path, addres
         for round_ in session:
             round_.run()
             session.pause()
-    text = r"begun with the rule \S*test_session\.Share as its code was then \(\w{12}, now \w{12}\)"
+    text = r"begun with the rule \S*conftest\.Share as its code was then \(\w{12}, now \w{12}\)"
     with pytest.raises(xain.SessionFailed, match=text):
         opened(tmp_path, address, rule=Share(0.25)).__enter__()
     with opened(tmp_path, address, rule=Share(0.25), resume="changed") as session:
@@ -444,16 +430,8 @@ def test_second_script_on_a_folder_is_refused(tmp_path, address):
 
 
 def test_session_of_a_coordinator_elsewhere_is_driven_through_its_socket(tmp_path, address, sites):
-    settings = {
-        "journal.path": str(tmp_path / "journal.sqlite"),
-        "storage.path": str(tmp_path / "weights"),
-        "metrics.path": str(tmp_path / "metrics.jsonl"),
-        "server.port": int(address.rpartition(":")[2]),
-        "rounds.scripted": True,
-        "rounds.rounds": 2,
-        "rounds.min_participants": 2,
-    }
-    with Coordinator(settings):
+    rounds = {"rounds.scripted": True, "rounds.rounds": 2, "rounds.min_participants": 2}
+    with Coordinator(settings_of(tmp_path, address) | rounds):
         sites()
         with xain.connect(str(tmp_path / "journal.sock"), MODEL, progress=False) as session:
             for round_ in session:

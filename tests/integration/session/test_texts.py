@@ -2,30 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 import xain
+from integration.session.conftest import Share, opened, settings_of
 from xain_coordinator.process.embedding import Coordinator
-
-MODEL = {"w": np.zeros(3)}
-
-
-def opened(folder: Path, address: str, **settings: Any) -> xain.Session:
-    wanted = {"rounds": 2, "min_participants": 2, "linger_s": 0.0, "progress": False}
-    return xain.session(MODEL, data_dir=folder, address=address, **{**wanted, **settings})
-
-
-class Share(xain.Rule):
-    def __init__(self, share: float) -> None:
-        self.share = share
-
-    def combine(self, tile: Any, weights: Any) -> Any:
-        if not self.share:
-            raise ZeroDivisionError("no share")
-        return self.share * tile.astype(np.float64).mean(axis=0)
 
 
 @pytest.mark.parametrize(
@@ -125,14 +107,7 @@ def test_other_values_of_resume_are_refused(tmp_path, address):
 
 @pytest.fixture
 def running(tmp_path: Path, address: str) -> Coordinator:
-    settings = {
-        "journal.path": str(tmp_path / "journal.sqlite"),
-        "storage.path": str(tmp_path / "weights"),
-        "metrics.path": str(tmp_path / "metrics.jsonl"),
-        "server.port": int(address.rpartition(":")[2]),
-        "rounds.scripted": True,
-    }
-    return Coordinator(settings)
+    return Coordinator(settings_of(tmp_path, address) | {"rounds.scripted": True})
 
 
 def test_loopback_without_certificates_is_told_of_the_socket(running, address):

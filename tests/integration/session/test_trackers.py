@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import xain
+from integration.session.conftest import settings_of
 from xain_coordinator.process.embedding import Coordinator
 from xain_coordinator.server.operators_socket import socket_of
 from xain_foundation.settings.settings import ConfigError
@@ -87,11 +88,7 @@ def test_round_that_the_loop_breaks_after_is_told_too(tmp_path, address, sites):
 def test_script_of_a_coordinator_elsewhere_keeps_what_its_trackers_have_taken(
     tmp_path, address, sites
 ):
-    settings = {
-        "journal.path": str(tmp_path / "journal.sqlite"),
-        "storage.path": str(tmp_path / "weights"),
-        "metrics.kind": "none",
-        "server.port": int(address.rpartition(":")[2]),
+    settings = settings_of(tmp_path, address) | {
         "rounds.scripted": True,
         "rounds.rounds": 3,
         "rounds.min_participants": 2,
@@ -167,12 +164,8 @@ def test_tracker_whose_program_is_missing_says_what_to_install(monkeypatch):
 def test_deployment_tells_a_tracker_the_figures_of_each_round(tmp_path, address, sites):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    settings = {
-        "journal.path": str(tmp_path / "journal.sqlite"),
-        "storage.path": str(tmp_path / "weights"),
-        "metrics.path": str(tmp_path / "metrics.jsonl"),
+    settings = settings_of(tmp_path, address) | {
         "metrics.trackers": ["tensorboard"],
-        "server.port": int(address.rpartition(":")[2]),
         "rounds.rounds": 3,
         "rounds.min_participants": 2,
         "rounds.initial_weights": "average",
