@@ -206,7 +206,7 @@ def tiny_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TinyDi
 
 @pytest.mark.e2e
 @pytest.mark.skipif(sys.platform != "linux", reason="prlimit, tmpfs")
-async def test_a_full_disk_ends_the_process_and_not_the_session(keep, join, tiny_disk, tmp_path):
+async def test_a_full_disk_ends_the_process_and_not_the_session(tiny_disk, keep, join, tmp_path):
     """The process stops with a line that says why, and with status 1. When there is room again, the
     round goes on with every update that was acknowledged and without the others."""
     names = [f"p{i:02}" for i in range(32)]
