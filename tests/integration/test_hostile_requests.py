@@ -21,6 +21,7 @@ from grpc_health.v1 import health_pb2
 from integration.conftest import Enter, Keep
 from support.hostile import METHODS, Answer, ask, channel, malformed, path
 from support.process import PATIENCE_S, CoordinatorProcess
+from support.waiting import until
 from support.wire import Member, digest, npy
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
@@ -199,7 +200,7 @@ async def half_open(member: Member, number: int) -> grpc.aio.StreamUnaryCall[Any
     return call
 
 
-async def test_half_open_uploads_leave_memory_below_200_mib(join, tmp_path):
+async def test_half_open_uploads_leave_memory_below_200_mib(tmp_path):
     """Each member of a round begins an upload, and pauses in the middle of it."""
     settings = {
         "rounds.rounds": 2,
@@ -218,13 +219,16 @@ async def test_half_open_uploads_leave_memory_below_200_mib(join, tmp_path):
                 pb.RendezvousRequest(), metadata=(("xain-participant-id", f"p{number}"),)
             )
 
+    async def is_collecting() -> bool:
+        return (await members[0].status()).phase == "collecting"
+
     try:
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(*map(join, range(NUM_UPLOADS)))
-            await members[0].until(pb.ROUND, 0)
+            await until(is_collecting)
             begun = [half_open(members[i // STREAMS], i) for i in range(NUM_UPLOADS)]
             calls = await asyncio.gather(*begun)
-            assert (await members[0].status()).phase == "collecting"
+            assert await is_collecting()
         assert coordinator.peak_mib() < MAX_RESIDENT_MIB
         for call in calls:
             call.cancel()
