@@ -52,7 +52,8 @@ async def test_a_session_goes_on_when_its_controller_is_mended(enter, join, proc
     """A controller that answers nonsense ends the process with status 1 and a line that names it;
     without it there is no start; mended, the session goes on where it was."""
     code = tmp_path / "site" / "acme_last.py"
-    await enter(process, "a", "b", round_=0)
+    _, last = await enter(process, "a", "b")
+    await last.until(pb.ROUND, 0)
     await process.kill()
     code.write_text(BROKEN)
     await process.start()
