@@ -7,7 +7,6 @@ from typing import Any, Final, Protocol
 
 import grpc
 
-from xain_coordinator.access.errors import NotPermitted
 from xain_coordinator.core.vocabulary.errors import Refusal
 from xain_coordinator.core.vocabulary.errors import Unavailable as IsAway
 from xain_coordinator.core.vocabulary.values import WeightsRef
@@ -145,7 +144,7 @@ class InProcess:
             return self._coordinator.call(method, request, timeout_s)
         except TimeoutError:
             raise Refused("the coordinator is busy", is_passing=True) from None
-        except (Refusal, NotPermitted, JournalError) as error:
+        except (Refusal, JournalError) as error:
             raise _refused(error) from None
 
     def stream(self, method: str, request: Any) -> Stream:
@@ -168,7 +167,7 @@ class _InnerStream:
     def take(self, timeout_s: float) -> Any:
         try:
             return self._answers.take(timeout_s)
-        except (Refusal, NotPermitted, JournalError) as error:
+        except (Refusal, JournalError) as error:
             raise _refused(error) from None
 
     def cancel(self) -> None:

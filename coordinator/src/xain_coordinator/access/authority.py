@@ -6,7 +6,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
-from xain_coordinator.access.errors import AccessError, InvalidCertificateRequest
+from xain_coordinator.access.errors import AccessError, Reason, Refusal
 from xain_coordinator.access.values import Certificate, Token
 from xain_foundation.durable import make_directory, replace_file, sync_directory
 from xain_foundation.security import tls
@@ -131,7 +131,7 @@ def create(folder: Path, name: str, now: float, passphrase: bytes) -> Signer:
 
 def hosts_of(given: Iterable[str]) -> tuple[str, ...]:
     """Hosts of the coordinator's certificate: those given, checked and without brackets, then
-    OWN_HOSTS; none twice. Raises InvalidCertificateRequest."""
+    OWN_HOSTS; none twice. Raises INVALID_CERTIFICATE_REQUEST."""
     hosts = []
     for host in given:
         bare = host.strip().removeprefix("[").removesuffix("]")
@@ -139,29 +139,31 @@ def hosts_of(given: Iterable[str]) -> tuple[str, ...]:
             hosts.append(str(ip_address(bare)))
         except ValueError:
             if len(bare) > 253 or not _HOST.fullmatch(bare):
-                raise InvalidCertificateRequest(
+                raise Refusal(
+                    Reason.INVALID_CERTIFICATE_REQUEST,
                     f"{host!r} is no host; give a name or an IP address without a port, such as "
-                    "coordinator.example.org (with other letters than ASCII in its form xn--...)"
+                    "coordinator.example.org (with other letters than ASCII in its form xn--...)",
                 ) from None
             hosts.append(bare.lower())
     return tuple(dict.fromkeys((*hosts, *OWN_HOSTS)))
 
 
 def request_key(request: bytes) -> PublicKey:
-    """The key of a certificate request. Raises InvalidCertificateRequest."""
+    """The key of a certificate request. Raises INVALID_CERTIFICATE_REQUEST."""
     try:
         return read_request(request)
     except InvalidCredential as error:
-        raise InvalidCertificateRequest(str(error)) from None
+        raise Refusal(Reason.INVALID_CERTIFICATE_REQUEST, str(error)) from None
 
 
 def check_address(address: str) -> None:
     """Check that an address is HOST:PORT and can be written into a token. Raises
-    InvalidCertificateRequest."""
+    INVALID_CERTIFICATE_REQUEST."""
     host, _, port = address.rpartition(":")
     if not (host and port.isdecimal() and 0 < int(port) < 65536 and len(address) <= 300):
-        raise InvalidCertificateRequest(
-            f"the address {address[:100]!r} is not HOST:PORT, as the site connects to it"
+        raise Refusal(
+            Reason.INVALID_CERTIFICATE_REQUEST,
+            f"the address {address[:100]!r} is not HOST:PORT, as the site connects to it",
         )
     hosts_of([host])
 

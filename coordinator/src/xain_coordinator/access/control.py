@@ -21,9 +21,7 @@ from xain_coordinator.access.audit_log import AuditLog, Line, NewLine, damaged_l
 from xain_coordinator.access.decider import decide, made_by, require_valid, serials_of, token_used
 from xain_coordinator.access.errors import (
     AccessError,
-    InvalidCertificateRequest,
     NotPermitted,
-    NotRecorded,
     Reason,
     Refusal,
     Unauthenticated,
@@ -68,7 +66,7 @@ def initialise(
 
     try:
         own_hosts = authority.hosts_of(hosts)
-    except InvalidCertificateRequest as error:
+    except Refusal as error:
         raise AccessError(str(error)) from None
     control = AccessControl(folder, now)
     try:
@@ -193,7 +191,7 @@ class AccessControl:
         """A token to join with: (text, serial, expires_at).
 
         address: HOST:PORT that the site connects to.
-        Raises InvalidCertificateRequest, NotPermitted, NO_AUTHORITY, NotRecorded.
+        Raises INVALID_CERTIFICATE_REQUEST, NotPermitted, NO_AUTHORITY, NOT_RECORDED.
         """
         from xain_coordinator.access.authority import check_address
 
@@ -211,7 +209,7 @@ class AccessControl:
     ) -> tuple[str, str, float]:
         """A token for the HTTP face: (text, serial, expires_at).
 
-        Raises InvalidCertificateRequest, NotPermitted, NotRecorded.
+        Raises INVALID_CERTIFICATE_REQUEST, NotPermitted, NOT_RECORDED.
         """
         text = BEARER_PREFIX + secrets.token_urlsafe(32)
         serial = _new_serial()
@@ -223,8 +221,8 @@ class AccessControl:
         role. The same key gets the same certificate again.
 
         request: PKCS#10 in PEM. peer: as gRPC names the other side. Returns PEM.
-        Raises TOKEN_USED, Unauthenticated, NotPermitted, InvalidCertificateRequest, NO_AUTHORITY,
-        NotRecorded.
+        Raises TOKEN_USED, Unauthenticated, NotPermitted, INVALID_CERTIFICATE_REQUEST, NO_AUTHORITY,
+        NOT_RECORDED.
         """
         from xain_coordinator.access.authority import request_key
         from xain_foundation.security.x509 import digest_of_key
@@ -243,7 +241,8 @@ class AccessControl:
         """A new certificate for the caller's own name and role. The same key gets the same
         certificate again.
 
-        Raises Unauthenticated, NotPermitted, InvalidCertificateRequest, NO_AUTHORITY, NotRecorded.
+        Raises Unauthenticated, NotPermitted, INVALID_CERTIFICATE_REQUEST, NO_AUTHORITY,
+        NOT_RECORDED.
         """
         from xain_coordinator.access.authority import request_key
         from xain_foundation.security.x509 import digest_of_key
@@ -259,7 +258,7 @@ class AccessControl:
     def sign(self, request: bytes, name: str, role: str | Role, *, by: str) -> bytes:
         """A certificate for a request that came by other means.
 
-        Raises InvalidCertificateRequest, NotPermitted, NO_AUTHORITY, NotRecorded.
+        Raises INVALID_CERTIFICATE_REQUEST, NotPermitted, NO_AUTHORITY, NOT_RECORDED.
         """
         from xain_coordinator.access.authority import request_key
         from xain_foundation.security.x509 import digest_of_key
@@ -276,7 +275,7 @@ class AccessControl:
         foundation.tls.Certificates follows.
 
         hosts: besides localhost and 127.0.0.1; none: those of the certificate that is there.
-        Raises NO_AUTHORITY, NotRecorded, InvalidCertificateRequest, AccessError, OSError.
+        Raises NO_AUTHORITY, NOT_RECORDED, INVALID_CERTIFICATE_REQUEST, AccessError, OSError.
         """
         from xain_coordinator.access import authority
         from xain_foundation.security.x509 import digest_of_key, new_key
@@ -294,7 +293,7 @@ class AccessControl:
         """Revoke all certificates, tokens and bearer tokens of a name, or a serial number and what
         came of it, also of another authority's certificate.
 
-        Returns the same if they were revoked before. Raises UNKNOWN_CERTIFICATE, NotRecorded.
+        Returns the same if they were revoked before. Raises UNKNOWN_CERTIFICATE, NOT_RECORDED.
         """
         events = self._do(c.Revoke(which, by))
         revoked = [
@@ -317,7 +316,7 @@ class AccessControl:
         """A line of the audit log that changes nothing here. fields: as JSON takes them, and no
         secrets. Long texts are shortened.
 
-        Raises NotRecorded.
+        Raises NOT_RECORDED.
         """
         assert event not in KINDS, f"{event} is an event of access control"
         shown = {
@@ -342,7 +341,7 @@ class AccessControl:
                 fields["num_of_other_peers"] = told.num_others
             try:
                 self._append([NewLine(self._now(), "identity_refused", _SELF, fields)])
-            except NotRecorded as error:
+            except Refusal as error:
                 log.warning("refused_identity_not_recorded", peer=host, error=str(error))
 
     @property
@@ -359,7 +358,7 @@ class AccessControl:
 
     def create_authority(self, name: str, passphrase: bytes) -> None:
         """Make the authority, unless an interrupted call has, and record it in the audit log.
-        Raises AccessError, NotRecorded, OSError."""
+        Raises AccessError, NOT_RECORDED, OSError."""
         from xain_coordinator.access import authority
 
         at = self._now()
@@ -443,18 +442,19 @@ class AccessControl:
 
     def _commit(self, events: Sequence[e.Event]) -> None:
         """Write events to the audit log, and then change the state by them; the caller holds the
-        lock. Raises NotRecorded."""
+        lock. Raises NOT_RECORDED."""
         self._append([line_of(event) for event in events])
         self._access = fold(self._access, events)
 
     def _append(self, lines: Sequence[NewLine]) -> None:
-        """Write lines to the audit log. Raises NotRecorded."""
+        """Write lines to the audit log. Raises NOT_RECORDED."""
         try:
             self._log.append(lines)
         except OSError as error:
-            raise NotRecorded(
+            raise Refusal(
+                Reason.NOT_RECORDED,
                 f"the audit log {self._log.path} cannot be written ({error.strerror or error}), so "
-                "nothing was done"
+                "nothing was done",
             ) from error
 
 

@@ -13,7 +13,6 @@ from typing import Final
 from xain_coordinator.access import commands as c
 from xain_coordinator.access import events as e
 from xain_coordinator.access.errors import (
-    InvalidCertificateRequest,
     NotPermitted,
     Reason,
     Refusal,
@@ -280,31 +279,35 @@ def _revoke(access: Access, command: c.Revoke, now: float) -> tuple[e.Event, ...
 
 def _granted(role: str) -> Role:
     """The role of this name, if it is one that certificates are issued for. Raises
-    InvalidCertificateRequest."""
+    INVALID_CERTIFICATE_REQUEST."""
     for each in GRANTED:
         if each == role:
             return each
-    raise InvalidCertificateRequest(
-        f"the role {shortened(role)!r} is given to nobody; the roles are {', '.join(GRANTED)}"
+    raise Refusal(
+        Reason.INVALID_CERTIFICATE_REQUEST,
+        f"the role {shortened(role)!r} is given to nobody; the roles are {', '.join(GRANTED)}",
     )
 
 
 def _expiry(now: float, lifetime_s: float) -> float:
     """When something ends that is issued now: seconds since the epoch, whole ones, as certificates
-    have them. Raises InvalidCertificateRequest."""
+    have them. Raises INVALID_CERTIFICATE_REQUEST."""
     if not 0 < lifetime_s <= MAX_LIFETIME_S:  # NaN is neither
-        raise InvalidCertificateRequest(
+        raise Refusal(
+            Reason.INVALID_CERTIFICATE_REQUEST,
             f"nothing is issued for {lifetime_s} s; it must be more than 0, and "
-            f"{MAX_LIFETIME_S:.0f} s (10 years) at most"
+            f"{MAX_LIFETIME_S:.0f} s (10 years) at most",
         )
     return float(math.ceil(now + lifetime_s))
 
 
 def _require_name(access: Access, name: str, now: float) -> None:
-    """Check that something may be issued for a name. Raises InvalidCertificateRequest,
+    """Check that something may be issued for a name. Raises INVALID_CERTIFICATE_REQUEST,
     NotPermitted."""
     if why := why_not(name):
-        raise InvalidCertificateRequest(f"{shortened(name)!r} cannot be a name: {why}")
+        raise Refusal(
+            Reason.INVALID_CERTIFICATE_REQUEST, f"{shortened(name)!r} cannot be a name: {why}"
+        )
     _require_room(access, name, now)
 
 

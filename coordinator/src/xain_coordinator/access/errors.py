@@ -18,12 +18,3 @@ class Unauthenticated(CaughtRefusal, reason=Reason.UNAUTHENTICATED):
 
 class NotPermitted(CaughtRefusal, reason=Reason.NOT_PERMITTED):
     """The role of the caller may not call the method, or not for another name than its own."""
-
-
-class InvalidCertificateRequest(CaughtRefusal, reason=Reason.INVALID_CERTIFICATE_REQUEST):
-    """No certificate request, a broken signature, a key that is too weak, or a name, role or
-    lifetime that nothing is issued for."""
-
-
-class NotRecorded(CaughtRefusal, reason=Reason.NOT_RECORDED):
-    """The audit log cannot be written, so nothing was done."""

@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import NoReturn
 
-from xain_coordinator.access.errors import AccessError, NotRecorded
+from xain_coordinator.access.errors import AccessError
 from xain_coordinator.assembly.warm_start import LAST, model_of_session
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.vocabulary.events import SessionOpened
@@ -25,6 +25,7 @@ from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, CommandFailed
 from xain_foundation.settings.fields import WrongSetting
 from xain_foundation.settings.hints import hint
 from xain_wire.limits import MAX_INT32
+from xain_wire.refusal import Refusal
 
 _NUMBER = re.compile(r"\+?[0-9]{1,10}")
 
@@ -43,7 +44,7 @@ def _note(config: CoordinatorConfig, **fields: object) -> None:
     try:
         with closing(AccessControl.open(config.access_folder, config.server.passphrase)) as access:
             access.note("session_extended", by="operator", **fields)
-    except (AccessError, NotRecorded, WrongSetting) as error:
+    except (AccessError, Refusal, WrongSetting) as error:
         raise CommandFailed(str(error)) from None
 
 

@@ -13,7 +13,6 @@ import grpc
 
 from xain_coordinator.access.errors import (
     AccessError,
-    NotRecorded,
     Reason,
     Refusal,
     Unauthenticated,
@@ -180,7 +179,7 @@ class Guard:
     # --- the audit log ---
 
     async def note(self, event: str, *, by: str = COORDINATOR, **fields: object) -> None:
-        """Write a line of the audit log, if there is one. Raises NotRecorded."""
+        """Write a line of the audit log, if there is one. Raises NOT_RECORDED."""
         if self.access is not None:
             await run_to_end(self.access.note, event, by=by, **fields)
 
@@ -188,7 +187,7 @@ class Guard:
         """Write a line of the audit log about what has happened anyway; if that fails, log it."""
         try:
             await self.note(event, **fields)
-        except NotRecorded as error:
+        except Refusal as error:
             log.error("not_recorded", what=event, error=str(error))
 
     def note_refused(self, peer: str, reason: str) -> None:

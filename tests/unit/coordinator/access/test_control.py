@@ -18,9 +18,7 @@ from xain_coordinator.access import audit_log
 from xain_coordinator.access.control import AccessControl, initialise
 from xain_coordinator.access.errors import (
     AccessError,
-    InvalidCertificateRequest,
     NotPermitted,
-    NotRecorded,
     Refusal,
     Unauthenticated,
 )
@@ -150,7 +148,7 @@ def test_broken_requests_are_refused_in_words(control, clock):
             lambda broken=broken: control.renew(holder, broken),
             lambda broken=broken: control.sign(broken, "x", "node", by="alice"),
         ):
-            with pytest.raises(InvalidCertificateRequest, match=why):
+            with refused_as("INVALID_CERTIFICATE_REQUEST", match=why):
                 refused()
     assert control.join(holder, request(), "a"), "the token was not used up"
 
@@ -166,7 +164,7 @@ def test_only_tokens_join(control, clock):
     "address", ["", "host", ":5000", "host:", "host:0", "host:99999", "a b:1", "http://h:1", "ä:1"]
 )
 def test_address_that_no_site_can_connect_to_is_refused(control, address):
-    with pytest.raises(InvalidCertificateRequest, match=r"HOST:PORT|is no host"):
+    with refused_as("INVALID_CERTIFICATE_REQUEST", match=r"HOST:PORT|is no host"):
         control.create_token("ward-7", "participant", DAY, address, by="alice")
     assert all(each.kind != "token" for each in control.entries())
 
@@ -275,7 +273,7 @@ def test_change_counts_only_when_its_line_is_on_disk(control, clock, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fails)
-        with pytest.raises(NotRecorded, match="Input/output error"):
+        with refused_as("NOT_RECORDED", match="Input/output error"):
             change(control, holder)
         control.note_refusal("a", "b")
     assert control.access is state

@@ -30,7 +30,7 @@ def rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
     return; Later where no slot is free or its data are unlike the members'; Divide where its rows
     are divided in another way; IdInUse where another process has its name.
 
-    Raises Refusal of a removed participant, ProfileMismatch, InvalidName, InvalidTags,
+    Raises Refusal of a removed participant, ProfileMismatch, INVALID_NAME, INVALID_TAGS,
     InvalidRequest.
     """
     participant_id = command.participant_id

@@ -140,7 +140,7 @@ def answer(session: Session, command: c.Command, now: float, pacing: Pacing) -> 
 
 def _removal(session: Session, participant_id: str) -> tuple[e.Event, ...]:
     """The events of an operator's removal of a participant, which may be no member; none if it was
-    removed before. Raises a Refusal after the end of the session, and InvalidName."""
+    removed before. Raises a Refusal after the end of the session, and INVALID_NAME."""
     _require_unfinished(session)
     check_name(participant_id)
     if participant_id in session.removed:

@@ -9,11 +9,11 @@ from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass, field
 from typing import Any
 
-from xain_coordinator.core.vocabulary.errors import InvalidName, InvalidTags
+from xain_coordinator.core.vocabulary.errors import Reason, Refusal
 from xain_coordinator.core.vocabulary.layered import excluding, including, including_all
 from xain_coordinator.core.vocabulary.replacing import replace
 from xain_coordinator.core.vocabulary.values import DataProfile, ParticipantState, Rules, Transfer
-from xain_foundation.names import why_not
+from xain_foundation.names import shortened, why_not
 from xain_foundation.settings.tags import why_not as why_not_tags
 
 # A process can take up more connections, but then does little else.
@@ -288,13 +288,13 @@ def reconnect_spread_s(num_connected: int, lease_s: float) -> float:
 def check_name(name: str) -> None:
     """Refuse a name that cannot be the last part of a key in every store.
 
-    Raises InvalidName.
+    Raises INVALID_NAME.
     """
     if (why := why_not(name)) is not None:
-        raise InvalidName(name, why)
+        raise Refusal(Reason.INVALID_NAME, f"name {shortened(name)!r} cannot be used: {why}")
 
 
 def check_tags(tags: Mapping[str, str]) -> None:
-    """Refuse tags that are not to be kept. Raises InvalidTags."""
+    """Refuse tags that are not to be kept. Raises INVALID_TAGS."""
     if (why := why_not_tags(tags)) is not None:
-        raise InvalidTags(why)
+        raise Refusal(Reason.INVALID_TAGS, why)

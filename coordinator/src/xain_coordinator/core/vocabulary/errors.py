@@ -24,17 +24,6 @@ class InvalidUpdate(CaughtRefusal, UnusableUpdate, reason=Reason.INVALID_UPDATE)
     """The update cannot be aggregated: wrong shape, dtype or sample count, or not finite."""
 
 
-class InvalidName(CaughtRefusal, reason=Reason.INVALID_NAME):
-    """A name that cannot be part of a key."""
-
-    def __init__(self, name: str, why: str) -> None:
-        super().__init__(f"name {shortened(name)!r} cannot be used: {why}")
-
-
-class InvalidTags(CaughtRefusal, reason=Reason.INVALID_TAGS):
-    """Tags that are too many or too long, or cannot be printed."""
-
-
 class ProfileMismatch(CaughtRefusal, reason=Reason.PROFILE_MISMATCH):
     """The participant's data does not fit the session's.
 

@@ -194,7 +194,7 @@ class ControlService(pb_grpc.ControlServicer):
         return status
 
     async def _note(self, event: str, **fields: object) -> None:
-        """Have the audit log tell what the caller has done. Raises NotRecorded."""
+        """Have the audit log tell what the caller has done. Raises NOT_RECORDED."""
         session_id = self._driver.session.session_id
         await self._guard.note(event, by=caller_said(), session=session_id, **fields)
 

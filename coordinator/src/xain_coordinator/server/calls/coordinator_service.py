@@ -27,7 +27,7 @@ from xain_coordinator.core.parts.membership import RECONNECTS_PER_S, check_name,
 from xain_coordinator.core.vocabulary import commands as c
 from xain_coordinator.core.vocabulary import errors
 from xain_coordinator.core.vocabulary import replies as r
-from xain_coordinator.core.vocabulary.errors import InvalidName, InvalidTags, ProfileMismatch
+from xain_coordinator.core.vocabulary.errors import ProfileMismatch
 from xain_coordinator.core.vocabulary.values import (
     Finding,
     ParticipantState,
@@ -227,8 +227,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                     certified_site() is not None,
                 )
             )
-        except (InvalidName, InvalidTags, ProfileMismatch) as refusal:
-            await self._note_refused(participant_id, refusal)
+        except errors.Refusal as refusal:
+            if refusal.code in ("INVALID_NAME", "INVALID_TAGS", "PROFILE_MISMATCH"):
+                await self._note_refused(participant_id, refusal)
             raise
         if isinstance(reply, r.IdInUse):
             raise self._refused_instance(participant_id, reply, context)
