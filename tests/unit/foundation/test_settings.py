@@ -67,11 +67,16 @@ def toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path("fleet.toml")
 
 
+def refusal(*given: Any, **more: Any) -> str:
+    """The lines that a load is refused with."""
+    with pytest.raises(ConfigError) as caught:
+        load(*given, **more)
+    return str(caught.value)
+
+
 def error_of(toml: Path, text: str) -> str:
     toml.write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        load(Fleet, toml)
-    return str(caught.value)
+    return refusal(Fleet, toml)
 
 
 def test_environment_prevails_over_file_and_flags_over_both(
@@ -202,18 +207,16 @@ def test_a_wrong_setting_of_the_environment_is_told_in_one_line(
 ) -> None:
     """The line names the variable, and what is meant as a variable."""
     monkeypatch.setenv(variable, text)
-    with pytest.raises(ConfigError) as caught:
-        load(Fleet, env_prefix=PREFIX)
-    assert str(caught.value).startswith(f"environment variable {variable}: {message}")
+    told = refusal(Fleet, env_prefix=PREFIX)
+    assert told.startswith(f"environment variable {variable}: {message}")
 
 
 def test_two_spellings_of_one_variable_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator could not tell which of them prevails."""
     monkeypatch.setenv("FLEET_SERVER__PORT", "1")
     monkeypatch.setenv("fleet_server__port", "2")
-    with pytest.raises(ConfigError) as caught:
-        load(Fleet, env_prefix=PREFIX)
-    assert "fleet_server__port: FLEET_SERVER__PORT is the same key" in str(caught.value)
+    told = refusal(Fleet, env_prefix=PREFIX)
+    assert "fleet_server__port: FLEET_SERVER__PORT is the same key" in told
 
 
 @pytest.mark.parametrize(
@@ -248,9 +251,7 @@ def test_variables_of_a_kubernetes_service_are_no_settings(
 )
 def test_a_wrong_flag_is_told_in_one_line(key: str, value: object, message: str) -> None:
     """The line says that the command line is wrong, not the file."""
-    with pytest.raises(ConfigError) as caught:
-        load(Fleet, overrides={key: value})
-    assert str(caught.value).startswith(f"command line: {message}")
+    assert refusal(Fleet, overrides={key: value}).startswith(f"command line: {message}")
 
 
 @pytest.mark.parametrize(
@@ -353,9 +354,7 @@ def test_keys_of_a_conflict_within_a_section_are_read_by_no_check_of_the_whole(t
                 yield WrongSetting("store.api_key", "it must be given")
 
     toml.write_text("[server]\nlimit = 1\nkeep = 3\nport = 7\npath = 'x'\n[store]\nlogn = 'x'")
-    with pytest.raises(ConfigError) as caught:
-        load(Whole, toml)
-    assert str(caught.value).splitlines() == [
+    assert refusal(Whole, toml).splitlines() == [
         "fleet.toml: unknown key store.logn; did you mean store.login?",
         "fleet.toml: server.limit is 1; it must not be set with port 7",
         "settings: store.api_key: it cannot be kept",
@@ -404,10 +403,9 @@ def test_secrets_from_anywhere_are_masked_in_force(
     assert {s.key: s.value for s in resolved.settings()}[key] == "********"
     assert SECRET not in repr(resolved.settings())
     monkeypatch.setenv("FLEET_SERVER__OPTIONS", f'{{"token": ["{SECRET}"]}}')
-    with pytest.raises(ConfigError) as caught:
-        load(Fleet, env_prefix=PREFIX)
-    assert "FLEET_SERVER__OPTIONS: server.options.token is ********" in str(caught.value)
-    assert SECRET not in str(caught.value)
+    told = refusal(Fleet, env_prefix=PREFIX)
+    assert "FLEET_SERVER__OPTIONS: server.options.token is ********" in told
+    assert SECRET not in told
 
 
 def test_a_value_in_force_tells_where_it_came_from(
@@ -447,9 +445,7 @@ def test_files_that_cannot_be_read_are_told(toml: Path, monkeypatch: pytest.Monk
          " a key in a key/value pair (at line 2, column 3)"),
     ]:  # fmt: skip
         make()
-        with pytest.raises(ConfigError) as caught:
-            load(Fleet, toml)
-        assert str(caught.value).startswith(message)
+        assert refusal(Fleet, toml).startswith(message)
 
     def refuse(*args: object, **kwargs: object) -> str:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -495,6 +491,14 @@ def test_an_ipv6_address_has_brackets_before_its_port() -> None:
     assert join_host_port("localhost", 1) == "localhost:1"
 
 
+class Listing(Section):
+    names: Texts = ()
+
+
+class Model(Section):
+    section: Listing = Listing()
+
+
 @pytest.mark.parametrize(
     ("value", "texts"),
     [
@@ -506,25 +510,11 @@ def test_an_ipv6_address_has_brackets_before_its_port() -> None:
 )
 def test_list_of_texts_may_be_one_text(value: object, texts: tuple[str, ...]) -> None:
     """The environment and flags have text only; a comma separates the items."""
-
-    class Listing(Section):
-        names: Texts = ()
-
-    class Model(Section):
-        section: Listing = Listing()
-
     assert load(Model, overrides={"section.names": value}).section.names == texts
 
 
 @pytest.mark.parametrize("value", ['["a"', [["a"]], {"a": 1}, 7, "[{}]"])
 def test_list_of_texts_is_checked(value: object) -> None:
     """The error says how a list of texts is written."""
-
-    class Listing(Section):
-        names: Texts = ()
-
-    class Model(Section):
-        section: Listing = Listing()
-
     with pytest.raises(ConfigError, match=re.escape('it must be a list of texts such as ["age"')):
         load(Model, overrides={"section.names": value})
