@@ -39,9 +39,13 @@ class World:
         return set(self.registry.roster("g"))
 
 
-def test_member_that_does_not_renew_expires() -> None:
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_member_that_does_not_renew_expires(world: World) -> None:
     """expire() says when the next member will."""
-    world = World()
     anna, _ = world.join("anna"), world.join("ben")
     world.pass_time(6)
     assert world.registry.renew("g", "anna", anna.incarnation, world.now)
@@ -56,9 +60,8 @@ def test_member_that_does_not_renew_expires() -> None:
     assert world.changes == ["g"] * 4
 
 
-def test_a_name_is_taken_until_its_lease_is_over() -> None:
+def test_a_name_is_taken_until_its_lease_is_over(world: World) -> None:
     """The refusal says for how long."""
-    world = World()
     first = world.join("anna")
     world.pass_time(3)
     with pytest.raises(NameTaken, match=r"within 7\.0 s"):
@@ -67,9 +70,8 @@ def test_a_name_is_taken_until_its_lease_is_over() -> None:
     assert world.join("anna").incarnation > first.incarnation
 
 
-def test_end_of_a_connection_frees_the_name() -> None:
+def test_end_of_a_connection_frees_the_name(world: World) -> None:
     """A moment later, long before the lease is over; for nobody if it comes back in time."""
-    world = World()
     anna = world.join("anna")
     assert world.registry.stream_begun("g", "anna", anna.incarnation, world.now, "a stream")
     with pytest.raises(NameTaken):
@@ -88,10 +90,9 @@ def test_end_of_a_connection_frees_the_name() -> None:
     assert not world.registry.renew("g", "anna", anna.incarnation, world.now)
 
 
-def test_newest_connection_counts() -> None:
+def test_newest_connection_counts(world: World) -> None:
     """The newest may begin before the end of the last is noticed, which then means nothing; and a
     member that was away is another one to its old connections."""
-    world = World()
     anna = world.join("anna")
     who = ("g", "anna", anna.incarnation)
     for connection in ("older", "newer"):
@@ -110,9 +111,8 @@ def test_newest_connection_counts() -> None:
     assert world.names == set()
 
 
-def test_ranks() -> None:
+def test_ranks(world: World) -> None:
     """The lowest that is free; that of before for who comes back, unless somebody has it."""
-    world = World()
     members = [world.join(f"w{i}") for i in range(4)]
     assert [member.rank for member in members] == [0, 1, 2, 3]
     for i in (1, 2):
@@ -123,9 +123,8 @@ def test_ranks() -> None:
     assert world.join("m", role="master").rank == 0
 
 
-def test_members_come_back_to_another_registry_with_their_identity() -> None:
+def test_members_come_back_to_another_registry_with_their_identity(world: World) -> None:
     """In any order, at once; until its first lease is over it says that it is settling."""
-    world = World()
     members = [world.join(f"w{i}") for i in range(3)]
     world.now += 100
     world.registry = world.new_registry()
@@ -138,10 +137,9 @@ def test_members_come_back_to_another_registry_with_their_identity() -> None:
     assert moved.rank == 3  # somebody had taken it
 
 
-def test_newcomers_wait_for_returning_members() -> None:
+def test_newcomers_wait_for_returning_members(world: World) -> None:
     """A registry that may not be the first one lets in who was there before at once, and others a
     moment later: so names and ranks are whose they were."""
-    world = World()
     members = [world.join(f"w{i}") for i in range(2)]
     world.now += 100
     incarnations = world.incarnations
@@ -158,9 +156,8 @@ def test_newcomers_wait_for_returning_members() -> None:
     assert world.join("fresh").rank == 2
 
 
-def test_replaced_member_cannot_come_back() -> None:
+def test_replaced_member_cannot_come_back(world: World) -> None:
     """The member's name is another process's."""
-    world = World()
     first = world.join("anna")
     world.pass_time(LEASE_S)
     world.join("anna")
@@ -169,10 +166,9 @@ def test_replaced_member_cannot_come_back() -> None:
 
 
 @pytest.mark.parametrize("others", [[], ["ben"]])
-def test_one_whose_successor_has_left_cannot_come_back(others: list[str]) -> None:
+def test_one_whose_successor_has_left_cannot_come_back(world: World, others: list[str]) -> None:
     """Peers that have heard of that one do not listen to this one any more; that the group was
     empty meanwhile changes nothing. The last one may come back."""
-    world = World()
     first = world.join("anna")
     world.pass_time(LEASE_S)
     for name in others:
@@ -185,9 +181,8 @@ def test_one_whose_successor_has_left_cannot_come_back(others: list[str]) -> Non
     assert world.join("anna", role="another", former=second) == second
 
 
-def test_the_later_of_two_processes_stays() -> None:
+def test_the_later_of_two_processes_stays(world: World) -> None:
     """Where the earlier one has come back first to a registry that knows of neither."""
-    world = World()
     first = world.join("anna")
     world.pass_time(LEASE_S)
     second = world.join("anna")
@@ -201,9 +196,8 @@ def test_the_later_of_two_processes_stays() -> None:
         world.join("anna", former=first)
 
 
-def test_bounded_number_of_former_members_is_remembered() -> None:
+def test_bounded_number_of_former_members_is_remembered(world: World) -> None:
     """The oldest are forgotten."""
-    world = World()
     world.registry.max_former = 2
     first = [world.join(f"w{i}") for i in range(3)]
     for _ in range(2):
@@ -219,9 +213,8 @@ def test_bounded_number_of_former_members_is_remembered() -> None:
             world.join(f"w{i}", former=first[i])
 
 
-def test_to_join_again_is_a_heartbeat() -> None:
+def test_to_join_again_is_a_heartbeat(world: World) -> None:
     """Others do not hear of it unless something is different."""
-    world = World()
     anna = world.join("anna")
     world.changes.clear()
     world.pass_time(LEASE_S - 1)
@@ -240,9 +233,8 @@ def arrive(
     return world.registry.arrive("g", barrier, name, num_members, call, world.now, until)
 
 
-def test_barriers_count_members_that_wait() -> None:
+def test_barriers_count_members_that_wait(world: World) -> None:
     """Members that gave up, died, or are late do not count; the barrier can be used again."""
-    world = World()
     members = {name: world.join(name) for name in ("anna", "ben", "cleo")}
     assert not arrive(world, "anna")
     assert not world.registry.give_up("g", "epoch", "anna", 1)
@@ -258,9 +250,8 @@ def test_barriers_count_members_that_wait() -> None:
     assert not arrive(world, "anna", call=3)
 
 
-def test_a_newer_call_at_a_barrier_ends_the_older() -> None:
+def test_a_newer_call_at_a_barrier_ends_the_older(world: World) -> None:
     """The end of the older, which is noticed later, leaves the newer there."""
-    world = World()
     for name in ("anna", "ben"):
         world.join(name)
     assert not arrive(world, "anna", call=1)
@@ -272,10 +263,9 @@ def test_a_newer_call_at_a_barrier_ends_the_older() -> None:
     assert arrive(world, "anna", call=2)
 
 
-def test_a_call_that_comes_again_does_not_wait_for_the_next_opening() -> None:
+def test_a_call_that_comes_again_does_not_wait_for_the_next_opening(world: World) -> None:
     """The answer was lost, also if its member was taken for dead meanwhile; but another process of
     that name and a later call wait."""
-    world = World()
     members = {name: world.join(name) for name in ("anna", "ben")}
     assert not arrive(world, "anna", call=2)
     assert arrive(world, "ben", call=2)
@@ -290,9 +280,8 @@ def test_a_call_that_comes_again_does_not_wait_for_the_next_opening() -> None:
     assert not arrive(world, "anna", call=2)
 
 
-def test_openings_are_forgotten_when_their_calls_have_their_answers() -> None:
+def test_openings_are_forgotten_when_their_calls_have_their_answers(world: World) -> None:
     """Openings for calls that still wait, and for other calls, are kept."""
-    world = World()
     for name in ("anna", "ben"):
         world.join(name)
     for call in (1, 2):
@@ -303,9 +292,8 @@ def test_openings_are_forgotten_when_their_calls_have_their_answers() -> None:
     assert arrive(world, "anna", barrier="b2", call=2)
 
 
-def test_a_call_that_comes_again_changes_nothing_while_it_waits() -> None:
+def test_a_call_that_comes_again_changes_nothing_while_it_waits(world: World) -> None:
     """The later give-up time is not written, which saves a write to a Redis."""
-    world = World()
     world.join("anna")
     assert not arrive(world, "anna")
     before = msgspec.json.encode(world.registry.state)
@@ -314,9 +302,8 @@ def test_a_call_that_comes_again_changes_nothing_while_it_waits() -> None:
     assert msgspec.json.encode(world.registry.state) == before
 
 
-def test_a_member_waits_at_a_few_barriers_at_a_time() -> None:
+def test_a_member_waits_at_a_few_barriers_at_a_time(world: World) -> None:
     """A member cannot take the room of others; there is room again when one has opened."""
-    world = World()
     for name in ("anna", "ben"):
         world.join(name)
     for i in range(MAX_BARRIERS):
@@ -328,9 +315,8 @@ def test_a_member_waits_at_a_few_barriers_at_a_time() -> None:
     assert not arrive(world, "anna", barrier="another")
 
 
-def test_the_state_of_a_registry_goes_through_json() -> None:
+def test_the_state_of_a_registry_goes_through_json(world: World) -> None:
     """A registry that reads it decides as the one that wrote it."""
-    world = World()
     anna, ben = world.join("anna"), world.join("ben")
     assert not arrive(world, "anna")
     world.registry.leave("g", "ben", ben.incarnation)
@@ -346,9 +332,8 @@ def test_the_state_of_a_registry_goes_through_json() -> None:
     assert world.registry.is_member("g", "anna", anna.incarnation)
 
 
-def test_a_stream_begun_over_a_join_again() -> None:
+def test_a_stream_begun_over_a_join_again(world: World) -> None:
     """The end of that stream is still noticed."""
-    world = World()
     anna = world.join("anna")
     world.registry.stream_begun("g", "anna", anna.incarnation, world.now, "a stream")
     world.join("anna", former=anna)

@@ -74,14 +74,6 @@ def names(column: str, **new: str) -> Callable[..., NDArray[Any]]:
     return spoil
 
 
-def column(name: str, make: Callable[[int, NDArray[Any]], Any]) -> Callable[..., NDArray[Any]]:
-    def spoil(values: Values, outcome: NDArray[Any]) -> NDArray[Any]:
-        values[name] = make(len(outcome), outcome)
-        return outcome
-
-    return spoil
-
-
 def outcomes(**new: str) -> Callable[..., NDArray[Any]]:
     def spoil(values: Values, outcome: NDArray[Any]) -> NDArray[Any]:
         return np.array([new.get(name, name) for name in outcome])
@@ -120,34 +112,14 @@ AT_ONE = [
     ("reversed_labels", "outcome", outcomes(dead="alive", alive="dead")),
 ]
 AT_ALL = [
-    ("identifier", "nr", column("nr", lambda n, y: np.arange(n) + 1)),
-    (
-        "identifier",
-        "case",
-        column("case", lambda n, y: np.random.RandomState(n).permutation(90000)[:n]),
-    ),
-    (
-        "identifier",
-        "name",
-        column("name", lambda n, y: np.array([f"p{i}" for i in range(n)], object)),
-    ),
-    ("constant", "one", column("one", lambda n, y: np.ones(n))),
-    ("leak", "score", column("score", lambda n, y: (y == "dead") + np.linspace(0, 0.5, n))),
-    (
-        "leak",
-        "death",
-        column("death", lambda n, y: np.where(y == "dead", "J12", "-").astype(object)),
-    ),
-    (
-        "follow_up",
-        "followup",
-        column("followup", lambda n, y: np.arange(n) % 97 + 60.0 * (y == "alive")),
-    ),
-    (
-        "looks_numeric",
-        "cost",
-        column("cost", lambda n, y: np.array([f"${i % 9},200" for i in range(n)], object)),
-    ),
+    ("identifier", "nr", lambda n, y: np.arange(n) + 1),
+    ("identifier", "case", lambda n, y: np.random.RandomState(n).permutation(90000)[:n]),
+    ("identifier", "name", lambda n, y: np.array([f"p{i}" for i in range(n)], object)),
+    ("constant", "one", lambda n, y: np.ones(n)),
+    ("leak", "score", lambda n, y: (y == "dead") + np.linspace(0, 0.5, n)),
+    ("leak", "death", lambda n, y: np.where(y == "dead", "J12", "-").astype(object)),
+    ("follow_up", "followup", lambda n, y: np.arange(n) % 97 + 60.0 * (y == "alive")),
+    ("looks_numeric", "cost", lambda n, y: np.array([f"${i % 9},200" for i in range(n)], object)),
 ]
 
 
@@ -176,14 +148,14 @@ def test_mistake_at_one_site_is_named_with_site_and_column(
 
 
 @pytest.mark.parametrize(
-    ("name", "where", "spoil"), AT_ALL, ids=[f"{one[0]}-{i}" for i, one in enumerate(AT_ALL)]
+    ("name", "where", "make"), AT_ALL, ids=[f"{one[0]}-{i}" for i, one in enumerate(AT_ALL)]
 )
 def test_mistake_at_all_sites_is_named_with_the_column(
-    name: str, where: str, spoil: Callable[..., NDArray[Any]]
+    name: str, where: str, make: Callable[..., NDArray[Any]]
 ) -> None:
     given = sites()
-    for site, (values, outcome) in given.items():
-        given[site] = values, spoil(values, outcome)
+    for values, outcome in given.values():
+        values[where] = make(len(outcome), outcome)
     findings = [one for one in found(given) if one.level != "note"]
     assert [(one.check, one.column) for one in findings] == [(name, where)]
     assert all(map(tells_what_to_do, findings)), findings
