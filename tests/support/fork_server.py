@@ -71,6 +71,8 @@ WORKER = "from multiprocessing.spawn import spawn_main; "
 # A process with other values of these is started anew: they are read before, or by, the imports.
 READ_BY_IMPORTS = ("PYTHON", "LC_", "LANG", "LD_", "OMP_", "GRPC_", "FORCE_COLOR", "COLUMNS")
 OF_ITS_OWN = {"PYTHONPATH"}  # which the forked process reads itself
+# Set by our programs and by an import of xain, also in the process of the tests.
+SET_BY_OURS = {"GRPC_ENABLE_FORK_SUPPORT", "GRPC_VERBOSITY"}
 PR_SET_CHILD_SUBREAPER = 36
 HIGH_FD = 200  # above the descriptors that a test passes
 MOST_BYTES = 1 << 20  # of a request
@@ -282,7 +284,7 @@ def _are_alike(*environments: Mapping[str, str]) -> bool:
         {
             name: value
             for name, value in environment.items()
-            if name.startswith(READ_BY_IMPORTS) and name not in OF_ITS_OWN
+            if name.startswith(READ_BY_IMPORTS) and name not in OF_ITS_OWN | SET_BY_OURS
         }
         for environment in environments
     ]
