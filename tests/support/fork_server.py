@@ -328,11 +328,15 @@ def _is_forked(listener: socket.socket, request: Mapping[str, Any]) -> bool:
             os._exit(0)
         if request["session"]:
             os.setsid()
-        else:
-            os.setpgid(0, request["group"])
+        elif request["group"] == 0:
+            os.setpgid(0, 0)
         os.write(told, str(os.getpid()).encode())
         os.close(parent_known)
         os.read(parent_read, 1)  # an end of file, once the caller is this process' parent
+        if not request["session"] and request["group"]:
+            # Only now: when a parent ends that is in another group, the system continues what is
+            # stopped in this one, unless a parent elsewhere in the session looks after it.
+            os.setpgid(0, request["group"])
         return True
     os.waitpid(between, 0)
     listener.send(os.read(told_read, 32))
