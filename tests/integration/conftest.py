@@ -63,10 +63,10 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
     running: list[SessionCoordinator] = []
 
     async def begin(**options: Any) -> SessionCoordinator:
-        fields = CoordinatorConfig.model_fields
-        sections = {key: options.pop(key) for key in [*options] if key in fields}
-        config = config_for(tmp_path, **sections)
-        coordinator = SessionCoordinator(config, **{"resume": True, **options})
+        others = ("resume", "new_session", "from_model", "latencies", "guard")
+        own = {key: options.pop(key) for key in others if key in options}
+        config = config_for(tmp_path, **options)
+        coordinator = SessionCoordinator(config, **{"resume": True, **own})
         running.append(coordinator)
         await coordinator.start()
         return coordinator
