@@ -14,6 +14,7 @@ from support.messaging import PATIENCE_S, until
 from xain_messaging.drivers.grpc_framing import to_chunks
 from xain_messaging.drivers.grpc_streams import _USUAL, METHOD, STREAM, GrpcDriver
 from xain_messaging.format.codec import Frames
+from xain_messaging.ports import ignore
 
 
 def is_served(address: str) -> bool:
@@ -55,7 +56,7 @@ def test_streams_that_wait_end(*, is_served, how):
         is_over.wait(PATIENCE_S)
 
     if is_served:
-        there.serve(lambda frames: None, lambda peer: None)
+        there.serve(ignore, lambda peer: None)
     with closing_all(there), grpc.insecure_channel(there.address) as channel:
         deliver = channel.stream_unary(METHOD)
         calls = [deliver.future(chunks()) for _ in range(3)]
@@ -141,7 +142,7 @@ def test_a_driver_may_be_closed_where_packets_are_handed_over():
     there, here = GrpcDriver(), GrpcDriver()
     closed = threading.Event()
 
-    def close(frames: Frames) -> None:
+    def close(frames: Frames, sender: str | None = None) -> None:
         there.close(0.0)
         closed.set()
 
@@ -160,7 +161,7 @@ PROGRAM = textwrap.dedent(
 
     here, there = GrpcDriver(), GrpcDriver()
     come = threading.Event()
-    there.serve(lambda frames: come.set(), lambda peer: None)
+    there.serve(lambda frames, sender: come.set(), lambda peer: None)
     here.connect("there", there.address)
     here.send("there", [b"x"])
     assert come.wait(30.0)

@@ -154,9 +154,9 @@ async def test_programs_without_a_coordinator_refuse_who_is_in_their_files(close
         assert await outcome_of(watch(), said.messages) == "UNAUTHENTICATED"
         assert await outcome_of(renew(), said.messages) == "UNAUTHENTICATED"
         await until(lambda: ben.run(0.0) or not ben._streams)
-        await until(lambda: mallory.run(0.0) or mallory._connections["ben"]._stream is None)
+        await until(lambda: mallory.run(0.0) or "ben" not in mallory._sending)
         mallory.send("ben", [b"two"])
-        again = mallory._connections["ben"]._stream
+        again = mallory._sending["ben"]
         await until(again.call.done)
         assert again.call.code() is grpc.StatusCode.UNAUTHENTICATED
         assert packets == ["mallory"]

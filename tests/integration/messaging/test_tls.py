@@ -77,7 +77,7 @@ def test_peers_of_one_authority_talk(issue: Issue) -> None:
         assert (bytes(event.frames[0]), event.sender) == (b"friend", "friend")
         for name in ("stranger", "naked"):
             failed = threading.Event()
-            drivers[name]._connections["there"]._channel.subscribe(partial(note_failure, failed))
+            drivers[name]._sending["there"].channel.subscribe(partial(note_failure, failed))
             assert failed.wait(PATIENCE_S), f"{name} has not been turned away"
         drivers["friend"].send("there", [b"again"])
         event = next_event(there)
@@ -91,8 +91,7 @@ def test_peers_of_one_authority_talk(issue: Issue) -> None:
 
 def ended_with(driver: GrpcDriver, peer: str) -> grpc.StatusCode:
     """The status of the stream to a peer, once the peer has ended it."""
-    stream = driver._connections[peer]._stream
-    assert stream is not None
+    stream = driver._sending[peer]
     until(stream.call.done, "the end of the stream")
     code: grpc.StatusCode = stream.call.code()
     return code
@@ -106,7 +105,7 @@ def test_peer_is_reached_by_its_own_certificate_alone(issue: Issue) -> None:
         anna.connect("ben", mallory.address)
         anna.send("ben", [b"secret"])
         failed = threading.Event()
-        anna._connections["ben"]._channel.subscribe(partial(note_failure, failed))
+        anna._sending["ben"].channel.subscribe(partial(note_failure, failed))
         assert failed.wait(PATIENCE_S)
         assert mallory.receive(0.0) is None
     finally:

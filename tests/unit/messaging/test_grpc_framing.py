@@ -3,12 +3,13 @@
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xain_messaging.drivers.grpc_framing import CHUNK_BYTES, chunks_of, packets, to_chunks
+from xain_messaging.drivers.grpc_framing import CHUNK_BYTES, packets, to_chunks
 from xain_messaging.errors import MalformedMessage
 from xain_messaging.format.codec import MAX_FRAMES, Frame
 
@@ -49,7 +50,7 @@ def prelude(*sizes: int) -> bytes:
 @settings(deadline=None)
 def test_packets_come_out_as_they_went_in(sent: list[list[Frame]]) -> None:
     """Empty ones and empty frames too."""
-    assert packets_of(list(chunks_of(iter(sent)))) == sent
+    assert packets_of(list(chain.from_iterable(map(to_chunks, sent)))) == sent
 
 
 @pytest.mark.parametrize("size", [CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES])
@@ -65,7 +66,8 @@ def test_packet_of_several_messages_holds_memory_until_it_is_handled() -> None:
     """A packet that is whole in one message reserves none, with or without arrays."""
     memory, size = Memory(), CHUNK_BYTES + 1
     sent: list[list[Frame]] = [[b"head"], [b"head", b"x" * 100], [bytes(size)], [b"next"]]
-    held = [memory.held[:] for _ in packets(chunks_of(iter(sent)), 1 << 30, memory.reserved)]
+    chunks = chain.from_iterable(map(to_chunks, sent))
+    held = [memory.held[:] for _ in packets(chunks, 1 << 30, memory.reserved)]
     assert held == [[], [], [size], []]
     assert memory.asked == [size]
 

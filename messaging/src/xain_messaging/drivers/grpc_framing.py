@@ -35,23 +35,18 @@ _ONE_FRAME_BYTES: Final = _ONE_FRAME.size
 # threads a few lines of Python take ten times as long as in a loop.
 
 
-def chunks_of(packets: Iterator[Frames]) -> Iterator[bytes]:
-    """Yield the messages of packets."""
-    for frames in packets:
-        if len(frames) == 1 and type(frames[0]) is bytes and len(frames[0]) <= CHUNK_BYTES:
-            yield _ONE_FRAME.pack(1, len(frames[0])) + frames[0]
-        else:
-            yield from to_chunks(frames)
-        del frames  # the next may be long in coming
-
-
 def to_chunks(frames: Frames) -> Iterator[bytes]:
-    """Yield the messages of one packet."""
+    """Return the messages of one packet."""
+    if len(frames) == 1 and type(frames[0]) is bytes and len(frames[0]) <= CHUNK_BYTES:
+        return iter((_ONE_FRAME.pack(1, len(frames[0])) + frames[0],))
     sizes = [frame.nbytes if isinstance(frame, memoryview) else len(frame) for frame in frames]
     prelude = struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes)
     if sum(sizes) <= CHUNK_BYTES:
-        yield b"".join((prelude, *frames))
-        return
+        return iter((b"".join((prelude, *frames)),))
+    return _cut(prelude, frames)
+
+
+def _cut(prelude: bytes, frames: Frames) -> Iterator[bytes]:
     pieces: list[Frame] = [prelude]
     room = CHUNK_BYTES
     for frame in frames:

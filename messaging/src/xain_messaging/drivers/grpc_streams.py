@@ -10,7 +10,6 @@ import math
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Set
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -26,13 +25,13 @@ from xain_foundation.net.channels import open_channel
 from xain_foundation.net.connection_limit import ConnectionLimit, max_connections
 from xain_foundation.net.grpc_calls import Cancellable
 from xain_foundation.security.callers import Caller
-from xain_foundation.security.identity import NoIdentity, Role, peer_host
+from xain_foundation.security.identity import Identity, NoIdentity, Role, peer_host
 from xain_foundation.security.tls import Certificates
 from xain_foundation.settings.fields import require_private
 from xain_foundation.waits import LONGEST_S, left_s
 from xain_membership.errors import Closed
 from xain_messaging.drivers.addresses import told_host
-from xain_messaging.drivers.grpc_framing import MAX_CHUNK_BYTES, chunks_of, packets
+from xain_messaging.drivers.grpc_framing import MAX_CHUNK_BYTES, packets, to_chunks
 from xain_messaging.errors import MalformedMessage, NotTheSender, UnknownPeer
 from xain_messaging.format.codec import MAX_MESSAGE_BYTES, Frames
 from xain_messaging.links import MAX_HEAD_BYTES
@@ -45,10 +44,6 @@ METHOD: Final = "/xain_messaging.Exchange/Deliver"
 # Seconds between two attempts to reach a peer.
 RETRY_S: Final = 0.1
 MAX_RETRY_S: Final = 2.0
-
-# Seconds for the last calls to end when the server stops. Without any, gRPC reports an error to the
-# peers, which print it.
-STOP_GRACE_S: Final = 1.0
 
 # Seconds that close() waits for the server and for the threads of streams.
 STOP_S: Final = 5.0
@@ -93,113 +88,57 @@ OPTIONS: Final = (
 )
 
 
-class _Connection:
-    """The way to one peer: a stream that begins with the first packet. A stream that has broken is
-    followed by another one, after a back-off.
+class _Stream:
+    """A stream to a peer, over a connection of its own.
 
-    on_broken: called with the time of time.monotonic() at which reopen() is due.
+    backoff: of the streams to this peer. on_end: called in a thread of gRPC.
+    version: of the certificates that it shows.
+    is_waiting: for the peer to take the first packet.
+    due_at: when the next stream may begin, once this one has ended.
     """
 
     def __init__(
         self,
         peer: str,
         address: str,
+        backoff: Backoff,
         tls: Certificates | None,
-        on_broken: Callable[[float, "_Connection"], None],
+        on_end: Callable[["_Stream"], None],
     ) -> None:
         self.peer = peer
-        self._address = address
-        self._tls = tls
-        self._version = 0
-        self._channel = self._open_channel()
-        self._num_asked = 0  # packets that gRPC has asked for on this stream
-        self._on_broken = on_broken
-        self._lock = threading.RLock()
+        self.backoff = backoff
+        self.version = 0 if tls is None else tls.look()
+        self.is_waiting = True
+        self.begun_at = time.monotonic()
+        self.due_at = math.inf
+        options: tuple[tuple[str, Any], ...] = OPTIONS
+        if tls is not None and tls.are_of_coordinator:
+            options = (*options, ("grpc.ssl_target_name_override", peer_host(peer)))
+        self.channel = open_channel(address, options, None if tls is None else tls.of_channel())
         self._packets: queue.SimpleQueue[Frames | None] = queue.SimpleQueue()
-        self._stream: Cancellable | None = None
-        self._begun_at = 0.0
-        self._backoff = Backoff(RETRY_S, MAX_RETRY_S)
-        self._is_closed = False
+        self.send = self._packets.put
+        method: Any = self.channel.stream_unary(METHOD)
+        # The stream waits until the peer is there; the channel tries to reach it.
+        self._call = Cancellable(method.future(self._chunks(), wait_for_ready=True))
+        self.call = self._call.call
+        self.call.add_done_callback(lambda _: on_end(self))
 
-    def _open_channel(self) -> grpc.Channel:
-        tls, options = self._tls, list[tuple[str, Any]](OPTIONS)
-        if tls is None:
-            return open_channel(self._address, options)
-        self._version = tls.look()
-        if tls.are_of_coordinator:
-            options.append(("grpc.ssl_target_name_override", peer_host(self.peer)))
-        return open_channel(self._address, options, tls.of_channel())
-
-    def follow_files(self) -> None:
-        """Apply changed certificates: an open stream goes on; a stream that waits for the peer is
-        ended, so that the next one shows them."""
-        if self._tls is None or self._version == self._tls.version:
-            return
-        stream = self._stream
-        # gRPC asks for the second packet when the first is on its way to the peer.
-        if stream is not None and self._num_asked < 2:
-            stream.call.cancel()
-
-    def _next(self, packets: "queue.SimpleQueue[Frames | None]") -> Frames | None:
-        self._num_asked += 1
-        return packets.get()
-
-    def send(self, frames: Frames) -> None:
-        with self._lock:
-            if self._is_closed:
-                return  # the packet is lost as on a connection that breaks; links.py keeps messages
-            self._packets.put(frames)
-            if self._stream is None:
-                self._begun_at = time.monotonic()
-                if self._tls is not None and self._version != self._tls.look():
-                    self._channel.close()
-                    self._channel = self._open_channel()
-                self._num_asked = 0
-                method: Any = self._channel.stream_unary(METHOD)
-                # The stream waits until the peer is there; the channel tries to reach it.
-                chunks = chunks_of(iter(partial(self._next, self._packets), None))
-                self._stream = Cancellable(method.future(chunks, wait_for_ready=True))
-                self._stream.call.add_done_callback(self._ended)
-
-    def _ended(self, call: Any) -> None:
-        """The stream has broken. Packets that are sent before reopen() are lost with it."""
-        self._packets.put(None)  # for gRPC's thread, which may wait for more
-        with self._lock:
-            if self._is_closed:
-                return
-            if time.monotonic() - self._begun_at >= 1:
-                self._backoff.reset()
-        level = log.debug if call.code() in _USUAL else log.warning
-        level("stream_ended", peer=self.peer, code=str(call.code()), details=call.details())
-        self._on_broken(time.monotonic() + self._backoff.next_s(), self)
-
-    def reopen(self) -> bool:
-        """Let the next packet begin another stream. Returns False if the connection is closed."""
-        with self._lock:
-            if not self._is_closed:
-                self._packets, self._stream = queue.SimpleQueue(), None
-            return not self._is_closed
-
-    def finish(self) -> None:
-        """Let the stream end when all packets have gone."""
-        self._packets.put(None)
+    def _chunks(self) -> Iterator[bytes]:
+        for frames in iter(self._packets.get, None):
+            yield from to_chunks(frames)
+            self.is_waiting = False  # gRPC asks for more when this is on its way to the peer
+            del frames  # the next may be long in coming
 
     def join(self, deadline: float) -> None:
         """Wait until the peer has all packets, or until the deadline."""
-        stream = self._stream
-        call = None if stream is None else stream.call
-        while call is not None and not call.done() and time.monotonic() < deadline:
+        while not self.call.done() and time.monotonic() < deadline:
             with suppress(grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError):
-                call.result(left_s(deadline))
+                self.call.result(left_s(deadline))
 
     def close(self) -> None:
-        with self._lock:
-            self._is_closed = True
-            stream, self._stream = self._stream, None
-        self._packets.put(None)
-        if stream is not None:
-            stream.cancel()  # without the lock, which _ended() takes
-        self._channel.close()
+        self.send(None)
+        self._call.cancel()
+        self.channel.close()
 
 
 class Room:
@@ -293,7 +232,9 @@ class GrpcDriver:
     max_message_bytes = MAX_MESSAGE_BYTES
     small_bytes = 16 << 20  # of a small packet
     max_streams = MAX_STREAMS
-    stop_grace_s = STOP_GRACE_S
+    # For the last calls to end when the server stops. Without it, gRPC reports an error to the
+    # peers, which print it.
+    stop_grace_s = 1.0
     is_polled = False  # threads of the driver read
 
     def __init__(
@@ -323,9 +264,10 @@ class GrpcDriver:
         # signal handler that wakes could wait forever.
         self._waker = threading.Lock()
         self._waker.acquire()
-        self._broken: deque[tuple[float, _Connection]] = deque()  # and when each is due
-        self._retry_at = math.inf  # the first of them
-        self._connections: dict[str, _Connection] = {}
+        self._peers: dict[str, tuple[str, Backoff]] = {}  # with their addresses
+        self._sending: dict[str, _Stream] = {}  # to the peers that have been sent to
+        self._opening = threading.RLock()  # a signal handler may close while its thread sends
+        self._broken: set[_Stream] = set()  # of those
         self._streams: dict[Any, threading.Thread] = {}  # that peers have opened
         self._senders: dict[Any, Caller] = {}  # of these streams, where there are certificates
         self._revoked: Set[str] = frozenset()  # whose streams have ended
@@ -359,8 +301,7 @@ class GrpcDriver:
         if self._tls is None:
             return None
         with suppress(NoIdentity):
-            identity = self._tls.identity
-            return None if identity.role is Role.OPERATOR else identity.name
+            return _name_of(self._tls.identity)
         return None
 
     # --- out ---
@@ -368,19 +309,40 @@ class GrpcDriver:
     def connect(self, peer: str, address: str) -> None:
         self._check_open()
         self.disconnect(peer)
-        self._connections[peer] = _Connection(peer, address, self._tls, self._note_broken)
+        self._peers[peer] = (address, Backoff(RETRY_S, MAX_RETRY_S))
 
     def disconnect(self, peer: str) -> None:
-        connection = self._connections.pop(peer, None)
-        if connection is not None:
-            connection.close()
+        with self._opening:
+            self._peers.pop(peer, None)
+            stream = self._sending.pop(peer, None)
+        if stream is not None:
+            stream.close()  # without the lock: it waits for gRPC's thread
 
     def send(self, peer: str, frames: Frames) -> None:
         self._check_open()
-        connection = self._connections.get(peer)
-        if connection is None:
-            raise UnknownPeer(f"{peer!r} is not connected")
-        connection.send(frames)
+        stream = self._sending.get(peer) or self._begun(peer)
+        stream.send(frames)
+
+    def _begun(self, peer: str) -> _Stream:
+        with self._opening:
+            self._check_open()  # another thread may have closed it meanwhile
+            if peer not in self._peers:
+                raise UnknownPeer(f"{peer!r} is not connected")
+            stream = _Stream(peer, *self._peers[peer], self._tls, self._ended)
+            self._sending[peer] = stream
+            return stream
+
+    def _ended(self, stream: _Stream) -> None:
+        """Note a broken stream. Packets that are sent before the next one begins are lost."""
+        stream.send(None)  # for gRPC's thread, which may wait for more
+        if time.monotonic() - stream.begun_at >= 1:
+            stream.backoff.reset()
+        code = stream.call.code()
+        level = log.debug if code in _USUAL else log.warning
+        level("stream_ended", peer=stream.peer, code=str(code), details=stream.call.details())
+        stream.due_at = time.monotonic() + stream.backoff.next_s()
+        self._broken.add(stream)
+        self.wake()
 
     # --- in ---
 
@@ -393,31 +355,37 @@ class GrpcDriver:
         of their own."""
         if self._is_closed:
             return
-        wait_s = min(timeout_s, self._retry_at - time.monotonic(), LONGEST_S)
+        retry_at = min((stream.due_at for stream in list(self._broken)), default=math.inf)
+        wait_s = min(timeout_s, retry_at - time.monotonic(), LONGEST_S)
         if self._tls is not None:
             wait_s = min(wait_s, FOLLOW_S)
         self._waker.acquire(timeout=max(0.0, wait_s))
-        if self._tls is not None and self._version != self._tls.look():
-            self._version = self._tls.version
-            for connection in list(self._connections.values()):
-                connection.follow_files()
-        if self._tls is not None and self._revoked is not self._tls.callers.revoked:
-            self._revoked = self._tls.callers.revoked
-            for stream, sender in list(self._senders.items()):
-                if sender.serial in self._revoked:
-                    stream.cancel()
-        now, self._retry_at = time.monotonic(), math.inf
-        for _ in range(len(self._broken)):
-            retry_at, connection = self._broken.popleft()
-            if retry_at > now:
-                self._broken.append((retry_at, connection))
-                self._retry_at = min(self._retry_at, retry_at)
-            elif connection.reopen():
-                self._on_lost(connection.peer)
+        if self._tls is not None:
+            self._follow_files(self._tls)
+        now = time.monotonic()
+        for stream in [each for each in list(self._broken) if each.due_at <= now]:
+            self._broken.discard(stream)
+            with self._opening:
+                is_last = self._sending.get(stream.peer) is stream
+                if is_last:
+                    del self._sending[stream.peer]
+            if is_last:
+                stream.close()
+                self._on_lost(stream.peer)
 
-    def _note_broken(self, retry_at: float, connection: _Connection) -> None:
-        self._broken.append((retry_at, connection))
-        self.wake()
+    def _follow_files(self, tls: Certificates) -> None:
+        """Apply changed certificates: open streams go on; a stream that waits for its peer is
+        ended, so that the next one shows them. Streams of revoked certificates end."""
+        if self._version != tls.look():
+            self._version = tls.version
+            for stream in list(self._sending.values()):
+                if stream.is_waiting and stream.version != tls.version:
+                    stream.call.cancel()
+        if self._revoked is not tls.callers.revoked:
+            self._revoked = tls.callers.revoked
+            for context, sender in list(self._senders.items()):
+                if sender.serial in self._revoked:
+                    context.cancel()
 
     def wake(self) -> None:
         with suppress(RuntimeError):  # it is released already
@@ -435,7 +403,7 @@ class GrpcDriver:
         while not self._is_served.wait(LOOK_S) and is_active():
             pass
         limit = self._limit
-        max_bytes, reserved = self.max_message_bytes + MAX_HEAD_BYTES, self._reserved
+        max_bytes = self.max_message_bytes + MAX_HEAD_BYTES
         sender: str | None = None
         callers = None if self._tls is None else self._tls.callers
         try:
@@ -443,18 +411,14 @@ class GrpcDriver:
                 caller = self._senders[context] = callers.of_call(context)
                 if caller.identity.role not in PEERS:
                     raise NoIdentity(f"{caller.identity} is no peer of a group")
-                is_operator = caller.identity.role is Role.OPERATOR
-                sender = None if is_operator else caller.identity.name
-            for frames in packets(chunks, max_bytes, partial(reserved, is_active)):
+                sender = _name_of(caller.identity)
+            for frames in packets(chunks, max_bytes, partial(self._reserved, is_active)):
                 if limit is not None:  # once, with the first packet
                     limit.keep(context.peer(), context.peer())
                     limit = None
                 if callers is not None:
                     callers.require(caller)
-                if sender is None:
-                    self._on_packet(frames)
-                else:
-                    self._on_packet(frames, sender)
+                self._on_packet(frames, sender)
                 del frames  # the next may be long in coming
         except EOFError:
             pass
@@ -480,14 +444,15 @@ class GrpcDriver:
     # --- the end ---
 
     def close(self, linger_s: float) -> None:
-        self._is_closed = True
+        with self._opening:
+            self._is_closed = True
         try:
             deadline = time.monotonic() + linger_s
-            connections = list(self._connections.values())
-            for connection in connections:
-                connection.finish()
-            for connection in connections:
-                connection.join(deadline)
+            streams = list(self._sending.values())
+            for stream in streams:
+                stream.send(None)
+            for stream in streams:
+                stream.join(deadline)
         finally:  # an interrupted wait too
             self._stop()
 
@@ -504,7 +469,7 @@ class GrpcDriver:
         # gRPC ends no call by itself before the grace is over.
         for stream in list(self._streams):
             stream.cancel()
-        for peer in list(self._connections):
+        for peer in list(self._sending):
             self.disconnect(peer)
         deadline = time.monotonic() + STOP_S
         for thread in list(self._streams.values()):
@@ -516,3 +481,8 @@ class GrpcDriver:
     def _check_open(self) -> None:
         if self._is_closed:
             raise Closed("the driver has been closed")
+
+
+def _name_of(identity: Identity) -> str | None:
+    """The only name that packets may be in; None for an operator, who may take any."""
+    return None if identity.role is Role.OPERATOR else identity.name
