@@ -76,7 +76,7 @@ SET_BY_OURS = {"GRPC_ENABLE_FORK_SUPPORT", "GRPC_VERBOSITY"}
 PR_SET_CHILD_SUBREAPER = 36
 HIGH_FD = 200  # above the descriptors that a test passes
 MOST_BYTES = 1 << 20  # of a request
-COMMAND_BYTES = 1 << 14  # of a command line, as /proc shows it
+SHOWN_BYTES = 1 << 14  # of a command line and of an environment in /proc, and more of the latter
 LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
 # Arguments of Popen with which multiprocessing would start a worker.
 HOW_WORKERS_START = {
@@ -127,8 +127,11 @@ class ForkServer:
         self._socket, its = _pair()
         with its:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(its.fileno()), *self._modules, " " * COMMAND_BYTES],
-                env={name: v for name, v in self.environment.items() if name not in OF_ITS_OWN},
+                [sys.executable, __file__, str(its.fileno()), *self._modules, " " * SHOWN_BYTES],
+                env={
+                    "ROOM": " " * SHOWN_BYTES,
+                    **{name: v for name, v in self.environment.items() if name not in OF_ITS_OWN},
+                },
                 pass_fds=[its.fileno()],
                 process_group=0,  # Ctrl-C is the tests'; the server ends when its socket does
             )
@@ -260,12 +263,14 @@ def _inherited() -> dict[str, Any]:
     }
 
 
-def _show_command(words: Sequence[str]) -> None:
-    """Have these words as the command line of this process that others see."""
+def _show(words: Sequence[str], variables: Mapping[str, str]) -> None:
+    """Have these as the command line and the environment of this process that others see."""
     fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    begin, end = map(int, fields[45:47])  # arg_start and arg_end in proc(5)
-    shown = b"".join(os.fsencode(word) + b"\0" for word in words)
-    ctypes.memmove(begin, shown[: end - begin - 1].ljust(end - begin, b"\0"), end - begin)
+    bounds = map(int, fields[45:49])  # arg_start, arg_end, env_start and env_end in proc(5)
+    for texts in (words, [f"{name}={value}" for name, value in variables.items()]):
+        begin, end = next(bounds), next(bounds)
+        shown = b"".join(os.fsencode(text) + b"\0" for text in texts)
+        ctypes.memmove(begin, shown[: end - begin - 1].ljust(end - begin, b"\0"), end - begin)
 
 
 def _inherit(request: Mapping[str, Any]) -> None:
@@ -380,10 +385,10 @@ def become(request: Mapping[str, Any], paths: list[str], starts: Starts) -> None
     paths: sys.path of a process without PYTHONPATH and script. starts: of its own processes.
     """
     _inherit(request)
-    _show_command(request["command"])
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    _show(request["command"], request["environment"])
     time.tzset()
     _open_streams()
     _forget_chance()
