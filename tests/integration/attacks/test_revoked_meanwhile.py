@@ -68,7 +68,7 @@ async def test_stream_ends_with_the_certificate(closed, mallory, said, what, how
             mallory.stub.PutWeights(half_an_upload()),
             closed.coordinator.server.slots.by_name,
         )
-        await until(lambda: "mallory" in slots and slots["mallory"].upload)
+        await until(lambda: "mallory" in slots and slots["mallory"].upload is not None)
     if how == "revoked":
         closed.access.revoke("mallory", by="the test")
     else:
