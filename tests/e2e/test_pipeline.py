@@ -63,9 +63,10 @@ class Stage(Process):
 
 
 def children(tasks: Path) -> int | None:
-    """The process that a thread of a process has started; None if there is none."""
+    """The process of a stage that a thread of a process has started; None if there is none."""
     found = " ".join((thread / "children").read_text() for thread in tasks.iterdir()).split()
-    return int(found[0]) if found else None
+    stages = [pid for pid in found if b"stage_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return int(stages[0]) if stages else None
 
 
 def wait_for_end(pid: int) -> None:
