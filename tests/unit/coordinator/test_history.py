@@ -44,6 +44,18 @@ def accepted(round_: int, participant_id: str, num_samples: int = 1) -> e.Update
     return e.UpdateAccepted(round_, update)
 
 
+def test_restarted_round_has_all_that_were_selected_and_no_slice_of_before() -> None:
+    history = fold(
+        e.RoundOpened(1, ("a", "b"), 5, 10.0),
+        accepted(1, "a"),
+        e.RoundRestarted(1, 2, ("a", "c"), 12.0, missed=("b",)),
+        accepted(1, "c"),
+    )
+    record = history.rounds[-1]
+    assert (record.selected, record.contributors) == (("a", "b", "c"), ("c",))
+    assert dict(record.missing) == {"b": "deadline passed"}
+
+
 def test_a_round_as_it_was() -> None:
     """A round's record has its selection, its contributors and its duration."""
     history = fold(
