@@ -96,12 +96,12 @@ async def begun(
 
 @pytest.mark.parametrize("bytes_per_s", [7_000, 4_000, 3_000])
 @pytest.mark.parametrize("way", ["gRPC", "weights port"])
-async def test_weights_pass_a_slow_line_once(start, join, proxy, port_proxy, way, bytes_per_s):
+async def test_weights_pass_a_slow_line_once(in_round, proxy, port_proxy, way, bytes_per_s):
     """A model comes down and an update goes up, and next to nothing travels twice. Heartbeats
     beside them are heard."""
     is_grpc = way == "gRPC"
     server = {"weights_port": "off"} if is_grpc else {}
-    coordinator = await begun(start, join, port_proxy, VECTOR, **server)
+    coordinator = await begun(in_round, port_proxy, VECTOR, **server)
     proxy.upstream = coordinator.port
     site = Site(proxy, direct=not is_grpc)
     with site.client as client:
@@ -134,10 +134,10 @@ async def heartbeats(site: Site) -> None:
         await asyncio.sleep(0.5)  # between two heartbeats
 
 
-async def test_small_update_that_comes_slowly_holds_up_no_heartbeat(start, join, proxy, port_proxy):
+async def test_small_update_that_comes_slowly_holds_up_no_heartbeat(in_round, proxy, port_proxy):
     """An update inside its call goes through the connection of transfers, so heartbeats are
     answered while it is on its way."""
-    coordinator = await begun(start, join, port_proxy, SMALL[:-100])
+    coordinator = await begun(in_round, port_proxy, SMALL[:-100])
     proxy.upstream = coordinator.port
     site = Site(proxy)
     with site.client as client:
@@ -155,14 +155,14 @@ async def test_small_update_that_comes_slowly_holds_up_no_heartbeat(start, join,
         await handing_in
 
 
-async def test_small_model_comes_inside_its_call_on_a_slow_line(start, join, proxy, port_proxy):
+async def test_small_model_comes_inside_its_call_on_a_slow_line(in_round, proxy, port_proxy):
     """The call has the time that its largest answer takes, which is more than a heartbeat has. A
     connection on which bytes come is alive, whatever waits behind them."""
 
     def hasty(target: str, silence_s: tuple[float, float]) -> grpc.Channel:
         return open_channel(target, (silence_s[0] / SCALE, silence_s[1] / SCALE))
 
-    coordinator = await begun(start, join, port_proxy, SMALL[:-100])
+    coordinator = await begun(in_round, port_proxy, SMALL[:-100])
     proxy.upstream = coordinator.port
     site = Site(proxy, call_timeout_s=0.5, channel=hasty)
     with site.client as client:
@@ -184,9 +184,9 @@ async def test_statistics_of_a_site_come_inside_its_rendezvous_on_a_slow_line(st
     assert caught.value.reason != ""  # it has arrived, and is judged
 
 
-async def test_download_that_breaks_off_is_kept_for_the_next_try(start, join, proxy, port_proxy):
+async def test_download_that_breaks_off_is_kept_for_the_next_try(in_round, proxy, port_proxy):
     """A try that fails altogether loses none of the bytes that have come."""
-    coordinator = await begun(start, join, port_proxy, VECTOR, weights_port="off")
+    coordinator = await begun(in_round, port_proxy, VECTOR, weights_port="off")
     proxy.upstream = coordinator.port
     site = Site(proxy)
     with site.client as client:

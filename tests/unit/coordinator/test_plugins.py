@@ -26,7 +26,7 @@ from xain_coordinator.extensions.options import WrongOption, options_of
 from xain_coordinator.extensions.plugins import AGGREGATORS, PluginFailed
 from xain_coordinator.process import embedding, run
 from xain_coordinator.stores.memory import MemoryStore
-from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED
+from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, CannotStart
 
 DOCS = Path(__file__).parents[3] / "docs" / "aggregation.md"
 
@@ -105,7 +105,7 @@ def test_wrong_option_of_a_store_is_a_wrong_setting(
         f"{section}.options.width": 3,
     }
     coordinator = embedding.Coordinator(chosen)
-    with pytest.raises(PluginFailed, match=rf"^{section}\.options\.width: .*no such option"):
+    with pytest.raises(CannotStart, match=rf"^{section}\.options\.width: .*no such option"):
         coordinator.start()
     assert coordinator.stop() == EXIT_BAD_CONFIG
 

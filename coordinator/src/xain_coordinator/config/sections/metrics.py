@@ -8,6 +8,7 @@ from xain_coordinator.config.fields import OptionalUrl, is_plaintext
 from xain_coordinator.config.named import known_kind
 from xain_coordinator.core.vocabulary.values import Option
 from xain_coordinator.extensions import plugins
+from xain_foundation.names import shortened
 from xain_foundation.settings.fields import Check, Conflicts, FilePath, Section, Texts, WrongSetting
 from xain_foundation.settings.hints import hint
 
@@ -35,7 +36,7 @@ class MetricsSettings(Section):
         there = plugins.known(plugins.TRACKERS, TRACKERS)
         for name in self.trackers:
             if name not in there:
-                text = f"there is no tracker {name!r}; there are: {', '.join(there)}"
+                text = f"there is no tracker {shortened(name)!r}; there are: {', '.join(there)}"
                 yield WrongSetting("trackers", text)
                 return
 
