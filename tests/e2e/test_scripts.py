@@ -144,6 +144,7 @@ sys.stderr.write("over")
 """
 
 
+@pytest.mark.real_exec  # objects of a forked process are frozen
 async def test_script_keeps_the_settings_of_its_process(script: Script, tmp_path: Path) -> None:
     """Signal handlers, exception hooks, logging and garbage collection belong to the program that
     imports the SDK."""

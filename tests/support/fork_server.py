@@ -485,6 +485,8 @@ def _end(program: Callable[[], None]) -> NoReturn:
             print(error.code, file=sys.stderr)  # noqa: T201 - as the interpreter does
     except BaseException as error:
         status, is_interrupted = 1, isinstance(error, KeyboardInterrupt)
+        # As the interpreter keeps what ends the main thread.
+        sys.last_type, sys.last_value, sys.last_traceback = sys.exc_info()
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
     for step in (threading._shutdown, atexit._run_exitfuncs):  # type: ignore[attr-defined]
         try:
