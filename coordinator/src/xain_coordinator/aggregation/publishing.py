@@ -18,6 +18,10 @@ from xain_coordinator.stores.integrity import why_damaged
 from xain_coordinator.stores.reading import chunks
 
 
+class AnotherModel(Fenced):
+    """Another object lies under the key, so that somebody else works on the session."""
+
+
 class Publication:
     """An object that is being written. No reader sees it before commit, and nothing stays of one
     that is not committed. Raises the store's errors.
@@ -45,15 +49,15 @@ class Publication:
 
     def commit(self) -> WeightsRef:
         """Publish the object. An equal object under the key counts as published: its writer died
-        before it could say so. Raises Fenced, and the store's errors."""
+        before it could say so. Raises AnotherModel, and the store's errors."""
         ref = WeightsRef(self._key, self._size, self.digest)
         try:
             self._upload.commit(overwrite=False)
         except KeyClaimed as error:
-            raise Fenced(str(error)) from None
+            raise AnotherModel(str(error)) from None
         except KeyExists:
             if why_damaged(self._store, ref):
-                raise Fenced(
+                raise AnotherModel(
                     f"another model lies under {self._key!r} than this coordinator would publish: "
                     "a second coordinator works on the same store, an old session's files are in "
                     "it, or it was damaged right after this coordinator was killed; in the last "

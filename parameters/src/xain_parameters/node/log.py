@@ -305,11 +305,11 @@ def _num_bytes(message: Message) -> int:
 
 def _replayed(path: Path) -> Recovered | None:
     frames = read_frames(path)
-    first = next(frames, None)
-    if first is None:
-        return None
-    head = msgspec.msgpack.decode(first, type=_SegmentHead)
     try:
+        first = next(frames, None)
+        if first is None:
+            return None
+        head = msgspec.msgpack.decode(first, type=_SegmentHead)
         return replayed(head.range, head.generation, map(_message, frames))
     except Damaged as error:
         raise Damaged(f"{path}: {error}") from error
@@ -343,7 +343,7 @@ def read_frames(path: Path) -> Iterator[memoryview]:
             if record is None:
                 if any(durable > at for durable in _later(file, at, size)):
                     raise Damaged(
-                        f"{path}: the record at byte {at} of {size} is damaged, and was on disk "
+                        f"the record at byte {at} of {size} is damaged, and was on disk "
                         f"before later ones. Remove {path.parent} to have the range copied from "
                         f"another server, or rolled back to the last checkpoint."
                     )

@@ -171,6 +171,8 @@ class Channel:
                 except BlockingIOError:
                     wait_readable(self._socket)
                     continue
+                except EOFError:
+                    break
                 self._require()
                 self._on_message(self, message)
                 del message  # its buffer can take the next one
@@ -179,8 +181,6 @@ class Channel:
                         self._changed.wait_for(
                             lambda: self._unsent.num_bytes <= QUEUE_BYTES or self._is_closed
                         )
-        except EOFError:
-            pass
         except Malformed as error:
             why = error
             if not self._is_closed:

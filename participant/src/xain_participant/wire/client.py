@@ -723,6 +723,8 @@ class CoordinatorClient:
                 yield stub
         except grpc.RpcError as error:
             raise refused_by(error) from None
+        except Damaged:  # a ValueError of ours
+            raise
         except ValueError:
             # gRPC raises no more than this for a call on a channel that another thread has closed.
             if not self._is_closed:
