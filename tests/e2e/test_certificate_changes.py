@@ -25,7 +25,7 @@ from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2
 
 SEED = int(os.environ.get("SEED") or 0)
-NUM_CHANGES = 40
+NUM_CHANGES = 100
 NUM_CALLS = 2  # of each kind, on new connections, between two changes
 GOOD = ("same authority", "second authority")
 BAD = ("junk", "part of a file", "another's key", "no file")

@@ -248,6 +248,6 @@ async def test_a_full_disk_ends_the_process_and_not_the_session(tiny_disk, keep,
         if not accepted:
             await member.hand_in([float(number)], number + 1)
     await members["p00"].until(pb.FINISHED, 0)
-    # Of the first models every one weighs the same.
+    # The first models all weigh the same.
     (mean,) = np.load(io.BytesIO(await members["p00"].download("1/global")))
     assert mean == np.mean(range(len(names)))

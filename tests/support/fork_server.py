@@ -512,5 +512,5 @@ def _end(program: Callable[[], None]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    # By its name: what it has forked keeps this module, but not the contents of __main__.
+    # The module by its name: forked programs keep it, but not the contents of __main__.
     importlib.import_module(Path(__file__).stem).main()

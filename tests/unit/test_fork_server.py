@@ -12,7 +12,7 @@ import pytest
 
 from support.fork_server import Starts
 
-# It tells what it is, and starts itself in the two ways that programs do.
+# A program that tells what it is, and starts itself in the two ways that programs do.
 REPORT = """
 import json, multiprocessing, os, resource, signal, subprocess, sys
 from pathlib import Path
