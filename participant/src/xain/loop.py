@@ -182,10 +182,8 @@ class Loop:
     # --- the script's thread ---
 
     def next_round(self, declared: Declared | None) -> Round | None:
-        """Wait for the next round. Returns None after the end of the session.
-
-        Raises RuntimeError if the last round was not submitted, LayoutMismatch, and SessionError.
-        """
+        """Wait for the next round. Returns None after the end of the session. Raises RuntimeError
+        if the last round was not submitted, LayoutMismatch, and SessionError."""
         self._thread_id = threading.get_ident()
         if self.open_round is not None and not self.open_round.is_done:
             wanted = "round.submit()" if self.open_round.task == "train" else "round.evaluate()"

@@ -75,10 +75,8 @@ class Declared:
         return to_vector(self.values(), self.layout, "xain.rounds()", self)
 
     def without(self, patterns: Sequence[str]) -> "Declared":
-        """The same weights, except that the tensors of these names do not travel.
-
-        Raises ValueError if a pattern matches none of the tensors, or all match.
-        """
+        """The same weights, except that the tensors of these names do not travel. Raises ValueError
+        if a pattern matches none of the tensors, or all match."""
         if not patterns:
             return self
         require_personal([spec.name for spec in self.layout], patterns)
@@ -270,10 +268,8 @@ def agreed_layout(declared: Declared | None, layout: Layout, size: int) -> Layou
 
 
 def _require_same(ours: Layout, theirs: Layout) -> None:
-    """Compare the script's tensors with those of the session, by name in any order.
-
-    Raises LayoutMismatch for the first tensor that differs.
-    """
+    """Compare the script's tensors with those of the session, by name in any order. Raises
+    LayoutMismatch for the first tensor that differs."""
     own, session = {s.name: s for s in ours}, {s.name: s for s in theirs}
     for name, spec in session.items():
         if name not in own:

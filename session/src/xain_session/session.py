@@ -217,10 +217,8 @@ class Session(Generic[W]):
 
     @property
     def result(self) -> Result[W]:
-        """The models and metrics of the session; also after the `with`.
-
-        Raises RuntimeError before the end of the loop.
-        """
+        """The models and metrics of the session; also after the `with`. Raises RuntimeError before
+        the end of the loop."""
         if self._result is None:
             if not self._is_over and not self._is_scripted:
                 self._end()

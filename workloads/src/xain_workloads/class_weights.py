@@ -71,9 +71,7 @@ def balanced(
 
 def class_weights(metadata: Mapping[str, str], num_classes: int) -> NDArray[np.float64] | None:
     """(num_classes,) weights in the order of metadata "classes"; None if all classes weigh alike.
-
-    Raises ValueError if the metadata have others. They may come from the network.
-    """
+    Raises ValueError if the metadata have others. They may come from the network."""
     if KEY not in metadata:
         return None
     form = list[Annotated[float, Meta(gt=0)]]

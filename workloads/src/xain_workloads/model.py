@@ -61,10 +61,8 @@ def size_of(layout: Layout) -> int:
 
 
 def flatten(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> Vector:
-    """Concatenate named arrays into one vector of the layout's common dtype.
-
-    Raises ValueError if an array is missing or has another shape than the layout says.
-    """
+    """Concatenate named arrays into one vector of the layout's common dtype. Raises ValueError if
+    an array is missing or has another shape than the layout says."""
     parts: list[NDArray[Any]] = [np.empty(0, dtype=_common_dtype(layout))]  # no arrays, no elements
     for spec in layout:
         if spec.name not in arrays:
@@ -77,10 +75,8 @@ def flatten(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> Vector:
 
 
 def unflatten(vector: Vector, layout: Layout) -> dict[str, NDArray[Any]]:
-    """Cut a vector into its named arrays: views where the dtype agrees, copies elsewhere.
-
-    Raises ValueError if the vector's length is not the layout's.
-    """
+    """Cut a vector into its named arrays: views where the dtype agrees, copies elsewhere. Raises
+    ValueError if the vector's length is not the layout's."""
     expected = size_of(layout)
     if vector.shape != (expected,):
         raise ValueError(f"the vector has shape {vector.shape}, the layout needs ({expected},)")

@@ -39,10 +39,8 @@ _SMALLEST_PROBABILITY = 1e-15  # so that the loss of a wrong certainty is finite
 
 
 def classes_to_learn(task: str, profile: DataProfile) -> tuple[str, ...]:
-    """The classes of a model for all data together; none for regression.
-
-    Raises DataError if there are fewer than two classes.
-    """
+    """The classes of a model for all data together; none for regression. Raises DataError if there
+    are fewer than two classes."""
     if task == "regression":
         return ()
     if len(profile.classes) < 2:

@@ -94,10 +94,8 @@ class Workload(Protocol):
         """
 
     def measure(self, model: Model, data: Dataset) -> Measured:
-        """Metrics and tallies of a model on data, by one prediction of the rows.
-
-        Raises NoData and DataError as train() does.
-        """
+        """Metrics and tallies of a model on data, by one prediction of the rows. Raises NoData and
+        DataError as train() does."""
 
     def predict(self, model: Model, features: ArrayLike) -> NDArray[Any]:
         """Predict rows. features: (n, p) numbers.
@@ -138,10 +136,8 @@ def known_workloads() -> tuple[str, ...]:
 
 
 def create(name: str, options: Mapping[str, object] | None = None) -> Workload:
-    """The workload of that name.
-
-    Raises ValueError that lists the known workloads, or that names the wrong option.
-    """
+    """The workload of that name. Raises ValueError that lists the known workloads, or that names
+    the wrong option."""
     return cast(Workload, _class_of(name).from_options(options or {}))
 
 
@@ -163,10 +159,8 @@ def _class_of(name: str) -> Any:
 
 
 def from_metadata(metadata: Mapping[str, str]) -> Workload:
-    """The workload that made a model, from the model's metadata alone.
-
-    Raises ValueError if "workload" or "options" is missing or wrong.
-    """
+    """The workload that made a model, from the model's metadata alone. Raises ValueError if
+    "workload" or "options" is missing or wrong."""
     if "workload" not in metadata:
         raise ValueError("the model's metadata do not name its workload")
     try:

@@ -25,10 +25,8 @@ _SHOWN_STEPS = 7
 
 
 def profile_of(train: Table, min_category_count: int, min_known: int) -> DataProfile:
-    """The profile that a participant with these rows sends.
-
-    Raises DataError if no coordinator takes it, whatever data the others have.
-    """
+    """The profile that a participant with these rows sends. Raises DataError if no coordinator
+    takes it, whatever data the others have."""
     profile = train.profile(min_category_count, min_known)
     check_profile(profile)
     if profile.num_samples == 0:

@@ -149,10 +149,8 @@ def _listener(host: str, port: int) -> int:
 
 
 def _wait_for_listener(host: str, port: int, timeout_s: float) -> None:
-    """Wait until rank 0 listens: torch alone waits for twice its time limit, and more.
-
-    Raises GroupBroken.
-    """
+    """Wait until rank 0 listens: torch alone waits for twice its time limit, and more. Raises
+    GroupBroken."""
     deadline = time.monotonic() + timeout_s
     while True:
         left_s = deadline - time.monotonic()

@@ -113,10 +113,8 @@ class WorkloadParticipant(Participant):
         self._profile = self._prepared = None
 
     def on_model(self, layout: Layout, metadata: Mapping[str, str]) -> None:
-        """Make the workload that the metadata name, unless it is that of the round before.
-
-        Raises ValueError if they name a workload or options that we do not know.
-        """
+        """Make the workload that the metadata name, unless it is that of the round before. Raises
+        ValueError if they name a workload or options that we do not know."""
         self._layout = layout
         self._personal.on_model(layout, metadata)
         if metadata == self._metadata:

@@ -479,9 +479,7 @@ class CoordinatorClient:
 
     def get_weights(self, ref: pb.WeightsRef) -> NDArray[Any]:
         """Download a global model: (d,), writable, and checked against the size and digest of ref.
-
-        Raises Refused, with status DATA_LOSS if what arrived is not what ref promises.
-        """
+        Raises Refused, with status DATA_LOSS if what arrived is not what ref promises."""
         download, self._unfinished = self._unfinished, None
         if download is None or download.ref.digest != ref.digest or ref.data:
             download = Download(ref, self._spare)

@@ -336,9 +336,7 @@ class DirectTransfer:
     @contextmanager
     def _connected(self, target: "_Target") -> Iterator[HTTPConnection]:
         """Connect for one exchange. A kept connection would time out during the next training.
-
-        Raises _Failed if there is none, _Broken if it ends within.
-        """
+        Raises _Failed if there is none, _Broken if it ends within."""
         if self.is_closed:
             raise _Failed("the client is closed")
         connection = self._connection(target)

@@ -71,10 +71,8 @@ class Simulated:
 
     @contextlib.contextmanager
     def running(self, target: str) -> "Iterator[Pool]":
-        """Run the participants against the coordinator at HOST:PORT, until the block ends.
-
-        Raises as started() and Workplace.run() do, and SimulationError if no worker can be started.
-        """
+        """Run the participants against the coordinator at HOST:PORT, until the block ends. Raises
+        as started() and Workplace.run() do, and SimulationError if no worker can be started."""
         with self.started() as workplace:
             yield workplace.run(target)
 

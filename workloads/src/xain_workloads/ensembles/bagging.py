@@ -335,10 +335,8 @@ class BaggingWorkload:
         return classes, num_features_of(model.metadata)
 
     def _voting(self, model: Model) -> Any:
-        """The fitted estimator of the whole ensemble; None if it has no estimators.
-
-        Raises ValueError if the estimators stay at the participants.
-        """
+        """The fitted estimator of the whole ensemble; None if it has no estimators. Raises
+        ValueError if the estimators stay at the participants."""
         classes, num_features = self._open(model)
         if not self.options.publish:
             raise ValueError(WHY_NO_MODEL)

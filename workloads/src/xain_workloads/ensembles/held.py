@@ -90,10 +90,8 @@ def split_holdings(data: bytes) -> tuple[list[Holding], bytes]:
 
 
 def check_holding(data: bytes, estimators: int) -> None:
-    """Refuse an update that does not name as many estimators as a round adds.
-
-    Raises InvalidContent.
-    """
+    """Refuse an update that does not name as many estimators as a round adds. Raises
+    InvalidContent."""
     if len(data) > MAX_UPDATE_BYTES:
         raise InvalidContent(
             f"the update has {len(data)} bytes; with publish = false it names the estimators that "

@@ -268,10 +268,8 @@ class Stack:
         return shape_of(len(self.owners), num_classes, num_features_of(metadata))
 
     def linear(self, metadata: Mapping[str, str]) -> tuple[Shape, Array] | None:
-        """The linear model and its coefficients; None before its first step.
-
-        Raises InvalidContent if it is of another ensemble.
-        """
+        """The linear model and its coefficients; None before its first step. Raises InvalidContent
+        if it is of another ensemble."""
         if not len(self.numbers):
             return None
         shape = self.due(metadata)

@@ -77,10 +77,8 @@ class Exported:
 
 
 def write(path: Path, model: Model, about: Mapping[str, Any]) -> None:
-    """Write a model. about: a JSON object with its lineage and metrics.
-
-    Raises NoModel if the format cannot hold the model, or a package is missing, and OSError.
-    """
+    """Write a model. about: a JSON object with its lineage and metrics. Raises NoModel if the
+    format cannot hold the model, or a package is missing, and OSError."""
     writer = WRITERS.get(path.suffix)
     if writer is None:
         raise NoModel(f"{path}: the file's name must end in one of: {', '.join(sorted(WRITERS))}")
@@ -135,9 +133,7 @@ def _require_described(about: Mapping[str, Any]) -> None:
 
 def pipeline_of(model: Model) -> Any:
     """The model as a fitted Pipeline of scikit-learn, with its preprocessing and its threshold.
-
-    Raises NoModel if the model is of no known workload.
-    """
+    Raises NoModel if the model is of no known workload."""
     from sklearn.pipeline import Pipeline
 
     steps = []

@@ -319,9 +319,7 @@ class SgdWorkload:
 
     def _open(self, model: Model) -> tuple[tuple[str, ...], Array, Array]:
         """(classes, coef, intercept) of a model; float64 copies, since training writes into them.
-
-        Raises ValueError if the model is none of this workload.
-        """
+        Raises ValueError if the model is none of this workload."""
         model = without_control(model)
         classes = classes_of(self.options.task, model.metadata)
         arrays = unflatten(model.vector, model.layout)

@@ -224,9 +224,7 @@ class MlpWorkload:
 
     def _open(self, model: Model) -> tuple[tuple[str, ...], Array, LayersOf]:
         """(classes, weights, layers) of a model; a float64 copy, since training writes into it.
-
-        Raises ValueError if the model is none of this workload.
-        """
+        Raises ValueError if the model is none of this workload."""
         model = without_control(model)
         classes = classes_of(self.options.task, model.metadata)
         first = model.layout[0].shape if model.layout else ()

@@ -206,10 +206,8 @@ class NeuralWorkload:
         return np.array_split(order, -(-num_rows // size)), int(drawn.integers(2**63))
 
     def targets_of(self, model: Model, data: Dataset) -> tuple[NDArray[Any], NDArray[Any], Scale]:
-        """(n,) coded targets, (n,) targets to train on, which are scaled, and their scale.
-
-        Raises NoData and DataError if the data do not fit the model.
-        """
+        """(n,) coded targets, (n,) targets to train on, which are scaled, and their scale. Raises
+        NoData and DataError if the data do not fit the model."""
         classes, width = self._opened(model)
         codes = coded_target(self.options.task, classes, data)
         require_width(width, data.features)

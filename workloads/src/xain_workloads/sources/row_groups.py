@@ -28,9 +28,7 @@ def schema_of(part: Part) -> pa.Schema:
 
 def read(part: Part, start: int, stop: int, batch_bytes: int = BATCH_BYTES) -> Iterator[pa.Table]:
     """Rows of the row groups whose middle is in bytes [start, stop), some megabytes at a time.
-
-    Raises DataError.
-    """
+    Raises DataError."""
     with _opened(part) as file:
         before_footer = max(1, part.size - file.metadata.serialized_size)
         for index in range(file.num_row_groups):

@@ -81,9 +81,7 @@ def from_arrays(
 
 def load(source: str | PathLike[str], **arguments: Any) -> Dataset:
     """Load a data set of numbers without gaps. Arguments and errors are those of load_table().
-
-    Raises DataError as well if a column is a category, or a value is missing.
-    """
+    Raises DataError as well if a column is a category, or a value is missing."""
     return load_table(source, **arguments).to_dataset()
 
 
@@ -288,7 +286,7 @@ def _id_of(cell: object) -> str:
 
 
 def _with_folded_names(dialect: Dialect) -> Dialect:
-    """The dialect with the names of columns as the reader has them."""
+    """Copy a dialect with normalised names of columns."""
     return dialect.model_copy(
         update={
             key: {folded(name): value for name, value in getattr(dialect, key).items()}
@@ -314,10 +312,8 @@ def _choose(
     group: str = "",
     missing_target: str = "",
 ) -> Table:
-    """The chosen columns of a source under their new names, and its target.
-
-    Raises DataError, DoesNotFit with all that does not.
-    """
+    """The chosen columns of a source under their new names, and its target. Raises DataError,
+    DoesNotFit with all that does not."""
     features, target = set(source.names), source.target_name
     dialect = source.dialect
     for key, names, may_be_target in (
@@ -436,7 +432,7 @@ class _Arrays:
         self._position = {name: i for i, name in enumerate(names)}
 
     def read(self, name: str, kind: ColumnType | None) -> Made:
-        """The column. kind: declared, or None."""
+        """Convert a column of the matrix to numbers, or to categories if its kind is "category"."""
         column = self._matrix[:, self._position[name]]
         if kind == "category":
             names = categories([None if cell != cell else cell for cell in column.tolist()])
@@ -449,6 +445,7 @@ class _Arrays:
 
 
 def _open_bundled(name: str, task: Task, dialect: Dialect) -> _Arrays:
+    """Open a data set of scikit-learn; class names take the place of codes. Raises DataError."""
     features, target, names, class_names = read_bundled(name)
     if task == "classification":
         if class_names is None:
@@ -460,6 +457,7 @@ def _open_bundled(name: str, task: Task, dialect: Dialect) -> _Arrays:
 
 
 def _open_npz(path: Path, dialect: Dialect) -> _Arrays:
+    """Open an archive of `features` and `target`, or `X` and `y`. Raises DataError."""
     if not zipfile.is_zipfile(path):  # numpy's own error would suggest pickle
         raise DataError(f"{path}: not an archive as numpy.savez writes it")
     with (
@@ -478,6 +476,7 @@ def _open_npz(path: Path, dialect: Dialect) -> _Arrays:
 def _open_libsvm(
     path: Path, num_features: int | None, zero_based: bool, dialect: Dialect
 ) -> _Arrays:
+    """Read a LIBSVM file as a dense matrix and labels. Raises DataError that names a line."""
     from sklearn.datasets import load_svmlight_file
 
     with reading(path, "LIBSVM file"):
@@ -565,10 +564,8 @@ class _File:
         return ()
 
     def read(self, name: str, kind: ColumnType | None) -> Made:
-        """Read a column. kind: declared, or None.
-
-        Raises DoesNotFit; without a problem of its own if find_marks() has told it.
-        """
+        """Read a column. kind: declared, or None. Raises DoesNotFit; without a problem of its own
+        if find_marks() has told it."""
         if name in self._unclear:
             raise DoesNotFit([], self.origin)
         column = self._cells.table.column(name)
@@ -588,7 +585,7 @@ class _File:
         return np.array([digests[value] for value in values], np.uint64)
 
     def read_target(self, task: Task) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """The target, and where it is missing. Raises DoesNotFit as read() does."""
+        """Convert the target: (labels or numbers, True where one is missing). Raises DoesNotFit."""
         if task == "regression" and self.target_name in self._unclear:
             raise DoesNotFit([], self.origin)
         column = self._cells.table.column(self.target_name)
@@ -625,6 +622,7 @@ def _read_folder(path: Path, dialect: Dialect) -> tuple[Cells, str]:
 
 
 def _choose_target(path: Path, columns: Sequence[str], target: str | None) -> str:
+    """The name of the target's column: the given one, or else the last. Raises DataError."""
     target = None if target is None else folded(target)
     if target is not None and target not in columns:
         raise DataError(f"{path}: no column {target!r}; there are: {', '.join(map(repr, columns))}")

@@ -255,7 +255,7 @@ def folds(target: Target, num_folds: int, *, seed: int, groups: Groups | None = 
 def grouped_parts(
     data: Dataset | Table, groups: Groups, num_parts: int, *, alpha: float | None, seed: int
 ) -> list[Rows]:
-    """Divide rows as iid() does, or as dirichlet() with an alpha, so that no group is divided."""
+    """Divide rows evenly, or in Dirichlet shares with an alpha, so that no group is divided."""
     chance = random_state(seed)
     even = np.full(num_parts, 1 / num_parts)
     part = _Grouped.of(data.target, groups, seed, "parts").parts(
@@ -265,6 +265,7 @@ def grouped_parts(
 
 
 def _drawn_shares(chance: np.random.RandomState, num_parts: int, alpha: float) -> Shares:
+    """(num_parts,) shares that sum to 1, drawn from a symmetric Dirichlet distribution."""
     draws = chance.standard_gamma(alpha, num_parts)
     if not draws.any():
         # All draws underflow when alpha is tiny. The limit is one part that takes all.
@@ -305,6 +306,7 @@ class _Grouped:
 
     @classmethod
     def of(cls, target: Target, groups: Groups, seed: int, purpose: str) -> Self:
+        """Give each group a number by hashing, and put it into the stratum of its rarest label."""
         values, codes = np.unique(groups, return_inverse=True)
         numbers = np.array([_number(value, seed, purpose) for value in values.tolist()], np.uint64)
         free = np.ones(len(values), np.bool_)

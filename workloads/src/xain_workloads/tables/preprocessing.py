@@ -312,9 +312,10 @@ class Preprocessing:
         return msgspec.json.format(self.to_json(), indent=2) + "\n"
 
     def _form(self) -> _Preprocessing:
+        """The form that to_json() encodes."""
         return _Preprocessing(
             version=1,
-            columns=tuple(map(_form_of, self.columns)),
+            columns=tuple(map(_form_of_column, self.columns)),
             target=self.target,
             location=self.location,
             clip=self.clip or None,
@@ -331,7 +332,7 @@ class Preprocessing:
         if len(text) > MAX_PREPROCESSING_BYTES:
             raise DataError(f"the preprocessing takes more than {MAX_PREPROCESSING_BYTES} bytes")
         form = read(text, _Preprocessing, "the model's preprocessing", version=1)
-        columns = tuple(map(_column_of, form.columns))
+        columns = tuple(map(_column_of_form, form.columns))
         if len({column.name for column in columns}) < len(columns):
             name = twice(columns)
             raise DataError(f"the model's preprocessing has column {name!r} twice")
@@ -490,7 +491,7 @@ def fit(profiles: Sequence[DataProfile], options: PreprocessingOptions) -> Prepr
     # In an order of their own, so that the result does not depend on the order of joining.
     texts = sorted(profile.statistics for profile in profiles)
     sites: dict[str | None, SiteScales] = defaultdict(SiteScales)
-    merged = merge(_noted(map(from_json, texts), sites), names)
+    merged = merge(_noting(map(from_json, texts), sites), names)
     columns: list[NumberColumn | CategoryColumn] = []
     for name, column in merged.columns.items():
         rows = max(merged.rows, 1)
@@ -533,10 +534,10 @@ def fit(profiles: Sequence[DataProfile], options: PreprocessingOptions) -> Prepr
     return fitted
 
 
-def _noted(
+def _noting(
     parts: Iterable[Statistics], sites: Mapping[str | None, SiteScales]
 ) -> Iterator[Statistics]:
-    """The same statistics, of which each column of numbers is noted; the target under None."""
+    """Yield the same statistics, and note columns of numbers in `sites`, the target under None."""
     for part in parts:
         for name, column in part.columns.items():
             if isinstance(column, NumberStatistics):
@@ -549,6 +550,7 @@ def _noted(
 def _values(
     table: Table, column: NumberColumn | CategoryColumn, *, fill_absent: bool
 ) -> NDArray[Any]:
+    """(n,) values of a column, or all missing if fill_absent and it is absent. Raises DataError."""
     is_number = isinstance(column, NumberColumn)
     values = table.values.get(column.name)
     if values is None:
@@ -563,7 +565,7 @@ def _values(
     return values
 
 
-def _form_of(column: NumberColumn | CategoryColumn) -> _Numbers | _Categories:
+def _form_of_column(column: NumberColumn | CategoryColumn) -> _Numbers | _Categories:
     # Keys that came later are left out where they say nothing new.
     unknown = column.unknown or None
     if isinstance(column, CategoryColumn):
@@ -578,7 +580,7 @@ def _form_of(column: NumberColumn | CategoryColumn) -> _Numbers | _Categories:
     )
 
 
-def _column_of(form: _Numbers | _Categories) -> NumberColumn | CategoryColumn:
+def _column_of_form(form: _Numbers | _Categories) -> NumberColumn | CategoryColumn:
     unknown = form.unknown or 0.0
     if isinstance(form, _Categories):
         if len(set(form.categories)) < len(form.categories):

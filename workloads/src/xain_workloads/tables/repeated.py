@@ -33,7 +33,7 @@ _SHARE_AGREEING = 0.1  # of the columns
 
 
 def repeated(values: Mapping[str, NDArray[Any]], target: NDArray[Any]) -> str:
-    """The name of the column whose values tell units with several rows; "" if none is found.
+    """The name of the column that identifies units with several rows, such as patients; "" if none.
 
     values: by column, (n,) float64 with NaN for missing, or (n,) objects: str, None for missing.
     target: (n,). Each column is compared with the first _MOST_COLUMNS and the target, on the first
@@ -83,8 +83,8 @@ def _agreement(codes: Codes) -> float:
 
 
 def _compared(codes: Codes, columns: list[Codes], agreement: list[float]) -> tuple[int, int]:
-    """Columns that agree where an id does, but not where ids are neighbours; and those that differ
-    within an id."""
+    """Count columns that agree within an id but not between neighbouring ids, and columns that
+    differ within an id."""
     order = np.argsort(codes, kind="stable")
     order = order[codes[order] >= 0]
     step = -(-len(order) // _MOST_PAIRS)

@@ -44,6 +44,7 @@ def table_of_rows(
 
 
 def _values(column: Column, cells: Sequence[Any]) -> NDArray[Any]:
+    """Convert the cells of a column to its type. Raises DataError that names column and row."""
     convert = _number if column.type == "number" else _category
     converted = []
     for at, cell in enumerate(cells):
@@ -57,6 +58,7 @@ def _values(column: Column, cells: Sequence[Any]) -> NDArray[Any]:
 
 
 def _number(cell: Any) -> float:
+    """Convert a cell to a number; a missing one is NaN. Raises TypeError or ValueError."""
     if cell is None or (isinstance(cell, str) and cell.strip() in MISSING):
         return math.nan
     if not isinstance(cell, str | int | float):
@@ -65,6 +67,7 @@ def _number(cell: Any) -> float:
 
 
 def _category(cell: Any) -> str | None:
+    """Convert a cell to a category's name; a missing one is None. Raises TypeError."""
     if cell is None or (isinstance(cell, str) and cell in MISSING):
         return None
     if not isinstance(cell, str | int | float):

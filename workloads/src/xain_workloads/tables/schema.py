@@ -83,10 +83,8 @@ def check_names(columns: Sequence[Column]) -> None:
 
 
 def match(schema: Schema, columns: Sequence[Column]) -> None:
-    """Compare the columns of a table with those of a schema, by name and in any order.
-
-    Raises DataError that names the columns, how they differ and what to do.
-    """
+    """Compare the columns of a table with those of a schema, by name and in any order. Raises
+    DataError that names the columns, how they differ and what to do."""
     known = {column.name: column for column in schema.columns}
     names = {column.name for column in columns}
     extra = [] if schema.allow_extra else [c.name for c in columns if c.name not in known]

@@ -234,6 +234,7 @@ def _codes(target: NDArray[Any], class_counts: Mapping[str, int]) -> NDArray[np.
 def _describe_numbers(
     where: str, column: NDArray[Any], max_buckets: int, min_known: int
 ) -> NumberStatistics:
+    """Count missing values, and compute moments and the means of buckets of sorted values."""
     known = np.sort(column[~np.isnan(column)])
     num_buckets = min(max_buckets, len(known) // MIN_BUCKET)
     buckets: tuple[tuple[float, int], ...] = ()
@@ -249,6 +250,7 @@ def _describe_numbers(
 
 
 def _about_numbers(column: NDArray[Any], min_known: int) -> dict[str, Any]:
+    """Number of distinct values and whether all are whole; {} below min_known values."""
     known = column[~np.isnan(column)]
     if len(known) < min_known or not len(known):
         return {}
@@ -264,6 +266,7 @@ def _shortened(value: float) -> float:
 def _describe_categories(
     column: NDArray[Any], min_count: int, min_known: int
 ) -> CategoryStatistics:
+    """Count rows by category; rows of categories below min_count rows are counted together."""
     counts = Counter(value for value in column.tolist() if value is not None)
     frequent = sorted(
         (-count, name)
@@ -362,6 +365,7 @@ def _pearson(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:
 
 
 def _moments(where: str, known: NDArray[Any], min_known: int) -> Moments:
+    """Moments of known values; empty below min_known. Raises DataError for one above MAX_VALUE."""
     if not len(known):
         return Moments()
     largest = float(np.abs(known).max())
@@ -474,6 +478,7 @@ class _Numbers:
         self._has_buckets = True
 
     def add(self, column: ColumnStatistics, rows: int) -> None:
+        """Add a site's statistics, and join buckets when there are too many. rows: of the site."""
         assert isinstance(column, NumberStatistics)
         self._rows += rows
         self._missing += column.missing

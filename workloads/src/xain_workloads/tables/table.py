@@ -84,6 +84,8 @@ class Table:
             object.__setattr__(self, "classes", self._all_classes())
 
     def _all_classes(self) -> tuple[str, ...]:
+        """Sort the declared classes, or those of the rows. Raises DataError if one is
+        undeclared."""
         present = np.unique(self.target).tolist()
         if not self.classes:
             return sort_classes(present)
@@ -168,7 +170,7 @@ class Table:
         )
 
     def arranged(self, names: Sequence[str]) -> "Table":
-        """The table with these columns, in this order; other columns are left out.
+        """Copy the table with these columns, in this order; other columns are left out.
 
         Raises DataError that names a column that the table has not.
         """
@@ -185,10 +187,8 @@ class Table:
         )
 
     def to_dataset(self) -> Dataset:
-        """The table as a matrix of numbers, in the order of its columns.
-
-        Raises DataError that names column and row if a column is a category or a value is missing.
-        """
+        """The table as a matrix of numbers, in the order of its columns. Raises DataError that
+        names column and row if a column is a category or a value is missing."""
         for column in self.columns:
             values = self.values[column.name]
             if column.type == "category":

@@ -19,6 +19,7 @@ _MAX_FEATURES = 1_000_000  # a coordinator takes no more
 
 
 def _check_condition(condition: str) -> str:
+    """Return a condition as it is. Raises ValueError if it cannot be parsed."""
     if condition.strip():
         from xain_workloads.tables.reading.where import parse
 
@@ -49,7 +50,7 @@ class TableSettings(Dialect):
     where: Condition = ""
 
     def source_conflicts(self, section: str, key: str, source: str) -> Conflicts:
-        """Check what can be checked without reading the file that `key` of the section names."""
+        """Yield settings that the source, which `key` names, cannot have; the file is not read."""
         from xain_workloads.tables.data import (
             BUNDLED,
             FOLDER_FILES,

@@ -306,10 +306,8 @@ def gradients_of(kind: BoosterKind, margins: Array, target: NDArray[Any]) -> tup
 
 
 def parse_sums(data: bytes, state: Growing) -> Array:
-    """Read the histograms that a participant sent, of the shape that the state has.
-
-    Raises InvalidContent if they are of another size, or have a number that is not possible.
-    """
+    """Read the histograms that a participant sent, of the shape that the state has. Raises
+    InvalidContent if they are of another size, or have a number that is not possible."""
     num_sums, num_nodes, num_bins = state.shape
     size = num_sums * num_nodes * num_bins * 8
     if len(data) != size:

@@ -306,10 +306,8 @@ def _scaled(tree: Tree, factor: float) -> Tree:
 
 
 def attributes_of(model: bytes) -> dict[str, str]:
-    """Text by name that a model carries beside its trees; XGBoost keeps it.
-
-    Raises ValueError if the model is not one that was written here.
-    """
+    """Text by name that a model carries beside its trees; XGBoost keeps it. Raises ValueError if
+    the model is not one that was written here."""
     end = model.find(_HEAD_END)
     if not model.startswith(_HEAD) or end < 0:
         raise ValueError("the model is not a booster that was joined here")
@@ -340,10 +338,8 @@ def with_last_iteration(
     *,
     is_new: bool,
 ) -> bytes:
-    """The model with other trees in its last boosting round, or with one more if `is_new`.
-
-    Raises ValueError if the model is not one that was written here.
-    """
+    """The model with other trees in its last boosting round, or with one more if `is_new`. Raises
+    ValueError if the model is not one that was written here."""
     num_trees = _num_trees(model, kind)
     if is_new:
         end = len(model) - len(_tail(kind, num_trees))

@@ -162,10 +162,8 @@ class Description:
 
 
 def read(described: Described, parameters: Mapping[str, Any] | None = None) -> Description:
-    """Read a description. parameters: of the estimator, where the description is a name.
-
-    Raises ValueError that says what is wrong with it.
-    """
+    """Read a description. parameters: of the estimator, where the description is a name. Raises
+    ValueError that says what is wrong with it."""
     if isinstance(described, str):
         return _read({"estimator": described, "parameters": dict(parameters or {})}, (), 0)
     if parameters:

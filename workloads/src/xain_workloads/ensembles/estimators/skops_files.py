@@ -91,9 +91,7 @@ def check(
 
 def import_skops_io() -> Any:
     """The module skops.io, without PyTorch, which would take another 2 s and 460 MB for nothing.
-
-    Raises ModuleNotFoundError.
-    """
+    Raises ModuleNotFoundError."""
     is_hidden = _IMPORTS_TORCH not in sys.modules
     if is_hidden:
         sys.modules[_IMPORTS_TORCH] = None  # type: ignore[assignment]  # makes its import fail

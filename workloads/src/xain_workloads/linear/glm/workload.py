@@ -149,10 +149,8 @@ class GlmWorkload:
         return TrainResult(found.to_vector(), data.num_samples, self.measure(model, data).metrics)
 
     def few_rows(self, model: Model, data: Dataset, min_known: int) -> list[str]:
-        """Categories that fewer than min_known rows have, whose sums tell of these rows.
-
-        Raises DataError if all sums would: of fewer rows than parameters, or than min_known.
-        """
+        """Categories that fewer than min_known rows have, whose sums tell of these rows. Raises
+        DataError if all sums would: of fewer rows than parameters, or than min_known."""
         fit, _ = self._open(model)
         needed = max(fit.point.size, min_known)
         if min_known > 1 and data.num_samples < needed:

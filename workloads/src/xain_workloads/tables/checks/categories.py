@@ -39,13 +39,14 @@ def check_categories(summary: Summary) -> Iterator[Finding]:
 
 
 def folded(name: str) -> str:
-    """A name without case, accents, blanks and punctuation at its ends."""
+    """Normalise a name: no case, no accents, no blanks or punctuation at its ends."""
     text = unicodedata.normalize("NFKD", name.casefold())
     text = "".join(one for one in text if not unicodedata.combining(one))
     return " ".join(re.sub(r"[\s_\-]+", " ", text).strip(" .,;:'\"").split())
 
 
 def _spellings(summary: Summary, column: Categories) -> Iterator[Finding]:
+    """Find names that differ from a commoner one only in case, accents, blanks or punctuation."""
     groups: dict[str, list[str]] = {}
     for name in column.sites:
         groups.setdefault(folded(name), []).append(name)
@@ -65,6 +66,7 @@ def _spellings(summary: Summary, column: Categories) -> Iterator[Finding]:
 
 
 def _spelt(summary: Summary, column: Categories, name: str, common: str) -> Iterator[Finding]:
+    """Warn each site that has a name: it is probably the common name, spelt in another way."""
     what = "class" if column.is_target else "category"
     text = f"{what} {name!r} is probably {common!r} of other sites, spelt in another way"
     fix = replaced(column.name, {name: common})
@@ -73,7 +75,7 @@ def _spelt(summary: Summary, column: Categories, name: str, common: str) -> Iter
 
 
 def _unshared(summary: Summary, column: Categories) -> Iterator[Finding]:
-    """Sites of which no category is at another site, once if no two sites share any."""
+    """Find sites of which no category is elsewhere; one finding if no two sites share any."""
     rows = column.table()
     if len(rows) < 2:
         return
@@ -113,6 +115,7 @@ def _pairs(names: Sequence[str], others: Sequence[str]) -> dict[str, str]:
 
 
 def _identifiers(summary: Summary, column: Categories) -> Iterator[Finding]:
+    """Warn of a column that has another text in nearly each row at sites of most of the rows."""
     rows = column.table()
     known = rows[:, 1] - rows[:, 2]
     each = (known >= MIN_ROWS_OF_ID) & (rows[:, 3] >= _SHARE_OF_IDS * known)
@@ -128,6 +131,7 @@ def _identifiers(summary: Summary, column: Categories) -> Iterator[Finding]:
 
 
 def _constants(summary: Summary, column: Categories) -> Iterator[Finding]:
+    """Find columns of one category: a warning if all sites have the same, else a note by site."""
     rows = column.table()
     constant = (rows[:, 3] == 1) & (rows[:, 4] == 0)
     if not constant.any():
@@ -144,6 +148,7 @@ def _constants(summary: Summary, column: Categories) -> Iterator[Finding]:
 
 
 def _numbers_with_marks(summary: Summary, column: Categories) -> Iterator[Finding]:
+    """Warn of a column whose categories are mostly numbers, many with a mark such as "<"."""
     names = list(column.sites)
     marked = [name for name in names if _MARKED.fullmatch(name.strip())]
     plain = [name for name in marked if _NUMBER.fullmatch(name.strip())]
@@ -162,6 +167,7 @@ def _numbers_with_marks(summary: Summary, column: Categories) -> Iterator[Findin
 
 
 def _odd_classes(summary: Summary) -> Iterator[Finding]:
+    """Warn of classes that look like totals, or are the one number, or text, among the others."""
     everywhere = {name for names in summary.classes for name in names}
     numbers = {name for name in everywhere if _NUMBER.fullmatch(name)}
     texts = everywhere - numbers

@@ -40,14 +40,14 @@ def check(
     levels = levels or {}
     summary = summarise(sites)
     found = []
-    for finding in (*_all(summary), *_withheld(summary, min_sites)):
+    for finding in (*_run_checks(summary), *_withheld(summary, min_sites)):
         level = levels.get(finding.check, finding.level)
         if level in LEVELS:
             found.append(replace(finding, level=level))
     return tuple(sorted(found, key=lambda one: LEVELS.index(one.level))[:MAX_FINDINGS])
 
 
-def _all(summary: Summary) -> Iterator[Finding]:
+def _run_checks(summary: Summary) -> Iterator[Finding]:
     yield from _untold(summary)
     yield from check_labels(summary)
     yield from check_numbers(summary)
@@ -57,7 +57,7 @@ def _all(summary: Summary) -> Iterator[Finding]:
 
 
 def _untold(summary: Summary) -> Iterator[Finding]:
-    """Sites that tell too little."""
+    """Find sites without statistics or with few rows; refuse if no site tells of its columns."""
     has = [name for name, known in zip(summary.names, summary.has_statistics, strict=True) if known]
     if has and not any(summary.tells):
         pairs = zip(summary.names, summary.num_rows, strict=True)
@@ -85,7 +85,7 @@ def _untold(summary: Summary) -> Iterator[Finding]:
 
 
 def _empty(summary: Summary) -> Iterator[Finding]:
-    """Columns without values, or of which nothing is told."""
+    """Find columns without a value at one site or at all, or of which no site tells anything."""
     if not any(summary.tells):
         return
     for column in summary.columns.values():
@@ -105,7 +105,7 @@ def _empty(summary: Summary) -> Iterator[Finding]:
 
 
 def _withheld(summary: Summary, min_sites: int) -> Iterator[Finding]:
-    """Columns and categories of which too few sites tell for the model to have a figure of them.
+    """Find columns and categories of which fewer than min_sites tell, so the model has no figure.
 
     Names of categories are told to the sites alone that have them.
     """

@@ -91,7 +91,7 @@ class TableOne:
 
     @classmethod
     def of(cls, sites: Iterable[tuple[str, DataProfile]]) -> Self:
-        """Read the profiles of all sites, one after the other. Raises DataError."""
+        """Compute the table from all sites' profiles, read one by one. Raises DataError."""
         kept = _Kept()
         merged = merge(kept.noting(sites))
         rows = []
@@ -109,9 +109,11 @@ class TableOne:
         return replace(table, groups=Row(kept.group, "groups", "", together, kept.groups))
 
     def for_sites(self, min_sites: int) -> Self:
-        """The part that sites may see: no figures of single sites, and of all those that min_sites
-        or more have rows of. That holds of each category and class, of all others together, and of
-        missing values: from the figures of all but one, the one could be computed."""
+        """Copy the table without figures of single sites, or of fewer sites than min_sites.
+
+        That holds of each category and class, of all others together, and of missing values: from
+        the figures of all sites but one, those of the one could be computed.
+        """
         sites = self.target.sites.keys()
 
         def shown(row: Row) -> Row:
@@ -182,7 +184,7 @@ class TableOne:
         return lines
 
     def to_text(self) -> str:
-        """The table for people as text, as far as the sites have room."""
+        """Format the table for people as aligned text of the first SHOWN_SITES sites."""
         lines = self.cells()
         widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
         text = [
@@ -230,8 +232,7 @@ class _Kept:
     cells: dict[str, dict[str, Cell]] = field(default_factory=dict)
 
     def noting(self, sites: Iterable[tuple[str, DataProfile]]) -> Iterator[Statistics]:
-        """The statistics of one site after the other; what table one shares of them is noted
-        here."""
+        """Yield the statistics of each site, and keep the figures that table one needs."""
         for name, profile in sites:
             if not profile.num_samples:
                 continue
@@ -278,13 +279,14 @@ class _Kept:
         }
 
     def telling(self, key: str, cell: Cell) -> Cell:
-        """The cell of all sites with the numbers of sites that tell of it."""
+        """Add to the cell of all sites how many sites tell of it, and of each of its categories."""
         names: Mapping[str, int] = self.names.get(key, {})
         telling = {name: names[name] for name in cell.counts if name in names}
         return replace(cell, num_sites=self.tells.get(key, 0), telling=telling)
 
 
 def _cell(column: ColumnStatistics, rows: int) -> Cell:
+    """Make the cell of a column from its statistics, of one site or of all."""
     known = rows - column.missing
     if isinstance(column, CategoryStatistics):
         told = bool(column.counts) or column.distinct is not None
@@ -293,6 +295,7 @@ def _cell(column: ColumnStatistics, rows: int) -> Cell:
 
 
 def _numbers(moments: Moments, column: NumberStatistics, known: int, missing: int) -> Cell:
+    """Make the cell of numbers: mean, standard deviation and quantiles, if they are told."""
     if not moments.count:
         return Cell(0, known, missing)
     spread = None
@@ -303,6 +306,7 @@ def _numbers(moments: Moments, column: NumberStatistics, known: int, missing: in
 
 
 def _target(statistics: Statistics, classes: Iterable[str]) -> Cell:
+    """Make the cell of the target: figures of numbers, or rows by class."""
     if statistics.target is not None:
         column = NumberStatistics(0, statistics.target, statistics.target_buckets)
         return _numbers(statistics.target, column, statistics.rows, statistics.without_target)
@@ -318,7 +322,7 @@ def _counts(counts: Mapping[str, int], known: int) -> dict[str, Any]:
 
 
 def _shown(row: Row, sites: Set[str], min_sites: int) -> Cell:
-    """sites: that tell anything; those without a column have no value of it."""
+    """Remove what fewer than min_sites tell from a row's cell of all sites. sites: all names."""
     cell, own = row.together, row.sites.values()
     if cell.num_sites < min_sites:
         return Cell(cell.num_sites)
@@ -339,6 +343,7 @@ def _shown(row: Row, sites: Set[str], min_sites: int) -> Cell:
 
 
 def _figures(cell: Cell) -> Iterator[tuple[str, Any]]:
+    """Yield the name and value of each figure of a cell, for the CSV file."""
     yield "sites", cell.num_sites
     if not cell.is_withheld:
         yield "known", cell.known
@@ -356,13 +361,13 @@ def _figures(cell: Cell) -> Iterator[tuple[str, Any]]:
 
 
 def _lines(cells: Sequence[Cell], min_sites: int) -> Iterator[tuple[str, list[str]]]:
-    """Lines of one row, each with a text for each cell."""
+    """Yield the label of each line of a row of the table for people, and a text for each cell."""
     if len(cells) == 1 and 0 < cells[0].num_sites < min_sites:
         yield "withheld", [f"{cells[0].num_sites} of {min_sites} sites"]
         return
     if any(cell.mean is not None for cell in cells):
         yield "mean (spread)", [_mean(cell) for cell in cells]
-        yield "median (quartiles)", [_quartiles(cell) for cell in cells]
+        yield "median (quartiles)", [_quartiles_text(cell) for cell in cells]
     names = dict.fromkeys(name for cell in reversed(cells) for name in cell.counts)
     for name in names:
         yield name, [_share(cell, cell.counts.get(name)) for cell in cells]
@@ -380,7 +385,7 @@ def _mean(cell: Cell) -> str:
     return _number(cell.mean) + (f" ({_number(cell.spread)})" if cell.spread is not None else "")
 
 
-def _quartiles(cell: Cell) -> str:
+def _quartiles_text(cell: Cell) -> str:
     if not cell.quantiles:
         return ""
     low, middle, high = (_number(value) for value in cell.quantiles[1:4])

@@ -33,7 +33,7 @@ class Finding:
 
 
 def told(text: str, fix: str) -> str:
-    """A finding's text, and what to type, as one sentence or two."""
+    """Join a finding's text and its fix, what to type, to one sentence or two."""
     if not fix:
         return text
     return f"{text} If so, {fix}" if text.endswith("?") else f"{text}; {fix}"

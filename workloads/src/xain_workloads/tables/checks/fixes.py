@@ -6,37 +6,37 @@ from xain_foundation.settings.hints import hint, quoted
 
 
 def dropped(column: str) -> str:
-    """Leave the column out."""
+    """The setting that leaves the column out."""
     return hint("xain-participant", f"data.drop = [{quoted(column)}]")
 
 
 def grouped(column: str) -> str:
-    """Keep rows with the same value in the column together."""
+    """The setting that keeps rows with the same value in the column together."""
     return hint("xain-participant", f'data.group = "{_inside(column)}"')
 
 
 def multiplied(column: str, factor: float) -> str:
-    """Multiply the column's numbers, or those of the target, by a factor."""
+    """The setting that multiplies the column's numbers, or those of the target, by a factor."""
     return hint("xain-participant", f"data.factors.{quoted(column)} = {factor:.6g}")
 
 
 def moved(column: str, offset: float) -> str:
-    """Add an offset to the column's numbers, or to those of the target."""
+    """The setting that adds an offset to the column's numbers, or to those of the target."""
     return hint("xain-participant", f"data.offsets.{quoted(column)} = {offset:.6g}")
 
 
 def missing_in(column: str, text: str) -> str:
-    """Take a text of the column for a missing value."""
+    """The setting that takes a text of the column for a missing value."""
     return hint("xain-participant", f"data.missing_in.{quoted(column)} = [{quoted(text)}]")
 
 
 def as_numbers(column: str) -> str:
-    """Read the column's texts as numbers, with their marks."""
+    """The setting that reads the column's texts as numbers, with their marks."""
     return hint("xain-participant", f'data.types.{quoted(column)} = "number"')
 
 
 def replaced(column: str, names: Mapping[str, str]) -> str:
-    """Write categories or classes of the column in another way."""
+    """The setting that renames categories or classes of the column."""
     if len(names) == 1:
         ((old, new),) = names.items()
         return hint(

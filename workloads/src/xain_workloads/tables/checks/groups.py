@@ -29,7 +29,7 @@ def check_groups(summary: Summary) -> Iterator[Finding]:
     of other sites without groups if some have them."""
     found: set[int] = set()
     for column in summary.columns.values():
-        sites = [at for at in _sites(column) if not summary.groups[at]]
+        sites = [at for at in _sites_with_ids(column) if not summary.groups[at]]
         if not sites:
             continue
         found.update(sites)
@@ -53,7 +53,7 @@ def check_groups(summary: Summary) -> Iterator[Finding]:
         yield Finding("warn", "groups", name, "", text, grouped("NAME"))
 
 
-def _sites(column: Numbers | Categories) -> list[int]:
+def _sites_with_ids(column: Numbers | Categories) -> list[int]:
     """Positions of the sites at which the column looks like an id with several rows each."""
     sites: NDArray[Any]
     known: NDArray[Any]
@@ -73,6 +73,7 @@ def _sites(column: Numbers | Categories) -> list[int]:
 
 
 def _is_called_unit(name: str) -> bool:
+    """Whether a column's name is like "patient_id": an id, a patient or person, or its number."""
     words = re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower()
     known = re.sub(r"[\s_.-]+", " ", words).split()
     if not known:

@@ -46,6 +46,7 @@ def check_labels(summary: Summary) -> Iterator[Finding]:
 
 
 def _many_classes(summary: Summary) -> Iterator[Finding]:
+    """Refuse a target of many different numbers with few rows each: probably a quantity."""
     if "regression" in summary.tasks:
         return
     classes = {name for names in summary.classes for name in names}
@@ -64,7 +65,7 @@ def _many_classes(summary: Summary) -> Iterator[Finding]:
 
 
 def _not_looked_for(summary: Summary) -> Iterator[Finding]:
-    """A note on the checks that are for fewer classes than the data have."""
+    """Note the checks that are left out, since there are more classes than they compare."""
     classes = len({name for names in summary.classes for name in names})
     if len(summary.names) < 2 or classes <= _MOST_SWAPPED:
         return
@@ -81,6 +82,7 @@ def _not_looked_for(summary: Summary) -> Iterator[Finding]:
 
 
 def _lone_classes(summary: Summary) -> Iterator[Finding]:
+    """Warn of a class of one site alone; note it if others have fewer than five rows of it."""
     having: dict[str, list[int]] = {}
     for at, names in enumerate(summary.classes):
         for name in names:
@@ -101,6 +103,7 @@ def _lone_classes(summary: Summary) -> Iterator[Finding]:
 
 
 def _few_events(summary: Summary) -> Iterator[Finding]:
+    """Warn of classes with fewer than _MIN_EVENTS rows at all sites together."""
     classes = {name for names in summary.classes for name in names}
     if not any(summary.labels) or len(classes) > _MANY_CLASSES:
         return
@@ -120,7 +123,7 @@ def _few_events(summary: Summary) -> Iterator[Finding]:
 
 
 def _unlike_classes(summary: Summary) -> Iterator[Finding]:
-    """Sites of which each draws an averaged model to its own classes."""
+    """Note how many sites have shares of the classes unlike the others', and the remedy to try."""
     names, counts = sorted(summary.class_counts.sites), _counts(summary)
     rows = np.array([[counts[n].get(at, 0) for n in names] for at in range(len(summary.names))])
     if rows.size == 0:
@@ -143,7 +146,7 @@ def _unlike_classes(summary: Summary) -> Iterator[Finding]:
 
 
 def _unassociated(summary: Summary) -> Iterator[Finding]:
-    """A table of so many columns and classes that no site tells how they go together."""
+    """Note that leaks are not looked for, since pairs of a column and a class are too many."""
     num_classes = max((len(labels) for labels in summary.labels), default=0) or 1
     pairs = len(summary.columns) * num_classes
     if pairs > MAX_ASSOCIATIONS and all(matrix is None for matrix in summary.associations):
@@ -156,7 +159,7 @@ def _unassociated(summary: Summary) -> Iterator[Finding]:
 
 
 def _leaks(summary: Summary) -> Iterator[Finding]:
-    """Columns that are the target in other words, at all sites or at one of many rows."""
+    """Warn of columns that alone predict the target, at all sites or at one of many rows."""
     names = list(summary.columns)
     is_number = "regression" in summary.tasks
     strengths = np.zeros((len(names),))
@@ -198,7 +201,7 @@ def _leaks(summary: Summary) -> Iterator[Finding]:
 
 
 def _reversed(summary: Summary) -> Iterator[Finding]:
-    """Sites at which columns go with the classes as they go with other classes elsewhere."""
+    """Warn of sites at which columns go with two classes as elsewhere with the other of the two."""
     width = len(summary.columns)
     classes = next((labels for labels in summary.labels if len(labels) >= 2), ())
     if not 2 <= len(classes) <= _MOST_SWAPPED:

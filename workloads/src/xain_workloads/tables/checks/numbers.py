@@ -163,7 +163,7 @@ def _distance(own: _Values, others: _Values) -> float:
 def _units(
     summary: Summary, column: Numbers, table: dict[str, Array], usual_distances: dict[int, float]
 ) -> Iterator[Finding]:
-    """Units and offsets, against the other sites."""
+    """Warn of sites whose numbers are in another unit than the other sites', or shifted."""
     told = np.flatnonzero(table["count"] > 0)
     for row, own, others in _pairs(table):
         coded = _coded(own, others)
@@ -201,7 +201,11 @@ def _explained(
     least: float,
     usual: float,
 ) -> Finding | None:
-    """least: values of the site that has fewest. usual: distance that patients may account for."""
+    """The finding that explains by a unit or an offset how far a site is from the others, or None.
+
+    coded: from _coded(). least: values of the site that has fewest. usual: distance that patients
+    may account for.
+    """
     distance, width = _distance(own, others), max(own.spread, others.spread)
     median = f"its median is {figure(float(own.quantiles[4]))}"
     match coded:
@@ -262,7 +266,7 @@ def _best_ratio(own: _Values, others: _Values) -> tuple[float, float]:
 
 
 def _coded(own: _Values, others: _Values) -> tuple[str, float] | None:
-    """A column of few whole numbers that are written in another way here, as 1 and 2 for 0 and 1.
+    """How a site writes few whole numbers in another way, as 1 and 2 for 0 and 1; or None.
 
     Returns ("ratio" or "offset", the figure).
     """
@@ -282,6 +286,7 @@ def _coded(own: _Values, others: _Values) -> tuple[str, float] | None:
 
 
 def _unit(column: Numbers, site: str, ratio: float, own: str) -> Finding:
+    """The warning that a site's values are a ratio times those of the other sites."""
     is_larger = ratio >= 1
     ratio = ratio if is_larger else 1 / ratio
     shown = f"{ratio:,g}" if ratio in UNITS else figure(ratio)
@@ -297,6 +302,7 @@ def _unit(column: Numbers, site: str, ratio: float, own: str) -> Finding:
 
 
 def _shifted(column: Numbers, site: str, shift: float, spreads: float, own: str) -> Finding:
+    """The warning that a site's values are above or below those of the others by an offset."""
     side = "above" if shift > 0 else "below"
     text = (
         f"{_values_of(column)} are about {abs(spreads):.1f} standard deviations {side} those of the"
@@ -316,7 +322,8 @@ def _lone_masses(
     told: NDArray[np.bool_],
     explained: set[str],
 ) -> Iterator[Finding]:
-    """Values such as -999, and single cells far outside."""
+    """Warn of values such as -999 that may mean missing, and of cells far outside. explained: sites
+    with a known unit or offset, whose far cells are not reported."""
     at = np.flatnonzero(told & (table["mass_rows"] > 0))
     if not len(at):
         return
@@ -372,8 +379,8 @@ def _lone_masses(
 
 
 def _identifiers(summary: Summary, column: Numbers, table: dict[str, Array]) -> Iterator[Finding]:
-    """Whole numbers that all differ, at sites of half of the rows and more, if the column is called
-    an id, if they lie close together, or if they are spread evenly over their range."""
+    """Warn of whole numbers that all differ, at sites of half of the rows and more, if the column
+    is called an id, if they lie close together, or if they are spread evenly over their range."""
     count = table["count"]
     enough = (count >= MIN_ROWS_OF_ID) & (table["whole"] == 1)
     each = enough & (table["distinct"] == count)
@@ -401,6 +408,7 @@ def _is_called_id(name: str) -> bool:
 def _constants(
     summary: Summary, column: Numbers, table: dict[str, Array], told: NDArray[np.bool_]
 ) -> Iterator[Finding]:
+    """Find columns of one value: a warning if all sites have the same, else a note by site."""
     constant = told & (table["deviation"] == 0) & (table["count"] >= 5)
     if not constant.any():
         return

@@ -150,8 +150,8 @@ def _lone_mass(
 def _code(
     values: NDArray[np.float64], sizes: NDArray[np.float64]
 ) -> tuple[float, float, float] | None:
-    """The mass at the lower end if it is exactly a negative code, and the others are not negative:
-    such a column may be so wide that the code is not far outside."""
+    """The value, rows and distance of the lowest mass if it is exactly a negative code and no other
+    value is negative; else None. Such a column may be so wide that the code is not far outside."""
     code = float(values[0])
     same = int((values == code).sum())
     if code not in CODES or code >= 0 or same + 1 >= len(values) or values[same + 1] < 0:
@@ -162,7 +162,7 @@ def _code(
 def _lone_cell(
     values: NDArray[np.float64], sizes: NDArray[np.float64], moments: Moments
 ) -> tuple[float, float, float]:
-    """The largest distance from the mean that one cell of few rows can have."""
+    """The furthest value that one of few rows can have by their variance, 1 row, a set distance."""
     count = moments.count
     reach = float(np.sqrt(moments.m2 * (count - 1) / count))
     far = moments.mean + (reach if moments.mean >= 0 else -reach)
@@ -179,6 +179,7 @@ def _distance(value: float, inner: NDArray[np.float64]) -> float:
 
 
 def _bend(values: NDArray[np.float64], sizes: NDArray[np.float64]) -> float:
+    """The largest distance of a sketch from a straight line, in widths; 1.0 if it is too short."""
     width = float(values[-1] - values[0])
     if len(values) < 4 or width <= 0:
         return 1.0
@@ -244,7 +245,7 @@ class Summary:
 
 
 def summarise(sites: Iterable[tuple[str, DataProfile]]) -> Summary:
-    """Read the profiles of all sites with rows, one after the other. Raises DataError."""
+    """Summarise the profiles of all sites with rows, read one after the other. Raises DataError."""
     summary = Summary()
     shared: dict[tuple[str, ...], tuple[str, ...]] = {}  # classes, which most sites have in common
     for name, profile in sites:

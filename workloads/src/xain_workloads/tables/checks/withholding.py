@@ -37,10 +37,8 @@ class Shared:
 
 
 def withhold(profiles: Sequence[DataProfile], min_sites: int) -> Shared:
-    """Take out of the statistics of all sites what fewer than min_sites of them tell.
-
-    Raises DataError if that is the mean of the target, without which no regression can be trained.
-    """
+    """Take out of the statistics of all sites what fewer than min_sites of them tell. Raises
+    DataError if that is the mean of the target, without which no regression can be trained."""
     sites = [profile for profile in profiles if profile.num_samples and profile.statistics]
     if min_sites < 2 or not sites:
         return Shared(profiles)
@@ -82,7 +80,7 @@ def withhold(profiles: Sequence[DataProfile], min_sites: int) -> Shared:
 
 
 def _presence(column: ColumnStatistics | None, rows: int) -> tuple[bool, bool]:
-    """Whether a site has rows that a model knows the value of, and others."""
+    """(Whether a site has rows whose value the model knows, whether it has others)."""
     if column is None:
         return False, True
     unknown = column.missing
@@ -103,6 +101,7 @@ class _Counts:
     targets: int = 0
 
     def note(self, profile: DataProfile, statistics: Statistics) -> None:
+        """Count a site for the target, and each column, category and class that it tells of."""
         for name, column in statistics.columns.items():
             if isinstance(column, CategoryStatistics):
                 self.categories.update((name, category) for category in column.counts)
@@ -128,13 +127,14 @@ class _Few:
         return bool(self.numbers or self.categories or self.classes)
 
     def without(self, statistics: Statistics) -> Statistics:
-        """The statistics of a site without their figures."""
+        """Copy a site's statistics without the figures that too few sites tell."""
         columns = {name: self._column(name, one) for name, one in statistics.columns.items()}
         counts = statistics.class_counts
         kept = {name: num for name, num in counts.items() if name not in self.classes}
         return replace(statistics, columns=columns, class_counts=kept)
 
     def _column(self, name: str, column: ColumnStatistics) -> ColumnStatistics:
+        """Remove a withheld column's moments; count withheld categories as infrequent ones."""
         if isinstance(column, NumberStatistics):
             if name not in self.numbers:
                 return column

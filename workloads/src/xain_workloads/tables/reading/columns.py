@@ -41,7 +41,7 @@ _SHARE_OF_NUMBERS, _SHARE_OF_TEXTS = 0.1, 0.5
 
 
 def known_texts(name: str, column: Any, dialect: Dialect) -> Any:
-    """An Arrow column of text without blanks around its cells, and null where one is missing."""
+    """Trim the cells of a text column (Arrow); cells that stand for a missing value become null."""
     import pyarrow as pa
     from pyarrow import compute
 
@@ -64,12 +64,11 @@ def is_text(column: Any) -> bool:
 def read_column(
     name: str, column: Any, kind: ColumnType | None, dialect: Dialect, *, infer: bool
 ) -> tuple[Made, Dialect]:
-    """The columns that a column of a file becomes, one but for parts of dates, and the dialect with
-    what the column has told.
+    """Convert a column of a file to numbers or categories; a column of dates may become several.
 
-    column: of Arrow, without encodings that save memory. kind: declared, or None. infer: tell the
-        type of a column of text by its values; else it is a category.
-    Raises DoesNotFit if a value does not fit the type.
+    Returns these, and the dialect with what the column tells. column: of Arrow, without encodings
+    that save memory. kind: declared, or None. infer: tell the type of texts by their values; else
+    they are categories. Raises DoesNotFit if a value does not fit the type.
     """
     texts = known_texts(name, column, dialect) if is_text(column) else None
     if name in dialect.dates:
@@ -79,14 +78,14 @@ def read_column(
     if texts.null_count == len(texts):
         return _empty(name, kind, len(texts)), dialect
     if kind == "category":
-        _same_codes(name, texts)
+        _refuse_equal_codes(name, texts)
         return _made(name, "category", categories(texts.to_pylist())), dialect
     if infer or kind == "number":
         found = _read_numbers(name, texts, kind, dialect)
         if found is not None:
             return found
     _refuse_dates(name, texts, dialect)
-    _same_codes(name, texts)
+    _refuse_equal_codes(name, texts)
     return _made(name, "category", categories(texts.to_pylist())), dialect
 
 
@@ -101,7 +100,7 @@ def _empty(name: str, kind: ColumnType | None, num_rows: int) -> Made:
 
 
 def categories(values: Sequence[object]) -> Values:
-    """Names of categories as those of classes, so that 3, "3" and "3.0" are one; None stays."""
+    """Convert values to category names: 3, "3" and "3.0" get one name, None stays None."""
     names = {cell: None if cell is None else class_name(cell) for cell in set(values)}
     made = np.empty(len(values), dtype=object)
     made[:] = [names[cell] for cell in values]
@@ -112,8 +111,7 @@ def categories(values: Sequence[object]) -> Values:
 
 
 def _read_typed(name: str, column: Any, kind: ColumnType | None, dialect: Dialect) -> Made:
-    """Read a column of a file that has types, such as Parquet. Raises DoesNotFit with what to
-    do."""
+    """Convert a column of a typed file, such as Parquet. Raises DoesNotFit for dates and others."""
     import pyarrow as pa
 
     if pa.types.is_temporal(column.type):
@@ -146,7 +144,7 @@ def _read_typed(name: str, column: Any, kind: ColumnType | None, dialect: Dialec
 def _numbers(
     name: str, numbers: NDArray[np.float64], kind: ColumnType | None, dialect: Dialect
 ) -> Made:
-    """The column of these numbers, without those that stand for a missing value."""
+    """Make a column of numbers, NaN for codes of missing ones. Raises DoesNotFit for e.g. -999."""
     codes = [
         code
         for text in (*dialect.missing, *dialect.missing_in.get(name, ()))
@@ -162,9 +160,7 @@ def _numbers(
 
 def _require_no_code(name: str, numbers: NDArray[np.float64], is_value: str) -> None:
     """Raise DoesNotFit if numbers such as -9 or -999 stand among others that are all 0 or more.
-
-    is_value: the setting that says that it is one.
-    """
+    is_value: words of the setting that declares them to be values."""
     suspect = np.isin(numbers, _CODES)
     if suspect.any() and not (numbers[~suspect] < 0).any():
         found, rows = np.unique(numbers[suspect], return_index=True)
@@ -190,6 +186,7 @@ def _is_bulk(num: int, num_known: int) -> bool:
 
 
 def _number_of(text: str) -> float:
+    """Convert a text to a number, NaN if it is none."""
     try:
         return float(text)
     except ValueError:
@@ -202,10 +199,8 @@ def _number_of(text: str) -> float:
 def _read_numbers(
     name: str, texts: Any, kind: ColumnType | None, dialect: Dialect
 ) -> tuple[Made, Dialect] | None:
-    """A column of numbers; None if it is rather one of categories.
-
-    Raises DoesNotFit if it is one of numbers with some texts.
-    """
+    """Convert texts to numbers, and add the mark of all cells to the dialect; None if the column is
+    rather one of categories. Raises DoesNotFit for numbers with some texts, dates or codes."""
     mark = dialect.marks.get(name, "")
     plain = marks.without_mark(texts, mark) if mark else texts
     numbers, strays = marks.numbers_in(plain, dialect)
@@ -268,7 +263,7 @@ def _read_numbers(
 
 
 def _codes(texts: Any) -> dict[str, int]:
-    """The first row of each text of digits with a leading zero, such as 007."""
+    """Map each text of digits with a leading zero, such as 007, to its first row."""
     from pyarrow import compute
 
     if not compute.any(compute.match_substring_regex(texts, _CODE.pattern)).as_py():
@@ -277,6 +272,7 @@ def _codes(texts: Any) -> dict[str, int]:
 
 
 def _leading_zeros(name: str, first: dict[str, int]) -> Problem:
+    """The problem of digits with leading zeros; its fix declares the column a category."""
     category = hint("xain-participant", f'data.types.{quoted(name)} = "category"')
     number = hint("xain-participant", f'data.types.{quoted(name)} = "number"')
     text = (
@@ -286,7 +282,7 @@ def _leading_zeros(name: str, first: dict[str, int]) -> Problem:
     return Problem(text, (category,))
 
 
-def _same_codes(name: str, texts: Any) -> None:
+def _refuse_equal_codes(name: str, texts: Any) -> None:
     """Raise DoesNotFit if two texts such as 250 and 250.0 would be one category."""
     from pyarrow import compute
 
@@ -312,7 +308,7 @@ def _array(values: Sequence[str | None]) -> Any:
 
 
 def _first(values: Sequence[object]) -> dict[str, int]:
-    """The first row of each value."""
+    """Map each value, as text, to its first row; None is left out."""
     first: dict[str, int] = {}
     for row, value in enumerate(values):
         if value is not None:
@@ -334,6 +330,7 @@ def _limit(text: str, dialect: Dialect) -> float:
 
 
 def _below_limit(name: str, first: dict[str, int]) -> Problem:
+    """The problem of values below a limit of detection; its fix takes half of the limit."""
     half = hint("xain-participant", 'data.below_limit = "half"')
     missing = hint("xain-participant", 'data.below_limit = "missing"')
     plural = "are values" if len(first) > 1 else "is a value"
@@ -345,6 +342,7 @@ def _below_limit(name: str, first: dict[str, int]) -> Problem:
 
 
 def _marked(name: str, first: dict[str, int], found: set[str]) -> Problem:
+    """The problem of numbers with a mark, such as "kg", beside others without it or with others."""
     category = hint("xain-participant", f'data.types.{quoted(name)} = "category"')
     if len(found) > 1:
         texts = ", ".join(map(repr, sorted(found)))
@@ -404,7 +402,7 @@ def _refuse_dates(name: str, texts: Any, dialect: Dialect) -> None:
 def _other_marks(
     name: str, texts: Any, first: dict[str, int], kind: ColumnType | None, dialect: Dialect
 ) -> Problem | None:
-    """The problem of a column that is one of numbers with other marks than the file's."""
+    """The problem of numbers with other marks than the file's; None if no other marks fit all."""
     decimal = dialect.decimal or "."
     category = hint("xain-participant", f'data.types.{quoted(name)} = "category"')
     start = f"{cells(name, first)} {_no_number(first)} where the decimal mark is {decimal!r}"
@@ -441,7 +439,7 @@ def _other_decimal(decimal: str) -> str:
 def _strays(
     name: str, first: dict[str, int], num_known: int, num_strays: int, kind: ColumnType | None
 ) -> Problem:
-    """The problem of a column of numbers that has some texts."""
+    """The problem of a column of numbers that has some texts, with the ways to correct it."""
     texts = sorted(first, key=lambda text: first[text])[:_MAX_LISTED]
     listed = ", ".join(map(quoted, texts))
     if all(text in _LIKELY_MISSING for text in first):
@@ -477,7 +475,7 @@ def _strays(
 
 
 def _read_dates(name: str, column: Any, is_text: bool, dialect: Dialect) -> tuple[Made, Dialect]:
-    """The columns of a column of dates that the site has declared."""
+    """Convert declared dates to columns of numbers. Returns them and the dialect, unchanged."""
     use = dialect.dates[name]
     if is_text:
         texts = column.to_pylist()
@@ -512,7 +510,9 @@ def _read_dates(name: str, column: Any, is_text: bool, dialect: Dialect) -> tupl
 def read_target(
     name: str, column: Any, task: Task, dialect: Dialect, *, infer: bool
 ) -> tuple[Values, NDArray[np.bool_]]:
-    """(labels or numbers of the target, (n,); where they are missing). Raises DoesNotFit."""
+    """Convert the target: (class labels or numbers, (n,); True where one is missing). Raises
+    DoesNotFit if a label is neither a text nor a number, or numbers look like codes of missing
+    values."""
     nothing = hint("xain-participant", f"data.missing_in.{quoted(name)} = []")
     if task == "regression":
         made, _ = read_column(name, column, "number", dialect, infer=infer)
@@ -556,7 +556,8 @@ def without_outcome(name: str, gaps: NDArray[np.bool_]) -> Problem:
 
 
 def too_many_classes(name: str, target: Target) -> Problem | None:
-    """The problem of a target that is rather a number, or a name of each row, than a class."""
+    """The problem of a target that is rather a number or a name of each row than a class, or
+    None"""
     labels = np.unique(target).tolist()
     are_numbers = not any(isnan(_number_of(label)) for label in labels)
     share = _SHARE_OF_NUMBERS if are_numbers else _SHARE_OF_TEXTS

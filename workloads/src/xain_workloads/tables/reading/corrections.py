@@ -16,10 +16,8 @@ KEYS = ("factors", "offsets", "replace")  # in the order in which they are made
 
 
 def corrected(table: Table, dialect: Dialect) -> Table:
-    """The table with the factors, offsets and replaced names of a dialect, in this order.
-
-    Raises DataError that names a key whose column is not there or is of another type.
-    """
+    """Apply a dialect's factors, offsets and replaced names, in this order, to a copy of a table.
+    Raises DataError that names a key whose column is not there or is of another type."""
     values, classes = dict(table.values), table.classes
     for key in KEYS:
         for name, change in getattr(dialect, key).items():
@@ -41,7 +39,7 @@ def corrected(table: Table, dialect: Dialect) -> Table:
 
 
 def corrected_target(target: NDArray[Any], name: str, dialect: Dialect) -> NDArray[Any]:
-    """Class names or numbers of a target, (n,), with its corrections."""
+    """Apply the corrections of a dialect to the class names or numbers, (n,), of a target."""
     for key in KEYS:
         if name in getattr(dialect, key):
             target = _changed(target, key, getattr(dialect, key)[name])
@@ -49,6 +47,7 @@ def corrected_target(target: NDArray[Any], name: str, dialect: Dialect) -> NDArr
 
 
 def _changed(array: NDArray[Any], key: str, change: Any) -> NDArray[Any]:
+    """Multiply numbers ("factors"), add to them ("offsets") or rename categories ("replace")."""
     if key != "replace":
         return np.asarray(array * change if key == "factors" else array + change)
     names = {class_name(old): class_name(new) for old, new in change.items()}

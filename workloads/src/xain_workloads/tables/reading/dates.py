@@ -75,7 +75,7 @@ def order_of(texts: Iterable[str]) -> Order:
 
 
 def has_open_order(texts: Iterable[str]) -> bool:
-    """Whether a text is a date such as 03/02/2021."""
+    """Whether a text is a date such as 03/02/2021, in which the day or the month may be first."""
     return any(
         found is not None and "first" in found.groupdict() and len(found["year"]) == 4
         for found in map(_match, texts)
@@ -135,7 +135,7 @@ def are_compact(numbers: NDArray[np.float64]) -> bool:
 
 
 def moments_of(texts: Iterable[str | None], order: Order) -> tuple[Moments, dict[str, int]]:
-    """(the moments, NaT for a missing one; the first row of each text that is none)."""
+    """Parse dates: (moments, NaT for none; first row of each text that is no date)."""
     known: dict[str, datetime | None] = {}
     moments: list[datetime | None] = []
     strays: dict[str, int] = {}
@@ -157,7 +157,7 @@ def names_of(name: str, use: str | None) -> tuple[str, ...]:
 
 
 def numbers_of(moments: Moments, use: str) -> list[NDArray[np.float64]]:
-    """The moments as numbers, a column for each of names_of(). use: as of Dialect.dates."""
+    """Convert moments to a column of numbers for each of names_of(). use: as in Dialect.dates."""
     day = moments.astype("datetime64[D]")
     parts: list[NDArray[Any]]
     if use == "parts":

@@ -24,6 +24,7 @@ _DATES_RULE = '"days since YYYY-MM-DD", "age at YYYY-MM-DD", "parts" or "hours"'
 
 
 def _check_dates(use: str) -> str:
+    """Return a use of dates as it is. Raises ValueError if its form or its date is wrong."""
     found = _DATES.fullmatch(use)
     if found is None:
         raise ValueError("no use of dates")
@@ -96,7 +97,7 @@ class Dialect(Section):
 
     @classmethod
     def of(cls, settings: "Dialect") -> "Dialect":
-        """The dialect alone of a section of settings that has further keys."""
+        """Copy the keys of a dialect out of a section of settings that has further keys."""
         return Dialect.model_construct(
             **{name: getattr(settings, name) for name in Dialect.model_fields}
         )

@@ -46,7 +46,7 @@ class DoesNotFit(DataError):
 
 
 def cells(name: str, values: Mapping[str, int]) -> str:
-    """The first values of a column with their rows, from 0, as a sentence begins with them."""
+    """Begin a sentence: a column, the rows of its first values, and these. values: their rows."""
     first = sorted(values.items(), key=lambda one: one[1])[:SHOWN_VALUES]
     rows = ", ".join(str(row + 1) for _, row in first)
     texts = ", ".join(f"{value[:40]!r}" for value, _ in first)

@@ -50,10 +50,8 @@ class Cells(NamedTuple):
 
 
 def read_cells(path: Path, dialect: Dialect) -> Cells:
-    """All columns of a file under their folded names, without a row of totals.
-
-    Raises DataError if the file cannot be read.
-    """
+    """Read a file of any kind: its columns under normalised names, without a row of totals. Raises
+    DataError if the file cannot be read."""
     suffix = path.suffix.lower()
     try:
         if suffix in texts.SUFFIXES:
@@ -88,6 +86,7 @@ def _read_parquet(path: Path) -> Any:
 
 
 def _read_excel(path: Path, dialect: Dialect) -> tuple[Any, Dialect]:
+    """Read a sheet: (Arrow table, dialect with the sheet's name and number of title lines)."""
     import pyarrow as pa
     import python_calamine
 
@@ -106,7 +105,7 @@ def _read_excel(path: Path, dialect: Dialect) -> tuple[Any, Dialect]:
 
 
 def _of_one_type(values: Sequence[Any]) -> Any:
-    """Cells of Excel as an Arrow column, one of text if they are of several types."""
+    """Convert cells of Excel to an Arrow column, one of text if they are of several types."""
     import pyarrow as pa
 
     known = [None if cell == "" else cell for cell in values]
@@ -122,7 +121,7 @@ def _of_one_type(values: Sequence[Any]) -> Any:
 
 
 def _read_statistics_program(path: Path, function: str) -> Any:
-    """The table of a file of SAS, SPSS or Stata. Numbers that all have a label are categories."""
+    """Read a file of SAS, SPSS or Stata; labels replace numbers if all of a column have one."""
     import pyarrow as pa
     import pyreadstat
 
@@ -139,10 +138,9 @@ def _read_statistics_program(path: Path, function: str) -> Any:
 def _tidy(
     path: Path, table: Any, dialect: Dialect, *, has_layout: bool
 ) -> tuple[Any, list[Problem]]:
-    """(A table of plain columns with folded names, the problems of its last rows).
+    """Normalise names and decode columns: (the table, problems of last rows of totals).
 
-    has_layout: cells may be there for their looks, such as rows and columns without any value, and
-        totals.
+    has_layout: blank rows and columns at the end are cut off, and totals are looked for.
     """
     import pyarrow as pa
 
@@ -174,8 +172,7 @@ def _tidy(
 
 
 def _plain(column: Any) -> Any:
-    """A column without the encodings that save memory: dictionaries, runs and views of text; its
-    times in microseconds."""
+    """Decode a column of dictionaries, runs or views of text; convert its times to microseconds."""
     import pyarrow as pa
     from pyarrow import compute
 
@@ -198,7 +195,7 @@ def _is_blank(column: Any) -> bool:
 
 
 def _without_blank_rows(table: Any) -> Any:
-    """The table without the blank rows at its end, which spreadsheets leave there."""
+    """Cut off the blank rows at the end of a table, which spreadsheets leave there."""
     kept = table.num_rows
     while kept and all(_is_blank(column.slice(kept - 1, 1)) for column in table.columns):
         kept -= 1

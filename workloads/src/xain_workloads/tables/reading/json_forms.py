@@ -38,10 +38,8 @@ def read(
     error: type[ValueError] = DataError,
     version: int | None = None,
 ) -> Form:
-    """Read JSON text. what: how messages call it. version: which it must have; None for any text.
-
-    Raises an error that names the field.
-    """
+    """Decode JSON text to a form. what: its name in messages. version: needed, or None for any.
+    Raises `error`, DataError by default, that names the field."""
     try:
         if version is not None:
             found = msgspec.json.decode(text, type=_Versioned).version
@@ -53,10 +51,8 @@ def read(
 
 
 def written(form: object) -> str:
-    """JSON text; equal forms have equal texts. Scalars of numpy count as those of Python.
-
-    Raises ValueError if a number is not finite, which msgspec itself would write as null.
-    """
+    """Encode a form as JSON text; equal forms have equal texts. Scalars of numpy count as Python's.
+    Raises ValueError if a number is not finite, which msgspec itself would write as null."""
     plain = msgspec.to_builtins(form, enc_hook=np.generic.item)
     return json.dumps(plain, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 

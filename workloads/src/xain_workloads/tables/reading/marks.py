@@ -45,7 +45,7 @@ def mark_of(text: str) -> str:
 
 
 def without_mark(texts: Any, mark: str) -> Any:
-    """An Arrow column of text without the mark before or behind its numbers."""
+    """Remove a mark before or behind the numbers of an Arrow column of text."""
     from pyarrow import compute
 
     literal = re.escape(mark)
@@ -54,7 +54,7 @@ def without_mark(texts: Any, mark: str) -> Any:
 
 
 def numbers_in(texts: Any, dialect: Dialect) -> tuple[NDArray[np.float64], Sequence[int]]:
-    """(the numbers, with NaN for a missing value; the rows of texts that are no numbers).
+    """Convert texts: (the numbers, NaN for null; rows of texts that are no numbers).
 
     texts: an Arrow column. The numbers are empty if a text is none.
     """
@@ -70,7 +70,7 @@ def numbers_in(texts: Any, dialect: Dialect) -> tuple[NDArray[np.float64], Seque
 
 
 def _in_points(texts: Any, decimal: str, thousands: str) -> Any:
-    """Numbers with decimal points, and without a mark between thousands."""
+    """Remove the mark between thousands, and write decimal points in place of commas."""
     from pyarrow import compute
 
     if thousands:
@@ -115,7 +115,7 @@ def _filled(pattern: str, decimal: str, thousands: str) -> str:
 
 
 def has_marks(column: Any, separator: str) -> bool:
-    """Whether an Arrow column of text has marks in numbers that need a look, see with_marks()."""
+    """Whether numbers of a text column have marks that with_marks() must look at."""
     from pyarrow import compute
 
     pattern = r"\d['\s\x{a0}\x{2007}\x{2009}\x{202f}]\d"
@@ -198,7 +198,7 @@ def _decimal(having: _Having, separator: str, thousands: str) -> str:
 
 
 def with_decimals(columns: Mapping[str, Any]) -> set[str]:
-    """The columns with a number that is a fraction, or may be one."""
+    """Names of the columns with a number that is a fraction, or may be one."""
     return {
         name
         for mark in DECIMALS
@@ -208,7 +208,7 @@ def with_decimals(columns: Mapping[str, Any]) -> set[str]:
 
 
 def _cell_like(having: _Having, pattern: str, decimal: str, thousands: str = "") -> str:
-    """Description of the first cell that matches; "" if none does."""
+    """Describe the first cell that matches a pattern such as _FRACTION; "" if none does."""
     from pyarrow import compute
 
     pattern = _filled(pattern, decimal, thousands)

@@ -50,10 +50,10 @@ class SiteScales:
         self._ranges.append(column.buckets[-1][0] - column.buckets[0][0] if column.buckets else 0.0)
 
     def typical(self) -> Scale | None:
-        """Centre, and the standard deviation within the sites and between their medians, as normal
-        distributions of these widths have it; None if most sites have one and the same constant.
+        """Typical centre and standard deviation of a site; None if most have one constant.
 
-        A column that is mostly one value is as wide as its outermost buckets are apart.
+        The centre is the median of the sites' medians; the deviation joins that within the sites
+        and that between their medians. Mostly one value: the width of the outermost buckets.
         """
         if not self._medians:
             return None
@@ -65,8 +65,8 @@ class SiteScales:
 
 
 def scale_of(column: NumberStatistics, sites: SiteScales, scaling: str) -> Scale:
-    """The scale of a column of all sites: by moments or quartiles of all rows, but where they are
-    far from those of most sites, by what is typical there."""
+    """Scale of a column over all sites: by moments of all rows, or by quartiles if "robust"; by the
+    typical scale of a site where these are far from it; Scale(), no scaling, for "none"."""
     if scaling == "none":
         return Scale()
     exact, typical = standard_scale(column.moments), sites.typical()

@@ -70,7 +70,7 @@ class _Statistics(Struct, omit_defaults=True, kw_only=True):
 
 
 def to_json(statistics: Statistics) -> str:
-    """JSON text; the same statistics give the same text."""
+    """Encode statistics as JSON text; the same statistics give the same text."""
     of = statistics
     target = None
     if of.target is not None:
@@ -125,6 +125,7 @@ def _values(buckets: tuple[tuple[float, int], ...]) -> tuple[float, ...]:
 
 
 def _form(name: str, column: ColumnStatistics) -> _Numbers | _Categories:
+    """Convert the statistics of a column to the form that is encoded as JSON."""
     about: dict[str, Any] = {
         "name": name,
         "missing": column.missing,
@@ -139,6 +140,7 @@ def _form(name: str, column: ColumnStatistics) -> _Numbers | _Categories:
 
 
 def _column(form: _Numbers | _Categories) -> ColumnStatistics:
+    """Convert the decoded form of a column to its statistics."""
     if isinstance(form, _Categories):
         counts = dict(sorted(form.counts.items()))
         return CategoryStatistics(
@@ -161,7 +163,7 @@ def _column(form: _Numbers | _Categories) -> ColumnStatistics:
 
 
 def _buckets(form: _Moments | _Numbers) -> tuple[tuple[float, int], ...]:
-    """Buckets with the rows of each, as numpy.array_split cuts them."""
+    """Pair the value of each bucket with its rows, which are divided evenly. Raises DataError."""
     num_buckets = len(form.buckets)
     if num_buckets > form.count:
         raise DataError(f"{num_buckets} buckets for {form.count} values")

@@ -39,10 +39,8 @@ class Header(NamedTuple):
 
 
 def read_texts(path: Path, dialect: Dialect) -> tuple[Any, Dialect]:
-    """All columns as an Arrow table of text, and the dialect with what the file has told.
-
-    Raises DataError if the file cannot be read.
-    """
+    """Read a text file as an Arrow table of text, and complete its dialect: encoding, separator and
+    title lines. Raises DataError if the file cannot be read."""
     import pyarrow as pa
     from pyarrow import csv
 
@@ -111,6 +109,7 @@ def _encoding_of(path: Path) -> str:
 
 
 def _not_text(path: Path, encoding: str) -> DataError:
+    """The error of a file that cannot be decoded in this encoding."""
     return DataError(
         f"{path}: the file is no text in {encoding}; save it in UTF-8, which Excel calls"
         ' "CSV UTF-8", or ' + hint("xain-participant", 'data.encoding = "utf-8"') + " or the like"
@@ -118,7 +117,7 @@ def _not_text(path: Path, encoding: str) -> DataError:
 
 
 def _read_header(path: Path, encoding: str, dialect: Dialect) -> tuple[Header, str]:
-    """The header, and the separator.
+    """Read the header of a text file, and find the separator of its cells.
 
     The separator is the one of SEPARATORS that divides header and first row into equally many
     cells; of several the one that makes the most of them, and of equal ones the first.
@@ -146,7 +145,7 @@ def _read_header(path: Path, encoding: str, dialect: Dialect) -> tuple[Header, s
 
 
 def _header(file: Any, separator: str, skip_lines: int | None) -> tuple[Header, list[str] | None]:
-    """The header of a file, and its first row."""
+    """Read the header of an open file, divided at a separator, and its first row or None."""
     for _ in range(skip_lines or 0):
         file.readline()
     lines = csv_reader(file, delimiter=separator)
@@ -183,6 +182,7 @@ def _is_title(cell: object) -> bool:
 
 
 def _rows(path: Path, encoding: str, header: Header, separator: str) -> Iterator[list[str]]:
+    """Yield the cells of each row below the header; blank lines are passed over."""
     with path.open(encoding=encoding, newline="") as file:
         for _ in islice(file, header.lines):
             pass

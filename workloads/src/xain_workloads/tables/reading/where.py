@@ -35,9 +35,9 @@ _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 
 
 def parse(condition: str) -> Condition:
-    """The condition as a function of a table. Raises ValueError that says what is wrong.
+    """Compile a condition to a function of a table that tells of each row whether it fulfils it.
 
-    The function raises ValueError if a column is not there, or its values cannot be compared.
+    Both raise ValueError: for a wrong condition, and for a missing column or unlike values.
     """
     if len(condition) > MAX_LENGTH:
         raise ValueError(f"it must have at most {MAX_LENGTH} characters")
@@ -48,10 +48,8 @@ def parse(condition: str) -> Condition:
 
 
 def filtered(table: Table, condition: str) -> Table:
-    """The rows of a table that fulfil the condition; all of them for "".
-
-    Raises DataError that names a column that is not there, or whose values cannot be compared.
-    """
+    """The rows of a table that fulfil the condition; all of them for "". Raises DataError that
+    names a column that is not there, or whose values cannot be compared."""
     if not condition.strip():
         return table
     try:
@@ -62,6 +60,7 @@ def filtered(table: Table, condition: str) -> Table:
 
 
 def _condition(node: ast.expr) -> Condition:
+    """Compile and, or, not and comparisons of a syntax tree. Raises ValueError for other nodes."""
     match node:
         case ast.BoolOp(op=op, values=parts):
             return _joined(isinstance(op, ast.And), map(_condition, parts))
@@ -81,7 +80,7 @@ def _joined(is_all: bool, conditions: Iterable[Condition]) -> Condition:
 
 
 def _comparison(left: ast.expr, op: ast.cmpop, right: ast.expr) -> Condition:
-    """The condition that compares two sides. Raises ValueError."""
+    """Compile a comparison; rows with a missing value do not fulfil it. Raises ValueError."""
     if isinstance(op, ast.In | ast.NotIn):
         if not isinstance(right, ast.List | ast.Tuple) or not right.elts:
             raise ValueError("in needs a list, such as ward in ['A', 'B']")
@@ -115,7 +114,7 @@ def _known(values: NDArray[Any]) -> Rows:
 
 
 def _values(node: ast.expr) -> Values:
-    """(n,) values of a column, or a constant n times."""
+    """Compile a column's name or a constant to a function of a table that gives (n,) values."""
     constant: float | str
     match node:
         case (
@@ -138,6 +137,7 @@ def _values(node: ast.expr) -> Values:
 
 
 def _column(table: Table, written: str) -> NDArray[Any]:
+    """Values of the column or target that a condition names. Raises ValueError if there is none."""
     # Python reads the name µg, as all names, in compatible form (NFKC), where it begins with a mu.
     names = {normalize("NFKC", name): name for name in (*table.values, table.target_name)}
     name = names.get(normalize("NFKC", folded(written)))
