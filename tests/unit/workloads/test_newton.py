@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from xain_workloads.ensembles.stacking import PENALTY, Linear, Shape, packed, parsed
+from xain_workloads.ensembles.stacking import PENALTY, Linear, Shape, pack_sums, unpack_sums
 from xain_workloads.errors import InvalidContent
 from xain_workloads.linear.glm.families import sums
 from xain_workloads.tables.data import load
@@ -28,8 +28,8 @@ def table(name: str) -> tuple[np.ndarray, np.ndarray, Shape]:
 def after(linear: Linear, name: str, parts: list[np.ndarray]) -> Linear:
     """The model after a round in which each site sends the sums of its rows."""
     rows, target, shape = table(name)
-    sent = [packed(sums(shape.family, linear.fit, rows[p], target[p])) for p in parts]
-    return linear.stepped(shape.layout, [parsed(one, shape) for one in sent])
+    sent = [pack_sums(sums(shape.family, linear.fit, rows[p], target[p])) for p in parts]
+    return linear.stepped(shape.layout, [unpack_sums(one, shape) for one in sent])
 
 
 def by_target(name: str, num_sites: int) -> list[np.ndarray]:
@@ -86,11 +86,11 @@ def test_rounds_without_a_row_and_constant_features_change_nothing():
     rows = np.column_stack([np.arange(6.0), np.full(6, 3.0)])
     shape = Shape(0, 0, 2)
     start = Linear.start(shape)
-    empty = packed(sums(shape.family, start.fit, rows[:0], np.zeros(0)))
-    nothing = start.stepped(shape.layout, [parsed(empty, shape)])
+    empty = pack_sums(sums(shape.family, start.fit, rows[:0], np.zeros(0)))
+    nothing = start.stepped(shape.layout, [unpack_sums(empty, shape)])
     assert not nothing.fit.point.any()
-    sent = [empty, packed(sums(shape.family, start.fit, rows, 2 * np.arange(6.0)))]
-    found = nothing.stepped(shape.layout, [parsed(one, shape) for one in sent]).coefficients(0)
+    sent = [empty, pack_sums(sums(shape.family, start.fit, rows, 2 * np.arange(6.0)))]
+    found = nothing.stepped(shape.layout, [unpack_sums(one, shape) for one in sent]).coefficients(0)
     assert abs(found[1, 0]) < 1e-12
     expected = Ridge(PENALTY * rows[:, 0].var()).fit(rows[:, :1], 2 * np.arange(6.0))
     assert found[[0, 2], 0] == pytest.approx([expected.coef_[0], expected.intercept_])
@@ -98,7 +98,7 @@ def test_rounds_without_a_row_and_constant_features_change_nothing():
 
 def test_bytes_that_are_no_sums_of_the_model_are_refused():
     rows, target, shape = table("squared")
-    good = packed(sums(shape.family, Linear.start(shape).fit, rows, target))
+    good = pack_sums(sums(shape.family, Linear.start(shape).fit, rows, target))
     for data, why in (
         (b"", "no sums"),
         (b"x" * 100, "no sums"),
@@ -107,6 +107,6 @@ def test_bytes_that_are_no_sums_of_the_model_are_refused():
         (good[:8] + np.array([-1.0]).tobytes() + good[16:], "coefficients or steps"),
     ):
         with pytest.raises(InvalidContent, match=why):
-            parsed(data, shape)
+            unpack_sums(data, shape)
     with pytest.raises(InvalidContent, match="bytes, expected were"):
-        parsed(good, Shape(0, 0, 12))
+        unpack_sums(good, Shape(0, 0, 12))

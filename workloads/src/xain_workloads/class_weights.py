@@ -34,13 +34,12 @@ def require_class_weight(class_weight: str, task: str) -> None:
 def balanced(
     profiles: Sequence[DataProfile], classes: Sequence[str], withheld: Set[str] = frozenset()
 ) -> str:
-    """Text for metadata[KEY]: n / (k * n_c) for each class c, as scikit-learn's "balanced".
+    """Compute class weights n / (k * n_c), scikit-learn's "balanced", as JSON for metadata[KEY].
 
     A site does not tell how many rows it has of a rare class; the rows of no other class of this
-    site are taken to be equally many of each such class.
-    withheld: classes whose numbers of rows are not to be told; they weigh 1, and do not count in
-        the weights of the others.
-    Raises DataError if a site has sent no statistics.
+    site are taken to be equally many of each such class. withheld: classes whose numbers of rows
+    are not to be told; they weigh 1, and do not count in the weights of the others. Raises
+    DataError if a site has sent no statistics.
     """
     counts = dict.fromkeys(classes, 0.0)
     for profile in profiles:

@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"[+-]?(0|[1-9][0-9]*)(\.[0-9]*)?", re.ASCII)
 
 
 def folded(text: str) -> str:
-    """A text in Unicode's composed form (NFC), with single blanks in it and none around it."""
+    """Normalise a text to Unicode's composed form (NFC), with single blanks and none around it."""
     if text.isascii() and text.isalnum():
         return text
     return " ".join(unicodedata.normalize("NFC", text).split())

@@ -82,7 +82,7 @@ def require_no_local_steps(options: Any, names: Collection[str]) -> None:
 
 
 def _convert(key: str, value: object, expected: type) -> object:
-    """The value of an option as its type has it. Raises ValueError that names the option."""
+    """Convert an option's value to the type of its field. Raises ValueError that names it."""
     # bool is a subclass of int: without this check, `eta0 = true` would train with eta0 = 1.
     if isinstance(value, bool) and expected is not bool:
         matches = False

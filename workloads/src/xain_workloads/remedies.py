@@ -34,7 +34,7 @@ def require_remedy(remedy: str, proximal_mu: float, mode: str, optimizer: str = 
 def corrected_by(
     start: NDArray[np.floating], remedy: str, proximal_mu: float, correction: Array | None
 ) -> Callable[[Array, Array], None] | None:
-    """A function that changes each gradient, as minibatch.train() takes it; None without remedy.
+    """Make the function that adds a remedy's term to a gradient, in place; None without remedy.
 
     start: (d,) weights of the global model. correction: (d,) of control variates.
     Source: Li et al. 2020, "Federated Optimization in Heterogeneous Networks", equation 2.

@@ -23,7 +23,7 @@ Array = NDArray[np.float64]
 
 
 def with_control(model: Model) -> Model:
-    """The model with a server's control variate of zeros, unless it has one."""
+    """Append the server's control variate, of zeros, to a model, unless it has one."""
     if control_size(model.layout):
         return model
     size = size_of(model.layout)
@@ -34,7 +34,7 @@ def with_control(model: Model) -> Model:
 
 
 def without_control(model: Model) -> Model:
-    """The model as all that only use it need it."""
+    """Cut the server's control variate off a model, if it has one."""
     size = control_size(model.layout)
     if not size:
         return model

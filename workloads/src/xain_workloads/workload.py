@@ -136,8 +136,10 @@ def known_workloads() -> tuple[str, ...]:
 
 
 def create(name: str, options: Mapping[str, object] | None = None) -> Workload:
-    """The workload of that name. Raises ValueError that lists the known workloads, or that names
-    the wrong option."""
+    """Build the workload of that name with these options.
+
+    Raises ValueError that lists the known workloads, or that names the wrong option.
+    """
     return cast(Workload, _class_of(name).from_options(options or {}))
 
 
@@ -152,6 +154,7 @@ def import_needed(name: str, options: Mapping[str, object] | None = None) -> Non
 
 
 def _class_of(name: str) -> Any:
+    """Import the class of a workload by its name. Raises ValueError for an unknown name."""
     if name not in _WORKLOADS:
         raise ValueError(f"unknown workload {name!r}; known: {', '.join(known_workloads())}")
     module, _, attribute = _WORKLOADS[name].partition(":")
@@ -159,8 +162,10 @@ def _class_of(name: str) -> Any:
 
 
 def from_metadata(metadata: Mapping[str, str]) -> Workload:
-    """The workload that made a model, from the model's metadata alone. Raises ValueError if
-    "workload" or "options" is missing or wrong."""
+    """Rebuild the workload that made a model, from the model's metadata alone.
+
+    Raises ValueError if "workload" or "options" is missing or wrong.
+    """
     if "workload" not in metadata:
         raise ValueError("the model's metadata do not name its workload")
     try:
@@ -306,7 +311,7 @@ def trains(workload: Workload) -> bool:
 
 
 def metrics_of(workload: Workload) -> tuple[str, ...]:
-    """Names of what the models of a workload are measured by."""
+    """Names of the metrics by which the models of a workload are measured."""
     options: Any = getattr(workload, "options", None)
     has_probabilities = getattr(options, "vote", "soft") != "hard" and getattr(
         options, "loss", "log_loss"

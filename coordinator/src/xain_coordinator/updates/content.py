@@ -51,7 +51,7 @@ class ContentCheck:
                 options = bagging_options.options_of_model(model.metadata)
                 num_features = ensembles.num_features_of(model.metadata)
                 if options.is_stacked and (shape := self._stacked(model)) is not None:
-                    stacking.parsed(data, shape)
+                    stacking.unpack_sums(data, shape)
                 elif options.publish:
                     ensembles.check_update(data, options, num_features, epochs=max_iterations)
                 else:

@@ -75,6 +75,7 @@ def added(sites: Iterable[tuple[int, Iterable[Importance]]]) -> tuple[Importance
 
 
 def _added(number: int, sites: Sequence[tuple[int, Importance]]) -> Importance:
+    """Add up the importances of one model over the sites, column by column."""
     sums: dict[int, list[tuple[float, float, int]]] = {}
     for num_samples, one in sites:
         for column, total, squares in zip(one.columns, one.totals, one.squares, strict=True):

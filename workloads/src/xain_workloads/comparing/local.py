@@ -130,7 +130,7 @@ def _untrained(
 
 
 def _parts(passes: int) -> list[int]:
-    """Passes of each part of a training."""
+    """Divide the passes of a training into NUM_PARTS parts at most; returns the passes of each."""
     number = min(NUM_PARTS, max(passes, 1))
     ends = [passes * end // number for end in range(1, number)] + [max(passes, 1)]
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
@@ -139,7 +139,7 @@ def _parts(passes: int) -> list[int]:
 def _continued(
     workload: Workload, model: Model, rows: Dataset, passes: int, done: int, seed: int
 ) -> Model:
-    """The model after more passes, as the only site of a session would have made it."""
+    """Train a model for more passes, as the only site of a session, and return the next model."""
     fitted: Callable[[Model, Dataset], Model] | None = getattr(workload, "fitted", None)
     if fitted is not None:
         return fitted(model, rows)

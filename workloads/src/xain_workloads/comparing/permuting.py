@@ -34,7 +34,7 @@ Permute = Callable[[str, int, int], NDArray[np.intp]]
 
 
 def permuted_by(seed: str) -> Permute:
-    """Permutations that are drawn from the seed, the column's name and the number."""
+    """Make the function that draws a permutation from the seed, the column's name and a number."""
 
     def drawn(column: str, number: int, num_rows: int) -> NDArray[np.intp]:
         digest = sha256(f"{seed}/{column}/{number}".encode()).digest()
@@ -149,13 +149,14 @@ class _Site:
         return np.asarray(each.mean(axis=1))
 
     def _features(self, positions: Sequence[int], name: str, number: int) -> Array:
+        """Copy the features with those of one column permuted, all by the same order."""
         features = self.rows.features.copy()
         order = self.permute(name, number, self.rows.num_samples)
         features[:, positions] = self.rows.features[order[:, np.newaxis], positions]
         return features
 
     def _losses(self, each: Sequence[Array]) -> Array:
-        """(k, n) losses of the rows with k matrices of features."""
+        """Predict the rows with k matrices of features at once: (k, n) losses."""
         target = cast(Target, np.tile(self.rows.target, len(each)))
         whole = replace(self.rows, features=np.concatenate(each), target=target)
         losses = single_losses(self.workload, self.model, whole).reshape(len(each), -1)

@@ -34,7 +34,7 @@ from xain_workloads.ensembles.estimators import described
 from xain_workloads.ensembles.estimators.allowed import class_of
 from xain_workloads.ensembles.estimators.files import dump
 from xain_workloads.ensembles.held import WHY_NO_MODEL, Holding, digest_of, pack_holdings
-from xain_workloads.ensembles.stacking import Shape, Stack, features_of, packed, scores_of
+from xain_workloads.ensembles.stacking import Shape, Stack, features_of, pack_sums, scores_of
 from xain_workloads.ensembles.voting import (
     stacking_classifier,
     stacking_regressor,
@@ -117,9 +117,9 @@ class BaggingWorkload:
     def train(
         self, model: Model, data: Dataset, *, epochs: int, epoch_base: int, seed: int
     ) -> TrainResult:
-        """See Workload.train. The vector holds the new estimators alone; with publish = false it
-        names them, and they are in `kept`. In a round that trains the linear model of stacked
-        votes, it has sums; see stacking.packed().
+        """Fit estimators on bootstraps of the local rows; see Workload.train. The vector holds the
+        new estimators alone; with publish = false it names them, and they are in `kept`. In a round
+        that trains the linear model of stacked votes, it has sums; see stacking.pack_sums().
 
         model: its vector may be empty but for stacked votes.
         seed: of the participant; see seed_of(). Bootstraps are drawn from it, from the seed in the
@@ -213,7 +213,7 @@ class BaggingWorkload:
         target: NDArray[Any],
         seed: int,
     ) -> TrainResult:
-        """Sums over the rows for the next step of the linear model."""
+        """Sum score and information of the rows, for the next step of the linear model of votes."""
         rows = data.features
         votes, is_voted = np.zeros((len(rows), 0, 1)), np.ones(len(rows), np.bool_)
         if shape.num_sites:
@@ -229,7 +229,7 @@ class BaggingWorkload:
         if shape.num_sites and linear.fit.rows and len(target):
             scores = scores_of(features, linear.coefficients(shape.num_classes))
             metrics = {"oob_score": _score(shape, scores, target)}
-        return TrainResult(_vector(packed(found)), len(is_voted), metrics)
+        return TrainResult(_vector(pack_sums(found)), len(is_voted), metrics)
 
     def _votes(
         self,
@@ -296,15 +296,15 @@ class BaggingWorkload:
         return Measured(metrics, tally_classes(len(classes), target, codes, probabilities))
 
     def predict(self, model: Model, features: ArrayLike) -> NDArray[Any]:
-        """See Workload.predict. Raises ValueError if the ensemble has no estimators yet."""
+        """Predict class names or numbers, (n,). Raises ValueError without estimators."""
         classes, num_features = self._open(model)
         rows = rows_to_predict(num_features, features)
         predicted = self.to_sklearn(model).predict(rows)
         return np.asarray(predicted, dtype=np.str_ if classes else np.float64)
 
     def probabilities(self, model: Model, features: ArrayLike) -> Array | None:
-        """See Workload.probabilities: of the linear model with vote = "stacked", the weighted mean
-        over the estimators with "soft", None with "hard".
+        """(n, k) probabilities of the linear model with vote = "stacked", or the weighted mean over
+        the estimators with "soft"; None with "hard" and for regression.
 
         Raises ValueError if the ensemble has no estimators yet.
         """
@@ -316,8 +316,8 @@ class BaggingWorkload:
         return np.asarray(voting.predict_proba(rows), dtype=np.float64)
 
     def to_sklearn(self, model: Model) -> Any:
-        """See Workload.to_sklearn: a VotingClassifier or VotingRegressor, or, as soon as the linear
-        model of stacked votes has its first step, a StackingClassifier or StackingRegressor.
+        """Convert the ensemble to a VotingClassifier or VotingRegressor, or, as soon as the linear
+        model of stacked votes has its first step, to a StackingClassifier or StackingRegressor.
 
         Raises ValueError if the ensemble has no estimators yet.
         """

@@ -46,7 +46,7 @@ class Frame:
 
 
 def pack(frames: Sequence[Frame]) -> bytes:
-    """The bytes of an ensemble."""
+    """Write the frames of an ensemble as bytes."""
     parts = [MAGIC, _COUNT.pack(len(frames))]
     for frame in frames:
         head = _FRAME.pack(frame.weight, frame.owner, frame.number, len(frame.file))
@@ -83,10 +83,9 @@ def split(data: bytes) -> tuple[list[Frame], bytes]:
 
 
 def added(updates: Iterable[tuple[bytes, int]]) -> Iterator[Frame]:
-    """The frames of updates as they are in the ensemble.
+    """Yield the frames of all updates, each with the number of samples of its update as its weight.
 
-    updates: bytes and number of samples, which becomes the weight of each frame.
-    Raises InvalidContent.
+    updates: bytes and number of samples. Raises InvalidContent.
     """
     for data, num_samples in updates:
         yield from (replace(frame, weight=num_samples) for frame in unpack(data))

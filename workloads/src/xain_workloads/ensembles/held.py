@@ -62,7 +62,7 @@ def pack_holdings(holdings: Sequence[Holding]) -> bytes:
 
 
 def unpack_holdings(data: bytes) -> list[Holding]:
-    """A list with nothing behind it. Raises InvalidContent."""
+    """Read a list of estimators with nothing behind it. Raises InvalidContent."""
     holdings, tail = split_holdings(data)
     if tail:
         raise InvalidContent(f"{len(tail)} bytes follow the list of estimators")
@@ -75,7 +75,7 @@ def is_list(data: bytes) -> bool:
 
 
 def split_holdings(data: bytes) -> tuple[list[Holding], bytes]:
-    """A list, and the bytes behind it. Raises InvalidContent."""
+    """Read a list of estimators, and return the bytes behind it, too. Raises InvalidContent."""
     start = len(MAGIC) + _LENGTH.size
     if data.startswith(_MAGIC_0_1):
         start, end = len(_MAGIC_0_1), len(data)
@@ -107,7 +107,7 @@ def check_holding(data: bytes, estimators: int) -> None:
 
 
 def listed(updates: Iterable[tuple[str, bytes, int]]) -> Iterator[Holding]:
-    """The estimators of updates as they are in the list.
+    """Yield the estimators that updates name, with the participant and its rows.
 
     updates: participant, bytes and number of samples. Raises InvalidContent.
     """

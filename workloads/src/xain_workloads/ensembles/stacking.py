@@ -119,7 +119,7 @@ class Linear:
         return cls(Fit.at(np.zeros((blocks, width)), totals), np.zeros(width))
 
     def to_array(self) -> Array:
-        """The numbers of a model, float64."""
+        """Write the linear model as one array of numbers, float64."""
         fit = self.fit
         figures = [fit.rows, fit.deviance, fit.halvings]
         parts = fit.point.ravel(), fit.before.ravel(), self.penalties, fit.totals, figures
@@ -127,8 +127,8 @@ class Linear:
 
     @classmethod
     def of(cls, numbers: Array, shape: Shape) -> "Linear":
-        """The linear model from its numbers in a file. Raises InvalidContent if there are other
-        numbers than the model has."""
+        """Read the linear model from its numbers in a file. Raises InvalidContent if there are
+        other numbers than the model has."""
         blocks, width, totals = shape.sizes
         m = blocks * width
         ends = np.cumsum([m, m, width, totals])
@@ -155,7 +155,7 @@ class Linear:
         return np.concatenate([np.zeros_like(found[:, :1]), found], axis=1)
 
     def stepped(self, layout: Layout, updates: Iterable[Vector]) -> "Linear":
-        """The model after the next step, from the sums of all sites at this one."""
+        """Take a Newton step by the sums of all sites, or halve the last one if loss has risen."""
         model, penalties = self.fit, self.penalties
         here = summed(model, layout, updates)
         if not model.rows:
@@ -294,7 +294,7 @@ def next_model(
     options = options_of_model(metadata)
     is_held = not options.publish
     if (shape := stack.due(metadata)) is not None:
-        sums = (parsed(data, shape) for _, data, _ in updates)
+        sums = (unpack_sums(data, shape) for _, data, _ in updates)
         linear = stack.training(shape).stepped(shape.layout, sums)
         return replace(stack, numbers=linear.to_array()).to_bytes(is_held=is_held)
     num_fitted = stack.num_fitted + 1 if options.is_stacked else 0
@@ -311,13 +311,13 @@ def next_model(
     return stack.to_bytes(is_held=is_held)
 
 
-def packed(sums: Fit) -> bytes:
-    """Sums as an update; parsed() reads them."""
+def pack_sums(sums: Fit) -> bytes:
+    """Sums as an update; unpack_sums() reads them."""
     return _SUMS_MAGIC + sums.to_vector().astype("<f8").tobytes()
 
 
-def parsed(data: bytes, shape: Shape) -> Vector:
-    """The sums in an update. Raises InvalidContent."""
+def unpack_sums(data: bytes, shape: Shape) -> Vector:
+    """Read the sums in an update. Raises InvalidContent if no rows could have them."""
     start = len(_SUMS_MAGIC)
     if not data.startswith(_SUMS_MAGIC):
         raise InvalidContent("the bytes are no sums of gradients")
@@ -348,7 +348,7 @@ def scores_of(features: Array, coefficients: Array) -> Array:
 
 
 def halfway(votes: Array, rows: Array, stack: Stack, metadata: Mapping[str, str]) -> Array:
-    """Predictions halfway between votes and a linear model of the columns; the votes alone where
+    """Average votes and the predictions of a linear model of the columns; the votes alone where
     there is no linear model.
 
     votes: (n, k) mean probabilities of k classes, or (n, 1) predictions. rows: (n, p).

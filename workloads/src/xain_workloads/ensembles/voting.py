@@ -17,7 +17,7 @@ Array = NDArray[np.float64]
 def voting_classifier(
     members: Sequence[Any], weights: Sequence[float], classes: Sequence[str], vote: str
 ) -> Any:
-    """A fitted VotingClassifier. members: see with_all_classes()."""
+    """Make a VotingClassifier of fitted members, as a fit does. members: see with_all_classes()."""
     from sklearn.ensemble import VotingClassifier
 
     voting = VotingClassifier(_named("estimator", members), voting=vote, weights=list(weights))
@@ -28,11 +28,8 @@ def voting_classifier(
 
 
 def with_all_classes(member: Any, num_classes: int, num_features: int) -> Any:
-    """The estimator in a BaggingClassifier of its own, which gives zeros to the classes that the
-    estimator does not know.
-
-    Raises ValueError if the estimator knows other classes.
-    """
+    """Put an estimator into a BaggingClassifier of its own, which gives zeros to the classes that
+    the estimator does not know. Raises ValueError if the estimator knows other classes."""
     from sklearn.base import clone
     from sklearn.ensemble import BaggingClassifier
 
@@ -50,7 +47,7 @@ def with_all_classes(member: Any, num_classes: int, num_features: int) -> Any:
 
 
 def voting_regressor(members: Sequence[Any], weights: Sequence[float]) -> Any:
-    """A fitted VotingRegressor."""
+    """Make a VotingRegressor of fitted members, as a fit leaves it."""
     from sklearn.ensemble import VotingRegressor
 
     voting = VotingRegressor(_named("estimator", members), weights=list(weights))
@@ -61,7 +58,7 @@ def voting_regressor(members: Sequence[Any], weights: Sequence[float]) -> Any:
 def stacking_classifier(
     votings: Sequence[Any], coefficients: Array, classes: Sequence[str], num_columns: int
 ) -> Any:
-    """A fitted StackingClassifier.
+    """Make a StackingClassifier of fitted votings, as a fit leaves it.
 
     votings: of the sites. coefficients: (d, k); see stacking.features_of().
     num_columns: of a row, that are features beside the votes.
@@ -87,7 +84,7 @@ def stacking_classifier(
 def stacking_regressor(
     votings: Sequence[Any], coefficients: Array, scale: Scale, num_columns: int
 ) -> Any:
-    """A fitted StackingRegressor.
+    """Make a StackingRegressor of fitted votings, as a fit leaves it.
 
     votings: of the sites. coefficients: (d, 1), of votes and a target that are scaled.
     num_columns: of a row, that are features beside the votes.
@@ -113,14 +110,15 @@ def _stacked(stacking: Any, votings: Sequence[Any], final: Any) -> Any:
 
 
 def _named(kind: str, fitted: Sequence[Any]) -> list[tuple[str, Any]]:
-    """Names of estimators with unfitted copies of them, as a fit leaves them: fitted ones would be
-    written into a file of skops again at each level."""
+    """Pair names of estimators with unfitted copies of them, as a fit leaves them: fitted ones
+    would be written into a file of skops again at each level."""
     from sklearn.base import clone
 
     return [(f"{kind}{number}", clone(one)) for number, one in enumerate(fitted)]
 
 
 def _encoder(classes: Sequence[str]) -> Any:
+    """A LabelEncoder of these classes, in their order, as a fit leaves it."""
     from sklearn.preprocessing import LabelEncoder
 
     encoder = LabelEncoder()

@@ -123,7 +123,7 @@ def read(path: Path) -> Exported:
 
 
 def _require_described(about: Mapping[str, Any]) -> None:
-    """Raises ValueError, TypeError or LookupError if the JSON object is none of described()."""
+    """Raise ValueError, TypeError or LookupError if the JSON object is none of described()."""
     texts = [about.get("target", ""), *about.get("classes", ())]
     for column in about.get("columns", ()):
         texts += [column["name"], column["type"]]
@@ -132,8 +132,11 @@ def _require_described(about: Mapping[str, Any]) -> None:
 
 
 def pipeline_of(model: Model) -> Any:
-    """The model as a fitted Pipeline of scikit-learn, with its preprocessing and its threshold.
-    Raises NoModel if the model is of no known workload."""
+    """Convert a model to a fitted Pipeline of scikit-learn, with its preprocessing and its
+    threshold.
+
+    Raises NoModel if the model is of no known workload.
+    """
     from sklearn.pipeline import Pipeline
 
     steps = []
@@ -152,7 +155,7 @@ def pipeline_of(model: Model) -> Any:
 
 
 def _at_threshold(estimator: Any, threshold: float) -> Any:
-    """A fitted FixedThresholdClassifier around a fitted estimator of two classes."""
+    """Put a fitted estimator of two classes into a FixedThresholdClassifier."""
     from sklearn.model_selection import FixedThresholdClassifier
 
     fixed = FixedThresholdClassifier(
@@ -171,6 +174,7 @@ def columns_of(metadata: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def _missing(missing: ModuleNotFoundError, path: Path) -> NoModel:
+    """The error of a format whose package is not installed, with how to install it."""
     return NoModel(
         f"{path}: a {path.suffix} file needs {missing.name}: "
         + ("pip install xgboost" if missing.name == "xgboost" else pip_install_extra("export"))
@@ -178,6 +182,7 @@ def _missing(missing: ModuleNotFoundError, path: Path) -> NoModel:
 
 
 def _no_ensemble(path: Path) -> NoModel:
+    """The error of a format that cannot hold ensembles."""
     other = ", or train another workload, such as mlp" if path.suffix == ".onnx" else ""
     return NoModel(
         f"{path}: ensembles have no form in {path.suffix}; take {path.stem}.skops, which"
@@ -190,10 +195,11 @@ def _tensors(model: Model) -> dict[str, NDArray[Any]]:
 
 
 def read_weights(path: Path) -> tuple[Model, Mapping[str, Any]]:
-    """A model, and the JSON object of its file, {} for a file that another program has written.
+    """Read a model, and the JSON object of its file, {} for a file that another program has
+    written.
 
-    Without the object, tensors have the layout in which they lie in the file.
-    Raises NoModel for a file that has no weights to go on with, and what UNREADABLE lists.
+    Without the object, tensors have the layout in which they lie in the file. Raises NoModel for a
+    file that has no weights to go on with, and what UNREADABLE lists.
     """
     reader = _TENSORS.get(path.suffix)
     if reader is None:
@@ -211,6 +217,7 @@ def read_weights(path: Path) -> tuple[Model, Mapping[str, Any]]:
 
 
 def _exported(path: Path) -> Exported:
+    """Read a file of tensors that `xain-coordinator export` has written. Raises ValueError."""
     tensors, about = _TENSORS[path.suffix](path)
     if "layout" not in about:
         raise ValueError(f"it has no object {KEY!r} of `xain-coordinator export`")
@@ -218,6 +225,7 @@ def _exported(path: Path) -> Exported:
 
 
 def _model(tensors: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> Model:
+    """Build a model of tensors by the layout in the JSON object, or else as the file has them."""
     metadata = metadata_of(about)
     if "layout" not in about:
         found = tuple(
@@ -244,7 +252,7 @@ def _write_npz(path: Path, model: Model, about: Mapping[str, Any]) -> None:
         np.savez(file, allow_pickle=False, **tensors, **{KEY: np.array(json.dumps(about))})
 
 
-def _npz_tensors(path: Path) -> _Tensors:
+def _read_npz_tensors(path: Path) -> _Tensors:
     check_archive(path)
     with np.load(path, allow_pickle=False) as arrays:
         about = parse_json(str(arrays[KEY])) if KEY in arrays else {}
@@ -259,7 +267,7 @@ def _write_safetensors(path: Path, model: Model, about: Mapping[str, Any]) -> No
     save_file(tensors, path, metadata={KEY: json.dumps(about)})
 
 
-def _safetensors_tensors(path: Path) -> _Tensors:
+def _read_safetensors_tensors(path: Path) -> _Tensors:
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -288,7 +296,7 @@ def _write_json(path: Path, model: Model, about: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(whole), encoding="utf-8")
 
 
-def _json_tensors(path: Path) -> _Tensors:
+def _read_json_tensors(path: Path) -> _Tensors:
     whole = read_json(path)
     if "learner" in whole:
         about = parse_json(whole["learner"]["attributes"].pop(KEY))
@@ -407,9 +415,9 @@ WRITERS: Mapping[str, _Writer] = {
     ".skops": _write_skops,
 }
 _TENSORS: Mapping[str, Callable[[Path], _Tensors]] = {
-    ".json": _json_tensors,
-    ".npz": _npz_tensors,
-    ".safetensors": _safetensors_tensors,
+    ".json": _read_json_tensors,
+    ".npz": _read_npz_tensors,
+    ".safetensors": _read_safetensors_tensors,
 }
 _READERS: Mapping[str, Callable[[Path], Exported]] = {
     **dict.fromkeys(_TENSORS, _exported),

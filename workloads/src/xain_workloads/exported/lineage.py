@@ -53,7 +53,7 @@ def thresholds_of(status: Any) -> dict[int, Threshold]:
 def choose(
     which: str, numbers: Collection[int], best: int | None, removed: Collection[int] = ()
 ) -> int:
-    """The number of the model that "last", "best" or a number names.
+    """Choose the model that "last", "best" or a number names, and return its number.
 
     numbers: of the models that there are, one at least. best: None if no model was evaluated.
     removed: those that [storage] keep_models has removed. Raises NoModel.
@@ -136,6 +136,7 @@ def about(
 
 
 def _plain(measured: Measured | None) -> dict[str, Any] | None:
+    """Convert an evaluation to JSON values: rows, metrics, figures, and averages over sites."""
     if measured is None:
         return None
     metrics, figures = measured.metrics, measured.figures

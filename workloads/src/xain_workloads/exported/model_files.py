@@ -39,7 +39,7 @@ _CHUNK = 1 << 20
 
 
 def read_json(path: Path) -> Any:
-    """The JSON in a file. Raises ValueError, over a bound too, and OSError."""
+    """Read the JSON of a file. Raises ValueError, also for too large a file, and OSError."""
     if (size := path.stat().st_size) > MAX_JSON_BYTES:
         raise ValueError(f"it has {size} bytes, and {MAX_JSON_BYTES} of JSON at most are read")
     return parse_json(path.read_bytes())
@@ -57,7 +57,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def require_shallow(text: str) -> None:
-    """Raises ValueError if the text, read as JSON, is nested deeper than MAX_DEPTH."""
+    """Raise ValueError if the text, read as JSON, is nested deeper than MAX_DEPTH."""
     bare = _STRING.sub("", text).encode()
     depth = 0
     for start in range(0, len(bare), _CHUNK):

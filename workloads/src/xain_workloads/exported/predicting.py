@@ -141,7 +141,7 @@ def predict_file(
         note(_by_threshold(threshold, classes[1], about.get("threshold")))
     for one in unknown:
         note(f"{'warning: ' if one.excess > max_unknown else ''}{one}")
-    for line in scores(predictions, rows.truth, _any_unknown(unknown, len(rows.ids))):
+    for line in scores(predictions, rows.truth, _rows_with_unknown(unknown, len(rows.ids))):
         note(line)
     worst = max(unknown, key=lambda one: one.excess, default=None)
     if worst is None or worst.excess <= max_unknown:
@@ -163,7 +163,7 @@ def _by_threshold(threshold: float, name: str, told: Any) -> str:
 
 
 def predict_with(exported: Exported) -> Callable[[Table], Predictions]:
-    """The predictions of a model from a file, as a function of rows. Raises NoModel."""
+    """Make the function that predicts rows by a model from a file. Raises NoModel."""
     classes = tuple(exported.about.get("classes", ()))
     model, pipeline = exported.model, exported.pipeline
     if model is not None and "workload" not in model.metadata:
@@ -211,7 +211,7 @@ def unknown_values(metadata: Mapping[str, str], table: Table) -> list[Unknown]:
     return found
 
 
-def _any_unknown(unknown: Sequence[Unknown], num_rows: int) -> NDArray[np.bool_]:
+def _rows_with_unknown(unknown: Sequence[Unknown], num_rows: int) -> NDArray[np.bool_]:
     found = np.zeros(num_rows, np.bool_)
     for one in unknown:
         found |= one.rows
@@ -281,6 +281,7 @@ def _score(
 
 
 def _write(file: Any, id_name: str, name: str, rows: Rows, predictions: Predictions) -> None:
+    """Write predictions as CSV: a header, then id, prediction and probabilities of each row."""
     shares = predictions.probabilities
     writer = csv.writer(file, lineterminator="\n")
     classes = () if shares is None else predictions.classes

@@ -313,7 +313,10 @@ _Step = Callable[[Array, float], None]
 
 
 def _nesterov(momentum: float, vector: Array) -> _Step:
-    """Sutskever et al. 2013, section 2; plain steps without momentum."""
+    """A function that moves the vector, in place, by a gradient step with Nesterov's momentum.
+
+    Source: Sutskever et al. 2013, section 2; plain steps if the momentum is 0.
+    """
     velocity = np.zeros_like(vector)
 
     def step(gradient: Array, size: float) -> None:
@@ -325,7 +328,7 @@ def _nesterov(momentum: float, vector: Array) -> _Step:
 
 
 def _adam(vector: Array) -> _Step:
-    """Kingma and Ba 2015, Algorithm 1."""
+    """A function that moves the vector, in place, by a step of Adam (Kingma and Ba 2015)."""
     first, second = np.zeros_like(vector), np.zeros_like(vector)
     beta1, beta2 = _ADAM_BETAS
     numbers = count(1)

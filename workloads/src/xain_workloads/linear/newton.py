@@ -58,14 +58,14 @@ class Fit:
 
     @classmethod
     def at(cls, point: Array, num_totals: int) -> Self:
-        """A model without sums."""
+        """Make a model at this point, without sums."""
         m = point.size
         zeros = np.zeros((m, m))
         return cls(point, np.zeros_like(point), np.zeros(m), zeros, np.zeros(num_totals))
 
     @classmethod
     def of(cls, vector: Vector, layout: Layout) -> Self:
-        """Read a vector. Raises ValueError if it is none of such a model."""
+        """Read a fit from a flat vector. Raises ValueError if the arrays are of another model."""
         arrays = unflatten(vector, layout)
         if [spec.name for spec in layout] != list(_NAMES):
             raise ValueError(f"the model's arrays are {[spec.name for spec in layout]}")
@@ -85,7 +85,7 @@ class Fit:
         return layout_of(k, width, len(self.totals))
 
     def to_vector(self) -> Vector:
-        """The vector, float64."""
+        """Write point, sums and figures as one flat vector, float64."""
         arrays: dict[str, NDArray[Any]] = {
             "coef": self.point[:, 1:],
             "intercept": self.point[:, 0],
@@ -126,7 +126,7 @@ def check_sums(vector: Vector, layout: Layout, *, least_rows: int = 1) -> None:
 
 
 def summed(model: Fit, layout: Layout, updates: Iterable[Vector]) -> Fit:
-    """The sums of all updates, in their order, at the point of the model."""
+    """Add up the sums of all updates, in their order; the point is that of the model."""
     total: Vector | None = None
     for update in updates:
         total = update.astype(np.float64) if total is None else np.add(total, update, out=total)
@@ -143,7 +143,7 @@ def has_risen(model: Fit, here: Fit) -> bool:
 
 
 def halved(model: Fit) -> Fit:
-    """The model after a shorter step from `before`; at that point itself after MOST_HALVINGS."""
+    """Shorten the last step from `before`; after MOST_HALVINGS go back to that point."""
     # Each time by more halves: a round may be slow.
     halvings = model.halvings + 1
     point = model.before + (model.point - model.before) / 2**halvings
@@ -184,7 +184,7 @@ def factored(
 
 
 def solved(lower: Array, kept: NDArray[np.intp], score: Array) -> Array:
-    """The step (m,) whose product with the matrix is the score; 0 where nothing is kept."""
+    """Solve for the step (m,) whose product with the matrix is the score; 0 where none is kept."""
     right = score[kept].copy()
     for at in range(len(kept)):
         right[at] /= lower[at, at]

@@ -58,8 +58,8 @@ def _is_right(workload: Workload, model: Model, rows: Dataset) -> Array:
 
 
 def _by_auc(shares: Array, codes: NDArray[np.int64]) -> Array | None:
-    """(n,) pseudo-values of 1 less AUC: the mean over classes, each against the rest, if there are
-    more than two. shares: (n, k)."""
+    """(n,) pseudo-values of 1 less AUC, the mean over classes against the rest if they are more
+    than two; None if no class has rows enough. shares: (n, k)."""
     num_classes = shares.shape[1]
     values = []
     for number in range(1, 2) if num_classes == 2 else range(num_classes):
@@ -75,7 +75,7 @@ def _by_auc(shares: Array, codes: NDArray[np.int64]) -> Array | None:
 
 
 def _by_recall(is_right: Array, codes: NDArray[np.int64]) -> Array | None:
-    """(n,) pseudo-values of 1 less the balanced accuracy."""
+    """(n,) pseudo-values of 1 less the balanced accuracy; None if no class has rows enough."""
     n, found = len(codes), []
     for number in np.unique(codes):
         is_of = codes == number

@@ -119,8 +119,8 @@ class SgdWorkload:
         seed: int,
         correction: Array | None = None,
     ) -> TrainResult:
-        """See Workload.train. Metrics: as of measure(), after training. correction: see
-        scaffold.Variates; None for none.
+        """Train on local data; see Workload.train. correction: see scaffold.Variates; None for
+        none.
 
         In mode "gradient" the vector is the gradient at the model, and the metrics are those of the
         model before the step; "objective" is the loss with the penalty.
@@ -160,7 +160,7 @@ class SgdWorkload:
         return TrainResult(trained, data.num_samples, metrics, path=path)
 
     def _layers_of(self, like: Array) -> LayersOf:
-        """The one layer of a flat vector. like: coef, (k, p)."""
+        """Make the function that views a flat vector as one layer. like: coef, (k, p)."""
         size, is_fitted = like.size, self.options.fit_intercept
 
         def layers_of(vector: Array) -> list[Layer]:
@@ -173,6 +173,7 @@ class SgdWorkload:
     def _steps(
         self, features: Array, weights: Array | None, num_scores: int, epoch_base: int
     ) -> Steps:
+        """Choose loss, penalty, rows and sizes of the steps for the rows of this site."""
         options, num_rows = self.options, len(features)
         rows = min(options.batch_size or batch_rows(num_rows), num_rows)
         eta0 = options.eta0
@@ -256,14 +257,14 @@ class SgdWorkload:
         )
 
     def predict(self, model: Model, features: ArrayLike) -> NDArray[Any]:
-        """See Workload.predict. Two scores that are equal go to the class that comes first."""
+        """Predict class names or numbers, (n,). Of equal scores the class that comes first wins."""
         classes, coef, intercept = self._open(model)
         scores = rows_to_predict(coef.shape[1], features) @ coef.T + intercept
         return predictions(scores, classes, model.metadata)
 
     def probabilities(self, model: Model, features: ArrayLike) -> Array | None:
-        """See Workload.probabilities: those of scikit-learn's SGDClassifier, which has them for the
-        losses "log_loss" and "modified_huber"."""
+        """(n, classes) probabilities, as of scikit-learn's SGDClassifier, for the losses "log_loss"
+        and "modified_huber"; None for other losses."""
         _, coef, intercept = self._open(model)
         return self._probabilities(rows_to_predict(coef.shape[1], features) @ coef.T + intercept)
 
@@ -284,7 +285,7 @@ class SgdWorkload:
         return None
 
     def to_sklearn(self, model: Model) -> Any:
-        """See Workload.to_sklearn: an SGDClassifier or SGDRegressor, and a LogisticRegression for
+        """Convert a model to an SGDClassifier or SGDRegressor, or a LogisticRegression for
         "log_loss" with more than two classes."""
         # Here, because a coordinator, which never trains, need not have it.
         from sklearn.linear_model import LogisticRegression, SGDClassifier, SGDRegressor
@@ -343,8 +344,11 @@ class SgdWorkload:
     def _metrics(
         self, scores: Array, target: NDArray[Any], scale: Scale, losses: Array | None = None
     ) -> dict[str, float]:
-        """scores: (n, k). target: (n,), as training has it: positions of classes, or scaled.
-        losses: (n,), as _losses() gives them; computed if None."""
+        """Accuracy and loss of (n, k) scores, or regression_metrics() in the target's unit.
+
+        target: (n,), as training has it: positions of classes, or scaled. losses: (n,), as
+        _losses() gives them; computed if None.
+        """
         if self.options.task == "classification":
             if losses is None:
                 losses, _ = self._losses(scores, target)
@@ -356,6 +360,7 @@ class SgdWorkload:
         return {**metrics, "mse": metrics["mse"] * scale.scale**2}
 
     def _diverged(self, epoch: int) -> Diverged:
+        """The error of a training whose weights ran away in this epoch, with what to change."""
         if self.options.learning_rate == "optimal":  # it does not use eta0
             settings, advice = f"alpha = {self.options.alpha:g}", "choose another learning_rate"
         elif self.options.eta0:

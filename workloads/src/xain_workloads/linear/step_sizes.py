@@ -82,7 +82,7 @@ def curvature_of(options: SgdOptions, num_scores: int) -> float:
 def schedule(
     options: SgdOptions, eta0: float, batch_rows: int, first: int
 ) -> Callable[[int, int], float]:
-    """The size of each step, as minibatch.Steps takes it.
+    """Make the function that gives the size of a step by its number and rows.
 
     eta0: of the options, or what is safe. first: number of the first step, from 0: the steps of
     the rounds before. A batch of fewer rows takes a shorter step in proportion, so that each row

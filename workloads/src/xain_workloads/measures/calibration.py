@@ -56,6 +56,7 @@ def calibration_figures(tallies: Tallies | None) -> dict[str, Figure]:
 def _ratio(
     odds: Array, rows: Array, num_of_class: int, num_rows: int
 ) -> Iterator[tuple[str, Figure]]:
+    """Yield observed_expected with its interval, unless no row of the second class is expected."""
     expected = float((rows * _probabilities(odds)).sum()) / num_rows
     if expected > 0:
         share = share_of(num_of_class, num_rows)

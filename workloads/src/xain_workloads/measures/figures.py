@@ -183,6 +183,7 @@ def _calibration_error(curve: Sequence[tuple[float, float, int]]) -> Figure:
 def _of_class(
     tallies: Tallies, number: int, counts: tuple[int, int, int], is_commonest: bool
 ) -> dict[str, Figure]:
+    """Figures of one class. counts: rows of it, rows predicted as it, rows that are both."""
     n, (rows, predicted, both) = tallies.num_rows, counts
     found = {
         "sensitivity": (both, rows, float(is_commonest)),

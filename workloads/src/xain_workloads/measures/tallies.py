@@ -217,6 +217,7 @@ def _flat(*columns: NDArray[Any]) -> tuple[int, ...]:
 
 
 def _counts(num_classes: int, target: NDArray[Any], predicted: NDArray[Any]) -> tuple[int, ...]:
+    """Count rows of each class, rows predicted as it and both; () above MAX_COUNTED classes."""
     of_class = np.bincount(target, minlength=num_classes)
     as_class = np.bincount(predicted, minlength=num_classes)
     both = np.bincount(target[target == predicted], minlength=num_classes)
@@ -227,6 +228,7 @@ def _counts(num_classes: int, target: NDArray[Any], predicted: NDArray[Any]) -> 
 
 
 def _class_sums(target: NDArray[Any], probabilities: Array) -> dict[str, float]:
+    """Sum the log losses and Brier scores of the rows, and their squares."""
     rows = np.arange(len(target))
     of_target = np.clip(probabilities[rows, target], SMALLEST, 1 - SMALLEST)
     losses = -np.log(of_target)
@@ -333,7 +335,7 @@ def records(flat: Sequence[int], width: int) -> Iterator[tuple[int, ...]]:
 
 
 def _merged(parts: Iterable[Sequence[int]], num_keys: int, width: int) -> tuple[int, ...]:
-    """Records of the same keys added up, in ascending order of the keys."""
+    """Add up records of the same keys; ascending order of the keys."""
     flat = np.array([number for part in parts for number in part], np.int64).reshape(-1, width)
     if not len(flat):
         return ()
@@ -349,7 +351,7 @@ def _coarser(scores: Sequence[int], levels: int) -> list[int]:
 
 
 def _by_class(tallies: Tallies) -> tuple[int, ...]:
-    """`counts`, also of tallies that have the confusion matrix."""
+    """Counts by class of tallies, computed from the confusion matrix if there is one."""
     if not tallies.confusion:
         return tallies.counts
     counts: dict[int, list[int]] = {}
@@ -367,7 +369,7 @@ def counts_by_class(tallies: Tallies) -> dict[int, tuple[int, int, int]]:
 
 
 def _together(sites: Sequence[Tallies]) -> Target:
-    """Moments about the mean of all rows."""
+    """Compute moments about the mean of all rows from those of the sites."""
     known = [(one.num_rows, one.sums["squared_error"], one.target) for one in sites if one.target]
     mean = fsum(n * target.mean for n, _, target in known) / sum(n for n, _, _ in known)
     terms: list[list[float]] = [[] for _ in range(5)]
@@ -448,8 +450,8 @@ def _check_numbers(tallies: Tallies) -> None:
 
 
 def _check_records(flat: Sequence[int], num_keys: int, width: int, first: int, end: int) -> None:
-    """Records whose keys ascend and lie from `first` to below `end`, and whose counts are not
-    negative."""
+    """Raise ValueError unless the keys of records ascend and lie from `first` to below `end`, and
+    no count is negative."""
     if len(flat) % width:
         raise ValueError(f"{len(flat)} counts of tallies are no records of {width}")
     before: tuple[int, ...] | None = None

@@ -129,7 +129,7 @@ def choose(tallies: Tallies, text: str) -> Threshold | None:
 
 
 def _candidates(bins: list[tuple[int, ...]]) -> Iterator[_Candidate]:
-    """From the highest edge to the lowest."""
+    """Yield a candidate for each edge of a bin, from the highest to the lowest."""
     found = wrong = 0
     yield _Candidate(bins[-1][0] + 1, found, wrong)
     for at, of_class, others in reversed(bins):
@@ -156,7 +156,7 @@ def threshold_of(metadata: Mapping[str, str]) -> float | None:
 
 
 def with_threshold(model: Model, threshold: Threshold | None) -> Model:
-    """The model with a threshold, which its predictions then follow; as it is without one."""
+    """Copy a model with a threshold, which its predictions then follow; None changes nothing."""
     if threshold is None:
         return model
     return replace(model, metadata={**model.metadata, KEY: repr(threshold.value)})
@@ -165,5 +165,6 @@ def with_threshold(model: Model, threshold: Threshold | None) -> Model:
 def classes_at(
     threshold: float, probabilities: NDArray[np.float64], classes: Sequence[str]
 ) -> NDArray[Any]:
-    """(n,) class names. probabilities: (n, 2)."""
+    """Predict (n,) class names: the second class at the threshold and above. probabilities: (n,
+    2)."""
     return np.array(classes, dtype=np.str_)[(probabilities[:, 1] >= threshold).astype(np.intp)]

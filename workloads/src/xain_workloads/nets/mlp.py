@@ -112,8 +112,8 @@ class MlpWorkload:
         seed: int,
         correction: Array | None = None,
     ) -> TrainResult:
-        """See Workload.train. Metrics: as of measure(), after training. correction: see
-        scaffold.Variates; None for none.
+        """Train on local data; see Workload.train. correction: see scaffold.Variates; None for
+        none.
 
         In mode "gradient" the vector is the gradient at the model, and the metrics are those of the
         model before the step, on the rows of the step; "objective" is the loss with the penalty.
@@ -161,7 +161,8 @@ class MlpWorkload:
     def _gradient(
         self, found: Gradient, layers: Sequence[Layer], num_rows: int, metrics: dict[str, float]
     ) -> TrainResult:
-        """metrics: of the rows of the step, at the model with these layers."""
+        """Make the result of mode "gradient", and add "objective". Raises Diverged. metrics: of the
+        rows of the step, at the model with these layers."""
         vector: Vector = found.vector.astype(self.options.dtype)
         if not (np.isfinite(vector).all() and np.isfinite(found.scores).all()):
             raise Diverged(
@@ -188,19 +189,19 @@ class MlpWorkload:
         )
 
     def predict(self, model: Model, features: ArrayLike) -> NDArray[Any]:
-        """See Workload.predict. Two scores that are equal go to the class that comes first."""
+        """Predict class names or numbers, (n,). Of equal scores the class that comes first wins."""
         classes, layers = self._layers(model)
         outputs = self._scores(layers, rows_to_predict(len(layers[0].coef), features))
         return predictions(outputs, classes, model.metadata)
 
     def probabilities(self, model: Model, features: ArrayLike) -> Array | None:
-        """See Workload.probabilities."""
+        """(n, k) probabilities of the classes; None for regression."""
         classes, layers = self._layers(model)
         rows = rows_to_predict(len(layers[0].coef), features)
         return softmax(self._scores(layers, rows)) if classes else None
 
     def to_sklearn(self, model: Model) -> Any:
-        """See Workload.to_sklearn: an MLPClassifier or MLPRegressor."""
+        """Convert a model to an MLPClassifier or MLPRegressor."""
         classes, layers = self._layers(model)
         if not classes:  # the output is linear: predictions in the unit of the target
             scale = target_scale(model.metadata)
@@ -214,6 +215,7 @@ class MlpWorkload:
         return estimator
 
     def _layout(self, num_features: int, num_outputs: int) -> Layout:
+        """Name, shape and dtype of coef and intercept of each layer, the output layer last."""
         names = [f"hidden{i}" for i in range(len(self.options.hidden_layers))]
         widths = [num_features, *self.options.hidden_layers, num_outputs]
         specs: list[TensorSpec] = []
@@ -252,6 +254,7 @@ class MlpWorkload:
         return classes, list(layers_of(vector))
 
     def _steps(self, num_classes: int, num_rows: int) -> Steps:
+        """Choose loss, step size, rows, solver and penalty of a step by the options."""
         options = self.options
         return Steps(
             loss=_loss(num_classes),
@@ -303,6 +306,7 @@ class MlpWorkload:
         return scores(self.options.activation, layers, features)
 
     def _diverged(self, epoch: int) -> Diverged:
+        """The error of a training whose weights ran away in this epoch, with what to change."""
         return Diverged(
             f"training diverged in epoch {epoch + 1} with solver = {self.options.solver!r} and"
             f" learning_rate_init = {self.options.learning_rate_init:g}: lower"

@@ -125,9 +125,8 @@ class NeuralWorkload:
         seed: int,
         correction: Array | None = None,
     ) -> TrainResult:
-        """See Workload.train. Metrics: as of measure(), after training. correction: see
-        scaffold.Variates; None for none. On a GPU the same inputs
-        may give slightly different vectors.
+        """Train on local data; see Workload.train. correction: see scaffold.Variates; None for
+        none. On a GPU the same inputs may give slightly different vectors.
 
         In mode "gradient" the vector is the gradient at the model, and the metrics are those of the
         model before the step, on the rows of the step; "objective" is the loss with the penalty of
@@ -175,7 +174,8 @@ class NeuralWorkload:
         correct: Callable[[], None],
         seeds: Sequence[tuple[int, int]],
     ) -> int:
-        """Passes over the rows in orders drawn from the seeds. Returns the number of steps.
+        """Train the network on the rows in orders drawn from the seeds. Returns the number of
+        steps.
 
         correct: called between the gradient and the step.
         """
@@ -199,7 +199,7 @@ class NeuralWorkload:
         return num_steps
 
     def batches(self, num_rows: int, seed: tuple[int, int]) -> tuple[list[NDArray[np.intp]], int]:
-        """The rows of each step of an epoch, in nearly equal batches, and the seed of torch."""
+        """Draw the rows of each step of an epoch, in nearly equal batches, and torch's seed."""
         drawn = np.random.default_rng(seed)
         order = drawn.permutation(num_rows)
         size = self.options.batch_size or batch_rows(num_rows)
@@ -208,7 +208,7 @@ class NeuralWorkload:
     def targets_of(self, model: Model, data: Dataset) -> tuple[NDArray[Any], NDArray[Any], Scale]:
         """(n,) coded targets, (n,) targets to train on, which are scaled, and their scale. Raises
         NoData and DataError if the data do not fit the model."""
-        classes, width = self._opened(model)
+        classes, width = self._read_metadata(model)
         codes = coded_target(self.options.task, classes, data)
         require_width(width, data.features)
         scale = Scale() if classes else target_scale(model.metadata)
@@ -217,7 +217,7 @@ class NeuralWorkload:
     def row_weights(self, model: Model, codes: NDArray[Any]) -> Array | None:
         """(n,) weights of the rows in the loss; None if all weigh alike. codes: (n,), as
         targets_of() gives them."""
-        classes, _ = self._opened(model)
+        classes, _ = self._read_metadata(model)
         return row_weights(model.metadata, len(classes), codes)
 
     def _gradient(
@@ -264,7 +264,7 @@ class NeuralWorkload:
 
         loss: the mean cross-entropy, without a penalty. mse: in the unit of the target, squared.
         """
-        classes, width = self._opened(model)
+        classes, width = self._read_metadata(model)
         target = coded_target(self.options.task, classes, data)
         require_width(width, data.features)
         scale = Scale() if classes else target_scale(model.metadata)
@@ -276,24 +276,22 @@ class NeuralWorkload:
         )
 
     def predict(self, model: Model, features: ArrayLike) -> NDArray[Any]:
-        """See Workload.predict. Two scores that are equal go to the class that comes first."""
-        classes, width = self._opened(model)
+        """Predict class names or numbers, (n,). Of equal scores the class that comes first wins."""
+        classes, width = self._read_metadata(model)
         scores = self.network(model).scores(rows_to_predict(width, features))
         return predictions(scores, classes, model.metadata)
 
     def probabilities(self, model: Model, features: ArrayLike) -> Array | None:
-        """See Workload.probabilities."""
-        classes, width = self._opened(model)
+        """(n, k) probabilities of the classes; None for regression."""
+        classes, width = self._read_metadata(model)
         rows = rows_to_predict(width, features)
         return softmax(self.network(model).scores(rows)) if classes else None
 
     def to_sklearn(self, model: Model) -> Any:
-        """See Workload.to_sklearn: an MLPClassifier or MLPRegressor, for a list of linear layers
-        with one kind of activation between them.
-
-        Raises ValueError for other networks, which scikit-learn does not have.
-        """
-        classes, _ = self._opened(model)
+        """Convert a list of linear layers, with one kind of activation between them, to an
+        MLPClassifier or MLPRegressor. Raises ValueError for other networks, which scikit-learn does
+        not have."""
+        classes, _ = self._read_metadata(model)
         activation = self._perceptron()
         if not activation:
             raise ValueError(
@@ -324,11 +322,11 @@ class NeuralWorkload:
 
     def network(self, model: Model) -> Network:
         """The network with the weights of a model. Raises as open_network() does."""
-        classes, width = self._opened(model)
+        classes, width = self._read_metadata(model)
         return open_network(self.options, without_control(model), width, max(len(classes), 1))
 
-    def _opened(self, model: Model) -> tuple[tuple[str, ...], int]:
-        """(classes, number of prepared features). Raises ValueError for a model without them."""
+    def _read_metadata(self, model: Model) -> tuple[tuple[str, ...], int]:
+        """Read (classes, number of features) of a model. Raises ValueError without them."""
         classes = classes_of(self.options.task, model.metadata)
         try:
             width = loads(model.metadata.get(KEY, "{}")).get("num_features")

@@ -70,7 +70,7 @@ class _Kind:
 
 
 def require_layers(layers: Sequence[Mapping[str, Any]]) -> None:
-    """Check what does not depend on the data. Raises ValueError that names layer and key."""
+    """Check names and settings of layers. Raises ValueError that names layer and key."""
     if len(layers) > MAX_LAYERS:
         raise ValueError(f"layers has {len(layers)} entries; at most {MAX_LAYERS} are allowed")
     for number, given in enumerate(layers):
@@ -80,8 +80,8 @@ def require_layers(layers: Sequence[Mapping[str, Any]]) -> None:
 def plan(
     layers: Sequence[Mapping[str, Any]], num_features: int, num_outputs: int
 ) -> tuple[Layer, ...]:
-    """The layers of a network with sizes. Raises DataError that names the layer if one does not
-    fit what comes before it, or the last does not have num_outputs outputs."""
+    """Compute the sizes of a network's layers. Raises DataError that names the layer if one does
+    not fit what comes before it, or the last does not have num_outputs outputs."""
     shape: Shape = (num_features,)
     planned: list[Layer] = []
     num_weights = 0
@@ -117,7 +117,7 @@ def layout_of_layers(layers: Sequence[Layer], dtype: str) -> Layout:
 
 
 def initial_tensors(layers: Sequence[Layer], seed: int) -> dict[str, NDArray[Any]]:
-    """Initial values by name, float64, from the distributions that torch.nn draws from."""
+    """Draw initial values by name, float64, from the distributions that torch.nn draws from."""
     chance = random_state(seed)
     return {
         f"{number}.{tensor.name}": chance.uniform(-tensor.bound, tensor.bound, tensor.shape)
@@ -139,6 +139,8 @@ def build(layers: Sequence[Layer]) -> Any:
 
 
 def _whole(at_least: int) -> Callable[[str, Any], None]:
+    """Make a check that refuses any value but a whole number in these bounds."""
+
     def check(key: str, value: Any) -> None:
         if type(value) is not int:
             raise ValueError(f"{key} is {value!r}; it must be a whole number")
@@ -164,6 +166,7 @@ def _switch(key: str, value: Any) -> None:
 
 
 def _sizes(key: str, value: Any) -> None:
+    """Raise ValueError unless the value is a list of 1 to 3 sizes."""
     if not isinstance(value, list | tuple) or not value or len(value) > 3:
         raise ValueError(f"{key} is {value!r}; it must be a list of 1 to 3 sizes")
     for size in value:
@@ -173,7 +176,7 @@ def _sizes(key: str, value: Any) -> None:
 def _settings(
     number: int, given: Mapping[str, Any], *, is_last: bool
 ) -> tuple[str, dict[str, Any]]:
-    """(type, settings with defaults) of a layer."""
+    """Check the keys of a layer: (type, settings with defaults). Raises ValueError."""
     name = given.get("type")
     if not isinstance(name, str) or name not in _KINDS:
         raise ValueError(
@@ -212,7 +215,7 @@ def _shown(shape: Shape) -> str:
 # --- types of layers ---
 
 
-def _linear(settings: dict[str, Any], shape: Shape) -> Layer:
+def _plan_linear(settings: dict[str, Any], shape: Shape) -> Layer:
     if len(shape) != 1:
         raise DataError(f"it gets {_shown(shape)} for each row; put a flatten before it")
     (width,), units = shape, settings["out_features"]
@@ -220,8 +223,8 @@ def _linear(settings: dict[str, Any], shape: Shape) -> Layer:
     return Layer("Linear", arguments, (units,), _affine((units, width), settings["bias"]))
 
 
-def _conv2d(settings: dict[str, Any], shape: Shape) -> Layer:
-    channels, *sizes = _image(shape)
+def _plan_conv2d(settings: dict[str, Any], shape: Shape) -> Layer:
+    channels, *sizes = _require_image(shape)
     kernel, out = settings["kernel_size"], settings["out_channels"]
     tensors = _affine((out, channels, kernel, kernel), settings["bias"])
     return Layer(
@@ -229,8 +232,8 @@ def _conv2d(settings: dict[str, Any], shape: Shape) -> Layer:
     )
 
 
-def _maxpool2d(settings: dict[str, Any], shape: Shape) -> Layer:
-    channels, *sizes = _image(shape)
+def _plan_maxpool2d(settings: dict[str, Any], shape: Shape) -> Layer:
+    channels, *sizes = _require_image(shape)
     settings = {**settings, "stride": settings["stride"] or settings["kernel_size"]}
     if settings["padding"] > settings["kernel_size"] // 2:
         raise DataError("padding must be at most half of kernel_size")
@@ -241,7 +244,7 @@ def _flatten(settings: dict[str, Any], shape: Shape) -> Layer:
     return Layer("Flatten", {}, (prod(shape),))
 
 
-def _unflatten(settings: dict[str, Any], shape: Shape) -> Layer:
+def _plan_unflatten(settings: dict[str, Any], shape: Shape) -> Layer:
     sizes = tuple(settings["shape"])
     if len(shape) != 1 or prod(sizes) != shape[0]:
         raise DataError(f"shape is {list(sizes)}; it gets {_shown(shape)} for each row")
@@ -251,14 +254,14 @@ def _unflatten(settings: dict[str, Any], shape: Shape) -> Layer:
 def _batchnorm1d(settings: dict[str, Any], shape: Shape) -> Layer:
     if len(shape) > 2:
         raise DataError(f"it gets {_shown(shape)} for each row; take batchnorm2d")
-    return _batchnorm("BatchNorm1d", settings, shape)
+    return _plan_batchnorm("BatchNorm1d", settings, shape)
 
 
 def _batchnorm2d(settings: dict[str, Any], shape: Shape) -> Layer:
-    return _batchnorm("BatchNorm2d", settings, _image(shape))
+    return _plan_batchnorm("BatchNorm2d", settings, _require_image(shape))
 
 
-def _batchnorm(module: str, settings: dict[str, Any], shape: Shape) -> Layer:
+def _plan_batchnorm(module: str, settings: dict[str, Any], shape: Shape) -> Layer:
     size = (shape[0],)
     tensors = (
         Tensor("weight", size, fill=1.0),
@@ -285,7 +288,7 @@ def _affine(shape: Shape, has_bias: bool) -> tuple[Tensor, ...]:
     return (weight, bias) if has_bias else (weight,)
 
 
-def _image(shape: Shape) -> Shape:
+def _require_image(shape: Shape) -> Shape:
     if len(shape) != 3:
         raise DataError(
             f"it gets {_shown(shape)} for each row and needs (channels, height, width); put an"
@@ -295,7 +298,7 @@ def _image(shape: Shape) -> Shape:
 
 
 def _slid(settings: Mapping[str, Any], sizes: Sequence[int]) -> Shape:
-    """Height and width after a kernel has slid over an image."""
+    """Height and width after a kernel has slid over an image. Raises DataError if it is larger."""
     kernel, stride, padding = (settings[key] for key in ("kernel_size", "stride", "padding"))
     after = tuple((size + 2 * padding - kernel) // stride + 1 for size in sizes)
     if min(after) < 1:
@@ -308,7 +311,7 @@ _KINDS: Mapping[str, _Kind] = {
     "batchnorm1d": _Kind(_batchnorm1d, optional=_BATCHNORM),
     "batchnorm2d": _Kind(_batchnorm2d, optional=_BATCHNORM),
     "conv2d": _Kind(
-        _conv2d,
+        _plan_conv2d,
         required={"out_channels": _whole(1), "kernel_size": _whole(1)},
         optional={
             "stride": (_whole(1), 1),
@@ -320,15 +323,15 @@ _KINDS: Mapping[str, _Kind] = {
     "flatten": _Kind(_flatten),
     "layernorm": _Kind(_layernorm, optional={"eps": (_positive, 1e-5)}),
     "linear": _Kind(
-        _linear, required={"out_features": _whole(1)}, optional={"bias": (_switch, True)}
+        _plan_linear, required={"out_features": _whole(1)}, optional={"bias": (_switch, True)}
     ),
     "maxpool2d": _Kind(
-        _maxpool2d,
+        _plan_maxpool2d,
         required={"kernel_size": _whole(1)},
         optional={"stride": (_whole(1), None), "padding": (_whole(0), 0)},
     ),
     "relu": _Kind(_plain("ReLU")),
     "sigmoid": _Kind(_plain("Sigmoid")),
     "tanh": _Kind(_plain("Tanh")),
-    "unflatten": _Kind(_unflatten, required={"shape": _sizes}),
+    "unflatten": _Kind(_plan_unflatten, required={"shape": _sizes}),
 }

@@ -27,7 +27,7 @@ _GLOBAL_RANDOM = Lock()
 
 
 def import_torch() -> Any:
-    """The package torch. Raises ModuleNotFoundError that says how to install it."""
+    """Import torch, and set its threads. Raises ModuleNotFoundError that says how to install it."""
     try:
         torch = import_module("torch")
     except ModuleNotFoundError as error:
@@ -65,8 +65,8 @@ def device_of(options: NeuralOptions) -> Any:
 
 
 def make_module(options: NeuralOptions, num_features: int, num_outputs: int) -> Any:
-    """The network on the CPU. A layer list has arbitrary weights; a builder's are drawn from the
-    seed, which makes tensors that do not travel alike at all participants.
+    """Make the network on the CPU. A layer list has arbitrary weights; a builder's are drawn from
+    the seed, which makes tensors that do not travel alike at all participants.
 
     Raises DataError if the builder is not allowed, fails or makes no module.
     """
@@ -220,8 +220,7 @@ def loss_of(outputs: Any, target: Any, weights: Any = None) -> Any:
 def corrector_of(
     module: Any, layout: Layout, options: NeuralOptions, correction: NDArray[np.float64] | None
 ) -> Callable[[], None]:
-    """A function that changes the gradients of a module's parameters as the remedy of the options
-    asks for.
+    """Make the function that adds the remedy's term to the gradients of a module, in place.
 
     correction: of the control variates, as a vector of this layout; None without them.
     Source of the proximal term: Li et al. 2020, "Federated Optimization in Heterogeneous Networks",

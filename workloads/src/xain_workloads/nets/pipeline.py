@@ -185,7 +185,7 @@ class _Layer:
 
 
 def _layers_of(network: Network, layout: Layout, inputs: Any) -> list[_Layer]:
-    """The children of the network, which it must run one after the other.
+    """List the children of the network, which it must run one after the other.
 
     inputs: rows to try that with. Raises DataError if it does something else, or if layers share
     tensors.
@@ -224,8 +224,8 @@ def _layers_of(network: Network, layout: Layout, inputs: Any) -> list[_Layer]:
 def _cuts(
     workload: NeuralWorkload, layers: Sequence[_Layer], sample: Any, members: Members
 ) -> tuple[int, ...]:
-    """The cuts by hand, where they make as many stages as there are members; else balanced by the
-    seconds that the member of rank 0 measures, so that all members cut alike."""
+    """Choose the cuts: those by hand, where they make as many stages as there are members; else
+    balanced by the seconds that the member of rank 0 measures, so that all members cut alike."""
     has_weights = [bool(layer.layout) for layer in layers]
     by_hand = workload.options.cuts
     if members.size == 1:
@@ -235,12 +235,12 @@ def _cuts(
             raise DataError(f"cuts is {by_hand}; there are {len(layers)} layers, counted from 0")
         require_weights(by_hand, has_weights)
         return by_hand
-    costs = members.gather(_measured(layers, sample) if members.rank == 0 else [])[0]
+    costs = members.gather(_measure_layers(layers, sample) if members.rank == 0 else [])[0]
     return balanced_cuts(costs, has_weights, members.size)
 
 
-def _measured(layers: Sequence[_Layer], sample: Any) -> list[float]:
-    """Seconds that each layer takes forward and backward on some rows."""
+def _measure_layers(layers: Sequence[_Layer], sample: Any) -> list[float]:
+    """Measure the seconds that each layer takes forward and backward on some rows."""
     costs, inputs = [], sample
     with seeded(0):  # dropout draws numbers
         for number, layer in enumerate(layers):
@@ -291,7 +291,7 @@ class _Pipe:
         target_and_weights: tuple[NDArray[Any], NDArray[np.float64] | None],
         rows_of_batch: int,
     ) -> Callable[[NDArray[np.intp]], None]:
-        """A function that takes a step on some rows, at most `rows_of_batch`."""
+        """Make the function that takes a training step on some rows, at most `rows_of_batch`."""
         target, weights = target_and_weights
         inputs, targets = self.stage.inputs(features), self.stage.targets(target)
         of_rows = None if weights is None else self.stage.targets(weights)
@@ -325,8 +325,8 @@ class _Pipe:
         return take_step
 
     def scores(self, features: NDArray[np.float64]) -> NDArray[np.float64] | None:
-        """(n, num_outputs) of the whole network, in evaluation mode; None at all members but the
-        last."""
+        """Send rows through all stages in evaluation mode: (n, num_outputs) at the last; or
+        None."""
         torch = import_torch()
         pipelining = import_module("torch.distributed.pipelining")
         # Switches dropout and batch normalisation to evaluation mode; runs no text as code.

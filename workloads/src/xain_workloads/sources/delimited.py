@@ -40,7 +40,7 @@ class Header:
 
 
 def header(part: Part) -> Header:
-    """The header of a file. Raises DataError."""
+    """Read the header of a file, and find its separator. Raises DataError."""
     begin = 0
     while begin < part.size:
         line = line_at(part, begin)
@@ -73,13 +73,13 @@ def header(part: Part) -> Header:
 
 
 def inferred(part: Part) -> pa.Schema | None:
-    """Names and types of the columns, by the first rows; None if the file has no rows.
+    """Infer names and types of the columns from the first rows; None if the file has no rows.
 
     A column of numbers is float64; every other one is string.
     """
     about = header(part)
     for offset, block in blocks(part, about.begin, part.size, _HEAD_BYTES):
-        table = _parsed(block, about, None, f"{part.path} behind byte {offset}")
+        table = _parse(block, about, None, f"{part.path} behind byte {offset}")
         if table.num_rows:
             return pa.schema([(field.name, _number_or_text(field.type)) for field in table.schema])
     return None
@@ -104,12 +104,13 @@ def read(
     if schema is not None:
         types = dict(zip(schema.names, schema.types, strict=True))
     for offset, block in blocks(part, max(start, about.begin), stop, block_bytes):
-        table = _parsed(block, about, types, f"{part.path} behind byte {offset}")
+        table = _parse(block, about, types, f"{part.path} behind byte {offset}")
         if table.num_rows:
             yield table
 
 
-def _parsed(block: bytes, about: Header, types: Mapping[str, Any] | None, where: str) -> pa.Table:
+def _parse(block: bytes, about: Header, types: Mapping[str, Any] | None, where: str) -> pa.Table:
+    """Parse whole lines to a table. types: by column; None infers them. Raises DataError."""
     if b'"' in block:
         _require_closed_quotes(block, where)
     if not block.strip():
@@ -130,6 +131,7 @@ def _parsed(block: bytes, about: Header, types: Mapping[str, Any] | None, where:
 
 
 def _in_words(error: str, about: Header) -> str:
+    """Explain an error of pyarrow's reader by rows, columns and what to type."""
     if counts := _COUNTS.search(error):
         return f"a row has {counts[2]} cells, and the header {counts[1]}"
     if found := _CONVERSION.search(error):
@@ -152,6 +154,7 @@ def _require_closed_quotes(block: bytes, where: str) -> None:
 
 
 def _open_quotes(where: str, line: int) -> DataError:
+    """The error of a line in which a quotation mark stays open."""
     return DataError(
         f"{where}, line {line + 1} from there: a quotation mark stays open; cells with line breaks "
         "cannot be divided by bytes: write Parquet, or take the line breaks out"
@@ -163,6 +166,7 @@ def _not_utf8(path: str) -> DataError:
 
 
 def _cells(text: str, separator: str) -> list[str]:
+    """Divide a line into cells; [] if one of them is too long."""
     try:
         return next(csv_reader([text], delimiter=separator))
     except CsvError:  # such as a name of more than 128 KiB

@@ -26,8 +26,8 @@ _BLANK = re.compile(rb"\n[ \t\r\n]*")
 _SEPARATORS = bytes.maketrans(b" :\t\r", b"\n\n\n\n")
 
 
-def parsed(block: bytes, where: str) -> pa.Table:
-    """Rows of whole lines, with the columns of SCHEMA. Raises DataError."""
+def parse(block: bytes, where: str) -> pa.Table:
+    """Parse whole lines to rows with the columns of SCHEMA. Raises DataError."""
     if b"#" in block:
         block = _COMMENT.sub(b"", block)
     if b"qid:" in block:

@@ -178,6 +178,7 @@ def _scheme(source: str) -> str:
 
 
 def _size(files: Any, path: str, about: Mapping[str, Any]) -> int:
+    """Size of a file in bytes, asked of the server if its listing lacks it. Raises DataError."""
     size = about.get("size")
     if size is None:  # a link in a page of an HTTP server
         size = files.info(path).get("size")
@@ -213,6 +214,7 @@ def _is_hidden(path: str) -> bool:
 
 
 def _format_of(path: str) -> str:
+    """Format of a file by the end of its name. Raises DataError for a compressed one."""
     name = _name(path).lower()
     if name.endswith(_COMPRESSED):
         raise DataError(

@@ -46,6 +46,7 @@ def read(
 
 
 def _tables(piece: Piece, schema: pa.Schema | None, block_bytes: int) -> Iterator[pa.Table]:
+    """Read the rows of a piece by the format of its file."""
     part, start, stop = piece.part, piece.start, piece.stop
     if part.format == "parquet":
         yield from row_groups.read(part, start, stop, block_bytes)
@@ -53,7 +54,7 @@ def _tables(piece: Piece, schema: pa.Schema | None, block_bytes: int) -> Iterato
         yield from delimited.read(part, start, stop, schema, block_bytes)
     else:
         for offset, block in lines.blocks(part, start, stop, block_bytes):
-            table = libsvm.parsed(block, f"{part.path} behind byte {offset}")
+            table = libsvm.parse(block, f"{part.path} behind byte {offset}")
             if table.num_rows:
                 yield table
 

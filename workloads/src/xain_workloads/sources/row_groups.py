@@ -22,14 +22,14 @@ _BUFFER_BYTES: Final = 1 << 20  # of a column, read at once
 
 def schema_of(part: Part) -> pa.Schema:
     """Names and types of the columns. Raises DataError."""
-    with _opened(part) as file:
+    with _open(part) as file:
         return file.schema_arrow.remove_metadata()
 
 
 def read(part: Part, start: int, stop: int, batch_bytes: int = BATCH_BYTES) -> Iterator[pa.Table]:
     """Rows of the row groups whose middle is in bytes [start, stop), some megabytes at a time.
     Raises DataError."""
-    with _opened(part) as file:
+    with _open(part) as file:
         before_footer = max(1, part.size - file.metadata.serialized_size)
         for index in range(file.num_row_groups):
             group = file.metadata.row_group(index)
@@ -51,7 +51,8 @@ def _middle(group: Any) -> int:
 
 
 @contextmanager
-def _opened(part: Part) -> Iterator[Any]:
+def _open(part: Part) -> Iterator[Any]:
+    """Open a Parquet file within a block, in which errors of pyarrow become DataError."""
     try:
         # Without pre_buffer a row group of any size takes a page and a buffer of each column.
         with parquet.ParquetFile(

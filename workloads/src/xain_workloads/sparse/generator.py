@@ -58,7 +58,7 @@ def write(path: Path, shape: Shape, seed: int, part: int = 0, num_parts: int = 1
 
 
 def lines(shape: Shape, seed: int, part: int = 0, num_parts: int = 1) -> Iterator[bytes]:
-    """The text of the rows, some at a time."""
+    """Draw the rows of a part, and yield their text, some at a time."""
     first = shape.num_rows * part // num_parts
     last = shape.num_rows * (part + 1) // num_parts
     chance = np.random.default_rng([seed, part, num_parts])
@@ -77,6 +77,7 @@ def lines(shape: Shape, seed: int, part: int = 0, num_parts: int = 1) -> Iterato
 def _text(
     shape: Shape, seed: int, chance: np.random.Generator, rows: list[NDArray[np.int64]]
 ) -> bytes:
+    """Draw values and target of rows, and write them as lines of libsvm. rows: their columns."""
     texts = []
     for drawn in rows:
         columns = np.unique(drawn)

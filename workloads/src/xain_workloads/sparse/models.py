@@ -47,7 +47,7 @@ class LogisticRegression:
         return scores
 
     def step(self, features: csr_matrix, classes: Array, rows: Array, bias: float) -> Step:
-        """Loss and gradient. classes: (n,) of 0 and 1."""
+        """Compute loss and gradient of a batch. classes: (n,) of 0 and 1. rows: weights of keys."""
         errors, loss, num_right = _errors(self.scores(features, rows, bias), classes)
         gradient = (features.T @ errors)[:, None] + self.l2 * rows
         return Step(gradient, float(errors.sum()), loss, num_right)
@@ -70,12 +70,14 @@ class FactorisationMachine:
         return 1 + self.num_factors
 
     def scores(self, features: csr_matrix, rows: Array, bias: float) -> Array:
+        """(n,) scores of a batch. rows: (m, 1 + k), weight and factors of its keys."""
         sums = features @ rows[:, 1:]  # (n, k)
         squares = features.multiply(features) @ rows[:, 1:] ** 2
         scores: Array = features @ rows[:, 0] + bias + 0.5 * (sums**2 - squares).sum(axis=1)
         return scores
 
     def step(self, features: csr_matrix, classes: Array, rows: Array, bias: float) -> Step:
+        """Compute loss and gradient of a batch. classes: (n,) of 0 and 1."""
         factors = rows[:, 1:]
         errors, loss, num_right = _errors(self.scores(features, rows, bias), classes)
         sums = features @ factors

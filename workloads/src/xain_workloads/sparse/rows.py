@@ -69,7 +69,7 @@ def batches_of(blocks: Iterable[Rows], num_rows: int) -> Iterator[Rows]:
 
 
 def _joined(blocks: Sequence[Rows]) -> Rows:
-    """All rows of some blocks."""
+    """Join the rows of blocks into one matrix, with all of their keys."""
     if len(blocks) == 1:
         return blocks[0]
     keys = np.unique(np.concatenate([block.keys for block in blocks]))
@@ -138,7 +138,7 @@ class Source:
 
 
 def _of_lists(table: pa.Table) -> Rows:
-    """Rows of the columns of libsvm."""
+    """Convert a table with the columns of libsvm to rows."""
     targets, keys, values = (column.combine_chunks() for column in table.columns)
     used, columns = np.unique(keys.values.to_numpy(), return_inverse=True)
     features = csr_matrix(
@@ -266,6 +266,7 @@ class _Encoder:
         return is_text
 
     def _unfit(self, field: Any) -> DataError:
+        """The error of a column, or the target, whose type cannot be used."""
         if field.name == self._target:
             return DataError(
                 f"{self._source}: the target {field.name!r} is {field.type}, and it must be 0 and "

@@ -96,8 +96,9 @@ class BoostingWorkload:
     def train(
         self, model: Model, data: Dataset, *, epochs: int, epoch_base: int, seed: int
     ) -> TrainResult:
-        """See Workload.train. The vector holds the new trees alone, `epochs` iterations, or in the
-        mode "histogram" the histograms that one level of trees is grown from, float64 as bytes.
+        """Add trees of the local rows; see Workload.train. The vector holds the new trees alone,
+        `epochs` iterations, or in the mode "histogram" the histograms that one level of trees is
+        grown from, float64 as bytes.
 
         Metrics: as of measure(), of the model with the new trees. In the mode "histogram" they are
         of the model that was given, since the coordinator grows the trees.
@@ -173,21 +174,22 @@ class BoostingWorkload:
         return Measured(self._metrics(predicted, target), tallies)
 
     def predict(self, model: Model, features: ArrayLike) -> NDArray[Any]:
-        """See Workload.predict. NaN stands for a missing value."""
+        """Predict class names or numbers, (n,). NaN stands for a missing value."""
         classes, predicted = self._predicted(model, features)
         if not classes:
             return predicted
         return np.array(classes, dtype=np.str_)[_best(predicted)]
 
     def probabilities(self, model: Model, features: ArrayLike) -> Array | None:
-        """See Workload.probabilities."""
+        """(n, k) probabilities of the classes; None for regression."""
         classes, predicted = self._predicted(model, features)
         if not classes:
             return None
         return _of_each(predicted)
 
     def _predicted(self, model: Model, features: ArrayLike) -> tuple[tuple[str, ...], Array]:
-        """The classes, and (n,) numbers or probabilities of the second class, or (n, k)."""
+        """Predict rows: the classes; (n,) numbers or probabilities of the second class, or (n,
+        k)."""
         classes, kind = self._open(model)
         try:
             rows = np.asarray(features, dtype=np.float64)
@@ -197,8 +199,8 @@ class BoostingWorkload:
         return classes, np.asarray(predicted, dtype=np.float64)
 
     def to_sklearn(self, model: Model) -> Any:
-        """See Workload.to_sklearn: an XGBClassifier, which predicts positions in metadata
-        "classes" since it knows no names, or an XGBRegressor."""
+        """Convert a model to an XGBClassifier, which predicts positions in metadata "classes" since
+        it knows no names, or to an XGBRegressor."""
         classes, _ = self._open(model)
         xgboost = _xgboost()
         estimator = xgboost.XGBClassifier() if classes else xgboost.XGBRegressor()
@@ -214,7 +216,7 @@ class BoostingWorkload:
         return classes, BoosterKind.from_metadata(model.metadata)
 
     def _booster(self, model: Model) -> Any:
-        """The booster in a model. Raises ValueError if the bytes are none."""
+        """Load the booster in a model. Raises ValueError if the bytes are none."""
         xgboost = _xgboost()
         try:
             return xgboost.Booster({"nthread": 1}, model_file=bytearray(model.vector.tobytes()))
@@ -229,6 +231,7 @@ class BoostingWorkload:
         return _dmatrix(kind, data.features, target), target
 
     def _metrics(self, predicted: Array, target: NDArray[Any]) -> dict[str, float]:
+        """Accuracy and mean cross-entropy of probabilities, or regression_metrics() of numbers."""
         predicted = np.asarray(predicted, dtype=np.float64)
         if self.options.task == "regression":
             return regression_metrics(predicted, target)
@@ -243,7 +246,7 @@ class BoostingWorkload:
 
 
 def _xgboost() -> Any:
-    """The package. Raises ModuleNotFoundError that says how to install it."""
+    """Import xgboost. Raises ModuleNotFoundError that says how to install it."""
     try:
         import xgboost
     except ModuleNotFoundError as error:

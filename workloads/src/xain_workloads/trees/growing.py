@@ -26,10 +26,10 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def grown(model: bytes, metadata: Mapping[str, str], updates: Iterable[Array]) -> bytes:
-    """The model with one more level of the trees that are growing, or with the first one.
+    """Grow one more level of the trees that are growing, or the first one, and return the model.
 
-    updates: of the participants, in the order of their names, as parse_sums() reads them.
-    The iteration ends if its trees have options.max_depth levels or no node can be split further.
+    updates: of the participants, in the order of their names, as parse_sums() reads them. The
+    iteration ends if its trees have options.max_depth levels or no node can be split further.
     Raises ValueError if the model is not one that grows by histograms.
     """
     state = growing(model, metadata)
@@ -67,7 +67,10 @@ class _Split:
 
 
 def _best_splits(gradients: Array, hessians: Array, state: Growing) -> list[_Split]:
-    """gradients, hessians: (m, bins) of all open nodes."""
+    """Find the best split of each open node, one without gain if none is good enough.
+
+    gradients, hessians: (m, bins) of all open nodes.
+    """
     options = state.options
     best = [_Split() for _ in gradients]
     allowed = _columns_of_nodes(state)
@@ -114,6 +117,7 @@ class _Candidates:
 
     @classmethod
     def of(cls, gradients: Array, hessians: Array, options: BoostingOptions) -> "_Candidates":
+        """Compute gain and children of all splits by a feature. gradients, hessians: (m, e + 2)."""
         both = np.stack([gradients, hessians], axis=1)  # (m, 2, e + 2)
         known = np.cumsum(both[:, :, :-1], axis=2)
         missing = both[:, :, -1:]
@@ -129,6 +133,7 @@ class _Candidates:
         return cls(gains, _TIE * np.where(is_allowed, children, parent).max(axis=1), left, right)
 
     def split(self, node: int, chosen: int, feature: int, edges: NDArray[np.float32]) -> _Split:
+        """The split of a node by the candidate at position `chosen`."""
         num_edges = len(edges)
         default_left = chosen > num_edges
         edge = chosen - num_edges - 1 if default_left else chosen
@@ -169,7 +174,7 @@ def _root(sums: Array, bins: Bins, options: BoostingOptions) -> Tree:
 def _split(
     tree: Tree, nodes: Iterable[int], splits: Iterable[_Split], options: BoostingOptions
 ) -> Tree:
-    """The tree with two more leaves for each node that has a split."""
+    """Copy a tree with two more leaves for each node that has a split."""
     lefts, features = list(tree.left_children), list(tree.features)
     default_left, conditions = list(tree.default_left), list(tree.conditions)
     values, gains, hessians = list(tree.values), list(tree.gains), list(tree.hessians)

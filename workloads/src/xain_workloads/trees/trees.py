@@ -247,6 +247,7 @@ def _index(value: int, size: int, where: str, what: str) -> int:
 
 
 def _float32(value: float, where: str, key: str) -> float:
+    """Round a number that a site has sent to float32. Raises InvalidContent beyond its range."""
     try:
         return _rounded(value)
     except OverflowError:
@@ -290,6 +291,7 @@ def _num_trees(model: bytes, kind: BoosterKind) -> int:
 
 
 def _scaled(tree: Tree, factor: float) -> Tree:
+    """Multiply the values of leaves, and those that nodes would have as leaves, by a factor."""
     if factor == 1:
         return tree
     return replace(
@@ -357,6 +359,7 @@ def with_last_iteration(
 
 
 def _start_of_last(model: bytes, kind: BoosterKind) -> int:
+    """Position of the last boosting round in a model's bytes. Raises ValueError without trees."""
     start = len(model)
     for _ in range(kind.trees_per_iteration):
         start = model.rfind(_TREE_START, 0, start)
@@ -383,7 +386,7 @@ def _head(attributes: Mapping[str, str]) -> bytes:
 
 
 def _tail(kind: BoosterKind, num_trees: int) -> bytes:
-    """Everything behind the trees; it depends on their number only."""
+    """Write all that stands behind the trees; it depends on their number only."""
     per_iteration = kind.trees_per_iteration
     model = {
         "cats": {"enc": [], "feature_segments": [], "sorted_idx": []},
@@ -414,7 +417,7 @@ def _tail(kind: BoosterKind, num_trees: int) -> bytes:
 
 
 def _tree_text(tree: Tree, index: int, kind: BoosterKind) -> str:
-    """A tree as XGBoost's JSON has it."""
+    """Write a tree in XGBoost's JSON."""
     size = len(tree.left_children)
     zeros = [0] * size
     parents = [_ROOT_PARENT] * size

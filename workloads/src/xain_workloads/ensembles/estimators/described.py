@@ -206,7 +206,10 @@ def fit(made: Any, rows: Any, target: Any, weights: Any = None) -> Any:
 
 
 def _read(described: object, others: Sequence[Mapping[str, str]], depth: int) -> Description:
-    """others: tables of names that are known beside those of estimators."""
+    """Check a description and read it, with all that it nests. Raises ValueError.
+
+    others: tables of names that are known beside those of estimators.
+    """
     if depth > MAX_DEPTH:
         raise ValueError(f"estimators are nested deeper than {MAX_DEPTH}")
     if isinstance(described, str):
@@ -249,6 +252,7 @@ def _read(described: object, others: Sequence[Mapping[str, str]], depth: int) ->
 
 
 def _parameter(key: str, value: Any, depth: int) -> Any:
+    """Read the value of a parameter, which may be a description or a list of them."""
     if isinstance(value, Mapping) and ("estimator" in value or "pipeline" in value):
         return _read(value, (TRANSFORMERS,), depth)
     if key in _ESTIMATORS and isinstance(value, str) and value not in _WORDS:
@@ -263,6 +267,7 @@ def _parameter(key: str, value: Any, depth: int) -> Any:
 
 
 def _value(key: str, value: Any, with_groups: bool) -> Any:
+    """Make the value of a parameter: an estimator or function in place of its description."""
     if isinstance(value, Description):
         return value._made(with_groups)
     if key == "estimators":
@@ -271,6 +276,7 @@ def _value(key: str, value: Any, with_groups: bool) -> Any:
 
 
 def _with_names(made: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Name estimators by their classes in lower case, numbered where a name repeats."""
     names = [type(one).__name__.lower() for one in made]
     repeated = {name for name in names if names.count(name) > 1}
     return [

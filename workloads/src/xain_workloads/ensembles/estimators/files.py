@@ -59,7 +59,7 @@ _LEFT_OUT = frozenset(("_curve_scorer", "_loss_function_", "_optimizer", "named_
 
 
 def dump(estimator: Any) -> bytes:
-    """A fitted estimator as a file, whose bytes depend on the estimator alone.
+    """Write a fitted estimator as a file, whose bytes depend on the estimator alone.
 
     Generators of random numbers, which only a fit needs, are left out. Raises ModuleNotFoundError
     for an estimator that needs skops, without it.
@@ -89,7 +89,8 @@ class _Writer:
         self._numbers: dict[tuple[Any, bytes], int] = {}
 
     def array(self, array: NDArray[Any]) -> int:
-        """The number of an array; equal ones have one. Raises NotImplementedError."""
+        """Add an array, unless an equal one is there; returns its number. May raise
+        NotImplementedError."""
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
         order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
         if not _DTYPE.fullmatch(array.dtype.str) or array.ndim > _MAX_DIMENSIONS:
@@ -101,7 +102,7 @@ class _Writer:
         return self._numbers[key]
 
     def node(self, value: Any) -> Any:
-        """The description of a value. Raises NotImplementedError."""
+        """Describe a value for JSON, and add its arrays and trees. Raises NotImplementedError."""
         if value is None or type(value) in (bool, int, float, str):
             return value
         if isinstance(value, np.ndarray):
@@ -120,6 +121,7 @@ class _Writer:
         return self._object(value)
 
     def _object(self, value: Any) -> Any:
+        """Describe a type, function, loss, tree or estimator. Raises NotImplementedError."""
         kind = type(value)
         if isinstance(value, type) and issubclass(value, np.number):
             return {"y": np.dtype(value).str}
@@ -142,6 +144,7 @@ class _Writer:
         return self._estimator(name, value)
 
     def _estimator(self, name: str, value: Any) -> Any:
+        """Describe an estimator by its attributes; by a file of skops if one has no description."""
         before = len(self.arrays), len(self.trees), len(self.predictors)
         state = value.__getstate__() if hasattr(value, "get_params") else vars(value)
         try:
@@ -162,7 +165,7 @@ class _Writer:
 
 
 def _compressed(nodes: list[Any]) -> Any:
-    """Estimators of one class with the same attributes as one node, what they have alike once."""
+    """Join descriptions of estimators of one class to one node, with equal attributes once."""
     if len(nodes) < 2 or not all(type(node) is dict and "e" in node for node in nodes):
         return nodes
     (name, first), *others = (node["e"] for node in nodes)
@@ -230,7 +233,7 @@ def check(file: bytes, names: Collection[str], num_features: int) -> None:
 
 
 def load(file: bytes) -> Any:
-    """The fitted estimator in a file that has been checked. Raises InvalidContent, and
+    """Make the fitted estimator of a file that has been checked. Raises InvalidContent, and
     ModuleNotFoundError."""
     try:
         is_written_anew = not file.startswith(MAGIC)
@@ -281,7 +284,7 @@ class _Read:
         self._made_predictors: list[Any] | None = None
 
     def array(self, number: int) -> NDArray[Any]:
-        """An array of its own."""
+        """Copy an array out of the file. Raises InvalidContent if copies take too many bytes."""
         if type(number) is not int or number < 0:
             raise InvalidContent("the file names an array that it does not have")
         at, dtype, shape, order = self._heads[number]
@@ -303,7 +306,7 @@ class _Read:
             raise InvalidContent("the file repeats its values more often than an estimator does")
 
     def _expanded(self, node: Any) -> Iterator[Any]:
-        """The estimators of a list, each with all of its attributes. Raises InvalidContent."""
+        """Yield the estimators of a list with all their attributes. Raises InvalidContent."""
         if isinstance(node, list):
             yield from node
             return
@@ -360,6 +363,7 @@ class _Read:
                 raise InvalidContent(f"the file has a value of the kind {kind[:10]!r}")
 
     def _check_estimator(self, name: str, attributes: Mapping[str, Any]) -> None:
+        """Raise InvalidContent if attributes could lead native code out of its bounds."""
         attributes = dict(attributes)
         width = attributes.get("n_features_in_")
         if attributes.get("_in_fit", False) is not False:
@@ -459,7 +463,7 @@ class _Read:
     # --- objects ---
 
     def made(self, node: Any) -> Any:
-        """The value that a description stands for, of a file that has been checked."""
+        """Make the value that a description stands for, of a file that has been checked."""
         self._count()
         if isinstance(node, list):
             return [self.made(one) for one in node]
@@ -506,6 +510,7 @@ class _Read:
         raise InvalidContent(f"the file has a value of the kind {kind[:10]!r}")
 
     def _estimator(self, name: str, attributes: Mapping[str, Any]) -> Any:
+        """Make an estimator without fitting it, and set its attributes. Raises InvalidContent."""
         kind = allowed.class_of(name)
         for key in attributes:
             # A method would be another one, and checks of rows are methods.
@@ -542,7 +547,7 @@ def _add_tree(neighbours: Any) -> None:
 
 
 def _named(node: Any) -> tuple[str, Mapping[str, Any]]:
-    """Name and attributes of an estimator. Raises InvalidContent."""
+    """Take name and attributes out of an estimator's description. Raises InvalidContent."""
     if not isinstance(node, dict) or node.keys() != {"e"}:
         raise InvalidContent("the file has another value where an estimator must be")
     name, attributes = node["e"]
@@ -552,7 +557,7 @@ def _named(node: Any) -> tuple[str, Mapping[str, Any]]:
 
 
 def _number(node: Any, kind: str) -> int:
-    """The number of a tree. Raises InvalidContent."""
+    """Take the number of a tree out of its description. Raises InvalidContent."""
     if not isinstance(node, dict) or node.keys() != {kind} or type(node[kind]) is not int:
         raise InvalidContent("the file has another value where a tree must be")
     number: int = node[kind]

@@ -88,7 +88,7 @@ def columns_of(nodes: NDArray[Any]) -> Columns:
 
 
 def table_of(trees: Sequence[Any]) -> Columns:
-    """The table of fitted Trees of scikit-learn, each with one output."""
+    """Join the nodes of fitted Trees of scikit-learn, each with one output, to one table."""
     states = [tree.__getstate__() for tree in trees]
     table = _nodes_of([state["nodes"] for state in states])
     values = [state["values"].ravel() for state in states]
@@ -121,8 +121,8 @@ def check_table(table: Columns) -> None:
 
 
 def trees_of(table: Columns) -> list[Any]:
-    """The Trees of a table that has been checked. Raises ValueError if this version of scikit-learn
-    knows other nodes."""
+    """Make the Trees of a table that has been checked. Raises ValueError if this version of
+    scikit-learn knows other nodes."""
     from sklearn.tree._tree import NODE_DTYPE, Tree
 
     nodes = _structured(_without(table, _OF_TREES), NODE_DTYPE)
@@ -148,7 +148,7 @@ def trees_of(table: Columns) -> list[Any]:
 
 
 def predictor_table_of(predictors: Sequence[Any]) -> Columns:
-    """The table of TreePredictors, which split no categories."""
+    """Join the nodes of TreePredictors, which split no categories, to one table."""
     nodes = [predictor.nodes for predictor in predictors]
     return {
         COUNT: _narrow(np.array([len(one) for one in nodes])),
@@ -167,7 +167,7 @@ def check_predictor_table(table: Columns) -> None:
 
 
 def predictors_of(table: Columns) -> list[Any]:
-    """The TreePredictors of a table that has been checked. Raises ValueError as trees_of() does."""
+    """Make the TreePredictors of a table that has been checked. Raises ValueError as trees_of()."""
     from sklearn.ensemble._hist_gradient_boosting.common import PREDICTOR_RECORD_DTYPE
     from sklearn.ensemble._hist_gradient_boosting.predictor import TreePredictor
 

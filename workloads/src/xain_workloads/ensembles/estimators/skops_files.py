@@ -143,8 +143,8 @@ def _is_of(schema: Mapping[str, Any], name: str) -> bool:
 
 
 def _members(file: bytes) -> dict[str, bytes]:
-    """The files in an archive. Raises InvalidContent, also for one that is compressed, so that no
-    archive takes more memory than its size."""
+    """Read the files of an archive. Raises InvalidContent, also for one that is compressed, so that
+    no archive takes more memory than its size."""
     try:
         with ZipFile(BytesIO(file)) as archive:
             infos = archive.infolist()
@@ -164,6 +164,7 @@ def _members(file: bytes) -> dict[str, bytes]:
 
 
 def _schema(members: Mapping[str, bytes]) -> dict[str, Any]:
+    """Decode the schema among the files of an archive. Raises InvalidContent."""
     try:
         schema = json.loads(members[_SCHEMA])
     except KeyError:
@@ -176,7 +177,7 @@ def _schema(members: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def _nodes(schema: object) -> Iterator[dict[str, Any]]:
-    """All objects of a schema that say how they are loaded, outer ones first."""
+    """Yield all objects of a schema that say how they are loaded, outer ones first."""
     waiting = [schema]
     while waiting:
         at = waiting.pop()
@@ -194,8 +195,8 @@ _ATTEMPTS = 10
 
 
 def _header(file: BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether the order is Fortran's, and dtype. Raises ValueError, KeyError, TypeError or
-    SyntaxError."""
+    """Read shape, whether the order is Fortran's, and dtype of an array in numpy's format. Raises
+    ValueError, KeyError, TypeError or SyntaxError."""
     version = np.lib.format.read_magic(file)
     read = {
         (1, 0): np.lib.format.read_array_header_1_0,
@@ -210,7 +211,7 @@ def _header(file: BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def _array(name: str, content: bytes) -> NDArray[Any]:
-    """An array in numpy's format, whose header agrees with its size. Raises InvalidContent."""
+    """Read an array in numpy's format, whose header agrees with its size. Raises InvalidContent."""
     file = BytesIO(content)
     try:
         shape, is_fortran, dtype = _header(file)
@@ -229,7 +230,7 @@ def _array(name: str, content: bytes) -> NDArray[Any]:
 
 
 def _check_array(name: str, content: bytes, num_features: int) -> None:
-    """Raises InvalidContent, for nodes of a tree that lead nowhere, too."""
+    """Raise InvalidContent if an array is damaged, or has nodes of a tree that lead nowhere."""
     array = _array(name, content)
     fields = set(array.dtype.names or ())
     for kind in node_tables.KINDS:

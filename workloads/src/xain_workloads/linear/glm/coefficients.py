@@ -136,8 +136,8 @@ class Coefficients:
 
 
 def coefficients_of(model: Model) -> Coefficients:
-    """The coefficients of a model. Raises NoModel if it has none: of another workload, or before
-    the first step."""
+    """Compute a model's coefficients with errors, p values and intervals. Raises NoModel if the
+    model is of another workload, or there was no step yet."""
     metadata = model.metadata
     if metadata.get("workload") != NAME:
         raise NoModel(
@@ -204,8 +204,7 @@ def coefficients_of(model: Model) -> Coefficients:
 def _contrasts(
     classes: tuple[str, ...], reference_class: str
 ) -> tuple[Array, tuple[str, ...], str]:
-    """Weights (c, k) of the blocks for each outcome, the outcomes, and what they are compared
-    with."""
+    """(Weights (c, k) of the blocks for each outcome, the outcomes, their reference class)."""
     if not classes:
         return np.ones((1, 1)), ("",), ""
     reference = reference_class or classes[0]
@@ -218,7 +217,7 @@ def _contrasts(
 
 
 def _covariance(fit: Fit, step: Step) -> Array:
-    """(m, m) of the parameters; 0 for those that are not moved."""
+    """(m, m) covariance of the parameters; 0 for those that are not moved."""
     free = np.flatnonzero(~(step.left_out | step.separated))
     found = np.zeros_like(fit.information)
     if len(free):

@@ -63,7 +63,8 @@ class Design:
 
     @classmethod
     def of(cls, metadata: Mapping[str, str], num_features: int) -> Self:
-        """The design of a model. Raises ValueError if its metadata are not of so many features."""
+        """List column and level of each parameter of a model's block. Raises ValueError if the
+        metadata are not of so many features."""
         preprocessing = preprocessing_of(metadata)
         if preprocessing is None:
             named = loads(metadata.get(COLUMNS_KEY, "{}")).get("names")

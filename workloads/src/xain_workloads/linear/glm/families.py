@@ -52,7 +52,7 @@ def sums(
     target: NDArray[np.float64],
     rows_weigh: Array | None = None,
 ) -> Fit:
-    """The sums of rows at the point of a fit.
+    """Sum the score, information, totals and deviance of rows at the point of a fit.
 
     target: (n,), numbers, or positions of classes as float64. rows_weigh: (n,), None: 1 each.
     """
@@ -118,6 +118,7 @@ def deviance(
 
 
 def _totals(family: str, target: NDArray[np.float64], k: int) -> Array:
+    """Counts by class, or sums of the target, from which null deviance and likelihood follow."""
     if family == LOGISTIC:
         return np.bincount(target.astype(np.intp), minlength=k + 1).astype(np.float64)
     if family == LINEAR:
@@ -132,7 +133,7 @@ def _y_log_y(target: Array) -> Array:
 
 
 def null_deviance(family: str, totals: Sequence[float], rows: float) -> float:
-    """The deviance of a model of an intercept alone."""
+    """The deviance of a model of an intercept alone, from _totals() of the target."""
     if family == LOGISTIC:
         return -2 * sum(n * log(n / rows) for n in totals if n > 0)
     if family == LINEAR:

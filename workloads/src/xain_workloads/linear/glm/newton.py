@@ -124,10 +124,11 @@ def left_out_of(metadata: Mapping[str, str]) -> Mapping[str, str]:
 def stepped(
     vector: Vector, layout: Layout, metadata: Mapping[str, str], updates: Iterable[Vector]
 ) -> tuple[Vector, Mapping[str, str]]:
-    """The next model from the sums of all sites, in the order of their names, and its metadata,
-    which say under ENDED why there is no further step, and under TOLD what a person must know.
+    """Take a Newton step by the sums of all sites, or halve the last step if the deviance has
+    risen.
 
-    Raises InvalidContent.
+    Returns the vector of the next model and its metadata, which say under ENDED why there is no
+    further step, and under TOLD what a person must know. Raises InvalidContent.
     """
     model = Fit.of(vector, layout)
     k, width = model.point.shape
@@ -163,7 +164,7 @@ def _ending(metadata: Mapping[str, str], ended: str, told: str) -> Mapping[str, 
 
 
 def _told(step: Step, design: Design, metadata: Mapping[str, str]) -> str:
-    """Lines on parameters without a value."""
+    """Sentences on parameters that have no coefficient, or none of a finite value."""
     lines = [
         f"{_capital(design.words(int(at)))} has no coefficient: {why}."
         for at, why in left_out_of(metadata).items()

@@ -13,8 +13,8 @@ _MOST_TERMS = 10_000
 
 
 def two_sided(statistic: float, df: float) -> float:
-    """The probability of a value at least as far from 0. df: degrees of freedom, above 0; infinite
-    for the normal distribution."""
+    """Two-sided p value of Student's t: the probability of a value at least as far from 0. df:
+    degrees of freedom, above 0; infinite for the normal distribution."""
     if isinf(df):
         return erfc(abs(statistic) / sqrt(2))
     square = statistic * statistic
@@ -22,7 +22,7 @@ def two_sided(statistic: float, df: float) -> float:
 
 
 def quantile(share: float, df: float) -> float:
-    """The value that is not exceeded with this probability, above 0.5 and below 1."""
+    """The value that Student's t does not exceed with this probability, above 0.5 and below 1."""
     normal = NormalDist().inv_cdf(share)
     if isinf(df):
         return normal
@@ -53,6 +53,7 @@ def _incomplete_beta(x: float, rest: float, a: float, b: float) -> float:
 
 
 def _continued_fraction(x: float, a: float, b: float) -> float:
+    """Evaluate the continued fraction of the incomplete beta function (Lentz's method)."""
     c, d = 1.0, 1 / _away(1 - (a + b) * x / (a + 1))
     fraction = d
     for m in range(1, _MOST_TERMS):

@@ -139,8 +139,10 @@ class GlmWorkload:
     def train(
         self, model: Model, data: Dataset, *, epochs: int, epoch_base: int, seed: int
     ) -> TrainResult:
-        """See Workload.train. The vector has the sums of the rows at the model; the metrics are
-        those of the model that was given."""
+        """Sum score and information of the local rows at the model; no weight is changed.
+
+        The sums are the vector; the metrics are those of the given model. See Workload.train.
+        """
         require_training(epochs, epoch_base, seed)
         fit, classes = self._open(model)
         target, scale = self._target(model, classes, data)
@@ -169,7 +171,7 @@ class GlmWorkload:
         return [of.words(at) for at in few.tolist()]
 
     def fitted(self, model: Model, data: Dataset) -> Model:
-        """The model after the steps that rows in one place make, until there is no further one."""
+        """Repeat steps on rows in one place until there is no further one, and return the model."""
         for _ in range(self.options.rounds):
             update = self.train(model, data, epochs=1, epoch_base=0, seed=0).vector
             vector, metadata = stepped(model.vector, model.layout, model.metadata, [update])
@@ -199,7 +201,7 @@ class GlmWorkload:
         return Measured(metrics, tally_numbers(target, numbers))
 
     def predict(self, model: Model, features: ArrayLike) -> NDArray[Any]:
-        """See Workload.predict. Of two equal probabilities the class that comes first wins."""
+        """Predict class names or numbers, (n,). Of two equal probabilities the first class wins."""
         eta, classes = self._predictors(model, features)
         if classes:
             return np.array(classes, dtype=np.str_)[best_class(_scores(eta))]
@@ -211,7 +213,7 @@ class GlmWorkload:
         return softmax(_scores(eta)) if classes else None
 
     def to_sklearn(self, model: Model) -> Any:
-        """See Workload.to_sklearn: a LogisticRegression, LinearRegression or PoissonRegressor."""
+        """Convert a model to a LogisticRegression, LinearRegression or PoissonRegressor."""
         from sklearn.linear_model import LinearRegression, LogisticRegression, PoissonRegressor
 
         fit, classes = self._open(model)
@@ -238,8 +240,7 @@ class GlmWorkload:
         return estimator
 
     def _open(self, model: Model) -> tuple[Fit, tuple[str, ...]]:
-        """The fit that a model consists of, and its classes. Raises ValueError if the model is none
-        of this workload."""
+        """Read a model's fit and classes. Raises ValueError if it is of another workload."""
         classes = classes_of(self.options.task, model.metadata)
         fit = Fit.of(np.asarray(model.vector, np.float64), model.layout)
         if len(fit.point) != max(len(classes) - 1, 1):
@@ -264,7 +265,7 @@ class GlmWorkload:
         return predictors(self.options.family, fit.point, rows), classes
 
     def _numbers(self, model: Model, eta: Array) -> Array:
-        """(n,) predictions in the unit of the target."""
+        """Convert linear predictors to (n,) predictions in the unit of the target."""
         numbers = means(self.options.family, eta)[:, 0]
         if self.options.family != LINEAR:
             return numbers
