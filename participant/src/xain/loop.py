@@ -396,6 +396,7 @@ class Rounds:
         self._loop.end(error)
 
     def __del__(self) -> None:
+        """End the loop, in a thread of its own, if the script has left it."""
         loop = self._loop
         if loop.is_settled or sys.is_finalizing():
             return
@@ -412,7 +413,7 @@ def result_of(
     declared: Declared | None,
     kept: KeptByScript,
 ) -> Result:
-    """The last model as the script gets it.
+    """Fetch the last model, and convert it to what the script gets.
 
     fetch: asks the coordinator at `target` for it. session_id: of the last round; "" if there was
     none. declared: the script's model. kept: has the tensors that do not travel.

@@ -82,6 +82,7 @@ class ScriptParticipant(Participant):
         self._assignment = assignment
 
     def init_weights(self) -> NDArray[Any]:
+        """Ask the script for its initial weights, (d,), and note their layout."""
         initial = self._answer(None)
         assert isinstance(initial, Initial)
         self._init_layout = initial.layout
@@ -93,6 +94,7 @@ class ScriptParticipant(Participant):
     def train_round(
         self, weights: NDArray[Any], epochs: int, epoch_base: int
     ) -> tuple[NDArray[Any], int]:
+        """Have the script train with these weights: (its vector, its number of samples)."""
         submitted = self._ask_body(weights)
         assert submitted.vector is not None
         return submitted.vector, submitted.num_samples

@@ -85,7 +85,7 @@ class Declared:
 
 
 def declare(initial: Any) -> Declared:
-    """Find the tensors that travel.
+    """Find the tensors of a script's initial weights that travel.
 
     initial: a torch module, a mapping of tensors or arrays, a flat vector, or a callable without
         arguments that returns one of them.
@@ -224,7 +224,7 @@ def _spec(name: str, value: Any, kind: str) -> TensorSpec:
 
 
 def _require_travels(what: str, value: Any) -> None:
-    """Check that a tensor or array can travel. what: it, in the message. Raises ValueError."""
+    """Raise ValueError if a tensor or array cannot travel. what: its name in the message."""
     if why := _why_it_stays(value):
         raise ValueError(
             f"{what} {why}, which cannot travel; what is trained must be dense, of the type "
@@ -297,7 +297,7 @@ def to_vector(
     declared: Declared | None = None,
     personal: Sequence[str] = (),
 ) -> NDArray[Any]:
-    """The vector of a script's weights, (d,).
+    """Join a script's weights into one vector, (d,).
 
     layout: by plain names; empty if the session has none. source: name of the caller for messages.
     personal: patterns of the plain names of tensors that stay here.
@@ -372,8 +372,8 @@ def from_vector(
     declared: Declared | None,
     kept: Mapping[str, NDArray[Any]],
 ) -> Any:
-    """The weights for the script: a mapping by the script's names, or a flat vector if there is no
-    layout.
+    """Convert a vector to the script's weights: a mapping by the script's names, or a flat vector
+    if there is no layout.
 
     layout: by plain names. kept: tensors that this participant keeps for itself, by plain names,
     with their last values.

@@ -51,7 +51,7 @@ TagValue = Annotated[str, _checked(tag_rules.why_not_value), Allowed(tag_rules.V
 
 
 def _check_group_address(address: str) -> str:
-    """The same address, if its port is valid; it may have none. Raises ValueError."""
+    """Return an address as it is. Raises ValueError if it has a port that is none."""
     # The coordinator hands it to the other participants as it is.
     _, separator, port = address.rpartition(":")
     has_port = bool(separator) and not address.endswith("]")
@@ -91,7 +91,7 @@ class ParticipantSettings(Section):
 
     @Check
     def _tags_are_taken(self) -> Conflicts:
-        """Check that a coordinator would take the tags."""
+        """Yield the tags that a coordinator would refuse."""
         for key in self.tags:
             if (why := tag_rules.why_not_key(key)) is not None:
                 yield WrongSetting(f"tags.{key}", f"its name cannot be that of a tag: {why}")
@@ -128,7 +128,7 @@ class PartitionSettings(Section):
 
     @Check
     def _parts_can_be_made(self) -> Conflicts:
-        """Check that there is a part of this index, and a kind if there are several parts."""
+        """Yield an index beyond the parts, and several parts without a kind."""
         if self.index >= self.num_parts:
             yield WrongSetting("index", f"it must be below num_parts, {self.num_parts}")
         if self.kind == "none" and self.num_parts > 1:

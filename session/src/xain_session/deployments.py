@@ -211,7 +211,7 @@ class Embedded:
 
     @property
     def _own(self) -> list[str]:
-        """The script's objects that the coordinator calls, for a user to read."""
+        """Name the script's objects that the coordinator calls, for a user to read."""
         return [
             f"the {what} {self._settings[name_key]}"
             for what, (name_key, options_key) in SETTINGS.items()
@@ -257,8 +257,7 @@ class Embedded:
         return False
 
     def _replaced(self, different: str) -> str:
-        """Words for the object of the script, where a difference is one of its code and values,
-        which the session goes on with; else ""."""
+        """Name the script's object whose code or values have changed, by a difference; or ""."""
         for what, (name_key, options_key) in SETTINGS.items():
             found = re.fullmatch(
                 rf'{re.escape(options_key)}\.{SOURCE} = "(\w+)" \(configured: "(\w+)"\)', different
@@ -269,7 +268,7 @@ class Embedded:
         return ""
 
     def _marked(self) -> str:
-        """Id of the session that the script has ended; "" if there is none."""
+        """Read the id of the session that the script has ended; "" if there is none."""
         with suppress(OSError, ValueError):
             return str(json.loads((self._folder / MARK).read_text(encoding="utf-8"))["ended"])
         return ""
@@ -399,6 +398,7 @@ class Elsewhere:
         return tracked_in(self._folder, tracker)
 
     def export(self, path: Path, which: str, *, is_running: bool) -> None:
+        """Write a model of the coordinator to a file, by the operator's certificates."""
         token = TLS.set(self._certificates)
         try:
             _export(ask(self._target), path, which)
@@ -408,8 +408,8 @@ class Elsewhere:
 
 @contextmanager
 def _prompt_threads() -> Iterator[None]:
-    """Let threads of the coordinator and the script wait less for each other than the 5 ms that are
-    Python's default: a whole small round takes but four times that."""
+    """Lower Python's switch interval, so that threads of coordinator and script wait less for each
+    other than the default 5 ms: a whole small round takes but four times that."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(min(before, SWITCH_INTERVAL_S))
     try:

@@ -40,7 +40,7 @@ _INSTALLED: Final = {"site-packages", "dist-packages"}
 
 
 def digest_of(given: Any) -> str:
-    """The digest of a function, or of an object with its class.
+    """Compute the digest of a function, or of an object with its class.
 
     Of classes, base classes and functions of the script's own it has the source, and also those
     that they hold, that closures have, and that functions read by their global names; of values so
@@ -67,11 +67,11 @@ class _Description:
         """The description of a value, then a line for each object that it leads to."""
         lines = [self.of(value)]
         while self._waiting:  # no recursion: functions of a script may be long chains
-            lines.append(self._described(self._waiting.popleft()))
+            lines.append(self._describe(self._waiting.popleft()))
         return "\n".join(lines)
 
     def of(self, value: Any) -> str:
-        """A value itself; the number of an object, which is described later, once."""
+        """Describe a value itself, or number an object, which is described later, once."""
         if isinstance(value, Enum):
             return f"{_name(type(value))}.{value.name}={self.of(value.value)}"
         if hasattr(type(value), "__array__"):
@@ -88,9 +88,8 @@ class _Description:
             self._waiting.append(value)
         return f"<{self._numbered[id(value)][0]}>"
 
-    def _described(self, value: Any) -> str:
-        """The description of an object that has a number: by its code, or what it wraps or
-        holds."""
+    def _describe(self, value: Any) -> str:
+        """Describe an object that has a number: by its code, or by what it wraps or holds."""
         match value:
             case type():
                 return self._of_class(value) if self._is_own(value) else _name(value)
@@ -112,8 +111,7 @@ class _Description:
     # --- values ---
 
     def _of_array(self, value: Any) -> str:
-        """An array or tensor: dtype, shape and digest of its values; without a dense form its
-        class."""
+        """Describe an array by dtype, shape and digest; by its class without a dense form."""
         from xain.weights import as_array
 
         try:
@@ -126,7 +124,7 @@ class _Description:
         return f"{dtype}{array.shape}{hashlib.sha256(array.tobytes()).hexdigest()}"
 
     def _of_items(self, value: Any) -> str:
-        """The items of a collection; those without an order sorted by their descriptions."""
+        """Describe the items of a collection; those without an order sorted by description."""
         if isinstance(value, dict | MappingProxyType):
             keys = sorted(((self._alone(key), key) for key in value), key=lambda pair: pair[0])
             parts = [f"{text}: {self.of(value[key])}" for text, key in keys]
@@ -143,8 +141,8 @@ class _Description:
         return alone.with_all_that_it_names(value)
 
     def _of_object(self, value: Any) -> str:
-        """An object: its class, items and attributes. Of another library's object only its class
-        and items."""
+        """Describe an object by class, items and attributes; of another library by the former
+        two."""
         kind = type(value)
         text = _name(kind)
         if isinstance(value, _ITEMS):
@@ -179,7 +177,7 @@ class _Description:
         return package == self._package or not (_is_standard(package) or _is_installed(package))
 
     def _of_class(self, kind: type) -> str:
-        """A class: its name, bases, source, methods and other members."""
+        """Describe a class by its name, bases, source, methods and other members."""
         source = _source(kind)
         members = [
             f"{name}={self._of_function(one, source)}"
@@ -192,8 +190,8 @@ class _Description:
         return f"{_name(kind)} {self.of(kind.__bases__)} {source} {members}"
 
     def _of_function(self, function: FunctionType, source_of_class: str = "") -> str:
-        """A function: its name, source, defaults, closure, attributes, and the global values that
-        it reads. source_of_class: source in which its own may be."""
+        """Describe a function by its name, source, defaults, closure, attributes, and the global
+        values that it reads. source_of_class: source in which its own may be."""
         code = function.__code__
         source = _source(code)  # not that of the function, which would be that of what it wraps
         if function.__name__ == "<lambda>" or not (source or source_of_class):
@@ -205,7 +203,7 @@ class _Description:
         return f"{_name(function)} {source} {self.of(values)} {[*map(self._of_names, parts)]}"
 
     def _read(self, function: FunctionType) -> Mapping[str, Any]:
-        """Values that a function reads by global names, also in modules of the script's own."""
+        """Collect values that a function reads by global names, also in the script's modules."""
         found: dict[str, Any] = {}
         for code in _with_inner(function.__code__):
             for one in dis.get_instructions(code):
@@ -237,7 +235,7 @@ class _Description:
 
 
 def _with_inner(code: CodeType) -> Iterator[CodeType]:
-    """The code of a function, and of those within it."""
+    """Yield the code of a function, and of those within it."""
     yield code
     for one in code.co_consts:
         if isinstance(one, CodeType):

@@ -38,7 +38,7 @@ class SimulationError(SessionFailed):
 
 
 def for_script(text: str) -> str:
-    """A text of the coordinator, with arguments of the script where it names flags."""
+    """Replace flags in a text of the coordinator by the arguments of the script."""
     for typed, said in _ARGUMENTS.items():
         text = text.replace(typed, said)
     return text

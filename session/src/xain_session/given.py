@@ -83,8 +83,8 @@ class _OfFunction(AnyNumber):
 
 
 def _kind_of(name: str, digest: str, made: Any, *, may_change: bool) -> type:
-    """A class for the coordinator's tables of classes, each of whose instances is the object. Made
-    with the digest of a session that was begun with other code, it raises ValueError, unless
+    """Make a class for the coordinator's tables of classes, each of whose instances is the object.
+    Made with the digest of a session that was begun with other code, it raises ValueError, unless
     may_change."""
 
     known = _objects.setdefault(name, {})

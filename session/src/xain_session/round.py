@@ -121,7 +121,7 @@ class Round(Generic[W]):
         self._session._stop()
 
     def _request(self) -> control.ConfigureRoundRequest | None:
-        """The decision; None where it was made before, and the script says nothing else."""
+        """Make the request of the script's decisions; None if they were made before and stay."""
         if self.is_configured and not self._is_decided:
             return None
         values, by_site = dict(self._values), {k: dict(v) for k, v in self._by_site.items()}
@@ -200,7 +200,7 @@ class AsyncRound(Generic[W]):
 
 
 def plain(settings: Mapping[str, object], of: str) -> dict[str, Any]:
-    """The settings as JSON holds them. Raises TypeError, which names the one that it cannot."""
+    """Convert settings to what JSON holds. Raises TypeError, which names the one that it cannot."""
     found = {}
     for name, value in settings.items():
         item = getattr(value, "item", None)
@@ -236,7 +236,7 @@ def _shortened(value: object) -> str:
 
 
 def _epochs(value: object, number: int) -> int:
-    """The same number of epochs, if it is a whole one from 1. Raises ValueError."""
+    """Return the number of epochs if it is a whole one from 1; else raise ValueError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"round {number}: epochs is {value!r}; it must be a whole number from 1")
     return value

@@ -83,6 +83,7 @@ class Session(Generic[W]):
     # --- its life ---
 
     def __enter__(self) -> Self:
+        """Reach or start the coordinator, then the participants. Raises RuntimeError if used."""
         if self._is_used:
             raise RuntimeError(
                 "this session has had its `with`; xain.session() gives another one, which goes on "
@@ -104,6 +105,7 @@ class Session(Generic[W]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """End the session, or report the body's error, unless it is paused; then stop all."""
         try:
             if isinstance(error, Exception):
                 self._fail(error)
@@ -129,6 +131,7 @@ class Session(Generic[W]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Leave the `with` in the session's thread; a cancelled task pauses the session."""
         if isinstance(error, asyncio.CancelledError):
             self._is_paused = True
         assert self._under_asyncio is not None
@@ -252,7 +255,7 @@ class Session(Generic[W]):
         return self._asked.wait(is_so, timeout_s)
 
     def _look(self, client: ScriptClient) -> None:
-        """Look after participants and reader while the coordinator is waited for."""
+        """Check the participants, and print finished rounds and what the coordinator waits for."""
         self._deployment.check()
         if client.status is not None and not self._is_scripted and not client.trouble:
             self._show_rounds(client.status)
@@ -264,7 +267,7 @@ class Session(Generic[W]):
             self._tell(f"waiting: {text}")
 
     def _show_rounds(self, status: Status) -> None:
-        """Tell of rounds that are over, of a session that goes on by itself."""
+        """Print a line for each round that is over, of a session that goes on by itself."""
         if not self._progress or status.model <= self._shown:
             return
         for one in self._asked.latest_rounds(status.model - self._shown):
@@ -293,7 +296,7 @@ class Session(Generic[W]):
         return record
 
     def _record_of(self, found: inspection.RoundStatus, status: Status) -> Record[W]:
-        """The record of a round, for the script."""
+        """Make the script's record of a round."""
         number = found.round
         evaluated = status.evaluated if status.HasField("evaluated") else None
         return Record(
@@ -370,8 +373,7 @@ class Session(Generic[W]):
             raise self._ended_otherwise(status)
 
     def _ended_otherwise(self, status: Status) -> SessionFailed:
-        """The error for a session without a result. The script has heard of it, so that the next
-        start begins another one."""
+        """Make the error of a session without a result; the next start begins another session."""
         self._is_over = True
         self._deployment.forget()
         return SessionFailed(f"the session has ended: {status.cause}")
@@ -420,8 +422,8 @@ class Session(Generic[W]):
     def _agreed(
         self, layout: Layout, size: int, metadata: Mapping[str, str]
     ) -> "tuple[Declared | None, Layout]":
-        """Tensors that travel: as the script declared them, and as its session's model has them.
-        Raises SessionFailed if they are of different models."""
+        """Compare the script's model with the session's: (declared tensors that travel, their
+        layout). Raises SessionFailed if they are different."""
         from xain.weights import agreed_layout
 
         declared = self._declared
@@ -488,7 +490,7 @@ class AsyncSession(Generic[W]):
         self._interrupts = Interrupts()
 
     async def enter(self) -> None:
-        """Enter the `with`."""
+        """Enter the `with` in the session's thread, and handle SIGINT until its end."""
         self._interrupts.listen()
         try:
             await self.do(self._session.__enter__)
@@ -565,7 +567,7 @@ def _is_of_this_package(error: Exception) -> bool:
 
 
 def _sites(found: inspection.RoundStatus) -> dict[str, Site]:
-    """Participants of a round that was told, those that did not count too."""
+    """Convert a round's status to sites by name, those that did not count too."""
     measured = {one.participant_id: one for one in found.sites}
     counted = set(found.contributors)
     names = sorted({*found.selected, *counted, *found.missing, *measured})
@@ -584,7 +586,7 @@ def _sites(found: inspection.RoundStatus) -> dict[str, Site]:
 
 
 def _line(record: Record[Any], first: int, last_model: int) -> str:
-    """The line that is printed of a round. first: number of the first round that trains.
+    """Write the line that is printed of a round. first: number of the first round that trains.
     last_model: of the planned length, 0 if it is not known."""
     of = f"/{last_model - first}" if last_model else ""
     metrics = "".join(
@@ -608,6 +610,7 @@ class _Printer:
             self._stream = streams.open_stream(descriptor, own.encoding)
 
     def __call__(self, text: str) -> None:
+        """Print a line, unless the stream is closed or its reader has gone."""
         if self._stream is None:
             return
         with suppress(OSError, ValueError):  # a reader that has gone, and a closed stream

@@ -57,7 +57,7 @@ def _write(file: _File, line: str) -> None:
 
 
 def _readable(event: Mapping[str, Any]) -> str:
-    """An event as text for people."""
+    """Convert an event to text for people."""
     fields = {k: v for k, v in event.items() if k not in ("event", "level", "logger", "timestamp")}
     trace = fields.pop("exception", "")
     told = " ".join([str(event["event"]), *(f"{name}={value}" for name, value in fields.items())])

@@ -75,6 +75,7 @@ class Interrupts:
             signal.signal(signal.SIGINT, self._before)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handle SIGINT: a second one ends the script if the session is ending."""
         if self.has_come and self.is_ending:
             _end_script()
         self.has_come = True

@@ -25,7 +25,7 @@ class Tracker(Protocol):
 
 
 def by_name(trackers: Sequence[Tracker]) -> dict[str, Tracker]:
-    """Trackers by the names of their classes, with a number behind that of a second one."""
+    """Name trackers by their classes, with a number behind the name of a second one."""
     found: dict[str, Tracker] = {}
     for tracker in trackers:
         kind = type(tracker).__name__

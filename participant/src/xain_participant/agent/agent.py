@@ -692,8 +692,8 @@ class Agent:
         self._deliver(_Posted(e.Saving(round_)))
 
     def _note_refusal(self, refused: e.RefusedBy) -> None:
-        """Log a refused call: the first of its kind as a warning, later ones for debugging. For a
-        coordinator that is away it looks for the cause, in a thread."""
+        """Log a refused call: the first of its kind as a warning, later ones for debugging. If the
+        coordinator is away, a thread of its own finds the cause."""
         # A coordinator that is away is worth a line a call, not one for every attempt of a weekend.
         # Messages are not compared: each names another address.
         kind = (refused.reason, refused.status)
@@ -772,7 +772,7 @@ def _posted(message: pb.WatchResponse, handled: Callable[[], None] = lambda: Non
 
 
 def joined(response: pb.RendezvousResponse) -> e.Joined | e.AskedToWait:
-    """The event of an answer to a rendezvous."""
+    """Convert an answer to a rendezvous to its event."""
     if response.reply == pb.LATER:
         return e.AskedToWait(response.retry_after_ms / 1000, response.why)
     return e.Joined(
@@ -784,7 +784,7 @@ def joined(response: pb.RendezvousResponse) -> e.Joined | e.AskedToWait:
 
 
 def advertised(message: pb.HeartbeatResponse | pb.WatchResponse) -> e.Advertised:
-    """The event of an answer to a heartbeat, or of a message of a Watch stream."""
+    """Convert an answer to a heartbeat, or a message of a Watch stream, to its event."""
     spread_s = None
     if isinstance(message, pb.HeartbeatResponse):
         spread_s = message.reconnect_spread_ms / 1000

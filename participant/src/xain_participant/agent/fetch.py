@@ -112,8 +112,8 @@ def fetch(
         num_updates=trained_by.num_contributors,
         num_samples=trained_by.num_samples,
         metrics=trained_by.metrics,
-        evaluation=_set(measured_by, "evaluation"),
-        coordinator_evaluation=_set(measured_by, "coordinator_evaluation"),
+        evaluation=_evaluation_of(measured_by, "evaluation"),
+        coordinator_evaluation=_evaluation_of(measured_by, "coordinator_evaluation"),
         threshold=threshold,
     )
     formats.write(to, model, {**about, "dialect": dialect.to_json()})
@@ -135,10 +135,10 @@ def _pages(stub: InspectionStub, method: str) -> Iterator[Any]:
             return
 
 
-def _set(
+def _evaluation_of(
     record: inspection.RoundStatus, name: Literal["evaluation", "coordinator_evaluation"]
 ) -> lineage.Measured | None:
-    """Figures of one of a round's evaluations; None if the round has none."""
+    """Figures of one of a round's two evaluations; None if the round has none."""
     return lineage.Measured.of(getattr(record, name)) if record.HasField(name) else None
 
 
@@ -150,7 +150,7 @@ def _download(
     participant_id: str,
     tls: "Certificates | None",
 ) -> Model:
-    """The model with the participant's own tensors. Raises NoModel."""
+    """Download a model, with this participant's own tensors in it. Raises NoModel."""
     layout, metadata = layout_of(found.layout), dict(found.metadata)
     own.on_model(layout, metadata)
     own.on_round(Assignment(session_id, found.round))

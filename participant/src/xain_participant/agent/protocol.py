@@ -528,7 +528,7 @@ class Protocol:
     # --- what went wrong ---
 
     def _on_refused(self, event: e.RefusedBy) -> None:
-        """Take the refusal of a call."""
+        """Hand the refusal of a call to the handler of contacts or of work, with its kind."""
         kind = kind_of(event)
         match event.call:
             case Call.RENDEZVOUS | Call.HEARTBEAT:

@@ -97,7 +97,7 @@ class Work:
         self.in_participant = False
 
     def do(self, call: Call, round_: int) -> e.Event:
-        """Carry out BEGIN_ROUND, TRAIN or HAND_IN. Never raises: an error is an event, too."""
+        """Carry out BEGIN_ROUND, TRAIN, HAND_IN or REPORT. Returns an event, also for an error."""
         try:
             match call:
                 case Call.BEGIN_ROUND:
@@ -133,8 +133,8 @@ class Work:
     def _failed(
         self, round_: int, error: BaseException, *, is_of_script: bool = False
     ) -> e.TrainingFailed:
-        """The event of a training that has failed with this error. is_of_script: the body of a
-        script's loop has raised it."""
+        """Describe an error as the event of a failed training. is_of_script: the body of a script's
+        loop has raised it."""
         message = "".join(traceback.format_exception_only(error)).strip()
         failure = describe(error, tells_messages=self._tells_messages, is_of_script=is_of_script)
         return e.TrainingFailed(round_, message, failure)
@@ -249,7 +249,7 @@ class Work:
         return e.Trained(round_, self._keep(self.result), self.result.is_training)
 
     def _model(self, assignment: pb.StartTrainingRoundResponse) -> NDArray[Any]:
-        """Download the global model. Raises Refused."""
+        """Download the global model, and note the digest of a damaged one. Raises Refused."""
         try:
             return self._client.get_weights(assignment.model)
         except Refused as refused:
@@ -284,7 +284,7 @@ class Work:
         return self._spare.copy(weights)
 
     def _kept(self, round_: int) -> Result | None:
-        """The copy on the disk of a result that was accepted, and that is asked for again."""
+        """Load a result of this round that was accepted, and is asked for again, from the disk."""
         if self._attempt:
             return None
         kept = self._keeper.load() if self._keeper is not None and self.session_id else None
@@ -397,7 +397,7 @@ def _assignment(
     participant_id: str,
     best: NDArray[Any] | None,
 ) -> Assignment:
-    """The assignment as the participant's code gets it."""
+    """Convert the coordinator's assignment to the one that the participant's code gets."""
     return Assignment(
         session_id=session_id,
         round=assignment.round,

@@ -313,7 +313,7 @@ def _data_values(
 
 
 def _coordinator_values(coordinator: str | None, insecure: bool) -> dict[str, Any]:
-    """Values of the flags that name the coordinator, by key. None: not given."""
+    """Values of the flags that name the coordinator, by key. None: the flag was not given."""
     host, port = (None, None) if coordinator is None else split_host_port(coordinator)
     return {
         "coordinator.host": host,
@@ -369,6 +369,7 @@ def _run(
     version: Annotated[bool, version_option(PROGRAM)] = False,
     **data: Any,
 ) -> None:
+    """Take part with the settings of flags and file, and exit with the agent's status."""
     values: dict[str, Any] = {
         **_coordinator_values(coordinator, insecure),
         "participant.id": participant_id,
@@ -450,6 +451,7 @@ def _inspect(
     assignments: Assignments = None,
     **data: Any,
 ) -> None:
+    """Print what would be sent of the data, mend settings, and record an approval, as flags ask."""
     values = _data_values(**data)
     values |= parse_assignments(PROGRAM, assignments, "data.scale=0.0625")
     settings = _load_settings(config, values)
@@ -489,6 +491,7 @@ def _new(
         str, typer.Option(metavar="NAME", help="sklearn, torch or xgboost.", show_default=False)
     ],
 ) -> None:
+    """Write the files of a template into a folder, and print their names."""
     from xain_participant.cli.projects import known_templates, new_project
 
     if template not in known_templates():
@@ -518,6 +521,7 @@ def _predict(
     config: Config = None,
     assignments: RowAssignments = None,
 ) -> None:
+    """Predict the rows of a file by an exported model, and exit with predict_file()'s status."""
     _require_table_modules()
     assigned = parse_assignments(PROGRAM, assignments, "data.decimal=,")
     settings = _load_settings(config, assigned, needs_source=False)
@@ -560,6 +564,7 @@ def _fetch(
     assignments: Assignments = None,
     **data: Any,
 ) -> None:
+    """Write a model of the coordinator to a file, and print what it is."""
     values = {**_coordinator_values(coordinator, insecure), "participant.state_dir": state_dir}
     values |= _data_values(**data) | parse_assignments(PROGRAM, assignments, "data.scale=0.0625")
     settings = _load_settings(config, values, needs_source=False)
@@ -621,7 +626,7 @@ def _load_settings(
 
 
 def _enrolled(settings: "ParticipantConfig") -> "Enrolled":
-    """Address, name and certificates. Ends the process if the certificates cannot be used."""
+    """Read address, name and certificates. Ends the process if the certificates cannot be used."""
     from xain_participant.enrolment.enrolled import NotEnrolled, enrolled
 
     try:
@@ -687,7 +692,7 @@ def _write_fixes(config: Path | None, values: dict[str, Any]) -> "ParticipantCon
 def _load_data(
     settings: "ParticipantConfig", division: "Division | None" = None
 ) -> "tuple[Table, Table]":
-    """The rows to train on, and those to test with.
+    """Read the table, and divide it into rows to train on and rows to test with.
 
     division: of a session of a study, for which the table is read again: an earlier part would have
     to be in memory beside it.
@@ -731,8 +736,8 @@ def _import_workload(settings: "ParticipantConfig") -> None:
 def _load_participant(
     settings: "ParticipantConfig", state: "StateDirectory | None", config: Path | None
 ) -> "WorkloadParticipant":
-    """The participant that trains workloads on the configured data. Ends the process if the data
-    cannot be used, or were not approved."""
+    """Make the participant that trains workloads on the configured data. Ends the process if the
+    data cannot be used, or were not approved."""
     from xain_foundation.logs.logger import get_logger
     from xain_participant.cli.inspection import cells_held_out
     from xain_participant.keep.variates import KeptVariates

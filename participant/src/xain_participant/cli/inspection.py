@@ -122,8 +122,7 @@ def _read_as(dialect: Dialect) -> str:
 
 
 def _told(known: ColumnStatistics | None, least: int) -> str:
-    """Description of the statistics of a column that are sent. least: rows of a category that is
-    named."""
+    """Describe the statistics of a column that are sent. least: rows of a named category."""
     if known is None:
         return "nothing"
     if not isinstance(known, CategoryStatistics):

@@ -294,7 +294,7 @@ def _tell(joined: Any) -> None:
 
 
 def _parts(file: Path) -> tuple[bytes, bytes]:
-    """The first certificate of a file, and those that follow it: of the authority."""
+    """Split a file of certificates into the first one and those behind it, of the authority."""
     end = b"-----END CERTIFICATE-----\n"
     own, found, authority = file.read_bytes().replace(b"\r\n", b"\n").partition(end)
     return own + found, authority

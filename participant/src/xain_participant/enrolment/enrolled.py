@@ -32,7 +32,7 @@ class Enrolled:
     kept: KeptCertificates | None = None
 
     def upkeep(self) -> "Upkeep | None":
-        """Upkeep of the certificates while the participant runs; None without any."""
+        """Make the upkeep of the certificates, to run beside the participant; None without any."""
         if self.tls is None:
             return None
         from xain_participant.enrolment.upkeep import Upkeep

@@ -92,8 +92,7 @@ class KeptCertificates:
             os.close(fd)
 
     def pending(self) -> Pending:
-        """A key to ask a certificate for: the one that was asked with before and got none, or a new
-        one. It is on disk."""
+        """Find the key that was asked with before and got no certificate, or write a new one."""
         from xain_foundation.security.x509 import key_to_pem, new_key
 
         current = self._current()

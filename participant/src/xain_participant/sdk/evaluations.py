@@ -13,7 +13,7 @@ from xain_workloads.measures.tallies import Tallies
 
 
 def evaluation_message(evaluation: Evaluation) -> pb.Evaluation:
-    """The message of an evaluation."""
+    """Convert an evaluation to its message."""
     message = pb.Evaluation(
         num_samples=evaluation.num_samples,
         metrics=evaluation.metrics,
@@ -41,7 +41,7 @@ def evaluation_message(evaluation: Evaluation) -> pb.Evaluation:
 
 
 def to_json(evaluation: Evaluation) -> list[Any]:
-    """An evaluation as a JSON list. Earlier versions wrote the first items of it."""
+    """Convert an evaluation to a JSON list. Earlier versions wrote the first items of it."""
     tallies = evaluation.tallies
     kept = None if tallies is None else asdict(tallies)
     local = None if evaluation.local is None else asdict(evaluation.local)
@@ -51,7 +51,7 @@ def to_json(evaluation: Evaluation) -> list[Any]:
 
 
 def from_json(kept: list[Any]) -> Evaluation:
-    """The evaluation that to_json() was given."""
+    """Read an evaluation that to_json() of this or an earlier version has written."""
     later: list[Any] = [None, False, None, []]
     num_samples, metrics, tallies, withheld, local, importances = [*kept, *later[len(kept) - 2 :]]
     if tallies is not None:

@@ -23,7 +23,8 @@ class Measured:
 
 
 def flatten_values(values: Mapping[str, object]) -> dict[str, float]:
-    """Numbers by name; the items of a nested sequence become name_0, name_1, name_1_0.
+    """Convert values to numbers by name; items of a nested sequence become name_0, name_1,
+    name_1_0.
 
     Raises TypeError for what is not a number, ValueError for what is not finite: JSON has neither
     NaN nor infinity, and a metrics store refuses them.
@@ -53,7 +54,7 @@ def _flatten(name: str, value: object) -> Iterator[tuple[str, float]]:
 
 
 def to_json(measured: Sequence[Measured], *, participant_id: str, round_: int) -> tuple[str, int]:
-    """EndTrainingRoundRequest.metrics: a JSON list of points, "[]" if there are none.
+    """Write EndTrainingRoundRequest.metrics: a JSON list of points, "[]" if there are none.
 
     measured: oldest first. The oldest are left out where all would have more than MAX_JSON_BYTES.
     Returns the list and how many were left out.

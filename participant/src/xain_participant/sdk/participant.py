@@ -295,10 +295,10 @@ def take_evaluation(participant: Participant) -> Evaluation | None:
 def call_init_weights(
     participant: Participant, dtype: np.dtype[Any]
 ) -> tuple[NDArray[np.floating[Any]], Layout]:
-    """The initial weights, (d,), and their layout. dtype: for weights that are not floats.
+    """Call init_weights() and init_layout(), and check both: weights, (d,), and layout.
 
-    Raises TypeError as call_train_round() does, and ValueError if weights and layout differ in
-    size.
+    dtype: for weights that are not floats. Raises TypeError for weights that are no vector, and
+    ValueError if weights and layout differ in size.
     """
     weights = _checked_vector(participant.init_weights(), "init_weights()")
     layout = tuple(participant.init_layout())
@@ -314,7 +314,7 @@ def call_init_weights(
 def call_train_round(
     participant: Participant, weights: NDArray[Any], epochs: int, epoch_base: int
 ) -> tuple[NDArray[np.floating[Any]], int]:
-    """The local update, (d,) in the dtype of the global model, and the number of samples, n_k.
+    """Call train_round(), and check its result: update, (d,) in the global model's dtype, and n_k.
 
     Raises TypeError or ValueError that says which part of the result is wrong. Whether the vector
     fits the model, the coordinator decides.
@@ -336,8 +336,8 @@ def call_train_round(
 
 
 def _checked_vector(weights: object, source: str) -> NDArray[Any]:
-    """The same weights, if they are a flat vector of real numbers. source: the method that returned
-    them. Raises TypeError."""
+    """Return the weights if they are a flat vector of real numbers; else raise TypeError. source:
+    the method that returned them."""
     if not isinstance(weights, np.ndarray):
         raise TypeError(
             f"{source} must return weights as a numpy array, not {type(weights).__name__}"
@@ -353,8 +353,8 @@ def _checked_vector(weights: object, source: str) -> NDArray[Any]:
 
 
 def checked_num_samples(value: object, source: str = "train_round() must return") -> int:
-    """The number of samples, if it is a whole number that an int32 holds, 0 included. source: the
-    beginning of the message. Raises TypeError and ValueError."""
+    """Return the number of samples if it is a whole number that an int32 holds, 0 included; else
+    raise TypeError or ValueError. source: the beginning of the message."""
     if isinstance(value, bool | np.bool_):
         raise TypeError(f"{source} the number of samples as an integer, not bool")
     try:
@@ -370,7 +370,7 @@ def checked_num_samples(value: object, source: str = "train_round() must return"
 
 
 def _cast(weights: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.floating[Any]]:
-    """Weights as a contiguous little-endian array of this dtype; an overflow becomes infinite."""
+    """Convert weights to a contiguous little-endian array; an overflow becomes infinite."""
     # An overflow becomes infinite, and is refused where the values of all updates are checked.
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(weights, dtype=dtype.newbyteorder("<"))

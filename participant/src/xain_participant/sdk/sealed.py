@@ -31,7 +31,7 @@ def write(path: Path, magic: bytes, head: Mapping[str, Any], body: bytes | memor
 
 
 def read(path: Path, magic: bytes) -> tuple[dict[str, Any], NDArray[np.uint8]]:
-    """Head and body, the only copy in memory. Raises Damaged, OSError and MemoryError."""
+    """Read head and body of a file of write(). Raises Damaged, OSError and MemoryError."""
     with path.open("rb") as file:
         expected = _digest_of(file, magic)
         line = file.readline()
@@ -44,7 +44,7 @@ def read(path: Path, magic: bytes) -> tuple[dict[str, Any], NDArray[np.uint8]]:
 
 
 def read_head(path: Path, magic: bytes) -> dict[str, Any]:
-    """The head alone, which is not checked. Raises ValueError and OSError."""
+    """Read the head alone, which is not checked. Raises ValueError and OSError."""
     with path.open("rb") as file:
         _digest_of(file, magic)
         head: dict[str, Any] = json.loads(file.readline())
@@ -52,7 +52,7 @@ def read_head(path: Path, magic: bytes) -> dict[str, Any]:
 
 
 def _digest_of(file: BinaryIO, magic: bytes) -> bytes:
-    """The digest in a file of this kind and version. Raises Damaged."""
+    """Read the digest of a file of this kind and version. Raises Damaged."""
     if file.read(len(magic)) != magic:
         raise Damaged("the file is damaged, or of another version")
     return file.read(_DIGEST_BYTES)

@@ -28,16 +28,16 @@ class PartSize:
         return min(self.most_message_bytes, max(self.least_bytes, self.num_bytes // 4))
 
     def note_acknowledged(self, num_bytes: int, seconds: float) -> None:
-        """Take a part of so many bytes that was acknowledged after so many seconds: the next part
-        is as large as the line carries in part_s."""
+        """Size the next part by one of so many bytes that was acknowledged after so many seconds:
+        as large as the line carries in part_s."""
         carried = self._carried(num_bytes, seconds)
         # A part that is much shorter, the last one, takes most of its time for the answer.
         if 2 * num_bytes >= self.num_bytes or carried > self.num_bytes:
             self.num_bytes = max(self.least_bytes, carried)
 
     def note_broken_off(self, num_bytes: int, seconds: float) -> None:
-        """Take a part that broke off, of which the other side has so many bytes after so many
-        seconds: the next part is not larger, and a quarter if it has none."""
+        """Size the next part by one that broke off when the other side had so many bytes, after so
+        many seconds: not larger, and a quarter if it had none."""
         carried = self._carried(num_bytes, seconds) or self.num_bytes // 4
         self.num_bytes = max(self.least_bytes, min(self.num_bytes, carried))
 

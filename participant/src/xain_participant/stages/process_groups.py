@@ -101,7 +101,7 @@ def open_group(member: Member) -> Iterator[Members]:
 
 
 def _store(dist: Any, member: Member, timeout: timedelta) -> Any:
-    """Address at which the members find each other; rank 0 serves it."""
+    """Make the store at which the members of a group find each other; rank 0 serves it."""
     if member.size == 1:
         return dist.HashStore()
     host, _, port = member.address.rpartition(":")
@@ -126,8 +126,8 @@ def _store(dist: Any, member: Member, timeout: timedelta) -> Any:
 
 
 def _listener(host: str, port: int) -> int:
-    """Descriptor of a socket that listens at the host that the other members are told; torch alone
-    listens at every address of the machine. Raises GroupBroken."""
+    """Listen at the host that the other members are told, and return the socket's descriptor; torch
+    alone listens at every address of the machine. Raises GroupBroken."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         if is_loopback(str(address[0])) and not is_loopback(host):

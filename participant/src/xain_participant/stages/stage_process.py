@@ -22,7 +22,7 @@ from xain_workloads.workload import from_metadata
 
 
 def main(connection: Connection) -> None:
-    """Train one job after the other, until the participant closes the connection."""
+    """Train the jobs of the participant one after the other, until it closes the connection."""
     streams.unblock()
     # Ctrl-C reaches all processes of a terminal, and the participant decides what follows.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

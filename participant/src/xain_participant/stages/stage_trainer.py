@@ -204,7 +204,7 @@ class _Process:
 
 
 def portable(error: Exception) -> Exception:
-    """An exception that another process can raise: our own, or the text of any other."""
+    """Convert an exception to one that another process can raise: our own, or any other's text."""
     if isinstance(error, WorkloadError | GroupBroken):
         return type(error)(str(error))
     return RuntimeError(f"{type(error).__name__}: {error}")

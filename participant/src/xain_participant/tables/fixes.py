@@ -10,7 +10,7 @@ from xain_foundation.settings.hints import setting_of
 
 
 def with_fixes(text: str, fixes: Iterable[str]) -> str:
-    """A configuration in TOML with further settings. Comments and order stay.
+    """Add settings to a configuration in TOML. Comments and order stay.
 
     fixes: as hint() writes them; what does not set a key is left out.
     Lists grow by the new items, other values are replaced.

@@ -44,8 +44,9 @@ class PersonalTensors:
         return self._versions.load(self._session_id, self._round) is not None
 
     def with_own(self, weights: NDArray[Any]) -> NDArray[Any]:
-        """The global model with the participant's own values of the personal tensors, as its last
-        round has left them; without such values the same model. weights: (d,), left as it is."""
+        """Copy the global model with the participant's own values of the personal tensors, as its
+        last round has left them; without such values the same model. weights: (d,), left as it
+        is."""
         kept = self._versions.load(self._session_id, self._round) if self._patterns else None
         if kept is None:
             return weights

@@ -107,6 +107,7 @@ class WorkloadParticipant(Participant):
         return self._divide is not None
 
     def divide(self, division: Division | None) -> None:
+        """Divide the rows as a session of a study asks for, and drop profile and preparation."""
         assert self._divide is not None, "only one that can divide is asked"
         train, test = self._divide(division)
         self._data, self._test = _as_table(train), _as_table(test)
@@ -123,6 +124,7 @@ class WorkloadParticipant(Participant):
         self._metadata = metadata
 
     def on_round(self, assignment: Assignment) -> None:
+        """Note the assignment, also for the personal tensors and the control variates."""
         self._assignment, self._assigned_at = assignment, time.monotonic()
         self._is_evaluated = assignment.evaluate
         self._personal.on_round(assignment)

@@ -89,7 +89,7 @@ IDLE_S = 30.0
 def channel_options(
     silence_s: tuple[float, float] = CALLS_SILENCE_S, idle_s: float = IDLE_S
 ) -> tuple[tuple[str, object], ...]:
-    """The options of a participant's channel."""
+    """Options of a participant's channel: seconds of silence before a ping, and before it idles."""
     ping_after_s, timeout_s = silence_s
     timeout_ms = round(1000 * timeout_s)
     return (
@@ -364,8 +364,8 @@ class CoordinatorClient:
         return self._contact(lambda stub: stub.Heartbeat, request, timeout_s)
 
     def watch(self) -> Iterator[pb.WatchResponse]:
-        """Every change of state, beginning with the present one. Raises Refused when the stream
-        breaks."""
+        """Yield every change of state, the present one first. Raises Refused for a broken
+        stream."""
         request = pb.WatchRequest(keeps_metadata=True)
         with self._guarded(self._calls) as stub:
             call = stub.Watch(request, metadata=self.metadata)
@@ -560,7 +560,7 @@ class CoordinatorClient:
             offset = answer.offset
 
     def _find_upload(self, round_: int, upload: Upload) -> int:
-        """Offset at which an upload that broke off can go on; 0 if it must begin again.
+        """Ask for the offset at which an upload that broke off can go on; 0 if it must begin again.
 
         Any other failure says nothing of what the coordinator has, so it is raised, and the next
         attempt asks again.
@@ -668,8 +668,8 @@ class CoordinatorClient:
             parts.note_acknowledged(received, self._clock() - began_at)
 
     def _stream(self, ref: pb.WeightsRef, offset: int, num_bytes: int) -> Iterator[bytes]:
-        """The bytes of an object from this offset on. Raises Refused, and Damaged if it is another
-        object than `ref` names."""
+        """Yield the bytes of an object from this offset on. Raises Refused, and Damaged if it is
+        another object than `ref` names."""
         request = pb.GetWeightsRequest(key=ref.key, offset=offset, num_bytes=num_bytes)
         with self._guarded(self._transfers) as stub:
             stream = stub.GetWeights(request, metadata=self.metadata, timeout=self.part_timeout_s)
@@ -715,7 +715,7 @@ class CoordinatorClient:
 
     @contextmanager
     def _guarded(self, way: CurrentChannel[CoordinatorStub]) -> Iterator[CoordinatorStub]:
-        """The stub for one call, whose failure becomes Refused."""
+        """Lend the stub for one call, whose failure becomes Refused."""
         try:
             with way.stub() as stub:
                 yield stub
@@ -741,7 +741,7 @@ def _damaged(ref: pb.WeightsRef, what: str) -> Refused:
 
 
 def refused_by(error: grpc.RpcError) -> Refused:
-    """The coordinator's refusal, or the failure, of a call."""
+    """Convert the error of a call to Refused, with the coordinator's reason if it gave one."""
     # Every error of a blocking call is the call, too; the types do not say so.
     call = cast(Any, error)
     try:

@@ -253,7 +253,7 @@ class DirectTransfer:
         raise AssertionError("the last attempt returns or raises")
 
     def _find(self, put: "_Put") -> int:
-        """Number of bytes that the weights port has of an upload that broke off."""
+        """Ask the weights port how many bytes of a broken upload it has. Raises _Failed."""
         with self._connected(put.target) as connection:
             headers = {**put.headers, "Content-Range": f"bytes */{put.size_bytes}"}
             connection.request("HEAD", put.target.path, headers=headers)
@@ -321,7 +321,7 @@ class DirectTransfer:
         raise ConnectionError("the client is closed")
 
     def _read_answer(self, target: "_Target", connection: HTTPConnection) -> str:
-        """The answer to a PUT: the key of the stored object. Raises _Failed if it is a refusal."""
+        """Read the answer to a PUT: the key of the stored object. Raises _Failed for a refusal."""
         connection.sock.settimeout(self._answer_timeout_s)
         with connection.getresponse() as response:
             if not 200 <= response.status < 300:

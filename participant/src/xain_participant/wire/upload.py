@@ -44,7 +44,7 @@ class Upload:
         )
 
     def part(self, offset: int, most: int | None = None) -> int:
-        """Bytes of chunks() in a part that begins at byte `offset`: at most `most`, or one tile of
+        """Number of bytes in the part that begins at byte `offset`: at most `most`, or one tile of
         the encoded form. most: None for all."""
         start = len(self.start[offset:])
         left = start + len(self._data_from(max(0, offset - len(self.start))))
@@ -60,7 +60,7 @@ class Upload:
         return num_bytes == self.part(offset)
 
     def chunks(self, offset: int, size: int, num_bytes: int) -> Iterator[bytes]:
-        """The object from a byte on, as it travels: at least one piece.
+        """Yield the object from a byte on, as it travels: at least one piece.
 
         size: of each piece in bytes; the last one may be shorter. num_bytes: of all of them; see
         part().

@@ -441,7 +441,7 @@ class LightAgent:
         self.post(advertised(message), message.work if message.HasField("work") else None)
 
     async def _watch(self) -> None:
-        """Post what the stream says, and connect again as an Agent does."""
+        """Post the stream's messages as events; open a broken stream again, after a pause."""
         backoff = Backoff(
             Agent.min_watch_pause_s, Agent.max_watch_pause_s, self._light_agents.chance
         )

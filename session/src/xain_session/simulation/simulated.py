@@ -53,7 +53,7 @@ class Simulated:
 
     @contextlib.contextmanager
     def started(self) -> "Iterator[Workplace]":
-        """Reach the backend, before there is a coordinator.
+        """Open the backend within the block, before there is a coordinator; gives the workplace.
 
         Raises SimulationError, also if workers on other machines would call the coordinator in the
         clear, and `insecure` is not set.
@@ -143,7 +143,7 @@ def simulated(
     state_dir: str | os.PathLike[str] | None = None,
     insecure: bool = False,
 ) -> Simulated:
-    """A script's main(site) as many participants.
+    """Describe participants that run a script's main(site), for xain.session().
 
     main: a function of a module, with a loop over xain.rounds(). It is called anew for every round
         that a site is given, and is left with that round: what must last from round to round goes
@@ -188,8 +188,8 @@ def simulated(
 def _backend_of(
     name: str, num_workers: int, address: str | None, resources: Mapping[str, float] | None
 ) -> Backend:
-    """The backend of a name: "local", or "ray" with the address of a cluster and the resources of a
-    worker.
+    """Make the backend of a name: "local", or "ray" with the address of a cluster and the resources
+    of a worker.
 
     Raises ValueError for another name, and for settings that it does not take.
     """
@@ -207,7 +207,7 @@ def _backend_of(
 
 @contextlib.contextmanager
 def _failures_told() -> Iterator[None]:
-    """Turn the backend's errors into SimulationError."""
+    """Turn errors of the backend within the block into SimulationError."""
     try:
         yield
     except BackendError as error:

@@ -198,7 +198,8 @@ class SiteScript:
                 raise
 
     def _last_answer(self) -> Initial | Submitted:
-        """The answer of main(), which has left its loop with `break` and come to its end."""
+        """Return the answer of main(), which has left its loop and come to its end. Raises
+        RuntimeError if it has given none."""
         if self._answer is not None:
             self.has_left = True
             return self._answer
@@ -467,8 +468,8 @@ def _end_with_parent() -> None:
 
 
 def _kept_model(worker: Worker) -> Callable[[], LastModel]:
-    """A function that asks the coordinator for the last model once, and gives each caller a copy.
-    Raises SessionError."""
+    """Make the function that asks the coordinator for the last model once, and gives each caller a
+    copy. The function raises SessionError."""
 
     @cache
     def fetched() -> LastModel:
