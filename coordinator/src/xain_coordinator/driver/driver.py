@@ -249,10 +249,8 @@ class Driver:
             self._opening.append(Record(self._opening[0].at, event))
 
     def start(self, worker: Worker) -> None:
-        """Begin to decide commands, after the effects that the last process still owed.
-
-        Raises JournalError if the beginning of a new session cannot be written.
-        """
+        """Begin to decide commands, after the effects that the last process still owed. Raises
+        JournalError if the beginning of a new session cannot be written."""
         if self._opening:
             self._journal.append(self._opening)  # blocks, but no call is served yet
             self._num_records += len(self._opening)
@@ -361,7 +359,8 @@ class Driver:
         return await decided.answer
 
     def _begin(self) -> float:
-        """The time at which a command or a question is taken up. Raises Unavailable."""
+        """Take up a command or a question: note activity, and a stall of the timer. Returns the
+        time. Raises Unavailable while the driver does not run."""
         if self._worker is None or self._closing or self.failure is not None:
             raise Unavailable(_STOPPING)
         now = self.clock.now()
@@ -627,7 +626,7 @@ class Driver:
     # --- watching ---
 
     def advertise(self, participant_id: str) -> Advertisement:
-        """The state as a participant sees it, by what is durable."""
+        """The state as a participant sees it, by what is durable; STANDBY between two sessions."""
         seen = advertise(self.session, participant_id)
         if seen.phase is Phase.FINISHED and self.goes_on():
             return replace(seen, phase=Phase.STANDBY)
@@ -666,10 +665,8 @@ class Driver:
             await self._changes.wait()
 
     async def wait_for_change(self) -> None:
-        """Wait for the next change that watchers may see.
-
-        Raises Unavailable when the coordinator stops.
-        """
+        """Wait for the next change that watchers may see. Raises Unavailable when the coordinator
+        stops."""
         if self._watchable and self.failure is None:
             await self._changes.wait()
         if not self._watchable or self.failure is not None:
@@ -683,7 +680,7 @@ class Driver:
         self._changes.wake()
 
     async def end(self) -> None:
-        """Refuse new commands, and wait until the decided events are on disk."""
+        """Refuse new commands, end watches, and wait until the decided events are on disk."""
         self._closing = True
         self.end_watches()
         if self._timer is not None:
@@ -714,10 +711,8 @@ class Driver:
 def _note_latency(
     latencies: LatencyFile, before: Session, at: float, event: e.UpdateAccepted
 ) -> None:
-    """Write down how long after the opening of its round an update was accepted.
-
-    before: the session that accepted it.
-    """
+    """Write down how long after the opening of its round an update was accepted. before: the
+    session that accepted it."""
     round_ = event.round - event.staleness
     base = before.base if round_ == event.round else before.buffered.bases[round_]
     latencies.update(event.update.participant_id, round_, at - base.opened_at)
@@ -729,7 +724,7 @@ def _records(events: Iterable[e.Event], now: float) -> Sequence[Record]:
 
 
 def _objects(records: Iterable[Record], update: bytes) -> Mapping[str, bytes]:
-    """The object of an update, if one of these records accepts it."""
+    """The bytes of an update by its key, if one of these records accepts it; else none."""
     for record in records:
         if isinstance(record.event, e.UpdateAccepted):
             return {record.event.update.weights.ref.key: update}

@@ -106,8 +106,8 @@ _NOTHING = np.empty((0,), np.float32)  # the empty model
 
 
 def checks_off(workload: Workload | None) -> Mapping[str, str]:
-    """Levels of checks of the data for a workload: that of unlike classes is off where its advice,
-    a remedy for averaged models, does not help; empty for other workloads and without one."""
+    """Checks of the data that are off for a workload: that of unlike classes, if the workload
+    trains and is not a federated one without a remedy, since its advice would not help."""
     options = getattr(workload, "options", None)
     is_averaged = getattr(options, "mode", "") == "federated"
     is_told = is_averaged and not getattr(options, "remedy", "")
@@ -206,7 +206,7 @@ class StoreWorker:
                 raise AssertionError(f"nobody does {effect}")
 
     def make_at_once(self, effect: Aggregate, objects: Mapping[str, bytes]) -> Made | None:
-        """Make a small model on the event loop, as Worker says; None if a thread has to. The
+        """Make a small model on the event loop, of updates in memory; None if a thread has to. The
         updates and the model that they change together have AT_ONCE_BYTES at most, which takes a
         fraction of a millisecond; a thread, a file and a transaction of its own would take
         several."""
@@ -284,10 +284,7 @@ class StoreWorker:
         self, name: str, round_: int, work: Callable[[], Command]
     ) -> Command:
         """Run an effect in a thread, again after errors of the store, until it is done or cannot
-        be.
-
-        Raises Stopped, every StoreError but StoreUnavailable, and unexpected errors.
-        """
+        be. Raises Stopped, every StoreError but StoreUnavailable, and unexpected errors."""
         backoff = Backoff(self._first_retry_s, LAST_RETRY_S)
         while not self._closing.is_set():
             if self._driver.session.phase is Phase.FINISHED:
@@ -326,9 +323,7 @@ class StoreWorker:
 
     def rebuild_damaged(self) -> bool:
         """Compare the session's model with its digest, and rebuild it if it is damaged. Blocks.
-
-        Returns whether it was damaged. Raises StoreError, Fenced and Stopped.
-        """
+        Returns whether it was damaged. Raises StoreError, Fenced and Stopped."""
         driver = self._driver
         models = driver.history.models
         return rebuild_damaged_model(
@@ -336,10 +331,8 @@ class StoreWorker:
         )
 
     def verify(self) -> bool:
-        """Start to verify the model, since a participant reports that it is damaged.
-
-        Returns False if it was verified less than verify_again_s ago; True while it is verified.
-        """
+        """Start to verify the model, since a participant reports that it is damaged. Returns False
+        if it was verified less than verify_again_s ago; True while it is verified."""
         now = asyncio.get_running_loop().time()
         if self._is_verifying or self._closing.is_set():
             return True
@@ -436,7 +429,8 @@ class StoreWorker:
         return InitialisationDone(stored, findings)
 
     def _findings(self, effect: InitialiseModel) -> tuple[Finding, ...]:
-        """Check and describe the data that the model is made for. Raises DataError."""
+        """Check the data that the model is made for: store table one, log and return the findings.
+        Raises DataError."""
         if not effect.names:
             return ()
         from xain_workloads.tables.checks.checking import check
@@ -506,8 +500,9 @@ class StoreWorker:
             upload.abort()
 
     def _aggregate(self, effect: Aggregate) -> Command:
-        """Make and store the model of a round. NoteDamagedUpdates if updates are damaged; a damaged
-        global model is rebuilt first. Raises StoreError, RuleFailed and Stopped."""
+        """Make and store the model of a round: AggregationDone, or NoteDamagedUpdates if updates
+        are damaged. A damaged base model is rebuilt first. Raises StoreError, RuleFailed and
+        Stopped."""
         try:
             model = aggregate(self._store, effect, self._stop)
         except UpdateChanged:
@@ -523,8 +518,8 @@ class StoreWorker:
         return AggregationDone(self._publish_elsewhere(model))
 
     def _evaluate(self, model: GlobalModel) -> Command:
-        """Measure a model on the coordinator's own data. A failure is logged and costs the session
-        this evaluation alone."""
+        """Measure a model on the coordinator's own data: EvaluationDone. After a failure, which is
+        logged, that has the reason instead of an evaluation."""
         from xain_coordinator.driver.own_evaluation import evaluate_stored
 
         try:
@@ -538,8 +533,8 @@ class StoreWorker:
             return EvaluationDone(model.round, None, reason)
 
     def _fit_central(self, effect: FitCentral) -> Command:
-        """Train the central model, and compare a global model with it. A failure costs the session
-        nothing else."""
+        """Train the central model, compare a global model with it, and keep its file: CentralDone.
+        After a failure, which is logged, that has the reason alone."""
         from xain_coordinator.driver.own_evaluation import fit_central
 
         number, file, began = effect.round, "", time.monotonic()
@@ -580,7 +575,7 @@ class StoreWorker:
             raise Stopped
 
     def _publish_elsewhere(self, model: GlobalModel) -> GlobalModel:
-        """Put a stored model where else it is looked for, if anywhere; returns the model."""
+        """Publish a stored model in a second place, if one is configured; return it."""
         if self._publish_further is not None:
             self._publish_further(model)
         return model

@@ -29,10 +29,8 @@ class Outage:
         self._log_at = -inf
 
     def note_failure(self, what: str, error: Exception, **fields: object) -> None:
-        """Note that the store was away for a call or for work.
-
-        what: the method, or the name of the work. fields: for the log line.
-        """
+        """Note that the store was away for a call or for work. what: the method, or the name of the
+        work. fields: for the log line."""
         now = self._now()
         if not self._failing:
             self._num_refused, self._began_at = 0, now

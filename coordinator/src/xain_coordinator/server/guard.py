@@ -191,8 +191,8 @@ class Guard:
             log.error("not_recorded", what=event, error=str(error))
 
     def note_refused(self, peer: str, reason: str) -> None:
-        """Have the audit log tell of a caller that was refused, later and in a thread. Dropped on
-        an open coordinator, and while _MAX_NOTES lines wait."""
+        """Log a refused caller, and have a thread note it in the audit log later. Nothing is noted
+        on an open coordinator, and while _MAX_NOTES lines wait."""
         access = self.access
         if access is None or len(self._notes) >= _MAX_NOTES:
             return

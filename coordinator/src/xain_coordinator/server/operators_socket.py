@@ -31,8 +31,9 @@ class OperatorsSocket:
         self.moved_to = ""
 
     def open(self, listen: Callable[[str], object]) -> None:
-        """Have a server listen. Only the owner of the journal's lock may: the socket of a
-        coordinator that was killed is replaced.
+        """Have a server listen at the socket or, if that fails, at one in a temporary folder, with
+        a link to it. Only the owner of the journal's lock may: a killed coordinator's socket is
+        replaced.
 
         listen: given an address as add_insecure_port() takes it. Raises OSError.
         """

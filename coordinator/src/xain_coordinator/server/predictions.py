@@ -201,7 +201,7 @@ class RemotePredictor:
         timeout_s: float,
         max_retries: int,
     ) -> Predictions:
-        """Predict rows as ask() does, whose arguments are checked: ask all participants that hold
+        """Predict rows for ask(), which has checked the arguments: ask all participants that hold
         estimators, and combine the answers."""
         if model is None or model.is_empty:
             raise Refusal(Reason.NOT_FITTED, "there is no model yet")
@@ -256,8 +256,8 @@ class RemotePredictor:
         return Predictions(values, classes, mean, tuple(found), missing)
 
     async def _stack_of(self, model: GlobalModel, store: WeightsStore) -> "Stack":
-        """The list of estimators that a model is, read once per model. Raises NOT_FITTED if the
-        model is none, and StoreError."""
+        """The estimators that a bagging model lists, read once per model. Raises NOT_FITTED if the
+        model is no such list, and StoreError."""
         if self._read is None or self._read[0] != model.ref.digest:
             self._read = model.ref.digest, await asyncio.to_thread(_read, store, model)
         return self._read[1]
@@ -287,10 +287,7 @@ class RemotePredictor:
 
     async def _stream_of(self, name: str, timeout_s: float, *, is_first: bool) -> _Stream:
         """The newest stream of a participant, awaited for a while if the participant is
-        reconnecting.
-
-        Raises ConnectionError.
-        """
+        reconnecting. Raises ConnectionError."""
         wait_s = self.reconnect_s
         if is_first:  # a participant that went away earlier is not waited for
             wait_s -= time.monotonic() - self._lost_at.get(name, self._opened_at)
@@ -337,7 +334,8 @@ class RemotePredictor:
     async def serve(
         self, participant_id: str, answers: AsyncIterator[pb.PredictionAnswer]
     ) -> AsyncGenerator[pb.PredictionQuestion]:
-        """Requests for a participant, until its stream ends; answers go to the questions that wait.
+        """Yield questions to a participant until its stream ends; its answers go to the callers
+        that wait.
         A newer stream of the participant ends this one.
 
         Raises Unavailable when the coordinator stops, and what the parser raises for an answer that
@@ -382,10 +380,8 @@ class RemotePredictor:
 async def _read_answers(
     stream: _Stream, answers: AsyncIterator[pb.PredictionAnswer]
 ) -> Refusal | None:
-    """Take the answers of a participant until its stream ends.
-
-    Returns why an answer was refused, or None if the connection broke off.
-    """
+    """Take the answers of a participant until its stream ends. Returns why an answer was refused,
+    or None if the connection broke off."""
     try:
         async for answer in answers:
             stream.take(answer)

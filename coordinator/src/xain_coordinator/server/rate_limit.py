@@ -29,10 +29,8 @@ class RateLimit:
         self._reserved: dict[str, float] = {}  # time by caller, the earliest first
 
     def wait_s(self, name: str, now: float) -> float:
-        """Seconds that the call of this caller has to wait; 0: it is admitted now.
-
-        A caller that asks before its time keeps its reservation, and gets no second one.
-        """
+        """Seconds that the call of this caller has to wait; 0: it is admitted now. A caller that
+        asks before its time keeps its reservation, and gets no second one."""
         self._drop_overdue(now)
         admitted_at = self._reserved.get(name)
         if admitted_at is None:

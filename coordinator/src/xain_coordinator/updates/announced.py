@@ -13,11 +13,8 @@ MIN_HEADER_BYTES = 64  # what an .npy header is padded to
 
 
 def check_announced_size(model: GlobalModel, size_bytes: int, *, is_slice: bool = False) -> None:
-    """Refuse what cannot be an update of this model before its bytes come.
-
-    is_slice: updates are slices of the model's vector.
-    Raises InvalidUpdate, and TOO_LARGE for bytes.
-    """
+    """Refuse what cannot be an update of this model before its bytes come. is_slice: updates are
+    slices of the model's vector. Raises InvalidUpdate, and TOO_LARGE for bytes."""
     if model.dtype == BYTES:
         from xain_workloads.trees.trees import MAX_UPDATE_BYTES
 

@@ -27,8 +27,8 @@ class Background:
         self._working: asyncio.Task[None] | None = None
 
     def delete(self, key: str) -> None:
-        """Delete an object of a round. When MAX_DELETIONS wait, the object stays until its round is
-        dropped."""
+        """Queue the deletion of an object of a round. When MAX_DELETIONS wait, the object stays
+        until its round is dropped."""
         if len(self._deletions) < MAX_DELETIONS:
             self._deletions.append(key)
             self._go_on()
@@ -67,7 +67,7 @@ class Background:
 
 
 def _attempt(work: Callable[[], None]) -> None:
-    """Do work, and log any error."""
+    """Run work; log its errors instead of raising them."""
     try:
         work()
     except StoreError as error:

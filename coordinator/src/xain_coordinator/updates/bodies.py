@@ -66,7 +66,7 @@ class StallTimer:
         return max(0.0, self.stalled_s - self._waited_s)
 
     def count(self, num_bytes: int) -> None:
-        """Count bytes that were received or sent."""
+        """Count moved bytes; after each least_bytes of them the time waited is 0 again."""
         self._bytes += num_bytes
         if self._bytes >= self.least_bytes:
             self._bytes, self._waited_s = 0, 0.0
@@ -119,7 +119,8 @@ class Incoming:
         """Do nothing: bytes are counted as they are received. See Outgoing.look."""
 
     def move(self, is_wanted: Callable[[], bool]) -> bool:
-        """Move bytes, in a thread, until all are moved (True) or the peer keeps us waiting (False).
+        """Move bytes, in a thread, until all are moved (True) or the peer keeps us waiting, or
+        others wait (False).
 
         is_wanted: whether other connections wait for a thread. Raises OSError and the store's
         errors.
@@ -193,7 +194,8 @@ class Outgoing:
         self._acknowledged = acknowledged
 
     def move(self, is_wanted: Callable[[], bool]) -> bool:
-        """Move bytes of the body, as Incoming.move does."""
+        """Send bytes, in a thread, until all are sent (True), or the peer takes none or others wait
+        for a thread (False). is_wanted: whether others wait."""
         moved = 0
         while (self._head or self._at < self._end) and not self._has_ended:
             try:

@@ -31,9 +31,9 @@ class ContentCheck:
     def check(
         self, model: GlobalModel, weights: StoredWeights, max_iterations: int, array: bytes = b""
     ) -> None:
-        """Read an update: estimators, the names of those that stay at the participant or the sums
-        of a linear model of votes, a booster or histograms by the model's mode, or sums of Newton's
-        method. Blocks.
+        """Check the content of an update: estimators, names of those that stay at the participant,
+        sums of a linear model of votes, a booster or histograms by the model's mode, or sums of
+        Newton's method. Blocks.
 
         max_iterations: boosting rounds that a booster may add; a round of estimators is one.
         array: the bytes of an update that is not stored yet.
@@ -83,7 +83,7 @@ class ContentCheck:
 
 
 def _elements(data: bytes) -> bytes:
-    """The elements of a stored array that was measured before."""
+    """The bytes of a stored array without its header; it was measured before."""
     header = parse_npy_header(data[:MAX_HEADER_BYTES])
     assert header is not None, "the array was measured before"
     return data[header.data_offset :]

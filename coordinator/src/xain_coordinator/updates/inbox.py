@@ -84,7 +84,7 @@ class Inbox:
 
     @cached_property
     def _content(self) -> "ContentCheck":
-        """Check of bytes and sums, made when the first such update comes."""
+        """Checker of updates that are bytes or sums, made when the first of them comes."""
         from xain_coordinator.updates.content import ContentCheck  # most models are numbers alone
 
         return ContentCheck(self._slots.store)

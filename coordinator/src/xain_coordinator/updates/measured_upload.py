@@ -233,11 +233,8 @@ class MeasuredUpload:
         return self._upload is not None
 
     def complete(self) -> StoredWeights:
-        """Check the whole upload and make it durable. A failure aborts it.
-
-        Raises InvalidUpdate, UPLOAD_MISSING if the digest is wrong of what was picked up, and the
-        store's errors.
-        """
+        """Check the whole upload and make it durable. A failure aborts it. Raises InvalidUpdate,
+        UPLOAD_MISSING if the digest is wrong of what was picked up, and the store's errors."""
         try:
             if self._upload is None:
                 self.write(b"")  # an upload of nothing

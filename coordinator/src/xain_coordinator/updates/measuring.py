@@ -47,10 +47,8 @@ class BaseModel:
         return header.dtype == self.dtype and header.shape == self.model.shape
 
     def elements(self, first: int, count: int) -> NDArray[Any]:
-        """`count` elements from `first`, at most _BLOCK_ELEMENTS; good until the next call.
-
-        Raises the store's errors.
-        """
+        """`count` elements from `first`, at most _BLOCK_ELEMENTS; good until the next call. Raises
+        the store's errors."""
         if not self._first <= first <= first + count <= self._first + self._count:
             self._read(first)
         at = first - self._first

@@ -79,9 +79,7 @@ def fetch_and_measure(
     distance: Distance | None,
 ) -> StoredWeights:
     """Write an update of the bucket to the store as an .npy file, measured while it is written.
-
-    Raises InvalidUpdate, TOO_LARGE and the stores' errors; then nothing is written.
-    """
+    Raises InvalidUpdate, TOO_LARGE and the stores' errors; then nothing is written."""
     with bucket.reading(round_, name) as (size_bytes, pieces):
         upload = MeasuredUpload(store, key, Announced(round_, size_bytes), Inspector(distance))
         try:

@@ -44,10 +44,8 @@ class UploadStream:
         return Header(announced, said.offset, said.encoding, said.is_part)
 
     async def into(self, upload: MeasuredUpload) -> None:
-        """Write the data of all messages to `upload`. Returns when the last one is written.
-
-        Raises Unavailable, and what MeasuredUpload.write raises.
-        """
+        """Write the data of all messages to `upload`. Returns when the last one is written. Raises
+        Unavailable, and what MeasuredUpload.write raises."""
         data, self._first = self._first, b""
         while True:
             if data:

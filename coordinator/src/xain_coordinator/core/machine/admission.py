@@ -26,13 +26,12 @@ Answer = tuple[tuple[e.Event, ...], r.Reply, tuple[Point, ...]]
 
 
 def rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
-    """Answer a participant that asks to join: Accepted, with the events of its joining or its
-    return; Later where no slot is free or its data are unlike the members'; Divide where its rows
-    are divided in another way; IdInUse where another process has its name.
-
-    Raises Refusal of a removed participant, ProfileMismatch, INVALID_NAME, INVALID_TAGS,
-    InvalidRequest.
-    """
+    """Answer a participant that asks to join or to return, with the events of its joining.
+    Accepted: it is a member, or the session has ended; Later: no slot is free, or its data are
+    unlike the members' and it waits; Divide: it must divide its rows as the study asks; IdInUse:
+    another process has its name.
+    Raises Refusal for a removed participant, ProfileMismatch, INVALID_NAME, INVALID_TAGS,
+    InvalidRequest."""
     participant_id = command.participant_id
     rules = session.rules
     accepted = r.Accepted(rules.heartbeat_time_s)
@@ -94,8 +93,9 @@ def rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
 def _vote(
     session: Session, command: c.Rendezvous, profile: DataProfile, reason: str, now: float
 ) -> Answer:
-    """Let enrolled participants vote on the data of one that is unlike the members. If more of them
-    have data like its own than there are members, these leave for it; else it waits.
+    """Decide on an enrolled participant whose data are unlike the members'. If more participants
+    have data like it than there are members, it joins and the members with other data leave,
+    outvoted; else it is told Later, and waits.
 
     A participant that comes first with wrong data then keeps nobody out. Between two of them only
     an operator knows who is right.
@@ -160,11 +160,10 @@ def _joined(session: Session, command: c.Rendezvous, now: float) -> e.Participan
 
 
 def _id_in_use(session: Session, member: Member, command: c.Rendezvous, now: float) -> Answer:
-    """Refuse a second process with a member's name for as long as the first one may be alive;
-    IdInUse says when to ask again.
+    """Refuse a process that asks to join with a connected member's name: IdInUse says when to ask
+    again, or never once the member was heard after this process's first call, since both are alive.
 
-    A process that was killed and started again waits for the end of the lease here. The other
-    explanation is certain once the first process is heard well after the second one's attempt.
+    A process that was killed and started again waits here for the end of its old lease.
     """
     participant_id, rules = member.participant_id, session.rules
     sign = session.members.heard.get(participant_id)
@@ -187,8 +186,8 @@ def _is_full(session: Session, *, is_eligible: bool) -> bool:
 
 
 def _check_profile(session: Session, profile: DataProfile | None) -> None:
-    """Check that the data of a participant that joins fit the session; only where the coordinator
-    makes the model must a profile come. Raises ProfileMismatch."""
+    """Check that the data profile of a joining participant fits the session. Only a session whose
+    model the coordinator makes needs a profile. Raises ProfileMismatch."""
     needed = session.rules.initial == "workload"
     if profile is None:
         if needed:
@@ -213,8 +212,8 @@ def _group_address(session: Session, command: c.Rendezvous) -> str:
 
 
 def _check_group_address(session: Session, address: str) -> None:
-    """Check the address of a participant in a session with process groups. Raises ProfileMismatch
-    or InvalidRequest."""
+    """Check a joining participant's address in a session of the rule "assemble"; others need none.
+    Raises ProfileMismatch if it is empty, InvalidRequest if it is malformed."""
     if session.rules.aggregation != attempts.RULE:
         return
     if not address:
@@ -226,7 +225,8 @@ def _check_group_address(session: Session, address: str) -> None:
 
 
 def _first_with_data(session: Session) -> str:
-    """The participant whose data complete the schema; "" if there is none, or it may have left."""
+    """The name of the participant whose data complete the schema, for messages; it may have left.
+    "" if there is none, or the requested model was made of several."""
     if session.model is not None:
         # Where several had data alike, a later participant is one against many.
         return session.requested_of[0] if len(session.requested_of) == 1 else ""

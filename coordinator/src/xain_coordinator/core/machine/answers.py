@@ -53,8 +53,9 @@ TRAINING_FAILED = "training failed at "  # how the cause begins of a fit that en
 
 
 def answer(session: Session, command: c.Command, now: float, pacing: Pacing) -> Answer:
-    """The events of a command, the reply, and points to record. Nothing is changed: the caller
-    folds the events. pacing: says how often session time is to be recorded. Raises a Refusal."""
+    """The events of a command, its reply, and metric points to record. Nothing is changed: the
+    caller folds the events. pacing: says how often session time is to be recorded. Raises a
+    Refusal."""
     match command:
         case c.Heartbeat():
             return _heartbeat(session, command, now)
@@ -152,7 +153,8 @@ def _removal(session: Session, participant_id: str) -> tuple[e.Event, ...]:
 
 
 def _finished_by_operator(session: Session, reason: str, now: float) -> e.SessionFinished:
-    """The end of the training by an operator. Its result is the last model, if one was trained."""
+    """The event by which an operator ends the session: completed if a model was trained, else with
+    the reason as its cause. Raises a Refusal, NOT_FITTING, after the end."""
     _require_unfinished(session)
     said = brief(printable(reason), MAX_REASON)
     because = f"{FINISHED_BY_OPERATOR}: {said}" if said else FINISHED_BY_OPERATOR
@@ -162,8 +164,9 @@ def _finished_by_operator(session: Session, reason: str, now: float) -> e.Sessio
 
 
 def _end_of_script(session: Session, command: c.EndScript, now: float) -> tuple[e.Event, ...]:
-    """The end of a script. Between two rounds the last model is evaluated, as that of the last
-    round is; a round that is open is not waited for."""
+    """The events of a script's end: a failure, an end before any model and one in an open round end
+    the session; between two rounds the last model is still evaluated. None if it has ended
+    before."""
     require_scripted(session, command.session_id)
     if session.phase is Phase.FINISHED:
         return ()
@@ -207,8 +210,8 @@ def _require_waiting_for_model(session: Session) -> None:
 def _note_not_admitted(
     session: Session, participant_id: str, reason: str, now: float
 ) -> tuple[e.Event, ...]:
-    """Events of a participant that was refused: it is noted unless it is a member. A session of a
-    study ends if all its sites were refused."""
+    """The event that notes a refused participant; none for a member. A session of a study ends,
+    too, if all its sites were refused."""
     if session.phase is Phase.FINISHED or participant_id in session.members:
         return ()
     noted = e.NotAdmitted(participant_id, brief(reason, MAX_WHY_NOT_ADMITTED))
@@ -236,8 +239,8 @@ def _heartbeat(session: Session, command: c.Heartbeat, now: float) -> Answer:
 
 
 def _answer_after_the_end(session: Session, command: c.Heartbeat, now: float) -> Answer:
-    """Answer a heartbeat after the end of the session. A member's event says that it has finished,
-    or where another session may follow, that it was heard; so does that of a newcomer."""
+    """Answer a heartbeat after the end of the session. Where another session may follow, each
+    sender is noted as heard, with a bound on newcomers; else a member is noted once as finished."""
     participant_id, finished = command.participant_id, ParticipantState.FINISHED
     reply = r.Heard()
     known = session.members.heard.get(participant_id)
@@ -318,8 +321,9 @@ def _end_training_round(session: Session, command: c.EndTrainingRound, now: floa
 
 
 def _note_refused(session: Session, command: c.NoteRefusedUpdate) -> tuple[e.Event, ...]:
-    """Events of a refused update. It counts only for a participant that owes one, for that round,
-    and that is not left out already, so that the number of events is bounded."""
+    """The events of a refused update: the refusal, and that the participant is left out if this
+    fault is one too many. None unless it owes an update of that round and is not left out
+    already."""
     participant_id = command.participant_id
     if not _is_owed(session, participant_id, command.round):
         return ()  # it came too late, which is no fault
@@ -333,13 +337,11 @@ def _note_refused(session: Session, command: c.NoteRefusedUpdate) -> tuple[e.Eve
 
 
 def _note_failure(session: Session, command: c.NoteFailure, now: float) -> tuple[e.Event, ...]:
-    """Events of a failure, which counts like a refused update. The participant is not selected
-    again in this round unless it joins again, so that one that goes on has at most one failure a
-    round.
-
+    """The events of a failed training, which counts as a fault like a refused update; none if the
+    participant owes no update of that round. It is selected again in this round only if it joins
+    again.
     A fit that was requested ends when too few others are left, and so does a session of a study:
-    their participants stay for the next. Raises NotAMember.
-    """
+    their participants stay for the next. Raises NotAMember."""
     participant_id = command.participant_id
     require_member(session, participant_id)
     if not _is_owed(session, participant_id, command.round):
@@ -389,7 +391,8 @@ def _is_owed(session: Session, participant_id: str, round_: int) -> bool:
 
 
 def _left_out(session: Session, participant_id: str) -> tuple[e.Event, ...]:
-    """Events of one more fault of a participant: it is left out if the fault is one too many."""
+    """The event that leaves a participant out of the next rounds, if one more fault in a row
+    reaches refused_limit; else none."""
     limit = session.rules.refused_limit
     num_before = session.selection.faults_of(participant_id).in_a_row
     if limit == 0 or session.is_left_out(participant_id) or num_before + 1 < limit:
@@ -399,9 +402,10 @@ def _left_out(session: Session, participant_id: str) -> tuple[e.Event, ...]:
 
 
 def _damaged(session: Session, reasons: Mapping[str, str], now: float) -> Iterator[e.UpdateDamaged]:
-    """Yield an event for each damaged update that still counts.
+    """Yield an event for each damaged update that still counts in the open round.
 
-    reasons: by key. An update that was read some time ago may have been replaced since then, under
+    reasons: by key of the object. An update that was read some time ago may have been replaced
+    since then, under
     another key.
     """
     round_ = session.open_round

@@ -108,7 +108,8 @@ def decide(
 
 
 def _with_not_admitted(event: e.Event, session: Session) -> e.Event:
-    """The event; the end of the session with the participants that were never let in."""
+    """Add the participants that were never let in to a SessionFinished; return other events
+    unchanged."""
     if not isinstance(event, e.SessionFinished):
         return event
     return replace(event, not_admitted=dict(session.members.not_admitted))
@@ -153,8 +154,9 @@ def _owed_evaluation(session: Session) -> tuple[EvaluateModel, ...]:
 
 
 def _owed_central(session: Session) -> tuple[FitCentral, ...]:
-    """The central model that the coordinator owes, beside the best model or, if none is, the last
-    one: when all of its evaluations are done, so that the best one is known."""
+    """The effect that trains the central model, which is compared with the best model, or the last
+    one if none is best. Empty until all own evaluations of the last round are done, or if none is
+    owed."""
     round_, budget, best = session.open_round, session.central_due, session.evaluation.winner
     is_evaluation = round_ is not None and round_.task is Task.EVALUATE
     if not is_evaluation or session.evaluation.owed or budget is None or session.model is None:
@@ -177,8 +179,8 @@ def _owed_work(session: Session) -> tuple[Aggregate | InitialiseModel, ...]:
 def effect_that_made(session: Session, models: Mapping[str, GlobalModel]) -> Effect | None:
     """The effect that made the session's model. Running it again gives the same bytes.
 
-    models: all published models, by key. Returns None if the session no longer has the updates that
-    the model was made of.
+    models: all published models, by key. Returns None if the session began with the model, or no
+    longer has the updates that it was made of.
     """
     model, last = session.model, session.last_round
     if model is None or (model.round == 0 and session.lineage is not None):
@@ -236,10 +238,9 @@ def next_expiry(session: Session) -> float | None:
 
 
 def next_wait(session: Session, strategy: Strategy | None = None) -> float | None:
-    """Time at which the first wait ends that is not for a lease; None if there is none.
-
-    strategy: as in decide().
-    """
+    """Session time at which the session must next act by itself, apart from leases: start of
+    training, recording of time, end of a round, idle timeout; None if nothing is due. strategy: as
+    in decide()."""
     if session.phase is Phase.FINISHED:
         return None
     due: list[float] = []

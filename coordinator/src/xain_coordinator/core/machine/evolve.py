@@ -378,7 +378,8 @@ def _with_update(session: Session, accepted: e.UpdateAccepted) -> Session:
 
 
 def _without_update(session: Session, damaged: e.UpdateDamaged) -> Session:
-    """Take a damaged update out of the open round, and let the round collect updates again."""
+    """Take a damaged update out of the open round, which collects updates again. If its sender is
+    no eligible member any more, the sender leaves the selection."""
     participant_id = damaged.participant_id
     round_ = session.opened.without_update(participant_id, damaged.at)
     session = replace(_moved(session, damaged, damaged.at), open_round=round_)
@@ -397,7 +398,8 @@ def _with_broken(session: Session, participant_id: str, reason: str) -> Session:
 
 
 def _restarted(session: Session, event: e.RoundRestarted) -> Session:
-    """Begin the open round once more, without the slices that came in."""
+    """Begin the next attempt at the open round, with the event's participants and without the
+    slices that came in; note the deadlines that were missed."""
     selection = session.selection.with_missed(event.missed, session.round)
     selection = replace(selection, unselected=dict.fromkeys(session.members.eligible))
     selection = selection.with_selected(event.round, event.selected)

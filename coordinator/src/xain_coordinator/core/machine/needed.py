@@ -39,7 +39,7 @@ def models_in_use(session: Session) -> frozenset[int]:
 
 
 def needed_by(session: Session) -> Needed:
-    """The rounds that a session still needs, whatever it is going to do."""
+    """The rounds whose updates and models a session still needs, whatever it is going to do."""
     newest = 0 if session.model is None else session.model.round
     if session.phase is Phase.FINISHED:
         return Needed(session.round + 1, newest)

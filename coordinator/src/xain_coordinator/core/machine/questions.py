@@ -43,8 +43,8 @@ Question = MayUpload | AssignmentFor
 
 
 def ask(session: Session, question: Question) -> r.Reply:
-    """Answer a Ticket or AlreadyUploaded to MayUpload, and an Assignment to AssignmentFor. Raises a
-    Refusal."""
+    """Answer MayUpload with a Ticket or AlreadyUploaded, and AssignmentFor with an Assignment. The
+    session is not changed. Raises a Refusal."""
     match question:
         case MayUpload():
             return _may_upload(session, question)
@@ -53,8 +53,9 @@ def ask(session: Session, question: Question) -> r.Reply:
 
 
 def advertise(session: Session, participant_id: str) -> r.Advertisement:
-    """The state as a participant sees it: STANDBY if it is not selected for the round, or not
-    registered. After the end, FINISHED with the last round."""
+    """What a heartbeat tells a participant: phase, round, whether its answer is in, whether its
+    update is damaged and wanted again, a warning, the attempt. The phase is STANDBY if it is not
+    selected; after the end FINISHED, with the last round."""
     phase = session.phase
     round_ = session.open_round
     selected = round_ is not None and participant_id in round_.selected
@@ -124,7 +125,8 @@ def _importance_limit_s(session: Session) -> float:
 
 
 def _best_round(session: Session) -> int:
-    """Number of the best model, if it is measured with the last one; else -1."""
+    """Number of the best model, if sites measure it beside the last one; -1 if they do not, or it
+    is the last one."""
     rules, best = session.rules, session.evaluation.winner
     is_measured = rules.evaluate_local or rules.evaluate_importance
     if best is None or session.model is None or not is_measured:
@@ -133,8 +135,8 @@ def _best_round(session: Session) -> int:
 
 
 def _process_group(session: Session, round_: Round, participant_id: str) -> ProcessGroup:
-    """The participant's part in the attempt. Without an address it reports that the group broke, as
-    the other members of a broken attempt have done."""
+    """The attempt, the participant's rank, the group's size and the address of its first member. In
+    a broken attempt the address is empty, so that the participant reports the break as well."""
     first = session.members.get(round_.selected[0])
     address = "" if round_.broken or first is None else first.group_address
     rank = round_.selected.index(participant_id)
@@ -171,9 +173,8 @@ def _may_upload(session: Session, question: MayUpload) -> r.Reply:
 
 
 def is_late(session: Session, participant_id: str, round_: int) -> bool:
-    """Whether an update that is refused with LateUpdate was once awaited. After the end all updates
-    get this refusal, but none of an unregistered client was awaited, and an update for a future
-    round is wrong, not late."""
+    """Whether an update that was refused with LateUpdate was once awaited: its sender is a member,
+    and its round is no future one."""
     return participant_id in session.members and round_ <= session.trained_by(participant_id)
 
 
@@ -186,12 +187,9 @@ def require_member(session: Session, participant_id: str) -> None:
 def require_selected(
     session: Session, participant_id: str, sent: int | None = None, *, may_be_closed: bool = False
 ) -> Round:
-    """The open round, if the participant is in it and it is the one that was sent.
-
-    may_be_closed: a model may be being made of it.
-
-    Raises NotAMember, STALE_ROUND, NOT_IN_ROUND, ROUND_CLOSED or NOT_SELECTED.
-    """
+    """The open round, if the participant is selected for it and trains round `sent`; None: any
+    round. may_be_closed: also while a model is being made of it.
+    Raises NotAMember, STALE_ROUND, NOT_IN_ROUND, ROUND_CLOSED or NOT_SELECTED."""
     # After the end the sender need not be a member: the answer is the same for all.
     if session.phase is Phase.FINISHED:
         raise errors.LateUpdate(

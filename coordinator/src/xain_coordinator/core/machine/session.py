@@ -109,7 +109,9 @@ class Session:
 
     @property
     def available(self) -> tuple[str, ...]:
-        """Participants that may be selected, left out or not, at this moment."""
+        """Participants that may be selected now, left out or not: they train nothing, have not
+        failed in this round, can make initial weights if those are missing, and are chosen if a
+        script chooses."""
         failed: Mapping[str, None] = {} if self.open_round is None else self.open_round.failed
         available = tuple(p for p in self.selection.unselected if p not in failed)
         if self.is_untrained:
@@ -260,8 +262,8 @@ class Session:
 
     @property
     def gives_up_at(self) -> float | None:
-        """Session time at which the session ends if nothing changes; None if another deadline comes
-        before."""
+        """Session time at which rounds.idle_timeout_s ends the session if nothing changes; None
+        without it, in a round before its deadline, and while a request or a script is awaited."""
         idle_s = self.rules.idle_timeout_s
         began: float | None = self.since
         overdue_at = None
@@ -373,7 +375,7 @@ class Session:
 
     @property
     def base(self) -> Base:
-        """Start of the training of the open round."""
+        """The model, epochs and opening time from which participants train in the open round."""
         assert self.model is not None, "a round is open without a model"
         round_ = self.opened
         return Base(self.model, round_.epochs, self.epoch_base, round_.opened_at)
@@ -425,8 +427,9 @@ class Session:
 
     @property
     def starts_at(self) -> float:
-        """Session time at which training starts with the connected participants: the start timeout
-        after the first has joined, or after the fit was requested if that was later."""
+        """Session time at which training starts with the connected participants: start_timeout_s
+        after the first eligible one joined or the fit was requested, but no later than
+        gives_up_at."""
         # Members are in the order in which they joined.
         began = next(m.joined_at for m in self.members.values() if m.is_eligible)
         if self.fit_requested:
@@ -441,7 +444,8 @@ class Session:
         return tuple(n for n in self.rules.expected_participants if n not in self.members)
 
     def note_at(self, pacing: Pacing) -> float | None:
-        """Time at which session time is to be recorded; None if nothing waits for it."""
+        """Session time at which the passing of time is next recorded as an event; None if nothing
+        needs it."""
         if self.phase is Phase.FINISHED or self.waits_for_request or self.waits_for_script:
             return None  # a request or a script is awaited without a limit
         every_s = noted_every_s(self.rules, pacing, self.open_round)

@@ -26,10 +26,8 @@ from xain_wire.metadata import COMPLETED
 
 
 def next_step(session: Session, now: float, strategy: Strategy) -> e.Event | None:
-    """The next event that this state causes by itself; None if there is none.
-
-    Raises ControllerFailed.
-    """
+    """The next event that this state causes by itself; None if there is none. Raises
+    ControllerFailed."""
     if session.phase is Phase.FINISHED:
         return None
     step: e.Event | None = None
@@ -80,8 +78,8 @@ def _next_step_at_the_end(session: Session, now: float) -> e.Event | None:
 
 
 def _sites(session: Session) -> tuple[str, ...]:
-    """Sites that evaluate the last model in a study, which waits for them until the deadline: its
-    table must not depend on a site's absence for a moment. Empty without a study."""
+    """Sites of a study that evaluate the last model. The session waits for them until the deadline:
+    its table must not depend on a site's absence for a moment. Empty without a study."""
     if session.rules.step is None:
         return ()
     return session.rules.sites or session.requested_of
@@ -187,8 +185,9 @@ def _next_step_of_round(
 def _next_step_of_attempt(
     session: Session, round_: Round, now: float, controller: Controller
 ) -> e.Event | None:
-    """Decide the next event of a round of the rule "assemble". A lost member is not replaced; the
-    round restarts."""
+    """The next event of a round of the rule "assemble": closed with all slices in, paused, resumed,
+    or restarted once a member has stopped or the deadline has passed; after MAX_ATTEMPTS the end of
+    the session. None while it waits. A lost member is not replaced."""
     if round_.selected and round_.all_in and not round_.broken:
         return e.RoundClosed(round_.number, now)
     enough = session.members.num_eligible >= session.rules.num_required
@@ -230,7 +229,8 @@ def _members_of_attempt(
 
 
 def _missed(session: Session, round_: Round) -> tuple[str, ...]:
-    """Participants that owe an update at the deadline.
+    """Participants that have missed the deadline: they owe an update, and are neither left out nor
+    at fault in this round already.
 
     A participant that goes on with its round is not late. A damaged copy is no fault of its sender;
     in a later attempt at the round the sender has another slice to bring. A refused update is

@@ -22,7 +22,8 @@ class Strategy:
 
 
 def builtin_strategy(rules: Rules) -> Strategy:
-    """The strategy of rules that name no plug-in. Raises ControllerFailed if they do."""
+    """The controller and the pacing rule of the core that the rules name. Raises ControllerFailed
+    if one of them is a plug-in's."""
     pacing = pacing_of(rules)
     if pacing is None:
         raise ControllerFailed(f"no pacing rule of the core is called {rules.pacing!r}")

@@ -18,10 +18,7 @@ _DTYPES = ("float16", "float32", "float64")
 
 def require_uncounted(session: Session, participant_id: str, key: str) -> None:
     """Refuse an upload under a name that is another participant's, or that counts already as the
-    update of another one: a key does not have to name its sender.
-
-    Raises UPLOAD_NAME_TAKEN.
-    """
+    update of another one: a key does not have to name its sender. Raises UPLOAD_NAME_TAKEN."""
     base_key = base_key_of(key)
     name = base_key.partition("/")[2]
     if name == participant_id:
@@ -45,10 +42,8 @@ def require_uncounted(session: Session, participant_id: str, key: str) -> None:
 
 
 def check_update(model: GlobalModel, round_: Round, update: Update, rules: Rules) -> None:
-    """Refuse an update that cannot be aggregated, naming the first fault.
-
-    Raises InvalidUpdate, and SliceMismatch for a slice that is good by itself.
-    """
+    """Refuse an update that cannot be aggregated, naming the first fault. Raises InvalidUpdate, and
+    SliceMismatch for a slice that is good by itself."""
     weights = update.weights
     if update.num_samples < 0:
         raise errors.InvalidUpdate(

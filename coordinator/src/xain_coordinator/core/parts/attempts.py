@@ -27,10 +27,8 @@ MAX_ADDRESS = 255  # characters of HOST:PORT, about as long as a DNS name may be
 
 
 def max_stages(rules: Rules, model: GlobalModel) -> int:
-    """The number of stages that the model is cut into, at most.
-
-    Tensors whose names begin alike, up to the first dot, are those of one layer, which is not cut.
-    """
+    """The number of stages that the model is cut into, at most. Tensors whose names begin alike, up
+    to the first dot, are those of one layer, which is not cut."""
     num_layers = len({spec.name.partition(".")[0] for spec in model.layout}) or 1
     return min(int(rules.aggregation_options.get("stages", 0)) or num_layers, num_layers)
 
@@ -49,10 +47,8 @@ def check_address(address: str) -> None:
 
 
 def slice_of(model: Layout, owned: Layout) -> tuple[int, int]:
-    """Start and stop of tensors in the flat vector of a model.
-
-    owned: consecutive tensors of the model. Raises InvalidUpdate.
-    """
+    """Start and stop of tensors in the flat vector of a model. owned: consecutive tensors of the
+    model. Raises InvalidUpdate."""
     if not owned:
         raise InvalidUpdate("the update does not say which tensors of the model it holds")
     names = [spec.name for spec in model]
@@ -73,10 +69,7 @@ def slice_of(model: Layout, owned: Layout) -> tuple[int, int]:
 
 
 def check_slice(model: GlobalModel, update: Update) -> None:
-    """Refuse a slice that is no part of the model.
-
-    Raises InvalidUpdate.
-    """
+    """Refuse a slice that is no part of the model. Raises InvalidUpdate."""
     start, stop = slice_of(model.layout, update.layout)
     if update.weights.shape != (stop - start,):
         raise InvalidUpdate(
@@ -86,10 +79,7 @@ def check_slice(model: GlobalModel, update: Update) -> None:
 
 def check_fit(model: GlobalModel, round_: Round, update: Update) -> None:
     """Refuse a slice that overlaps another one of the attempt, or the last slice of an attempt if a
-    part of the model is missing then.
-
-    Raises SliceMismatch.
-    """
+    part of the model is missing then. Raises SliceMismatch."""
     start, stop = slice_of(model.layout, update.layout)
     taken = [(slice_of(model.layout, u.layout), p) for p, u in round_.updates.items()]
     for (first, end), owner in taken:

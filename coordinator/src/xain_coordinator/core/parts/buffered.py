@@ -36,7 +36,8 @@ class BufferedWork:
     def after_round(
         self, round_: Round, base: Base, carried: Mapping[str, int], members: Collection[str]
     ) -> "BufferedWork":
-        """The work once the model of a round is published.
+        """The work that outlasts a round, once its model is published: participants that go on, the
+        models that they train from, and the latest counted update of each member.
 
         base: start of the training of the round. carried: participants that go on.
         """

@@ -37,11 +37,8 @@ def has_control(model: GlobalModel | None) -> bool:
 
 
 def share_of(round_: Round, counted: Mapping[str, Counted]) -> float:
-    """The share of the sites of a round in the mean of all variates: by rows, as the average of
-    models weighs them.
-
-    counted: before the round.
-    """
+    """The share of a round's sites in the mean of all control variates, by rows; by number of sites
+    if none has rows. counted: sites that counted before the round."""
     others = [one.num_samples for name, one in counted.items() if name not in round_.updates]
     ours = [update.num_samples for update in round_.updates.values()]
     if not any(ours + others):  # all weigh the same
@@ -52,8 +49,9 @@ def share_of(round_: Round, counted: Mapping[str, Counted]) -> float:
 def counted_after(
     round_: Round, counted: Mapping[str, Counted], members: Container[str]
 ) -> Mapping[str, Counted]:
-    """The sites whose variates the server's is the mean of, once the model of a round is published;
-    empty if all begin anew."""
+    """The sites whose control variates the server's is the mean of, once the model of a round is
+    published; empty, so that all begin anew, if a variate was lost or a site is away for too
+    long."""
     new = {p: Counted(round_.number, u.num_samples) for p, u in round_.updates.items()}
     after = {**counted, **new}
     is_away = any(

@@ -124,7 +124,8 @@ class Best:
 
     @property
     def no_better(self) -> str:
-        """One sentence, if the latest model is no better than the best constant prediction."""
+        """A sentence that the latest model is no better than the best constant prediction; "" if it
+        is."""
         name, value, baseline = self.metric, self.latest_value, self.latest_baseline
         if baseline is None or is_better(value, baseline, is_minimised=self.is_minimised):
             if self.latest_loss is None or _is_low(self.latest_loss):
@@ -170,13 +171,13 @@ def checked(
     local: LocalModel | None = None,
     importances: Sequence[Importance] = (),
 ) -> Evaluation:
-    """Check an evaluation from the network.
+    """Check an evaluation from the network; return it with its metrics sorted, or empty if it is
+    withheld.
 
     num_classes: of the model, 0 for a regression; None if it is not known, as of a script's.
-    has_probabilities: whether the model is known to have some.
-    local, importances: checked in the same way.
-    Raises ValueError if it breaks a bound, or has tallies that are not of such a model: added to
-    those of the other sites, they would take figures from all.
+    has_probabilities: whether the model is known to have some. local, importances: checked in the
+    same way. Raises ValueError if it breaks a bound, or has tallies of another kind of model, which
+    would spoil the sums over all sites.
     """
     if withheld:
         return Evaluation(0, {}, withheld=True)
@@ -258,8 +259,9 @@ def combined(evaluations: Iterable[Evaluation], tallies: Tallies | None) -> Eval
 
 
 def _local(measured: Collection[Evaluation]) -> LocalModel | None:
-    """The local models of sites together, each measured on the rows of its own site. Without
-    tallies, the one of a single site; None for more or none."""
+    """The local models of all sites as one: the figures of their added tallies, each model measured
+    on the rows of its own site. Without tallies, the one of a single site; None for more or
+    none."""
     known = [one.local for one in measured if one.local is not None]
     tallies = add(one.tallies for one in known if one.tallies is not None)
     if tallies is None:
@@ -347,7 +349,8 @@ def better(
     evaluation: Evaluation | None,
     tallies: Tallies | None = None,
 ) -> Best | None:
-    """The best model after the evaluation of the trained model `number`, as together() gives it.
+    """The best model after trained model `number` was evaluated over all sites; `best` itself if
+    there is no evaluation, or it lacks the metric.
 
     Unless a metric is named, models are compared by the first figure of DEFAULTS that there is, and
     by no average. Whatever the metric, a model whose loss is below that of the best constant
@@ -484,7 +487,7 @@ class EvaluationProgress:
         untrained: int | None = None,
     ) -> "EvaluationProgress":
         """The progress after the coordinator's evaluation of the first model that it owes, which it
-        owes no more. evaluation: None if it failed. untrained: as in compared()."""
+        owes no more. evaluation: None if it failed. untrained: number of the untrained model."""
         progress = (
             self if evaluation is None else self.measured(number, evaluation, rules, untrained)
         )
@@ -494,7 +497,7 @@ class EvaluationProgress:
         self, number: int, evaluation: Evaluation, rules: Rules, untrained: int | None = None
     ) -> "EvaluationProgress":
         """The progress after a model is compared with the best one by an evaluation that the
-        coordinator does not owe. untrained: as in compared()."""
+        coordinator does not owe, such as a script's. untrained: number of the untrained model."""
         return self._measured(number, (evaluation,), rules, untrained)
 
     def _measured(
@@ -505,7 +508,7 @@ class EvaluationProgress:
         untrained: int | None,
     ) -> "EvaluationProgress":
         """The progress after a model was measured at all sites together; unchanged if they measured
-        nothing. The untrained model is noted and never the best. untrained: as in compared()."""
+        nothing. The untrained model is noted and never the best. untrained: its number."""
         tallies = pooled(measured)
         evaluation = combined(measured, tallies)
         if evaluation is None:

@@ -189,7 +189,7 @@ class Members(Mapping[str, Member]):
     # --- the members after an event ---
 
     def with_member(self, member: Member) -> "Members":
-        """Add a participant that joins."""
+        """Add a participant that joins; that it was not admitted, or waited, is forgotten."""
         name = member.participant_id
         return replace(
             self,
@@ -232,7 +232,8 @@ class Members(Mapping[str, Member]):
     def with_contender(
         self, participant_id: str, instance_id: str, origin: str, at: float
     ) -> "Members":
-        """Note that a second process has asked to join as a connected participant."""
+        """Note that a second process has asked to join with the id of a connected participant; the
+        latest MAX_CONTENDERS are kept."""
         member = self.by_name[participant_id]
         sign = self.heard.get(participant_id, Heard(max(member.joined_at, self.lease_floor)))
         contenders = dict(sign.contenders)
@@ -286,10 +287,7 @@ def reconnect_spread_s(num_connected: int, lease_s: float) -> float:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that cannot be the last part of a key in every store.
-
-    Raises INVALID_NAME.
-    """
+    """Refuse a name that cannot be the last part of a key in every store. Raises INVALID_NAME."""
     if (why := why_not(name)) is not None:
         raise Refusal(Reason.INVALID_NAME, f"name {shortened(name)!r} cannot be used: {why}")
 

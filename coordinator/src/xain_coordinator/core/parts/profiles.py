@@ -286,10 +286,8 @@ def _check_classes(
 
 
 def fitted(profiles: Iterable[DataProfile], schema: Schema) -> tuple[DataProfile, ...]:
-    """The profiles with which the initial model is made.
-
-    A profile with columns gets the columns of the session's schema, in its order, and its classes.
-    """
+    """The profiles with which the initial model is made. A profile with columns gets the columns of
+    the session's schema, in its order, and its classes."""
     profiles = tuple(profiles)
     classes = schema.classes
     for profile in profiles:

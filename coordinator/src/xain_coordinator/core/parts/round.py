@@ -104,8 +104,8 @@ class Round:
 
     @property
     def first_to_stop(self) -> dict[str, int]:
-        """Members that were the first to stop in an attempt, the present one included, with the
-        number of these attempts."""
+        """For each participant, the attempts in which it was the first to stop, the present one
+        included."""
         first = dict(self.stopped_first)
         for participant_id in list(self.broken)[:1]:
             first[participant_id] = first.get(participant_id, 0) + 1

@@ -82,10 +82,8 @@ class SelectionState:
     def with_member(
         self, participant_id: str, round_: int, *, is_eligible: bool, is_selected: bool
     ) -> "SelectionState":
-        """Take in a participant that joins, which counts as its last selection.
-
-        is_selected: it has handed in for the open round, left and come back.
-        """
+        """Add a joining participant, last in the order of selection. is_selected: it has handed in
+        for the open round, left and come back, so it is not selected anew."""
         unselected, left_out = self.unselected, self.left_out
         if is_eligible and not is_selected:
             unselected = including(unselected, participant_id, None)
@@ -155,14 +153,15 @@ class SelectionState:
         return replace(self, faults=including(self.faults, participant_id, known))
 
     def with_missed(self, missed: Iterable[str], round_: int) -> "SelectionState":
-        """Count a missed deadline of each of these."""
+        """Count one more fault of each participant that has missed a deadline."""
         state = self
         for participant_id in missed:
             state = state.with_fault(participant_id, round_)
         return state
 
     def with_good_update(self, participant_id: str) -> "SelectionState":
-        """Clear the faults in a row of a participant, and select it again."""
+        """Clear the faults in a row of a participant whose update counted; it is left out no
+        longer."""
         known = self.faults.get(participant_id)
         if known is None or known == Faults(known.num_refused):
             return self

@@ -35,10 +35,8 @@ MAX_NOTED_S = 60.0
 
 
 def exact_fraction(value: float | str | Fraction) -> Fraction:
-    """The decimal that was written, not the binary float nearest to it: 0.1 is 1/10.
-
-    Raises ValueError outside (0, 1].
-    """
+    """The decimal that was written, not the binary float nearest to it: 0.1 is 1/10. Raises
+    ValueError outside (0, 1]."""
     fraction = Fraction(str(value))
     if not 0 < fraction <= 1:
         raise ValueError(f"must be greater than 0 and at most 1, got {value}")
@@ -76,9 +74,7 @@ def num_needed(round_: Round, rules: Rules) -> int:
 
 def plan_of(rules: Rules, samples: Sequence[int]) -> Plan:
     """The rounds of a training that begins with some sites, from the passes or rounds of the rules.
-
-    samples: rows of each of them; 0 where they are not known.
-    """
+    samples: rows of each of them; 0 where they are not known."""
     counted = len(samples)
     if rules.controller != "all" and rules.aggregation != attempts.RULE:
         counted = num_wanted(counted, rules.fraction_participants)
@@ -198,6 +194,7 @@ class Quorum(Pacing):
         return f"the updates {_parsed(self.expression)}"
 
     def awaited(self, round_: Round) -> str:
+        """The quorum and the participants that have not answered, as sentences."""
         missing = round_.outstanding
         return (
             f"The quorum, {_parsed(self.expression)}. {len(missing)} have not answered: "
@@ -233,6 +230,8 @@ class Buffer(Pacing):
         return f"{self.size} updates or those of everybody" + (behind if self.staleness else "")
 
     def awaited(self, round_: Round) -> str:
+        """The updates that are missing, or else the participants that are too far behind, as a
+        sentence."""
         if len(round_.updates) < self.size or not round_.outstanding:
             return _count_awaited(round_, self.size)
         oldest = round_.number - (self.staleness or 0)
@@ -267,6 +266,7 @@ class AfterFirst(Pacing):
         return self.seconds
 
     def describe(self) -> str:
+        """What a round waits for, in words: all updates, or those within `seconds` of the first."""
         return (
             "the updates of all who are selected, or of those who answer within "
             f"{self.seconds:g} s of the first"
@@ -314,8 +314,8 @@ def _count_awaited(round_: Round, wanted: int) -> str:
 
 
 def round_deadline(round_: Round, rules: Rules) -> float | None:
-    """Session time at which the round makes do with the least number of updates; that of an
-    EVALUATE round closes it."""
+    """Session time of a round's deadline; None without one, or if the round is overdue. At the
+    deadline an EVALUATE round closes; another closes if it has the least number of updates."""
     if round_.task is Task.EVALUATE:
         return round_.opened_at + rules.evaluate_deadline_s
     if rules.deadline_s is None or round_.overdue_at is not None:

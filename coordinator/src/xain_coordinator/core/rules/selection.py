@@ -99,7 +99,8 @@ class Weighted:
             raise ValueError(f"default_samples must not be negative, got {self.default_samples}")
 
     def select(self, candidates: Sequence[Candidate], k: int, chance: Random) -> Sequence[str]:
-        """Sort the candidates by random keys of their samples, and take the k largest."""
+        """Draw k of the candidates at random without replacement, weighted by their samples: those
+        with the k largest random keys."""
 
         def key(candidate: Candidate) -> tuple[bool, float]:
             """The key by which candidates are sorted, the largest first; it takes one random
@@ -126,7 +127,8 @@ CONTROLLERS: Mapping[str, type[Controller]] = {
 
 
 def builtin_controller(name: str, options: Mapping[str, Option]) -> Controller:
-    """One of CONTROLLERS. Raises ControllerFailed if there is none of this name."""
+    """The controller of the core of this name, made with the options. Raises ControllerFailed if
+    there is none."""
     make: Callable[..., Controller] | None = CONTROLLERS.get(name)
     if make is None:
         raise ControllerFailed(f"no controller of the core is called {name!r}")
@@ -145,7 +147,7 @@ def select(
     """Let the controller choose k of the candidates, or all if they are fewer.
 
     draw: counts the selections within a round, so that a replacement is a fresh draw.
-    Raises ControllerFailed if it does not.
+    Raises ControllerFailed if it fails, or chooses too few, one twice, or one that is no candidate.
     """
     # Sorted by name: the draw must depend on the members, not on the order in which they joined.
     candidates = sorted(candidates, key=lambda one: one.participant_id)

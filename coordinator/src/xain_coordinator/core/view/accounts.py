@@ -170,7 +170,8 @@ class Accounts:
             del self._departed[forgotten], self.by_name[forgotten]
 
     def _count_missed(self, name: str, reason: str) -> None:
-        """Count one more round in a row without the participant, for this reason."""
+        """Count one more round in a row without the participant, and keep the reason; at
+        MANY_ROUNDS of them its name goes into `begun`."""
         missed = self._of(name).missed + 1
         self._set(name, missed=missed, reason=reason)
         if missed == MANY_ROUNDS:

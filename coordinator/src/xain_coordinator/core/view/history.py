@@ -187,9 +187,7 @@ class History:
 
     def lost_share(self, *, before_last: bool = False) -> float:
         """Share of the samples that the latest SHARE_ROUNDS rounds that are over have lost.
-
-        before_last: without the last round, as it was before that.
-        """
+        before_last: without the last round, as it was before that."""
         over = (one for one in reversed(self.rounds) if one.seconds is not None)
         latest = islice(over, before_last, SHARE_ROUNDS + before_last)
         lost = [one.lost for one in latest]

@@ -172,7 +172,8 @@ Steps = Generator[Step, Outcome, None]
 
 
 def next_step(plan: Plan, study: str, outcomes: Sequence[Outcome]) -> Step | None:
-    """The session that follows on those that there are; None at the end. study: its name."""
+    """The next step of a study after these outcomes, with which its plan is run again; None at the
+    end. study: its name."""
     steps = _PLANS[plan.kind](plan)
     try:
         step = next(steps)
@@ -299,10 +300,8 @@ def spreads(plan: Plan, outcomes: Sequence[Outcome]) -> dict[str, Spread]:
 
 
 def best_option(plan: Plan, outcomes: Sequence[Outcome]) -> int | None:
-    """Number of the best options of a search that is over, from 0; None without one.
-
-    The best ones of the last rung in which options were compared.
-    """
+    """Number of the best options of a search that is over, from 0; None without one. The best ones
+    of the last rung in which options were compared."""
     if plan.kind != "search" or next_step(plan, "", outcomes) is not None:
         return None
     compared = [one for one in outcomes if one.step.budget and one.loss is not None]

@@ -40,8 +40,8 @@ def not_eligible_because(session: Session, participant_id: str) -> str:
 
 
 def conflict(session: Session, participant_id: str) -> str:
-    """A second process with this participant's id; empty if there is none, and after the end, when
-    no process is refused."""
+    """Text that a second process with this participant's id is refused; "" if there is none, and
+    after the end, when no process is refused."""
     if session.phase is Phase.FINISHED:
         return ""
     second = session.members.conflict(participant_id, session.rules)
@@ -206,7 +206,7 @@ def planned(session: Session) -> str:
 
 
 def told(plan: Plan, rules: Rules) -> str:
-    """The words of a plan: "50 passes over 1,460 rows at 4 sites: 50 rounds of 1 epoch"."""
+    """A training plan in words: "50 passes over 1,460 rows at 4 sites: 50 rounds of 1 epoch"."""
     where = f"at {_counted(plan.num_sites, 'site')}"
     if plan.num_samples:
         where = f"over {_counted(plan.num_samples, 'row')} {where}"
@@ -244,8 +244,9 @@ def waiting_for(
     strategy: Strategy | None = None,
     history: History | None = None,
 ) -> str:
-    """Condition that the session waits for, as a sentence, and further ones if the work that it
-    waits for fails, or if those that it waits for have left after a failure or were not let in."""
+    """What the session waits for, as a sentence. trouble: a sentence on failing work, added at the
+    end. history: where too few are connected, adds those that left after a failure or were not let
+    in."""
     if session.phase is not Phase.FINISHED:
         told = [waiting_for(session, strategy=strategy)] if trouble or history else []
         if history is not None and session.members.num_eligible < session.rules.num_required:
@@ -304,7 +305,8 @@ def waiting_for(
 
 
 def _absent(session: Session, history: History) -> list[str]:
-    """Sentences of the participants that are not there, and why."""
+    """Sentences on participants that left after a failure and on those that were not let in,
+    MAX_ABSENT of each, with the reasons."""
     left = [
         f"{name} has left. Its last failure: {failure.removesuffix('.')}."
         for name, failure in history.accounts.failures_of_departed().items()
@@ -365,7 +367,7 @@ def _more_participants(number: int, rules: Rules) -> str:
 
 
 def _not_eligible(session: Session) -> str:
-    """Participants that are connected and not eligible, as text."""
+    """Connected participants that are not eligible, as a sentence; "" without any."""
     others = [p for p, member in session.members.items() if not member.is_eligible]
     if not others:
         return ""

@@ -338,7 +338,8 @@ class ModelPublished:
 
     @classmethod
     def after(cls, before: GlobalModel, model: GlobalModel, at: float) -> Self:
-        """The event that publishes a model made from the model before it."""
+        """The event that publishes a model; a layout and metadata equal to those of the model
+        before it are left out."""
         number = model.round - 1
         is_alike = model.layout == before.layout and model.metadata == before.metadata
         if not is_alike or not (model.layout or model.metadata):
@@ -346,7 +347,8 @@ class ModelPublished:
         return cls(number, replace(model, layout=(), metadata={}), at, inherits=True)
 
     def published(self, before: GlobalModel | None) -> GlobalModel:
-        """The model with its layout and metadata. before: the model before it."""
+        """The published model; a layout and metadata that were left out come from the model before
+        it."""
         if not self.inherits:
             return self.model
         assert before is not None, "a model inherits from none"

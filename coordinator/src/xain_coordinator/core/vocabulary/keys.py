@@ -20,10 +20,7 @@ _JOURNALLED = re.compile(r"\.[0-9a-f]{32}/journal\Z")
 
 def check_key(key: str) -> None:
     """Refuse what cannot be a key in every store: parts that are empty, "." or "..", text that is
-    not Unicode, and more than MAX_KEY_BYTES.
-
-    Raises ValueError.
-    """
+    not Unicode, and more than MAX_KEY_BYTES. Raises ValueError."""
     try:
         size = len(key.encode())
     except UnicodeEncodeError as error:

@@ -23,7 +23,7 @@ def including(mapping: Mapping[K, V], key: K, value: V) -> Mapping[K, V]:
 
 
 def including_all(mapping: Mapping[K, V], more: Mapping[K, V]) -> Mapping[K, V]:
-    """A copy with these values for their keys, as the last entries."""
+    """A copy of a mapping with more entries, which come last."""
     base, before = mapping.layers if isinstance(mapping, _Layered) else (mapping, {})
     changes = dict(before)
     for key, value in more.items():

@@ -15,7 +15,7 @@ else:
     T = TypeVar("T")
 
     def replace(value: T, /, **changes: Any) -> T:
-        """A copy with other values in these fields."""
+        """A copy of a value with other values in these fields."""
         before = value.__dict__
         # One new dict. A dict that grows field by field is copied once more where there are more
         # than 29 of them.

@@ -411,10 +411,8 @@ class Rules:
     scripted: bool = False
 
     def evaluates(self, number: int, steps: int = 1) -> bool:
-        """Whether the global model of this number is evaluated, even if it is not the last.
-
-        steps: as in Plan.
-        """
+        """Whether the global model of this number is evaluated, even if it is not the last. steps:
+        as in Plan."""
         every = self.evaluate_every * steps
         return every > 0 and number % every == 0
 

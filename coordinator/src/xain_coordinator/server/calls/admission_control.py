@@ -367,6 +367,7 @@ class _Requests(AsyncIterator[Any]):
     call: Call
 
     async def __anext__(self) -> Any:
+        """The next message of a call, which admission control reads and notes."""
         message = await self.admission.read(self.call)
         if message is grpc.aio.EOF:
             raise StopAsyncIteration
@@ -375,8 +376,8 @@ class _Requests(AsyncIterator[Any]):
 
 
 async def _abort(call: Call, refusal: Refusal) -> None:
-    """Send the status, then stop what still works on the call. A read that waits for the client
-    ends by itself with the status, so that no operation of gRPC is cancelled."""
+    """Answer a call with the status of a refusal, then cancel its task. A read that waits for the
+    client ends by itself with the status, so that no operation of gRPC is cancelled."""
     with suppress(TimeoutError):  # the client does not read
         # A status is lost that is sent while a message is on its way.
         async with asyncio.timeout(LAST_MESSAGE_S):

@@ -46,10 +46,8 @@ class Assignments:
     async def message(
         self, participant_id: str, known_metadata: bytes
     ) -> pb.StartTrainingRoundResponse:
-        """The assignment of a participant, from those that are kept or made now.
-
-        known_metadata: digest of the metadata that the participant has; empty if it has none.
-        """
+        """The assignment of a participant, from those that are kept or made now. known_metadata:
+        digest of the metadata that the participant has; empty if it has none."""
         reply = await self._driver.ask(AssignmentFor(participant_id))
         if (work := self.made(reply, known_metadata)) is not None:
             return work
@@ -96,7 +94,8 @@ class Assignments:
         return work
 
     def made(self, reply: r.Reply, known_metadata: bytes) -> pb.StartTrainingRoundResponse | None:
-        """The message of an assignment if it was made for another participant; else None."""
+        """The message of an assignment if an equal one was made for another participant; else
+        None."""
         assert isinstance(reply, r.Assignment)
         metadata_digest = self._metadata_digest(reply.model.metadata)
         made = self._made.get(known_metadata == metadata_digest != b"")

@@ -88,7 +88,7 @@ class ControlService(pb_grpc.ControlServicer):
     async def ListCertificates(
         self, request: pb.ListCertificatesRequest, context: Context
     ) -> pb.ListCertificatesResponse:
-        """List all that was issued, with the size and last hash of the audit log."""
+        """List issued certificates and tokens, with length and last hash of the audit log."""
         access = self._guard.require_access()
         entries = [
             pb.ListCertificatesResponse.Entry(
@@ -121,7 +121,7 @@ class ControlService(pb_grpc.ControlServicer):
     async def RemoveParticipant(
         self, request: pb.RemoveParticipantRequest, context: Context
     ) -> pb.RemoveParticipantResponse:
-        """Remove a participant from the session, for good."""
+        """Remove a participant from the session for good, with a line in the audit log."""
         await self._driver.submit(RemoveParticipant(request.name))
         await self._note("participant_removed", participant=request.name)
         return pb.RemoveParticipantResponse()
@@ -129,7 +129,7 @@ class ControlService(pb_grpc.ControlServicer):
     async def FinishSession(
         self, request: pb.FinishSessionRequest, context: Context
     ) -> pb.FinishSessionResponse:
-        """Finish the session with the last model that it has."""
+        """Finish the session with its last model, with a line in the audit log."""
         await self._driver.submit(FinishSession(request.reason))
         await self._note("session_finish_requested", reason=request.reason)
         return pb.FinishSessionResponse()
@@ -156,7 +156,7 @@ class ControlService(pb_grpc.ControlServicer):
     async def ConfigureRound(
         self, request: pb.ConfigureRoundRequest, context: Context
     ) -> pb.ConfigureRoundResponse:
-        """Take a script's decisions about a round. Returns the session's status."""
+        """Submit a script's decisions about a round, audit them, and return the status."""
         await self._driver.submit(configuration(request))
         await self._note("round_configured", round=request.round)
         return pb.ConfigureRoundResponse(status=self._script_status())
@@ -164,7 +164,7 @@ class ControlService(pb_grpc.ControlServicer):
     async def RecordEvaluation(
         self, request: pb.RecordEvaluationRequest, context: Context
     ) -> pb.RecordEvaluationResponse:
-        """Take a script's evaluation of a model. Returns the session's status."""
+        """Submit a script's evaluation of a model, audit it, and return the status."""
         await self._driver.submit(evaluation(request))
         await self._note("model_evaluated", model=request.model)
         return pb.RecordEvaluationResponse(status=self._script_status())
@@ -172,7 +172,7 @@ class ControlService(pb_grpc.ControlServicer):
     async def EndScript(
         self, request: pb.EndScriptRequest, context: Context
     ) -> pb.EndScriptResponse:
-        """Note that the script has come to the end of its loop."""
+        """Note that the script has ended its loop or failed; audit it, and return the status."""
         await self._driver.submit(EndScript(request.failure, request.session_id))
         # The audit log is about who did what; the traceback is in the journal.
         await self._note("script_ended", failed=bool(request.failure))
@@ -213,7 +213,7 @@ class ControlService(pb_grpc.ControlServicer):
             await self._ended.wait()  # or the other side copies the objects, and ends the call
 
     async def _tell_long_backup(self, copy: Path, peer: str) -> None:
-        """Warn in intervals that a backup holds up the removal of objects."""
+        """Warn every long_backup_s that a backup holds up the removal of objects."""
         lasted_s = 0.0
         while True:
             await asyncio.sleep(self.long_backup_s)  # the interval of the warnings

@@ -165,13 +165,13 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._id_in_use = RateLimitedLog(log.warning, "participant_id_in_use")
 
     def limit(self, per_s: float, burst: int) -> None:
-        """Begin to admit so many calls of each kind a second, after a burst."""
+        """Admit per_s calls a second after a burst: newcomers, members and watches each."""
         limits = (RateLimit(per_s, burst, MAX_WAITING) for _ in range(3))
         # A reservation is a name, so that the two calls of a member cannot share a limit.
         self._newcomers, self._members, self._watches = limits
 
     def _wait_s(self, rate_limit: RateLimit, participant_id: str) -> float:
-        """Seconds after which the participant is to come again; 0: it is admitted."""
+        """Seconds after which a participant is to come again, which is counted; 0: admitted."""
         session = self._driver.session
         if session.phase is Phase.FINISHED:
             return 0.0
@@ -372,13 +372,13 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return None if account is None else account.num_counted
 
     def _no_better(self) -> str:
-        """One sentence once the session is over, if its last model is no better than the best
-        constant prediction."""
+        """A sentence that the last model is no better than the best constant prediction; "" if it
+        is, or the session trains nothing."""
         session = self._driver.session
         return session.evaluation.no_better if session.rules.rounds > 0 else ""
 
     def _findings(self, participant_id: str) -> _Findings:
-        """Findings in a participant's data and in all data together."""
+        """Texts and digest of the findings in a participant's data and in all data."""
         session = self._driver.session
         if self._found is None or self._found[0] is not session.findings:
             sites = {"", *(one.site for one in session.findings)}
@@ -522,7 +522,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     def _reference(
         self, participant_id: str, round_: int, request: pb.EndTrainingRoundRequest
     ) -> Reference | None:
-        """The update that an EndTrainingRound hands in, as its sender describes it."""
+        """The update that a call describes; None in the round that evaluates the last model."""
         if self._driver.session.evaluates_last(round_):
             return None  # nothing is trained in it
         if not request.HasField("update"):

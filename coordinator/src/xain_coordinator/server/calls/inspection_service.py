@@ -365,7 +365,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
 
 
 def _keep_own_of_status(answer: inspection.GetStatusResponse, site: str) -> None:
-    """Drop what one participant is not told of a status."""
+    """Drop from a status all that tells of the operator's matters or of other sites."""
     answer.ClearField("warnings")  # they and the next sentence name others
     answer.ClearField("waiting_for")
     answer.ClearField("parameters")
@@ -396,7 +396,7 @@ def _second_class(session: Session) -> str:
 
 
 def _whole(session: Session) -> dict[str, Any]:
-    """Fields of a status that are long."""
+    """Fields of a status that are sent only on request: settings, tallies of the best model."""
     number, tallies = session.evaluation.shown or (0, None)
     return {
         "settings": settings_of(session.rules),
@@ -406,7 +406,7 @@ def _whole(session: Session) -> dict[str, Any]:
 
 
 def _accounts(history: History) -> list[inspection.SiteAccount]:
-    """Participants that were selected, those that counted least often first."""
+    """Accounts of participants that were selected, those that counted least often first."""
     selected = ((n, one) for n, one in history.accounts.by_name.items() if one.num_selected)
     found = sorted(selected, key=lambda one: (one[1].num_counted, one[0]))
     return [

@@ -103,7 +103,7 @@ def _sites(record: RoundRecord) -> inspection.RoundStatus:
 
 
 def _keep_own_of_round(part: inspection.RoundStatus, site: str) -> None:
-    """Drop what one participant is not told of a part of a round."""
+    """Drop from a part of a round all that tells of other participants than this one."""
     for names in (part.selected, part.contributors):
         own = [name for name in names if name == site]
         del names[:]

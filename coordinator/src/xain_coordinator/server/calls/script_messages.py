@@ -106,10 +106,8 @@ def merged(first: str, *later: str) -> str:
 
 
 def _canonical(text: str, of: str) -> str:
-    """The JSON object in the one form in which it is compared; "": an empty one.
-
-    of: whose settings they are, in words. Raises InvalidRequest.
-    """
+    """The JSON object in the one form in which it is compared; "": an empty one. of: whose settings
+    they are, in words. Raises InvalidRequest."""
 
     def refuse(value: str) -> NoReturn:
         raise ValueError(f"{value} is not finite")

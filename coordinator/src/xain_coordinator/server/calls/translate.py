@@ -110,7 +110,8 @@ def _local_message(local: LocalModel | None) -> pb.LocalModel | None:
 
 
 def local_of(evaluation: pb.Evaluation) -> LocalModel | None:
-    """The local model in an evaluation, unchecked. Raises ValueError as tallies_of() does."""
+    """The local model in an evaluation, unchecked; None without one. Raises ValueError for wrong
+    tallies."""
     if not evaluation.HasField("local"):
         return None
     message = evaluation.local
@@ -232,7 +233,8 @@ def _figure(figure: Figure) -> pb.Figure:
 
 
 def tallies_of(evaluation: pb.Evaluation) -> Tallies | None:
-    """The tallies in an evaluation, unchecked. Raises ValueError if they cannot be tallies."""
+    """The tallies in an evaluation, unchecked; None without any. Raises ValueError if they are too
+    long."""
     if not evaluation.HasField("tallies"):
         return None
     message = evaluation.tallies
@@ -254,7 +256,7 @@ def tallies_of(evaluation: pb.Evaluation) -> Tallies | None:
 
 
 def transfer_of(request: pb.HeartbeatRequest) -> Transfer | None:
-    """Progress of a transfer as a heartbeat claims it."""
+    """Progress of a transfer as a heartbeat claims it; None if it claims none."""
     transfer = request.transfer
     known = transfer.direction in (pb.Transfer.UPLOAD, pb.Transfer.DOWNLOAD)
     if not request.HasField("transfer") or not known:
@@ -292,7 +294,8 @@ def layout_message(layout: Layout) -> list[pb.Tensor]:
 
 
 def layout_of(tensors: Iterable[pb.Tensor]) -> Layout:
-    """The layout that a participant declares. Raises InvalidUpdate if a tensor is none."""
+    """The layout that a participant declares. Raises InvalidUpdate for an unknown kind of
+    tensor."""
     layout: list[TensorSpec] = []
     for tensor in tensors:
         if tensor.kind not in ("", "weight", "statistic", "control"):
@@ -318,10 +321,8 @@ def process_group_message(group: ProcessGroup | None) -> pb.ProcessGroup | None:
 
 
 def group_address(address: str, peer: str) -> str:
-    """HOST:PORT of a participant, with the host that it calls from if it names none.
-
-    peer: as gRPC names it, such as "ipv4:10.0.0.7:41232" or "ipv6:%5B::1%5D:41232".
-    """
+    """HOST:PORT of a participant, with the host that it calls from if it names none. peer: as gRPC
+    names it, such as "ipv4:10.0.0.7:41232" or "ipv6:%5B::1%5D:41232"."""
     if not address.startswith(":"):
         return address
     host = unquote(peer).partition(":")[2].rpartition(":")[0]
@@ -356,7 +357,8 @@ def evaluation_of(message: pb.Evaluation, session: Session, round_: int) -> Eval
 
 
 def num_classes_of(metadata: Mapping[str, str]) -> int | None:
-    """Classes in a model's metadata, 0 for a regression; None if there are none, as a script's."""
+    """Number of classes in a model's metadata, 0 for a regression; None if unknown, as of a
+    script's."""
     try:
         classes = json.loads(metadata.get("classes", "null"))
     except ValueError:  # a script may write something else there
@@ -365,7 +367,7 @@ def num_classes_of(metadata: Mapping[str, str]) -> int | None:
 
 
 def gives_probabilities(metadata: Mapping[str, str]) -> bool:
-    """Whether the workload in a model's metadata gives probabilities; not known of a script's."""
+    """Whether the workload in a model's metadata gives probabilities; False for a script's."""
     try:
         return "log_loss" in metrics_of(from_metadata(metadata))
     except ValueError:

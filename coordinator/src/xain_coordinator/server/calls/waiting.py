@@ -40,7 +40,7 @@ class WaitingParticipants:
         self._asked_at.pop(shortened(participant_id), None)
 
     def num(self, now: float) -> int:
-        """Participants that wait; those that have not come again for long are dropped."""
+        """Number of participants that wait, without those that have not asked for long."""
         earliest = now - self._kept_s
         self._asked_at = {name: at for name, at in self._asked_at.items() if at >= earliest}
         return len(self._asked_at)

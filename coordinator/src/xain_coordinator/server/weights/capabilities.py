@@ -108,10 +108,8 @@ class PortFile:
 
     @classmethod
     def of(cls, folder: Path) -> "PortFile":
-        """Read the file of a session, or write a new one with mode 0600.
-
-        folder: of the session's weights. Raises StoreError.
-        """
+        """Read the file of a session, or write a new one with mode 0600. folder: of the session's
+        weights. Raises StoreError."""
         path = folder / _SECRET_FILE
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))

@@ -132,11 +132,9 @@ class Downloads:
             del self._blocks[block_key]
 
     def note_damaged(self, digest: str) -> bool:
-        """Have the model with this digest verified, because a participant found it damaged.
-
-        Raises Unavailable until that has ended. What is in memory of the model is dropped once
-        after that; returns whether it was.
-        """
+        """Have the model with this digest verified, because a participant found it damaged. Raises
+        Unavailable until that has ended; the next call drops the blocks in memory and returns True,
+        others return False."""
         model = self.driver.session.model
         if model is None or model.ref.digest != digest:
             return False

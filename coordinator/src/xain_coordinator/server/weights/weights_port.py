@@ -227,7 +227,7 @@ class WeightsPort:
         self._pool.shutdown()
 
     def end(self, holds: Callable[[Caller], bool], refusal: Refusal) -> None:
-        """End the connections of callers that may call no more; see Guard.on_ended. From any
+        """End the connections of the callers for whom `holds` is true, without an answer. From any
         thread."""
         with contextlib.suppress(RuntimeError):  # the port has stopped meanwhile
             self._loop.call_soon_threadsafe(self._end, holds)
@@ -526,10 +526,8 @@ class WeightsPort:
     # --- bytes ---
 
     async def _move(self, transfer: Transfer) -> None:
-        """Move all bytes of a transfer, in a thread while its socket takes or has some.
-
-        Raises Stalled, OSError, and what Transfer.move raises.
-        """
+        """Move all bytes of a transfer, in a thread while its socket takes or has some. Raises
+        Stalled, OSError, and what Transfer.move raises."""
         # Through a proxy acknowledgements come in steps as large as what is asked for in stalled_s.
         transfer.stall_timer.stalled_s = self.stalled_s * (2 if transfer.is_sending else 1)
         while True:
@@ -548,8 +546,8 @@ class WeightsPort:
             await self._ready(transfer)
 
     async def _in_thread(self, work: Callable[..., T], *args: object) -> T:
-        """Run work in one of the threads that move bodies. A transfer gives its thread back while
-        other work waits for one."""
+        """Run work in one of the threads that move bodies. The number of pieces of work is
+        counted."""
         self._num_moving += 1
         try:
             return await self._loop.run_in_executor(self._pool, partial(work, *args))
