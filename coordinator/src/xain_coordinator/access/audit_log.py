@@ -124,7 +124,8 @@ class Chain:
         return b"".join(encoded), after
 
     def _require_torn(self, line: bytes, number: int, head: bytes) -> int:
-        """The bytes of the last line, if its writer has not finished it. Raises AccessError."""
+        """The size in bytes of a last line that its writer has not finished. Raises AccessError if
+        the line is damaged instead."""
         if line.endswith(b"\n") or len(line) == MAX_LINE_BYTES:
             why = "its checksum is not that of its text"
             if not line.startswith(head):
@@ -204,10 +205,8 @@ class AuditLog:
         return self._chain.last_hash
 
     def append(self, lines: Iterable[NewLine]) -> None:
-        """Write lines and sync them; either all of them are in the file then, or none.
-
-        Raises OSError, and ValueError if a line cannot be written.
-        """
+        """Write lines and sync them; either all of them are in the file then, or none. Raises
+        OSError, and ValueError if a line cannot be written."""
         encoded, after = self._chain.extend(lines)
         if self._trouble:
             raise OSError(errno.EIO, self._trouble)

@@ -120,10 +120,7 @@ class AccessControl:
         cls, folder: Path, passphrase: bytes = b"", now: Callable[[], float] = time.time
     ) -> "AccessControl":
         """Lock and read the audit log, and load the authority if there is one; the folder is made
-        where it is not there.
-
-        passphrase: of an encrypted ca.key. Raises AccessError.
-        """
+        where it is not there. passphrase: of an encrypted ca.key. Raises AccessError."""
         control = cls(folder, now)
         try:
             control._load(passphrase)
@@ -207,10 +204,8 @@ class AccessControl:
     def create_bearer(
         self, name: str, role: str | Role, ttl_s: float, *, by: str
     ) -> tuple[str, str, float]:
-        """A token for the HTTP face: (text, serial, expires_at).
-
-        Raises INVALID_CERTIFICATE_REQUEST, NotPermitted, NOT_RECORDED.
-        """
+        """A token for the HTTP face: (text, serial, expires_at). Raises
+        INVALID_CERTIFICATE_REQUEST, NotPermitted, NOT_RECORDED."""
         text = BEARER_PREFIX + secrets.token_urlsafe(32)
         serial = _new_serial()
         self._do(c.CreateBearer(serial, name, role, ttl_s, by, _digest(text)))
@@ -256,10 +251,8 @@ class AccessControl:
         return signer.certificate(self._issued_for(caller.serial, digest), key)
 
     def sign(self, request: bytes, name: str, role: str | Role, *, by: str) -> bytes:
-        """A certificate for a request that came by other means.
-
-        Raises INVALID_CERTIFICATE_REQUEST, NotPermitted, NO_AUTHORITY, NOT_RECORDED.
-        """
+        """A certificate for a request that came by other means. Raises INVALID_CERTIFICATE_REQUEST,
+        NotPermitted, NO_AUTHORITY, NOT_RECORDED."""
         from xain_coordinator.access.authority import request_key
         from xain_foundation.security.x509 import digest_of_key
 
@@ -314,10 +307,7 @@ class AccessControl:
 
     def note(self, event: str, *, by: str, **fields: object) -> None:
         """A line of the audit log that changes nothing here. fields: as JSON takes them, and no
-        secrets. Long texts are shortened.
-
-        Raises NOT_RECORDED.
-        """
+        secrets. Long texts are shortened. Raises NOT_RECORDED."""
         assert event not in KINDS, f"{event} is an event of access control"
         shown = {
             name: shortened(value, _MAX_NOTED) if isinstance(value, str) else value

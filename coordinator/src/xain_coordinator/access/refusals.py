@@ -37,10 +37,8 @@ class Refusals:
         self._num_others = 0
 
     def count(self, host: str, now: float) -> Told | None:
-        """Count a refusal. Returns the figures of a line that is due now, or None.
-
-        now: of a monotonic clock.
-        """
+        """Count a refusal. Returns the figures of a line that is due now, or None. now: of a
+        monotonic clock."""
         # The hosts of the last minute alone, oldest line first.
         while self._hosts:
             told_at, num = next(iter(self._hosts.values()))

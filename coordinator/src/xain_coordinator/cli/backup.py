@@ -180,11 +180,8 @@ def _journal_copied(path: Path, target: Path) -> Iterator[None]:
 
 
 def _unless_refused(error: Any, path: Path) -> str:
-    """Check that a call failed because no process listens. Returns "", for no copy.
-
-    error: of the call, a grpc.RpcError. Raises CommandFailed if a coordinator has answered, or
-        hangs.
-    """
+    """Check that a call failed because no process listens. Returns "", for no copy. error: of the
+    call, a grpc.RpcError. Raises CommandFailed if a coordinator has answered, or hangs."""
     if error.code() is grpc.StatusCode.CANCELLED:
         raise CommandFailed(
             f"the coordinator has made no copy of {path} in {COPY_S:g} s: it hangs, or another "

@@ -60,7 +60,7 @@ def _derived(config: CoordinatorConfig) -> str:
 
 
 def length(config: CoordinatorConfig) -> str:
-    """How long the training is, for as many sites as the first round waits for."""
+    """A sentence on how long the training is, for as many sites as the first round waits for."""
     rules = config.rules()
     if rules.rounds == 0:
         return "It describes the data, and trains nothing."

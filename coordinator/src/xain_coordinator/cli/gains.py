@@ -144,10 +144,8 @@ def _has_local(one: RoundStatus) -> bool:
 def _compared(
     evaluation: pb.Evaluation, measured: pb.Evaluation, number: int, weighs_classes: bool
 ) -> Compared:
-    """A local model beside the global one.
-
-    evaluation: with the local model. measured: of the global model of this number.
-    """
+    """A local model beside the global one. evaluation: with the local model. measured: that of the
+    global model of this number."""
     message = evaluation.local
     local = LocalModel(
         passes=message.passes,
@@ -259,7 +257,7 @@ def measured_at_sites(found: Gains) -> str:
 
 
 def _difference(name: str, difference: Figure, number: int, than: str = "with local models") -> str:
-    """Difference in a metric between the global model and others."""
+    """A difference as text: how much less or more of a metric the global model has than others."""
     signs = -1 if difference.value < 0 else 1
     limits = [end for end in (difference.low, difference.high) if end is not None]
     interval = " to ".join(f"{end:.3g}" for end in sorted(signs * end for end in limits))

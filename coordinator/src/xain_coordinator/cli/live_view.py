@@ -41,10 +41,8 @@ def line(snapshot: Snapshot) -> str:
 
 
 def watch(address: str, console: Console) -> None:
-    """Show the session of the coordinator at "host:port" until it is finished.
-
-    Raises NoStatus if there is no answer at first; later a coordinator that is away is waited for.
-    """
+    """Show the session of the coordinator at "host:port" until it is finished. Raises NoStatus if
+    there is no answer at first; later a coordinator that is away is waited for."""
     snapshot = inspection_client.fetch(address, num_rounds=CURVE_ROUNDS)
     with shown(console) as show:
         show(snapshot, "")
@@ -85,10 +83,8 @@ def shown(console: Console) -> Iterator[Callable[[Snapshot, str], None]]:
 
 @contextlib.asynccontextmanager
 async def on_terminal(ask: Callable[[int], Awaitable[Snapshot]]) -> AsyncIterator[None]:
-    """Show the session below the log lines of this process, on standard error.
-
-    ask: for a snapshot with a number of rounds, in the event loop that runs.
-    """
+    """Show the session below the log lines of this process, on standard error. ask: for a snapshot
+    with a number of rounds, in the event loop that runs."""
     console = Console(stderr=True)
     live = Live(console=console, auto_refresh=False, redirect_stdout=False, transient=True)
     before = sys.stderr

@@ -116,6 +116,7 @@ def _run(
     ] = None,
     version: Annotated[bool, version_option(PROGRAM)] = False,
 ) -> None:
+    """Run a coordinator with these flags, unless a command follows."""
     values = given(
         data_dir,
         assignments,

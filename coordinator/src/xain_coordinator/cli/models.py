@@ -34,10 +34,7 @@ ASK_S = 24 * 3600.0
 
 
 def models(config: CoordinatorConfig, address: str | None, *, as_json: bool = False) -> None:
-    """Print a line for each global model.
-
-    Raises NoModel, NoStatus, JournalError and StoreError.
-    """
+    """Print a line for each global model. Raises NoModel, NoStatus, JournalError and StoreError."""
     with _opened(config, address) as trained:
         if as_json:
             listed = [trained.described(entry) for entry in trained.entries.values()]
@@ -54,11 +51,9 @@ def export(
     registered_name: str | None = None,
     session_id: str = "",
 ) -> None:
-    """Write a model to a file, or register it with MLflow.
-
-    which: "last", "best", or the number of a model. session_id: of which session, by default the
-    latest one. Raises as `models` does.
-    """
+    """Write a model to a file, or register it with MLflow. which: "last", "best", or the number of
+    a model. session_id: of which session, by default the latest one. Raises NoModel, NoStatus,
+    JournalError and StoreError."""
     with _opened(config, address, session_id) as trained:
         entry = trained.choose(which)
         model = trained.load(entry.model)
@@ -74,10 +69,8 @@ def export(
 
 
 def predict(file: Path, data: Path, to: Path | None, **options: Any) -> int:
-    """Predict the rows of a file with an exported model. options: of predict_file().
-
-    Returns the exit status. Raises NoModel, DataError and OSError.
-    """
+    """Predict the rows of a file with an exported model. options: of predict_file(). Returns the
+    exit status. Raises NoModel, DataError and OSError."""
     exported = formats.read(file)
     return predict_file(exported.about, predict_with(exported), data, to, **options)
 
@@ -156,8 +149,8 @@ def headings(measured: Sequence[Evaluation]) -> list[str]:
 
 
 def _measured(entry: Entry, name: str) -> str:
-    """A metric with its 95 % interval, on the coordinator's own data, or else at the
-    participants."""
+    """A metric with its 95 % interval, on the coordinator's own data, or else at the participants;
+    "" if it was measured nowhere."""
     for evaluation in (entry.coordinator_evaluation, entry.evaluation):
         if evaluation is not None and name in evaluation.metrics:
             figure = evaluation.figures.get(name, Figure(evaluation.metrics[name]))

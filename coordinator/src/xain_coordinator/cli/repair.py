@@ -106,7 +106,8 @@ def objects_of(last: Snapshot) -> dict[str, tuple[str, WeightsRef]]:
 
 
 def _look(store: WeightsStore, last: Snapshot) -> dict[str, str]:
-    """Read the session's objects. Returns what is damaged, by key."""
+    """Read the session's objects and print a line for each. Returns why some are damaged, by
+    key."""
     damaged = {}
     for what, ref in objects_of(last).values():
         why = why_damaged(store, ref)

@@ -204,7 +204,8 @@ def _add_figures(
     status: inspection_pb2.GetStatusResponse,
     rounds: Sequence[inspection_pb2.RoundStatus],
 ) -> None:
-    """Add how good the models are."""
+    """Add lines on how good the models are: latest and best model, threshold, gain, central model,
+    importance and trend."""
     if (measured := figures.latest(rounds)) is not None:
         grid.add_row(f"model {measured[0]}", _text(figures.sentence(measured[1])))
     if status.HasField("best_round"):
@@ -223,7 +224,7 @@ def _add_figures(
 
 
 def _add_origin(grid: Table, status: inspection_pb2.GetStatusResponse) -> None:
-    """Add what the session began with, and how it is guarded."""
+    """Add lines on the model begun with, health socket, open sockets and audit log."""
     if status.began_with:
         before = f", {status.rounds_before} rounds before" if status.rounds_before else ""
         grid.add_row("began with", _text(f"{status.began_with}{before}"))
@@ -299,10 +300,8 @@ def time_left(snapshot: Snapshot) -> float | None:
 
 
 def participants(snapshot: Snapshot, max_rows: int, *, folds: bool) -> Table:
-    """Table of the participants, and then of those that are away.
-
-    folds: whether long texts are folded, instead of being cut.
-    """
+    """Table of the participants, and then of those that are away. folds: whether long texts are
+    folded, instead of being cut."""
     there, gone = snapshot.participants.participants, absent(snapshot)
     known = accounts(snapshot)
     has_tags = any(one.tags for one in there)
@@ -457,7 +456,7 @@ def _text(text: str) -> Text:
 
 
 def duration(seconds: float) -> str:
-    """A duration as text."""
+    """Seconds as text in two units, such as "3 min 20 s"."""
     if seconds < 100:
         return f"{seconds:.1f} s"
     minutes, seconds = divmod(round(seconds), 60)

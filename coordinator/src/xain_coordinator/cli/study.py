@@ -51,7 +51,7 @@ def show(table: Table, console: Console, *, intervals: bool = True) -> None:
 
 
 def grid(table: Table, *, intervals: bool) -> Grid:
-    """The table for a terminal."""
+    """The table of a study, laid out for a terminal."""
     head, *lines = rows(table, intervals=intervals)
     made = Grid(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for number, heading in enumerate(head):
@@ -69,10 +69,7 @@ def _texts(cells: Iterable[str]) -> list[Text]:
 
 def evaluate(config: CoordinatorConfig, print_table: Callable[[Table], None]) -> int:
     """Have a model measured at the sites, print what came of it, and let the sites go. Returns the
-    exit status.
-
-    An evaluation of the same model that was stopped or killed goes on.
-    """
+    exit status. An evaluation of the same model that was stopped or killed goes on."""
     return run(
         config,
         new_session=not _is_under_way(config),

@@ -48,7 +48,8 @@ class Reference:
     data: bytes = b""
 
     def means(self, round_: int, weights: StoredWeights) -> bool:
-        """Whether these weights are the update. Without a digest the base key tells."""
+        """Whether these weights are the update that the reference names: by its digest, or without
+        one by the base key."""
         if self.digest is not None:
             return weights.ref.digest == self.digest
         return base_key_of(weights.ref.key) == update_key(round_, self.name)

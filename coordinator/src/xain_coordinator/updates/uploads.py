@@ -100,7 +100,8 @@ class Uploads:
     async def _receive(self, slot: Slot, participant_id: str, source: Source) -> WeightsRef | int:
         """Receive one upload, new or continued, and make it durable. An update that is accepted or
         stored already is answered from its header. What broke off is kept in the slot; a wrong
-        update is removed. Returns and raises as receive() does."""
+        update is removed. Returns its reference, or of a part the number of bytes that are
+        there."""
         # Before anything of this one is in memory: gigabytes may have to be read.
         await wait_until_read(slot)
         header = await source.header()
@@ -138,7 +139,8 @@ class Uploads:
                 await run_to_end(upload.abort)
 
     async def _commit(self, slot: Slot, participant_id: str, upload: MeasuredUpload) -> WeightsRef:
-        """Make a whole upload durable: it is the one that its sender hands in."""
+        """Make a whole upload durable, and keep it as the one that its sender hands in. Returns its
+        reference. Raises MayUpload's refusals if another was accepted or the round is over."""
         announced = upload.announced
         async with slot.lock:
             # Another update may have been accepted meanwhile, and the round may be over.
@@ -181,7 +183,7 @@ class Uploads:
         again. All bytes if none is missing; the next upload is then answered from its header.
 
         An upload of the participant that still seems to be under way ends: its sender has lost the
-        connection. Raises as `receive` does.
+        connection. Raises TOO_LARGE, InvalidUpdate and MayUpload's refusals.
         """
         ticket = await self._slots.ask(participant_id, announced)
         if isinstance(ticket, AlreadyUploaded):

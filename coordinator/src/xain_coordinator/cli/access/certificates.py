@@ -113,6 +113,7 @@ def _init(
     data_dir: DataDir = None,
     assignments: Assignments = None,
 ) -> None:
+    """The command `certs init`: make an authority and the coordinator's certificate."""
     with explained("certs init"):
         settings = settings_of(config, data_dir, assignments)
 
@@ -144,6 +145,7 @@ def _renew(
     data_dir: DataDir = None,
     assignments: Assignments = None,
 ) -> None:
+    """The command `certs renew`: make a new certificate of the coordinator itself."""
     with explained("certs renew"):
         settings = settings_of(config, data_dir, assignments)
 
@@ -203,6 +205,7 @@ def _revoke(
     data_dir: DataDir = None,
     assignments: Assignments = None,
 ) -> None:
+    """The command `certs revoke`: revoke a certificate, or all of a name; print the serials."""
     settings = settings_of(config, data_dir, assignments)
     with (
         explained("certs revoke"),
@@ -233,6 +236,7 @@ def _sign(
     data_dir: DataDir = None,
     assignments: Assignments = None,
 ) -> None:
+    """The command `certs sign`: sign a certificate request; print or write the certificate."""
     settings = settings_of(config, data_dir, assignments)
     with explained("certs sign"), operator_at(settings, address, tls, passphrase_file) as operator:
         certificate, authority = operator.sign(request.read_bytes(), name, role)
@@ -252,7 +256,7 @@ def _flags_again(config: Path | None, data_dir: Path | None, assignments: list[s
 
 
 def _plain(entry: "Entry") -> dict[str, Any]:
-    """The fields of an entry as a JSON object."""
+    """The fields of a certificate or token by name, for JSON."""
     from dataclasses import asdict
 
     return asdict(entry)

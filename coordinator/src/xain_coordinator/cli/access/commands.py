@@ -114,6 +114,7 @@ def _remove(
     data_dir: DataDir = None,
     assignments: Assignments = None,
 ) -> None:
+    """The command `participants remove`: remove a participant from the session."""
     settings = settings_of(config, data_dir, assignments)
     with explained("participants remove"), operator_at(settings, address, tls, None) as operator:
         operator.remove(name)
@@ -131,6 +132,7 @@ def _finish(
     data_dir: DataDir = None,
     assignments: Assignments = None,
 ) -> None:
+    """The command `session finish`: finish the session with its last model."""
     settings = settings_of(config, data_dir, assignments)
     with explained("session finish"), operator_at(settings, address, tls, None) as operator:
         operator.finish(reason)

@@ -72,7 +72,7 @@ def read_passphrase(settings: "CoordinatorConfig", file: Path | None) -> bytes:
 
 @contextmanager
 def explained(command: str) -> Iterator[None]:
-    """Report an error as one line and exit with status 1."""
+    """In this context, print an error as one line and exit with status 1."""
     from xain_coordinator.access.errors import AccessError
 
     try:

@@ -25,10 +25,8 @@ class NewToken:
 
 
 def expanded(name: str) -> list[str]:
-    """Names of a pattern such as "site-{001..100}", as shells write it; others as they are.
-
-    Raises ValueError with the reason.
-    """
+    """Names of a pattern such as "site-{001..100}", as shells write it; others as they are. Raises
+    ValueError with the reason."""
     found = _RANGE.search(name)
     if found is None:
         names = [name]

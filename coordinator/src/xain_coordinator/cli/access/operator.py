@@ -65,6 +65,7 @@ class Remote:
         self._tls = tls
 
     def create_token(self, wanted: "NewToken") -> tuple[str, str, float]:
+        """Have the coordinator make a token. Returns (text, serial, expires_at)."""
         answer = self._ask(
             self._stub.CreateToken,
             pb.CreateTokenRequest(
@@ -83,6 +84,7 @@ class Remote:
         return answer.certificate, answer.authority
 
     def entries(self) -> list[Entry]:
+        """Certificates and tokens that the coordinator has issued."""
         answer = self._ask(self._stub.ListCertificates, pb.ListCertificatesRequest())
         return [
             Entry(
@@ -139,6 +141,7 @@ class Stopped:
         self._address = address
 
     def create_token(self, wanted: "NewToken") -> tuple[str, str, float]:
+        """Make a token in the folder. Returns (text, serial, expires_at). Raises CommandFailed."""
         if wanted.bearer:
             return self._control.create_bearer(wanted.name, wanted.role, wanted.ttl_s, by=_BY)
         address = wanted.address or self._address

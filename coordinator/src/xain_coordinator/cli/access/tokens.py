@@ -107,6 +107,7 @@ def _create(
     data_dir: DataDir = None,
     assignments: Assignments = None,
 ) -> None:
+    """The command `tokens create`: make a token for each name; print it or write its file."""
     from xain_coordinator.cli.access.names import NewToken, expanded, seconds_of
 
     command = "tokens create"
@@ -178,7 +179,7 @@ def _create_each(
 
 
 def _tell_of_tokens(made: Sequence[Mapping[str, Any]], to: Path | None) -> None:
-    """Print the hint on standard error, since the token itself may be redirected."""
+    """Print on standard error for whom tokens are or where they lie, and until when they count."""
     from xain_coordinator.cli.access.showing import moment
 
     first = made[0]

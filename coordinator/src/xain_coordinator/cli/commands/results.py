@@ -71,6 +71,7 @@ def _describe(
     as_csv: Annotated[bool, typer.Option("--csv", help="Lines of figures, as CSV.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="All figures, as JSON.")] = False,
 ) -> None:
+    """The command `describe`: print the description of all data as text, CSV or JSON."""
     settings = settings_of(config, data_dir, assignments)
 
     with explained("describe", tls, address, insecure=insecure):
@@ -107,6 +108,7 @@ def _importance(
         bool, typer.Option("--csv", help="A line for each column, and for sites, as CSV.")
     ] = False,
 ) -> None:
+    """The command `importance`: print the importance of the columns as a table or CSV."""
     settings = settings_of(config, data_dir, assignments)
 
     with explained("importance", tls, address, insecure=insecure):
@@ -144,6 +146,7 @@ def _gains(
     assignments: Assignments = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="A line for each figure, as CSV.")] = False,
 ) -> None:
+    """The command `gains`: print what each site gains as a table or CSV."""
     settings = settings_of(config, data_dir, assignments)
 
     with explained("gains", tls, address, insecure=insecure):
@@ -230,6 +233,7 @@ def _export(
         ),
     ] = "",
 ) -> None:
+    """The command `export`: write a model to a file, or register it with MLflow."""
     if to is None and mlflow is None:
         fail(PROGRAM, "command line: " + hint("xain-coordinator", "--to model.skops"), 2)
     if session and address is not None:
@@ -304,6 +308,7 @@ def _predict(
     allow_builder: Builders = None,
     assignments: RowAssignments = None,
 ) -> None:
+    """The command `predict`: predict the rows of a file with a model or through a coordinator."""
     if (model is None) == (address is None):
         fail(
             PROGRAM,
@@ -400,6 +405,7 @@ def _study(
     as_csv: AsCsv = False,
     as_json: AsJson = False,
 ) -> None:
+    """The command `study`: print the table of a study."""
     settings = settings_of(config, data_dir, assignments)
 
     with explained("study", tls, address, insecure=insecure):
@@ -477,6 +483,7 @@ def _evaluate(
     as_csv: AsCsv = False,
     as_json: AsJson = False,
 ) -> None:
+    """The command `evaluate`: have a model measured at the sites, and print the table."""
     values = given(
         data_dir, assignments, host, port, min_participants=min_participants, insecure=insecure
     )

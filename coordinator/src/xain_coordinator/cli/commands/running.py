@@ -188,6 +188,7 @@ def _repair(
         ),
     ] = None,
 ) -> None:
+    """The command `repair`: check the journal and its objects, and drop a damaged update."""
     settings = settings_of(config, data_dir, assignments)
 
     from xain_coordinator.cli.repair import repair
@@ -240,6 +241,7 @@ def _backup_or_restore(
     data_dir: DataDir = None,
     assignments: Assignments = None,
 ) -> None:
+    """The commands `backup` and `restore`: copy journal and objects to a folder, or back."""
     settings = settings_of(config, data_dir, assignments)
 
     from xain_coordinator.cli import backup
@@ -283,6 +285,7 @@ def _extend(
     data_dir: DataDir = None,
     assignments: Assignments = None,
 ) -> None:
+    """The command `extend`: open a session that trains the finished one further."""
     settings = settings_of(config, data_dir, assignments)
 
     with explained("extend"):
@@ -319,6 +322,7 @@ def _timings(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A latency stream.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
+    """The command `timings`: print percentiles of a latency stream."""
     with explained("timings"):
         from xain_coordinator.cli.timings import show
 

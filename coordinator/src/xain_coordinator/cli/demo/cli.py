@@ -70,6 +70,7 @@ def _demo(
         ),
     ] = None,
 ) -> None:
+    """The command `demo`: train one model at several sites on this machine, with a report."""
     if any(find_spec(package) is None for package in ("sklearn", "xain_participant")):
         how = pip_install("xain-participant", "tables")
         fail(PROGRAM, f"it runs participants here, too: {how}", EXIT_FAILED)

@@ -32,9 +32,7 @@ def sites(pids: Mapping[str, int], data: Split) -> RenderableType:
 
 def invitation(pid: int, address: str, command: Sequence[str]) -> Text:
     """Text with commands to try while the demo runs. soft_wrap keeps each command in one piece.
-
-    pid, address: of the coordinator. command: starts a site again.
-    """
+    pid, address: of the coordinator. command: starts a site again."""
     return Text.assemble(
         f"Coordinator: pid {pid}, address {address}.\nTry ",
         ("kill -9", "bold"),
@@ -45,10 +43,8 @@ def invitation(pid: int, address: str, command: Sequence[str]) -> Text:
 
 
 def comparison(snapshot: Snapshot, num_tested: int, centralised: float) -> str:
-    """Lines with the accuracy of the federated model beside that of the centralised one.
-
-    snapshot: at the end. num_tested: rows that all sites together set aside.
-    """
+    """Lines with the accuracy of the federated model beside that of the centralised one. snapshot:
+    at the end. num_tested: rows that all sites together set aside."""
     rounds, cause = snapshot.rounds.rounds, snapshot.status.cause
     last = rounds[-1].evaluation if rounds else Evaluation()
     ours = round(100 * last.metrics.get("accuracy", 0.0), 1)

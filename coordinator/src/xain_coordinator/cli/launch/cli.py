@@ -175,6 +175,7 @@ def _launch(
         ),
     ] = None,
 ) -> None:
+    """The command `launch`: run a coordinator or parameter server with its workers to the end."""
     try:
         if clean is not None:
             _clean(clean)
@@ -250,7 +251,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _refuse_flags(workload: str | None, flags: Mapping[str, object]) -> None:
-    """Refuse flags that were given and are for another workload."""
+    """End the process with an error if a flag was given that is for another workload."""
     for flag, value in flags.items():
         if value:
             _refuse(f"{flag} is not for --workload {workload or 'NAME'}")
@@ -347,12 +348,9 @@ def run(
     is_insecure: bool = False,
     say: Callable[[str], None] = _say,
 ) -> int:
-    """Run a launch to its end. Returns the exit status.
-
-    names: of its programs. is_serving: Ctrl-C is the usual end. is_insecure: see ActorBackend. say:
-    as in Launcher.
-    Raises CommandFailed.
-    """
+    """Run a launch as processes, containers or Ray actors to its end or a signal, and stop its
+    programs. Returns the exit status. names: of its programs. is_serving: Ctrl-C is the usual end.
+    is_insecure: Ray's workers may call in the clear. Raises CommandFailed."""
     streams.unblock()
     interrupts = Interrupts()
     colors = sys.stdout.isatty() and "NO_COLOR" not in os.environ

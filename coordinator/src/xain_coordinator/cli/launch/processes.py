@@ -32,10 +32,8 @@ class ProcessBackend:
         self._logs = Path()
 
     def prepare(self, work: Path) -> None:
-        """Look for what the programs need. Raises CommandFailed if it is missing.
-
-        work: a folder with a folder `logs`.
-        """
+        """Check that participants are installed, and note the folder of logs. Raises CommandFailed.
+        work: a folder with a folder `logs`."""
         if find_spec("xain_participant") is None:
             raise CommandFailed(
                 "--with process runs participants here: "
@@ -56,7 +54,7 @@ class ProcessBackend:
         return source
 
     def ports(self, wanted: tuple[int, int], *, http: bool) -> tuple[int, int]:
-        """The ports on which the published program listens where it runs."""
+        """The ports on which the published program listens: those wanted, or free ones for 0."""
         # Workers find a coordinator that starts again at the port that it had.
         grpc_port, http_port = (
             port or free for port, free in zip(wanted, free_ports(2), strict=True)
@@ -110,6 +108,7 @@ class LocalProcess:
             self._popen.terminate()
 
     def remove(self, timeout_s: float) -> None:
+        """Wait timeout_s for the end of the process, then kill it."""
         try:
             self._popen.wait(timeout_s)
         except subprocess.TimeoutExpired:

@@ -359,9 +359,7 @@ class SparseLaunch:
         self, name: str, arguments: Sequence[str], source: str, cpu_shares: int | None = None
     ) -> Program:
         """A command of `xain-participant sparse`. Issues its certificate if programs have some.
-
-        name: by which the servers know it. source: its data on this machine.
-        """
+        name: by which the servers know it. source: its data on this machine."""
         tls = self._tls_of(name, Role.PARTICIPANT)
         own = [f"--tls={self._supervisor.backend.source(tls[0], 1)}"] if tls else []
         if not tls and not is_loopback(self._supervisor.backend.host(SCHEDULER)):
@@ -421,10 +419,8 @@ class SparseLaunch:
     # --- its end ---
 
     def _save(self) -> tuple[int, Status]:
-        """Make a checkpoint, further ones if a program was killed meanwhile.
-
-        Returns its number and the status afterwards. Raises CommandFailed.
-        """
+        """Make a checkpoint, further ones if a program was killed meanwhile. Returns its number and
+        the status afterwards. Raises CommandFailed."""
         calls = self._calls
         assert calls is not None
         num_deaths = self._supervisor.deaths.total()

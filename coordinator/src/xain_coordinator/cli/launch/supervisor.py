@@ -79,10 +79,7 @@ class Launch(Protocol):
 
     def follow(self) -> int:
         """Start the programs, wait for the end of the training, and print the result. Returns the
-        exit status.
-
-        Raises CommandFailed if the training cannot come to its end.
-        """
+        exit status. Raises CommandFailed if the training cannot come to its end."""
 
     def stop(self) -> None:
         """Stop and remove all programs."""
@@ -259,7 +256,7 @@ class Supervisor:
 
     def _look_after(self, name: str, one: _Watched) -> None:
         """Note the end of a program, and start it again: at once after the first death, later after
-        further ones. Raises CommandFailed as _tell_end() does."""
+        further ones. Raises CommandFailed if the launch needs it, and it is not started again."""
         now = self._clock()
         if one.due_at is not None:
             if now >= one.due_at:
@@ -313,7 +310,8 @@ class Supervisor:
         return lines
 
     def stop(self) -> None:
-        """Stop and remove all programs by their ranks."""
+        """Stop and remove all programs, the workers first; close the backend and unlock the
+        folder."""
         for rank in sorted(Rank, reverse=True):
             group = self.running(rank).values()
             for one in group:

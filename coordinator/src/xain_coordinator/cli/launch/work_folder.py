@@ -9,9 +9,7 @@ _LOCK = "launch.lock"
 
 def hold(work: Path) -> int:
     """Lock a work folder until the file that is returned is closed, or this process has ended.
-
-    Raises BlockingIOError while another launcher has it.
-    """
+    Raises BlockingIOError while another launcher has it."""
     # A file that is open for writing: NFS locks no folder.
     lock = os.open(work / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:

@@ -18,7 +18,8 @@ _MOST_DISPERSED = 1.5
 
 
 def effects(found: Coefficients | None, num_steps: int = 0) -> str:
-    """The section; empty without coefficients. num_steps: rounds that led to them."""
+    """The section on the coefficients, with warnings and fit; empty without coefficients.
+    num_steps: rounds that led to them."""
     if found is None:
         return ""
     test = f"{found.statistic} test"

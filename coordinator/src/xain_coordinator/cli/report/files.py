@@ -42,9 +42,7 @@ class Report:
 
 def report(config: CoordinatorConfig, address: str | None) -> Report:
     """The report of the latest session. address: of a coordinator that runs; None: of the files.
-
-    Raises NoStatus and JournalError.
-    """
+    Raises NoStatus and JournalError."""
     asked = None if address is None else inspection_client.fetch(address, everything=True)
     snapshot = asked or snapshot_of_files(config)
     described, trouble = None, ""
@@ -77,10 +75,8 @@ def _coefficients(config: CoordinatorConfig, address: str | None) -> Coefficient
 
 
 def gains_of(config: CoordinatorConfig, address: str | None) -> Gains:
-    """Gains of the sites in the latest session. address: as report() takes it.
-
-    Raises NoModel, NoStatus and JournalError.
-    """
+    """Gains of the sites in the latest session. address: of a coordinator that runs; None: of the
+    files. Raises NoModel, NoStatus and JournalError."""
     asked = None if address is None else inspection_client.fetch(address, everything=True)
     snapshot = asked or snapshot_of_files(config)
     found = gains(snapshot.status, snapshot.rounds.rounds)
@@ -93,10 +89,8 @@ def gains_of(config: CoordinatorConfig, address: str | None) -> Gains:
 
 
 def importance_of(config: CoordinatorConfig, address: str | None) -> ColumnImportances:
-    """The importance of the columns in the latest session. address: as report() takes it.
-
-    Raises NoModel, NoStatus and JournalError.
-    """
+    """The importance of the columns in the latest session. address: of a coordinator that runs;
+    None: of the files. Raises NoModel, NoStatus and JournalError."""
     asked = None if address is None else inspection_client.fetch(address, everything=True)
     status = (asked or snapshot_of_files(config)).status
     if not status.HasField("importance"):
@@ -108,10 +102,8 @@ def importance_of(config: CoordinatorConfig, address: str | None) -> ColumnImpor
 
 
 def snapshot_of_files(config: CoordinatorConfig) -> Snapshot:
-    """The status, participants, rounds and models of the journal's latest session.
-
-    Raises JournalError.
-    """
+    """The status, participants, rounds and models of the journal's latest session. Raises
+    JournalError."""
     with open_stopped(config.journal.path) as (_, last):
         try:
             strategy = strategy_of_session(last.session.rules)

@@ -82,7 +82,7 @@ def _row(site: str, one: Compared, shown: Sequence[str]) -> list[str]:
 
 
 def _own(found: Gains, rounds: Sequence[RoundStatus], shown: Sequence[str]) -> list[list[str]]:
-    """The global model on the coordinator's own rows, if it has some."""
+    """A row with the global model on the coordinator's own rows; none if it has no such rows."""
     known = (one.coordinator_evaluation for one in rounds if one.round == found.number)
     evaluation = next(known, None)
     if evaluation is None or not evaluation.figures:

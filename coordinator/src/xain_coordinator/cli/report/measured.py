@@ -76,7 +76,7 @@ _OF_NUMBERS = (
 def measured(
     status: GetStatusResponse, rounds: Sequence[RoundStatus], classes: Sequence[str]
 ) -> str:
-    """The section of the model that would be taken home; empty if nothing has tallies."""
+    """The section on the figures of the best model, or else the latest; empty without tallies."""
     tallies = tallies_of(status.measured)
     if tallies is None:
         return ""

@@ -56,7 +56,8 @@ _REMEDIES: Mapping[str, str] = {
 def method(
     snapshot: Snapshot, rounds: Sequence[RoundStatus], described: TableOne | None = None
 ) -> str:
-    """The section; empty of a session without a workload, about whose training nothing is known."""
+    """The section on how the model was made; empty for a session without a workload, of whose
+    training nothing is known."""
     metadata = metadata_of(snapshot)
     workload = metadata.get("workload", "")
     if not workload or workload == "describe":

@@ -41,11 +41,8 @@ def page(
     study_table: Table | None = None,
     coefficients: Coefficients | None = None,
 ) -> str:
-    """The HTML page of a session.
-
-    described: its data. now: when the page is written. study_table: of the study that it is a part
-    of. coefficients: of its last model, if that has some.
-    """
+    """The HTML page of a session. described: its data. now: when the page is written. study_table:
+    of the study that it is a part of. coefficients: of its last model, if that has some."""
     status = snapshot.status
     rounds = list(snapshot.rounds.rounds)
     metadata = about.metadata_of(snapshot)

@@ -53,9 +53,9 @@ def ask(session: Session, question: Question) -> r.Reply:
 
 
 def advertise(session: Session, participant_id: str) -> r.Advertisement:
-    """What a heartbeat tells a participant: phase, round, whether its answer is in, whether its
-    update is damaged and wanted again, a warning, the attempt. The phase is STANDBY if it is not
-    selected; after the end FINISHED, with the last round."""
+    """The message of a heartbeat to a participant: phase, round, whether its answer is in, whether
+    its update is damaged and wanted again, a warning, the attempt. The phase is STANDBY if it is
+    not selected; after the end FINISHED, with the last round."""
     phase = session.phase
     round_ = session.open_round
     selected = round_ is not None and participant_id in round_.selected

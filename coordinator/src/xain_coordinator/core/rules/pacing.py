@@ -266,7 +266,7 @@ class AfterFirst(Pacing):
         return self.seconds
 
     def describe(self) -> str:
-        """What a round waits for, in words: all updates, or those within `seconds` of the first."""
+        """The condition that closes a round, in words: all updates, or those within `seconds`."""
         return (
             "the updates of all who are selected, or of those who answer within "
             f"{self.seconds:g} s of the first"

@@ -244,7 +244,7 @@ def waiting_for(
     strategy: Strategy | None = None,
     history: History | None = None,
 ) -> str:
-    """What the session waits for, as a sentence. trouble: a sentence on failing work, added at the
+    """Sentences on what the session waits for. trouble: a sentence on failing work, added at the
     end. history: where too few are connected, adds those that left after a failure or were not let
     in."""
     if session.phase is not Phase.FINISHED:
