@@ -45,6 +45,7 @@ class Correction:
         velocity = 0.0
 
         def before(stepped: Any, *_: object) -> None:
+            """Add the corrections to the gradients, and count the path, before a step is taken."""
             nonlocal velocity
             group = stepped.param_groups[0]
             momentum = group["momentum"]

@@ -349,7 +349,7 @@ def to_vector(
 def _by_plain_name(
     weights: Mapping[str, Any], names: Mapping[str, str], expected: Iterable[str]
 ) -> dict[str, Any]:
-    """The tensors of a mapping by plain names.
+    """Rename the tensors of a mapping to plain names.
 
     names: plain names by those of the script's model. expected: plain names, which a script may use
     too.
@@ -443,7 +443,7 @@ def is_module(value: object) -> bool:
 
 
 def _flat(value: Any, source: str) -> NDArray[Any]:
-    """A flat vector as a numpy array. Raises TypeError."""
+    """Convert a flat vector to a numpy array. Raises TypeError for another shape."""
     vector = _to_numpy(value, "the vector")
     if vector.ndim != 1:
         raise TypeError(

@@ -92,6 +92,7 @@ def _kind_of(name: str, digest: str, made: Any, *, may_change: bool) -> type:
 
     class Given:
         def __new__(cls, source: str = digest) -> Any:
+            """Return the object of this digest. Raises ValueError if there is none."""
             if may_change:
                 return made
             if source not in known:

@@ -164,6 +164,7 @@ class Session(Generic[W]):
         resumes, self._resumes = self._resumes, False
 
         def is_next(status: Status) -> bool:
+            """Whether a round is to be run, or the loop comes to its end."""
             if resumes and status.HasField("configured"):
                 return True
             is_open = status.is_scripted and not (status.is_trained or status.is_over)

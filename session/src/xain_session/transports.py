@@ -84,7 +84,7 @@ class Remote:
         return next(getattr(stub, name) for stub in self._stubs if hasattr(stub, name))
 
     def _refused(self, error: Any) -> Refused:
-        """The failure of a call, in words for a script."""
+        """Convert the failure of a call to Refused, in words for a script."""
         code, text = error.code(), details_of(error)
         if code is grpc.StatusCode.UNIMPLEMENTED:
             text = f"{self._where} takes no decisions of a script: is it an earlier version?"
@@ -109,6 +109,7 @@ class _RemoteStream:
         threading.Thread(target=self._read, name="follow session", daemon=True).start()
 
     def take(self, timeout_s: float) -> Any:
+        """Wait for the next answer. Raises TimeoutError, StopIteration and Refused."""
         try:
             answer, error = self._found.get(timeout=timeout_s)
         except Empty:

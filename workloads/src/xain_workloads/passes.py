@@ -103,7 +103,7 @@ def plan(
     num_counted: int,
     is_gradient: bool = False,
 ) -> Plan:
-    """The rounds of a training.
+    """Compute how many rounds a training has, and what a pass is, from its sites.
 
     passes: over all rows; 0: it has so many `rounds` instead.
     epochs: of a round; None if none are set.

@@ -704,6 +704,7 @@ class Agent:
         if not refused.reason and refused.status in AWAY:
 
             def note(cause: str) -> None:
+                """Log that the coordinator is away, and why, as a warning if that is news."""
                 is_news = not again or cause not in ("", self._cause)
                 self._cause = cause or self._cause
                 (self._log.warning if is_news else self._log.debug)(

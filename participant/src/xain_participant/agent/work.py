@@ -384,7 +384,7 @@ _KINDS: Mapping[str, Kind] = {"statistic": "statistic", "control": "control"}
 
 
 def layout_of(tensors: Iterable[pb.Tensor]) -> Layout:
-    """The layout of a model as the coordinator tells it."""
+    """Convert the tensors that the coordinator lists to a layout."""
     return tuple(
         TensorSpec(t.name, tuple(t.shape), t.dtype, _KINDS.get(t.kind, "weight")) for t in tensors
     )

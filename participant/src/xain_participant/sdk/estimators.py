@@ -194,7 +194,7 @@ class KeptEstimators:
 
 
 def _session_in(path: Path) -> str | None:
-    """The session of a file; None if the file is damaged."""
+    """Read the session of a file; None if the file is damaged."""
     try:
         session_id: str = sealed.read_head(path, _MAGIC)["session"]
     except (ValueError, LookupError):

@@ -187,7 +187,7 @@ class _Process:
             raise GroupBroken(f"the process that trains the stage {self._end()}") from None
 
     def _end(self) -> str:
-        """The end of the process in words; waits for it."""
+        """Wait for the end of the process, and describe it."""
         status = self._process.wait(_END_TIMEOUT_S)
         name = signal.Signals(-status).name if status < 0 else f"status {status}"
         return f"has ended with {name}"

@@ -391,7 +391,7 @@ class CoordinatorClient:
                 stream.cancel()
 
     def start_request(self, damaged_model_digest: bytes = b"") -> pb.StartTrainingRoundRequest:
-        """The request for the work of the open round.
+        """Make the request for the work of the open round.
 
         damaged_model_digest: of a model whose download had other bytes.
         """
@@ -418,7 +418,7 @@ class CoordinatorClient:
         evaluation: Evaluation | None = None,
         attempt: int = 0,
     ) -> pb.EndTrainingRoundRequest:
-        """The request that hands in what put_weights() has returned.
+        """Make the request that hands in what put_weights() has returned.
 
         update: None in an evaluation round. metrics: JSON list of points. layout: of initial
         weights, or of the slice that a process group has trained. attempt: of that group.

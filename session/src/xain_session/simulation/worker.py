@@ -146,6 +146,7 @@ class SiteScript:
         num_loops = 0
 
         def rounds(declared: Declared | None) -> Rounds:
+            """Give main() one loop without rounds; a second one leaves main()."""
             nonlocal num_loops
             num_loops += 1
             if num_loops > 1:  # of a script that loops over one session after the other

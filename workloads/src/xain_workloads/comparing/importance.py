@@ -44,8 +44,8 @@ class Importance:
 
     @property
     def figures(self) -> dict[int, Figure]:
-        """The mean difference in loss by column, with its 95 % interval, the largest first. Not of
-        what a site sends."""
+        """The mean difference in loss by column, with its 95 % interval, the largest first. Only
+        added() gives importances with the numbers of rows for it."""
         sums = zip(self.columns, self.totals, self.squares, self.rows, strict=True)
         found = {
             at: mean_figure(total, squares, rows, least=-inf) for at, total, squares, rows in sums
@@ -53,8 +53,8 @@ class Importance:
         return dict(sorted(found.items(), key=lambda one: (-one[1].value, one[0])))
 
     def of(self, columns: Sequence[int]) -> "Importance":
-        """The importance with these columns alone, as far as it has them. Not of what a site
-        sends."""
+        """Copy the importance with these columns alone, as far as it has them. Only for importances
+        that added() has made."""
         kept = [at for at, column in enumerate(self.columns) if column in columns]
         return replace(
             self,

@@ -52,10 +52,11 @@ def importances_of(
     clock: Callable[[], float] = time.monotonic,
     num_predicted: int = NUM_PREDICTED,
 ) -> tuple[Importance, ...]:
-    """Importances of the columns of models by their numbers; empty without names of columns.
+    """Measure the importance of the columns of each model by permuting them on the rows.
 
-    rows: held-out ones, at least one, prepared. limit_s: seconds for all of the models. Where it
-    does not suffice, columns are permuted less often, and then the last columns are left out.
+    models: by their numbers. rows: held-out ones, at least one, prepared. limit_s: seconds for all
+    of the models. Where it does not suffice, columns are permuted less often, and then the last
+    columns are left out. Empty without names of columns.
     """
     columns = features_of_columns(next(iter(models.values())).metadata)
     names = list(columns)[:MAX_COLUMNS]

@@ -71,8 +71,8 @@ def require_shallow(text: str) -> None:
 
 
 def metadata_of(about: Mapping[str, Any]) -> dict[str, str]:
-    """The metadata of a model in the JSON object of its file, {} if there are none. Texts of JSON
-    among them are shallow. Raises ValueError, TypeError or AttributeError."""
+    """Read the metadata of a model in the JSON object of its file, {} if there are none. Raises
+    ValueError, also for JSON in them that is nested too deep, TypeError or AttributeError."""
     metadata = {str(key): str(value) for key, value in about.get("metadata", {}).items()}
     for value in metadata.values():
         require_shallow(value)

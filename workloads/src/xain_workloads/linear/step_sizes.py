@@ -91,6 +91,7 @@ def schedule(
     alpha, power_t = options.alpha, options.power_t
 
     def size(number: int) -> float:
+        """Size of a step on a whole batch, by its number in this training."""
         match options.learning_rate:
             case "invscaling":
                 return float(eta0 / (first + number + 1) ** power_t)

@@ -65,8 +65,8 @@ def _ratio(
 
 
 def _first(columns: Array, offset: Array, of_class: Array, rows: Array) -> Figure | None:
-    """The first coefficient of a logistic regression with its interval, by Newton's steps, which
-    are halved while they lower the likelihood; None if the likelihood has no maximum.
+    """Fit a logistic regression, and return its first coefficient with its interval; None if the
+    likelihood has no maximum. Newton's steps are halved while they lower the likelihood.
 
     columns: (bins, k). offset: (bins,), added to the linear predictor. of_class, rows: (bins,).
     """

@@ -235,6 +235,7 @@ def corrector_of(
     starts = {name: one.detach().clone() for name, one in weights.items()} if mu else {}
 
     def correct() -> None:
+        """Add the correction, or the proximal term, to all gradients, in place."""
         with torch.no_grad():
             for name, weight in weights.items():
                 if weight.grad is None and (starts or correction is not None):

@@ -57,7 +57,7 @@ class Partition:
     seed: int = 0
 
     def apply(self, data: Data) -> Data:
-        """The part `index` of the data, which may be empty."""
+        """Divide the data, and return the part `index`, which may be empty."""
         if self.kind == "none":
             return data
         if data.groups is not None:
@@ -235,7 +235,7 @@ def _num_units(data: Dataset | Table, rows: Rows | NDArray[np.bool_]) -> int:
 
 
 def folds(target: Target, num_folds: int, *, seed: int, groups: Groups | None = None) -> Rows:
-    """The fold of each row, (n,), from 0.
+    """Assign rows to folds at random: (n,) numbers of folds, from 0.
 
     Folds differ by one row at most, and so do the rows of each label, or of each decile of the
     target of a regression, up to one more. groups: (n,), whose rows are in one fold each; then

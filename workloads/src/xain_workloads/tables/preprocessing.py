@@ -566,6 +566,7 @@ def _values(
 
 
 def _form_of_column(column: NumberColumn | CategoryColumn) -> _Numbers | _Categories:
+    """Convert a column to its form for JSON; later keys are left out at their defaults."""
     # Keys that came later are left out where they say nothing new.
     unknown = column.unknown or None
     if isinstance(column, CategoryColumn):
@@ -581,6 +582,7 @@ def _form_of_column(column: NumberColumn | CategoryColumn) -> _Numbers | _Catego
 
 
 def _column_of_form(form: _Numbers | _Categories) -> NumberColumn | CategoryColumn:
+    """Convert a decoded form to a column. Raises DataError for a category that is there twice."""
     unknown = form.unknown or 0.0
     if isinstance(form, _Categories):
         if len(set(form.categories)) < len(form.categories):

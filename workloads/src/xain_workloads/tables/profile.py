@@ -35,7 +35,7 @@ class DataProfile:
 
 
 def sort_classes(names: Iterable[str]) -> tuple[str, ...]:
-    """Distinct class names, as numbers where all of them are numbers, so "10" follows "9"."""
+    """Sort distinct class names, as numbers where all of them are numbers, so "10" follows "9"."""
     distinct = sorted(set(names))  # so that "nan", which has no order, has at least a place
     try:
         return tuple(sorted(distinct, key=lambda name: (float(name), name)))

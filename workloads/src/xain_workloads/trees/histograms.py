@@ -63,7 +63,7 @@ class Bins:
         return found
 
     def to_text(self) -> str:
-        """Text for metadata[KEY]."""
+        """Encode the edges of all features as text for metadata[KEY]."""
         sizes = np.array([len(edges) for edges in self.edges], dtype="<u2")
         values = np.concatenate(self.edges).astype("<f4")
         return b64encode(sizes.tobytes() + values.tobytes()).decode()

@@ -221,7 +221,8 @@ def _tree(sent: _SentTree, index: int, num_features: int) -> Tree:
 
 
 def _breadth_first(left: Sequence[int], right: Sequence[int], where: str) -> list[int]:
-    """The nodes that can be reached from the root, each once."""
+    """List the nodes that can be reached from the root, each once, level by level. Raises
+    InvalidContent if one is reached twice, or the tree is too deep."""
     order, seen, level = [0], {0}, [0]
     for _ in range(MAX_DEPTH + 1):
         below: list[int] = []
@@ -340,7 +341,7 @@ def with_last_iteration(
     *,
     is_new: bool,
 ) -> bytes:
-    """The model with other trees in its last boosting round, or with one more if `is_new`. Raises
+    """Replace the trees of a model's last boosting round, or append a round if `is_new`. Raises
     ValueError if the model is not one that was written here."""
     num_trees = _num_trees(model, kind)
     if is_new:

@@ -89,8 +89,8 @@ class _Writer:
         self._numbers: dict[tuple[Any, bytes], int] = {}
 
     def array(self, array: NDArray[Any]) -> int:
-        """Add an array, unless an equal one is there; returns its number. May raise
-        NotImplementedError."""
+        """Add an array, unless an equal one is there; returns its number. Raises
+        NotImplementedError for another dtype."""
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
         order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
         if not _DTYPE.fullmatch(array.dtype.str) or array.ndim > _MAX_DIMENSIONS:
@@ -144,7 +144,7 @@ class _Writer:
         return self._estimator(name, value)
 
     def _estimator(self, name: str, value: Any) -> Any:
-        """Describe an estimator by its attributes; by a file of skops if one has no description."""
+        """Describe an estimator by its attributes, or by a skops file if one has no description."""
         before = len(self.arrays), len(self.trees), len(self.predictors)
         state = value.__getstate__() if hasattr(value, "get_params") else vars(value)
         try:

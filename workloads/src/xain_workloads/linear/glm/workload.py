@@ -171,7 +171,7 @@ class GlmWorkload:
         return [of.words(at) for at in few.tolist()]
 
     def fitted(self, model: Model, data: Dataset) -> Model:
-        """Repeat steps on rows in one place until there is no further one, and return the model."""
+        """Take up to options.rounds steps on these rows alone, until there is no further one."""
         for _ in range(self.options.rounds):
             update = self.train(model, data, epochs=1, epoch_base=0, seed=0).vector
             vector, metadata = stepped(model.vector, model.layout, model.metadata, [update])

@@ -108,6 +108,7 @@ class _Values:
 
     @classmethod
     def of_site(cls, table: dict[str, Array], row: np.intp) -> "_Values":
+        """Read the values of a site from its row of the table."""
         return cls(
             table["quantiles"][row],
             *(float(table[name][row]) for name in ("spread", "low", "high", "distinct")),
@@ -115,6 +116,7 @@ class _Values:
 
     @classmethod
     def of_sites(cls, table: dict[str, Array], rows: NDArray[np.intp]) -> "_Values":
+        """Compute the medians of the values of several sites."""
         return cls(
             np.median(table["quantiles"][rows], axis=0),
             *(

@@ -162,7 +162,7 @@ def _code(
 def _lone_cell(
     values: NDArray[np.float64], sizes: NDArray[np.float64], moments: Moments
 ) -> tuple[float, float, float]:
-    """The furthest value that one of few rows can have by their variance, 1 row, a set distance."""
+    """The furthest value that one of few rows can have, by mean and variance; 1 row; _SOME_GAP."""
     count = moments.count
     reach = float(np.sqrt(moments.m2 * (count - 1) / count))
     far = moments.mean + (reach if moments.mean >= 0 else -reach)

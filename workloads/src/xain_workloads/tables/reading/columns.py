@@ -199,8 +199,9 @@ def _number_of(text: str) -> float:
 def _read_numbers(
     name: str, texts: Any, kind: ColumnType | None, dialect: Dialect
 ) -> tuple[Made, Dialect] | None:
-    """Convert texts to numbers, and add the mark of all cells to the dialect; None if the column is
-    rather one of categories. Raises DoesNotFit for numbers with some texts, dates or codes."""
+    """Convert texts to numbers; None if the column is rather one of categories. A mark that all
+    cells have is added to the dialect. Raises DoesNotFit for numbers with some texts, dates or
+    codes."""
     mark = dialect.marks.get(name, "")
     plain = marks.without_mark(texts, mark) if mark else texts
     numbers, strays = marks.numbers_in(plain, dialect)
@@ -475,7 +476,7 @@ def _strays(
 
 
 def _read_dates(name: str, column: Any, is_text: bool, dialect: Dialect) -> tuple[Made, Dialect]:
-    """Convert declared dates to columns of numbers. Returns them and the dialect, unchanged."""
+    """Convert declared dates to columns of numbers, and return the dialect. Raises DoesNotFit."""
     use = dialect.dates[name]
     if is_text:
         texts = column.to_pylist()
@@ -556,8 +557,7 @@ def without_outcome(name: str, gaps: NDArray[np.bool_]) -> Problem:
 
 
 def too_many_classes(name: str, target: Target) -> Problem | None:
-    """The problem of a target that is rather a number or a name of each row than a class, or
-    None"""
+    """The problem of a target with too many classes, probably numbers or names; or None."""
     labels = np.unique(target).tolist()
     are_numbers = not any(isnan(_number_of(label)) for label in labels)
     share = _SHARE_OF_NUMBERS if are_numbers else _SHARE_OF_TEXTS

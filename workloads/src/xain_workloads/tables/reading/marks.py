@@ -222,7 +222,7 @@ def _cell_like(having: _Having, pattern: str, decimal: str, thousands: str = "")
 
 
 def _having(mark: str, columns: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The columns in which the mark occurs."""
+    """Map the names of columns in which the mark occurs to their cells."""
     from pyarrow import compute
 
     return {

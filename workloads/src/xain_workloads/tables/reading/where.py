@@ -93,6 +93,7 @@ def _comparison(left: ast.expr, op: ast.cmpop, right: ast.expr) -> Condition:
     one, other = _values(left), _values(right)
 
     def fulfilled(table: Table) -> Rows:
+        """Compare the sides row by row. Raises ValueError if one has numbers, and one texts."""
         a, b = one(table), other(table)
         if (a.dtype.kind == "f") != (b.dtype.kind == "f"):
             raise ValueError(
