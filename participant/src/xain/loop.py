@@ -89,6 +89,7 @@ class Loop:
         evaluates: bool = False,
         initialises: bool = True,
     ) -> None:
+        """Read settings, make the agent, and start its thread. Raises ValueError or StateError."""
         settings = _settings(coordinator, participant_id, tags, state_dir)
         ours = settings.participant
         there = enrolled(settings)

@@ -603,6 +603,7 @@ class _Printer:
     """Prints lines to standard error, and waits for no reader."""
 
     def __init__(self, stack: ExitStack) -> None:
+        """Open standard error without blocking, unless a notebook or a test has replaced it."""
         self._stream: TextIO | None = sys.stderr  # None: it was closed before the start
         own = sys.__stderr__
         if own is not None and own is sys.stderr:  # a notebook's is its own affair

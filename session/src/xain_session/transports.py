@@ -103,6 +103,7 @@ class _RemoteStream:
     many as a script leaves unread."""
 
     def __init__(self, call: Any, refused: Callable[[Any], Refused]) -> None:
+        """Start the thread that reads the call."""
         self._call = call
         self._refused = refused
         self._found: SimpleQueue[tuple[Any, Exception | None]] = SimpleQueue()

@@ -136,10 +136,8 @@ def known_workloads() -> tuple[str, ...]:
 
 
 def create(name: str, options: Mapping[str, object] | None = None) -> Workload:
-    """Build the workload of that name with these options.
-
-    Raises ValueError that lists the known workloads, or that names the wrong option.
-    """
+    """Build the workload of that name with these options. Raises ValueError that lists the known
+    workloads, or that names the wrong option."""
     return cast(Workload, _class_of(name).from_options(options or {}))
 
 
@@ -162,10 +160,8 @@ def _class_of(name: str) -> Any:
 
 
 def from_metadata(metadata: Mapping[str, str]) -> Workload:
-    """Rebuild the workload that made a model, from the model's metadata alone.
-
-    Raises ValueError if "workload" or "options" is missing or wrong.
-    """
+    """Rebuild the workload that made a model, from the model's metadata alone. Raises ValueError if
+    "workload" or "options" is missing or wrong."""
     if "workload" not in metadata:
         raise ValueError("the model's metadata do not name its workload")
     try:

@@ -57,6 +57,7 @@ class Token:
     Raises CommandFailed if it is none."""
 
     def __init__(self, text: str, origin: str) -> None:
+        """Decode the token and the certificate in it. Raises CommandFailed."""
         try:
             self.content = JoinToken.decode(text)
             own = read_certificate(self.content.certificate)

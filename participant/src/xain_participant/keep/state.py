@@ -59,6 +59,7 @@ class StateDirectory:
     def __init__(
         self, path: Path, participant_id: str | None = None, instance_id: str | None = None
     ) -> None:
+        """Make and lock the folder, and read or choose the two names. Raises StateError."""
         given = {"participant_id": participant_id, "instance_id": instance_id}
         for what, name in given.items():
             if name is not None and (why := why_not(name)) is not None:
@@ -217,6 +218,7 @@ class _FolderLock:
     Raises StateError if another process has it, OSError if the file system has no locks."""
 
     def __init__(self, folder: Path) -> None:
+        """Take the lock, without waiting. Raises StateError and OSError."""
         status = folder.stat()
         self._folder = (status.st_dev, status.st_ino)
         with _opening:

@@ -31,6 +31,7 @@ class Versions:
     """
 
     def __init__(self, folder: Path | None, name: str, participant_id: str) -> None:
+        """Read the versions in the folder, if there is one."""
         self._folder = folder
         self._files = (f"{name}-0.bin", f"{name}-1.bin")
         self._magic = f"XAIN {name.replace('-', ' ')} 1\n".encode()

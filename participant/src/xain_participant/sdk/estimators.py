@@ -60,6 +60,7 @@ class KeptEstimators:
     max_memory_bytes = 256 << 20
 
     def __init__(self, folder: Path | None = None, participant_id: str = "") -> None:
+        """List the files of estimators in the folder, the oldest first."""
         self._folder = None if folder is None else folder / FOLDER
         self._log = get_logger(__name__).bind(participant=participant_id)
         self._lock = threading.Lock()

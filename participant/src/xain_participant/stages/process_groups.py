@@ -39,6 +39,7 @@ class ListeningAddress:
     """
 
     def __init__(self, wanted: str) -> None:
+        """Choose the address, and reserve a free port until the end if none is given."""
         _, separator, port = wanted.rpartition(":")
         if separator and port.isdecimal():
             self.text = wanted

@@ -82,7 +82,7 @@ class StageTrainer:
 
     @property
     def address(self) -> str:
-        """HOST:PORT, or :PORT; "" without torch."""
+        """HOST:PORT, or :PORT, of which a free port is reserved at first; "" without torch."""
         if find_spec("torch") is None:
             return ""
         if self._address is None:
@@ -152,6 +152,7 @@ class _Process:
     """A process that runs stage_process.py."""
 
     def __init__(self) -> None:
+        """Start the process, and send it paths, allowed builders and threads."""
         ours, theirs = socket.socketpair()
         try:
             self._process = child.start(

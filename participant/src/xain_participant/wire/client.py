@@ -200,6 +200,8 @@ class Connections:
     def __init__(
         self, target: str, channel: OpenChannel = open_channel, tls: "Certificates | None" = None
     ) -> None:
+        """Prepare two channels, one for calls and one for weights."""
+
         def connect(silence_s: tuple[float, float]) -> CurrentChannel[CoordinatorStub]:
             def opens(
                 _: str, __: object, credentials: grpc.ChannelCredentials | None

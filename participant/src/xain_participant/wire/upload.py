@@ -21,6 +21,7 @@ class Upload:
     """
 
     def __init__(self, vector: NDArray[Any], encoded: Encoded | None = None) -> None:
+        """Write the header, and compute size and digest of the object. Raises ValueError."""
         if vector.ndim != 1 or not vector.flags.c_contiguous:
             raise ValueError(f"expected a contiguous vector, got shape {vector.shape}")
         self.start = npy_header(vector.dtype, vector.shape)

@@ -384,6 +384,7 @@ class LoadedEstimators:
     """
 
     def __init__(self, kept: bytes, metadata: Mapping[str, str]) -> None:
+        """Load the estimators, and give each one all classes."""
         self._options = options_of_model(metadata)
         self.num_classes = len(classes_of(self._options.task, metadata))
         self.num_features = num_features_of(metadata)

@@ -51,6 +51,7 @@ class BaggingOptions:
     class_weight: str = ""
 
     def __post_init__(self) -> None:
+        """Fill in the task, and check all options. Raises ValueError."""
         task = self.description.task
         if not self.task:
             object.__setattr__(self, "task", task)

@@ -69,6 +69,7 @@ class SgdOptions:
     proximal_mu: float = PROXIMAL_MU
 
     def __post_init__(self) -> None:
+        """Fill in dtype and loss, and check all options. Raises ValueError."""
         require_choice("task", self.task, get_args(Task))
         require_choice("mode", self.mode, MODES)
         if not self.dtype:

@@ -67,6 +67,7 @@ class NeuralOptions:
     proximal_mu: float = PROXIMAL_MU
 
     def __post_init__(self) -> None:
+        """Fill in layers and dtype, and check all options. Raises ValueError."""
         require_choice("task", self.task, get_args(Task))
         require_choice("mode", self.mode, MODES)
         if self.builder:

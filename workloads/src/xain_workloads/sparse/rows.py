@@ -111,6 +111,7 @@ class Source:
         categories: Collection[str] = (),
         bound: int | None = None,
     ) -> None:
+        """Find the files, read their columns, and choose how rows get keys. Raises DataError."""
         self._parts = find(source, file_format)
         self._schema = schema(self._parts)
         self._encoder: _Encoder | None = None
@@ -162,6 +163,7 @@ class _Encoder:
         categories: Collection[str],
         bound: int | None,
     ) -> None:
+        """Check target, categories and bound, and tell columns of categories. Raises DataError."""
         self._source = source
         self._target = target or columns.names[-1]
         if missing := [name for name in (self._target, *categories) if name not in columns.names]:

@@ -411,6 +411,7 @@ class _Arrays:
         origin: str,
         dialect: Dialect = DETECTED,
     ) -> None:
+        """Check shapes and types, and name features that have no names. Raises DataError."""
         matrix = np.asarray(features)
         if matrix.ndim != 2 or matrix.shape[1] == 0:
             raise DataError(

@@ -39,6 +39,7 @@ class Dataset:
     groups: NDArray[np.uint64] | None = None
 
     def __post_init__(self) -> None:
+        """Convert types, name features that have no names, and check shapes. Raises DataError."""
         features = np.ascontiguousarray(self.features, dtype=np.float64)
         if features.ndim != 2 or features.shape[1] == 0:
             raise DataError(

@@ -58,6 +58,7 @@ class Table:
     group: str = ""
 
     def __post_init__(self) -> None:
+        """Check names, shapes, types and values, and complete the classes. Raises DataError."""
         if not self.columns:
             raise DataError(f"{self.origin}: no column of features is left")
         names = Counter([*(column.name for column in self.columns), self.target_name])
@@ -170,10 +171,8 @@ class Table:
         )
 
     def arranged(self, names: Sequence[str]) -> "Table":
-        """Copy the table with these columns, in this order; other columns are left out.
-
-        Raises DataError that names a column that the table has not.
-        """
+        """Copy the table with these columns, in this order; other columns are left out. Raises
+        DataError that names a column that the table has not."""
         columns = {column.name: column for column in self.columns}
         for name in names:
             if name not in columns:

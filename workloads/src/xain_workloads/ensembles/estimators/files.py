@@ -254,6 +254,7 @@ class _Read:
     methods do."""
 
     def __init__(self, file: bytes) -> None:
+        """Parse description and heads of arrays, and check the trees. Raises InvalidContent."""
         start = len(MAGIC) + _LENGTH.size
         if len(file) < start:
             raise InvalidContent("the file is cut off")

@@ -40,6 +40,7 @@ class GlmOptions:
     references: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Fill in task and family, and check all options. Raises ValueError."""
         if self.family and not self.task:
             known = [task for task, names in FAMILIES.items() if self.family in names]
             object.__setattr__(self, "task", (*known, "classification")[0])

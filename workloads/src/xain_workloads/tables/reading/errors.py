@@ -29,6 +29,7 @@ class DoesNotFit(DataError):
     """Raised if a table cannot be used as it is, with all its problems."""
 
     def __init__(self, problems: Sequence[Problem], origin: str = "") -> None:
+        """Make the message of the problems, one a line, of which the first ones are shown."""
         self.problems = tuple(problems)
         start = f"{origin}: " if origin else ""
         if len(problems) == 1:
