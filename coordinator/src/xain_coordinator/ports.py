@@ -194,10 +194,8 @@ class WeightsStore(Protocol):
         """Keys that begin with `prefix`, in no particular order. Unfinished uploads have none."""
 
     def delete(self, *keys: str) -> None:
-        """Remove objects; nothing happens where there is none. Many at a time may cost less.
-
-        Raises StoreUnavailable; each of them may be there then, or not.
-        """
+        """Remove objects; nothing happens where there is none. Many at a time may cost less. Raises
+        StoreUnavailable; each of them may be there then, or not."""
 
 
 @runtime_checkable
@@ -318,10 +316,8 @@ class Journal(Protocol):
         version of the program can use. Raises JournalError."""
 
     def save(self, snapshot: Snapshot) -> None:
-        """Store a snapshot of the latest session; it replaces the one before.
-
-        May run beside append. Raises JournalError; the one before is still there then.
-        """
+        """Store a snapshot of the latest session; it replaces the one before. May run beside
+        append. Raises JournalError; the one before is still there then."""
 
     def close(self) -> None: ...
 

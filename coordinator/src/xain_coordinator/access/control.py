@@ -185,7 +185,8 @@ class AccessControl:
         reusable: bool = False,
         by: str,
     ) -> tuple[str, str, float]:
-        """A token to join with: (text, serial, expires_at).
+        """Make a token to join with, and record it in the audit log. Returns (text, serial,
+        expires_at).
 
         address: HOST:PORT that the site connects to.
         Raises INVALID_CERTIFICATE_REQUEST, NotPermitted, NO_AUTHORITY, NOT_RECORDED.
@@ -204,7 +205,7 @@ class AccessControl:
     def create_bearer(
         self, name: str, role: str | Role, ttl_s: float, *, by: str
     ) -> tuple[str, str, float]:
-        """A token for the HTTP face: (text, serial, expires_at). Raises
+        """Make a token for the HTTP face, and record it. Returns (text, serial, expires_at). Raises
         INVALID_CERTIFICATE_REQUEST, NotPermitted, NOT_RECORDED."""
         text = BEARER_PREFIX + secrets.token_urlsafe(32)
         serial = _new_serial()
@@ -233,8 +234,8 @@ class AccessControl:
         return signer.certificate(self._issued_for(caller.serial, digest), key)
 
     def renew(self, caller: Caller, request: bytes) -> bytes:
-        """A new certificate for the caller's own name and role. The same key gets the same
-        certificate again.
+        """Issue the next certificate, in PEM, for the caller's own name and role, and record it.
+        The same key gets the same certificate again.
 
         Raises Unauthenticated, NotPermitted, INVALID_CERTIFICATE_REQUEST, NO_AUTHORITY,
         NOT_RECORDED.
@@ -251,8 +252,8 @@ class AccessControl:
         return signer.certificate(self._issued_for(caller.serial, digest), key)
 
     def sign(self, request: bytes, name: str, role: str | Role, *, by: str) -> bytes:
-        """A certificate for a request that came by other means. Raises INVALID_CERTIFICATE_REQUEST,
-        NotPermitted, NO_AUTHORITY, NOT_RECORDED."""
+        """Issue a certificate, in PEM, for a request that came by other means, and record it.
+        Raises INVALID_CERTIFICATE_REQUEST, NotPermitted, NO_AUTHORITY, NOT_RECORDED."""
         from xain_coordinator.access.authority import request_key
         from xain_foundation.security.x509 import digest_of_key
 
@@ -264,8 +265,8 @@ class AccessControl:
         return signer.certificate(self._certificate(serial), key)
 
     def renew_own(self, hosts: Sequence[str], tls_folder: Path, *, by: str = _SELF) -> None:
-        """A new key and certificate of the coordinator itself, in a folder that
-        foundation.tls.Certificates follows.
+        """Make a new key and certificate of the coordinator itself, record and write them, in a
+        folder that foundation.tls.Certificates follows.
 
         hosts: besides localhost and 127.0.0.1; none: those of the certificate that is there.
         Raises NO_AUTHORITY, NOT_RECORDED, INVALID_CERTIFICATE_REQUEST, AccessError, OSError.
@@ -306,8 +307,8 @@ class AccessControl:
     # --- the audit log ---
 
     def note(self, event: str, *, by: str, **fields: object) -> None:
-        """A line of the audit log that changes nothing here. fields: as JSON takes them, and no
-        secrets. Long texts are shortened. Raises NOT_RECORDED."""
+        """Write a line to the audit log that changes nothing here. fields: as JSON takes them, and
+        no secrets. Long texts are shortened. Raises NOT_RECORDED."""
         assert event not in KINDS, f"{event} is an event of access control"
         shown = {
             name: shortened(value, _MAX_NOTED) if isinstance(value, str) else value

@@ -114,7 +114,7 @@ def serials_of(access: Access, which: str) -> tuple[str, ...]:
 
 
 def made_by(access: Access, serials: Iterable[str], now: float) -> list[str]:
-    """Names for whom operators with these certificates have made something that is still valid."""
+    """Names that have something valid which operators with these serials have made, sorted."""
     holders = (access.issued[each] for each in serials if each in access.issued)
     operators = {
         str(Identity("", each.role, each.name)) for each in holders if each.role is Role.OPERATOR
@@ -182,8 +182,8 @@ def time_of(seconds: float) -> str:
 
 
 def _join(access: Access, command: c.Join, now: float) -> tuple[e.Event, ...]:
-    """Exchange a token for a certificate. None if the key has one already; a TokenRefused if
-    another key was first and the token is not reusable. Raises a refusal."""
+    """The events that exchange a token for a certificate; none if the key has one already; a
+    TokenRefused if another key was first and the token is not reusable. Raises a refusal."""
     token = access.issued.get(command.token)
     if not isinstance(token, Token):
         raise Unauthenticated(

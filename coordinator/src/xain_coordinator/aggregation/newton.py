@@ -60,7 +60,7 @@ def take_step(
 def _updates(
     store: WeightsStore, work: Aggregate, stop: threading.Event | None
 ) -> Iterator[Vector]:
-    """Each update, one in memory at a time. Raises Stopped, and as _read() does."""
+    """Each update, one in memory at a time. Raises Stopped and UpdateChanged."""
     for update in work.updates:
         if stop is not None and stop.is_set():
             raise Stopped

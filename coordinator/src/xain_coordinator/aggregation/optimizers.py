@@ -134,7 +134,8 @@ class FedYogi(_Adaptive):
 
 
 def _difference(base: Float64, result: Float64) -> Float64:
-    """Δ, a number always: of an infinite one the steps would make what is no number."""
+    """The difference Δ of result and base, clipped to finite numbers: steps with an infinite one
+    would make NaN."""
     largest = np.finfo(np.float64).max
     difference = result - base
     return np.clip(difference, -largest, largest, out=difference)

@@ -73,7 +73,8 @@ class Publication:
 
 
 def publish(store: WeightsStore, key: str, pieces: Iterable[bytes]) -> WeightsRef:
-    """Write an object that never changes, as a Publication. After an error nothing was written."""
+    """Write an object that never changes, and return its reference; an equal object that is there
+    counts as written. After an error nothing was written."""
     with Publication(store, key) as begun:
         for piece in pieces:
             begun.write(piece)

@@ -60,7 +60,7 @@ class Source:
         self._read(self._reader, start, row)
 
     def add_to_digest(self, row: NDArray[Any]) -> None:
-        """Take the next piece into the digest."""
+        """Add the next piece to the digest, the first after the header."""
         if self._header:
             self._digest.update(self._header)
             self._header.clear()

@@ -26,10 +26,9 @@ from numpy.typing import NDArray
 def mixing_weights(
     num_samples: NDArray[np.int64], staleness: Sequence[int], total_samples: int
 ) -> NDArray[np.float64]:
-    """The weights of k updates, and behind them that of the global model: (k + 1,).
-
-    num_samples: (k,), n_k, non-negative. staleness: τ_k, non-negative. total_samples: N, positive.
-    """
+    """The weights of k updates, n_k (1 + τ_k), and behind them what they leave of N for the global
+    model: (k + 1,). num_samples:
+    (k,), n_k, non-negative. staleness: τ_k, non-negative. total_samples: N, positive."""
     weights = num_samples.astype(np.float64)
     whole = max(float(total_samples), float(weights.sum()))
     weights *= 1 + np.array(staleness, np.float64)

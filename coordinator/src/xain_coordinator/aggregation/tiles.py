@@ -65,7 +65,7 @@ class TileBuffer:
         return int(self.rows.shape[1])
 
     def cut(self, start: int, end: int) -> "TileBuffer":
-        """Tile of some of the columns, which shares their memory."""
+        """The tile of the columns from `start` to before `end`, which shares the memory."""
         return TileBuffer(
             self.rows[:, start:end],
             tuple(extra[start:end] for extra in self.extras),

@@ -88,10 +88,8 @@ def _stack(before: bytes) -> Stack:
 def _updates(
     store: WeightsStore, work: Aggregate, stop: threading.Event | None
 ) -> Iterator[tuple[bytes, int]]:
-    """The bytes of each update and its number of samples, one update in memory at a time.
-
-    Raises Stopped, and as _read() does.
-    """
+    """The bytes of each update and its number of samples, one update in memory at a time. Raises
+    Stopped and UpdateChanged."""
     for update in work.updates:
         if stop is not None and stop.is_set():
             raise Stopped

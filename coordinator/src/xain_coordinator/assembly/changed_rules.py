@@ -99,10 +99,8 @@ def _is_extended_as_configured(session: Session, asked: Rules) -> bool:
 
 
 def require_same_rules(session: Session, config: CoordinatorConfig, from_model: str) -> None:
-    """Refuse to go on with a session under other settings than its own.
-
-    from_model: the model that was asked for as the first one; "" if none was. Raises CannotStart.
-    """
+    """Refuse to go on with a session under other settings than its own. from_model: the model that
+    was asked for as the first one; "" if none was. Raises CannotStart."""
     different = list(differences(session, config))
     lineage = session.lineage
     own = "" if lineage is None else lineage.source

@@ -375,8 +375,8 @@ class SessionCoordinator:
 
     @contextlib.asynccontextmanager
     async def journal_copied(self) -> AsyncIterator[Path]:
-        """A copy of the journal as it is now. No object that it names is removed until the end of
-        the block, and the copy is removed then. Raises JournalError."""
+        """Yield the path of a copy of the journal as it is now. In the block no object that it
+        names is removed; after it the copy is. Raises JournalError."""
         path = self._config.journal.path.with_suffix(".copy").absolute()
         async with self._retention.pause:
             try:
@@ -443,10 +443,8 @@ def _require_rule(session: Session) -> None:
 
 
 def _require_weights(session: Session, store: WeightsStore, config: CoordinatorConfig) -> None:
-    """Check that the session's objects are in the configured store. Raises StoreError.
-
-    Going on without them would end the session: what was acknowledged would count as lost.
-    """
+    """Check that the session's objects are in the configured store. Raises StoreError. Going on
+    without them would end the session: what was acknowledged would count as lost."""
     refs = [] if session.model is None else [session.model.ref, *session.model.state.values()]
     refs += [base.model.ref for base in session.buffered.bases.values()]
     if session.open_round is not None:
@@ -494,11 +492,8 @@ def _require_latest(session: Session, store: WeightsStore, config: CoordinatorCo
 def _xain_bucket(
     session: Session, bare: WeightsStore, store: WeightsStore, config: CoordinatorConfig
 ) -> "XainBucket | None":
-    """Bucket of XAIN's participants for models and updates, if there are to be any.
-
-    A new session must find it without another one's weights, whose names would be the same. Raises
-    StoreError.
-    """
+    """Bucket of XAIN's participants for models and updates, if there are to be any. A new session
+    must find it without another one's weights, whose names would be the same. Raises StoreError."""
     if config.storage.format != "xain-pickle":
         return None
     from xain_coordinator.xain06.bucket import XainBucket
@@ -514,10 +509,8 @@ def _xain_bucket(
 
 
 def _own_data(config: CoordinatorConfig) -> "Callable[[Types], Table] | None":
-    """Read the data that the coordinator evaluates models on, if there are any.
-
-    Returns a function that reads them with the types of columns. Raises DataError.
-    """
+    """Read the data that the coordinator evaluates models on, if there are any. Returns a function
+    that reads them with the types of columns. Raises DataError."""
     evaluate = config.evaluate
     if not evaluate.data:
         return None

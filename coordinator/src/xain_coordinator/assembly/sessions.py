@@ -96,10 +96,8 @@ class Sessions:
             log.warning("earlier_models_not_found", round=self.session.round, error=str(error))
 
     def fitted(self) -> "Trained | None":
-        """The models of the last session that was completed; None if there is none yet.
-
-        Models of a session that trains, or has ended without a result, are not among them.
-        """
+        """The models of the last session that was completed; None if there is none yet. Models of a
+        session that trains, or has ended without a result, are not among them."""
         driver = self.current.driver
         known = self._fitted
         if known is None or known.session_id != driver.session.session_id:

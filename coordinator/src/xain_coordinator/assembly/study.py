@@ -36,10 +36,8 @@ class Study:
 
     @classmethod
     def of(cls, session: Session, journal: Journal, known: Known) -> Self | None:
-        """The study of a session; None if it is of none.
-
-        known: outcomes that need not be read again. Blocks. Raises JournalError.
-        """
+        """The study of a session; None if it is of none. known: outcomes that need not be read
+        again. Blocks. Raises JournalError."""
         step = session.rules.step
         if step is None:
             return None

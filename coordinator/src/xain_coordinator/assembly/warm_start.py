@@ -205,7 +205,7 @@ def model_of_session(
 
 
 def _there_are(models: Sequence[int]) -> str:
-    """Numbers of the models that a session has: the last ones, where they are many."""
+    """A clause that lists the models of a session: the last ones, where they are many."""
     if not models:
         return "it has no model"
     shown = ", ".join(map(str, models[-MAX_SHOWN:]))

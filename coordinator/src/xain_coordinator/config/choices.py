@@ -61,10 +61,8 @@ _UNSET: tuple[Any, ...] = (None, "", [], (), {})
 
 
 def own_rule(workload: Mapping[str, Any]) -> str:
-    """The only rule that can train a workload; "" where any rule can.
-
-    workload: [workload] as it was given.
-    """
+    """The only rule that can train a workload; "" where any rule can. workload: [workload] as it
+    was given."""
     options = workload.get("options")
     mode = options.get("mode") if isinstance(options, Mapping) else None
     given = {"workload.name": workload.get("name"), "workload.options.mode": mode}

@@ -382,7 +382,8 @@ class CoordinatorConfig(Sections):
 
     @property
     def stride(self) -> Stride:
-        """Rounds of the workload, where they are less than a pass."""
+        """How rounds of the workload divide a pass: levels of a boosting iteration, or rows of a
+        step."""
         mode = ""
         if self.aggregation.rule == "trees":
             mode = str(self.aggregation.whole_options["mode"])

@@ -12,10 +12,8 @@ from xain_foundation.settings.fields import Conflicts, WrongSetting
 
 @contextmanager
 def naming(key: str, options: str, known: Callable[[], Iterable[str]]) -> Iterator[None]:
-    """Turn the errors of making an instance by its name into WrongSetting.
-
-    key: of the name. options: key of the table of its options. known: the names that there are.
-    """
+    """Turn the errors of making an instance by its name into WrongSetting. key: of the name.
+    options: key of the table of its options. known: the names that there are."""
     try:
         yield
     except KeyError:

@@ -59,7 +59,8 @@ def key_of(field: str) -> str | None:
 
 
 def as_configured(rules: Rules, name: str) -> dict[str, object]:
-    """The values of a field by their dotted keys, as the configuration has them."""
+    """The values of a field of a session's rules by their dotted keys, as the configuration has
+    them; empty if no key gives the field."""
     key, value = key_of(name), getattr(rules, name)
     if key is None:
         return {}

@@ -301,7 +301,7 @@ class Driver:
         """The answer to a question, or its refusal without the traceback. It waits for the disk
         unless the durable session answers the same. A late update is counted. Raises
         Unavailable."""
-        self._begin()
+        self._take_up()
         outcome = _answer_or_refusal(self._decided, question)
         effects: Sequence[Effect] = ()
         if isinstance(outcome, LateUpdate) and isinstance(question, MayUpload):
@@ -317,7 +317,7 @@ class Driver:
     async def _outcome(self, command: Command, update: bytes) -> Reply | Refusal:
         """Decide a command, and give its reply, or its refusal without the traceback, once its
         records are on disk. A model that is small enough is made at once. Raises Unavailable."""
-        now = self._begin()
+        now = self._take_up()
         records: Sequence[Record] = ()
         effects: Sequence[Effect] = ()
         outcome: Reply | Refusal
@@ -358,7 +358,7 @@ class Driver:
                 self._decide_made(made, now)
         return await decided.answer
 
-    def _begin(self) -> float:
+    def _take_up(self) -> float:
         """Take up a command or a question: note activity, and a stall of the timer. Returns the
         time. Raises Unavailable while the driver does not run."""
         if self._worker is None or self._closing or self.failure is not None:

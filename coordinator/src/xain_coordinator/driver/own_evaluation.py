@@ -59,10 +59,11 @@ def fit_central(
 
     The coordinator's data are divided as a site divides its rows by default, and the central model
     is its local model, which is measured with the global one on the rows that are held out.
-    load: as evaluate_stored() takes it. clock: time.monotonic(), or one that
+    load: reads the data with the types of the model's columns. clock: time.monotonic(), or one that
         goes ahead of it, which cuts the training short.
     Returns the evaluation of the global model, with the central one as its local model, and the
-    central model with what a file of it tells; None if there is none. Raises as evaluate_stored().
+    central model with what a file of it tells; None if there is none. Raises DataError, the store's
+    errors and those of the workload.
     """
     began = time.monotonic()
     train, test = split_train_test(load(_types(model)), TEST_FRACTION, SEED)

@@ -16,10 +16,8 @@ _NONE = "the data are described when the first model is made of them, and there 
 
 
 def table_one(config: CoordinatorConfig, address: str | None) -> TableOne:
-    """The description of the data of the latest session.
-
-    Raises NoModel, NoStatus, JournalError, StoreError and DataError.
-    """
+    """The description of the data of the latest session. Raises NoModel, NoStatus, JournalError,
+    StoreError and DataError."""
     text = _from_files(config) if address is None else description(address)
     if not text:
         raise NoModel(_NONE)

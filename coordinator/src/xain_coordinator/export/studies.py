@@ -46,7 +46,7 @@ Table = Mapping[str, Any]
 
 
 def as_json(plan: Plan, step: Step, outcomes: Sequence[Outcome]) -> str:
-    """The table of a study. step: of the present session."""
+    """The table of a study as JSON. step: of the present session."""
     is_over = next_step(plan, step.study, outcomes) is None
     best = best_option(plan, outcomes)
     found = {

@@ -97,7 +97,7 @@ class Trained:
 
     @classmethod
     def of(cls, session: Session, history: History, read: Callable[[WeightsRef], bytes]) -> Self:
-        """The models of a session by its history. Raises as the constructor does."""
+        """The models of a session by its history. Raises NoModel if there is no model yet."""
         best = session.evaluation.winner
         return cls(
             session.session_id,
@@ -173,10 +173,8 @@ def _entry(
 
 @contextmanager
 def open_files(config: CoordinatorConfig, session_id: str = "") -> Iterator[Trained]:
-    """The models of a session of a stopped coordinator, by default of the latest one.
-
-    Raises NoModel, JournalError and StoreError.
-    """
+    """The models of a session of a stopped coordinator, by default of the latest one. Raises
+    NoModel, JournalError and StoreError."""
     with (
         open_stopped(config.journal.path) as (journal, last),
         closing(open_store(config.storage)) as opened,

@@ -62,10 +62,9 @@ def make(kind: type[T], what: str, options: Mapping[str, object]) -> T:
 def make_named(
     kind: Any, what: str, name: str, options: Mapping[str, object], parts: Iterable[str]
 ) -> Any:
-    """Make an instance of what was found by its name, perhaps a plug-in. parts: its attributes.
-
-    what: such as "rule". Raises as make() does, and PluginFailed if a part is missing.
-    """
+    """Make an instance of a class that was found by its name, perhaps a plug-in. parts: attributes
+    that it must have. what: such as "rule". Raises WrongOption, and PluginFailed if a part is
+    missing."""
     if not isinstance(kind, type):
         raise PluginFailed(f"the plug-in {name!r} is no {what}: it is not a class")
     made: Any = make(kind, f"{what} {name!r}", options)

@@ -48,10 +48,8 @@ def make_pacing(name: str, options: Mapping[str, object]) -> "CheckedPacing":
 
 
 def strategy_of_session(rules: Rules) -> Strategy:
-    """The controller and the pacing rule that a session was opened with.
-
-    Raises ControllerFailed if one is not there any more, or takes other options.
-    """
+    """The controller and the pacing rule that a session was opened with. Raises ControllerFailed if
+    one is not there any more, or takes other options."""
     options = rules.controller_options
     try:
         controller = made_again(make_controller, "controller", rules.controller, options)

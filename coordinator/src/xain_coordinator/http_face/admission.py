@@ -103,11 +103,8 @@ class Bodies:
             self.num_bytes -= self._arriving.pop(limit, 0)
 
     def _make_room(self, size: int, limit: asyncio.Timeout) -> None:
-        """Count bytes of a body that is arriving; for them others end that have been arriving
-        longer. Raises HttpError if there is no room.
-
-        limit: the key of the body.
-        """
+        """Count bytes of an arriving body; without room for them, bodies that have been arriving
+        longer end. Raises HttpError if none has. limit: the key of the body."""
         while self.num_bytes + size > HELD * self._max_bytes:
             oldest = next(iter(self._arriving))
             if oldest is limit:

@@ -69,11 +69,8 @@ def make_app(
     callers: HttpCallers | None = None,
     any_host: bool = False,
 ) -> Any:
-    """The ASGI application.
-
-    callers: of a closed coordinator; None lets everybody in who reaches it.
-    any_host: answer under other names than this machine's, too.
-    """
+    """The ASGI application. callers: of a closed coordinator; None lets everybody in who reaches
+    it. any_host: answer under other names than this machine's, too."""
     app = FastAPI(
         title="xain-coordinator",
         version="1",
@@ -311,6 +308,7 @@ class _Guarded:
         self._any_host = any_host or callers is not None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or refuse one that is foreign, not permitted, too large or too many."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -352,7 +350,8 @@ class _Guarded:
 
     @contextmanager
     def _one_of_its_kind(self, path: str) -> Iterator[None]:
-        """Count a request whose answer a client can make last. Raises HttpError."""
+        """Bound the open requests of a kind whose answers clients can make last, such as downloads,
+        in this context. Raises HttpError if there are too many."""
         kind = next((end for end in MAX_OPEN if path.endswith(end)), None)
         if kind is None:
             yield

@@ -45,8 +45,8 @@ class HttpCallers:
 
     @contextmanager
     def admitted(self, scope: Scope) -> Iterator[None]:
-        """Let a request in for as long as its caller may make it; then its task is cancelled.
-        Raises HttpError."""
+        """Admit a request in this context if its bearer token permits it; a revocation of the token
+        cancels its task. A refusal is noted. Raises HttpError."""
         if scope["path"] in OF_EVERYBODY:
             yield
             return
@@ -71,8 +71,7 @@ class HttpCallers:
             del self._running[task]
 
     def end(self, holds: Callable[[Caller], bool], refusal: Refusal) -> None:
-        """End the requests of callers that may make none any more; see Guard.on_ended. From any
-        thread."""
+        """Cancel the requests of the callers for whom `holds` is true. From any thread."""
         if self._loop is not None:
             with suppress(RuntimeError):  # the face has stopped meanwhile
                 self._loop.call_soon_threadsafe(self._end, holds)

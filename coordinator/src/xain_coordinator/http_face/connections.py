@@ -108,6 +108,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        """Take in received bytes, and note whether the connection is idle then."""
         begins = self._is_between_requests
         self._num_received += len(data)
         super().data_received(data)
@@ -173,7 +174,8 @@ class Connection(H11Protocol):
             self._watch()
 
     def _watch(self) -> None:
-        """Look after a while whether anything has moved; an earlier timer ends."""
+        """Start the timer that ends the connection if nothing moves until then; an earlier timer is
+        cancelled."""
         if self._timer is not None:
             self._timer.cancel()
         self._progress = self._moved
@@ -186,10 +188,8 @@ class Connection(H11Protocol):
 
     @property
     def _moved(self) -> tuple[int, int]:
-        """Bytes of a body that have come, and, with a minus, of an answer that have not gone.
-
-        A head is no progress before it is whole.
-        """
+        """Bytes of a body that have come, and, with a minus, of an answer that have not gone. A
+        head is no progress before it is whole."""
         return (
             self._num_received if self._is_body_coming else 0,
             -self.transport.get_write_buffer_size(),

@@ -19,7 +19,8 @@ pre { overflow-x: auto; border: 1px solid #8888; padding: .5rem; }
 
 
 def docs_page(openapi: Mapping[str, Any], url: str) -> str:
-    """The page. openapi: the description of the face. url: where programs read it."""
+    """The HTML page of all paths and bodies. openapi: their description. url: of the
+    description."""
     info, schemas = openapi["info"], openapi["components"]["schemas"]
     operations = [
         _operation(f"{method.upper()} {path}", operation)

@@ -41,9 +41,7 @@ class EventReaders:
 
     def open(self, last_event_id: str | None) -> AsyncIterator[str]:
         """The stream after this event; of the present session from its beginning without one.
-
-        Raises HttpError if that can be no event.
-        """
+        Raises HttpError if that can be no event."""
         return self._stream(*self._position(last_event_id))
 
     def _position(self, last_event_id: str | None) -> tuple[str, int]:

@@ -74,7 +74,8 @@ class Fits:
             refuse(error)
 
     async def ask(self, question: Callable[[], T]) -> T:
-        """Answer a question on the event loop of the sessions. Raises HttpError."""
+        """Call a function on the event loop of the sessions. Returns its result. Raises
+        HttpError."""
 
         async def answer() -> T:
             return question()
@@ -148,7 +149,8 @@ class Fits:
         return await self.in_thread(lambda: self._open(trained, trained.choose(which)))
 
     async def fitted(self) -> Trained:
-        """The models that predictions are made with. Raises HttpError."""
+        """The models of the last completed session, for predictions. Raises HttpError without
+        one."""
         trained = await self.ask(self.sessions.fitted)
         if trained is None:
             raise HttpError("NOT_FITTED", f"there is no fitted model: {self._why_not_fitted()}")

@@ -61,7 +61,8 @@ class Predictor:
         *,
         probabilities: Literal["if_any"] | bool = False,
     ) -> Predictions:
-        """Predict rows; see Fits.predict(). Raises HttpError and DataError."""
+        """Predict rows with the model. probabilities: those of the classes, too; with "if_any" a
+        model without them is no error. Raises HttpError and DataError."""
         table = table_of_rows(self._metadata, self.names(columns), rows)
         features = prepare(self._metadata, table).features
         if self.workload != "bagging":
@@ -121,7 +122,8 @@ class Predictor:
 
 
 def _named(expected: Sequence[str], given: Sequence[str]) -> list[str]:
-    """The expected name of each given one. Raises HttpError."""
+    """The model's name of each given column; case and blanks may differ. Raises HttpError for
+    unknown, missing or repeated columns."""
     known = {fold(name): name for name in expected}
     if len(known) < len(expected):
         raise HttpError(

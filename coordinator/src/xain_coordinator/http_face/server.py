@@ -55,10 +55,11 @@ async def serving(
     max_connections: int | None = None,
     head_s: float | None = None,
 ) -> AsyncIterator[None]:
-    """Answer requests while open.
+    """Serve HTTP in a thread of its own while this context is open.
 
     sessions: of the event loop that runs, which fail when the server ends early.
-    guard: by default that of an open coordinator. max_connections, head_s: see connections.py.
+    guard: by default that of an open coordinator. max_connections, head_s: bounds of connections
+    and of the time for a head.
     """
     import uvicorn
 

@@ -54,7 +54,7 @@ def fetch(
     num_rounds: int = MAX_ROUNDS,
     timeout_s: float = TIMEOUT_S,
 ) -> Snapshot:
-    """Ask the coordinator at "host:port".
+    """Fetch a snapshot from the coordinator at "host:port": status, participants, rounds, models.
 
     everything: all participants, rounds and models, page by page, not the first or latest few.
     num_rounds: of the latest few. timeout_s: in all; with everything, for each page.
@@ -88,9 +88,7 @@ def open_channel(address: str) -> grpc.Channel:
 
 def description(address: str) -> str:
     """Table one of the session of the coordinator at "host:port", as JSON; "" if there is none yet.
-
-    Raises NoStatus.
-    """
+    Raises NoStatus."""
     with open_channel(address) as channel:
         stub = inspection_pb2_grpc.InspectionStub(channel)
         try:
@@ -117,10 +115,8 @@ def study_of(address: str) -> str:
 async def ask_service(
     service: Any, *, everything: bool = False, num_rounds: int = MAX_ROUNDS
 ) -> Snapshot:
-    """Ask an InspectionService in this process, without a call over the network.
-
-    service: not imported by its type, since the server and all below it come with it.
-    """
+    """Ask an InspectionService in this process for a snapshot, without a call over the network.
+    service: not imported by its type, since the server and all below it come with it."""
     no_call: Any = None  # the answers to such requests do not depend on it
     dialogue = _dialogue(everything=everything, num_rounds=num_rounds)
     answer = None

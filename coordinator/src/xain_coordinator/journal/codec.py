@@ -57,11 +57,8 @@ def digest_of(*fields: object) -> bytes:
 
 
 def encode(event: DurableEvent) -> tuple[str, str]:
-    """Encode an event as (type, body).
-
-    Raises JournalError if decoding them would not give the event back. Finding out after a restart
-    would be too late.
-    """
+    """Encode an event as (type, body). Raises JournalError if decoding them would not give the
+    event back. Finding out after a restart would be too late."""
     name = type(event).__name__
     adapter = _find(name)
     try:

@@ -95,11 +95,8 @@ def snapshot_version() -> str:
 
 
 def encode_snapshot(snapshot: Snapshot) -> tuple[str, bytes]:
-    """(version, bytes) of a snapshot.
-
-    Raises JournalError if decoding them would not give it back: a session that goes on from
-    something else would be another one.
-    """
+    """(version, bytes) of a snapshot. Raises JournalError if decoding them would not give it back:
+    a session that goes on from something else would be another one."""
     history, session = snapshot.history, snapshot.session
     without_models = replace(
         session,
@@ -147,9 +144,7 @@ def require_covered(snapshot: Snapshot, num_records: int) -> None:
 
 def usable_snapshot(written_by: str, data: bytes, num_records: int) -> Snapshot | None:
     """Decode a stored snapshot; None, with a line in the log, if this version cannot use it.
-
-    num_records: how many the session has.
-    """
+    num_records: how many the session has."""
     if written_by != snapshot_version():
         _ignore(f"it was written by version {written_by}, this is {snapshot_version()}")
         return None

@@ -145,6 +145,7 @@ class SqliteJournal:
             return list(self._known_sessions())
 
     def records_of(self, session_id: str, after: int = 0) -> Iterator[Record] | None:
+        """Records of a session from number `after` on; None if the journal lacks the session."""
         with self._lock, self._explained():
             session = self._known_sessions().get(session_id)
             if session is None:
@@ -200,6 +201,7 @@ class SqliteJournal:
             ) from error
 
     def append(self, records: Sequence[Record], objects: Mapping[str, bytes] | None = None) -> None:
+        """Write and commit records and objects in one transaction. Raises JournalError."""
         if not records:
             return
         rows = [encode_record(record) for record in records]
@@ -292,6 +294,7 @@ class SqliteJournal:
         self._keep_recent(written.objects)
 
     def read_object(self, key: str) -> bytes | None:
+        """An object of the latest session, from memory or the file; None without one."""
         if (data := self.recent_object(key)) is not None:
             return data  # without the lock, which an append holds until the disk has it
         with self._lock, self._explained():
@@ -303,6 +306,7 @@ class SqliteJournal:
         return self._recent.get(key)
 
     def object_keys(self, prefix: str = "") -> Sequence[str]:
+        """Keys of the latest session's objects that begin with a prefix."""
         with self._lock, self._explained():
             query = "SELECT key FROM object WHERE session = ? AND key >= ? AND key < ?"
             # No character of a key comes after the last one of Unicode.
@@ -310,6 +314,7 @@ class SqliteJournal:
             return [key for (key,) in self._open_db().execute(query, limits)]
 
     def delete_objects(self, keys: Sequence[str]) -> None:
+        """Delete objects of the latest session, from the file and from memory."""
         with self._lock, self._explained():
             db = self._open_db()
             with _transaction(db):
@@ -374,10 +379,8 @@ class SqliteJournal:
                 db.executemany("INSERT INTO owner VALUES (?, ?, ?)", rows)
 
     def check(self) -> tuple[int, int]:
-        """Read the whole journal: SQLite's own structure, and the records of every session.
-
-        Returns (number of sessions, number of records). Raises JournalError.
-        """
+        """Read the whole journal: SQLite's own structure, and the records of every session. Returns
+        (number of sessions, number of records). Raises JournalError."""
         with self._lock, self._explained():
             db = self._open_db()
             (result,) = db.execute("PRAGMA integrity_check(1)").fetchone()
@@ -426,7 +429,8 @@ class SqliteJournal:
                     db.close()
 
     def _take(self, db: sqlite3.Connection) -> tuple[int, int]:
-        """Lock the file, make sure that it is ours, and find its end: (session, next seq)."""
+        """Lock the file, check that it is ours, make the tables of a new one, and find its end:
+        (session, next seq)."""
         db.execute("PRAGMA locking_mode=EXCLUSIVE")
         # Before anything is written: what is not ours must stay as it is.
         db.execute("BEGIN EXCLUSIVE")

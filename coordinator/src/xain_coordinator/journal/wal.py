@@ -34,10 +34,8 @@ _Words = NDArray[np.uint32]
 
 
 def require_sound_log(database: Path) -> None:
-    """Refuse the write-ahead log of a database if transactions would be lost to damage.
-
-    Raises JournalDamaged and OSError. Changes nothing, and may run beside a process that writes.
-    """
+    """Refuse the write-ahead log of a database if transactions would be lost to damage. Raises
+    JournalDamaged and OSError. Changes nothing, and may run beside a process that writes."""
     path = database.with_name(f"{database.name}-wal")
     found = _find_damage(path)
     while found is not None:
@@ -103,7 +101,7 @@ def _order(header: _Words) -> str:
 
 
 def _wrong_frame(header: _Words, page_bytes: int, heads: _Words, sums: _Words) -> int | None:
-    """The number of the first wrong frame that committed transactions follow."""
+    """The number of the first wrong frame that committed transactions follow; None without one."""
     if len(heads) < 2:
         return None
     _, carried = _weights((8 + page_bytes) // 4)
@@ -133,9 +131,7 @@ def _sums(words: _Words) -> _Words:
 @cache
 def _weights(num_words: int) -> tuple[_Words, _Words]:
     """Weights of each word, and of each word of the previous checksum, in the two of the checksum.
-
-    The checksum (s, t) of two more words (x, y) is (s + t + x, t + y + s + t + x), modulo 2**32.
-    """
+    The checksum (s, t) of two more words (x, y) is (s + t + x, t + y + s + t + x), modulo 2**32."""
     weights = np.zeros((num_words, 2), np.uint32)
     step = np.array([[1, 1], [1, 2]], np.uint32)  # what s and t add to the next s and t
     power: NDArray[Any] = np.eye(2, dtype=np.uint32)

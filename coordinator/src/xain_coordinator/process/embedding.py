@@ -70,7 +70,8 @@ class Coordinator:
 
     def run(self) -> int:
         """Serve in this thread until stop() is called in another one, or a signal comes. Returns
-        the exit status of the program; at once after stop(). Raises as start() does."""
+        the exit status of the program; at once after stop(). Raises the error that ended the
+        coordinator."""
         self._require_new()
         self._thread = threading.current_thread()
         self.takes_signals = threading.current_thread() is threading.main_thread()
@@ -115,10 +116,8 @@ class Coordinator:
         return self._status
 
     def wait(self, timeout_s: float | None = None) -> Session:
-        """Wait until the present session is finished. Returns it.
-
-        Raises TimeoutError, and Unavailable if the coordinator stops meanwhile.
-        """
+        """Wait until the present session is finished. Returns it. Raises TimeoutError, and
+        Unavailable if the coordinator stops meanwhile."""
         finished = Answers(self, _once(self._wait_until_finished))
         try:
             return cast(Session, finished.take(timeout_s))

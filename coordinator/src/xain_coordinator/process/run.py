@@ -149,9 +149,9 @@ def serve(
     when_done: WhenDone | None = None,
     host: "Host | None" = None,
 ) -> int:
-    """Serve sessions until the end, as run() does with these arguments, and leave the settings of
-    the process alone if it is a host's. host: a program that the coordinator runs in. Returns the
-    exit status of a program."""
+    """Check the settings, open log files, certificates and ports, and serve sessions until the end.
+    Returns the exit status of a program; an error of the start is logged, and told to the host.
+    host: a program that the coordinator runs in. All other arguments are those of run()."""
     logging = config.logging
     if builder := config.workload.options.get("builder"):
         from xain_workloads.nets.neural_builders import allow_builders
@@ -282,8 +282,9 @@ def _require_writable(port_file: Path | None) -> None:
 
 
 def _write_port_file(path: Path, address: str, at_end: contextlib.ExitStack) -> None:
-    """Write the address until the end. Only for the owner of the journal's lock: a second process
-    with the same settings, which is refused, leaves the file of the first alone."""
+    """Write the address into the port file, which is removed at the end. Only for the owner of the
+    journal's lock: a second process with the same settings, which is refused, leaves the file of
+    the first alone."""
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, [f"{address}\n".encode()])
     at_end.callback(path.unlink, missing_ok=True)

@@ -172,10 +172,8 @@ class FileStore:
             sync_directory(folder)
 
     def rename(self, temp: Path, path: Path, *, overwrite: bool) -> None:
-        """Rename a file. The name is durable only after a sync of the folder.
-
-        Raises OSError: FileExistsError if the name is taken and `overwrite` is False.
-        """
+        """Rename a file. The name is durable only after a sync of the folder. Raises OSError:
+        FileExistsError if the name is taken and `overwrite` is False."""
         self._settle(path.parent)
         if overwrite:
             temp.replace(path)
@@ -408,7 +406,8 @@ class FileUpload:
         self._store.sync(folder)
 
     def take_name(self, *, overwrite: bool) -> Path:
-        """First half of a commit: everything but the sync of the folder, whose path is returned."""
+        """Sync the file and give it the name of its object: a commit but for the sync of the
+        folder, whose path is returned. Raises KeyExists and StoreUnavailable."""
         fd = self._open_fd()
         with self._ended_by_failure(), _unavailable("write", self._path):
             self._cut(fd)

@@ -29,10 +29,8 @@ def open_plugin(name: str, options: Mapping[str, object]) -> OpenStore:
 
 
 def open_store(settings: StoreSettings, *, try_out: bool = False) -> OpenStore:
-    """The weights store that is configured. Raises StoreError, and PluginFailed.
-
-    try_out: with a trial of each kind of request that a session makes, of a store far away.
-    """
+    """The weights store that is configured. Raises StoreError, and PluginFailed. try_out: with a
+    trial of each kind of request that a session makes, of a store far away."""
     match settings.kind:
         case "files":
             return FileStore(settings.path)

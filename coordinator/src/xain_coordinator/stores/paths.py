@@ -30,10 +30,8 @@ _WRITTEN = re.compile(rb"%([0-9a-f]{2})")
 
 
 def key_to_path(key: str) -> str:
-    """The relative path, with '/' between its parts, of the file that holds an object.
-
-    Raises ValueError, as check_key does.
-    """
+    """The relative path, with '/' between its parts, of the file that holds an object. Raises
+    ValueError for what can be no key."""
     check_key(key)
     *folders, name = key.split("/")
     last = name if name in TEXTS else encoded(name, _PLAIN.__contains__) + SUFFIX
@@ -43,9 +41,7 @@ def key_to_path(key: str) -> str:
 @lru_cache(_NUM_KEPT)
 def folder_to_path(folder: str) -> str:
     """The relative path of the folder that holds every key that begins with `folder` and '/'.
-
-    Raises ValueError, as check_key does.
-    """
+    Raises ValueError for what can be no key."""
     check_key(folder)
     return "/".join(map(_folder, folder.split("/")))
 

@@ -28,7 +28,8 @@ class Secret:
         self._unread = RateLimitedLog(log.warning, "secret_not_read_again")
 
     def __call__(self) -> str:
-        """The value now, without blanks and line ends around it; "" if none is given."""
+        """Read the value again, and return it without blanks around it; "" if none is given. If
+        that fails, log it, and return the value that was read last."""
         try:
             self._last = read_secret(self._section, self._settings, self._name)
         except StoreError as error:
@@ -38,10 +39,7 @@ class Secret:
 
 def read_secret(section: str, settings: object, name: str) -> str:
     """The value of `name`, or what the file `name`_file holds, without blanks and line ends around
-    it; "" if neither is given.
-
-    section: what messages call the settings. Raises StoreError.
-    """
+    it; "" if neither is given. section: what messages call the settings. Raises StoreError."""
     path: Path | None = getattr(settings, f"{name}_file")
     if path is None:
         source = f"{section}.{name}"
@@ -58,9 +56,7 @@ def read_secret(section: str, settings: object, name: str) -> str:
 
 def authorities_in(section: str, path: Path | None) -> str | None:
     """The file `ca_file`, which has certificates of authorities in PEM; None if none is named.
-
-    section: what messages call the settings. Raises StoreError.
-    """
+    section: what messages call the settings. Raises StoreError."""
     if path is None:
         return None
     reason = "no certificate in PEM is in it"

@@ -40,10 +40,8 @@ class LatencyFile:
 
 @contextlib.contextmanager
 def status_stream(path: Path, level: str) -> Iterator[None]:
-    """Write the events of the session to a file too, whatever the level of the log is.
-
-    level: of the log. Raises OSError.
-    """
+    """Write the events of the session to a file too, whatever the level of the log is. level: of
+    the log. Raises OSError."""
     file = LineFile(path, str, log)
     with contextlib.closing(file), logs.copied(log_lines.__name__, file.append, level):
         yield

@@ -101,9 +101,7 @@ def parse_points(json_text: str, now_ns: int) -> tuple[tuple[Point, ...], str | 
 
 def newest_metrics(points: Iterable[Point], evaluation: Evaluation | None) -> dict[str, float]:
     """The newest value of each name in a participant's points, at most MAX_METRICS of them.
-
-    evaluation: what is in it is left out here, under its own name with "test_" before it.
-    """
+    evaluation: what is in it is left out here, under its own name with "test_" before it."""
     evaluated = {f"test_{name}" for name in evaluation.metrics} if evaluation is not None else set()
     newest: dict[str, float] = {}
     for point in sorted(points, key=lambda point: point.at_ns or 0):

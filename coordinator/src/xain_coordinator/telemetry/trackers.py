@@ -132,6 +132,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def on_round(self, record: Round) -> None:
+        """Write the figures of a round to the folder of its session."""
         if self._writer is None:
             self._writer = self._open(str(self._folder / record.session))
         for name, value in figures_of(record).items():

@@ -116,7 +116,8 @@ class Inbox:
     ) -> Obtained:
         """The measured update that a reference means, wherever its bytes are: accepted before,
         stored by an earlier call, inside this one, or in a store, from which it is read. NOTHING if
-        there is none. Raises as obtained() does."""
+        there is none. Raises InvalidUpdate, TOO_LARGE, Unavailable, the store's errors, and
+        MayUpload's refusals."""
         # A name may mean another object now.
         what = object() if reference.digest is None else reference
         if slot.reading is not None:

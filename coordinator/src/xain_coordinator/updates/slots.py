@@ -114,7 +114,7 @@ class Slots:
 
     @contextmanager
     def of(self, participant_id: str) -> Iterator[Slot]:
-        """Give the participant's slot, a new one if there is none. It stays while it is used or
+        """Yield the participant's slot, a new one if there is none. It stays while it is used or
         holds something."""
         slot = self.by_name.get(participant_id)
         if slot is None:

@@ -56,7 +56,8 @@ class Fence:
         self._name = ""
 
     def take_over(self) -> None:
-        """Become the owner. Blocks.
+        """Become the owner of the session: note a new name in journal and store, and remove older
+        ones. Blocks.
 
         Raises Fenced if the session went on without this journal or is being taken over by
         another one, JournalError, and the store's errors; after those the owner may be the one

@@ -74,9 +74,7 @@ class ModelCopies:
 
     def copy(self) -> None:
         """Copy the models in the journal to the store, and remove them from the journal. Blocks.
-
-        Raises JournalError, Fenced and the store's errors; some are copied then.
-        """
+        Raises JournalError, Fenced and the store's errors; some are copied then."""
         with self._store.copying:
             waiting = self._store.models
             for start in range(0, len(waiting), GROUP_MODELS):
@@ -84,7 +82,7 @@ class ModelCopies:
 
     def copy_due(self) -> None:
         """Copy the newest model, and the others if no model was made since the last call or
-        MAX_WAITING wait. Blocks. Raises as `copy` does."""
+        MAX_WAITING wait. Blocks. Raises JournalError, Fenced and the store's errors."""
         models = self._store.models
         if not models:
             return
@@ -101,7 +99,7 @@ class ModelCopies:
 
     def _copy(self, keys: list[str]) -> None:
         """Copy these models to the store, and remove those that are copied from the journal, also
-        after an error. Raises as copy() does."""
+        after an error. Raises JournalError, Fenced and the store's errors."""
         copied: list[str] = []
         try:
             for key in keys:

@@ -38,11 +38,8 @@ class XainBucket:
         self._max_update_bytes = max_update_bytes
 
     def publish(self, model: GlobalModel) -> None:
-        """Write the model as XAIN's participants read it. Idempotent.
-
-        Raises AnotherModel if they are shown another one of that round already, and the stores'
-        errors.
-        """
+        """Write the model as XAIN's participants read it. Idempotent. Raises AnotherModel if they
+        are shown another one of that round already, and the stores' errors."""
         # Closed at once when a store fails, so that no reader stays open as long as the error does.
         try:
             with closing(self._pickled(model)) as pieces:

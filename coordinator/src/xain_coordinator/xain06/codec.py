@@ -44,10 +44,8 @@ class PickledArray:
         return self.shape[0] * self.dtype.itemsize
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the elements.
-
-        Raises InvalidContent if the object has become shorter, and the reader's errors.
-        """
+        """Yield the elements. Raises InvalidContent if the object has become shorter, and the
+        reader's errors."""
         offset, end = self._offset, self._offset + self.num_bytes
         while offset < end:
             piece = self._reader.read(offset, min(CHUNK_BYTES, end - offset))
@@ -58,11 +56,8 @@ class PickledArray:
 
 
 def find_array(reader: Reader) -> PickledArray:
-    """The vector that the object is a pickle of.
-
-    Reads the two ends of the object, however large it is. Raises InvalidContent and the reader's
-    errors.
-    """
+    """The vector that the object is a pickle of. Reads the two ends of the object, however large it
+    is. Raises InvalidContent and the reader's errors."""
     start = reader.read(0, min(MAX_ENDS_BYTES, reader.size)) if reader.size else b""
     for head, tail in _FORMS:
         begins = head.match(start)

@@ -118,8 +118,9 @@ class GeometricMedian(Weighing):
             raise ValueError(f"smoothing must not be less than {_LEAST_SMOOTHING}")
 
     def weigh(self, surveyed: Float64, num_samples: NDArray[np.int64]) -> Float64:
-        """The weights of the better end of the two runs of iterations; none for the global model,
-        and for updates whose norm is no finite number. Raises RuleFailed if no update has one."""
+        """The weights of the geometric median: iterations begin from the majority and from the
+        mean, and the better end counts. None for the global model, and for updates whose norm is no
+        finite number. Raises RuleFailed if no update has one."""
         usable, products = _usable(surveyed)
         num_usable = len(products)
         majority = np.zeros(num_usable)
@@ -167,6 +168,7 @@ class NormClipping(Weighing):
     quantile: Annotated[float, Field(gt=0, le=1)] | None = None
 
     def __post_init__(self) -> None:
+        """Check that threshold and quantile are not both set; without either, quantile is 0.5."""
         if self.threshold and self.quantile is not None:
             raise ValueError(
                 "nothing would read quantile beside a threshold; leave one of them out"
@@ -291,8 +293,8 @@ def _clipping(norms: Float64, radius: float) -> Float64:
 
 
 def _by_score(products: Float64, f: int) -> NDArray[np.intp]:
-    """The updates, that with the least sum of squared distances to its n - f - 2 nearest others
-    first; of equal ones in the order of their names."""
+    """Indices of the updates by their sum of squared distances to the n - f - 2 nearest others, the
+    least first; equal ones in the order of their names."""
     n = len(products)
     usable, among = _usable(products)
     scores = np.full(n, np.inf)
@@ -306,15 +308,15 @@ def _by_score(products: Float64, f: int) -> NDArray[np.intp]:
 
 
 def _by_distances(products: Float64) -> NDArray[np.intp]:
-    """The updates, that with the least sum of distances to the others first; of equal ones in the
-    order of their names."""
+    """Indices of the updates by their sum of distances to the others, the least first; equal ones
+    in the order of their names."""
     sums = [np.sqrt(_squared_distances(products, i)).sum() for i in range(len(products))]
     return np.argsort(sums, kind="stable")
 
 
 def _squared_distances(products: Float64, i: int) -> Float64:
-    """(k,): of one update to each. Row by row, because a table of them all would be as large again
-    as that of the products."""
+    """Squared distances of update i to each: (k,). Row by row, because a table of them all would be
+    as large again as that of the products."""
     norms, row = products.diagonal(), products[i]
     with np.errstate(over="ignore"):
         squared = (norms[i] - row) + (norms - row)

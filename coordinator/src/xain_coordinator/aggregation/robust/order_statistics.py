@@ -65,6 +65,7 @@ class TrimmedMean(AnyNumber):
         return _average_of_ranks(tile, self.trim, len(tile) - self.trim)
 
     def check(self, num_updates: int) -> None:
+        """Check that some updates are left after trimming. Raises RuleFailed."""
         if num_updates <= 2 * self.trim:
             raise RuleFailed(
                 f"rule 'trimmed_mean' with trim = {self.trim} needs more than "
@@ -101,7 +102,8 @@ def sort_by_column(rows: Tile, first: int, end: int) -> Sequence[Tile]:
 
 
 def sort_by_network(rows: Tile, first: int, end: int) -> Sequence[Tile]:
-    """Values of the sorted columns like sort_by_column, computed by whole rows.
+    """The values with the ranks from `first` to before `end` in each column, sorted by a sorting
+    network of whole rows.
 
     rows: (k + 1, t), of which the last is room to work in. All are overwritten, and the result
     shares their memory.

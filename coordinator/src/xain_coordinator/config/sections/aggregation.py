@@ -52,10 +52,8 @@ class AggregationSettings(Section):
 
     @property
     def whole_options(self) -> Mapping[str, Option]:
-        """Options of the rule: those that are given, and the defaults of the others.
-
-        Raises WrongSetting.
-        """
+        """Options of the rule: those that are given, and the defaults of the others. Raises
+        WrongSetting."""
         with naming("rule", "options", tuple):
             return options_of(self.made_rule(), self.options)
 

@@ -197,10 +197,8 @@ def _drawn(chance: Random, values: Any) -> Any:
 
 
 def as_text(study: StudySettings, search: SearchSettings, whole: int) -> str:
-    """The settings of a study as a JSON object by dotted key; "" without one.
-
-    whole: rounds, or passes, of a whole training.
-    """
+    """The settings of a study as a JSON object by dotted key; "" without one. whole: rounds, or
+    passes, of a whole training."""
     if search.is_on:
         given = search.model_dump(exclude_defaults=True)
         rungs = (len(search.found()) - 1).bit_length()

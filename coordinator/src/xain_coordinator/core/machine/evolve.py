@@ -105,7 +105,7 @@ def begin(opened: e.SessionOpened) -> Session:
 
 
 def fold(session: Session, events: Iterable[e.Event]) -> Session:
-    """The session after many events; see evolve."""
+    """The session after events, folded one by one; the given session is not changed."""
     for event in events:
         session = evolve(session, event)
     return session

@@ -90,7 +90,7 @@ def _warning(session: Session, participant_id: str) -> str:
 
 def _assignment(session: Session, participant_id: str) -> r.Assignment:
     """The work of a selected participant: in the open round, or in the earlier one that it still
-    trains. Raises a Refusal, see require_selected."""
+    trains. Raises a Refusal if it is not selected."""
     # A participant that goes on while a model is made does not wait for that model.
     is_carried_over = session.is_carried_over(participant_id)
     round_ = require_selected(session, participant_id, may_be_closed=is_carried_over)

@@ -313,7 +313,8 @@ class Session:
 
     @property
     def steps(self) -> int:
-        """Rounds after which a model is whole, and may be compared; see Plan."""
+        """Rounds that a whole model takes; 1 unless the workload divides a step or a pass among
+        rounds. Only whole models are compared."""
         if self.plan is not None:
             return self.plan.steps
         before = 1 if self.model is None else self.model.steps_per_pass

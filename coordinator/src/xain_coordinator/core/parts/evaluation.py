@@ -214,7 +214,7 @@ def mean_metrics(sites: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, 
     """The mean of each metric over the sites that have it, weighted by their samples.
 
     sites: (samples, metrics), in any order. If no site has samples, all weigh the same.
-    At most MAX_METRICS names are kept, those of the most sites: see _kept.
+    At most MAX_METRICS names are kept, those of the most sites.
     """
     values: dict[str, list[tuple[int, float]]] = {}
     for num_samples, metrics in sites:

@@ -103,8 +103,8 @@ class History:
         )
 
     def apply(self, event: e.Event) -> None:
-        """Change the history by an event. Those of the open round are written into its record
-        later, see _write."""
+        """Change the history by an event; one of the open round is written into its record
+        later."""
         self.accounts.apply(event)
         self.warned.apply(event)
         match event:

@@ -78,7 +78,7 @@ class ControlService(pb_grpc.ControlServicer):
         return pb.CreateTokenResponse(token=token, serial=serial, expires_at=expires_at)
 
     async def Sign(self, request: pb.SignRequest, context: Context) -> pb.SignResponse:
-        """Sign a request for a certificate."""
+        """Sign a certificate request for a name and role. Returns certificate and authority."""
         access = self._guard.require_access()
         certificate = await run_to_end(
             access.sign, request.request, request.name, request.role, by=caller_said()
@@ -201,7 +201,8 @@ class ControlService(pb_grpc.ControlServicer):
     async def CopyJournal(
         self, request: pb.CopyJournalRequest, context: Context
     ) -> AsyncIterator[pb.CopyJournalResponse]:
-        """Copy the journal, and keep the objects that it names until the caller ends the call."""
+        """Copy the journal, answer with the path of the copy, and keep the objects that it names
+        until the caller ends the call."""
         async with contextlib.AsyncExitStack() as until_end:
             try:
                 copy = await until_end.enter_async_context(self._journal_copied())

@@ -523,10 +523,8 @@ class S3Upload:
 
 
 def open_s3(settings: StoreSettings, *, try_out: bool = True) -> S3Store:
-    """Open the store of [storage]. try_out: and make each kind of request of a session once.
-
-    Raises StoreUnavailable if the server cannot be reached, and StoreError where a person must act.
-    """
+    """Open the store of [storage]. try_out: and make each kind of request of a session once. Raises
+    StoreUnavailable if the server cannot be reached, and StoreError where a person must act."""
     bucket = connect(settings)
     try:
         store = S3Store(bucket, settings.prefix, settings.path)

@@ -161,7 +161,8 @@ class Bucket:
         self, key: str, name: str, offset: int, buffer: memoryview, etag: str
     ) -> tuple[int, str, int]:
         """Read a range into a buffer of its length. Returns the size of the whole object, its ETag,
-        and the number of bytes read. Raises as get() does."""
+        and the number of bytes read. Raises KeyNotFound, and Declined with 412 (another object) or
+        416 (it ends before `offset`)."""
         length = len(buffer)
         wanted = {"Key": name, "Range": f"bytes={offset}-{offset + length - 1}"}
         if etag:
@@ -236,8 +237,8 @@ class Bucket:
     def complete(
         self, key: str, name: str, upload_id: str, etags: list[str], *, only_if_free: bool = False
     ) -> None:
-        """Make an object of the parts of an upload, which becomes visible. Raises Declined as put()
-        does, and as put_part() does."""
+        """Make a visible object of the parts of an upload. Raises Declined: 404 without such an
+        upload, and with only_if_free the statuses of put()."""
         parts = [{"PartNumber": n, "ETag": etag} for n, etag in enumerate(etags, 1)]
         condition, answers = _condition(only_if_free)
         multipart = {"MultipartUpload": {"Parts": parts}, **condition}
@@ -288,7 +289,8 @@ class Bucket:
         raise trouble
 
     def use_signed_url(self, operation: str, key: str, name: str, body: bytes = b"") -> None:
-        """Do what a participant does with a signed URL. operation: as in signed_url()."""
+        """Read or write an object by a signed URL, as participants do; raise the store's error if
+        that fails. operation: "get_object" or "put_object"."""
         method, verb = ("PUT", "write") if operation == "put_object" else ("GET", "read")
         verb = f"{verb} by a signed URL"
         request = AWSRequest(method, self.signed_url(operation, name), data=body or None)
@@ -437,8 +439,8 @@ def _condition(only_if_free: bool) -> tuple[dict[str, str], Set[int]]:
 
 
 def _read_into(body: Any, buffer: memoryview) -> int | None:
-    """Read the body of an answer into a buffer. Returns the number of bytes; None if the connection
-    broke. Never more than fit: see _size_in."""
+    """Read the body of an answer into a buffer, as far as it fits. Returns the number of bytes;
+    None if the connection broke."""
     num_read = 0
     try:
         while num_read < len(buffer):
@@ -458,11 +460,8 @@ def _harmless(code: str) -> str:
 
 
 def connect(settings: StoreSettings) -> Bucket:
-    """The bucket of [storage]; no request is made yet.
-
-    Raises StoreError if a file of credentials or of authorities cannot be read, or a value makes no
-    sense to boto3.
-    """
+    """The bucket of [storage]; no request is made yet. Raises StoreError if a file of credentials
+    or of authorities cannot be read, or a value makes no sense to boto3."""
     given = _Given(settings)
     authorities = authorities_in("storage", settings.ca_file)
     core = botocore.session.get_session()

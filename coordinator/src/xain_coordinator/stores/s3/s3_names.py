@@ -19,8 +19,8 @@ _ESCAPED = frozenset([*map(chr, range(32)), "\x7f", "\\", "%"])
 
 
 def key_to_name(key: str) -> str:
-    """The name of the object with this key, without the store's prefix. Raises ValueError, as
-    check_key does."""
+    """The name of the object with this key, without the store's prefix. Raises ValueError for what
+    can be no key."""
     check_key(key)
     return "/".join(encoded(part, _is_plain) for part in key.split("/"))
 

@@ -49,14 +49,15 @@ class Requests:
             ) from None
 
     def close(self) -> None:
-        """Requests under way end by themselves; requests that wait fail."""
+        """Wait for requests under way; those that have not begun fail."""
         self._closed = True
         # Without cancel_futures, which ends a future without waking its wait().
         self._pool.shutdown()
 
 
 def results(futures: Sequence[Future[T]]) -> list[T]:
-    """Results of the futures; if one has failed, its error, once all have ended."""
+    """Wait for futures, and return their results. If one fails, cancel those that have not begun,
+    and raise its error once all have ended."""
     _, others = wait(futures, return_when=FIRST_EXCEPTION)
     for future in others:
         future.cancel()
