@@ -173,7 +173,7 @@ def told(model: type[Section], file: Path, **mistakes: object) -> list[str]:
         pytest.param(SchedulerConfig, SCHEDULER, id="scheduler"),
     ],
 )
-def test_all_conflicts_are_told_at_once(model: type[Section], text: str, tmp_path: Path) -> None:
+def test_all_conflicts_are_told_at_once(model, text, tmp_path):
     """Conflicts within a section and between sections are told, and the same ones beside a wrong
     value, an unknown section, and unknown keys in several sections."""
     file = tmp_path / "settings.toml"
@@ -205,9 +205,7 @@ TYPED = [key for key, _ in LEAVES if not key.startswith("train.")]
     chosen=st.lists(st.sampled_from(LEAVES), min_size=1, max_size=12),
     wrong=st.lists(st.sampled_from(TYPED), max_size=2),
 )
-def test_checks_read_nothing_of_what_is_wrong(
-    chosen: list[tuple[str, object]], wrong: list[str]
-) -> None:
+def test_checks_read_nothing_of_what_is_wrong(chosen, wrong):
     """Any of the settings together, some of them with a value of no key's type, are taken, or
     refused with no conflict of a key whose value is wrong."""
     nothing = date(1979, 5, 27)
@@ -229,7 +227,7 @@ def sections(model: type[Section]) -> Iterator[type[Section]]:
 
 
 @pytest.mark.parametrize("model", PROGRAMS)
-def test_conflicts_are_found_by_checks_alone(model: type[Section]) -> None:
+def test_conflicts_are_found_by_checks_alone(model):
     """A validator of pydantic that raises would hide all checks of its section."""
     for section in sections(model):
         validators = section.__pydantic_decorators__.model_validators.items()

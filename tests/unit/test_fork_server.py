@@ -79,9 +79,7 @@ def report(folder: Path, **how: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "how", [{}, {"start_new_session": True}, {"process_group": 0}, {"pass_fds": [2]}]
 )
-def test_forked_process_is_as_one_that_is_started_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
-) -> None:
+def test_forked_process_is_as_one_that_is_started_anew(tmp_path, monkeypatch, how):
     """A process that the forked one starts is likewise."""
     (tmp_path / "report.py").write_text(REPORT)
     forked = report(tmp_path, **how)
@@ -91,7 +89,7 @@ def test_forked_process_is_as_one_that_is_started_anew(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_forked_process_ends_by_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+def test_forked_process_ends_by_a_signal(tmp_path, number):
     (tmp_path / "waiting.py").write_text("print(flush=True); input()")
     command = [sys.executable, "waiting.py"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -115,9 +113,7 @@ def test_forked_process_ends_by_a_signal(tmp_path: Path, number: signal.Signals)
         "threading.Thread(target=lambda: (time.sleep(0.2), print('last'))).start()",
     ],
 )
-def test_forked_process_ends_likewise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
-) -> None:
+def test_forked_process_ends_likewise(tmp_path, monkeypatch, ending):
     """Status, standard output and the last line of standard error are the same."""
     (tmp_path / "ending.py").write_text(
         "import atexit, os, signal, sys, threading, time\n"

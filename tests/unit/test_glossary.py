@@ -44,7 +44,7 @@ def identifiers(file: Path) -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(ROOT)))
-def test_no_identifier_is_a_metaphor(folder: Path) -> None:
+def test_no_identifier_is_a_metaphor(folder):
     """A reader who knows the field finds its words, and one word for one thing."""
     forbidden = metaphors()
     assert len(forbidden) > 20, "the table of the glossary is not found"

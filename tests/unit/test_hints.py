@@ -108,7 +108,7 @@ def options(command: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("found", FOUND, ids=lambda found: f"{found.where}")
-def test_hint_can_be_typed(found: Found, tmp_path: Path) -> None:
+def test_hint_can_be_typed(found, tmp_path):
     where, program, typed = found
     assert program in MODELS, where
     if typed.startswith("--"):
@@ -148,7 +148,7 @@ def require_flag_is_read_the_same(program: str, setting: str, file: Path) -> Non
         assert values[0] == values[1], shown[0]
 
 
-def test_hints_are_made_by_one_function() -> None:
+def test_hints_are_made_by_one_function():
     """No other string of the product tells what to type."""
     others = []
     for file in sorted(ROOT.glob("*/src/**/*.py")):
@@ -185,6 +185,6 @@ def _is_hint(node: ast.AST) -> bool:
         ("xain-participant sparse-data clicks", "run `xain-participant sparse-data clicks`"),
     ],
 )
-def test_words_of_a_hint(typed: str, words: str) -> None:
+def test_words_of_a_hint(typed, words):
     assert hint("xain-participant", typed) == words
     assert setting_of(words) == (typed if words.startswith("set") else "")

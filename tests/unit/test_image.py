@@ -31,7 +31,7 @@ for name in ("sgd", "mlp"):
 """
 
 
-def test_image_keeps_all_that_training_imports() -> None:
+def test_image_keeps_all_that_training_imports():
     """The lock of the image has scikit-learn, so its workloads train there."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(ROOT / "deploy" / "images")],

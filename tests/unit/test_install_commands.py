@@ -55,7 +55,7 @@ def wrong_names(command: str) -> list[str]:
     return wrong
 
 
-def test_no_page_and_no_message_installs_ours_by_name() -> None:
+def test_no_page_and_no_message_installs_ours_by_name():
     """Another package may have the name on an index, or will."""
     num_commands = 0
     for path in texts():
@@ -65,7 +65,7 @@ def test_no_page_and_no_message_installs_ours_by_name() -> None:
     assert num_commands > 20
 
 
-def test_extras_that_programs_tell_to_install_exist() -> None:
+def test_extras_that_programs_tell_to_install_exist():
     num_calls = 0
     for distribution in ("coordinator", "participant", "parameters", "workloads"):
         for path in (ROOT / distribution / "src").rglob("*.py"):

@@ -561,9 +561,7 @@ def sparse_pods() -> dict[str, Document]:
         ("Job/sparse-worker", ["worker-0", "worker-1", "worker-2", "worker-3"]),
     ],
 )
-def test_programs_have_certificates_of_their_own(
-    kind: str, names: list[str], tmp_path: Path
-) -> None:
+def test_programs_have_certificates_of_their_own(kind, names, tmp_path):
     """The page makes one for each, and a pod copies its own, again where it starts again; the
     program sees no other."""
     (owner,) = [d for d in resources(SPARSE) if f"{d['kind']}/{d['metadata']['name']}" == kind]
@@ -605,7 +603,7 @@ def port_of(service: str) -> int:
     return int(found["spec"]["ports"][0]["port"])
 
 
-def test_servers_and_workers_find_their_scheduler() -> None:
+def test_servers_and_workers_find_their_scheduler():
     """Ports and names in arguments, services, probes and policies are the same."""
     pods = sparse_pods()
     scheduler, server, worker = (
@@ -629,7 +627,7 @@ def test_servers_and_workers_find_their_scheduler() -> None:
     assert allowed == {*ports.values(), 53}
 
 
-def test_servers_have_stable_names_and_volumes() -> None:
+def test_servers_have_stable_names_and_volumes():
     """A server that comes back is found under its name, and finds its log."""
     container = sparse_pods()["parameter-server"]
     (owner,) = [
@@ -653,7 +651,7 @@ def test_servers_have_stable_names_and_volumes() -> None:
 
 
 @pytest.mark.parametrize(("name", "program"), JOBS)
-def test_job_starts_no_pod_again_whose_status_is_final(name: str, program: str) -> None:
+def test_job_starts_no_pod_again_whose_status_is_final(name, program):
     """An index whose pod ends with a status that the table calls final, or that needs a correction,
     has failed at once. A pod that a drain has ended comes first, and is replaced."""
     (job,) = [d for d in resources(name) if d["kind"] == "Job"]
@@ -678,7 +676,7 @@ def test_job_starts_no_pod_again_whose_status_is_final(name: str, program: str) 
     assert job["spec"]["backoffLimitPerIndex"], "what FailIndex needs"
 
 
-def test_sparse_job_has_as_many_workers_as_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sparse_job_has_as_many_workers_as_parts(monkeypatch):
     """A part is the completion index."""
     (job,) = [d for d in resources(SPARSE) if d["kind"] == "Job"]
     container = sparse_pods()["sparse-worker"]

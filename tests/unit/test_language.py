@@ -30,7 +30,7 @@ def docstrings(path: Path) -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(ROOT)))
-def test_docstring_begins_with_no_pronoun(folder: Path) -> None:
+def test_docstring_begins_with_no_pronoun(folder):
     """A docstring that begins so can be understood only beside the signature."""
     found = [
         f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
@@ -60,7 +60,7 @@ def untold(path: Path) -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("folder", sorted(ROOT.glob("*/src")), ids=lambda f: f.parent.name)
-def test_function_says_what_it_does(folder: Path) -> None:
+def test_function_says_what_it_does(folder):
     """A stranger explains few functions that are long and have no docstring, or one that tells of
     errors alone."""
     files = [file for file in folder.rglob("*.py") if "_pb2" not in file.name]
@@ -71,7 +71,7 @@ def test_function_says_what_it_does(folder: Path) -> None:
     assert not found, "\n".join(found)
 
 
-def test_comment_of_a_configuration_begins_with_no_pronoun() -> None:
+def test_comment_of_a_configuration_begins_with_no_pronoun():
     """A comment that begins so can be understood only beside its key."""
     files = sorted((ROOT / "configs").glob("*.toml"))
     assert files

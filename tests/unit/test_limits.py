@@ -211,7 +211,7 @@ def rows() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row[0]}: {row[1]}")
-def test_bound_is_told_as_the_program_has_it(row: list[str]) -> None:
+def test_bound_is_told_as_the_program_has_it(row):
     number, _, unit = row[2].partition(" ")
     found = CONSTANT.fullmatch(row[3])
     assert found is not None, row[3]
@@ -226,7 +226,7 @@ def test_bound_is_told_as_the_program_has_it(row: list[str]) -> None:
     assert value == int(number) * UNITS[unit]
 
 
-def test_each_bound_has_a_test_that_drives_it_over() -> None:
+def test_each_bound_has_a_test_that_drives_it_over():
     assert {(row[0], row[1]) for row in rows()} == DRIVEN.keys()
     for where in set(DRIVEN.values()):
         path, _, name = where.partition("::")

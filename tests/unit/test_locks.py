@@ -33,7 +33,7 @@ def declared(name: str, extras: set[str]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("name", "extras", "lock"), EXPORTS)
-def test_lock_names_each_declared_package(name: str, extras: str, lock: str) -> None:
+def test_lock_names_each_declared_package(name, extras, lock):
     wanted = set(declared(name, set(extras.replace("--extra", "").split())))
     locked = re.findall(r"^([\w.-]+)==", (ROOT / lock).read_text(encoding="utf-8"), re.MULTILINE)
     assert wanted

@@ -108,12 +108,12 @@ def named() -> set[str]:
     return found
 
 
-def test_each_scheme_extra_and_example_that_is_named_has_a_test() -> None:
+def test_each_scheme_extra_and_example_that_is_named_has_a_test():
     assert named() == set(TESTS)
 
 
 @pytest.mark.parametrize("name", TESTS)
-def test_named_test_is_about_what_it_is_named_for(name: str) -> None:
+def test_named_test_is_about_what_it_is_named_for(name):
     text = (ROOT / "tests" / TESTS[name]).read_text(encoding="utf-8").lower()
     word = Path(name.partition("[")[2].rstrip("]") or name.split()[-1]).stem.partition(":")[0]
     assert WORDS.get(word, word) in text

@@ -95,7 +95,7 @@ def table(heading: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("heading", TABLES)
-def test_every_log_event_is_in_the_table_with_its_level(heading: str) -> None:
+def test_every_log_event_is_in_the_table_with_its_level(heading):
     """No event is missing, and none is there that no code logs."""
     found: dict[str, set[str]] = {}
     for distribution in TABLES[heading]:
@@ -108,13 +108,13 @@ def test_every_log_event_is_in_the_table_with_its_level(heading: str) -> None:
     assert not {event for event, level in told.items() if level not in found[event]}
 
 
-def test_the_exit_statuses_of_all_programs_are_one_table() -> None:
+def test_the_exit_statuses_of_all_programs_are_one_table():
     """The page and the code have the same statuses, with the same meanings."""
     assert {int(status): means for status, means in table("Exit statuses")} == MEANINGS
 
 
 @pytest.mark.parametrize("program", STATUSES)
-def test_every_exit_status_is_in_the_table(program: str) -> None:
+def test_every_exit_status_is_in_the_table(program):
     rows = table("Exit statuses of each program")
     told = {int(status) for status, of, *_ in rows if f"`{program}`" in of}
     assert told == STATUSES[program]
@@ -127,7 +127,7 @@ def service(block: str) -> SectionProxy:
     return unit["Service"]
 
 
-def test_units_of_systemd_start_no_program_again_that_must_be_corrected() -> None:
+def test_units_of_systemd_start_no_program_again_that_must_be_corrected():
     """The exit statuses are those of the table, and all that are final."""
     coordinator, participant = map(service, re.findall(r"```ini\n(.*?)```", PAGE, re.DOTALL))
     for unit, program in ((coordinator, "xain-coordinator"), (participant, "xain-participant")):

@@ -99,7 +99,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+def test_links_of_a_page_lead_somewhere(page):
     text = page.read_text(encoding="utf-8")
     for link in LINK.findall(FENCED.sub("", text)):
         if link.startswith(("http://", "https://", "mailto:")):
@@ -112,7 +112,7 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize(("program", "arguments"), all_commands())
-def test_command_lines_have_only_flags_that_exist(program: str, arguments: list[str]) -> None:
+def test_command_lines_have_only_flags_that_exist(program, arguments):
     """Each command of a page is read by the command line of its program."""
     with suppress(typer.Exit):  # of --help
         parsed(program, arguments)
@@ -131,7 +131,7 @@ def keys(table: Mapping[str, Any], schema: Schema, section: Key = ()) -> Iterato
 
 
 @pytest.mark.parametrize("block", all_blocks("toml"))
-def test_settings_have_only_keys_that_exist(block: str) -> None:
+def test_settings_have_only_keys_that_exist(block):
     """Each TOML block is one of a coordinator, of a participant, or of a pyproject.toml."""
     table = tomllib.loads(block)
     if "project" not in table:
@@ -140,7 +140,7 @@ def test_settings_have_only_keys_that_exist(block: str) -> None:
 
 
 @pytest.mark.parametrize("block", all_blocks("python"))
-def test_imports_of_python_exist(block: str) -> None:
+def test_imports_of_python_exist(block):
     """Each block of Python is whole, and can import what it imports."""
     for node in ast.walk(ast.parse(block)):
         names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []

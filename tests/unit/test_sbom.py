@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_bill_of_materials_names_each_locked_package_once() -> None:
+def test_bill_of_materials_names_each_locked_package_once():
     lock = ROOT / "locks/requirements-coordinator.lock"
     made = subprocess.run(
         [sys.executable, str(ROOT / "deploy" / "sbom.py"), str(lock), str(lock)],

@@ -37,7 +37,7 @@ def run_round(
     history.apply(e.ModelPublished(number, model(number + 1), float(number)))
 
 
-def test_record_of_a_round_has_a_reason_for_each_that_did_not_count() -> None:
+def test_record_of_a_round_has_a_reason_for_each_that_did_not_count():
     names = ("ok", "left", "expired", "replaced", "failed", "refused", "damaged", "slow", "back")
     history = session(*((name, 10) for name in names))
     run_round(
@@ -74,14 +74,14 @@ def test_record_of_a_round_has_a_reason_for_each_that_did_not_count() -> None:
     assert history.accounts.by_name["refused"].failure == "round 0: refused: not finite"
 
 
-def test_round_that_is_complete_without_a_participant_did_not_wait_for_it() -> None:
+def test_round_that_is_complete_without_a_participant_did_not_wait_for_it():
     history = session(("a", 10), ("b", 10))
     run_round(history, 0, ("a", "b"), ("a",), cause="complete")
     assert history.rounds[-1].missing == {"b": "not waited for"}
     assert history.lost_share() == 0.0
 
 
-def test_reasons_have_a_bound() -> None:
+def test_reasons_have_a_bound():
     names = tuple(f"p{i}" for i in range(50))
     failures = [e.TrainingFailed(name, 0, "E" * 80, "m" * 400) for name in names]
     history = session()
@@ -95,7 +95,7 @@ def test_reasons_have_a_bound() -> None:
     assert history.rounds[-1].num_missing == {"deadline passed": len(many)}
 
 
-def test_session_warns_of_a_site_that_does_not_count_for_three_rounds() -> None:
+def test_session_warns_of_a_site_that_does_not_count_for_three_rounds():
     history = session(("a", 10), ("b", 1))
     for number in range(MANY_ROUNDS):
         assert history.warnings(is_over=False) == []
@@ -109,7 +109,7 @@ def test_session_warns_of_a_site_that_does_not_count_for_three_rounds() -> None:
     assert history.warnings(is_over=False) == []
 
 
-def test_session_warns_of_sites_that_are_left_out_expired_or_not_eligible() -> None:
+def test_session_warns_of_sites_that_are_left_out_expired_or_not_eligible():
     rules = make_rules(tags={"site": ("north",)}, max_lost_share=1.0)
     history = History(rules=rules)
     north = {"site": "north"}
@@ -129,14 +129,14 @@ def test_session_warns_of_sites_that_are_left_out_expired_or_not_eligible() -> N
     ]
 
 
-def test_asynchronous_session_does_not_blame_sites_that_train_for_longer() -> None:
+def test_asynchronous_session_does_not_blame_sites_that_train_for_longer():
     history = session(("a", 10), ("b", 10), rules=make_rules(consistency="asp", staleness=None))
     for number in range(9):
         run_round(history, number, ("a", "b"), ("a",), cause="complete")
     assert history.warnings(is_over=False) == []
 
 
-def test_session_warns_of_lost_samples_beyond_the_stated_share() -> None:
+def test_session_warns_of_lost_samples_beyond_the_stated_share():
     history = session(("a", 90), ("b", 30))
     run_round(history, 0, ("a", "b"), ("a", "b"))
     history.apply(e.ParticipantJoined("a", DataProfile(90, 4), 0.0))
@@ -149,7 +149,7 @@ def test_session_warns_of_lost_samples_beyond_the_stated_share() -> None:
     assert history.lost_share() > 0.2 >= history.lost_share(before_last=True)
 
 
-def test_session_warns_of_a_site_that_brings_most_samples() -> None:
+def test_session_warns_of_a_site_that_brings_most_samples():
     """The warning is for three sites or more: of two, one brings half or more."""
     history = session(rules=make_rules(max_share=0.5))
     two = ("a", "b")
@@ -166,7 +166,7 @@ def test_session_warns_of_a_site_that_brings_most_samples() -> None:
     assert history.warnings(is_over=False) == []
 
 
-def test_finished_session_names_sites_that_never_counted() -> None:
+def test_finished_session_names_sites_that_never_counted():
     history = session(("a", 10), ("b", 10))
     run_round(history, 0, ("a", "b"), ("a",), e.TrainingFailed("b", 0, "ValueError"))
     assert history.accounts.never_counted() == ["b"]
@@ -174,7 +174,7 @@ def test_finished_session_names_sites_that_never_counted() -> None:
     assert expected in history.warnings(is_over=True)
 
 
-def test_warnings_have_a_bound() -> None:
+def test_warnings_have_a_bound():
     names = tuple(f"p{i}" for i in range(3 * MAX_WARNINGS))
     history = session(rules=make_rules(max_lost_share=1.0))
     for number in range(MANY_ROUNDS):
@@ -182,7 +182,7 @@ def test_warnings_have_a_bound() -> None:
     assert len(history.warnings(is_over=False)) == MAX_WARNINGS + 1
 
 
-def test_initial_weights_count_as_no_round_of_their_maker() -> None:
+def test_initial_weights_count_as_no_round_of_their_maker():
     """The round of initial weights is no round that another participant has missed."""
     history = session(("a", 10), ("b", 10), ("c", 10))
     run_round(

@@ -39,7 +39,7 @@ def work(store: MemoryStore, **slices: str) -> Aggregate:
 @pytest.mark.parametrize(
     "slices", [{"a": "pqrs"}, {"a": "pq", "b": "rs"}, {"a": "s", "b": "pq", "c": "r"}]
 )
-def test_slices_in_any_order_of_names_make_up_the_model(slices: dict[str, str]) -> None:
+def test_slices_in_any_order_of_names_make_up_the_model(slices):
     store = MemoryStore()
     effect = work(store, **slices)
     model = aggregate(store, effect)
@@ -49,20 +49,20 @@ def test_slices_in_any_order_of_names_make_up_the_model(slices: dict[str, str]) 
     assert aggregate(store, effect) == model, "a second call makes the same bytes"
 
 
-def test_slices_are_copied_in_pieces() -> None:
+def test_slices_are_copied_in_pieces():
     store = MemoryStore()
     model = assemble_slices(store, work(store, a="pqr", b="s"), piece_bytes=8)
     np.testing.assert_array_equal(load(store, model.ref), VECTOR)
 
 
 @pytest.mark.parametrize("slices", [{"a": "p", "b": "rs"}, {"a": "pqr", "b": "rs"}, {"a": "pqr"}])
-def test_gaps_and_overlaps_are_refused(slices: dict[str, str]) -> None:
+def test_gaps_and_overlaps_are_refused(slices):
     store = MemoryStore()
     with pytest.raises(RuleFailed, match="do not make up the 10 elements"):
         aggregate(store, work(store, **slices))
 
 
-def test_changed_slice_is_noticed_and_a_stop_is_heeded() -> None:
+def test_changed_slice_is_noticed_and_a_stop_is_heeded():
     store = MemoryStore()
     effect = work(store, a="pq", b="rs")
     stop = threading.Event()

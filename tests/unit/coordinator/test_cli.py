@@ -20,9 +20,7 @@ def run(*arguments: str) -> Result:
     "flags",
     [["--config", "/nope"], ["--port", "0"], ["--set", "rounds.epochs=3"], ["--new-session"]],
 )
-def test_flags_before_a_command_with_its_own_flags_are_refused(
-    monkeypatch: pytest.MonkeyPatch, command: str, flags: list[str]
-) -> None:
+def test_flags_before_a_command_with_its_own_flags_are_refused(monkeypatch, command, flags):
     monkeypatch.setattr(demo, "main", lambda _: 0)
     result = run(*flags, command)
     assert result.exit_code == 2
@@ -45,11 +43,8 @@ def test_flags_before_a_command_with_its_own_flags_are_refused(
     ],
 )
 def test_a_wrong_command_line_is_one_line_without_its_values(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    message: str,
-) -> None:
+    monkeypatch, capsys, arguments, message
+):
     """Exit status 2; an argument that is not understood may be a secret."""
     monkeypatch.setattr(sys, "argv", ["xain-coordinator", *arguments])
     assert cli.main() == 2
@@ -62,21 +57,21 @@ def test_a_wrong_command_line_is_one_line_without_its_values(
     assert "hunter2" not in told.err
 
 
-def test_status_does_not_repeat_a_password_in_the_address() -> None:
+def test_status_does_not_repeat_a_password_in_the_address():
     """A URL with a password is no address, and is not shown."""
     told = run("status", "--address", "user:hunter2@localhost:1").stderr
     assert "hunter2" not in told
     assert told.count("\n") == 1
 
 
-def test_a_command_gets_its_own_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_gets_its_own_flags(monkeypatch):
     seen: list[list[str]] = []
     monkeypatch.setattr(demo, "main", lambda arguments: seen.append(list(arguments)) or 0)
     assert run("demo", "--rounds", "3").exit_code == 0
     assert seen == [["--rounds", "3"]]
 
 
-def test_one_participant_is_no_participants() -> None:
+def test_one_participant_is_no_participants():
     """The sentences below the table count correctly."""
     told = run("check-config").stdout
     assert "The first round waits for 1 participant." in told

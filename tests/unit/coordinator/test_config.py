@@ -53,7 +53,7 @@ def assert_told(parts: str, message: str) -> None:
     assert "hunter2" not in message
 
 
-def test_defaults_run_a_coordinator() -> None:
+def test_defaults_run_a_coordinator():
     """Without a file there is one participant, embedded stores and XAIN's port."""
     rules = CoordinatorConfig().rules()
     assert (rules.num_required, rules.start_participants, rules.max_participants) == (1, 1, 1000)
@@ -63,14 +63,14 @@ def test_defaults_run_a_coordinator() -> None:
 
 
 @pytest.mark.parametrize("written", [0, 1.1, -0.5, "1/0", "half", "", True, float("nan")])
-def test_invalid_fractions(written: object) -> None:
+def test_invalid_fractions(written):
     """Every mistake gets the same line; none a traceback."""
     assert error_of(rounds__fraction_participants=written).endswith(
         'it must be a number above 0 and at most 1, or a fraction as text such as "1/3"'
     )
 
 
-def test_rules_follow_from_the_settings() -> None:
+def test_rules_follow_from_the_settings():
     """N from fraction and minimum, who starts from N; min_participants is no maximum."""
     rules = config(
         rounds__min_participants=4,
@@ -85,7 +85,7 @@ def test_rules_follow_from_the_settings() -> None:
     assert rules.lease_s == 6.0
 
 
-def test_initial_weights_come_from_one_participant_unless_another_way_is_chosen() -> None:
+def test_initial_weights_come_from_one_participant_unless_another_way_is_chosen():
     """Sessions of XAIN's participants keep the average, which is all that those know."""
     assert config().rules().initial == "first"
     assert config(rounds__initial_weights="average").rules().initial == "empty"
@@ -96,7 +96,7 @@ def test_initial_weights_come_from_one_participant_unless_another_way_is_chosen(
     assert re.search("initial_weights .*with a workload", told)
 
 
-def test_rules_carry_all_of_the_pacing() -> None:
+def test_rules_carry_all_of_the_pacing():
     """Values are those of the file; the lists of a quorum become tuples, which cannot change."""
     rules = config(
         rounds__fraction_participants="1/2",
@@ -112,7 +112,7 @@ def test_rules_carry_all_of_the_pacing() -> None:
     assert (rules.consistency, rules.staleness) == ("bsp", 0)
 
 
-def test_without_a_word_rounds_are_synchronous_and_every_wait_has_an_end() -> None:
+def test_without_a_word_rounds_are_synchronous_and_every_wait_has_an_end():
     """A day for a round, a week for what does not come."""
     rules = CoordinatorConfig().rules()
     assert (rules.deadline_s, rules.idle_timeout_s) == (86400.0, 604800.0)
@@ -128,9 +128,7 @@ def test_without_a_word_rounds_are_synchronous_and_every_wait_has_an_end() -> No
         ({"consistency": "ssp", "staleness": 1, "buffer_size": 3, "max_participants": 3}, 1, 3),
     ],
 )
-def test_rules_carry_the_consistency(
-    written: dict[str, Any], limit: int | None, buffer_size: int
-) -> None:
+def test_rules_carry_the_consistency(written, limit, buffer_size):
     """buffer_size is min_participants if it is left out; no staleness is any."""
     rules = config(**{f"rounds__{key}": value for key, value in written.items()}).rules()
     assert rules.consistency == written["consistency"]
@@ -225,9 +223,7 @@ def bound_s(rules: Rules) -> float:
     num_idle=st.integers(0, 8),
     answers=st.booleans(),
 )
-def test_no_configuration_waits_for_ever(
-    rules: Rules, num_come: int, num_silent: int, num_idle: int, answers: bool
-) -> None:
+def test_no_configuration_waits_for_ever(rules, num_come, num_silent, num_idle, answers):
     """The session ends within a bound that the configuration gives, whether participants fall
     silent, do nothing or hand in at once, and whether models are made or not."""
     bench = Bench(rules, answers=answers)
@@ -250,7 +246,7 @@ def test_no_configuration_waits_for_ever(
 
 @any_rules
 @given(rules=valid_rules(), slow=st.sampled_from(["", "p0", "p1"]))
-def test_every_configuration_leads_to_the_last_model(rules: Rules, slow: str) -> None:
+def test_every_configuration_leads_to_the_last_model(rules, slow):
     """If as many as may come do come and hand in, whether or not one of them is slower than the
     others."""
     bench = Bench(rules)
@@ -275,7 +271,7 @@ def test_every_configuration_leads_to_the_last_model(rules: Rules, slow: str) ->
         *("timeout_s=3.0", "url_lifetime_s=60"),
     ],
 )
-def test_keys_that_only_s3_reads_are_refused_elsewhere(written: str) -> None:
+def test_keys_that_only_s3_reads_are_refused_elsewhere(written):
     """An operator would otherwise believe that the weights lie in S3."""
     said = error_of(storage__kind="files", **given_as(f"storage.{written}"))
     key = written.partition("=")[0]
@@ -296,7 +292,7 @@ def test_keys_that_only_s3_reads_are_refused_elsewhere(written: str) -> None:
         ("http://h\nhunter2", "********"),
     ],
 )
-def test_a_refused_url_is_shown_without_user_path_and_query(written: str, shown: str) -> None:
+def test_a_refused_url_is_shown_without_user_path_and_query(written, shown):
     """Scheme, host and port tell which URL is meant; a password may stand in all other parts."""
     s3 = {"storage__kind": "s3", "storage__bucket": "b"}
     for key, others in (
@@ -309,13 +305,13 @@ def test_a_refused_url_is_shown_without_user_path_and_query(written: str, shown:
 
 
 @pytest.mark.parametrize("key", ["data__source", "server__host", "rounds__quorum", "journal__path"])
-def test_a_url_with_a_password_is_masked_for_every_key(key: str) -> None:
+def test_a_url_with_a_password_is_masked_for_every_key(key):
     """A secret that was given for another key is no less secret."""
     assert "hunter2" not in error_of(**{key: "http://user:hunter2@h"})
     assert "hunter2" not in error_of(**{f"{key}.storage:hunter2=": "x"})
 
 
-def test_a_file_of_a_secret_that_is_missing_is_not_named(tmp_path: Path) -> None:
+def test_a_file_of_a_secret_that_is_missing_is_not_named(tmp_path):
     """The secret itself may have been put where its file's name belongs."""
     s3 = {"storage__kind": "s3", "storage__bucket": "b", "storage__access_key_id": "AKIA1"}
     storage = config(**s3, storage__secret_access_key_file="hunter2/hunter2").storage
@@ -325,7 +321,7 @@ def test_a_file_of_a_secret_that_is_missing_is_not_named(tmp_path: Path) -> None
     assert "hunter2" not in str(caught.value)
 
 
-def test_blank_credentials_are_none() -> None:
+def test_blank_credentials_are_none():
     """A variable may hold an empty file: half of a pair is still refused, and none is none."""
     s3 = {"storage__kind": "s3", "storage__bucket": "b", "storage__secret_access_key": "\n"}
     config(**s3, storage__access_key_id=" ")
@@ -345,9 +341,7 @@ LONGEST = [
 
 @pytest.mark.parametrize("prefix", ["p" * 70 + "/" + "p" * 69, "%" * 140, "/".join("p" * 70) + "p"])
 @pytest.mark.parametrize("name", LONGEST)
-def test_every_key_has_room_behind_the_longest_prefix(
-    tmp_path: Path, prefix: str, name: str
-) -> None:
+def test_every_key_has_room_behind_the_longest_prefix(tmp_path, prefix, name):
     """A long name of one participant would otherwise end the whole round."""
     assert names.why_not(name) is None
     s3 = {"storage__kind": "s3", "storage__bucket": "b"}
@@ -413,16 +407,14 @@ SGD = "workload.name=sgd"
         ("rounds.passes=3", "3 passes at 1 site: 3 rounds of 1 epoch"),
     ],
 )
-def test_length_of_a_training_is_told_before_it(written: str, told: str) -> None:
+def test_length_of_a_training_is_told_before_it(written, told):
     """Passes over all rows are the default of the workloads that are trained on tables. What is not
     known before the sites have joined is not told."""
     assert told in length(config(**given_as(written)))
 
 
 @pytest.mark.parametrize("options", [{"learning_rate_init": 0.1}, {"mode": "federated"}])
-def test_searched_option_of_local_training_is_taken_as_if_it_were_set(
-    options: dict[str, object],
-) -> None:
+def test_searched_option_of_local_training_is_taken_as_if_it_were_set(options):
     """The mode that is chosen where nothing asks for local training does not stay."""
     settings = config(**given_as("workload.name=mlp"))
     searched = {f"workload.options.{key}": json.dumps(value) for key, value in options.items()}
@@ -432,7 +424,7 @@ def test_searched_option_of_local_training_is_taken_as_if_it_were_set(
     assert json.loads(rules.workload_options) == options
 
 
-def test_searched_step_of_gradient_descent_is_taken_as_if_it_were_set() -> None:
+def test_searched_step_of_gradient_descent_is_taken_as_if_it_were_set():
     """The optimiser that is chosen where no step is set does not stay when one is searched."""
     settings = config(**given_as("workload.name=sgd workload.options.mode=gradient"))
     step = Step("x", "train", "", options={"aggregation.options.eta0": "0.5"})
@@ -441,7 +433,7 @@ def test_searched_step_of_gradient_descent_is_taken_as_if_it_were_set() -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "mlp", "neural"])
-def test_remedy_is_an_option_of_the_workload(name: str) -> None:
+def test_remedy_is_an_option_of_the_workload(name):
     """The remedy stands among the options in the metadata of the model, for the participants."""
     written = f"workload.name={name} workload.remedy=proximal workload.proximal_mu=0.3"
     options = json.loads(config(**given_as(written)).rules().workload_options)
@@ -451,7 +443,7 @@ def test_remedy_is_an_option_of_the_workload(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "stays"), [("sgd", "intercept"), ("mlp", "output.*"), ("neural", "2.*")]
 )
-def test_personal_remedy_names_the_tensors(name: str, stays: str) -> None:
+def test_personal_remedy_names_the_tensors(name, stays):
     """Rules of a session name them too: there the remedy is among the options, as in a search."""
     given = config(**given_as(f"workload.name={name} workload.remedy=personal"))
     options = json.loads(given.rules().workload_options)
@@ -558,7 +550,7 @@ FOLLOWS = [
 
 
 @pytest.mark.parametrize(("written", "key", "value"), FOLLOWS)
-def test_missing_setting_follows_from_those_given(written: str, key: str, value: object) -> None:
+def test_missing_setting_follows_from_those_given(written, key, value):
     """A key of the configuration, or of the rules of its session."""
     found: Any = config(**given_as(written))
     of_rules = key.removeprefix("rules.")
@@ -701,7 +693,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("written", "told"), REFUSED)
-def test_setting_that_cannot_be_is_refused_in_one_line_by_its_key(written: str, told: str) -> None:
+def test_setting_that_cannot_be_is_refused_in_one_line_by_its_key(written, told):
     """Settings with which a session waits for ever, or fails in a later round, are told."""
     message = error_of(**given_as(written))
     assert_told(told, message)
@@ -722,7 +714,7 @@ def test_setting_that_cannot_be_is_refused_in_one_line_by_its_key(written: str, 
         ("[metrics]\npassword = 'hunter2'", 'metrics.password is gone: metrics.kind = "influxdb"'),
     ],
 )
-def test_xains_keys_are_told_their_new_names(tmp_path: Path, text: str, message: str) -> None:
+def test_xains_keys_are_told_their_new_names(tmp_path, text, message):
     """A coordinator that is started with XAIN's file names each key's successor."""
     file = tmp_path / "xain-fl.toml"
     file.write_text(text)
@@ -736,13 +728,13 @@ def test_xains_keys_are_told_their_new_names(tmp_path: Path, text: str, message:
     ("written", "values"),
     [("north", ("north",)), (["north", "west"], ("north", "west")), ('["n", "w"]', ("n", "w"))],
 )
-def test_tags_that_are_asked_for(written: object, values: tuple[str, ...]) -> None:
+def test_tags_that_are_asked_for(written, values):
     """One value or several; as a list also in the environment and in flags."""
     rules = config(rounds__tags__site=written).rules()
     assert rules.tags == {"site": values}
 
 
-def test_section_train_takes_any_key_and_is_kept_with_the_rules() -> None:
+def test_section_train_takes_any_key_and_is_kept_with_the_rules():
     """The rules keep it as JSON with sorted keys; a session without the section has none."""
     given = load(CoordinatorConfig, overrides={"train.lr": "0.5", "train.layers": [3, 4]})
     assert given.rules().train_config == '{"layers": [3, 4], "lr": 0.5}'
@@ -750,19 +742,19 @@ def test_section_train_takes_any_key_and_is_kept_with_the_rules() -> None:
 
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("coordinator-*.toml")), ids=lambda f: f.stem)
-def test_examples_load(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_load(file, monkeypatch):
     """Variables of the test's own environment do not count."""
     for variable in ("ROUNDS__ROUNDS", "SERVER__HOST"):
         monkeypatch.delenv(ENV_PREFIX + variable, raising=False)
     assert load(CoordinatorConfig, file).rules().rounds > 0
 
 
-def test_every_key_occurs_in_an_example() -> None:
+def test_every_key_occurs_in_an_example():
     """The examples are the reference; a new key is explained there or nowhere."""
     assert keys_of(CoordinatorConfig) <= keys_in(CONFIGS.glob("coordinator-*.toml"))
 
 
-def test_defaults_that_the_example_tells_are_true() -> None:
+def test_defaults_that_the_example_tells_are_true():
     """A commented key shows its default, so that uncommenting it changes nothing."""
     lines = (CONFIGS / "coordinator-laptop.toml").read_text().splitlines()
     told: dict[str, object] = {}
@@ -798,7 +790,7 @@ def test_defaults_that_the_example_tells_are_true() -> None:
     assert load(CoordinatorConfig, overrides=told) == CoordinatorConfig()
 
 
-def test_schema_of_the_configuration_is_that_of_the_session() -> None:
+def test_schema_of_the_configuration_is_that_of_the_session():
     """[schema] gives columns, target and classes; the workload gives the task."""
     config = load(
         CoordinatorConfig,
@@ -835,9 +827,7 @@ def test_schema_of_the_configuration_is_that_of_the_session() -> None:
         ({"schema.task": "regression", "workload.name": "sgd"}, 'trains for "classification"'),
     ],
 )
-def test_table_that_no_session_can_have_is_refused(
-    overrides: dict[str, Any], complaint: str
-) -> None:
+def test_table_that_no_session_can_have_is_refused(overrides, complaint):
     """Tags that no participant has, values that JSON cannot hold, and a schema of no data."""
     assert complaint in error_of(**overrides)
 
@@ -846,7 +836,7 @@ def test_table_that_no_session_can_have_is_refused(
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.3", "coordinator.example.org"])
-def test_http_face_beyond_this_machine_needs_consent(host: str) -> None:
+def test_http_face_beyond_this_machine_needs_consent(host):
     with pytest.raises(WrongSetting, match=r"^http\.host: .*--insecure"):
         config(http__port=8080, http__host=host).require_certificates()
     config(http__port=8080, http__host=host, server__insecure=True).require_certificates()
@@ -855,7 +845,7 @@ def test_http_face_beyond_this_machine_needs_consent(host: str) -> None:
 # --- certificates ---
 
 
-def test_own_certificates_are_found_beside_the_journal(tmp_path: Path) -> None:
+def test_own_certificates_are_found_beside_the_journal(tmp_path):
     settings = config(server__host="::", journal__path=str(tmp_path / "journal.sqlite"))
     with pytest.raises(WrongSetting, match="certs init"):
         settings.require_certificates()
@@ -868,7 +858,7 @@ def test_own_certificates_are_found_beside_the_journal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.3", "coordinator.example.org"])
-def test_parameter_server_beyond_this_machine_needs_consent(host: str) -> None:
+def test_parameter_server_beyond_this_machine_needs_consent(host):
     given = {"parameters__port": 50052, "parameters__host": host, "parameters__advertised": "n7"}
     with pytest.raises(WrongSetting, match="certs init") as refused:
         config(**given).require_certificates()
@@ -878,7 +868,7 @@ def test_parameter_server_beyond_this_machine_needs_consent(host: str) -> None:
     config(**given, tls__folder="certificates").require_certificates()
 
 
-def test_closed_coordinator_does_not_open_itself(tmp_path: Path) -> None:
+def test_closed_coordinator_does_not_open_itself(tmp_path):
     """A coordinator with an authority and no certificate does not start, even if `insecure`."""
     settings = config(journal__path=str(tmp_path / "journal.sqlite"), server__insecure=True)
     settings.require_certificates()

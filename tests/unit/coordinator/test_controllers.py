@@ -1,7 +1,5 @@
 """Controllers of other distributions, by their entry points; their options."""
 
-from typing import Any
-
 import pytest
 
 from support.configured import config
@@ -17,7 +15,7 @@ from xain_coordinator.extensions.strategies import (
 from xain_foundation.settings.settings import ConfigError
 
 
-def test_the_example_of_the_documentation_selects(install: Any) -> None:
+def test_the_example_of_the_documentation_selects(install):
     """Installed beside the coordinator it is chosen by its name, and does what is said of it."""
     install(executed("controllers.md"), CONTROLLERS, "one_of_each", "OneOfEach")
     assert "one_of_each" in known_controllers()
@@ -40,13 +38,13 @@ def test_the_example_of_the_documentation_selects(install: Any) -> None:
 @pytest.mark.parametrize(
     ("source", "why"), [("X = 7", "not a class"), ("class X: pass", "no select")]
 )
-def test_invalid_controller_is_told_at_the_start(install: Any, source: str, why: str) -> None:
+def test_invalid_controller_is_told_at_the_start(install, source, why):
     install(source, CONTROLLERS, "x", "X")
     with pytest.raises(PluginFailed, match=f"'x' is no controller: it .*{why}"):
         make_controller("x", {})
 
 
-def test_options_are_checked_at_the_start() -> None:
+def test_options_are_checked_at_the_start():
     """Unknown ones, wrong types, wrong values; each names itself."""
     assert make_controller("weighted", {"default_samples": 9}) == Weighted(9)
     with pytest.raises(WrongOption, match="seed: controller 'random' has no such option"):
@@ -58,7 +56,7 @@ def test_options_are_checked_at_the_start() -> None:
             )
 
 
-def test_a_session_keeps_the_defaults_that_it_was_opened_with() -> None:
+def test_a_session_keeps_the_defaults_that_it_was_opened_with():
     """A later version may have others."""
     assert config(rounds__controller="weighted").rules().controller_options == {
         "default_samples": 1

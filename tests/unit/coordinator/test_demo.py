@@ -2,7 +2,6 @@
 
 import re
 import signal
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -29,7 +28,7 @@ def test_alpha_has_a_largest_value():
     assert "--alpha" in result.output
 
 
-def test_log_of_a_coordinator_that_did_not_start_is_quoted(tmp_path: Path):
+def test_log_of_a_coordinator_that_did_not_start_is_quoted(tmp_path):
     """The folder may be gone when the message is read."""
     backend = processes.ProcessBackend("127.0.0.1")
     launcher = Launcher(backend, LogView(["x"], colors=False, is_quiet=True), print)

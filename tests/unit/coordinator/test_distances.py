@@ -66,7 +66,7 @@ def krum_scores(updates: Array, f: int) -> list[float]:
 
 @settings(deadline=None)
 @given(rounds(min_rows=3), st.data())
-def test_krum(round_: tuple[Array, Array, Array], data: Any) -> None:
+def test_krum(round_, data):
     """An update of the least score, to the bit."""
     updates, base, counts = round_
     f = data.draw(st.integers(0, (len(updates) - 3) // 2))
@@ -81,7 +81,7 @@ def test_krum(round_: tuple[Array, Array, Array], data: Any) -> None:
 
 @settings(deadline=None)
 @given(rounds(min_rows=3), st.data())
-def test_multi_krum(round_: tuple[Array, Array, Array], data: Any) -> None:
+def test_multi_krum(round_, data):
     """The mean of those with the least scores."""
     updates, base, counts = round_
     f = data.draw(st.integers(0, (len(updates) - 3) // 2))
@@ -98,7 +98,7 @@ def test_multi_krum(round_: tuple[Array, Array, Array], data: Any) -> None:
     np.testing.assert_allclose(run(rule, updates, base, counts), expected, atol=1e-10)
 
 
-def test_first_of_equal_scores_is_taken() -> None:
+def test_first_of_equal_scores_is_taken():
     """The order is that of the names, so that a repeated aggregation gives the same model."""
     updates = np.zeros((5, 3))
     weights = Krum(1).weigh(gram(updates), np.ones(5, np.int64))
@@ -106,14 +106,14 @@ def test_first_of_equal_scores_is_taken() -> None:
 
 
 @pytest.mark.parametrize("rule", [Krum(2), MultiKrum(2)])
-def test_krum_needs_enough_updates(rule: Krum | MultiKrum) -> None:
+def test_krum_needs_enough_updates(rule):
     """The error says how many are needed, and why."""
     rule.check(7)
     with pytest.raises(RuleFailed, match=r"num_byzantine = 2 .* 7 updates, not 6"):
         rule.check(6)
 
 
-def test_multi_krum_selects_among_those_it_can_trust() -> None:
+def test_multi_krum_selects_among_those_it_can_trust():
     """At most n - f of them, and n - f - 2 if it is not told."""
     MultiKrum(1, 5).check(6)
     with pytest.raises(RuleFailed, match=r"num_selected = 6 .* 5 of 6"):
@@ -128,7 +128,7 @@ def test_multi_krum_selects_among_those_it_can_trust() -> None:
 
 @settings(deadline=None)
 @given(rounds(), st.integers(1, 20))
-def test_the_geometric_median(round_: tuple[Array, Array, Array], num_iterations: int) -> None:
+def test_the_geometric_median(round_, num_iterations):
     """Weiszfeld's iterations on the vectors themselves, from the mean or from that of a majority:
     where they end nearer to all."""
     updates, base, counts = round_
@@ -157,7 +157,7 @@ def test_the_geometric_median(round_: tuple[Array, Array, Array], num_iterations
 
 @pytest.mark.parametrize(("n", "f"), [(5, 2), (9, 4), (101, 50)])
 @pytest.mark.parametrize("size", [10.0, 1e6, 1e12, 1e30, 3e38])
-def test_the_largest_minority_does_not_carry_the_median_away(n: int, f: int, size: float) -> None:
+def test_the_largest_minority_does_not_carry_the_median_away(n, f, size):
     """The median is within (1 - a) / sqrt(1 - 2a) times the radius of the honest, where a = f / n.
     Source: Minsker 2015, Geometric Median and Robust Estimation in Banach Spaces, Lemma 2.1.
 
@@ -171,7 +171,7 @@ def test_the_largest_minority_does_not_carry_the_median_away(n: int, f: int, siz
     assert norm(run(GeometricMedian(), updates, np.zeros(40)) - centre) <= bound
 
 
-def test_the_least_smoothing() -> None:
+def test_the_least_smoothing():
     """With less, updates that are all the same would give no weights."""
     with pytest.raises(WrongOption, match="smoothing must not be less than 1e-100"):
         make_rule("geometric_median", {"smoothing": 1e-101})
@@ -184,7 +184,7 @@ def test_the_least_smoothing() -> None:
 
 @settings(deadline=None)
 @given(rounds(), st.floats(0.1, 300))
-def test_norm_clipping(round_: tuple[Array, Array, Array], threshold: float) -> None:
+def test_norm_clipping(round_, threshold):
     """base + Σ n_k / N · min(1, C / |Δ_k|) Δ_k."""
     updates, base, counts = round_
     shares = counts / counts.sum() if counts.any() else np.full(len(counts), 1 / len(counts))
@@ -198,7 +198,7 @@ def test_norm_clipping(round_: tuple[Array, Array, Array], threshold: float) -> 
 
 @settings(deadline=None)
 @given(rounds(), st.floats(0.01, 1))
-def test_adaptive_norm_clipping(round_: tuple[Array, Array, Array], quantile: float) -> None:
+def test_adaptive_norm_clipping(round_, quantile):
     """The threshold is the least norm that a share of the updates does not exceed."""
     updates, base, counts = round_
     norms = sorted(math.sqrt(x) for x in squares(updates - base))
@@ -211,7 +211,7 @@ def test_adaptive_norm_clipping(round_: tuple[Array, Array, Array], quantile: fl
         assert not weights[:-1][clipped].any()
 
 
-def test_a_threshold_needs_no_quantile() -> None:
+def test_a_threshold_needs_no_quantile():
     """One of the two would be read by nothing."""
     with pytest.raises(WrongOption, match="nothing would read quantile beside a threshold"):
         make_rule("norm_clipping", {"threshold": 2.0, "quantile": 0.5})
@@ -221,9 +221,7 @@ def test_a_threshold_needs_no_quantile() -> None:
 
 @settings(deadline=None)
 @given(rounds(), st.just(0.0) | st.floats(0.1, 300), st.integers(1, 5))
-def test_centred_clipping(
-    round_: tuple[Array, Array, Array], tau: float, num_iterations: int
-) -> None:
+def test_centred_clipping(round_, tau, num_iterations):
     """v + 1/n Σ (x_i - v) min(1, τ / |x_i - v|), again and again. τ = 0: their median distance."""
     updates, base, counts = round_
     point = base.copy()
@@ -256,7 +254,7 @@ ROBUST = [
 
 @pytest.mark.parametrize("rule", ROBUST, ids=lambda rule: type(rule).__name__)
 @pytest.mark.parametrize("size", [10.0, 1e6, 1e30, 1e200, 1e308])
-def test_a_minority_does_not_carry_it_away(rule: Surveyor, size: float) -> None:
+def test_a_minority_does_not_carry_it_away(rule, size):
     """However large: beyond what numbers can say of its norm too. Without them, or with them, the
     result is near to where the honest are."""
     chance = np.random.default_rng(6)
@@ -269,7 +267,7 @@ def test_a_minority_does_not_carry_it_away(rule: Surveyor, size: float) -> None:
 
 
 @pytest.mark.parametrize("rule", [Krum(1), MultiKrum(1), GeometricMedian(), CentredClipping()])
-def test_made_up_sample_counts_change_nothing(rule: Surveyor) -> None:
+def test_made_up_sample_counts_change_nothing(rule):
     """Sample counts are what a participant says of itself."""
     products = gram(np.random.default_rng(1).normal(size=(6, 9)))
     honest = rule.weigh(products, np.ones(6, np.int64))
@@ -278,14 +276,14 @@ def test_made_up_sample_counts_change_nothing(rule: Surveyor) -> None:
 
 
 @pytest.mark.parametrize("rule", ROBUST, ids=lambda rule: type(rule).__name__)
-def test_updates_without_distances(rule: Surveyor) -> None:
+def test_updates_without_distances(rule):
     """Every norm is beyond the range of numbers: no model rather than a random one."""
     surveyed = rule.survey(np.full((10, 2), 1e300))
     with pytest.raises(RuleFailed, match="range of numbers"):
         rule.weigh(surveyed, np.ones(10, np.int64))
 
 
-def test_updates_that_change_nothing() -> None:
+def test_updates_that_change_nothing():
     """All at the global model: no division by zero, and the model stays."""
     base = np.arange(4.0)
     for rule in (*ROBUST, NormClipping(0.0)):
@@ -321,14 +319,14 @@ def sign_flipped_digits_accuracy(rule: Aggregator) -> float:
     return float((found == labels[test]).mean())
 
 
-def test_centred_clipping_learns_beside_sign_flippers_without_options() -> None:
+def test_centred_clipping_learns_beside_sign_flippers_without_options():
     """A radius that does not depend on the updates clips nothing where they are small."""
     accuracy = sign_flipped_digits_accuracy(CentredClipping())
     assert accuracy > sign_flipped_digits_accuracy(TrimmedMean(3)) - 0.03
     assert accuracy > 0.9
 
 
-def test_session_of_an_earlier_version_keeps_its_radius() -> None:
+def test_session_of_an_earlier_version_keeps_its_radius():
     kept = {"tau": 10.0, "num_iterations": 1}
     assert rule_of_session("centred_clipping", kept) == CentredClipping(10.0)
     assert options_of(make_rule("centred_clipping", {}), {})["tau"] == 0.0

@@ -48,9 +48,7 @@ def sender(store: Store) -> Downloads:
 
 
 @pytest.mark.parametrize("offset", [0, 1, MESSAGE_BYTES - 1, BLOCK_BYTES + 5, len(DATA) - 1])
-async def test_model_is_sent_from_any_offset_in_small_messages(
-    sender: Downloads, offset: int
-) -> None:
+async def test_model_is_sent_from_any_offset_in_small_messages(sender, offset):
     received = bytearray()
 
     async def write(_: WeightsRef, data: bytes) -> None:
@@ -61,7 +59,7 @@ async def test_model_is_sent_from_any_offset_in_small_messages(
     assert received == DATA[offset:]
 
 
-async def test_receiver_that_takes_nothing_is_ended(sender: Downloads) -> None:
+async def test_receiver_that_takes_nothing_is_ended(sender):
     sender.stalled_s = 0.01
 
     async def dead(_: WeightsRef, data: bytes) -> None:
@@ -72,7 +70,7 @@ async def test_receiver_that_takes_nothing_is_ended(sender: Downloads) -> None:
             await sender.send(KEY, 0, dead)
 
 
-async def test_bytes_of_models_in_memory_are_bounded(sender: Downloads) -> None:
+async def test_bytes_of_models_in_memory_are_bounded(sender):
     """However many downloads there are, each at another offset."""
     assert sender.max_blocks * BLOCK_BYTES == 16 << 20
     sender.max_blocks = 3

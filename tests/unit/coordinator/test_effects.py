@@ -18,7 +18,7 @@ def told(name: str, data: Table) -> str:
     return unescape(re.sub(r"<[^>]+>", "", html))
 
 
-def test_references_rows_and_steps_are_named() -> None:
+def test_references_rows_and_steps_are_named():
     text = told("logistic", study_of("logistic"))
     assert "of 240 rows" in text
     assert "\nill (147 rows), against well (93 rows)\n" in text
@@ -31,7 +31,7 @@ def test_references_rows_and_steps_are_named() -> None:
     assert "R² 0.4694, residual standard error 4.963. After 2 steps the fit converged" in linear
 
 
-def test_filled_numbers_and_overdispersed_counts_are_warned_of() -> None:
+def test_filled_numbers_and_overdispersed_counts_are_warned_of():
     """Missing numbers that were filled, and counts that vary more than those of a Poisson model."""
     data = study_of("poisson")
     assert "quasi-Poisson" not in told("poisson", data)

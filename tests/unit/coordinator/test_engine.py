@@ -122,7 +122,7 @@ class FarStore(CountingStore):
 
 
 @pytest.mark.parametrize("max_readers", [1, NUM_UPDATES - 1])
-def test_more_updates_than_readers(max_readers: int) -> None:
+def test_more_updates_than_readers(max_readers):
     """2,000 participants are more than a process may have files open."""
     store = CountingStore()
     updates = hand_in(store, random_vectors())
@@ -140,7 +140,7 @@ def test_more_updates_than_readers(max_readers: int) -> None:
 # --- stores far away ------------------------------------------------------------------------------
 
 
-def test_rows_are_read_at_the_same_time() -> None:
+def test_rows_are_read_at_the_same_time():
     """The store says how many; the model is the same."""
     gate = threading.Barrier(NUM_UPDATES, timeout=60)
     store = FarStore(lambda key: gate.wait())
@@ -152,7 +152,7 @@ def test_rows_are_read_at_the_same_time() -> None:
     assert aggregate(store, work_on(updates)) == aggregate(near, work_on(updates))
 
 
-def test_the_failure_of_one_row_ends_all() -> None:
+def test_the_failure_of_one_row_ends_all():
     """With its own error. Nothing is being read any more then, and no reader is open."""
     gate = threading.Barrier(NUM_UPDATES, timeout=60)
     failing = threading.Event()
@@ -179,9 +179,7 @@ def test_the_failure_of_one_row_ends_all() -> None:
 
 
 @pytest.mark.parametrize("where", ["combine", "write"])
-def test_failure_in_one_thread_ends_the_other_threads(
-    where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_in_one_thread_ends_the_other_threads(where, monkeypatch):
     """A thread that waits for its turn to hand on a tile ends when the tile before it fails, and
     the call returns when all threads have ended."""
 
@@ -228,7 +226,7 @@ def test_failure_in_one_thread_ends_the_other_threads(
 
 @pytest.mark.parametrize("max_readers", [1, NUM_UPDATES])
 @pytest.mark.parametrize("at", [0, 100, -1])
-def test_an_update_whose_bytes_have_changed(store: WeightsStore, at: int, max_readers: int) -> None:
+def test_an_update_whose_bytes_have_changed(store, at, max_readers):
     """In its header too: all that was accepted is under the digest. No model comes of it."""
     updates = hand_in(store, random_vectors())
     data = bytearray(read(store, "3/p002"))
@@ -241,7 +239,7 @@ def test_an_update_whose_bytes_have_changed(store: WeightsStore, at: int, max_re
 
 
 @pytest.mark.parametrize("change", [-1, 1])
-def test_an_update_of_another_length(store: WeightsStore, change: int) -> None:
+def test_an_update_of_another_length(store, change):
     """Seen before anything is read."""
     updates = hand_in(store, random_vectors())
     data = read(store, "3/p002")
@@ -250,7 +248,7 @@ def test_an_update_of_another_length(store: WeightsStore, change: int) -> None:
         aggregate(store, work_on(updates))
 
 
-def test_an_update_that_becomes_shorter_while_it_is_read(tmp_path: Path) -> None:
+def test_an_update_that_becomes_shorter_while_it_is_read(tmp_path):
     """A file may be truncated while it is open."""
     store = FileStore(tmp_path)
     updates = hand_in(store, random_vectors())
@@ -266,7 +264,7 @@ def test_an_update_that_becomes_shorter_while_it_is_read(tmp_path: Path) -> None
         aggregate(Truncating(), work_on(updates))
 
 
-def test_an_update_that_changes_between_two_tiles() -> None:
+def test_an_update_that_changes_between_two_tiles():
     """Where every tile opens its updates anew, the digest still covers all that was read."""
     store = MemoryStore()
     updates = hand_in(store, random_vectors())
@@ -287,7 +285,7 @@ def test_an_update_that_changes_between_two_tiles() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_global_model_gets_the_weight_that_is_left(store: WeightsStore, dtype: str) -> None:
+def test_global_model_gets_the_weight_that_is_left(store, dtype):
     """An update weighs n (1 + τ) of the samples of all sites."""
     vectors = random_vectors(dtype)
     base = np.linspace(-2, 2, LENGTH).astype(dtype)
@@ -302,7 +300,7 @@ def test_global_model_gets_the_weight_that_is_left(store: WeightsStore, dtype: s
     np.testing.assert_allclose(published, expected, rtol=0, atol=8 * float(np.finfo(dtype).eps))
 
 
-def test_without_staleness_the_global_model_is_not_read(store: WeightsStore) -> None:
+def test_without_staleness_the_global_model_is_not_read(store):
     """The bytes are those of updates in BSP where all sites have brought one."""
     updates = hand_in(store, random_vectors())
     usual = aggregate(store, work_on(updates))
@@ -313,7 +311,7 @@ def test_without_staleness_the_global_model_is_not_read(store: WeightsStore) -> 
 
 
 @pytest.mark.parametrize("change", ["a bit", "shorter"])
-def test_a_global_model_that_has_changed(store: WeightsStore, change: str) -> None:
+def test_a_global_model_that_has_changed(store, change):
     """No model is made from a changed global model, and the error names it rather than an
     update."""
     updates = hand_in(store, random_vectors())
@@ -330,7 +328,7 @@ def test_a_global_model_that_has_changed(store: WeightsStore, change: str) -> No
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_a_sum_that_leaves_the_range(store: WeightsStore, dtype: str) -> None:
+def test_a_sum_that_leaves_the_range(store, dtype):
     """Says which rule and which dtype; no infinity is ever published."""
     updates = hand_in(store, [np.full(3, np.finfo(dtype).max, dtype)] * 2)
     with pytest.raises(RuleFailed, match=f"'sum' .*{dtype} in round 3"):
@@ -341,14 +339,14 @@ def test_a_sum_that_leaves_the_range(store: WeightsStore, dtype: str) -> None:
 # --- publishing -----------------------------------------------------------------------------------
 
 
-def test_publish_meets_its_own_object(store: WeightsStore) -> None:
+def test_publish_meets_its_own_object(store):
     """A coordinator died after it had written the model: the next one uses the object."""
     updates = hand_in(store, random_vectors())
     first = aggregate(store, work_on(updates))
     assert aggregate(store, work_on(updates)) == first
 
 
-def test_model_is_written_over_the_file_of_a_removed_update(tmp_path: Path) -> None:
+def test_model_is_written_over_the_file_of_a_removed_update(tmp_path):
     """The store is told the size, so it can take a file whose pages are in the page cache."""
     store = FileStore(tmp_path)
     vectors = [np.full(300_000, i, np.float32) for i in range(2)]  # worth keeping a file of
@@ -365,7 +363,7 @@ def test_model_is_written_over_the_file_of_a_removed_update(tmp_path: Path) -> N
 # --- nothing left behind --------------------------------------------------------------------------
 
 
-def test_failed_aggregation_leaves_no_object(tmp_path: Path) -> None:
+def test_failed_aggregation_leaves_no_object(tmp_path):
     """An upload that will not be finished leaves no file."""
     store = FileStore(tmp_path)
     updates = hand_in(store, random_vectors())
@@ -387,7 +385,7 @@ def test_failed_aggregation_leaves_no_object(tmp_path: Path) -> None:
     assert list((tmp_path / ".incoming").glob("*.part")) == []
 
 
-def test_stop_ends_after_the_tile_at_hand() -> None:
+def test_stop_ends_after_the_tile_at_hand():
     """A long aggregation does not hold a process that is to end."""
     stop = threading.Event()
 

@@ -6,7 +6,6 @@ import threading
 import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -68,7 +67,7 @@ def whole(rule_name: str, vectors: Sequence[Array], base: Array | None) -> Array
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("rule", EVERY_RULE)
-def test_engine_and_rule_give_the_same(rule: str, dtype: str) -> None:
+def test_engine_and_rule_give_the_same(rule, dtype):
     """Read by tiles or held at once."""
     vectors, base = random_round(rule, dtype)
     store = MemoryStore()
@@ -79,7 +78,7 @@ def test_engine_and_rule_give_the_same(rule: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("rule", EVERY_RULE)
-def test_any_way_to_read_gives_the_same_bytes(rule: str, tmp_path: Path) -> None:
+def test_any_way_to_read_gives_the_same_bytes(rule, tmp_path):
     """Tile sizes, threads, readers, order of arrival and stores."""
     vectors, base = random_round(rule)
     stores: list[WeightsStore] = [MemoryStore(), FileStore(tmp_path)]
@@ -113,7 +112,7 @@ def test_any_way_to_read_gives_the_same_bytes(rule: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("rule", EVERY_RULE)
-def test_any_number_of_threads_gives_the_same_bytes(rule: str, dtype: str) -> None:
+def test_any_number_of_threads_gives_the_same_bytes(rule, dtype):
     """The last bits of a float64 model show an order of summation that float32 rounds away.
 
     Rounds of as many columns as one block, of several blocks, and of one more column than that.
@@ -130,7 +129,7 @@ def test_any_number_of_threads_gives_the_same_bytes(rule: str, dtype: str) -> No
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))
-def test_a_round_that_initialises(rule: str) -> None:
+def test_a_round_that_initialises(rule):
     """There is no global model to lie near to: rules that need one average instead."""
     expected = {"sum": 21.0, "identity": 0.0, "krum": 2.0, "multi_krum": 2.5}.get(rule, 3.0)
     store = MemoryStore()
@@ -146,7 +145,7 @@ def test_a_round_that_initialises(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", SURVEYORS)
 @pytest.mark.parametrize("which", ["3/p001", "3/global"])
-def test_surveys_are_checked(rule: str, which: str) -> None:
+def test_surveys_are_checked(rule, which):
     """Damage is found in an object that gets no weight and is not read a second time."""
     store = MemoryStore()
     vectors, base = random_round(rule)
@@ -159,7 +158,7 @@ def test_surveys_are_checked(rule: str, which: str) -> None:
 
 
 @pytest.mark.parametrize("rule", ["sum", "krum"])
-def test_damage_is_told_from_a_rule_that_fails(rule: str) -> None:
+def test_damage_is_told_from_a_rule_that_fails(rule):
     """A damaged update can be handed in again; a rule that fails ends the session for ever."""
     store = MemoryStore()
     vectors, base = random_round(rule)
@@ -171,9 +170,7 @@ def test_damage_is_told_from_a_rule_that_fails(rule: str) -> None:
 
 
 @pytest.mark.parametrize("weights", [[1.0], [np.nan] * 8, [0.0] * 8])
-def test_a_rule_that_gives_no_usable_weights(
-    weights: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rule_that_gives_no_usable_weights(weights, monkeypatch):
     """The error says that the rule has failed, and not an update."""
     monkeypatch.setattr(RULES["krum"], "weigh", lambda *_: np.array(weights))
     store = MemoryStore()
@@ -184,9 +181,7 @@ def test_a_rule_that_gives_no_usable_weights(
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("num_updates", [1, 4, 70])
-def test_weighted_average_has_the_bits_of_a_loop_over_elements(
-    num_updates: int, dtype: str, tmp_path: Path
-) -> None:
+def test_weighted_average_has_the_bits_of_a_loop_over_elements(num_updates, dtype, tmp_path):
     """Each element is 0.0, then plus share times value for one update after the other, in float64,
     rounded to the dtype at the end."""
     length = 1000
@@ -215,9 +210,7 @@ def test_weighted_average_has_the_bits_of_a_loop_over_elements(
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("num_updates", [3, 4, 16, 17, 41])
 @pytest.mark.parametrize("rule", ["median", "trimmed_mean"])
-def test_order_statistics_have_the_bits_of_a_loop_over_columns(
-    rule: str, num_updates: int, dtype: str, tmp_path: Path
-) -> None:
+def test_order_statistics_have_the_bits_of_a_loop_over_columns(rule, num_updates, dtype, tmp_path):
     """Each column is sorted; the kept values, each divided by their number, are added from the
     least to the greatest onto 0.0, so that no model has a -0.0."""
     length = 1500
@@ -254,9 +247,7 @@ def traced_peak(store: WeightsStore, work: Aggregate) -> int:
         tracemalloc.stop()
 
 
-def test_a_survey_that_is_held_up_takes_no_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_survey_that_is_held_up_takes_no_memory(tmp_path, monkeypatch):
     """Tables of the blocks after it do not pile up: there is one for the sum, and one a thread."""
     k = 500
     calls, is_ahead = itertools.count(), threading.Event()
@@ -294,7 +285,7 @@ def large_round(
 
 
 @pytest.mark.parametrize("rule", sorted({*EVERY_RULE} - {"identity"}))
-def test_memory_does_not_grow(rule: str, tmp_path: Path) -> None:
+def test_memory_does_not_grow(rule, tmp_path):
     """Memory is two tiles and the needs of the threads, for any number of updates and any model."""
     store = FileStore(tmp_path)
     aggregate(store, large_round(store, rule, 3, 1000)[0])  # what is imported and kept is not meant
@@ -307,7 +298,7 @@ def test_memory_does_not_grow(rule: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rule", SURVEYORS)
-def test_distances_between_updates_leave_out_statistics(rule: str) -> None:
+def test_distances_between_updates_leave_out_statistics(rule):
     """The statistics of one site may be of any size, and say nothing of how far its weights are.
     Whatever the rule makes of an update holds for its statistics as well."""
     chance = np.random.default_rng(4)

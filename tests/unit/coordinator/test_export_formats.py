@@ -117,9 +117,7 @@ def same(a: Any, b: Any, tolerance: float = 1e-9) -> bool:
 
 @pytest.mark.parametrize("suffix", sorted(formats.WRITERS))
 @pytest.mark.parametrize("name", ["sgd", "mlp", "neural", "xgboost", "script"])
-def test_a_session_begins_with_an_exported_model_or_says_why_not(
-    tmp_path: Path, name: str, suffix: str
-) -> None:
+def test_a_session_begins_with_an_exported_model_or_says_why_not(tmp_path, name, suffix):
     """--from-model takes what `export` writes: weights, layout with the kinds of the tensors,
     metadata and profile. Files that only predict are refused with the names of the others."""
     if name == "script":
@@ -147,7 +145,7 @@ def test_a_session_begins_with_an_exported_model_or_says_why_not(
         assert read.vector.tolist() == model.vector.tolist()
 
 
-def test_a_session_begins_with_the_state_dict_of_another_program(tmp_path: Path) -> None:
+def test_a_session_begins_with_the_state_dict_of_another_program(tmp_path):
     """Without our JSON object the tensors have their names, shapes and order in the file."""
     tensors = {"a.weight": np.float32([[1, 2]]), "b": np.float32([3])}
     save_file(tensors, tmp_path / "model.safetensors")
@@ -177,9 +175,7 @@ result = pipeline.predict(table)
         ("xgboost", "regression"),
     ],
 )
-def test_a_pipeline_predicts_the_same_in_plain_scikit_learn(
-    tmp_path: Path, alone: Alone, name: str, task: str
-) -> None:
+def test_a_pipeline_predicts_the_same_in_plain_scikit_learn(tmp_path, alone, name, task):
     """The file holds preprocessing and estimator; no package of this program is imported."""
     model, data = trained(name, task)
     path = tmp_path / "model.skops"
@@ -204,9 +200,7 @@ result = session.run(None, {"age": number(age), "dose": number(dose), "ward": te
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
 @pytest.mark.parametrize("name", ["sgd", "mlp", "neural"])
-def test_an_onnx_model_predicts_the_same(
-    tmp_path: Path, alone: Alone, name: str, task: str
-) -> None:
+def test_an_onnx_model_predicts_the_same(tmp_path, alone, name, task):
     """Up to single precision."""
     model, data = trained(name, task)
     path = tmp_path / "model.onnx"
@@ -223,7 +217,7 @@ result = [about["round"], booster.num_boosted_rounds()]
 """
 
 
-def test_plain_xgboost_loads_an_exported_model(tmp_path: Path, alone: Alone) -> None:
+def test_plain_xgboost_loads_an_exported_model(tmp_path, alone):
     """An attribute of the exported model tells where it is from."""
     model, data = trained("xgboost", "classification")
     path = tmp_path / "model.json"
@@ -240,7 +234,7 @@ result = module(torch.ones(1, 3)).detach().numpy()
 """
 
 
-def test_a_torch_module_loads_safetensors(tmp_path: Path, alone: Alone) -> None:
+def test_a_torch_module_loads_safetensors(tmp_path, alone):
     """A model of a script of one's own, whose tensors have the names of its modules."""
     tensors = {
         "weight": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -252,9 +246,7 @@ def test_a_torch_module_loads_safetensors(tmp_path: Path, alone: Alone) -> None:
     assert alone(TORCH, path, table("regression")).tolist() == [[4.0, 14.0]]
 
 
-def test_builder_predicts_from_the_command_line_once_it_is_allowed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_builder_predicts_from_the_command_line_once_it_is_allowed(tmp_path, monkeypatch):
     (tmp_path / "ward_nets.py").write_text("from torch.nn import Linear as make\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(neural_builders, "_allowed", {"ward_nets:make"})
@@ -273,28 +265,28 @@ def test_builder_predicts_from_the_command_line_once_it_is_allowed(
     assert (found.exit_code, found.stdout.count("\n")) == (0, 3)
 
 
-def test_a_model_of_a_script_has_no_pipeline(tmp_path: Path) -> None:
+def test_a_model_of_a_script_has_no_pipeline(tmp_path):
     model = Model(np.zeros(3, np.float32), (), {})
     for suffix in (".skops", ".onnx"):
         with pytest.raises(NoModel, match="no estimator"):
             formats.write(tmp_path / f"model{suffix}", model, ABOUT)
 
 
-def test_trees_have_no_form_in_onnx(tmp_path: Path) -> None:
+def test_trees_have_no_form_in_onnx(tmp_path):
     model, _ = trained("xgboost", "classification")
     with pytest.raises(NoModel, match=r"trees are exported to \.json"):
         formats.write(tmp_path / "model.onnx", model, ABOUT)
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".json", ".skops"])
-def test_a_file_that_is_no_export_is_refused(tmp_path: Path, suffix: str) -> None:
+def test_a_file_that_is_no_export_is_refused(tmp_path, suffix):
     path = tmp_path / f"model{suffix}"
     path.write_bytes(b"nothing of the kind")
     with pytest.raises(NoModel, match="no model can be read"):
         formats.read(path)
 
 
-def test_an_unknown_ending_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_ending_is_refused(tmp_path):
     with pytest.raises(NoModel, match=r"must end in one of: \.csv, \.json, \.npz"):
         formats.write(tmp_path / "model.pkl", Model(np.zeros(1, np.float32), ()), ABOUT)
 
@@ -320,8 +312,8 @@ print([file.path for file in mlflow.artifacts.list_artifacts(version.source)])
 
 @pytest.mark.parametrize(("name", "other"), [("sgd", ".npz"), ("xgboost", ".json")])
 def test_format_whose_package_is_missing_names_one_that_needs_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, other: str
-) -> None:
+    tmp_path, monkeypatch, name, other
+):
     """As in the image of the participant, where nobody can install one."""
     model, _ = trained(name, "classification")
     monkeypatch.setitem(sys.modules, "skops", None)
@@ -331,7 +323,7 @@ def test_format_whose_package_is_missing_names_one_that_needs_none(
     formats.write(tmp_path / f"model{other}", model, ABOUT)
 
 
-def test_mlflow_registers_versions_of_a_model(tmp_path: Path) -> None:
+def test_mlflow_registers_versions_of_a_model(tmp_path):
     """Each export is a new version, whose run has the metrics and the lineage."""
     model, _ = trained("sgd", "classification")
     path = tmp_path / "model.npz"

@@ -1,7 +1,5 @@
 """Requests for a fit change the configuration of the coordinator."""
 
-from typing import Any
-
 import pytest
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
@@ -28,9 +26,7 @@ TREES = {"workload.name": "xgboost", "aggregation.options.mode": "bagging"}
         ({"aggregation": {"options": {"mode": "histogram"}}}, "trees", {"mode": "histogram"}),
     ],
 )
-def test_another_workload_brings_its_rule(
-    request_: dict[str, Any], rule: str, options: dict[str, str]
-) -> None:
+def test_another_workload_brings_its_rule(request_, rule, options):
     """The rule and its options stay as long as the workload needs the same one."""
     config = load(CoordinatorConfig, overrides=TREES)
     fit = changed(config, FitRequest.model_validate(request_))
@@ -47,9 +43,7 @@ def test_another_workload_brings_its_rule(
         ({"workload": {"options": {"alpha": 0.1}}}, 7, None),
     ],
 )
-def test_passes_of_a_request_replace_configured_rounds(
-    request_: dict[str, Any], rounds: int | None, passes: int | None
-) -> None:
+def test_passes_of_a_request_replace_configured_rounds(request_, rounds, passes):
     config = load(CoordinatorConfig, overrides={"workload.name": "sgd", "rounds.rounds": 7})
     fit = changed(config, FitRequest.model_validate(request_))
     assert (fit.rounds.rounds, fit.rounds.passes) == (rounds, passes)
@@ -68,9 +62,7 @@ def test_passes_of_a_request_replace_configured_rounds(
         ({"aggregation": {"rule": "sum"}}, "sum", ""),
     ],
 )
-def test_request_for_local_training_has_a_network_averaged(
-    request_: dict[str, Any], rule: str, optimizer: str
-) -> None:
+def test_request_for_local_training_has_a_network_averaged(request_, rule, optimizer):
     """A choice that the workload made for the configuration is made anew for the request."""
     config = load(CoordinatorConfig, overrides={"workload.name": "mlp"})
     fit = changed(config, FitRequest.model_validate(request_))
@@ -87,7 +79,7 @@ def test_request_for_local_training_has_a_network_averaged(
         ({"workload": {"name": "xgboost"}}, ""),
     ],
 )
-def test_remedy_is_an_option_of_a_request(request_: dict[str, Any], remedy: str) -> None:
+def test_remedy_is_an_option_of_a_request(request_, remedy):
     """Another workload begins without the remedy, as without all options."""
     settings = {"workload.name": "sgd", "workload.remedy": "scaffold"}
     config = load(CoordinatorConfig, overrides=settings)

@@ -57,7 +57,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "journal.tracked-memory.json"
 
 
-def test_next_process_tells_what_was_not_taken_alone(path: Path) -> None:
+def test_next_process_tells_what_was_not_taken_alone(path):
     first, second, third = Memory(), Memory(), Memory()
     follow(first, path, 1)
     follow(second, path, 3, ends=True)
@@ -67,7 +67,7 @@ def test_next_process_tells_what_was_not_taken_alone(path: Path) -> None:
     assert third.calls == []
 
 
-def test_call_that_fails_is_made_again_before_the_next_one(path: Path) -> None:
+def test_call_that_fails_is_made_again_before_the_next_one(path):
     """One warning tells of it, however often it fails."""
     tracker = Memory(num_refused=3)
     follower = Follower("memory", tracker, Position(path), SESSION)
@@ -81,7 +81,7 @@ def test_call_that_fails_is_made_again_before_the_next_one(path: Path) -> None:
     assert [(one["event"], one["round"]) for one in logs] == [("tracker_failed", 0)]
 
 
-def test_rounds_behind_one_that_fails_at_the_end_are_left_to_the_next_process(path: Path) -> None:
+def test_rounds_behind_one_that_fails_at_the_end_are_left_to_the_next_process(path):
     refusing, later = Memory(num_refused=1), Memory()
     follower = Follower("memory", refusing, Position(path), SESSION)
     follower.first_wait_s = PATIENCE_S
@@ -94,7 +94,7 @@ def test_rounds_behind_one_that_fails_at_the_end_are_left_to_the_next_process(pa
     assert later.calls == [0, 1]
 
 
-def test_position_is_that_of_one_session(path: Path) -> None:
+def test_position_is_that_of_one_session(path):
     position = Position(path)
     position.take(SESSION, 3, is_end=True)
     assert (position.taken(SESSION), position.has_ended(SESSION)) == (3, True)
@@ -102,12 +102,12 @@ def test_position_is_that_of_one_session(path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"session": "s1", "round": "x", "ended": 0}'])
-def test_position_that_cannot_be_read_is_before_the_first_round(path: Path, text: str) -> None:
+def test_position_that_cannot_be_read_is_before_the_first_round(path, text):
     path.write_text(text)
     assert Position(path).taken(SESSION) == -1
 
 
-def test_position_that_cannot_be_written_costs_no_round(tmp_path: Path) -> None:
+def test_position_that_cannot_be_written_costs_no_round(tmp_path):
     (tmp_path / "file").touch()
     tracker = Memory()
     with capture_logs() as logs:
@@ -116,7 +116,7 @@ def test_position_that_cannot_be_written_costs_no_round(tmp_path: Path) -> None:
     assert {one["event"] for one in logs} == {"tracker_failed"}
 
 
-def test_figures_are_finite_and_named_by_what_they_measure() -> None:
+def test_figures_are_finite_and_named_by_what_they_measure():
     record = TrackedRound(
         SESSION, 4, 5, 10, 2, 0.5, {"loss": 0.25, "ratio": float("nan")}, {"coordinator/r2": 0.9}
     )
@@ -129,6 +129,6 @@ def test_figures_are_finite_and_named_by_what_they_measure() -> None:
     }
 
 
-def test_round_that_only_measures_has_figures_of_its_evaluation_alone() -> None:
+def test_round_that_only_measures_has_figures_of_its_evaluation_alone():
     record = TrackedRound(SESSION, 5, 5, 0, 0, 0.1, {}, {"accuracy": 0.8})
     assert figures_of(record) == {"evaluation/accuracy": 0.8}

@@ -91,7 +91,7 @@ def with_central(whole: Snapshot, central: CentralModel) -> Snapshot:
 
 
 @pytest.mark.parametrize("has_sites", [True, False])
-def test_central_model_is_the_row_of_the_coordinator(has_sites: bool) -> None:
+def test_central_model_is_the_row_of_the_coordinator(has_sites):
     """The central model is listed beside those of the sites, or alone without held-out rows."""
     whole = compared()
     if not has_sites:
@@ -113,7 +113,7 @@ def test_central_model_is_the_row_of_the_coordinator(has_sites: bool) -> None:
     assert "the central one as the best of up to ten points of its training" in part
 
 
-def test_csv_has_all_figures_of_sites_and_coordinator() -> None:
+def test_csv_has_all_figures_of_sites_and_coordinator():
     whole = with_central(compared(), CentralModel(3, at_site("north")))
     found = gains(whole.status, whole.rounds.rounds)
     assert found is not None
@@ -137,7 +137,7 @@ def test_csv_has_all_figures_of_sites_and_coordinator() -> None:
     assert of_south["accuracy"]["difference"] == ""
 
 
-def test_reason_without_a_central_model_is_told() -> None:
+def test_reason_without_a_central_model_is_told():
     without = Evaluation(0, {}, local=LocalModel(why_not="own.csv is gone"))
     whole = with_central(compared(), CentralModel(3, without))
     assert "not compared with model 3: own.csv is gone" in shown(whole)["central"]
@@ -148,7 +148,7 @@ def test_reason_without_a_central_model_is_told() -> None:
 
 
 @pytest.mark.parametrize("has_best_round", [True, False])
-def test_each_site_is_told_by_its_paired_difference_to_the_best_model(has_best_round: bool) -> None:
+def test_each_site_is_told_by_its_paired_difference_to_the_best_model(has_best_round):
     """Also where the round of the best model is not among those that are listed."""
     whole = compared(has_best_round=has_best_round)
     found = gains(whole.status, whole.rounds.rounds)
@@ -176,14 +176,14 @@ def shown(whole: Snapshot) -> dict[str, str]:
     return {line.split("  ")[0]: line for line in text.getvalue().splitlines()}
 
 
-def test_status_has_a_line_of_gain_trend_and_threshold() -> None:
+def test_status_has_a_line_of_gain_trend_and_threshold():
     lines = shown(compared())
     assert "with model 3 than with local models" in lines["gain"]
     assert lines["more passes"].rstrip().endswith("The log loss still fell.")
     assert "0.799 of ill, by youden: sensitivity 1 (0.9" in lines["threshold"]
 
 
-def test_report_has_both_figures_of_each_site() -> None:
+def test_report_has_both_figures_of_each_site():
     text = page(compared())
     part = text.split("<h2>What does each site gain?</h2>")[1].split("<h2>")[0]
     assert "log loss, model 3" in part
@@ -197,7 +197,7 @@ def test_report_has_both_figures_of_each_site() -> None:
     assert "The log loss still fell." in part
 
 
-def test_models_with_class_weights_are_compared_by_auc() -> None:
+def test_models_with_class_weights_are_compared_by_auc():
     """The log loss of such models is too high on purpose."""
     whole = compared()
     whole.status.weighs_classes = True
@@ -208,7 +208,7 @@ def test_models_with_class_weights_are_compared_by_auc() -> None:
     assert "AUC, its own alone" in page(whole)
 
 
-def test_difference_of_all_rows_is_of_the_sites_that_have_one() -> None:
+def test_difference_of_all_rows_is_of_the_sites_that_have_one():
     """The rows of others do not count as if the two models were equally good there."""
     whole = compared(lacking="south")
     found = gains(whole.status, whole.rounds.rounds)
@@ -219,7 +219,7 @@ def test_difference_of_all_rows_is_of_the_sites_that_have_one() -> None:
     assert rows in page(whole)
 
 
-def test_session_without_local_models_has_no_such_section() -> None:
+def test_session_without_local_models_has_no_such_section():
     whole = compared()
     for one in whole.rounds.rounds:
         one.evaluation.ClearField("local")

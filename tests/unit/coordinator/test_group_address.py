@@ -15,5 +15,5 @@ from xain_coordinator.server.calls.translate import group_address
         ("", "ipv4:10.0.0.7:41232", ""),
     ],
 )
-def test_host_is_that_of_the_call_unless_it_is_named(address: str, peer: str, told: str) -> None:
+def test_host_is_that_of_the_call_unless_it_is_named(address, peer, told):
     assert group_address(address, peer) == told

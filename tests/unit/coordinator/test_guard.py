@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "access"
 
 
-def test_change_that_a_connection_has_noticed_is_logged_once(folder: Path) -> None:
+def test_change_that_a_connection_has_noticed_is_logged_once(folder):
     guard = Guard.open(TlsSettings(), folder / "tls", folder)
     certificates = guard.certificates
     certificates.look_s = 0.0
@@ -38,7 +38,7 @@ def test_change_that_a_connection_has_noticed_is_logged_once(folder: Path) -> No
     guard.close()
 
 
-def test_end_of_a_certificate_is_logged_where_it_is_not_renewed_by_itself(folder: Path) -> None:
+def test_end_of_a_certificate_is_logged_where_it_is_not_renewed_by_itself(folder):
     own = Guard.open(TlsSettings(), folder / "tls", folder)
     access = own.require_access()
     foreign = write_folder(folder / "foreign", make_authority(), Role.COORDINATOR, "c")

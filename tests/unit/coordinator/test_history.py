@@ -44,7 +44,7 @@ def accepted(round_: int, participant_id: str, num_samples: int = 1) -> e.Update
     return e.UpdateAccepted(round_, update)
 
 
-def test_restarted_round_has_all_that_were_selected_and_no_slice_of_before() -> None:
+def test_restarted_round_has_all_that_were_selected_and_no_slice_of_before():
     history = fold(
         e.RoundOpened(1, ("a", "b"), 5, 10.0),
         accepted(1, "a"),
@@ -56,7 +56,7 @@ def test_restarted_round_has_all_that_were_selected_and_no_slice_of_before() -> 
     assert dict(record.missing) == {"b": "deadline passed"}
 
 
-def test_a_round_as_it_was() -> None:
+def test_a_round_as_it_was():
     """A round's record has its selection, its contributors and its duration."""
     history = fold(
         e.RoundOpened(0, ("a", "b"), 5, 10.0),
@@ -71,7 +71,7 @@ def test_a_round_as_it_was() -> None:
     assert history.accounts.contributions() == {"a": 1, "b": 1}
 
 
-def test_names_are_kept_where_they_are_few() -> None:
+def test_names_are_kept_where_they_are_few():
     """Large rounds keep only numbers: a thousand participants over a thousand rounds would be two
     million names, which no person reads."""
     history = History()
@@ -96,7 +96,7 @@ def test_names_are_kept_where_they_are_few() -> None:
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])
-def test_a_round_is_the_same_whenever_it_is_looked_at(every: int) -> None:
+def test_a_round_is_the_same_whenever_it_is_looked_at(every):
     """A round's record is written when it is asked for."""
     events = [
         joined("a"),
@@ -128,7 +128,7 @@ def test_a_round_is_the_same_whenever_it_is_looked_at(every: int) -> None:
     assert second.missing == {"e": "left"}
 
 
-def test_events_that_wait_for_the_record_of_their_round_are_bounded() -> None:
+def test_events_that_wait_for_the_record_of_their_round_are_bounded():
     names = tuple(f"p{number}" for number in range(MAX_UNWRITTEN + 1))
     history = fold(e.RoundOpened(0, names, 5, 0.0))
     for name in names:
@@ -137,7 +137,7 @@ def test_events_that_wait_for_the_record_of_their_round_are_bounded() -> None:
     assert history.rounds[-1].num_contributors == len(names)
 
 
-def test_a_copy_stays_as_it_is() -> None:
+def test_a_copy_stays_as_it_is():
     """A copy is read in another thread while the session goes on."""
     history = fold(
         joined("a"),
@@ -164,7 +164,7 @@ class Short(History):
     max_detailed = 20
 
 
-def test_every_model_can_be_asked_for_and_the_latest_rounds_only() -> None:
+def test_every_model_can_be_asked_for_and_the_latest_rounds_only():
     """Models are objects in the store, so they stay known by key; rounds are for looking at. Older
     ones of these have numbers and means, the latest have names."""
     history = Short()
@@ -191,7 +191,7 @@ def test_every_model_can_be_asked_for_and_the_latest_rounds_only() -> None:
     assert len(history.models) == 55
 
 
-def test_the_departed_are_forgotten_in_the_end() -> None:
+def test_the_departed_are_forgotten_in_the_end():
     """Names that come once and go must not fill the memory; who is here keeps its count."""
     history = fold(joined("stays"), e.RoundOpened(0, (), 5, 0.0), accepted(0, "stays"))
     for number in range(MAX_DEPARTED + 3):
@@ -206,7 +206,7 @@ def test_the_departed_are_forgotten_in_the_end() -> None:
     assert history.accounts.by_name[f"p{MAX_DEPARTED + 2}"].num_counted == 1
 
 
-def test_participant_that_comes_back_keeps_its_account() -> None:
+def test_participant_that_comes_back_keeps_its_account():
     """A participant that was away for a moment has its count, however many leave after it."""
     history = fold(
         joined("a"),
@@ -235,7 +235,7 @@ def measured(
     )
 
 
-def test_round_keeps_metrics_of_sites_their_means_and_their_spread() -> None:
+def test_round_keeps_metrics_of_sites_their_means_and_their_spread():
     history = fold(
         e.RoundOpened(0, ("a", "b"), 1, 0.0),
         measured(0, "a", 0.5, num_evaluated=3),
@@ -250,7 +250,7 @@ def test_round_keeps_metrics_of_sites_their_means_and_their_spread() -> None:
     assert (spread.min, spread.max, spread.std) == (0.5, 0.9, pytest.approx(0.2))
 
 
-def test_damaged_update_takes_its_metrics_with_it() -> None:
+def test_damaged_update_takes_its_metrics_with_it():
     history = fold(
         e.RoundOpened(0, ("a", "b"), 1, 0.0),
         measured(0, "a", 0.5),
@@ -261,7 +261,7 @@ def test_damaged_update_takes_its_metrics_with_it() -> None:
     assert history.rounds[-1].evaluation == Evaluation(1, {"accuracy": 0.9})
 
 
-def test_evaluation_with_a_late_update_is_that_of_the_model_it_was_trained_from() -> None:
+def test_evaluation_with_a_late_update_is_that_of_the_model_it_was_trained_from():
     history = fold(
         e.RoundOpened(0, ("a", "b"), 1, 0.0),
         measured(0, "a", 0.5),
@@ -277,7 +277,7 @@ def test_evaluation_with_a_late_update_is_that_of_the_model_it_was_trained_from(
     assert second.metrics == {"loss": pytest.approx(0.1)}
 
 
-def test_metrics_of_single_sites_are_bounded() -> None:
+def test_metrics_of_single_sites_are_bounded():
     metrics = dict.fromkeys(map(str, range(MAX_SITE_METRICS // 3 - 1)), 0.5)
     history = History()
     for number in range(5):
@@ -288,7 +288,7 @@ def test_metrics_of_single_sites_are_bounded() -> None:
     assert all(record.evaluation is not None for record in history.rounds)
 
 
-def test_coordinators_evaluation_is_kept_with_the_round_of_its_model() -> None:
+def test_coordinators_evaluation_is_kept_with_the_round_of_its_model():
     """The evaluation may come before that round opens, while it runs, or when it is over."""
     before, during, after = (Evaluation(9, {"accuracy": a}) for a in (0.1, 0.2, 0.3))
     history = fold(
@@ -311,7 +311,7 @@ def test_coordinators_evaluation_is_kept_with_the_round_of_its_model() -> None:
     assert history.evaluated is None
 
 
-def test_evaluation_of_the_last_model_is_a_round_of_its_own() -> None:
+def test_evaluation_of_the_last_model_is_a_round_of_its_own():
     history = fold(
         e.RoundOpened(2, ("a", "b", "c"), 0, 5.0, 3, Task.EVALUATE),
         e.EvaluationAccepted(2, "a", Evaluation(1, {"accuracy": 0.5})),
@@ -332,7 +332,7 @@ def test_evaluation_of_the_last_model_is_a_round_of_its_own() -> None:
     assert not history.accounts.contributions()
 
 
-def test_memory_of_the_records_does_not_grow_with_the_rounds() -> None:
+def test_memory_of_the_records_does_not_grow_with_the_rounds():
     """Sites with metrics and reasons in every round. Only the reference of each model stays."""
 
     history = Short()

@@ -1,7 +1,6 @@
 """Errors of the HTTP face."""
 
 import re
-from typing import Any
 
 import pytest
 
@@ -26,9 +25,7 @@ from xain_workloads.errors import DataError
         ),
     ],
 )
-def test_known_errors_have_a_status_and_a_code(
-    error: Exception, status: int, code: str, text: str
-) -> None:
+def test_known_errors_have_a_status_and_a_code(error, status, code, text):
     assert isinstance(error, KNOWN)
     with pytest.raises(HttpError) as caught:
         refuse(error)
@@ -36,7 +33,7 @@ def test_known_errors_have_a_status_and_a_code(
 
 
 @pytest.mark.parametrize("options", [{"builder": "os:system"}, {"publish": True}])
-def test_requests_cannot_choose_code_or_have_estimators_sent(options: dict[str, object]) -> None:
+def test_requests_cannot_choose_code_or_have_estimators_sent(options):
     """Participants obey these options, and no HTTP client may set them."""
     config = CoordinatorConfig()
     request = bodies.FitRequest.model_validate({"workload": {"options": options}})
@@ -67,9 +64,7 @@ def test_requests_cannot_choose_code_or_have_estimators_sent(options: dict[str, 
         ({"workload": {"options": {"a": 2**70}}}, ["workload.options"]),
     ],
 )
-def test_all_settings_that_a_request_makes_wrong_are_told(
-    request_: dict[str, Any], keys: list[str]
-) -> None:
+def test_all_settings_that_a_request_makes_wrong_are_told(request_, keys):
     """A client mends them in one go: wrong values and conflicts, within sections and between."""
     with pytest.raises(HttpError) as caught:
         fits.changed(CoordinatorConfig(), bodies.FitRequest.model_validate(request_))

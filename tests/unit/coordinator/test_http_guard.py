@@ -45,13 +45,11 @@ FOREIGN, LET_IN = (403, "FOREIGN_SITE"), (404, "NO_SUCH_PATH")
         ({"host": "[::1]:8080", "origin": "http://[::1]:8080"}, LET_IN),
     ],
 )
-async def test_requests_of_foreign_sites_are_refused(
-    headers: dict[str, str], told: tuple[int, str]
-) -> None:
+async def test_requests_of_foreign_sites_are_refused(headers, told):
     assert await post(HttpSettings(port=8080), **headers) == told
 
 
-async def test_insecure_face_takes_every_host_and_refuses_foreign_pages() -> None:
+async def test_insecure_face_takes_every_host_and_refuses_foreign_pages():
     settings = HttpSettings(port=8080, host="0.0.0.0")
     told = await post(settings, any_host=True, host="ward-7:8080")
     assert told == (404, "NO_SUCH_PATH")
@@ -61,13 +59,13 @@ async def test_insecure_face_takes_every_host_and_refuses_foreign_pages() -> Non
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="IPv4 and IPv6 are apart here")
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_face_on_all_addresses_is_reached_by_either_protocol(address: str) -> None:
+def test_face_on_all_addresses_is_reached_by_either_protocol(address):
     settings = HttpSettings(port=0, host="::")
     with open_listener(settings) as listener:
         socket.create_connection((address, listener.getsockname()[1])).close()
 
 
-async def test_body_that_grows_too_large_is_refused_before_its_request_is_answered() -> None:
+async def test_body_that_grows_too_large_is_refused_before_its_request_is_answered():
     sent: list[MutableMapping[str, Any]] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -106,7 +104,7 @@ class Fitting:
 
 
 @pytest.mark.parametrize("path", ["/v1/fit", "/v1/chimera/aggregation/fit"])
-async def test_request_that_waits_for_a_fit_holds_up_no_body(path: str) -> None:
+async def test_request_that_waits_for_a_fit_holds_up_no_body(path):
     """Even one of the largest size is answered while the fit goes on."""
     fits, settings = Fitting(), HttpSettings(port=8080, max_body_bytes=1024)
     # The stand-in has what these paths ask for.

@@ -41,18 +41,18 @@ def pages() -> list[str]:
     return [route.path for route in routes if route.path not in app.openapi()["paths"]]
 
 
-def test_pages_are_those_that_the_next_test_reads() -> None:
+def test_pages_are_those_that_the_next_test_reads():
     assert sorted(pages()) == ["/v1/docs", "/v1/openapi.json"]
 
 
 @pytest.mark.parametrize("path", ["/v1/docs", "/v1/openapi.json"])
-async def test_page_of_the_face_names_no_other_host(path: str) -> None:
+async def test_page_of_the_face_names_no_other_host(path):
     answer = await get(path)
     assert answer.status_code == 200
     assert not OTHER_HOST.search(answer.text)
 
 
-async def test_page_about_the_face_has_all_paths_and_bodies_without_scripts() -> None:
+async def test_page_about_the_face_has_all_paths_and_bodies_without_scripts():
     answer = await get("/v1/docs")
     described = (await get("/v1/openapi.json")).json()
     parsed = Parsed(answer.text)

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from xain_coordinator.http_face.bodies import ChimeraPredictRequest, FitRequest, PredictRequest
 from xain_coordinator.http_face.wrong_requests import sentence
@@ -57,7 +57,7 @@ def mutations(value: Any) -> Any:
     ("model", "body"),
     [(FitRequest, FIT), (PredictRequest, PREDICT), (ChimeraPredictRequest, CHIMERA)],
 )
-def test_wrong_value_is_named_by_its_keys(model: type[BaseModel], body: dict[str, Any]) -> None:
+def test_wrong_value_is_named_by_its_keys(model, body):
     """A value of each type at each key of each body."""
     model.model_validate(body)
     num_refused = 0
@@ -76,7 +76,7 @@ def test_wrong_value_is_named_by_its_keys(model: type[BaseModel], body: dict[str
     assert num_refused > len(VALUES)
 
 
-def test_unknown_and_missing_keys_are_named() -> None:
+def test_unknown_and_missing_keys_are_named():
     with pytest.raises(ValidationError) as caught:
         PredictRequest.model_validate({"columns": ["a"], "more": 1})
     errors = [{**each, "loc": ("body", *each["loc"])} for each in caught.value.errors()]

@@ -51,7 +51,7 @@ def console() -> Console:
     return Console(file=io.StringIO(), width=400)
 
 
-def test_status_names_the_columns_that_matter() -> None:
+def test_status_names_the_columns_that_matter():
     screen = console()
     screen.print(frame(finished()))
     (line,) = (one for one in printed(screen).splitlines() if one.startswith("importance"))
@@ -67,17 +67,17 @@ def test_status_names_the_columns_that_matter() -> None:
         ("error", False, "age <i> 0.25 more error rate with"),
     ],
 )
-def test_sentence_says_which_loss_grows(metric: str, weighs_classes: bool, told: str) -> None:
+def test_sentence_says_which_loss_grows(metric, weighs_classes, told):
     assert sentence(importances(metric, weighs_classes=weighs_classes)).startswith(told)
 
 
-def test_columns_without_any_importance_are_told_in_a_sentence() -> None:
+def test_columns_without_any_importance_are_told_in_a_sentence():
     found = importances()
     del found.columns[0]
     assert sentence(found).startswith("no single column matters to model 7 beyond chance on")
 
 
-def test_table_for_people_has_figures_caveat_and_what_is_left_out() -> None:
+def test_table_for_people_has_figures_caveat_and_what_is_left_out():
     screen = console()
     show(importances(), screen)
     text = printed(screen)
@@ -89,7 +89,7 @@ def test_table_for_people_has_figures_caveat_and_what_is_left_out() -> None:
     assert "not what causes the outcome" in text
 
 
-def test_rows_that_are_not_in_an_importance_are_told() -> None:
+def test_rows_that_are_not_in_an_importance_are_told():
     """A slow site has had no time for a column, and another has sent no importances at all."""
     found = importances()
     assert "fewer rows" not in told(found)
@@ -100,7 +100,7 @@ def test_rows_that_are_not_in_an_importance_are_told() -> None:
     assert "Sites with 80 other held-out rows have sent no importances of it." in told(found)
 
 
-def test_csv_has_a_line_for_each_column_and_for_each_site() -> None:
+def test_csv_has_a_line_for_each_column_and_for_each_site():
     rows = list(csv.DictReader(io.StringIO(to_csv(importances()))))
     told = [(one["column"], one["site"], one["importance"], one["rows"]) for one in rows]
     assert told == [
@@ -112,7 +112,7 @@ def test_csv_has_a_line_for_each_column_and_for_each_site() -> None:
     assert (rows[0]["model"], rows[0]["metric"], rows[0]["low"]) == ("7", "log_loss", "0.1")
 
 
-def test_report_has_a_section_with_the_columns_at_each_site() -> None:
+def test_report_has_a_section_with_the_columns_at_each_site():
     part = page(finished()).split("<h2>Which columns does model 7 need?</h2>")[1].split("<h2>")[0]
     (age,) = (line for line in part.split("<tr>") if "age &lt;i&gt;" in line)
     for cell in ("<b>0.25</b>", "0.1 to 0.4", "+50.0%", ">0.3<", ">0.2<"):

@@ -33,7 +33,7 @@ PARTS = {
         ("xain, xain_coordinator.cli.launch.cli", PACKAGES),
     ],
 )
-def test_start_imports_nothing_that_only_some_runs_need(modules: str, unneeded: set[str]) -> None:
+def test_start_imports_nothing_that_only_some_runs_need(modules, unneeded):
     """InfluxDB's client takes 14 MB, S3's half a second and rich an eighth of a start."""
     program = f"import sys, {modules}; print(*sorted({unneeded} & set(sys.modules)))"
     run = [sys.executable, "-c", program]

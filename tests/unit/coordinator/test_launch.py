@@ -25,7 +25,7 @@ def folder(root: Path, *names: str) -> Path:
     return root
 
 
-def test_each_folder_of_the_data_is_a_worker(tmp_path: Path) -> None:
+def test_each_folder_of_the_data_is_a_worker(tmp_path):
     """Other folders and files beside them are passed over."""
     root = folder(tmp_path, "ward-2", "ward-1")
     (root / "notes").mkdir()
@@ -34,7 +34,7 @@ def test_each_folder_of_the_data_is_a_worker(tmp_path: Path) -> None:
     assert found == (Worker("ward-1", str(root / "ward-1")), Worker("ward-2", str(root / "ward-2")))
 
 
-def test_chosen_folders_in_the_order_of_their_names(tmp_path: Path) -> None:
+def test_chosen_folders_in_the_order_of_their_names(tmp_path):
     root = folder(tmp_path, "a", "b", "c")
     found = find_workers(str(root), LaunchSettings(names=("c", "a"), cpu_shares=(2, 512)))
     assert [(w.name, w.cpu_shares) for w in found] == [("c", 2), ("a", 512)]
@@ -43,7 +43,7 @@ def test_chosen_folders_in_the_order_of_their_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [None, 2])
-def test_one_data_set_is_divided(tmp_path: Path, number: int | None) -> None:
+def test_one_data_set_is_divided(tmp_path, number):
     """A bundled set, a file and one folder with both files alike."""
     (tmp_path / "x.csv").write_text("a,b\n1,2\n")
     for data in ("digits", str(tmp_path / "x.csv"), str(folder(tmp_path, "w") / "w")):
@@ -52,12 +52,12 @@ def test_one_data_set_is_divided(tmp_path: Path, number: int | None) -> None:
         assert {w.source for w in found} == {data}
 
 
-def test_stages_of_a_network_have_all_rows() -> None:
+def test_stages_of_a_network_have_all_rows():
     found = find_workers("digits", LaunchSettings(workers=2), divided=False)
     assert [worker.part for worker in found] == [None, None]
 
 
-def test_wrong_data_are_told_in_one_line(tmp_path: Path) -> None:
+def test_wrong_data_are_told_in_one_line(tmp_path):
     def told(data: str, **settings: object) -> str:
         with pytest.raises(CommandFailed) as caught:
             find_workers(data, LaunchSettings.model_validate(settings))
@@ -95,12 +95,12 @@ def test_wrong_data_are_told_in_one_line(tmp_path: Path) -> None:
         ({"launch.workers": "0"}, "launch.workers is 0; it must be a whole number, at least 1"),
     ],
 )
-def test_wrong_settings_are_told_in_one_line(settings: dict[str, str], message: str) -> None:
+def test_wrong_settings_are_told_in_one_line(settings, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         resolve(CoordinatorConfig, None, "", settings)
 
 
-def test_chimeras_variables_are_read() -> None:
+def test_chimeras_variables_are_read():
     """Lists are Python literals there. Its ports of workers have no counterpart."""
     environ = {
         "CHIMERA_NETWORK_NAME": "chimera-network",
@@ -123,7 +123,7 @@ def test_chimeras_variables_are_read() -> None:
         plan.chimera_defaults({"CHIMERA_WORKERS_NODES_NAMES": "[a"})
 
 
-def test_defaults_yield_to_everything_that_is_given(tmp_path: Path) -> None:
+def test_defaults_yield_to_everything_that_is_given(tmp_path):
     file = tmp_path / "c.toml"
     file.write_text('[launch]\nhost = "::1"\n[workload]\nname = "bagging"\n')
     given = {}
@@ -148,9 +148,7 @@ def test_defaults_yield_to_everything_that_is_given(tmp_path: Path) -> None:
         ("docker", False, {"http.port": "8080"}, False),
     ],
 )
-def test_containers_that_serve_ask_participants_for_predictions(
-    kind: str, serve: bool, http: dict[str, object], is_published: bool
-) -> None:
+def test_containers_that_serve_ask_participants_for_predictions(kind, serve, http, is_published):
     """The coordinator's image has no scikit-learn to predict with published estimators."""
     given = {"workload.name": "bagging", **http}
     _, _, values = cli._resolve(None, "iris", given, kind, serve=serve)
@@ -160,7 +158,7 @@ def test_containers_that_serve_ask_participants_for_predictions(
     assert config.workload.options["publish"] is True
 
 
-def test_work_folder_is_held_until_its_launcher_lets_go(tmp_path: Path) -> None:
+def test_work_folder_is_held_until_its_launcher_lets_go(tmp_path):
     """A folder that is gone is not held."""
     held = hold(tmp_path)
     assert fcntl.fcntl(held, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR, "NFS locks nothing else"
@@ -172,7 +170,7 @@ def test_work_folder_is_held_until_its_launcher_lets_go(tmp_path: Path) -> None:
     assert not is_held(tmp_path / "gone")
 
 
-def test_log_of_a_restarted_program_keeps_its_earlier_lines(tmp_path: Path) -> None:
+def test_log_of_a_restarted_program_keeps_its_earlier_lines(tmp_path):
     backend = processes.ProcessBackend("127.0.0.1")
     (tmp_path / "logs").mkdir()
     backend.prepare(tmp_path)
@@ -187,7 +185,7 @@ def test_log_of_a_restarted_program_keeps_its_earlier_lines(tmp_path: Path) -> N
     assert (tmp_path / "logs/coordinator.log").read_text().splitlines() == lines[0] + lines[1]
 
 
-def test_log_shows_the_name_before_each_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_shows_the_name_before_each_line(capsys):
     entry = '{"timestamp": "2026-11-22T18:00:00Z", "level": "info", "event": "joined", "n": 1}'
     failed = '{"timestamp": "2026-11-22T18:00:00Z", "level": "error", "event": "x", "exception": '
     view = LogView(["a", "ward"], colors=False)
@@ -236,18 +234,14 @@ SPARSE = ["--workload=sparse", "--data=."]
         ([*SPARSE, "--with=vm"], "--with takes process, docker or ray"),
     ],
 )
-def test_wrong_command_lines_are_told_in_one_line(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
+def test_wrong_command_lines_are_told_in_one_line(capsys, arguments, message):
     assert cli.main(arguments) == 2
     errors = capsys.readouterr().err
     assert message in errors
     assert len(errors.splitlines()) == 1
 
 
-def test_work_folder_that_cannot_be_used_is_told_in_one_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_work_folder_that_cannot_be_used_is_told_in_one_line(capsys):
     assert cli.main(["--data=iris", "--workload=sgd", f"--work={os.devnull}/work"]) == 1
     errors = capsys.readouterr().err
     assert f"{os.devnull}/work: Not a directory" in errors
@@ -259,7 +253,7 @@ def sparse_request(folder: Path, data: str, **values: str) -> sparse.Request:
     return sparse.plan(resolved, data, "", folder, {"model": "fm"})
 
 
-def test_sparse_workers_divide_one_source(tmp_path: Path) -> None:
+def test_sparse_workers_divide_one_source(tmp_path):
     """Local paths are absolute, patterns and URLs may be what they are."""
     values = {"launch.workers": "2", "launch.servers": "3", "launch.cpu_shares": "7"}
     request = sparse_request(tmp_path, "s3://rows/*.svm", **values)
@@ -284,17 +278,13 @@ def test_sparse_workers_divide_one_source(tmp_path: Path) -> None:
         ("ROOT/*/part-?/x.svm", "ROOT", "/data/*/part-?/x.svm"),
     ],
 )
-def test_containers_mount_the_data_of_their_program(
-    tmp_path: Path, source: str, mounted: str | None, inside: str
-) -> None:
+def test_containers_mount_the_data_of_their_program(tmp_path, source, mounted, inside):
     root = str(folder(tmp_path, "w"))
     path = None if mounted is None else Path(mounted.replace("ROOT", root))
     assert containers._mounted(source.replace("ROOT", root), 0) == (path, inside)
 
 
-def test_wrong_variable_of_chimera_is_a_wrong_setting(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_variable_of_chimera_is_a_wrong_setting(monkeypatch, capsys):
     monkeypatch.setenv("CHIMERA_WORKERS_NODES_NAMES", "[a")
     assert cli.main(["--data=iris", "--workload=sgd"]) == 2
     assert "CHIMERA_WORKERS_NODES_NAMES is no list" in capsys.readouterr().err

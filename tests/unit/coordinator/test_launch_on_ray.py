@@ -23,18 +23,14 @@ def told(capsys: pytest.CaptureFixture[str], work: Path, *arguments: str) -> str
     return line
 
 
-def test_missing_ray_is_told_with_the_extra_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_missing_ray_is_told_with_the_extra_to_install(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
     line = told(capsys, tmp_path)
     assert "--with ray needs Ray: pip install 'xain_coordinator-" in line
     assert line.endswith(".whl[ray]'")
 
 
-def test_address_without_a_cluster_is_told_at_once(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_address_without_a_cluster_is_told_at_once(capsys, tmp_path):
     """Ray itself would try for ever."""
     pytest.importorskip("ray")
     address = f"127.0.0.1:{free_ports(1)[0]}"
@@ -59,9 +55,7 @@ class Cluster:
     def queue(self, size: int) -> None: ...
 
 
-def test_other_machines_call_the_coordinator_in_the_clear_only_if_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_other_machines_call_the_coordinator_in_the_clear_only_if_told(monkeypatch):
     """The coordinator listens where they reach it, or on the host of [launch]."""
     cluster = Cluster()
     monkeypatch.setattr(actors, "RayBackend", lambda *_, **__: cluster)
@@ -84,7 +78,7 @@ class Output:
         self.items.append(item)
 
 
-def test_program_gives_its_output_and_its_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_gives_its_output_and_its_exit_status(monkeypatch):
     """The program inherits no settings of another one."""
     pytest.importorskip("ray")
     monkeypatch.setenv("OTHER_SETTING", "1")
@@ -101,7 +95,7 @@ def test_program_gives_its_output_and_its_exit_status(monkeypatch: pytest.Monkey
     assert ProgramCall("a", "timeit", ["-n1", "-r1", kills], {}, (), output).run() == "137"
 
 
-def test_errors_of_ray_are_those_of_the_port() -> None:
+def test_errors_of_ray_are_those_of_the_port():
     pytest.importorskip("ray")
     with pytest.raises(BackendError, match="no Ray cluster at 'no address'"), _at("no address"):
         raise AssertionError("it does not begin")

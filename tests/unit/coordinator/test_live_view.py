@@ -57,11 +57,11 @@ def after_three_rounds(**status: object) -> Snapshot:
         ([9.0, *range(8)], "▁▂▃▄▅▆▇█"),
     ],
 )
-def test_a_sparkline_goes_from_the_lowest_to_the_highest(values: list[float], bars: str) -> None:
+def test_a_sparkline_goes_from_the_lowest_to_the_highest(values, bars):
     assert sparkline(values, columns=8) == bars
 
 
-def test_the_view_shows_state_curves_sites_and_problems() -> None:
+def test_the_view_shows_state_curves_sites_and_problems():
     """Names come from the network, and move no cursor."""
     console = Console(file=io.StringIO(), width=120)
     now = after_three_rounds(num_updates=1, num_selected=2, warnings=["site c is left out"])
@@ -84,7 +84,7 @@ def test_the_view_shows_state_curves_sites_and_problems() -> None:
     assert "\x1b" not in shown
 
 
-def test_long_warning_is_shown_to_its_end_and_no_more_than_three_of_them() -> None:
+def test_long_warning_is_shown_to_its_end_and_no_more_than_three_of_them():
     console = Console(file=io.StringIO(), width=80)
     warnings = [f"warning {number}: {'so it goes on ' * 8}until you act" for number in range(4)]
     console.print(frame(after_three_rounds(warnings=warnings), is_live=True))
@@ -94,7 +94,7 @@ def test_long_warning_is_shown_to_its_end_and_no_more_than_three_of_them() -> No
     assert " ".join(shown.split()).count("until you act") == 3
 
 
-def test_view_names_sites_that_are_away_and_why() -> None:
+def test_view_names_sites_that_are_away_and_why():
     """A site that failed and left is not forgotten while the session goes on."""
     sites = [
         inspection.SiteAccount(
@@ -119,7 +119,7 @@ def test_view_names_sites_that_are_away_and_why() -> None:
     assert "north expired 0 of 2 round 1: failed: MemoryError" in told
 
 
-def test_facts_fit_80_columns() -> None:
+def test_facts_fit_80_columns():
     """The state is the longest, and the numbers are those of a long session."""
     console = Console(file=io.StringIO(), width=80)
     now = after_three_rounds(
@@ -140,7 +140,7 @@ def test_facts_fit_80_columns() -> None:
     assert told[4] == "updates 10 of 12 in"
 
 
-def test_finished_view_says_why_and_shows_the_sites() -> None:
+def test_finished_view_says_why_and_shows_the_sites():
     """A session that stopped early does not show all of its rounds as made."""
     console = Console(file=io.StringIO(), width=120)
     over = after_three_rounds(

@@ -36,7 +36,7 @@ class Store(FileStore):
         return self.readers[-1]
 
 
-def test_tiny_messages_are_measured_together(tmp_path: Path) -> None:
+def test_tiny_messages_are_measured_together(tmp_path):
     """However they are cut."""
     upload = MeasuredUpload(FileStore(tmp_path), "0/a", ANNOUNCED, Inspector())
     for at in range(64):
@@ -46,7 +46,7 @@ def test_tiny_messages_are_measured_together(tmp_path: Path) -> None:
     assert (measured.ref.digest, measured.shape) == (DIGEST, VECTOR.shape)
 
 
-def test_an_upload_holds_no_memory_between_batches(tmp_path: Path) -> None:
+def test_an_upload_holds_no_memory_between_batches(tmp_path):
     """The reader of the model is closed, and the model's memory freed, when the upload breaks off;
     both come back when it goes on."""
     store = Store(tmp_path)
@@ -71,7 +71,7 @@ def test_an_upload_holds_no_memory_between_batches(tmp_path: Path) -> None:
     assert upload.complete().ref.digest == DIGEST
 
 
-def test_distance_leaves_out_the_control_variate(tmp_path: Path) -> None:
+def test_distance_leaves_out_the_control_variate(tmp_path):
     """Wherever the bytes are cut."""
     layout = (TensorSpec("w", (2,), "float32"), TensorSpec("control", (2,), "float32", "control"))
     store = Store(tmp_path)

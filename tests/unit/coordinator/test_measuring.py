@@ -66,7 +66,7 @@ vectors = st.sampled_from(["<f2", "<f4", "<f8"]).flatmap(
 
 
 @given(vectors, st.lists(st.integers(0, 600)))
-def test_pieces_do_not_matter(vector: NDArray[Any], cuts: list[int]) -> None:
+def test_pieces_do_not_matter(vector, cuts):
     """Header, elements and digest come out the same wherever the stream was cut."""
     data = npy(vector)
     at = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
@@ -74,7 +74,7 @@ def test_pieces_do_not_matter(vector: NDArray[Any], cuts: list[int]) -> None:
     assert inspect(pieces) == expected(vector, data)
 
 
-def test_the_index_of_a_nan_counts_over_chunks() -> None:
+def test_the_index_of_a_nan_counts_over_chunks():
     """The first one is named, by its place in the vector and not in its chunk."""
     vector = np.zeros(READ_BYTES // 2, np.float32)  # two chunks and a header
     vector[[READ_BYTES // 4 + 7, -1]] = np.nan, np.inf
@@ -86,9 +86,7 @@ def test_the_index_of_a_nan_counts_over_chunks() -> None:
 
 
 @pytest.mark.parametrize(("num_parallel", "read_bytes"), [(1, CHUNK_BYTES), (8, READ_BYTES)])
-def test_a_store_on_this_machine_is_read_in_small_pieces(
-    num_parallel: int, read_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_on_this_machine_is_read_in_small_pieces(num_parallel, read_bytes, monkeypatch):
     """There may be many updates that are read; only a store far away is faster with large ones."""
     store = MemoryStore()
     store.put({KEY: npy(np.zeros(READ_BYTES // 2, np.float32))})
@@ -105,7 +103,7 @@ def test_a_store_on_this_machine_is_read_in_small_pieces(
     assert sizes == {read_bytes}
 
 
-def test_a_nan_whose_bytes_lie_in_two_pieces() -> None:
+def test_a_nan_whose_bytes_lie_in_two_pieces():
     """The halves of an element are put together."""
     data = npy(np.array([1, np.nan, 2, np.nan], np.float64))
     assert inspect([data[:-21], data[-21:]]).first_bad == 1
@@ -149,12 +147,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_upload_that_is_no_vector_of_floats_is_refused(what: str) -> None:
+def test_upload_that_is_no_vector_of_floats_is_refused(what):
     data, told = REFUSED[what]
     assert told in refusal(data)
 
 
-def test_native_is_little_endian_here() -> None:
+def test_native_is_little_endian_here():
     """A header may say "=": the order of the machine that reads it."""
     data = with_header(
         "{'descr': '=f4', 'fortran_order': False, 'shape': (2,)}", np.zeros(2, "=f4").tobytes()
@@ -165,7 +163,7 @@ def test_native_is_little_endian_here() -> None:
         assert "little-endian" in refusal(data)
 
 
-def test_bytes_that_are_no_npy_file_are_refused_at_once() -> None:
+def test_bytes_that_are_no_npy_file_are_refused_at_once():
     """From its first byte, before a header's worth has come."""
     with pytest.raises(InvalidUpdate, match=r"not an \.npy file"):
         Inspector().feed(b"P")

@@ -32,7 +32,7 @@ class Copying:
         return sorted(self.store.keys())
 
 
-def test_models_between_two_copies_wait_until_a_second_without_a_round() -> None:
+def test_models_between_two_copies_wait_until_a_second_without_a_round():
     """The newest model is copied each time. The others are when no newer one has come since."""
     session = Copying()
     session.make(1, 2, 3)
@@ -47,7 +47,7 @@ def test_models_between_two_copies_wait_until_a_second_without_a_round() -> None
     assert session.part.models == []
 
 
-def test_many_models_are_copied_however_fast_the_rounds_are() -> None:
+def test_many_models_are_copied_however_fast_the_rounds_are():
     session = Copying()
     session.make(*range(1, MAX_WAITING))
     session.copies.copy_due()
@@ -57,7 +57,7 @@ def test_many_models_are_copied_however_fast_the_rounds_are() -> None:
     assert len(session.copied) == MAX_WAITING + 1
 
 
-def test_model_that_is_removed_before_it_was_copied_is_copied_no_more() -> None:
+def test_model_that_is_removed_before_it_was_copied_is_copied_no_more():
     """Rounds are faster than copies here, and only the latest models are kept."""
     session = Copying()
     session.make(1, 2, 3)

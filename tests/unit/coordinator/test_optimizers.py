@@ -4,7 +4,6 @@ the engine, over several rounds; and their state, kept and found again."""
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -53,7 +52,7 @@ def next_round(
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
-def test_several_rounds(name: str, dtype: str) -> None:
+def test_several_rounds(name, dtype):
     """The model and what is remembered, round after round."""
     chance = np.random.default_rng(8)
     store = MemoryStore()
@@ -88,7 +87,7 @@ def test_several_rounds(name: str, dtype: str) -> None:
         x = found.astype(float).tolist()
 
 
-def test_momentum_of_none_is_not_kept() -> None:
+def test_momentum_of_none_is_not_kept():
     """A momentum of beta1 = 0 would be a vector as long as the model, for nothing."""
     assert OPTIMIZERS["fedadagrad"]().begin() == {SECOND_MOMENT: 1e-6}
     chance = np.random.default_rng(1)
@@ -102,7 +101,7 @@ def test_momentum_of_none_is_not_kept() -> None:
         np.testing.assert_allclose(stepped, base + 0.1 * (result - base) / scale)
 
 
-def test_the_defaults() -> None:
+def test_the_defaults():
     """The defaults are those of the papers."""
     assert OPTIMIZERS["fedavgm"]() == OPTIMIZERS["fedavgm"](learning_rate=1.0, beta=0.9)  # type: ignore[call-arg]  # of this one
     for name in ("fedadam", "fedyogi"):
@@ -111,7 +110,7 @@ def test_the_defaults() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
-def test_any_way_to_read_gives_the_same_bytes(name: str) -> None:
+def test_any_way_to_read_gives_the_same_bytes(name):
     """Tile sizes, threads and readers; the state too."""
     made = []
     for tile_bytes, num_threads, max_readers in ((1, 1, 1), (200, 3, 64), (1 << 20, 2, 2)):
@@ -131,7 +130,7 @@ def test_any_way_to_read_gives_the_same_bytes(name: str) -> None:
     assert made[0] == made[1] == made[2]
 
 
-def test_an_initialisation_takes_no_step() -> None:
+def test_an_initialisation_takes_no_step():
     """There is nothing to step from: the rule's result is the model, and the state begins after
     it."""
     store = MemoryStore()
@@ -143,7 +142,7 @@ def test_an_initialisation_takes_no_step() -> None:
     assert sorted(store.keys("optimizer/")) == []
 
 
-def test_stale_updates_and_an_optimiser() -> None:
+def test_stale_updates_and_an_optimiser():
     """The rule mixes; the optimiser steps towards what comes of it."""
     store = MemoryStore()
     base = np.zeros(3, np.float32)
@@ -166,7 +165,7 @@ class Nothing(Mean):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_model_that_leaves_the_range(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_leaves_the_range(value, monkeypatch):
     """After a step out of the dtype's range neither model nor state is published."""
     for rules in (RULES, BUILT_IN):
         monkeypatch.setitem(cast(dict[str, Any], rules), "nothing", Nothing)
@@ -180,7 +179,7 @@ def test_a_model_that_leaves_the_range(value: float, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
-def test_one_huge_round_does_not_end_the_session(name: str) -> None:
+def test_one_huge_round_does_not_end_the_session(name):
     """No step is taken in the huge elements, and the rounds after it step as if it had not been. A
     second moment at the end of its range would be too small for the momentum, and the model would
     walk to 1e9. The log tells how many elements it was."""
@@ -215,7 +214,7 @@ LAYOUT = (
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 @pytest.mark.parametrize("tile_bytes", [1, 200, 1 << 20])
-def test_statistics_take_no_step(name: str, tile_bytes: int) -> None:
+def test_statistics_take_no_step(name, tile_bytes):
     """Statistics become the rule's result in every round, and the weights step as without them."""
     chance = np.random.default_rng(2)
     stores = MemoryStore(), MemoryStore()
@@ -238,7 +237,7 @@ def test_statistics_take_no_step(name: str, tile_bytes: int) -> None:
 
 @pytest.mark.parametrize("name", ["", *sorted(OPTIMIZERS)])
 @pytest.mark.parametrize("tile_bytes", [1, 200, 1 << 20])
-def test_control_variate_moves_by_the_share_of_its_sites(name: str, tile_bytes: int) -> None:
+def test_control_variate_moves_by_the_share_of_its_sites(name, tile_bytes):
     """No optimiser steps it, and the weights step as without it."""
     chance = np.random.default_rng(2)
     layout = (TensorSpec("w", (5,), "float32"), TensorSpec("control", (5,), "float32", "control"))
@@ -288,7 +287,7 @@ def dying_before(key: str) -> type[MemoryStore]:
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 @pytest.mark.parametrize("died_before", ["optimizer/4/second_moment", "4/global"])
-def test_done_again_after_a_crash(name: str, died_before: str) -> None:
+def test_done_again_after_a_crash(name, died_before):
     """The state is there before its model; done again it is met as it is, to the bit."""
     store, other = dying_before(died_before)(), MemoryStore()
     store.is_to_die = True
@@ -308,7 +307,7 @@ def test_done_again_after_a_crash(name: str, died_before: str) -> None:
     assert aggregate(store, work) == undisturbed
 
 
-def test_state_that_another_coordinator_wrote(tmp_path: Path) -> None:
+def test_state_that_another_coordinator_wrote(tmp_path):
     """Another coordinator's state is not written over, and no model is published beside it."""
     store = FileStore(tmp_path)
     work = work_on(store, "mean", [np.ones(3, np.float32)], np.zeros(3, np.float32))
@@ -320,7 +319,7 @@ def test_state_that_another_coordinator_wrote(tmp_path: Path) -> None:
     assert not list(store.keys("4/"))
 
 
-def test_state_that_has_changed(tmp_path: Path) -> None:
+def test_state_that_has_changed(tmp_path):
     """The optimiser's state is checked against its digest, as models are."""
     store = FileStore(tmp_path)
     model = model_of(store, np.ones(3, np.float32))

@@ -37,7 +37,7 @@ def tiles(draw: st.DrawFn, min_rows: int = 1) -> Array:
 
 @settings(deadline=None)
 @given(tiles(), st.data())
-def test_both_ways_to_sort_give_the_same_bits(tile: Array, data: Any) -> None:
+def test_both_ways_to_sort_give_the_same_bits(tile, data):
     """Which of them is taken is a matter of speed alone."""
     first = data.draw(st.integers(0, len(tile) - 1))
     end = data.draw(st.integers(first + 1, len(tile)))
@@ -50,7 +50,7 @@ def test_both_ways_to_sort_give_the_same_bits(tile: Array, data: Any) -> None:
 
 
 @pytest.mark.parametrize("k", range(1, 13))
-def test_a_network_sorts_everything(k: int) -> None:
+def test_a_network_sorts_everything(k):
     """A network that sorts all rows of zeros and ones sorts all rows (Knuth 1973, the 0-1
     principle)."""
     columns = np.arange(2**k)
@@ -62,7 +62,7 @@ def test_a_network_sorts_everything(k: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_largest_values_do_not_overflow(dtype: str) -> None:
+def test_the_largest_values_do_not_overflow(dtype):
     """Their mean lies between them."""
     largest = np.finfo(dtype).max
     tile = np.full((4, 2), largest, dtype)
@@ -73,7 +73,7 @@ def test_the_largest_values_do_not_overflow(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("k", [5, MAX_NETWORK_ROWS + 2])
-def test_a_minority_does_not_move_it(k: int) -> None:
+def test_a_minority_does_not_move_it(k):
     """The result lies among the honest values for any values of the minority."""
     chance = np.random.default_rng(4)
     tile = chance.normal(size=(k, 50)).astype(np.float32)
@@ -87,14 +87,14 @@ def test_a_minority_does_not_move_it(k: int) -> None:
             assert (combined <= honest.max(axis=0)).all()
 
 
-def test_trimmed_mean_needs_enough_updates() -> None:
+def test_trimmed_mean_needs_enough_updates():
     """Something must be left."""
     TrimmedMean(2).check(5)
     with pytest.raises(RuleFailed, match=r"'trimmed_mean' .*trim = 2 .*4 updates, not 4"):
         TrimmedMean(2).check(4)
 
 
-def test_a_tile_stays_as_it_is() -> None:
+def test_a_tile_stays_as_it_is():
     """Sorting takes place elsewhere: the rows are read on in the next pass, or by others."""
     tile = np.arange(12, dtype=np.float32).reshape(3, 4)[::-1].copy()
     before = tile.copy()

@@ -61,7 +61,7 @@ def test_session_that_counts_rounds_since_there_were_no_passes_goes_on():
 
 
 @pytest.mark.parametrize("options", [{}, {"hidden_layers": [8]}])
-def test_network_that_was_averaged_by_default_goes_on(options: dict[str, Any]) -> None:
+def test_network_that_was_averaged_by_default_goes_on(options):
     """Networks of new sessions send gradients, unless the settings ask for local training."""
     workload = {"name": "mlp", "options": options}
     now = config_of(workload=workload)

@@ -19,7 +19,7 @@ def logs() -> Iterator[list[Any]]:
         yield entries
 
 
-def test_outage_has_one_warning_and_one_line_at_its_end(logs: list[Any]) -> None:
+def test_outage_has_one_warning_and_one_line_at_its_end(logs):
     clock = Clock()
     outage = Outage(clock)
     for _ in range(350):
@@ -33,7 +33,7 @@ def test_outage_has_one_warning_and_one_line_at_its_end(logs: list[Any]) -> None
     ]
 
 
-def test_reading_from_a_full_disk_does_not_end_its_outage(logs: list[Any]) -> None:
+def test_reading_from_a_full_disk_does_not_end_its_outage(logs):
     outage = Outage(Clock())
     outage.note_failure(PUT, FULL)
     outage.note_success(GET)
@@ -41,7 +41,7 @@ def test_reading_from_a_full_disk_does_not_end_its_outage(logs: list[Any]) -> No
     assert [entry["event"] for entry in logs] == ["store_unavailable"]
 
 
-def test_store_that_comes_and_goes_is_told_of_now_and_then(logs: list[Any]) -> None:
+def test_store_that_comes_and_goes_is_told_of_now_and_then(logs):
     """A disk that is almost full takes small updates and refuses large ones."""
     clock = Clock()
     outage = Outage(clock)

@@ -55,18 +55,14 @@ def stored(iris: Table, store: MemoryStore) -> GlobalModel:
     return store_model(store, 0, create("sgd").initial_model([iris.profile()]))
 
 
-def test_stored_model_is_measured_as_the_workload_measures_it(
-    iris: Table, store: MemoryStore, stored: GlobalModel
-) -> None:
+def test_stored_model_is_measured_as_the_workload_measures_it(iris, store, stored):
     found = evaluate_stored(store, stored, lambda _: iris)
     assert found.num_samples == 150
     assert sorted(found.metrics) == ["accuracy", "loss"]
     assert found.metrics["accuracy"] == pytest.approx(1 / 3)
 
 
-def test_central_model_is_trained_on_four_fifths_and_compared_on_the_others(
-    iris: Table, store: MemoryStore, tmp_path: Path
-) -> None:
+def test_central_model_is_trained_on_four_fifths_and_compared_on_the_others(iris, store, tmp_path):
     """On the same rows as the global model, and the same each time. Its file is that of a model."""
     workload = create("sgd")
     whole = fit_centralised(workload, iris, epochs=3, seed=1)
@@ -91,9 +87,7 @@ def test_central_model_is_trained_on_four_fifths_and_compared_on_the_others(
     assert [column.name for column in profile.columns] == [one.name for one in iris.columns]
 
 
-def test_central_model_is_cut_short_by_a_clock_that_goes_ahead(
-    iris: Table, store: MemoryStore
-) -> None:
+def test_central_model_is_cut_short_by_a_clock_that_goes_ahead(iris, store):
     """A coordinator that is stopped does not wait for the end of the training."""
     stored = store_model(store, 1, fit_centralised(create("sgd"), iris, epochs=1, seed=1))
     found, exported = fit_central(store, stored, lambda _: iris, Budget(1000, 1e9), lambda: inf)
@@ -101,7 +95,7 @@ def test_central_model_is_cut_short_by_a_clock_that_goes_ahead(
     assert exported is None
 
 
-def test_central_model_needs_rows_of_two_classes(iris: Table, store: MemoryStore) -> None:
+def test_central_model_needs_rows_of_two_classes(iris, store):
     stored = store_model(store, 1, fit_centralised(create("sgd"), iris, epochs=1, seed=1))
     of_one = iris.subset(range(40))
     found, exported = fit_central(store, stored, lambda _: of_one, Budget(3, 1e9))
@@ -110,23 +104,19 @@ def test_central_model_needs_rows_of_two_classes(iris: Table, store: MemoryStore
     assert exported is None
 
 
-def test_model_without_a_workload_cannot_be_measured(iris: Table, store: MemoryStore) -> None:
+def test_model_without_a_workload_cannot_be_measured(iris, store):
     model = store_model(store, 0, Model(np.zeros(3, np.float32), ()))
     with pytest.raises(ValueError, match="do not name its workload"):
         evaluate_stored(store, model, lambda _: iris)
 
 
-def test_damaged_model_is_not_measured(
-    iris: Table, store: MemoryStore, stored: GlobalModel
-) -> None:
+def test_damaged_model_is_not_measured(iris, store, stored):
     other = replace(stored, ref=replace(stored.ref, digest="0" * 32))
     with pytest.raises(StoreError, match="damaged"):
         evaluate_stored(store, other, lambda _: iris)
 
 
-def test_category_of_number_codes_is_read_as_the_model_takes_it(
-    tmp_path: Path, store: MemoryStore
-) -> None:
+def test_category_of_number_codes_is_read_as_the_model_takes_it(tmp_path, store):
     """The sites have declared the type, which the coordinator's own file does not tell."""
     file = tmp_path / "rows.csv"
     file.write_text("ward,y\n" + "1,yes\n2,no\n" * 20)
@@ -139,7 +129,7 @@ def test_category_of_number_codes_is_read_as_the_model_takes_it(
     assert found.metrics["accuracy"] == 0.5
 
 
-def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named(tmp_path, monkeypatch):
     file = tmp_path / "rows.csv"
     file.write_text("a,y\n1,yes\n2,no\n")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
@@ -149,14 +139,14 @@ def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         load_own_data(str(file), TableSettings(target="y"))
 
 
-def test_data_without_rows_are_refused(tmp_path: Path) -> None:
+def test_data_without_rows_are_refused(tmp_path):
     file = tmp_path / "rows.csv"
     file.write_text("a,y\n")
     with pytest.raises(DataError, match="no rows"):
         load_own_data(str(file), TableSettings(target="y"))
 
 
-async def test_evaluation_that_fails_is_a_warning(store: MemoryStore) -> None:
+async def test_evaluation_that_fails_is_a_warning(store):
     """Here the data of a restarted coordinator are no longer configured."""
     journal = Disk()
     with capture_logs() as logs:
@@ -175,7 +165,7 @@ async def test_evaluation_that_fails_is_a_warning(store: MemoryStore) -> None:
     assert line["log_level"] == "warning"
 
 
-async def test_central_model_that_cannot_be_trained_is_a_warning(store: MemoryStore) -> None:
+async def test_central_model_that_cannot_be_trained_is_a_warning(store):
     """The data are no longer configured here either; the reason is kept for the status."""
     journal = Disk()
     rules = replace(make_rules(evaluate_data=True), evaluate_local=True, rounds=2)
@@ -196,7 +186,7 @@ async def test_central_model_that_cannot_be_trained_is_a_warning(store: MemorySt
     assert (line["log_level"], line["reason"]) == ("warning", reason)
 
 
-def test_own_data_are_read_by_the_keys_of_evaluate(tmp_path: Path) -> None:
+def test_own_data_are_read_by_the_keys_of_evaluate(tmp_path):
     """A message names the coordinator's keys, which are those of the sites, and they mend it."""
     file = tmp_path / "own.csv"
     file.write_text("a,y\n1,u\nn/a,v\n3,u\n4,\n5,v\n")
@@ -210,7 +200,7 @@ def test_own_data_are_read_by_the_keys_of_evaluate(tmp_path: Path) -> None:
     assert (table.num_samples, table.without_target) == (4, 1)
 
 
-def test_own_data_are_chosen_by_the_keys_of_the_sites(tmp_path: Path) -> None:
+def test_own_data_are_chosen_by_the_keys_of_the_sites(tmp_path):
     """Columns that the sites leave out, names that they rename, and rows that they do not take."""
     file = tmp_path / "own.csv"
     file.write_text("Nr,Station,Alter,seen,y\n1,7,61,2020-01-03,u\n2,8,17,2020-01-04,v\n")

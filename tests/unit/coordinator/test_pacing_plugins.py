@@ -52,7 +52,7 @@ def session_of(
     return bench
 
 
-def test_the_example_of_the_documentation_closes_a_round(install: Install) -> None:
+def test_the_example_of_the_documentation_closes_a_round(install):
     rules = rules_of(install, EXAMPLE, 60, **THREE, rounds__controller="ordered")
     assert {"after_first", "enough_samples"} <= set(known_pacings())
     assert rules.pacing_options == {"samples": 60}
@@ -64,7 +64,7 @@ def test_the_example_of_the_documentation_closes_a_round(install: Install) -> No
     assert bench.session.round == 1
 
 
-def test_closing_time_that_has_passed_closes_a_round_at_once(install: Install) -> None:
+def test_closing_time_that_has_passed_closes_a_round_at_once(install):
     closes_at = "return round_.opened_at + 30 if len(round_.updates) > 1 else None  # time"
     rules = rules_of(install, EXAMPLE.replace(NO_TIME, closes_at), **THREE)
     bench = session_of(rules, "a", "b", "c")
@@ -75,7 +75,7 @@ def test_closing_time_that_has_passed_closes_a_round_at_once(install: Install) -
     assert bench.session.round == 1
 
 
-def test_rule_is_not_asked_for_a_time_once_nothing_is_outstanding(install: Install) -> None:
+def test_rule_is_not_asked_for_a_time_once_nothing_is_outstanding(install):
     asks = "return max(round_.outstanding) and None  # time"
     bench = session_of(rules_of(install, EXAMPLE.replace(NO_TIME, asks), 9, **TWO), "a", "b")
     bench.end("a")
@@ -83,14 +83,14 @@ def test_rule_is_not_asked_for_a_time_once_nothing_is_outstanding(install: Insta
     assert bench.session.round == 1
 
 
-def test_a_rule_that_fails_names_itself(install: Install) -> None:
+def test_a_rule_that_fails_names_itself(install):
     source = EXAMPLE.replace(NO_TIME, "raise ZeroDivisionError  # time")
     bench = session_of(rules_of(install, source, **TWO), "a", "b", all_of_them=True)
     with pytest.raises(ControllerFailed, match="'enough_samples' has failed in round 0: ZeroDiv"):
         bench.end("a")
 
 
-def test_late_participants_go_on_under_a_rule_that_takes_stale_updates(install: Install) -> None:
+def test_late_participants_go_on_under_a_rule_that_takes_stale_updates(install):
     """The rule's answer is in the journal, which folds without the code of the rule."""
     rules = rules_of(install, with_method("max_staleness", "1"), 10, **TWO, rounds__rounds=4)
     assert rules.staleness == 1
@@ -113,7 +113,7 @@ def test_late_participants_go_on_under_a_rule_that_takes_stale_updates(install: 
         ("closes_initial_round", "1 // 0"),
     ],
 )
-def test_answer_that_cannot_be_used_is_refused(install: Install, method: str, answer: str) -> None:
+def test_answer_that_cannot_be_used_is_refused(install, method, answer):
     """A session is not opened with a rule that would end the coordinator later."""
     with pytest.raises(ConfigError, match=r"rounds.pacing.*'enough_samples' .*(answers|failed)"):
         rules_of(install, with_method(method, answer))
@@ -128,14 +128,12 @@ def test_answer_that_cannot_be_used_is_refused(install: Install, method: str, an
     ],
     ids=["200 s", "no wait", "untold"],
 )
-def test_rule_tells_how_often_session_time_is_recorded(
-    install: Install, source: str, every_s: float
-) -> None:
+def test_rule_tells_how_often_session_time_is_recorded(install, source, every_s):
     rules = rules_of(install, source)
     assert noted_every_s(rules, strategy_of_session(rules).pacing) == every_s
 
 
-def test_rule_may_close_the_round_of_the_initial_weights(install: Install) -> None:
+def test_rule_may_close_the_round_of_the_initial_weights(install):
     source = with_method("closes_initial_round", "True")
     rules = rules_of(install, source, 10, **TWO, rounds__initial_weights="average")
     bench = session_of(rules, "a", "b", all_of_them=True, initial="empty")
@@ -144,16 +142,14 @@ def test_rule_may_close_the_round_of_the_initial_weights(install: Install) -> No
     assert bench.session.round == 1
 
 
-def test_start_with_another_rule_names_the_rule_alone(install: Install) -> None:
+def test_start_with_another_rule_names_the_rule_alone(install):
     """The limit of staleness follows from the rule, and is no setting to put right."""
     session = Session("s1", rules_of(install, with_method("max_staleness", "2")))
     expected = ['rounds.pacing = "enough_samples" (configured: "")']
     assert list(differences(session, config())) == expected
 
 
-def test_rule_that_cannot_describe_itself_stops_neither_status_nor_check_config(
-    install: Install,
-) -> None:
+def test_rule_that_cannot_describe_itself_stops_neither_status_nor_check_config(install):
     """The text says which rule has failed, and why."""
     source = EXAMPLE
     for method in ("describe(self)", "awaited(self, round_: Round)"):
@@ -167,7 +163,7 @@ def test_rule_that_cannot_describe_itself_stops_neither_status_nor_check_config(
     assert f"{failed} in round 0: ZeroDivisionError: no" in said
 
 
-def test_a_rule_that_is_not_installed_is_told_at_the_start() -> None:
+def test_a_rule_that_is_not_installed_is_told_at_the_start():
     rules = replace(config().rules(), pacing="fortune")
     with pytest.raises(ControllerFailed, match=r"pacing rule is 'fortune'.* not installed"):
         strategy_of_session(rules)
@@ -176,7 +172,7 @@ def test_a_rule_that_is_not_installed_is_told_at_the_start() -> None:
 @pytest.mark.parametrize(
     ("source", "why"), [("X = 7", "not a class"), ("class X: pass", "no is_complete")]
 )
-def test_a_class_without_the_methods_is_refused(install: Install, source: str, why: str) -> None:
+def test_a_class_without_the_methods_is_refused(install, source, why):
     install(source, PACINGS, "x", "X")
     with pytest.raises(PluginFailed, match=f"'x' is no pacing rule: it .*{why}"):
         make_pacing("x", {})
@@ -196,13 +192,11 @@ AFTER_FIRST = {"rounds__pacing": "after_first"}
         ({**AFTER_FIRST, "rounds__consistency": "asp"}, "leave this out"),
     ],
 )
-def test_settings_that_contradict_the_rule_are_refused(given: dict[str, Any], why: str) -> None:
+def test_settings_that_contradict_the_rule_are_refused(given, why):
     with pytest.raises(ConfigError, match=why):
         config(**given)
 
 
-def test_rule_that_takes_stale_updates_needs_an_aggregation_rule_that_does(
-    install: Install,
-) -> None:
+def test_rule_that_takes_stale_updates_needs_an_aggregation_rule_that_does(install):
     with pytest.raises(ConfigError, match=r'rounds.pacing = "enough_samples" mixes updates'):
         rules_of(install, with_method("max_staleness", "None"), aggregation__rule="sum")

@@ -39,14 +39,14 @@ ALLOWED = {
 }
 
 
-def test_server_has_the_services_that_are_looked_at_here() -> None:
+def test_server_has_the_services_that_are_looked_at_here():
     assert {*serve.SERVICES, serve.HEALTH} < SERVICES.keys()
     assert ROLES.keys() == set(METHODS)
 
 
 @pytest.mark.parametrize("role", Role)
 @pytest.mark.parametrize("method", METHODS)
-def test_method_is_for_the_roles_in_the_table(method: str, role: Role) -> None:
+def test_method_is_for_the_roles_in_the_table(method, role):
     service, _, name = method.removeprefix("/").partition("/")
     service = service.rpartition(".")[2]
     allowed = ALLOWED.get(f"{service}/{name}") or ALLOWED[service]
@@ -58,7 +58,7 @@ def test_method_is_for_the_roles_in_the_table(method: str, role: Role) -> None:
             require_permitted(method, caller)
 
 
-def test_method_without_an_entry_is_refused() -> None:
+def test_method_without_an_entry_is_refused():
     operator = Caller(Identity("a", Role.OPERATOR, "alice"), "1", 0.0)
     with pytest.raises(NotPermitted):
         require_permitted("/xain_proto.fl.Coordinator/New", operator)

@@ -47,7 +47,7 @@ def install_example(install: Install) -> None:
     install(example("python"), AGGREGATORS, found[2], found[4], found[3])
 
 
-def test_the_example_of_the_documentation(install: Install) -> None:
+def test_the_example_of_the_documentation(install):
     """Installed, named in a configuration, with an option, and run by the engine over tiles."""
     install_example(install)
     assert "midrange" in known_rules()
@@ -67,7 +67,7 @@ def test_the_example_of_the_documentation(install: Install) -> None:
     assert models[0] == models[1]
 
 
-def test_unused_plug_ins_are_not_imported(install: Install) -> None:
+def test_unused_plug_ins_are_not_imported(install):
     """A plug-in that is broken breaks only its users, and is named then."""
     install("import nowhere_to_be_found\n", AGGREGATORS, "broken", module="acme_broken")
     make_rule("mean", {})
@@ -80,7 +80,7 @@ def test_unused_plug_ins_are_not_imported(install: Install) -> None:
     assert told.startswith('aggregation.rule is "broken"; the plug-in')
 
 
-def test_a_plug_in_replaces_nothing(install: Install) -> None:
+def test_a_plug_in_replaces_nothing(install):
     """A name that is built in means what it means, or nothing."""
     install("class Mean: ...\n", AGGREGATORS, "mean", "Mean", "acme_mean")
     assert known_rules() == sorted(BUILT_IN)
@@ -90,9 +90,7 @@ def test_a_plug_in_replaces_nothing(install: Install) -> None:
 
 
 @pytest.mark.parametrize(("section", "group"), [("storage", "stores"), ("metrics", "metrics")])
-def test_wrong_option_of_a_store_is_a_wrong_setting(
-    install: Install, section: str, group: str
-) -> None:
+def test_wrong_option_of_a_store_is_a_wrong_setting(install, section, group):
     """The coordinator names its key, and ends with the status of a wrong configuration."""
     source = "class Store:\n    def __init__(self, depth: int = 1) -> None: ...\n"
     folder = install(source, f"xain.{group}", "acme", "Store")
@@ -110,7 +108,7 @@ def test_wrong_option_of_a_store_is_a_wrong_setting(
     assert coordinator.stop() == EXIT_BAD_CONFIG
 
 
-def test_two_plug_ins_of_one_name(install: Install) -> None:
+def test_two_plug_ins_of_one_name(install):
     """The name is ambiguous, and the error names both packages."""
     for name in ("acme_one", "acme_two"):
         install("class Rule: ...\n", AGGREGATORS, "clever", module=name)
@@ -129,14 +127,14 @@ def test_two_plug_ins_of_one_name(install: Install) -> None:
         ),
     ],
 )
-def test_plug_in_that_is_no_rule(install: Install, source: str, missing: str) -> None:
+def test_plug_in_that_is_no_rule(install, source, missing):
     """The error comes at the start, and not at the end of the first round."""
     install(source, AGGREGATORS, "other")
     with pytest.raises(PluginFailed, match=f"'other' is no rule: it has no {missing}"):
         make_rule("other", {})
 
 
-def test_a_rule_that_makes_something_else(install: Install) -> None:
+def test_a_rule_that_makes_something_else(install):
     """The engine does not guess."""
     source = """
 class Rule:
@@ -151,7 +149,7 @@ class Rule:
         aggregate(store, work_on(store, "odd", vectors, vectors[0]))
 
 
-def test_a_plug_in_that_is_gone_in_the_middle_of_a_session(install: Install) -> None:
+def test_a_plug_in_that_is_gone_in_the_middle_of_a_session(install):
     """The plug-in can be installed again: no failure of the rule, which would end the session."""
     store = MemoryStore()
     work = work_on(store, "midrange", [np.ones(5, np.float32)] * 3, np.ones(5, np.float32))
@@ -175,14 +173,14 @@ class Rule:
 """
 
 
-def test_a_rule_that_surveys_takes_no_stale_updates(install: Install) -> None:
+def test_a_rule_that_surveys_takes_no_stale_updates(install):
     """Their weights follow from their age, and the survey would be left out without a word."""
     install(SURVEYOR.replace("takes_stale = False", "takes_stale = True"), AGGREGATORS, "odd")
     with pytest.raises(PluginFailed, match=r"'odd' is no rule: .*survey and takes_stale"):
         make_rule("odd", {})
 
 
-def test_a_weight_for_a_global_model_that_is_not_there(install: Install) -> None:
+def test_a_weight_for_a_global_model_that_is_not_there(install):
     """A round that initialises has none, and the rule is named."""
     install(SURVEYOR, AGGREGATORS, "odd")
     store = MemoryStore()
@@ -206,7 +204,7 @@ def test_a_weight_for_a_global_model_that_is_not_there(install: Install) -> None
     ],
 )
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_a_rule_that_raises(install: Install, part: str, body: str, num_threads: int) -> None:
+def test_a_rule_that_raises(install, part, body, num_threads):
     """The error names the rule, and the session goes on once the plug-in has been put right."""
     install(re.sub(rf"(def {part}\(.*?\)): .*", rf"\1: {body}", SURVEYOR), AGGREGATORS, "odd")
     store = MemoryStore()
@@ -234,7 +232,7 @@ def test_a_rule_that_raises(install: Install, part: str, body: str, num_threads:
         ),
     ],
 )
-def test_a_plug_in_that_cannot_be_used(install: Install, entry: str, body: str, told: str) -> None:
+def test_a_plug_in_that_cannot_be_used(install, entry, body, told):
     """The start fails with one line."""
     lines = SURVEYOR.replace("class Rule:\n", f"class Rule:\n    {body}\n")
     if "def check" in body:
@@ -266,7 +264,7 @@ class Rule:
 """
 
 
-def test_options_that_a_journal_keeps_as_they_were_given(install: Install) -> None:
+def test_options_that_a_journal_keeps_as_they_were_given(install):
     """Options that the rule converts on its side are kept in their given form."""
     install(PICKY, AGGREGATORS, "odd")
     given = {"aggregation__options__side": "most", "aggregation__options__table": "b"}
@@ -276,7 +274,7 @@ def test_options_that_a_journal_keeps_as_they_were_given(install: Install) -> No
     assert make_rule("odd", options) == found.aggregation.made_rule()
 
 
-def test_options_that_no_journal_keeps() -> None:
+def test_options_that_no_journal_keeps():
     """Options of a type that the journal cannot hold are refused where they are given."""
     with pytest.raises(WrongOption, match="depth: it must be text"):
         options_of(object(), {"depth": [1]})
@@ -300,9 +298,7 @@ async def _status_of(config: CoordinatorConfig) -> object:
         return run._status_after(raised.value)
 
 
-def test_a_session_whose_plug_in_is_gone(
-    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_whose_plug_in_is_gone(install, tmp_path, monkeypatch):
     """The error comes when the coordinator starts, and not at the end of a round."""
     folder = install(PICKY, AGGREGATORS, "odd")
     overrides: dict[str, object] = {

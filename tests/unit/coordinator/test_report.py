@@ -78,7 +78,7 @@ def session(*rounds: inspection.RoundStatus, **status: object) -> Snapshot:
     return snapshot(session_id="5e5510", num_rounds=3, participants=evil, rounds=rounds, **status)
 
 
-def test_a_page_shows_curves_sites_rosters_and_reasons() -> None:
+def test_a_page_shows_curves_sites_rosters_and_reasons():
     """Each of two rounds has its cell for each site; a reason is beside it and in a table."""
     checked = read(
         session(
@@ -125,7 +125,7 @@ def test_a_page_shows_curves_sites_rosters_and_reasons() -> None:
     assert checked.tips.count("round 0: counted") == 2
 
 
-def test_names_and_reasons_are_text() -> None:
+def test_names_and_reasons_are_text():
     """Names and reasons come from the network, and are escaped."""
     checked = read(
         session(
@@ -145,13 +145,13 @@ def test_names_and_reasons_are_text() -> None:
     assert checked.text.count(EVIL) >= 5
 
 
-def test_a_session_that_has_not_begun_has_a_page() -> None:
+def test_a_session_that_has_not_begun_has_a_page():
     assert "Nothing was measured" in read(session(waiting_for="2 more participants")).text
 
 
 @pytest.mark.parametrize("x_name", ["", "1 − specificity"])
 @pytest.mark.parametrize("values", [[0.0], [1.0, 1.0], [-3e-7, 2e12], [5.0, -5.0]])
-def test_a_chart_holds_any_values(values: list[float], x_name: str) -> None:
+def test_a_chart_holds_any_values(values, x_name):
     """Points lie within the picture, whatever their range; in a square they are shares."""
     points = [(float(x), abs(y) % 1 if x_name else y) for x, y in enumerate(values)]
     text = chart("any", [Line("any", "sites", points)], x_name=x_name)
@@ -163,7 +163,7 @@ def test_a_chart_holds_any_values(values: list[float], x_name: str) -> None:
         assert 0 <= y <= (300 if x_name else 260)
 
 
-def test_reason_that_comes_again_is_one_row_with_its_rounds() -> None:
+def test_reason_that_comes_again_is_one_row_with_its_rounds():
     """A site that misses every deadline of two weeks does not hide the other reasons."""
     rounds = [
         inspection.RoundStatus(
@@ -179,7 +179,7 @@ def test_reason_that_comes_again_is_one_row_with_its_rounds() -> None:
     assert "bdeadline passed40 to 2, 6bfailed: MemoryError14" in text
 
 
-def test_report_names_the_problem_of_a_site_that_is_away() -> None:
+def test_report_names_the_problem_of_a_site_that_is_away():
     """A site that left is not listed among the participants."""
     site = inspection.SiteAccount(
         participant_id="north", rounds_selected=7, rounds_contributed=2, last_failure="no memory"
@@ -188,7 +188,7 @@ def test_report_names_the_problem_of_a_site_that_is_away() -> None:
     assert "north2 of 7no memory" in text
 
 
-def test_report_counts_initial_weights_for_nobody() -> None:
+def test_report_counts_initial_weights_for_nobody():
     """Round 0 is in the timeline, and neither a column of the roster nor a round of its site."""
     made = inspection.RoundStatus(
         round=0, phase="published", task=pb.INITIALISE, selected=["a"], contributors=["a"]
@@ -202,7 +202,7 @@ def test_report_counts_initial_weights_for_nobody() -> None:
     assert "0 initialise" in checked.text
 
 
-def test_site_of_a_paused_round_still_trains() -> None:
+def test_site_of_a_paused_round_still_trains():
     """A round is paused while too few are connected; a site that has not handed in may still."""
     one = inspection.RoundStatus(
         round=4, phase="standby", selected=["a", "b"], missing={"b": "failed: TypeError"}
@@ -257,7 +257,7 @@ def of_model(tallies: Tallies, classes: list[str], **status: Any) -> Snapshot:
     return replace(session(trained, one, **of), models=models)
 
 
-def test_a_page_says_how_good_the_model_is_with_intervals_matrix_and_curves() -> None:
+def test_a_page_says_how_good_the_model_is_with_intervals_matrix_and_curves():
     """Figures of all rows stand beside those of the sites and of the best constant prediction."""
     checked = read(of_model(tallied(), ["alive", EVIL]))
     for told in (
@@ -274,14 +274,14 @@ def test_a_page_says_how_good_the_model_is_with_intervals_matrix_and_curves() ->
     assert any(tip.startswith("Calibration") for tip in checked.labels)
 
 
-def test_of_many_classes_the_curves_of_those_that_are_told_apart_worst_are_drawn() -> None:
+def test_of_many_classes_the_curves_of_those_that_are_told_apart_worst_are_drawn():
     checked = read(of_model(tallied(5), list("abcde")))
     assert checked.text.count("ROC of ") == 3
     assert "Of 5 classes the 3 that are told apart worst." in checked.text
     assert "By class" in checked.text
 
 
-def test_figures_of_a_regression_need_no_classes() -> None:
+def test_figures_of_a_regression_need_no_classes():
     tallies = tally_numbers(np.arange(30.0), np.arange(30.0) + np.tile([1.0, -1.0, 0.5], 10))
     assert tallies is not None
     checked = read(of_model(tallies, []))
@@ -295,9 +295,7 @@ def test_figures_of_a_regression_need_no_classes() -> None:
     [({"best_round": 1}, "got worse"), ({}, "has learned nothing of use")],
     ids=["an earlier model was better", "no model was better"],
 )
-def test_training_that_is_no_better_than_its_baseline_says_so_first(
-    best: dict[str, Any], outcome: str
-) -> None:
+def test_training_that_is_no_better_than_its_baseline_says_so_first(best, outcome):
     """The first line tells it, once, and below are the other warnings."""
     why = "Model 3 is no better than always predicting the commonest class."
     told = session(no_better=why, warnings=[why, "site b was left out"], state=pb.FINISHED, **best)
@@ -307,13 +305,13 @@ def test_training_that_is_no_better_than_its_baseline_says_so_first(
     assert "site b was left out" in text
 
 
-def test_best_model_is_told_first_with_its_interval_and_baseline() -> None:
+def test_best_model_is_told_first_with_its_interval_and_baseline():
     text = read(of_model(tallied(), list("ab"), best_round=3, metric="log_loss")).text
     assert "Model 3 is the best by log_loss: accuracy 0.8 (0.584 to 0.919, baseline 0.5)" in text
     assert "on 20 held-out rows." in text
 
 
-def test_sites_without_figures_or_models_are_named_with_the_reason() -> None:
+def test_sites_without_figures_or_models_are_named_with_the_reason():
     never = inspection.SiteAccount(
         participant_id="far", rounds_selected=4, last_failure="no memory"
     )
@@ -325,7 +323,7 @@ def test_sites_without_figures_or_models_are_named_with_the_reason() -> None:
     assert "northin no figure" not in text
 
 
-def test_columns_are_used_or_left_out_with_a_reason_and_the_data_are_described() -> None:
+def test_columns_are_used_or_left_out_with_a_reason_and_the_data_are_described():
     """Table one and the findings stand on the page, and so does the day of the training."""
     ages = np.linspace(30, 80, 40)
     names = np.array([EVIL, "alive"] * 20)
@@ -353,7 +351,7 @@ def test_columns_are_used_or_left_out_with_a_reason_and_the_data_are_described()
         assert part in text, part
 
 
-def test_method_says_that_rows_of_a_group_were_kept_together() -> None:
+def test_method_says_that_rows_of_a_group_were_kept_together():
     ages, names = np.linspace(30, 80, 40), np.array(["a", "b"] * 20)
     groups = np.arange(40, dtype=np.uint64) // 4
     data = Table((Column("age"),), {"age": ages}, names, groups=groups, group="patient")
@@ -370,7 +368,7 @@ def test_method_says_that_rows_of_a_group_were_kept_together() -> None:
     assert "Rows with the same patient were kept together" in read(told).text
 
 
-def test_figures_of_the_coordinators_own_rows_are_called_so() -> None:
+def test_figures_of_the_coordinators_own_rows_are_called_so():
     """The coordinator's own rows may be among those that a site has trained on."""
     told = of_model(tallied(), list("ab"), best_round=3, metric="log_loss")
     told.rounds.rounds[-1].coordinator_evaluation.CopyFrom(tallies_message(tallied()))

@@ -92,7 +92,7 @@ def read(whole: Snapshot, study: Any = None) -> str:
     return unescape(re.sub(r"<[^>]+>", "\n", text))
 
 
-def test_methods_name_model_training_length_held_out_rows_and_preparation() -> None:
+def test_methods_name_model_training_length_held_out_rows_and_preparation():
     """Sentences tell how the model was made, as a paper must, with the numbers of the session."""
     text = read(trained(ended_because="stopped early: log_loss has not improved since round 3"))
     for told in (
@@ -113,7 +113,7 @@ def test_methods_name_model_training_length_held_out_rows_and_preparation() -> N
     assert re.search(r"sex\s+0\.0%\s+female, male", text)
 
 
-def test_methods_follow_the_settings_that_are_not_the_defaults() -> None:
+def test_methods_follow_the_settings_that_are_not_the_defaults():
     columns = (replace(PREPARED.numbers[0], fill=nan, has_indicator=True, scale=Scale()),)
     settings = {"aggregation.rule": '"gradient"', "aggregation.optimizer": '"fedadam"'}
     options = {"options": dumps({**SGD, "mode": "gradient", "penalty": "none", "eta0": 0.1})}
@@ -134,7 +134,7 @@ def test_methods_follow_the_settings_that_are_not_the_defaults() -> None:
     assert "permuted" not in text
 
 
-def test_rows_that_weigh_by_class_are_told_with_what_it_does_to_probabilities() -> None:
+def test_rows_that_weigh_by_class_are_told_with_what_it_does_to_probabilities():
     """Figures of such probabilities look like those of a bad model, of every workload."""
     metadata = {"workload": "xgboost", "options": dumps({"class_weight": "balanced"})}
     text = read(trained(metadata=metadata, weighs_classes=True))
@@ -152,15 +152,13 @@ def test_rows_that_weigh_by_class_are_told_with_what_it_does_to_probabilities() 
         ({"publish": True}, "its fitted estimators, or sums over its rows"),
     ],
 )
-def test_estimators_leave_a_site_only_where_they_are_published(
-    options: dict[str, Any], left: str
-) -> None:
+def test_estimators_leave_a_site_only_where_they_are_published(options, left):
     text = read(trained(metadata={"workload": "bagging", "options": dumps(options)}))
     assert left in text
     assert "an update of the model" not in text
 
 
-def test_sums_over_held_out_rows_left_no_site_where_nothing_was_measured() -> None:
+def test_sums_over_held_out_rows_left_no_site_where_nothing_was_measured():
     session = trained()
     assert "sums over the held-out rows" in read(session)
     for one in session.rounds.rounds:
@@ -170,7 +168,7 @@ def test_sums_over_held_out_rows_left_no_site_where_nothing_was_measured() -> No
     assert "sums over the held-out rows" not in text
 
 
-def test_table_of_columns_of_one_site_alone_is_not_shown() -> None:
+def test_table_of_columns_of_one_site_alone_is_not_shown():
     """Means and spreads of one site are on no page that goes to others."""
     assert "Columns as the model takes them" in read(trained())
     text = read(trained(contributors=("north",)))
@@ -179,18 +177,18 @@ def test_table_of_columns_of_one_site_alone_is_not_shown() -> None:
 
 
 @pytest.mark.parametrize("workload", ["", "describe"])
-def test_training_without_a_workload_has_no_methods(workload: str) -> None:
+def test_training_without_a_workload_has_no_methods(workload):
     """The training of a script is known by its numbers alone."""
     assert "How was it made?" not in read(trained(metadata={"workload": workload}))
 
 
-def test_figures_say_that_their_rows_have_chosen_the_model() -> None:
+def test_figures_say_that_their_rows_have_chosen_the_model():
     text = read(trained())
     assert "of 11 models it has the smallest log loss. So its figures are slightly optim" in text
     assert "chosen the model" not in read(trained(best_round=None))
 
 
-def test_calibration_has_figures_and_points_with_rows() -> None:
+def test_calibration_has_figures_and_points_with_rows():
     text = read(trained())
     for name in ("observed / expected", "calibration intercept", "calibration slope"):
         assert re.search(rf"{name}\n.*?\n.*?\d to \d", text, re.DOTALL), name
@@ -218,7 +216,7 @@ def of_study(kind: Any) -> Any:
         ("leave_out", "Each site left out: accuracy 0.", "trained and chosen at the others"),
     ],
 )
-def test_page_of_a_study_begins_with_its_pooled_figures(kind: str, first: str, method: str) -> None:
+def test_page_of_a_study_begins_with_its_pooled_figures(kind, first, method):
     """The page begins with the figures of the study, not with those of its last fold, and has each
     figure of all rows and of the sites."""
     text = read(trained(study="2 of 2"), of_study(kind))
@@ -233,6 +231,6 @@ def test_page_of_a_study_begins_with_its_pooled_figures(kind: str, first: str, m
         assert len(re.findall(r"\(-?\d.*? to ", every.partition(name)[2][:200])) >= 3, name
 
 
-def test_figures_of_one_site_alone_are_not_called_those_of_all_sites() -> None:
+def test_figures_of_one_site_alone_are_not_called_those_of_all_sites():
     assert "rows of north alone, on which nobody trained" in read(trained(contributors=("north",)))
     assert "rows of all sites together" in read(trained())

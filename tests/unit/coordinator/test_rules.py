@@ -2,7 +2,6 @@
 name."""
 
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,7 +59,7 @@ def shares_of(rule: str, num_samples: Array) -> list[Fraction]:
 @pytest.mark.parametrize("rule", ["weighted_average", "mean", "sum"])
 @settings(deadline=None)
 @given(round_=rounds())
-def test_rule_gives_the_sum_of_its_weights(rule: str, round_: tuple[Array, Array]) -> None:
+def test_rule_gives_the_sum_of_its_weights(rule, round_):
     tile, num_samples = round_
     expected = slow_sum(tile, shares_of(rule, num_samples))
     assert_close(RULES[rule]().combine(tile, num_samples), expected, tile)
@@ -68,14 +67,14 @@ def test_rule_gives_the_sum_of_its_weights(rule: str, round_: tuple[Array, Array
 
 @settings(deadline=None)
 @given(rounds())
-def test_identity(round_: tuple[Array, Array]) -> None:
+def test_identity(round_):
     """The update itself, to the bit."""
     tile, num_samples = round_
     combined = RULES["identity"]().combine(tile[:1], num_samples[:1])
     np.testing.assert_array_equal(combined.astype(np.float32), tile[0])
 
 
-def test_float64_inside() -> None:
+def test_float64_inside():
     """The sum is limited by neither the range nor the precision of the averaged values."""
     half = np.full((4, 1), 60000, np.float16)  # their sum is no float16 any more
     one = np.ones(4, np.int64)
@@ -85,7 +84,7 @@ def test_float64_inside() -> None:
     assert RULES["sum"]().combine(single, np.ones(8, np.int64)).tolist() == [2.0**24 + 7]
 
 
-def test_sample_counts_that_add_up_to_more_than_an_int64() -> None:
+def test_sample_counts_that_add_up_to_more_than_an_int64():
     """Nothing wraps around into a negative weight."""
     tile = np.array([[1.0], [3.0]], np.float32)
     counts = np.full(2, 2**63 - 1, np.int64)
@@ -96,9 +95,7 @@ def test_sample_counts_that_add_up_to_more_than_an_int64() -> None:
 @pytest.mark.parametrize("name", ["mean", "weighted_average"])
 @settings(deadline=None)
 @given(num_samples=st.lists(st.integers(1, 10**6), min_size=1, max_size=20))
-def test_an_average_of_the_largest_is_the_largest(
-    name: str, dtype: str, num_samples: list[int]
-) -> None:
+def test_an_average_of_the_largest_is_the_largest(name, dtype, num_samples):
     """Rounding on the way does not lead out of the dtype: an average lies between its values."""
     largest = np.finfo(dtype).max
     tile = np.full((len(num_samples), 2), largest, dtype)
@@ -108,7 +105,7 @@ def test_an_average_of_the_largest_is_the_largest(
     np.testing.assert_allclose(combined / float(largest), [1.0, -1.0], rtol=1e-14)
 
 
-def test_identity_takes_one_update() -> None:
+def test_identity_takes_one_update():
     """The error is a RuleFailed of the rule's own, not any ValueError."""
     rule = RULES["identity"]()
     rule.check(1)
@@ -121,7 +118,7 @@ def test_identity_takes_one_update() -> None:
 
 @settings(deadline=None)
 @given(rounds(), st.data())
-def test_updates_are_mixed_with_the_base(round_: tuple[Array, Array], data: Any) -> None:
+def test_updates_are_mixed_with_the_base(round_, data):
     """Shares of the samples of all sites; what no update weighs is the base's, the last row."""
     tile, num_samples = round_
     k, t = tile.shape
@@ -135,14 +132,14 @@ def test_updates_are_mixed_with_the_base(round_: tuple[Array, Array], data: Any)
     assert_close(combined, slow_sum(rows, [*of_updates, rest]), rows)
 
 
-def test_updates_of_all_sites_leave_nothing_to_the_base() -> None:
+def test_updates_of_all_sites_leave_nothing_to_the_base():
     """The base has weight 0 exactly, also where counts add up to more than an int64."""
     counts = np.array([3, 2**63 - 1, 2**63 - 1])
     total = sum(map(int, counts))
     assert mixing_weights(counts, [0, 0, 0], total)[-1] == 0.0
 
 
-def test_which_rules_take_stale_updates() -> None:
+def test_which_rules_take_stale_updates():
     """Only rules that follow the given weights take stale updates."""
     assert [name for name, rule in RULES.items() if rule.takes_stale] == ["weighted_average"]
 
@@ -165,14 +162,14 @@ def test_which_rules_take_stale_updates() -> None:
         ({"optimizer_options.beta1": "0.5"}, "aggregation.optimizer_options: without"),
     ],
 )
-def test_wrong_options_are_named(overrides: dict[str, object], told: str) -> None:
+def test_wrong_options_are_named(overrides, told):
     """The error is one line, with the key in full."""
     assert error_of(**{f"aggregation.{key}": value for key, value in overrides.items()}).startswith(
         told
     )
 
 
-def test_options_of_a_file_keep_their_types(tmp_path: Path) -> None:
+def test_options_of_a_file_keep_their_types(tmp_path):
     """A session is opened with all options, with their defaults."""
     file = tmp_path / "coordinator.toml"
     file.write_text(
@@ -204,7 +201,7 @@ def test_options_of_a_file_keep_their_types(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_too_few_updates_for_a_rule(settings_: dict[str, object], told: str) -> None:
+def test_too_few_updates_for_a_rule(settings_, told):
     """A round that closes at its deadline may have no more than these."""
     assert told in error_of(**settings_)
 
@@ -218,9 +215,7 @@ def test_too_few_updates_for_a_rule(settings_: dict[str, object], told: str) -> 
         ({"fraction_participants": "1/2", "max_participants": 2, "controller": "all"}, 2),
     ],
 )
-def test_a_rule_that_cannot_work_is_a_wrong_setting(
-    rounds_settings: dict[str, object], num_updates: int
-) -> None:
+def test_a_rule_that_cannot_work_is_a_wrong_setting(rounds_settings, num_updates):
     """The mistake is found at the start, and not at the end of the first round."""
     overrides = {f"rounds.{key}": value for key, value in rounds_settings.items()}
     with pytest.raises(ConfigError) as caught:
@@ -229,7 +224,7 @@ def test_a_rule_that_cannot_work_is_a_wrong_setting(
     assert f"a round may have {num_updates} updates" in str(caught.value)
 
 
-def test_rule_of_one_update_names_the_bound_that_it_lacks() -> None:
+def test_rule_of_one_update_names_the_bound_that_it_lacks():
     """Without it a thousand may come, which no file says."""
     with pytest.raises(ConfigError) as caught:
         load(CoordinatorConfig, overrides={"aggregation.rule": "identity"})

@@ -5,7 +5,7 @@ from xain_coordinator.core.view.session_warnings import MAX_KINDS
 from xain_coordinator.core.vocabulary import events as e
 
 
-def test_repeated_warning_is_one_sentence_with_its_number() -> None:
+def test_repeated_warning_is_one_sentence_with_its_number():
     """A failed evaluation counts from the first time on; what happens to one participant once, as
     an update that is refused, is told by its account."""
     history = History()
@@ -26,7 +26,7 @@ def test_repeated_warning_is_one_sentence_with_its_number() -> None:
     assert history.copy() == history
 
 
-def test_kinds_of_warnings_have_a_bound() -> None:
+def test_kinds_of_warnings_have_a_bound():
     """The oldest are dropped: a stream of participants whose code fails does not fill memory."""
     history = History()
     for number in range(3 * MAX_KINDS):

@@ -18,7 +18,7 @@ def shown(table_one: TableOne | None) -> str:
     return text.getvalue()
 
 
-def test_data_of_all_sites_are_shown_and_a_long_table_is_cut() -> None:
+def test_data_of_all_sites_are_shown_and_a_long_table_is_cut():
     data = Dataset(np.arange(600.0).reshape(20, 30), np.repeat(["no", "yes"], 10))
     profile = Table.from_dataset(data).profile()
     table = TableOne.of([("north", profile), ("south", profile)]).for_sites(2)
@@ -29,5 +29,5 @@ def test_data_of_all_sites_are_shown_and_a_long_table_is_cut() -> None:
     assert lines[begin + MAX_LINES].startswith("the whole table: xain-coordinator describe")
 
 
-def test_status_without_described_data_has_no_section_of_them() -> None:
+def test_status_without_described_data_has_no_section_of_them():
     assert "Data" not in shown(None)

@@ -50,12 +50,12 @@ def config(**overrides: Any) -> CoordinatorConfig:
         ({"search__options": {ALPHA: [1.0, 2.0]}, "evaluate__every": 0}, "evaluate.every"),
     ],
 )
-def test_studies_that_cannot_be_done(given: dict[str, Any], told: str) -> None:
+def test_studies_that_cannot_be_done(given, told):
     message = configured.error_of(**{"workload__name": "sgd", **given})
     assert told in message, message
 
 
-def test_grid_has_all_combinations_and_a_list_is_taken_as_it_is() -> None:
+def test_grid_has_all_combinations_and_a_list_is_taken_as_it_is():
     grid = {ALPHA: [0.1, 0.2], EPOCHS: [1, 3]}
     plan = plan_of(config(search__options=grid).rules().study)
     expected = [{ALPHA: a, EPOCHS: e} for e in ("1", "3") for a in ("0.1", "0.2")]
@@ -65,7 +65,7 @@ def test_grid_has_all_combinations_and_a_list_is_taken_as_it_is() -> None:
     assert list(plan.options) == [{ALPHA: "0.1", EPOCHS: "1"}, {ALPHA: "0.2"}]
 
 
-def test_draw_is_that_of_its_seed() -> None:
+def test_draw_is_that_of_its_seed():
     ranges = {ALPHA: {"from": 1e-6, "to": 0.1, "scale": "log"}, EPOCHS: {"from": 1, "to": 5}}
 
     def drawn(seed: int) -> list[Any]:
@@ -80,7 +80,7 @@ def test_draw_is_that_of_its_seed() -> None:
     assert min(alphas) < 1e-3 < max(alphas)
 
 
-def test_last_two_options_train_for_half_of_the_rounds() -> None:
+def test_last_two_options_train_for_half_of_the_rounds():
     alphas = [n / 100 for n in range(1, 13)]
     rules = config(rounds__rounds=48, search__options={ALPHA: alphas}).rules()
     assert plan_of(rules.study).budget == 3  # 3, 6, 12, 24
@@ -89,7 +89,7 @@ def test_last_two_options_train_for_half_of_the_rounds() -> None:
     )
 
 
-def test_rules_of_a_step_are_those_of_its_task_sites_and_options() -> None:
+def test_rules_of_a_step_are_those_of_its_task_sites_and_options():
     given = config(
         rounds__rounds=48,
         rounds__min_participants=4,
@@ -104,7 +104,7 @@ def test_rules_of_a_step_are_those_of_its_task_sites_and_options() -> None:
     assert (measured.rounds, measured.evaluate_patience, measured.num_required) == (0, 0, 1)
 
 
-def test_plan_in_the_journal_is_that_of_the_settings() -> None:
+def test_plan_in_the_journal_is_that_of_the_settings():
     rules = config(study__folds=3, study__seed=9, study__final=True).rules()
     step = next_step(plan_of(rules.study), "x", ())
     assert (step.division.folds, step.division.seed, step.shown) == (3, 9, "fold 1 of 3")
@@ -123,8 +123,8 @@ def test_plan_in_the_journal_is_that_of_the_settings() -> None:
     ],
 )
 def test_options_of_a_search_are_compared_by_a_metric_that_all_of_them_have(
-    searched: dict[str, Any], given: dict[str, Any], metric: str
-) -> None:
+    searched, given, metric
+):
     """The log loss is too high on purpose with class weights, and not known without
     probabilities."""
     settings = config(search__options=searched, **given)

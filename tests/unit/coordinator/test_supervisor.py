@@ -90,7 +90,7 @@ def make(tmp_path: Path) -> Callable[..., Fleet]:
     return lambda **values: Fleet(tmp_path, **values)
 
 
-def test_killed_worker_is_started_again_as_itself(make: Callable[..., Fleet]) -> None:
+def test_killed_worker_is_started_again_as_itself(make):
     """The first time at once; the dead one is removed, and the other workers are left alone."""
     fleet = make()
     fleet.add("a")
@@ -105,7 +105,7 @@ def test_killed_worker_is_started_again_as_itself(make: Callable[..., Fleet]) ->
     assert fleet.supervisor.deaths == {"a": 1}
 
 
-def test_restarts_wait_longer_each_time_up_to_a_limit(make: Callable[..., Fleet]) -> None:
+def test_restarts_wait_longer_each_time_up_to_a_limit(make):
     """Then the worker is away for good, and the others go on."""
     fleet = make(max_restarts=3)
     fleet.add("a")
@@ -129,7 +129,7 @@ def test_restarts_wait_longer_each_time_up_to_a_limit(make: Callable[..., Fleet]
     assert len(fleet.said) == 4
 
 
-def test_worker_that_ran_for_long_is_started_again_at_once(make: Callable[..., Fleet]) -> None:
+def test_worker_that_ran_for_long_is_started_again_at_once(make):
     """Deaths are counted and waited for anew, so that a service of weeks has no limit."""
     fleet = make(max_restarts=1)
     fleet.add("a")
@@ -150,9 +150,7 @@ def test_worker_that_ran_for_long_is_started_again_at_once(make: Callable[..., F
         (0, None),
     ],
 )
-def test_worker_that_ends_by_itself_or_is_told_to_stop_stays_away(
-    make: Callable[..., Fleet], status: int, told: str | None
-) -> None:
+def test_worker_that_ends_by_itself_or_is_told_to_stop_stays_away(make, status, told):
     fleet = make()
     fleet.add("a")
     fleet.add("b")
@@ -167,7 +165,7 @@ def test_worker_that_ends_by_itself_or_is_told_to_stop_stays_away(
         assert said.startswith(told)
 
 
-def test_crash_is_answered_as_a_kill(make: Callable[..., Fleet]) -> None:
+def test_crash_is_answered_as_a_kill(make):
     fleet = make()
     fleet.add("a")
     fleet.kill("a", 128 + signal.SIGSEGV)
@@ -176,9 +174,7 @@ def test_crash_is_answered_as_a_kill(make: Callable[..., Fleet]) -> None:
 
 
 @pytest.mark.parametrize("rank", [Rank.HEAD, Rank.SERVER])
-def test_launch_cannot_go_on_without_its_coordinator(
-    make: Callable[..., Fleet], rank: Rank
-) -> None:
+def test_launch_cannot_go_on_without_its_coordinator(make, rank):
     """A killed coordinator is started again; one that ends by itself ends the launch."""
     fleet = make()
     fleet.add("coordinator", rank)
@@ -188,7 +184,7 @@ def test_launch_cannot_go_on_without_its_coordinator(
         fleet.kill("coordinator", 2)
 
 
-def test_wait_for_programs_looks_after_them_and_has_an_end(make: Callable[..., Fleet]) -> None:
+def test_wait_for_programs_looks_after_them_and_has_an_end(make):
     fleet = make()
     fleet.add("a")
     fleet.kill("a")
@@ -198,7 +194,7 @@ def test_wait_for_programs_looks_after_them_and_has_an_end(make: Callable[..., F
     assert fleet.now > JOIN_TIMEOUT_S
 
 
-def test_programs_are_stopped_by_their_ranks(make: Callable[..., Fleet]) -> None:
+def test_programs_are_stopped_by_their_ranks(make):
     """Tools and workers first, servers last; lines of the end are still told."""
     fleet = make()
     for name, rank in (("c", Rank.HEAD), ("s", Rank.SERVER), ("w", Rank.WORKER)):

@@ -42,7 +42,7 @@ def stream(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 1001])
-def test_percentiles_are_those_of_numpy(count: int) -> None:
+def test_percentiles_are_those_of_numpy(count):
     seconds = np.random.default_rng(count).lognormal(size=count)
     timings = read(call(value).encode() for value in seconds)
     (row,), _ = timings.tables()
@@ -52,7 +52,7 @@ def test_percentiles_are_those_of_numpy(count: int) -> None:
     assert row["max"] == seconds.max()
 
 
-def test_json_has_endpoints_participants_and_the_number_of_unreadable_lines(stream: Path) -> None:
+def test_json_has_endpoints_participants_and_the_number_of_unreadable_lines(stream):
     result = run(str(stream), "--json")
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
@@ -73,7 +73,7 @@ def test_json_has_endpoints_participants_and_the_number_of_unreadable_lines(stre
     assert told["unreadable_lines"] == 3
 
 
-def test_table_in_a_pipe_is_plain(stream: Path) -> None:
+def test_table_in_a_pipe_is_plain(stream):
     """One line for each row, with as many cells as headings, for grep and sort."""
     result = run(str(stream))
     assert result.exit_code == 0
@@ -106,7 +106,7 @@ def test_table_in_a_pipe_is_plain(stream: Path) -> None:
         b"[" * 100_000,
     ],
 )
-def test_unreadable_line_is_counted_and_left_out(line: bytes) -> None:
+def test_unreadable_line_is_counted_and_left_out(line):
     timings = read([line, call(1.0).encode()])
     assert timings.num_unreadable == 1
     assert len(timings.by_caller) == 1
@@ -120,9 +120,7 @@ def test_unreadable_line_is_counted_and_left_out(line: bytes) -> None:
         ("x\n", "has no latency (1 other lines); name a file"),
     ],
 )
-def test_file_without_latencies_is_one_line_and_exit_status_1(
-    tmp_path: Path, text: str | None, message: str
-) -> None:
+def test_file_without_latencies_is_one_line_and_exit_status_1(tmp_path, text, message):
     path = tmp_path / "latency.jsonl"
     if text is not None:
         path.write_text(text)

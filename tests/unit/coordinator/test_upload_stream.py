@@ -68,15 +68,13 @@ async def receive(stream: Stream, upload: MeasuredUpload) -> None:
 
 
 @pytest.mark.parametrize("sizes", SENDERS.values(), ids=SENDERS)
-async def test_upload_is_written_however_it_is_cut_into_messages(
-    upload: MeasuredUpload, sizes: tuple[int, ...]
-) -> None:
+async def test_upload_is_written_however_it_is_cut_into_messages(upload, sizes):
     await receive(Stream(sizes), upload)
     assert upload.is_whole
     assert upload.complete().ref.digest == ANNOUNCED.digest
 
 
-async def test_next_message_is_read_when_the_one_before_is_written(upload: MeasuredUpload) -> None:
+async def test_next_message_is_read_when_the_one_before_is_written(upload):
     """One message of an upload is in memory at a time."""
     read = written = 0
 
@@ -91,9 +89,7 @@ async def test_next_message_is_read_when_the_one_before_is_written(upload: Measu
 
 
 @pytest.mark.parametrize("sizes", SENDERS.values(), ids=SENDERS)
-async def test_cancelled_upload_ends_wherever_it_waits(
-    tmp_path: Path, sizes: tuple[int, ...]
-) -> None:
+async def test_cancelled_upload_ends_wherever_it_waits(tmp_path, sizes):
     """Cancelled while it waits for a message or for the disk."""
     number = 0
     while True:
@@ -112,9 +108,7 @@ async def test_cancelled_upload_ends_wherever_it_waits(
 
 
 @pytest.mark.parametrize("number", [1, 2])
-async def test_failed_write_ends_the_upload_and_keeps_no_part(
-    upload: MeasuredUpload, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+async def test_failed_write_ends_the_upload_and_keeps_no_part(upload, monkeypatch, number):
     """A batch that was measured and not written is no part to go on with."""
     write, sizes = FileUpload.write, list[int]()
 
@@ -130,7 +124,7 @@ async def test_failed_write_ends_the_upload_and_keeps_no_part(
     assert not upload.is_open
 
 
-async def test_upload_without_a_header_is_refused() -> None:
+async def test_upload_without_a_header_is_refused():
     async def no_header() -> Any:
         return pb.PutWeightsRequest(data=b"x")
 
@@ -142,7 +136,7 @@ async def test_upload_without_a_header_is_refused() -> None:
             await UploadStream(read).header()
 
 
-async def test_sender_that_trickles_bytes_is_ended(upload: MeasuredUpload) -> None:
+async def test_sender_that_trickles_bytes_is_ended(upload):
     """A byte now and then does not begin the time limit again. What was written stays."""
     sent = Stream((1000,) * 3)
     num_bytes = 0

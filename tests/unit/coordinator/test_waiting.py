@@ -4,7 +4,7 @@ from support.logs import capture_logs
 from xain_coordinator.server.calls.waiting import MAX_WAITING, WAITING_LEASES, WaitingParticipants
 
 
-def test_waiting_participant_is_logged_once_and_counted_until_it_stays_away() -> None:
+def test_waiting_participant_is_logged_once_and_counted_until_it_stays_away():
     """A participant that comes again after each lease waits; one that gives up does not."""
     waiting = WaitingParticipants(lease_s=15.0)
     with capture_logs() as lines:
@@ -21,7 +21,7 @@ def test_waiting_participant_is_logged_once_and_counted_until_it_stays_away() ->
     assert waiting.num(31.0 + WAITING_LEASES * 15.0) == 0
 
 
-def test_waiting_unregistered_clients_are_bounded() -> None:
+def test_waiting_unregistered_clients_are_bounded():
     """Names that are never used again are not kept for ever."""
     waiting = WaitingParticipants(lease_s=15.0)
     for number in range(2 * MAX_WAITING):

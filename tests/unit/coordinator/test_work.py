@@ -193,7 +193,7 @@ class HookedStore(MemoryStore):
 # --- a store that is away -------------------------------------------------------------------------
 
 
-async def test_a_store_that_is_away_is_waited_for() -> None:
+async def test_a_store_that_is_away_is_waited_for():
     """The session stays where it is, shows what is wrong, and goes on when the store is back."""
     store = HookedStore()
     troubles: list[str] = []
@@ -214,7 +214,7 @@ async def test_a_store_that_is_away_is_waited_for() -> None:
     assert read(store, "1/global") == npy(VECTOR)
 
 
-async def test_a_store_that_is_away_at_the_end_is_not_waited_for() -> None:
+async def test_a_store_that_is_away_at_the_end_is_not_waited_for():
     """The session has ended without the model, which is not tried any more, and the operator
     of a session that is over is shown no trouble."""
     store, journal = HookedStore(), Disk()
@@ -242,7 +242,7 @@ async def test_a_store_that_is_away_at_the_end_is_not_waited_for() -> None:
     assert isinstance(journal.events[-1], e.SessionFinished)
 
 
-async def test_a_coordinator_stops_while_a_thread_is_at_work() -> None:
+async def test_a_coordinator_stops_while_a_thread_is_at_work():
     """The thread ends after its tile, close() waits for it, and nothing is published by it."""
     store, journal = HookedStore(), Disk()
     loop, begun, released = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
@@ -282,7 +282,7 @@ async def small_session(f: Fleet) -> None:
     await f.until(Phase.FINISHED)
 
 
-async def test_small_model_is_committed_with_the_update_that_closes_its_round() -> None:
+async def test_small_model_is_committed_with_the_update_that_closes_its_round():
     """One transaction has the last update, the model and the end of the session. The store has the
     model once it is copied, and the journal no more then."""
     store, journal = MemoryStore(), Disk()
@@ -305,7 +305,7 @@ async def test_small_model_is_committed_with_the_update_that_closes_its_round() 
         assert JournalledStore(store, journal).models == []
 
 
-async def test_small_model_is_written_to_the_store_while_too_many_wait_to_be_copied() -> None:
+async def test_small_model_is_written_to_the_store_while_too_many_wait_to_be_copied():
     store, journal = MemoryStore(), Disk()
     async with fleet(journal, store, make_rules(num_participants=2)) as f:
         f.worker.max_uncopied = 0
@@ -314,7 +314,7 @@ async def test_small_model_is_written_to_the_store_while_too_many_wait_to_be_cop
     assert read(store, "1/global") == npy(VECTOR + 1)
 
 
-async def test_small_model_of_another_coordinator_is_never_overwritten() -> None:
+async def test_small_model_of_another_coordinator_is_never_overwritten():
     store, journal = MemoryStore(), Disk()
     async with fleet(journal, store, make_rules(num_participants=2)) as f:
         await small_session(f)
@@ -325,7 +325,7 @@ async def test_small_model_of_another_coordinator_is_never_overwritten() -> None
     assert read(store, "1/global") == npy(VECTOR + 5)
 
 
-async def test_small_model_is_not_made_after_another_coordinator_has_taken_over() -> None:
+async def test_small_model_is_not_made_after_another_coordinator_has_taken_over():
     """The last update is accepted; the model is then not published, as a large one is not."""
     store, journal = HookedStore(), Disk()
 
@@ -343,7 +343,7 @@ async def test_small_model_is_not_made_after_another_coordinator_has_taken_over(
     assert isinstance(journal.events[-1], e.RoundClosed)
 
 
-async def test_update_is_in_the_journal_if_its_model_cannot_be_made_at_once() -> None:
+async def test_update_is_in_the_journal_if_its_model_cannot_be_made_at_once():
     """An error on the event loop costs no acknowledged update: the model is then made in a thread,
     as a large one is."""
     store, journal = MemoryStore(), Disk()
@@ -364,7 +364,7 @@ async def test_update_is_in_the_journal_if_its_model_cannot_be_made_at_once() ->
 # --- what ends the process and not the session ----------------------------------------------------
 
 
-async def test_a_fenced_coordinator_ends() -> None:
+async def test_a_fenced_coordinator_ends():
     """Another one works on its store. The session is that one's; this one touches nothing."""
     store, journal = MemoryStore(), Disk()
     async with fleet(journal, store) as f:
@@ -378,7 +378,7 @@ async def test_a_fenced_coordinator_ends() -> None:
     assert read(store, "1/global") == npy(VECTOR + 1)
 
 
-async def test_weights_that_are_missing_end_the_process_and_not_the_session() -> None:
+async def test_weights_that_are_missing_end_the_process_and_not_the_session():
     """The disk is the wrong one, or a restored one: with the right one the session goes on."""
     store, journal = HookedStore(), Disk()
     store.hook = lambda: store.delete("0/p0")
@@ -396,7 +396,7 @@ async def test_weights_that_are_missing_end_the_process_and_not_the_session() ->
     assert read(store, "1/global") == npy(VECTOR)
 
 
-async def test_damaged_updates_are_asked_for_again_all_at_once() -> None:
+async def test_damaged_updates_are_asked_for_again_all_at_once():
     """The round waits for those that are damaged, and for nothing else."""
     store, journal = HookedStore(), Disk()
 
@@ -420,7 +420,7 @@ async def test_damaged_updates_are_asked_for_again_all_at_once() -> None:
     assert read(store, "1/global") == npy(VECTOR)
 
 
-async def test_model_is_verified_once_a_minute_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_model_is_verified_once_a_minute_at_most(monkeypatch):
     """However many participants say that it is damaged. While it is read, all of them wait."""
     store = MemoryStore()
     readings: list[str] = []
@@ -446,7 +446,7 @@ async def test_model_is_verified_once_a_minute_at_most(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("defect", [ValueError, OSError, MemoryError, AssertionError])
-async def test_a_defect_ends_the_process(defect: type[Exception]) -> None:
+async def test_a_defect_ends_the_process(defect):
     """Loudly, with the journal as it was: an unexpected error is no reason to end a week's
     training."""
     store, journal = HookedStore(), Disk()
@@ -464,7 +464,7 @@ async def test_a_defect_ends_the_process(defect: type[Exception]) -> None:
 # --- what ends the session ------------------------------------------------------------------------
 
 
-async def test_a_rule_that_fails_ends_the_session() -> None:
+async def test_a_rule_that_fails_ends_the_session():
     """The same updates would fail for ever; the cause is there to be read."""
     store, journal = MemoryStore(), Disk()
     async with fleet(journal, store, make_rules(num_participants=2, aggregation="sum")) as f:
@@ -499,9 +499,7 @@ WITH_WORKLOAD = make_rules(initial="workload")
 
 
 @pytest.mark.parametrize("names", [("p0", "p1"), ("p1", "p0")])
-async def test_model_and_table_one_do_not_depend_on_the_order_of_arrival(
-    names: tuple[str, str],
-) -> None:
+async def test_model_and_table_one_do_not_depend_on_the_order_of_arrival(names):
     """Where sketches of many sites are joined, quantiles depend on the order of the sites."""
     profiles = {"p0": DataProfile(10, 3), "p1": DataProfile(20, 3)}
     workload, store = Workload(), MemoryStore()
@@ -518,7 +516,7 @@ async def test_model_and_table_one_do_not_depend_on_the_order_of_arrival(
     assert "each can compute the other's figures" in line["reason"]
 
 
-async def test_sites_see_no_table_one_before_the_model_is_made() -> None:
+async def test_sites_see_no_table_one_before_the_model_is_made():
     """Figures of a site that joins after a failed attempt could be computed from the tables before
     and after."""
     workload = Workload(ValueError("no participant has any rows"))
@@ -533,7 +531,7 @@ async def test_sites_see_no_table_one_before_the_model_is_made() -> None:
 
 
 @pytest.mark.parametrize("error", [MemoryError("400 GB"), RuntimeError("a defect")])
-async def test_a_workload_that_crashes_ends_the_process(error: Exception) -> None:
+async def test_a_workload_that_crashes_ends_the_process(error):
     """A crash says nothing of the participants' data, so the session does not fail."""
     journal = Disk()
     async with fleet(journal, MemoryStore(), WITH_WORKLOAD, workload=Workload(error)) as f:
@@ -542,7 +540,7 @@ async def test_a_workload_that_crashes_ends_the_process(error: Exception) -> Non
     assert isinstance(journal.events[-1], e.ModelRequested)
 
 
-async def test_a_missing_workload_ends_the_process() -> None:
+async def test_a_missing_workload_ends_the_process():
     """With the line that is missing in the configuration; with it, the session goes on."""
     journal, store = Disk(), MemoryStore()
     async with fleet(journal, store, WITH_WORKLOAD) as f:
@@ -566,7 +564,5 @@ async def test_a_missing_workload_ends_the_process() -> None:
         ("describe", {}, True),
     ],
 )
-def test_remedy_is_named_where_models_are_averaged_without_one(
-    name: str, options: dict[str, object], is_told: bool
-) -> None:
+def test_remedy_is_named_where_models_are_averaged_without_one(name, options, is_told):
     assert checks_off(create(name, options)) == ({} if is_told else {"unlike_classes": "off"})

@@ -108,7 +108,7 @@ class Group(Bench):
         return self.session.open_round.attempt
 
 
-def test_selection_in_its_order_gives_the_ranks_and_rank_0_the_address() -> None:
+def test_selection_in_its_order_gives_the_ranks_and_rank_0_the_address():
     bench = Group("a", "b", "c", stages=3)
     groups = [bench.group(name) for name in bench.selected]
     address = f"{bench.selected[0]}:1"
@@ -116,7 +116,7 @@ def test_selection_in_its_order_gives_the_ranks_and_rank_0_the_address() -> None
     assert bench.heartbeat("a").attempt == 1
 
 
-def test_round_closes_when_all_slices_are_in() -> None:
+def test_round_closes_when_all_slices_are_in():
     bench = Group("a", "b", rounds=2)
     bench.hand_in(bench.selected[0], "p")
     assert bench.session.round == 0
@@ -126,19 +126,19 @@ def test_round_closes_when_all_slices_are_in() -> None:
     assert bench.aggregates[0].rule == "assemble"
 
 
-def test_no_more_participants_are_selected_than_the_model_has_layers() -> None:
+def test_no_more_participants_are_selected_than_the_model_has_layers():
     assert len(Group(*"abcdef", stages=0).selected) == len(LAYOUT)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
-def test_at_most_one_participant_is_selected_for_each_stage(stages: int) -> None:
+def test_at_most_one_participant_is_selected_for_each_stage(stages):
     assert len(Group("a", "b", "c", "d", "e", stages=stages).selected) == stages
 
 
 @pytest.mark.parametrize(
     ("second", "why"), [("qs", "where the model has 'r'"), ("", "does not say which tensors")]
 )
-def test_slice_that_is_no_part_of_the_model_is_refused(second: str, why: str) -> None:
+def test_slice_that_is_no_part_of_the_model_is_refused(second, why):
     bench = Group("a", "b")
     bench.hand_in("a", "p")
     with pytest.raises(errors.InvalidUpdate, match=why):
@@ -148,9 +148,7 @@ def test_slice_that_is_no_part_of_the_model_is_refused(second: str, why: str) ->
 @pytest.mark.parametrize(
     ("first", "second", "why"), [("pq", "qrs", "overlaps"), ("p", "rs", "6 of the 8 elements")]
 )
-def test_gaps_and_overlaps_of_slices_break_the_attempt_without_a_fault(
-    first: str, second: str, why: str
-) -> None:
+def test_gaps_and_overlaps_of_slices_break_the_attempt_without_a_fault(first, second, why):
     bench = Group("a", "b", refused_limit=1)
     bench.hand_in("a", first)
     with pytest.raises(errors.SliceMismatch, match=why):
@@ -163,7 +161,7 @@ def test_gaps_and_overlaps_of_slices_break_the_attempt_without_a_fault(
 
 
 @pytest.mark.parametrize("tensors", ["p", "pqrs"])
-def test_member_with_a_wrong_slice_never_trains_without_the_others(tensors: str) -> None:
+def test_member_with_a_wrong_slice_never_trains_without_the_others(tensors):
     """The slices of the other members are cut rightly, and arrive after the wrong slice."""
     bench = Group("a", "b", "c", stages=3, refused_limit=2)
     for attempt in range(1, MAX_ATTEMPTS + 1):
@@ -178,13 +176,13 @@ def test_member_with_a_wrong_slice_never_trains_without_the_others(tensors: str)
 
 
 @pytest.mark.parametrize("index", [0, 2])
-def test_slice_that_is_not_finite_is_refused_with_the_name_of_its_tensor(index: int) -> None:
+def test_slice_that_is_not_finite_is_refused_with_the_name_of_its_tensor(index):
     bench = Group("a", "b")
     with pytest.raises(errors.InvalidUpdate, match="s.0." if index else "r.0."):
         bench.hand_in("b", "rs", first_bad=index)
 
 
-def test_round_starts_again_at_once_when_a_member_leaves() -> None:
+def test_round_starts_again_at_once_when_a_member_leaves():
     bench = Group("a", "b", "c", stages=3)
     bench.leave("b")
     assert bench.attempt == 2
@@ -195,7 +193,7 @@ def test_round_starts_again_at_once_when_a_member_leaves() -> None:
     assert (restarted.attempt, restarted.reason) == (2, "b: it has left")
 
 
-def test_member_that_has_died_is_in_the_attempts_until_the_end_of_its_lease() -> None:
+def test_member_that_has_died_is_in_the_attempts_until_the_end_of_its_lease():
     bench = Group("a", "b")
     bench.report("a")
     assert bench.attempt == 2
@@ -204,7 +202,7 @@ def test_member_that_has_died_is_in_the_attempts_until_the_end_of_its_lease() ->
     assert (bench.attempt, bench.selected) == (3, ("a",))
 
 
-def test_slices_of_an_attempt_that_is_over_are_dropped() -> None:
+def test_slices_of_an_attempt_that_is_over_are_dropped():
     bench = Group("a", "b")
     bench.hand_in("a", "pq")
     bench.leave("b")
@@ -216,7 +214,7 @@ def test_slices_of_an_attempt_that_is_over_are_dropped() -> None:
     assert bench.session.round == 1
 
 
-def test_accepted_slice_outlives_its_sender() -> None:
+def test_accepted_slice_outlives_its_sender():
     bench = Group("a", "b")
     bench.hand_in("a", "pq")
     bench.leave("a")
@@ -225,7 +223,7 @@ def test_accepted_slice_outlives_its_sender() -> None:
     assert not bench.happened(e.RoundRestarted)
 
 
-def test_participant_that_joins_waits_for_the_next_attempt() -> None:
+def test_participant_that_joins_waits_for_the_next_attempt():
     bench = Group("a", "b", stages=3)
     bench.enter("c")
     assert bench.selected == ("a", "b")
@@ -233,7 +231,7 @@ def test_participant_that_joins_waits_for_the_next_attempt() -> None:
     assert set(bench.selected) == {"a", "b", "c"}
 
 
-def test_failure_of_a_members_own_code_ends_the_attempt_and_counts_against_it() -> None:
+def test_failure_of_a_members_own_code_ends_the_attempt_and_counts_against_it():
     bench = Group("a", "b", "c", stages=3)
     bench.send(c.NoteFailure("a", 0, "TypeError"))
     assert set(bench.selected) == {"b", "c"}
@@ -241,14 +239,14 @@ def test_failure_of_a_members_own_code_ends_the_attempt_and_counts_against_it() 
     assert bench.session.selection.faults_of("b").in_a_row == 0
 
 
-def test_process_that_replaces_a_killed_one_ends_the_attempt() -> None:
+def test_process_that_replaces_a_killed_one_ends_the_attempt():
     bench = Group("a", "b")
     bench.enter("a", port=2)
     assert bench.attempt == 2
     assert bench.group("b").address == f"{bench.selected[0]}:{2 if bench.selected[0] == 'a' else 1}"
 
 
-def test_refused_and_damaged_slices_end_the_attempt() -> None:
+def test_refused_and_damaged_slices_end_the_attempt():
     bench = Group("a", "b")
     bench.send(c.NoteRefusedUpdate("a", 0, "not finite"))
     assert bench.attempt == 2
@@ -260,7 +258,7 @@ def test_refused_and_damaged_slices_end_the_attempt() -> None:
     assert not bench.heartbeat("a").update_damaged
 
 
-def test_round_starts_again_at_its_deadline() -> None:
+def test_round_starts_again_at_its_deadline():
     bench = Group("a", "b", refused_limit=0)
     bench.hand_in("a", "pq")
     bench.pass_time(DEADLINE_S)
@@ -270,7 +268,7 @@ def test_round_starts_again_at_its_deadline() -> None:
     assert bench.attempt == 3
 
 
-def test_attempt_may_take_longer_than_the_idle_timeout() -> None:
+def test_attempt_may_take_longer_than_the_idle_timeout():
     bench = Group("a", "b", rounds=2, deadline_s=10 * IDLE_S)
     bench.report("a")
     bench.pass_time(5 * IDLE_S)
@@ -283,7 +281,7 @@ def test_attempt_may_take_longer_than_the_idle_timeout() -> None:
     assert bench.session.round == 1
 
 
-def test_session_finishes_when_too_many_attempts_at_a_round_break() -> None:
+def test_session_finishes_when_too_many_attempts_at_a_round_break():
     bench = Group("a", "b", rounds=2)
     for attempt in range(1, MAX_ATTEMPTS + 1):
         assert (bench.phase, bench.attempt) == (Phase.COLLECTING, attempt)
@@ -295,14 +293,14 @@ def test_session_finishes_when_too_many_attempts_at_a_round_break() -> None:
     assert len(bench.journal) < 4 * MAX_ATTEMPTS
 
 
-def test_session_finishes_when_all_attempts_at_a_round_pass_their_deadline() -> None:
+def test_session_finishes_when_all_attempts_at_a_round_pass_their_deadline():
     bench = Group("a", "b", refused_limit=0)
     bench.pass_time(MAX_ATTEMPTS * DEADLINE_S)
     assert bench.phase is Phase.FINISHED
     assert bench.session.cause.endswith("its deadline has passed")
 
 
-def test_late_reports_and_those_of_unregistered_clients_change_nothing() -> None:
+def test_late_reports_and_those_of_unregistered_clients_change_nothing():
     bench = Group("a", "b", "c")
     before = bench.session
     unregistered = next(p for p in "abc" if p not in bench.selected)
@@ -314,7 +312,7 @@ def test_late_reports_and_those_of_unregistered_clients_change_nothing() -> None
 
 
 @pytest.mark.parametrize("name", ["a", "new"])
-def test_participant_without_process_groups_is_refused(name: str) -> None:
+def test_participant_without_process_groups_is_refused(name):
     bench = Group("a", "b")
     bench.refuses(c.Rendezvous(name, PROFILE), errors.ProfileMismatch)
 
@@ -334,19 +332,19 @@ def test_participant_without_process_groups_is_refused(name: str) -> None:
         "two hosts:1",
     ],
 )
-def test_address_that_is_not_a_host_and_a_port_is_refused(name: str, address: str) -> None:
+def test_address_that_is_not_a_host_and_a_port_is_refused(name, address):
     bench = Group("a", "b")
     bench.refuses(c.Rendezvous(name, PROFILE, group_address=address), errors.InvalidRequest)
 
 
 @pytest.mark.parametrize("address", ["[::1]:65535", "10.0.0.7:1", "site-a.example.org:29500"])
-def test_address_with_a_host_and_a_port_is_accepted(address: str) -> None:
+def test_address_with_a_host_and_a_port_is_accepted(address):
     bench = Group("a", "b")
     bench.send(c.Rendezvous("new", PROFILE, group_address=address))
     assert bench.session.members["new"].group_address == address
 
 
-def test_process_of_another_script_keeps_its_address_for_process_groups() -> None:
+def test_process_of_another_script_keeps_its_address_for_process_groups():
     """Before the first weights are there a member joins again when its process can make them."""
     bench = Bench(rules(initial="first", min_participants=2))
     for name in ("a", "b"):
@@ -356,7 +354,7 @@ def test_process_of_another_script_keeps_its_address_for_process_groups() -> Non
     assert bench.session.members["a"].group_address == "a:2"
 
 
-def test_broken_attempt_waits_for_participants_before_it_starts_again() -> None:
+def test_broken_attempt_waits_for_participants_before_it_starts_again():
     bench = Group("a", "b", min_participants=2)
     bench.leave("b")
     assert (bench.phase, bench.attempt) == (Phase.STANDBY, 1)
@@ -373,7 +371,7 @@ BREAKING = (
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_session_completes_after_losses_and_restarts_at_any_point(seed: int) -> None:
+def test_session_completes_after_losses_and_restarts_at_any_point(seed):
     """Members leave, expire, fail, report and come back, slices are refused, damaged and cut
     wrongly, deadlines pass, and the coordinator dies. The journal always folds to the same session,
     and once all is quiet the session completes."""

@@ -16,7 +16,7 @@ def update(bench: Bench, name: str, num_samples: int) -> c.EndTrainingRound:
     return c.EndTrainingRound(name, number, num_samples, weights, is_bounded=True)
 
 
-def test_samples_are_at_most_those_of_the_profile() -> None:
+def test_samples_are_at_most_those_of_the_profile():
     bench = Bench(make_rules(rounds=3))
     bench.join("a")
     above = update(bench, "a", PROFILE.num_samples + 1)
@@ -25,7 +25,7 @@ def test_samples_are_at_most_those_of_the_profile() -> None:
     assert bench.send(update(bench, "a", PROFILE.num_samples)).reply == Done()
 
 
-def test_without_a_profile_the_first_declared_samples_are_the_limit() -> None:
+def test_without_a_profile_the_first_declared_samples_are_the_limit():
     """Fewer later on change nothing, initial weights are of none, and others have their own."""
     bench = Bench(make_rules(rounds=5, initial="empty", min_participants=2))
     for name in ("a", "b"):
@@ -38,7 +38,7 @@ def test_without_a_profile_the_first_declared_samples_are_the_limit() -> None:
     assert replay(bench.journal) == bench.session
 
 
-def test_open_coordinator_takes_any_number() -> None:
+def test_open_coordinator_takes_any_number():
     bench = Bench(make_rules(rounds=3))
     bench.join("a")
     open_one = dataclasses.replace(update(bench, "a", 2 * 10**9), is_bounded=False)

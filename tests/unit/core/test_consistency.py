@@ -50,7 +50,7 @@ def staleness(bench: Bench) -> dict[str, int]:
 # --- who trains what ------------------------------------------------------------------------------
 
 
-def test_carried_over_participant_hears_of_its_own_round() -> None:
+def test_carried_over_participant_hears_of_its_own_round():
     """Advertisement, assignment and upload are of the round that the participant trains, with the
     model, epochs and epoch base of that round."""
     bench = buffered_round("a", "b", epochs=5)
@@ -74,7 +74,7 @@ def test_carried_over_participant_hears_of_its_own_round() -> None:
     assert staleness(bench) == {"b": 2}
 
 
-def test_participant_that_trains_longer_than_the_deadline_is_replaced() -> None:
+def test_participant_that_trains_longer_than_the_deadline_is_replaced():
     """Otherwise a few stuck participants would be the whole selection, and each round would last to
     its deadline. Their late updates are still taken."""
     bench = buffered_round("a", "b", "c", "d", "e", "f", fraction="0.5")
@@ -91,7 +91,7 @@ def test_participant_that_trains_longer_than_the_deadline_is_replaced() -> None:
 # --- while a model is made, and while too few are here ------------------------------------------
 
 
-def test_while_a_model_is_made_the_slow_keep_their_results() -> None:
+def test_while_a_model_is_made_the_slow_keep_their_results():
     """NOT_IN_ROUND tells them to come again; ROUND_CLOSED would tell them to throw it away."""
     bench = buffered_round("a", "b")
     bench.answers = False
@@ -112,7 +112,7 @@ def test_while_a_model_is_made_the_slow_keep_their_results() -> None:
     assert bench.happened(e.UpdateAccepted)[-1].staleness == 1
 
 
-def test_work_is_assigned_while_a_model_is_made() -> None:
+def test_work_is_assigned_while_a_model_is_made():
     """With small buffers a model is nearly always being made. A participant that was refused its
     work then would back off, and miss the moments in which none is."""
     bench = buffered_round("a", "b", "c")
@@ -138,7 +138,7 @@ def test_work_is_assigned_while_a_model_is_made() -> None:
 # --- exactly once ---------------------------------------------------------------------------------
 
 
-def test_an_update_counts_once_however_often_it_is_sent() -> None:
+def test_an_update_counts_once_however_often_it_is_sent():
     """(participant, round trained) is counted in one model. Sent again it is answered as before, as
     long as it is the latest of its sender, however many models have been made meanwhile."""
     bench = buffered_round("a", "b")
@@ -172,7 +172,7 @@ def test_an_update_counts_once_however_often_it_is_sent() -> None:
     ]  # fmt: skip
 
 
-def test_resends_of_members_are_known() -> None:
+def test_resends_of_members_are_known():
     """The memory of resends is bounded by the members, not by all former ones."""
     bench = buffered_round("a", "b")
     bench.end("b", "b@0")
@@ -184,7 +184,7 @@ def test_resends_of_members_are_known() -> None:
     bench.refuses_end("STALE_ROUND", "b", "b@0", round_=0)
 
 
-def test_another_update_for_the_same_round_is_refused() -> None:
+def test_another_update_for_the_same_round_is_refused():
     bench = buffered_round("a", "b", "c", buffer_size=2)
     bench.end("a", "a@0")
     bench.end("c", "c@0")
@@ -196,7 +196,7 @@ def test_another_update_for_the_same_round_is_refused() -> None:
     assert len(bench.happened(e.UpdateAccepted)) == 3
 
 
-def test_xains_clients_mean_the_round_that_they_train() -> None:
+def test_xains_clients_mean_the_round_that_they_train():
     """XAIN's clients name no round. Their update is taken for the round that they were told of, and
     a resend is recognised."""
     bench = buffered_round("a", "b", "c", buffer_size=2)
@@ -212,7 +212,7 @@ def test_xains_clients_mean_the_round_that_they_train() -> None:
 
 
 @pytest.mark.parametrize("rules", [{}, {"consistency": "ssp", "staleness": 3}])
-def test_an_upload_counts_once_however_many_models_follow(rules: dict[str, Any]) -> None:
+def test_an_upload_counts_once_however_many_models_follow(rules):
     """The upload is known as long as its round is still trained by others, and after a restart."""
     bench = buffered_round("a", "b", "c", buffer_size=1, **rules)
     bench.end("a", upload_name="uuid-a")
@@ -255,7 +255,7 @@ def script() -> list[Callable[[Bench], object]]:
 
 
 @pytest.mark.parametrize("consistency", ["asp", "ssp"])
-def test_a_restart_keeps_all_of_it(consistency: str) -> None:
+def test_a_restart_keeps_all_of_it(consistency):
     """After a restart at any instant all train what they trained, and the models are made of
     the same updates with the same staleness."""
 
@@ -283,7 +283,7 @@ def test_a_restart_keeps_all_of_it(consistency: str) -> None:
 # --- metrics --------------------------------------------------------------------------------------
 
 
-def test_the_largest_staleness_of_a_round_is_measured() -> None:
+def test_the_largest_staleness_of_a_round_is_measured():
     """Where there can be one."""
     bench = buffered_round("a", "b", buffer_size=2)
     bench.end("a", "a@0")
@@ -299,7 +299,7 @@ def test_the_largest_staleness_of_a_round_is_measured() -> None:
     assert "max_staleness" not in fields
 
 
-def test_round_knows_the_samples_of_all_sites_that_train() -> None:
+def test_round_knows_the_samples_of_all_sites_that_train():
     """A site counts with its latest update, before the first one with its data profile; not in
     BSP, where a model is made of the updates alone."""
     bench = buffered_round("a", "b", "c")

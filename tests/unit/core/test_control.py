@@ -31,7 +31,7 @@ class Variates(Bench):
         return self.aggregates[-1].control_share
 
 
-def test_sites_without_rows_share_alike() -> None:
+def test_sites_without_rows_share_alike():
     bench = Variates("a", "b", fraction=0.5, controller="round_robin")
     bench.bring(*bench.selected, 0)
     assert bench.share == 1.0
@@ -39,7 +39,7 @@ def test_sites_without_rows_share_alike() -> None:
     assert bench.share == 0.5
 
 
-def test_all_begin_anew_if_one_has_lost_its_variate() -> None:
+def test_all_begin_anew_if_one_has_lost_its_variate():
     """Nothing tells what it has added to the mean."""
     bench = Variates("a", "b", min_participants=2)
     for training in ({}, LOST):
@@ -54,7 +54,7 @@ def test_all_begin_anew_if_one_has_lost_its_variate() -> None:
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
-def test_all_begin_anew_if_one_stays_away(comes_back: bool) -> None:
+def test_all_begin_anew_if_one_stays_away(comes_back):
     bench = Variates("a", "b")
     bench.bring("a", 10)
     bench.bring("b", 10)
@@ -78,9 +78,7 @@ def test_all_begin_anew_if_one_stays_away(comes_back: bool) -> None:
         (LAYOUT, {"consistency": "asp", "staleness": None}, "updates of earlier rounds"),
     ],
 )
-def test_initial_weights_whose_variate_cannot_be_are_refused(
-    layout: Any, rules: dict[str, Any], told: str
-) -> None:
+def test_initial_weights_whose_variate_cannot_be_are_refused(layout, rules, told):
     bench = Bench(make_rules(initial="first", **rules))
     bench.join("a")
     with pytest.raises(errors.InvalidUpdate, match=told):

@@ -34,7 +34,7 @@ def closed_round(*names: str) -> Bench:
     return bench
 
 
-def test_only_the_sender_is_asked_again() -> None:
+def test_only_the_sender_is_asked_again():
     bench = closed_round("a", "b", "c")
     damage(bench, "b")
     assert bench.notified
@@ -46,7 +46,7 @@ def test_only_the_sender_is_asked_again() -> None:
     assert not bench.start("b").update_accepted
 
 
-def test_same_update_makes_the_same_model() -> None:
+def test_same_update_makes_the_same_model():
     """The aggregation is given the same work, whatever happens in between."""
     bench = closed_round("a", "b", "c")
     before = bench.aggregates[-1]
@@ -57,7 +57,7 @@ def test_same_update_makes_the_same_model() -> None:
     assert not bench.heartbeat("b").update_damaged
 
 
-def test_update_that_was_replaced_meanwhile_counts() -> None:
+def test_update_that_was_replaced_meanwhile_counts():
     """The news of the damage may be old, or come twice."""
     bench = closed_round("a", "b")
     key = bench.session.opened.updates["b"].weights.ref.key
@@ -69,7 +69,7 @@ def test_update_that_was_replaced_meanwhile_counts() -> None:
     assert not bench.happened(e.UpdateDamaged)
 
 
-def test_damage_in_an_overdue_round_does_not_put_off_the_end_of_its_wait() -> None:
+def test_damage_in_an_overdue_round_does_not_put_off_the_end_of_its_wait():
     """Otherwise updates that are damaged again and again would keep a session waiting for ever."""
     bench = timed_round("a", "b", min_participants=2)
     bench.answers = False
@@ -85,7 +85,7 @@ def test_damage_in_an_overdue_round_does_not_put_off_the_end_of_its_wait() -> No
     assert bench.session.gives_up_at == DEADLINE_S + IDLE_S
 
 
-def test_late_update_of_an_asynchronous_session_is_asked_for_of_its_own_round() -> None:
+def test_late_update_of_an_asynchronous_session_is_asked_for_of_its_own_round():
     rules = make_rules(
         rounds=9,
         start_participants=3,
@@ -110,7 +110,7 @@ def test_late_update_of_an_asynchronous_session_is_asked_for_of_its_own_round() 
     assert bench.aggregates[-1].staleness == (0, 1)
 
 
-def test_reason_stands_in_the_record_of_the_round() -> None:
+def test_reason_stands_in_the_record_of_the_round():
     """The reason stays after a second update, and the first contribution counts no more."""
     bench = closed_round("a", "b", "c")
     damage(bench, "b")

@@ -1,6 +1,5 @@
 """Nothing waits for ever: deadlines, overdue rounds, the idle timeout."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -28,7 +27,7 @@ JUST = 1 / 1024  # exact in binary
 # --- the deadline ---------------------------------------------------------------------------------
 
 
-def test_idle_timeout_closes_a_paused_round_with_its_updates() -> None:
+def test_idle_timeout_closes_a_paused_round_with_its_updates():
     """An idle timeout before the deadline closes the round; if it is the last, all is well."""
     bench = timed_round("a", "b", "c", rounds=1, min_participants=2, deadline_s=10 * IDLE_S)
     bench.end("a")
@@ -124,7 +123,7 @@ def aggregating() -> Bench:
         (aggregating, Phase.AGGREGATING, f"the model of round 0 could not be made {WAITED}"),
     ],
 )
-def test_every_wait_ends(reach: Callable[[], Bench], phase: Phase, cause: str) -> None:
+def test_every_wait_ends(reach, phase, cause):
     """The session ends exactly after idle_timeout_s, with a cause that names the key. Later calls
     have no consequences, and a restart knows of the end."""
     bench = reach()
@@ -148,7 +147,7 @@ def test_every_wait_ends(reach: Callable[[], Bench], phase: Phase, cause: str) -
     assert bench.restart() == ()
 
 
-def test_enough_rather_start_than_end() -> None:
+def test_enough_rather_start_than_end():
     """With N connected, an idle timeout that comes before the start timeout starts the session: it
     has all that it needs."""
     bench = Bench(make_rules(min_participants=2, start_participants=3, idle_timeout_s=50.0))
@@ -162,7 +161,7 @@ def test_enough_rather_start_than_end() -> None:
     assert bench.happened(e.ParticipantsGathered) == [e.ParticipantsGathered(50.0)]
 
 
-def test_profiles_that_come_and_go_do_not_prolong_the_wait_for_a_model() -> None:
+def test_profiles_that_come_and_go_do_not_prolong_the_wait_for_a_model():
     """Each set of profiles is asked for anew, but the wait goes on."""
     bench = Bench(make_rules(**TIMED), answers=False)
     bench.join("a")
@@ -178,7 +177,7 @@ def test_profiles_that_come_and_go_do_not_prolong_the_wait_for_a_model() -> None
     assert bench.happened(e.SessionFinished)[0].at == IDLE_S
 
 
-def test_pauses_do_not_add_up_for_ever() -> None:
+def test_pauses_do_not_add_up_for_ever():
     """A participant that comes and goes keeps a round from its updates, but not from its end: after
     the deadline the next resumption begins the last wait."""
     bench = timed_round("a", "b", min_participants=2)
@@ -195,7 +194,7 @@ def test_pauses_do_not_add_up_for_ever() -> None:
 # --- restarts -------------------------------------------------------------------------------------
 
 
-def test_a_restart_keeps_the_deadline() -> None:
+def test_a_restart_keeps_the_deadline():
     """The deadline counts from the opening in the journal, whenever the coordinator came back."""
     bench = timed_round("a", "b", "c")
     bench.end("a")
@@ -222,16 +221,14 @@ def test_a_restart_keeps_the_deadline() -> None:
         (86400.0, 604800.0, 60.0),
     ],
 )
-def test_how_often_time_is_written_down(
-    deadline_s: float | None, idle_s: float | None, every_s: float | None
-) -> None:
+def test_how_often_time_is_written_down(deadline_s, idle_s, every_s):
     """A tenth of the shortest wait; not more often than a disk should work for nothing, nor so
     seldom that an operator sees a crash in it."""
     rules = make_rules(deadline_s=deadline_s, idle_timeout_s=idle_s)
     assert noted_every_s(rules, WantedUpdates()) == every_s
 
 
-def test_each_crash_delays_the_deadline_by_at_most_a_tenth() -> None:
+def test_each_crash_delays_the_deadline_by_at_most_a_tenth():
     """Session time goes on from the last time in the journal, so that a coordinator that dies over
     and over still comes to the deadline of a round without durable events."""
     bench = timed_round("a", "b", "c")
@@ -249,7 +246,7 @@ def test_each_crash_delays_the_deadline_by_at_most_a_tenth() -> None:
     assert waited <= DEADLINE_S + num_deaths * DEADLINE_S / 10
 
 
-def test_time_is_not_written_down_after_the_end() -> None:
+def test_time_is_not_written_down_after_the_end():
     """A finished session costs nothing."""
     bench = aggregating()
     bench.pass_time(IDLE_S)
@@ -258,7 +255,7 @@ def test_time_is_not_written_down_after_the_end() -> None:
     assert len(bench.journal) == written
 
 
-def test_time_that_is_written_down_changes_nothing_else() -> None:
+def test_time_that_is_written_down_changes_nothing_else():
     """TimePassed is no sign of life, and no progress."""
     bench = timed_round("a", "b", min_participants=2)
     before = bench.session

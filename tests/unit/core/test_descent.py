@@ -24,7 +24,7 @@ def options(**given: Any) -> Any:
 
 
 @pytest.mark.parametrize("schedule", ["constant", "invscaling", "optimal"])
-def test_rates_are_those_of_scikit_learn(schedule: str) -> None:
+def test_rates_are_those_of_scikit_learn(schedule):
     """With one row of target 1 and weights of 0 the gradient by the intercept is -1, so that the
     intercept after the third update of SGDRegressor is the rate of the third step."""
     chosen = options(learning_rate=schedule, eta0=0.1, power_t=0.4, alpha=0.01)
@@ -35,7 +35,7 @@ def test_rates_are_those_of_scikit_learn(schedule: str) -> None:
     assert rate == pytest.approx(float(estimator.intercept_[0]))
 
 
-def test_adaptive_rate_is_divided_by_five_when_the_loss_does_not_fall() -> None:
+def test_adaptive_rate_is_divided_by_five_when_the_loss_does_not_fall():
     chosen = options(learning_rate="adaptive", eta0=0.5, tol=0.1, n_iter_no_change=2)
     descent = NOT_BEGUN
     rates = []
@@ -46,7 +46,7 @@ def test_adaptive_rate_is_divided_by_five_when_the_loss_does_not_fall() -> None:
     assert descent.ended_because == ""
 
 
-def test_adaptive_descent_ends_when_the_rate_is_tiny() -> None:
+def test_adaptive_descent_ends_when_the_rate_is_tiny():
     chosen = options(learning_rate="adaptive", eta0=1e-3, n_iter_no_change=1)
     descent = NOT_BEGUN
     num_steps = 0
@@ -57,7 +57,7 @@ def test_adaptive_descent_ends_when_the_rate_is_tiny() -> None:
     assert num_steps == 1 + 5  # 1e-3 / 5**5 is below 1e-6
 
 
-def test_tolerance_ends_a_descent() -> None:
+def test_tolerance_ends_a_descent():
     chosen = options(tol=0.01, n_iter_no_change=3)
     descent = NOT_BEGUN
     for loss in (1.0, 0.5, 0.495, 0.494, 0.46, 0.459, 0.458):
@@ -67,7 +67,7 @@ def test_tolerance_ends_a_descent() -> None:
     assert re.fullmatch(r"converged: .* 0\.01 in 3 steps", descent.ended_because)
 
 
-def test_without_tolerance_or_loss_nothing_ends() -> None:
+def test_without_tolerance_or_loss_nothing_ends():
     assert after_step(options(), NOT_BEGUN, 1.0) == NOT_BEGUN
     assert after_step(options(tol=1.0), NOT_BEGUN, None) == NOT_BEGUN
 
@@ -91,7 +91,7 @@ def hand_in(bench: Bench, name: str, loss: float, digest: str = "good") -> None:
     bench.send(c.EndTrainingRound(name, number, 1, weights, training={"loss": loss}))
 
 
-def test_loss_of_a_damaged_update_is_forgotten() -> None:
+def test_loss_of_a_damaged_update_is_forgotten():
     """The sender has gone for good, and the step is taken with the gradient of another one."""
     bench = descending("a", "b", tol=0.1)
     hand_in(bench, "a", 1.0)
@@ -108,7 +108,7 @@ def test_loss_of_a_damaged_update_is_forgotten() -> None:
     assert replay(bench.journal) == bench.session
 
 
-def test_extended_session_goes_on_with_the_schedule() -> None:
+def test_extended_session_goes_on_with_the_schedule():
     rules = replace(
         make_rules(rounds=2, epochs=1),
         aggregation="gradient",

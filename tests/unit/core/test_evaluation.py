@@ -93,12 +93,12 @@ def owed(bench: Bench) -> list[int]:
 # --- what is measured ---
 
 
-def test_mean_weighs_sites_by_their_samples() -> None:
+def test_mean_weighs_sites_by_their_samples():
     mean = together([Evaluation(1, {"a": 0.0}), Evaluation(3, {"a": 1.0, "b": 2.0})])
     assert mean == Evaluation(4, {"a": 0.75, "b": 2.0})
 
 
-def test_names_of_one_site_leave_room_for_those_of_all() -> None:
+def test_names_of_one_site_leave_room_for_those_of_all():
     """One participant sends as many names as are taken, all of them before "accuracy"."""
     crowd = {f"a{i:02}": 1.0 for i in range(MAX_METRICS)}
     sites = [Evaluation(10, {"accuracy": 0.5}), Evaluation(10, {"accuracy": 0.7})]
@@ -122,14 +122,12 @@ def test_names_of_one_site_leave_room_for_those_of_all() -> None:
         (1, {f"a{i}": 1.0 for i in range(MAX_METRICS + 1)}),
     ],
 )
-def test_evaluation_that_cannot_be_kept_is_refused(
-    num_samples: int, metrics: Mapping[str, float]
-) -> None:
+def test_evaluation_that_cannot_be_kept_is_refused(num_samples, metrics):
     with pytest.raises(ValueError, match=r"samples|metric"):
         checked(num_samples, metrics)
 
 
-def test_tallies_of_other_classes_than_the_model_has_are_refused() -> None:
+def test_tallies_of_other_classes_than_the_model_has_are_refused():
     """Added up with those of the other sites they would take figures from all of them."""
     tallies = told("a", 0.9).tallies
     for known in (2, None):
@@ -140,7 +138,7 @@ def test_tallies_of_other_classes_than_the_model_has_are_refused() -> None:
         checked(40, {}, tallies, num_classes=0)
 
 
-def test_tallies_without_the_losses_of_a_model_with_probabilities_are_refused() -> None:
+def test_tallies_without_the_losses_of_a_model_with_probabilities_are_refused():
     """Added up with those of the other sites they would take log loss and AUC from all of them."""
     tallies = told("a", 0.9).tallies
     assert tallies is not None
@@ -154,7 +152,7 @@ def test_tallies_without_the_losses_of_a_model_with_probabilities_are_refused() 
 # --- in rounds ---
 
 
-def test_assignment_asks_for_every_kth_model() -> None:
+def test_assignment_asks_for_every_kth_model():
     bench = bench_of("a", rounds=5, evaluate_every=2)
     asked = []
     for _ in range(4):
@@ -163,7 +161,7 @@ def test_assignment_asks_for_every_kth_model() -> None:
     assert asked == [True, False, True, False]
 
 
-def test_empty_model_is_not_evaluated() -> None:
+def test_empty_model_is_not_evaluated():
     bench = Bench(make_rules(initial="empty"))
     bench.send(c.Rendezvous("a", None, {}, True))
     assert not bench.start("a").evaluate
@@ -173,7 +171,7 @@ def test_empty_model_is_not_evaluated() -> None:
     assert bench.session.evaluation.best is None, "an empty model is not the best one"
 
 
-def test_evaluation_off_asks_for_nothing() -> None:
+def test_evaluation_off_asks_for_nothing():
     bench = bench_of("a", evaluate_every=0)
     assert not bench.start("a").evaluate
     hand_in(bench, "a", SCORES)
@@ -182,7 +180,7 @@ def test_evaluation_off_asks_for_nothing() -> None:
     assert bench.phase is Phase.FINISHED
 
 
-def test_best_model_is_the_one_with_the_best_mean() -> None:
+def test_best_model_is_the_one_with_the_best_mean():
     bench = bench_of("a", "b", rounds=3, evaluate_metric="accuracy")
     for values in ((0.1, 0.1), (0.9, 0.7), (0.5, 0.5)):
         for name, value in zip(("a", "b"), values, strict=True):
@@ -192,7 +190,7 @@ def test_best_model_is_the_one_with_the_best_mean() -> None:
     assert best.value == pytest.approx(0.8)
 
 
-def test_less_of_a_minimised_metric_is_better() -> None:
+def test_less_of_a_minimised_metric_is_better():
     bench = bench_of("a", rounds=3, evaluate_metric="loss", evaluate_minimised=True)
     for loss in (3.0, 1.0, 2.0):
         hand_in(bench, "a", {"loss": loss})
@@ -200,7 +198,7 @@ def test_less_of_a_minimised_metric_is_better() -> None:
     assert (best.round, best.value) == (1, 1.0)
 
 
-def test_evaluation_of_an_earlier_model_does_not_count_for_the_round() -> None:
+def test_evaluation_of_an_earlier_model_does_not_count_for_the_round():
     """In ASP an update may be counted by a later round than the one that it was trained for."""
     bench = Bench(
         make_rules(
@@ -226,7 +224,7 @@ def test_evaluation_of_an_earlier_model_does_not_count_for_the_round() -> None:
 # --- the last model ---
 
 
-def test_last_model_is_evaluated_by_all_that_can() -> None:
+def test_last_model_is_evaluated_by_all_that_can():
     bench = bench_of("a", "b", without=("c",), evaluate_metric="accuracy")
     train(bench, 0.1, 0.2)
     assert bench.phase is Phase.COLLECTING
@@ -257,7 +255,7 @@ def test_last_model_is_evaluated_by_all_that_can() -> None:
     assert point.fields["accuracy_min"] == 0.7
 
 
-def test_evaluation_that_is_sent_again_is_answered_again() -> None:
+def test_evaluation_that_is_sent_again_is_answered_again():
     bench = bench_of("a", "b")
     train(bench, 0.1, 0.2)
     again = c.EndTrainingRound("a", 2, 0, None, evaluation=Evaluation(1, {"accuracy": 0.5}))
@@ -269,7 +267,7 @@ def test_evaluation_that_is_sent_again_is_answered_again() -> None:
     bench.send(again)
 
 
-def test_second_other_evaluation_of_a_participant_is_refused() -> None:
+def test_second_other_evaluation_of_a_participant_is_refused():
     """The refusal is that of a second other update, and holds after the end too."""
     bench = bench_of("a", "b")
     train(bench, 0.1, 0.2)
@@ -285,7 +283,7 @@ def test_second_other_evaluation_of_a_participant_is_refused() -> None:
     bench.send(c.EndTrainingRound("b", 2, 0, None))
 
 
-def test_updates_of_the_last_round_are_still_recognised_while_it_is_evaluated() -> None:
+def test_updates_of_the_last_round_are_still_recognised_while_it_is_evaluated():
     bench = bench_of("a")
     train(bench, 0.1, 0.2)
     weights = stored(update_key(1, "a"), "a@1")
@@ -293,13 +291,13 @@ def test_updates_of_the_last_round_are_still_recognised_while_it_is_evaluated() 
     assert len(bench.happened(e.UpdateAccepted)) == 2
 
 
-def test_weights_are_not_taken_while_the_last_model_is_evaluated() -> None:
+def test_weights_are_not_taken_while_the_last_model_is_evaluated():
     bench = bench_of("a")
     train(bench, 0.1, 0.2)
     bench.refuses(MayUpload("a", 2, "good"), "ROUND_CLOSED")
 
 
-def test_evaluation_of_the_last_model_ends_at_its_deadline() -> None:
+def test_evaluation_of_the_last_model_ends_at_its_deadline():
     bench = bench_of("a", "b", evaluate_metric="accuracy", evaluate_deadline_s=30.0, **TIMED)
     train(bench, 0.1, 0.2)
     evaluate(bench, "a", 0.9)
@@ -311,7 +309,7 @@ def test_evaluation_of_the_last_model_ends_at_its_deadline() -> None:
     assert bench.session.evaluation.best.round == 2
 
 
-def test_time_is_written_down_often_enough_for_the_deadline_of_an_evaluation() -> None:
+def test_time_is_written_down_often_enough_for_the_deadline_of_an_evaluation():
     bench = bench_of("a", evaluate_deadline_s=30.0, deadline_s=86400.0)
     train(bench, 0.1, 0.2)
     began = bench.now
@@ -320,7 +318,7 @@ def test_time_is_written_down_often_enough_for_the_deadline_of_an_evaluation() -
     assert noted - began >= 29.0 - 3.0
 
 
-def test_participants_behind_are_asked_to_evaluate_and_not_to_train() -> None:
+def test_participants_behind_are_asked_to_evaluate_and_not_to_train():
     bench = Bench(
         make_rules(
             rounds=2, min_participants=1, consistency="asp", staleness=None, start_participants=2
@@ -339,7 +337,7 @@ def test_participants_behind_are_asked_to_evaluate_and_not_to_train() -> None:
 # --- early stopping ---
 
 
-def test_session_stops_when_its_patience_is_over() -> None:
+def test_session_stops_when_its_patience_is_over():
     bench = bench_of("a", rounds=50, evaluate_metric="accuracy", evaluate_patience=2)
     train(bench, 0.1, 0.5, 0.4)
     assert not bench.session.is_trained
@@ -356,7 +354,7 @@ def test_session_stops_when_its_patience_is_over() -> None:
     assert bench.session.evaluation.best.round == 1
 
 
-def test_improvement_by_less_than_min_delta_is_none() -> None:
+def test_improvement_by_less_than_min_delta_is_none():
     bench = bench_of(
         "a", rounds=50, evaluate_metric="accuracy", evaluate_patience=2, evaluate_min_delta=0.1
     )
@@ -374,7 +372,7 @@ def own(bench: Bench, number: int, accuracy: float | None) -> None:
     bench.send(c.EvaluationDone(number, evaluation, "" if evaluation else "no such file"))
 
 
-def test_coordinator_evaluates_one_model_after_the_other() -> None:
+def test_coordinator_evaluates_one_model_after_the_other():
     bench = bench_of(without=("a",), rounds=4, evaluate_data=True, evaluate_metric="accuracy")
     assert [m.round for m in bench.session.evaluation.owed] == [0]
     train(bench, 0.1, 0.1)
@@ -389,13 +387,13 @@ def test_coordinator_evaluates_one_model_after_the_other() -> None:
     assert (best.round, best.value) == (2, 0.3), "what the participants measure does not count"
 
 
-def test_coordinators_evaluation_is_owed_again_after_a_restart() -> None:
+def test_coordinators_evaluation_is_owed_again_after_a_restart():
     bench = bench_of(without=("a",), evaluate_data=True)
     effects = bench.restart()
     assert [one.model.round for one in effects if isinstance(one, EvaluateModel)] == [0]
 
 
-def test_session_waits_for_the_coordinators_evaluation_of_the_last_model() -> None:
+def test_session_waits_for_the_coordinators_evaluation_of_the_last_model():
     bench = bench_of(
         without=("a",), evaluate_data=True, evaluate_metric="accuracy", evaluate_deadline_s=30.0
     )
@@ -408,7 +406,7 @@ def test_session_waits_for_the_coordinators_evaluation_of_the_last_model() -> No
     assert bench.session.evaluation.best.round == 2
 
 
-def test_wait_for_the_coordinators_evaluation_has_an_end() -> None:
+def test_wait_for_the_coordinators_evaluation_has_an_end():
     bench = bench_of(without=("a",), evaluate_data=True, evaluate_deadline_s=30.0)
     train(bench, 0.1, 0.1)
     assert next_deadline(bench.session) is not None
@@ -417,14 +415,14 @@ def test_wait_for_the_coordinators_evaluation_has_an_end() -> None:
     assert bench.session.cause == "completed"
 
 
-def test_evaluations_that_wait_are_bounded() -> None:
+def test_evaluations_that_wait_are_bounded():
     bench = bench_of(without=("a",), rounds=50, evaluate_data=True)
     train(bench, *(0.1,) * 20)
     numbers = [model.round for model in bench.session.evaluation.owed]
     assert numbers == [0, *range(21 - MAX_BACKLOG, 21)]
 
 
-def test_coordinators_evaluation_stops_the_session_early() -> None:
+def test_coordinators_evaluation_stops_the_session_early():
     bench = bench_of(
         "a", rounds=50, evaluate_data=True, evaluate_metric="accuracy", evaluate_patience=1
     )
@@ -442,7 +440,7 @@ def test_coordinators_evaluation_stops_the_session_early() -> None:
     assert bench.session.evaluation.ended_because
 
 
-def test_session_that_stops_early_ends_even_if_its_last_model_is_the_best() -> None:
+def test_session_that_stops_early_ends_even_if_its_last_model_is_the_best():
     bench = bench_of(
         without=("a",),
         rounds=50,
@@ -502,7 +500,7 @@ def evaluate_last(bench: Bench, probability: float) -> None:
         bring(bench, name, told(name, probability))
 
 
-def test_threshold_follows_from_the_tallies_of_the_best_and_of_the_latest_model() -> None:
+def test_threshold_follows_from_the_tallies_of_the_best_and_of_the_latest_model():
     """Nothing is journalled for it: the best model is kept with its sums, as the latest is."""
     bench = bench_of("a", "b", rounds=4, evaluate_threshold="sensitivity >= 0.9")
     assert bench.session.evaluation.thresholds(bench.session.rules) == {}
@@ -516,7 +514,7 @@ def test_threshold_follows_from_the_tallies_of_the_best_and_of_the_latest_model(
     assert not [one for one in evaluation_warnings(bench.session, History()) if "threshold" in one]
 
 
-def test_threshold_that_no_sums_give_is_warned_of() -> None:
+def test_threshold_that_no_sums_give_is_warned_of():
     bench = bench_of("a", rounds=4, evaluate_threshold="youden", evaluate_metric="accuracy")
     train(bench, 0.5, 0.6)
     assert bench.session.evaluation.thresholds(bench.session.rules) == {}
@@ -538,7 +536,7 @@ def central_owed(bench: Bench) -> list[FitCentral]:
     return [one for one in bench.effects if isinstance(one, FitCentral)]
 
 
-def test_central_model_is_compared_with_the_best_one_when_all_evaluations_are_done() -> None:
+def test_central_model_is_compared_with_the_best_one_when_all_evaluations_are_done():
     """The best model is not known until then. The session waits for it, also after a restart."""
     bench = bench_of(
         without=("a",),
@@ -566,7 +564,7 @@ def test_central_model_is_compared_with_the_best_one_when_all_evaluations_are_do
     bench.refuses(c.CentralDone(central_of(1)), errors.StaleModel)
 
 
-def test_central_model_is_waited_for_no_longer_than_the_evaluation_of_the_last_model() -> None:
+def test_central_model_is_waited_for_no_longer_than_the_evaluation_of_the_last_model():
     settings = {"evaluate_data": True, "evaluate_local": True, "evaluate_deadline_s": 30.0}
     bench = bench_of(without=("a",), rounds=1, **settings)
     train(bench, 0.1)
@@ -588,7 +586,7 @@ def with_local(name: str, probability: float, local: float, number: int) -> Eval
     return replace(evaluation, local=LocalModel(own.tallies, 3, differences=(difference,)))
 
 
-def test_local_model_is_wanted_with_the_evaluation_of_the_last_model_alone() -> None:
+def test_local_model_is_wanted_with_the_evaluation_of_the_last_model_alone():
     bench = bench_of("a", evaluate_local=True, rounds=2, epochs=3, evaluate_deadline_s=60.0)
     assert bench.ask(AssignmentFor("a")).local is None
     hand_in_tallies(bench, 0.6, 0.8)
@@ -602,7 +600,7 @@ def test_local_model_is_wanted_with_the_evaluation_of_the_last_model_alone() -> 
     assert without.ask(AssignmentFor("a")).local is None
 
 
-def test_local_models_are_in_the_history_by_site_and_pooled() -> None:
+def test_local_models_are_in_the_history_by_site_and_pooled():
     """Their figures are kept, as those of the evaluation, and their differences add up."""
     bench = bench_of("a", "b", evaluate_local=True, rounds=1)
     hand_in_tallies(bench, 0.6)
@@ -621,7 +619,7 @@ def test_local_models_are_in_the_history_by_site_and_pooled() -> None:
     assert whole.differences == (Difference(1, 8.0, pytest.approx(1.6), 80),)
 
 
-def test_evaluation_with_a_local_model_that_had_less_time_is_the_same_one() -> None:
+def test_evaluation_with_a_local_model_that_had_less_time_is_the_same_one():
     """A site that was killed trains it again, and the first one that came counts."""
     bench = bench_of("a", "b", evaluate_local=True, rounds=1)
     hand_in_tallies(bench, 0.6)
@@ -634,7 +632,7 @@ def test_evaluation_with_a_local_model_that_had_less_time_is_the_same_one() -> N
         bench.send(c.EndTrainingRound("a", 1, 0, None, evaluation=told("a", 0.9)))
 
 
-def test_local_model_of_other_rows_or_classes_is_refused() -> None:
+def test_local_model_of_other_rows_or_classes_is_refused():
     evaluation = with_local("a", 0.8, 0.7, 1)
     assert evaluation.local is not None
     assert evaluation.tallies is not None
@@ -660,7 +658,7 @@ def with_importance(name: str, number: int, *totals: float) -> Evaluation:
     return replace(told(name, 0.8), importances=(found,))
 
 
-def test_importance_is_wanted_of_the_last_model_and_of_the_best_alone() -> None:
+def test_importance_is_wanted_of_the_last_model_and_of_the_best_alone():
     bench = bench_of("a", evaluate_importance=True, rounds=2, evaluate_deadline_s=60.0)
     assert bench.ask(AssignmentFor("a")).importance_limit_s == 0
     hand_in_tallies(bench, 0.6, 0.8)
@@ -669,7 +667,7 @@ def test_importance_is_wanted_of_the_last_model_and_of_the_best_alone() -> None:
     assert assignment.local is None
 
 
-def test_importances_add_up_over_sites_and_are_kept_by_site() -> None:
+def test_importances_add_up_over_sites_and_are_kept_by_site():
     """The best model has its own; single sites keep those of the most important columns."""
     bench = bench_of("a", "b", evaluate_importance=True, rounds=1)
     hand_in_tallies(bench, 0.6)
@@ -691,7 +689,7 @@ def test_importances_add_up_over_sites_and_are_kept_by_site() -> None:
     assert history_of(bench) == history
 
 
-def test_evaluation_with_other_importances_is_the_same_one() -> None:
+def test_evaluation_with_other_importances_is_the_same_one():
     """A site that was killed measures anew, and the first ones that came count."""
     bench = bench_of("a", "b", evaluate_importance=True, rounds=1)
     hand_in_tallies(bench, 0.6)
@@ -701,7 +699,7 @@ def test_evaluation_with_other_importances_is_the_same_one() -> None:
     assert bench.session.evaluated("a", 1) == first
 
 
-def test_importances_without_tallies_or_with_wrong_sums_are_refused() -> None:
+def test_importances_without_tallies_or_with_wrong_sums_are_refused():
     evaluation = with_importance("a", 1, 3.0)
     given = evaluation.importances
     assert checked(40, {}, evaluation.tallies, importances=given).importances == given
@@ -719,9 +717,7 @@ def test_importances_without_tallies_or_with_wrong_sums_are_refused() -> None:
         ((0.55, 0.6, 0.9, 0.8, 0.7), "rose by 60 % a pass from model 3 to model 4: more passes"),
     ],
 )
-def test_trend_tells_what_further_passes_would_bring(
-    probabilities: tuple[float, ...], told: str
-) -> None:
+def test_trend_tells_what_further_passes_would_bring(probabilities, told):
     """The curve is that of the loss of all held-out rows, without the untrained model."""
     bench = bench_of("a", "b", rounds=4, epochs=1)
     assert trend(bench.session, history_of(bench)) == ""
@@ -730,7 +726,7 @@ def test_trend_tells_what_further_passes_would_bring(
     assert told in trend(bench.session, history_of(bench))
 
 
-def test_trend_of_models_with_class_weights_is_that_of_their_auc() -> None:
+def test_trend_of_models_with_class_weights_is_that_of_their_auc():
     """The log loss of such models, which is too high on purpose, rises here."""
     bench = bench_of("a", epochs=1, workload_options='{"class_weight": "balanced"}')
     hand_in_tallies(bench, 0.5)
@@ -744,7 +740,7 @@ def test_trend_of_models_with_class_weights_is_that_of_their_auc() -> None:
     assert "difference of the AUC to 1 on the held-out rows still fell by 50 % a pass" in told
 
 
-def test_figures_are_of_all_rows_and_only_other_metrics_are_averaged() -> None:
+def test_figures_are_of_all_rows_and_only_other_metrics_are_averaged():
     site = Evaluation(3, {"r2": -33.0, "mse": 1.0, "mine": 1.0}, numbers([1, 2, 3], [1, 2, 4]))
     other = Evaluation(2, {"r2": -9.0, "mse": 1.0, "mine": 6.0}, numbers([90, 92], [90, 91]))
     found = together([site, other])
@@ -763,7 +759,7 @@ def numbers(target: list[float], predicted: list[float]) -> Tallies:
     return tallies
 
 
-def test_models_are_compared_by_the_log_loss_of_all_rows_and_the_untrained_one_never_wins() -> None:
+def test_models_are_compared_by_the_log_loss_of_all_rows_and_the_untrained_one_never_wins():
     bench = bench_of("a", "b", rounds=3)
     hand_in_tallies(bench, 0.9, 0.7, 0.6)  # model 0 is the best of them
     evaluate_last(bench, 0.65)
@@ -780,7 +776,7 @@ def test_models_are_compared_by_the_log_loss_of_all_rows_and_the_untrained_one_n
     assert bench.session.evaluation.shown == (1, pooled(0.7))
 
 
-def test_model_that_is_no_better_than_the_commonest_class_is_told_and_never_the_best() -> None:
+def test_model_that_is_no_better_than_the_commonest_class_is_told_and_never_the_best():
     """The shares of the classes, 0.3 and 0.7, have log loss 0.611."""
     bench = bench_of("a", "b", rounds=2)
     hand_in_tallies(bench, 0.5, 0.54)
@@ -797,7 +793,7 @@ def test_model_that_is_no_better_than_the_commonest_class_is_told_and_never_the_
     assert bench.session.cause == "completed"
 
 
-def test_patience_counts_by_the_loss_of_all_rows_without_a_named_metric() -> None:
+def test_patience_counts_by_the_loss_of_all_rows_without_a_named_metric():
     bench = bench_of("a", "b", rounds=50, evaluate_patience=2)
     hand_in_tallies(bench, 0.5, 0.9, 0.8, 0.85)
     assert bench.session.is_trained
@@ -808,7 +804,7 @@ def test_patience_counts_by_the_loss_of_all_rows_without_a_named_metric() -> Non
 
 
 @pytest.mark.parametrize(("rows", "stops"), [(40, False), (60, True)])
-def test_default_patience_needs_enough_held_out_rows(rows: int, stops: bool) -> None:
+def test_default_patience_needs_enough_held_out_rows(rows, stops):
     """The loss of few rows is smallest where chance has it, which ends no training."""
     bench = bench_of("a", "b", passes=50, epochs=1, evaluate_patience=2, evaluate_patience_rows=100)
     hand_in_tallies(bench, 0.5, 0.9, 0.8, 0.85, rows=rows)
@@ -820,7 +816,7 @@ def test_default_patience_needs_enough_held_out_rows(rows: int, stops: bool) -> 
         )
 
 
-def test_patience_of_trees_counts_iterations_and_no_levels() -> None:
+def test_patience_of_trees_counts_iterations_and_no_levels():
     """Only models whose trees are whole are measured, and levels do not count."""
     bench = bench_of(
         "a", "b", passes=9, rounds=9, epochs=1, stride=Stride(levels=3), evaluate_patience=2
@@ -831,7 +827,7 @@ def test_patience_of_trees_counts_iterations_and_no_levels() -> None:
     assert (bench.session.model.round, bench.session.is_trained) == (10, True)
 
 
-def test_session_of_an_earlier_version_is_evaluated_where_a_tree_is_whole() -> None:
+def test_session_of_an_earlier_version_is_evaluated_where_a_tree_is_whole():
     """The rules of such a session do not tell the levels of a tree; the models do."""
     bench = bench_of("a", "b", rounds=9, epochs=1, evaluate_patience=2, workload="xgboost")
     assert bench.session.model is not None
@@ -845,13 +841,13 @@ def test_session_of_an_earlier_version_is_evaluated_where_a_tree_is_whole() -> N
     assert bench.session.plan.rounds_per_pass == 3
 
 
-def test_averages_choose_no_model_unless_their_metric_is_named() -> None:
+def test_averages_choose_no_model_unless_their_metric_is_named():
     bench = bench_of("a", rounds=3)
     train(bench, 0.1, 0.9, 0.5)
     assert bench.session.evaluation.best is None
 
 
-def test_site_with_too_few_rows_is_told_and_counts_nowhere() -> None:
+def test_site_with_too_few_rows_is_told_and_counts_nowhere():
     bench = bench_of("a", "b", rounds=2)
     for name in bench.outstanding:
         few = Evaluation(0, {}, withheld=True)
@@ -861,7 +857,7 @@ def test_site_with_too_few_rows_is_told_and_counts_nowhere() -> None:
     assert record.evaluation.num_samples == 40
 
 
-def test_late_evaluation_leaves_figures_alone_whose_sums_are_gone() -> None:
+def test_late_evaluation_leaves_figures_alone_whose_sums_are_gone():
     """A round that is long over has the figures of its sites, and no sums to add a late one to."""
     asynchronous: dict[str, Any] = {"consistency": "asp", "staleness": None}
     bench = Bench(make_rules(rounds=20, min_participants=1, start_participants=2, **asynchronous))
@@ -876,7 +872,7 @@ def test_late_evaluation_leaves_figures_alone_whose_sums_are_gone() -> None:
     assert record.evaluation == before.evaluation
 
 
-def test_models_of_steps_are_evaluated_once_a_pass_over_the_data() -> None:
+def test_models_of_steps_are_evaluated_once_a_pass_over_the_data():
     bench = bench_of("a", passes=3, epochs=1, stride=Stride(levels=3), evaluate_every=1)
     asked = []
     for _ in range(7):
@@ -886,7 +882,7 @@ def test_models_of_steps_are_evaluated_once_a_pass_over_the_data() -> None:
 
 
 @pytest.mark.parametrize("metric", ["sensitivity", "specificity"])
-def test_figure_that_one_class_alone_makes_perfect_has_no_baseline_to_beat(metric: str) -> None:
+def test_figure_that_one_class_alone_makes_perfect_has_no_baseline_to_beat(metric):
     """Always predicting one class has a sensitivity or a specificity of 1."""
     bench = bench_of("a", "b", rounds=2, evaluate_metric=metric)
     hand_in_tallies(bench, 0.9, 0.9)
@@ -895,7 +891,7 @@ def test_figure_that_one_class_alone_makes_perfect_has_no_baseline_to_beat(metri
 
 
 @pytest.mark.parametrize("metric", ["auc", "sensitivity", "accuracy"])
-def test_model_whose_loss_is_above_the_baseline_is_told_and_never_the_best(metric: str) -> None:
+def test_model_whose_loss_is_above_the_baseline_is_told_and_never_the_best(metric):
     """Probabilities far off have a log loss above 0.611, that of the shares of the classes."""
     bench = bench_of("a", "b", rounds=4, evaluate_metric=metric)
     hand_in_tallies(bench, 0.5, 0.51)
@@ -911,7 +907,7 @@ def test_model_whose_loss_is_above_the_baseline_is_told_and_never_the_best(metri
     assert bench.session.evaluation.winner.round == 2
 
 
-def test_patience_without_a_metric_for_averages_is_warned_of() -> None:
+def test_patience_without_a_metric_for_averages_is_warned_of():
     bench = bench_of("a", rounds=9, evaluate_patience=3)
     train(bench, 0.5)
     (warning,) = evaluation_warnings(bench.session, history_of(bench))
@@ -921,7 +917,7 @@ def test_patience_without_a_metric_for_averages_is_warned_of() -> None:
     assert evaluation_warnings(with_tallies.session, history_of(with_tallies)) == []
 
 
-def test_sites_that_are_not_in_the_figures_are_named() -> None:
+def test_sites_that_are_not_in_the_figures_are_named():
     """A diverged model sends no sums, and the figures of the others look well."""
     bench = bench_of("a", "b", rounds=2)
     hand_in(bench, "a", {"mse": 1e130}, 5)
@@ -932,7 +928,7 @@ def test_sites_that_are_not_in_the_figures_are_named() -> None:
     assert "without those of a, whose predictions" in warning
 
 
-def test_metric_that_models_are_compared_by_and_later_lacks_is_warned_of() -> None:
+def test_metric_that_models_are_compared_by_and_later_lacks_is_warned_of():
     bench = bench_of("a", "b", rounds=3)
     hand_in_tallies(bench, 0.9, 0.9)
     assert not bench.session.evaluation.lacks_metric
@@ -943,7 +939,7 @@ def test_metric_that_models_are_compared_by_and_later_lacks_is_warned_of() -> No
     assert warning.startswith("The latest evaluation lacks log_loss")
 
 
-def test_ensemble_that_stays_at_the_sites_is_warned_of() -> None:
+def test_ensemble_that_stays_at_the_sites_is_warned_of():
     """Bagging shows no figure by default, and has no model that anybody could take home."""
     bench = bench_of("a", workload="bagging", workload_options='{"vote": "hard"}')
     (warning,) = evaluation_warnings(bench.session, history_of(bench))
@@ -952,7 +948,7 @@ def test_ensemble_that_stays_at_the_sites_is_warned_of() -> None:
     assert not evaluation_warnings(bench.session, history_of(bench))
 
 
-def test_model_whose_rows_weigh_by_class_is_not_judged_by_its_log_loss() -> None:
+def test_model_whose_rows_weigh_by_class_is_not_judged_by_its_log_loss():
     """Probabilities are those of classes of equal size, too high for rare ones."""
     weighed = '{"class_weight": "balanced"}'
     bench = bench_of("a", "b", rounds=2, evaluate_metric="auc", workload_options=weighed)

@@ -30,7 +30,7 @@ def left_out(bench: Bench) -> list[tuple[str, int]]:
 # --- failures ---
 
 
-def test_failed_participant_is_replaced_and_not_selected_again_in_the_round() -> None:
+def test_failed_participant_is_replaced_and_not_selected_again_in_the_round():
     bench = opened_round("a", "b", "c", rules=strict(min_participants=2))
     assert bench.selected == ("a", "b")
     fail(bench, "a")
@@ -44,9 +44,7 @@ def test_failed_participant_is_replaced_and_not_selected_again_in_the_round() ->
     assert bench.selected == ("c",), "neither a nor b again"
 
 
-def test_failed_participant_that_joins_again_within_its_lease_is_selected_in_the_same_round() -> (
-    None
-):
+def test_failed_participant_that_joins_again_within_its_lease_is_selected_in_the_same_round():
     """A process with a state directory takes the place of the one that was killed."""
     bench = opened_round("a", "b", rules=strict(min_participants=2))
     fail(bench, "a")
@@ -62,7 +60,7 @@ def test_failed_participant_that_joins_again_within_its_lease_is_selected_in_the
     assert [update.participant_id for update in bench.aggregates[-1].updates] == ["a", "b"]
 
 
-def test_failure_of_another_round_changes_nothing() -> None:
+def test_failure_of_another_round_changes_nothing():
     bench = opened_round("a", "b", rules=strict(min_participants=2))
     assert bench.send(c.NoteFailure("a", 7, "TypeError")).events == ()
     bench.end("a")
@@ -70,7 +68,7 @@ def test_failure_of_another_round_changes_nothing() -> None:
     bench.refuses(c.NoteFailure("unregistered", 0, "TypeError"), errors.NotAMember)
 
 
-def test_failure_report_is_cut_to_a_bound_and_printable() -> None:
+def test_failure_report_is_cut_to_a_bound_and_printable():
     bench = opened_round("a", "b", rules=strict(min_participants=2))
     bench.send(c.NoteFailure("a", 0, "E" * 999, "a\nb\x1b[2J" + "m" * 999, "t" * 9999))
     (failed,) = bench.happened(e.TrainingFailed)
@@ -80,7 +78,7 @@ def test_failure_report_is_cut_to_a_bound_and_printable() -> None:
     assert failed.message.isprintable()
 
 
-def test_failure_report_is_cut_where_a_sentence_ends() -> None:
+def test_failure_report_is_cut_where_a_sentence_ends():
     """Advice of which the end is missing cannot be followed."""
     bench = opened_round("a", "b", rules=strict(min_participants=2))
     advice = "The column is in another unit; set data.factors.price = 0.01. "
@@ -90,7 +88,7 @@ def test_failure_report_is_cut_where_a_sentence_ends() -> None:
     assert failed.message.endswith("data.factors.price = 0.01.")
 
 
-def test_status_says_who_has_left_after_which_failure_while_others_wait() -> None:
+def test_status_says_who_has_left_after_which_failure_while_others_wait():
     bench = opened_round("a", "b", rules=strict(min_participants=2))
     history = History()
     fail(bench, "a")
@@ -124,7 +122,7 @@ def hanging(**rules: object) -> Bench:
     return opened_round("a", "b", "c", rules=strict(**wanted))
 
 
-def test_participant_that_misses_deadlines_in_a_row_is_left_out_and_comes_back() -> None:
+def test_participant_that_misses_deadlines_in_a_row_is_left_out_and_comes_back():
     bench = hanging()
     for number in range(LIMIT):
         assert bench.session.round == number
@@ -149,7 +147,7 @@ def requested_fit(*names: str) -> Bench:
     return bench
 
 
-def test_requested_fit_ends_with_the_reason_when_too_few_can_train() -> None:
+def test_requested_fit_ends_with_the_reason_when_too_few_can_train():
     bench = requested_fit("a", "b", "c")
     assert bench.session.phase is Phase.COLLECTING
     fail(bench, "a")
@@ -159,7 +157,7 @@ def test_requested_fit_ends_with_the_reason_when_too_few_can_train() -> None:
     assert bench.session.cause == "training failed at b: no columns"
 
 
-def test_session_that_nobody_requested_waits_for_mended_processes() -> None:
+def test_session_that_nobody_requested_waits_for_mended_processes():
     bench = opened_round("a", "b", rules=strict(min_participants=2))
     fail(bench, "a")
     fail(bench, "b")

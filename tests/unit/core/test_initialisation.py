@@ -21,7 +21,7 @@ def opened(*names: str, **rules: Any) -> Bench:
     return bench
 
 
-def test_one_participant_makes_the_initial_weights_while_the_others_wait() -> None:
+def test_one_participant_makes_the_initial_weights_while_the_others_wait():
     bench = opened("a", "b", "c")
     assert bench.selected == ("a",)
     assignment = bench.start("a")
@@ -31,7 +31,7 @@ def test_one_participant_makes_the_initial_weights_while_the_others_wait() -> No
     bench.refuses_end("NOT_SELECTED", "b")
 
 
-def test_all_train_from_the_weights_and_layout_of_the_first() -> None:
+def test_all_train_from_the_weights_and_layout_of_the_first():
     bench = opened("a", "b", "c")
     bench.end("a", "first", layout=LAYOUT, num_samples=0)
     assert bench.aggregates[-1].rule == "identity"
@@ -44,7 +44,7 @@ def test_all_train_from_the_weights_and_layout_of_the_first() -> None:
         assert assignment.model.layout == LAYOUT
 
 
-def test_all_rounds_of_the_configuration_train_after_the_initialisation() -> None:
+def test_all_rounds_of_the_configuration_train_after_the_initialisation():
     bench = opened("a", "b", rounds=3)
     assert bench.session.num_trained == 0
     bench.end_all()
@@ -70,14 +70,14 @@ def test_all_rounds_of_the_configuration_train_after_the_initialisation() -> Non
         ((TensorSpec("w", (3,), "int64"),), "dtype 'int64'"),
     ],
 )
-def test_a_layout_that_does_not_describe_the_weights_is_refused(layout: Any, why: str) -> None:
+def test_a_layout_that_does_not_describe_the_weights_is_refused(layout, why):
     bench = opened("a", "b")
     with pytest.raises(errors.InvalidUpdate, match=why):
         bench.end("a", layout=layout)
     bench.end("a", layout=LAYOUT)
 
 
-def test_layout_of_averaged_weights_is_the_one_that_all_declare() -> None:
+def test_layout_of_averaged_weights_is_the_one_that_all_declare():
     for others, kept in ((LAYOUT, LAYOUT), ((), ())):
         bench = Bench(make_rules(min_participants=2, initial="empty"))
         bench.join("a", "b")
@@ -87,7 +87,7 @@ def test_layout_of_averaged_weights_is_the_one_that_all_declare() -> None:
         assert bench.start("a").model.layout == kept
 
 
-def test_layout_that_comes_with_a_trained_update_is_not_looked_at() -> None:
+def test_layout_that_comes_with_a_trained_update_is_not_looked_at():
     bench = opened("a")
     bench.end("a", layout=LAYOUT)
     bench.end("a", layout=(TensorSpec("other", (9,), "float32"),))
@@ -101,7 +101,7 @@ def waiting(**rules: Any) -> Bench:
     return bench
 
 
-def test_session_waits_for_a_participant_with_initial_weights_and_says_so() -> None:
+def test_session_waits_for_a_participant_with_initial_weights_and_says_so():
     bench = waiting()
     assert bench.phase is Phase.STANDBY
     assert not bench.happened(e.RoundOpened)
@@ -113,14 +113,14 @@ def test_session_waits_for_a_participant_with_initial_weights_and_says_so() -> N
     assert bench.heartbeat("a").warning == ""
 
 
-def test_session_without_initial_weights_ends_after_the_idle_timeout() -> None:
+def test_session_without_initial_weights_ends_after_the_idle_timeout():
     bench = waiting(**TIMED)
     bench.pass_time(IDLE_S)
     assert bench.phase is Phase.FINISHED
     assert "waited for initial weights" in bench.session.cause
 
 
-def test_participant_that_joins_again_with_initial_weights_within_its_lease_makes_them() -> None:
+def test_participant_that_joins_again_with_initial_weights_within_its_lease_makes_them():
     bench = waiting()
     bench.join("b")
     assert bench.selected == ("b",)
@@ -130,7 +130,7 @@ def test_participant_that_joins_again_with_initial_weights_within_its_lease_make
     assert bench.session.members.num_eligible == 2
 
 
-def test_participant_that_joins_again_without_initial_weights_is_not_asked_for_them() -> None:
+def test_participant_that_joins_again_without_initial_weights_is_not_asked_for_them():
     bench = waiting()
     bench.join("a")
     assert bench.selected == ("a",)
@@ -140,7 +140,7 @@ def test_participant_that_joins_again_without_initial_weights_is_not_asked_for_t
     assert bench.selected == ("b",)
 
 
-def test_participant_of_a_trained_model_keeps_its_work_whatever_weights_it_has() -> None:
+def test_participant_of_a_trained_model_keeps_its_work_whatever_weights_it_has():
     bench = waiting()
     bench.join("b")
     bench.end("b")
@@ -150,7 +150,7 @@ def test_participant_of_a_trained_model_keeps_its_work_whatever_weights_it_has()
     assert not bench.happened(e.ParticipantLeft)[1:], "b left once, when it came with weights"
 
 
-def test_average_waits_for_enough_participants_with_initial_weights() -> None:
+def test_average_waits_for_enough_participants_with_initial_weights():
     """Participants without initial weights take part in the rounds of training."""
     bench = Bench(make_rules(min_participants=2, rounds=3, initial="empty"))
     bench.join("a", "b")

@@ -29,7 +29,7 @@ def bench() -> Bench:
     return bench
 
 
-def test_second_live_instance_is_asked_to_come_again_within_the_lease(bench: Bench) -> None:
+def test_second_live_instance_is_asked_to_come_again_within_the_lease(bench):
     journal, session = list(bench.journal), bench.session
     bench.now = 4.0
     assert rendezvous(bench, "two") == r.IdInUse(3.0, LEASE_S - 3.0, HEARTBEAT_TIME_S)
@@ -40,9 +40,7 @@ def test_second_live_instance_is_asked_to_come_again_within_the_lease(bench: Ben
     assert not bench.session.members.is_instance("a", "two")
 
 
-def test_second_instance_is_refused_for_good_once_the_first_one_is_heard_again(
-    bench: Bench,
-) -> None:
+def test_second_instance_is_refused_for_good_once_the_first_one_is_heard_again(bench):
     bench.now = 4.0
     rendezvous(bench, "two")
     assert bench.session.members.conflict("a", bench.session.rules) is None, (
@@ -57,7 +55,7 @@ def test_second_instance_is_refused_for_good_once_the_first_one_is_heard_again(
     assert rendezvous(bench, "three") != r.IdInUse(2.0, LEASE_S - 2.0, None)
 
 
-def test_late_call_of_a_killed_instance_is_no_sign_of_life(bench: Bench) -> None:
+def test_late_call_of_a_killed_instance_is_no_sign_of_life(bench):
     """The process of instance one was killed; its last heartbeat was on its way for a while."""
     bench.now = 2.0
     rendezvous(bench, "two")
@@ -70,7 +68,7 @@ def test_late_call_of_a_killed_instance_is_no_sign_of_life(bench: Bench) -> None
     assert isinstance(rendezvous(bench, "two"), r.Accepted)
 
 
-def test_first_instance_is_warned_for_as_long_as_the_second_one_asks(bench: Bench) -> None:
+def test_first_instance_is_warned_for_as_long_as_the_second_one_asks(bench):
     rendezvous(bench, "two")
     assert bench.heartbeat("a", at=2.0 + TIMEOUT_S).warning == "", "until it is heard well after it"
     warning = bench.heartbeat("a", at=3.0 + TIMEOUT_S).warning
@@ -80,7 +78,7 @@ def test_first_instance_is_warned_for_as_long_as_the_second_one_asks(bench: Benc
     assert bench.heartbeat("a", at=1.2 + CONTENDER_KEPT_S).warning == ""
 
 
-def test_restart_without_the_instance_id_takes_over_after_the_lease(bench: Bench) -> None:
+def test_restart_without_the_instance_id_takes_over_after_the_lease(bench):
     bench.now = 2.0
     rendezvous(bench, "two")
     bench.tick(at=1.0 + LEASE_S)
@@ -89,29 +87,29 @@ def test_restart_without_the_instance_id_takes_over_after_the_lease(bench: Bench
     assert bench.session.members.conflict("a", bench.session.rules) is None
 
 
-def test_restart_with_the_instance_id_takes_over_at_once(bench: Bench) -> None:
+def test_restart_with_the_instance_id_takes_over_at_once(bench):
     assert isinstance(rendezvous(bench, "one"), r.Accepted)
 
 
-def test_instance_is_known_after_a_restart_of_the_coordinator(bench: Bench) -> None:
+def test_instance_is_known_after_a_restart_of_the_coordinator(bench):
     rendezvous(bench, "two")
     bench.restart()
     assert isinstance(rendezvous(bench, "two"), r.IdInUse)
     assert isinstance(rendezvous(bench, "one"), r.Accepted)
 
 
-def test_contenders_that_are_remembered_have_a_bound(bench: Bench) -> None:
+def test_contenders_that_are_remembered_have_a_bound(bench):
     for number in range(3 * MAX_CONTENDERS):
         rendezvous(bench, f"i{number}")
     assert len(bench.session.members.heard["a"].contenders) == MAX_CONTENDERS
 
 
-def test_instance_id_must_be_a_name(bench: Bench) -> None:
+def test_instance_id_must_be_a_name(bench):
     for name in ("a", "b"):
         bench.refuses(c.Rendezvous(name, PROFILE, {}, instance_id="x" * 1000), "INVALID_NAME")
 
 
-def test_conflict_is_no_warning_after_the_end(bench: Bench) -> None:
+def test_conflict_is_no_warning_after_the_end(bench):
     """A finished session refuses no process."""
     rendezvous(bench, "two")
     bench.heartbeat("a", at=3.0 + TIMEOUT_S)

@@ -50,7 +50,7 @@ def changed(
         max_size=120,
     )
 )
-def test_every_version_is_like_a_copy(steps) -> None:
+def test_every_version_is_like_a_copy(steps):
     """In content and order, whatever becomes of those that come from it, and from whichever of the
     versions so far the next one comes."""
     first = dict.fromkeys(KEYS, 0)
@@ -76,7 +76,7 @@ def test_every_version_is_like_a_copy(steps) -> None:
                 mapping[key]
 
 
-def test_most_changes_copy_few_entries() -> None:
+def test_most_changes_copy_few_entries():
     """The cost of a change does not grow with the mapping."""
     mapping: Mapping[str, int] = dict.fromkeys(map(str, range(NUM)), 0)
     num_whole = 0
@@ -91,6 +91,6 @@ def test_most_changes_copy_few_entries() -> None:
     assert 1 <= num_whole <= NUM // MAX_CHANGES + 1
 
 
-def test_a_key_that_is_not_there_is_not_removed() -> None:
+def test_a_key_that_is_not_there_is_not_removed():
     mapping: Mapping[str, int] = {"a": 1}
     assert excluding(mapping, "b") is mapping

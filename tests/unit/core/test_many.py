@@ -152,30 +152,30 @@ def fleet(gathered: Fleet) -> Fleet:
     return fleet
 
 
-def test_a_rendezvous_copies_nobody(fleet: Fleet) -> None:
+def test_a_rendezvous_copies_nobody(fleet):
     fleet.joining.require_no_copies()
     fleet.joining.require_no_scans()
 
 
-def test_joining_with_a_unique_profile_copies_no_other(looks: Looks) -> None:
+def test_joining_with_a_unique_profile_copies_no_other(looks):
     """The profile is compared with those of all others all the same."""
     Fleet(looks, [profile_of_its_own(number) for number in range(NUM)]).joining.require_no_copies()
 
 
-def test_a_heartbeat_copies_nobody(fleet: Fleet) -> None:
+def test_a_heartbeat_copies_nobody(fleet):
     costs = fleet.costs_of([c.Heartbeat(name) for name in NAMES])
     costs.require_no_copies()
     costs.require_no_scans()
 
 
-def test_a_refused_update_copies_no_other(fleet: Fleet) -> None:
+def test_a_refused_update_copies_no_other(fleet):
     costs = fleet.costs_of(fleet.refusals())
     assert len(fleet.session.selection.faults) == NUM
     costs.require_no_copies()
     costs.require_no_scans()
 
 
-def test_an_update_copies_no_other(fleet: Fleet) -> None:
+def test_an_update_copies_no_other(fleet):
     """Unread history copies nothing, and senders with earlier refusals are not looked at."""
     for command in fleet.refusals():
         fleet.send(command)

@@ -29,12 +29,12 @@ def waiting(*names: str) -> Bench:
 # --- rendezvous ---
 
 
-def test_participant_that_joins_is_told_the_heartbeat_time() -> None:
+def test_participant_that_joins_is_told_the_heartbeat_time():
     bench = Bench(make_rules(min_participants=2))
     assert bench.join("a") == r.Accepted(HEARTBEAT_TIME_S)
 
 
-def test_end_of_the_session_has_everybody_that_was_never_let_in() -> None:
+def test_end_of_the_session_has_everybody_that_was_never_let_in():
     """With the reason; whoever was let in later, or is there already, is not among them."""
     bench = Bench(make_rules(min_participants=2, max_participants=2))
     bench.join("a", "b", "c", "d")
@@ -52,7 +52,7 @@ def test_end_of_the_session_has_everybody_that_was_never_let_in() -> None:
     assert bench.session.members.not_admitted == expected
 
 
-def test_reason_of_a_participant_that_is_not_let_in_keeps_its_end() -> None:
+def test_reason_of_a_participant_that_is_not_let_in_keeps_its_end():
     """The settings that let it in stand there."""
     bench = Bench(make_rules(min_participants=2, max_participants=2))
     reason = f"columns {', '.join(['a long name'] * 50)}; set data.task = 'regression'"
@@ -60,7 +60,7 @@ def test_reason_of_a_participant_that_is_not_let_in_keeps_its_end() -> None:
     assert bench.session.members.not_admitted == {"e": reason}
 
 
-def test_names_of_those_that_are_not_let_in_are_bounded() -> None:
+def test_names_of_those_that_are_not_let_in_are_bounded():
     """Anybody can ask to join, under any number of names: the first ones are kept."""
     bench = Bench(make_rules(min_participants=1, max_participants=1))
     bench.join("a", *(f"p{number}" for number in range(2 * MAX_NOT_ADMITTED)))
@@ -71,7 +71,7 @@ def test_names_of_those_that_are_not_let_in_are_bounded() -> None:
 # --- profiles ---
 
 
-def test_an_empty_partition_says_nothing_about_the_width() -> None:
+def test_an_empty_partition_says_nothing_about_the_width():
     """Where no model is made from profiles, 0 samples are passed over: neither refused, nor binding
     for later participants."""
     bench = Bench(make_rules(min_participants=9, initial="empty"))
@@ -82,11 +82,11 @@ def test_an_empty_partition_says_nothing_about_the_width() -> None:
 
 
 @pytest.mark.parametrize("profile", [DataProfile(-1, 4), DataProfile(10, -4), DataProfile(0, -1)])
-def test_negative_sizes_are_refused(profile: DataProfile) -> None:
+def test_negative_sizes_are_refused(profile):
     waiting("a").refuses(c.Rendezvous("b", profile), errors.ProfileMismatch)
 
 
-def test_initial_model_is_made_once_from_the_profiles_of_the_gathered() -> None:
+def test_initial_model_is_made_once_from_the_profiles_of_the_gathered():
     """A participant that joins or leaves meanwhile changes nothing in the request."""
     bench = Bench(make_rules(min_participants=2), answers=False)
     bench.join("a", profile=DataProfile(100, 4, ("x",)))
@@ -107,7 +107,7 @@ def test_initial_model_is_made_once_from_the_profiles_of_the_gathered() -> None:
 # --- leases ---
 
 
-def test_leaving_takes_effect_at_once() -> None:
+def test_leaving_takes_effect_at_once():
     """A heartbeat that says FINISHED is a goodbye, answered with STANDBY."""
     bench = waiting("a", "b")
     decision = bench.send(c.Heartbeat("a", ParticipantState.FINISHED, 3))
@@ -116,7 +116,7 @@ def test_leaving_takes_effect_at_once() -> None:
     assert bench.happened(e.ParticipantLeft) == [e.ParticipantLeft("a", "left")]
 
 
-def test_lateness_of_the_coordinator_ends_no_lease() -> None:
+def test_lateness_of_the_coordinator_ends_no_lease():
     """Deadlines do not move: they are times of the coordinator's own."""
     bench = waiting("a", "b")
     bench.heartbeat("b", at=2.0)
@@ -129,7 +129,7 @@ def test_lateness_of_the_coordinator_ends_no_lease() -> None:
 # --- what participants are told ---
 
 
-def test_heartbeats_departures_and_the_coordinators_state_are_measured() -> None:
+def test_heartbeats_departures_and_the_coordinators_state_are_measured():
     """The three series of XAIN, with connected and selected told apart."""
     bench = opened_round("a", "b")
     bench.points.clear()
@@ -164,7 +164,7 @@ def test_heartbeats_departures_and_the_coordinators_state_are_measured() -> None
     ],
     ids=["none", "no rows", "wide", "classes", "weights", "names", "bell"],
 )
-def test_a_profile_that_no_model_can_be_made_from_is_refused(profile: DataProfile | None) -> None:
+def test_a_profile_that_no_model_can_be_made_from_is_refused(profile):
     """Only the sender is harmed: no model is asked for, and others start the session."""
     bench = Bench(make_rules(min_participants=1), answers=False)
     bench.refuses(c.Rendezvous("odd", profile), errors.ProfileMismatch)
@@ -173,7 +173,7 @@ def test_a_profile_that_no_model_can_be_made_from_is_refused(profile: DataProfil
     assert bench.owed == [InitialiseModel("workload", (PROFILE,), names=("a",))]
 
 
-def test_profiles_are_bounded_together() -> None:
+def test_profiles_are_bounded_together():
     """The model has the classes of all: each profile may be small and their union too large."""
     bench = Bench(make_rules(min_participants=9), answers=False)
     bench.join("a", profile=DataProfile(10, 10_000, tuple(f"a{i}" for i in range(6_000))))
@@ -182,7 +182,7 @@ def test_profiles_are_bounded_together() -> None:
     bench.join("c", profile=DataProfile(10, 10_000, ("a1", "a2")))
 
 
-def test_profiles_that_do_not_suffice_wait_for_others() -> None:
+def test_profiles_that_do_not_suffice_wait_for_others():
     """One class only: no model. The session asks again when a participant joins."""
     bench = Bench(make_rules(min_participants=1), answers=False)
     bench.join("a", profile=DataProfile(10, 4, ("yes",)))
@@ -201,7 +201,7 @@ def test_profiles_that_do_not_suffice_wait_for_others() -> None:
     assert bench.phase is Phase.COLLECTING
 
 
-def test_a_refusal_of_profiles_without_a_request_is_stale() -> None:
+def test_a_refusal_of_profiles_without_a_request_is_stale():
     """A late answer does not undo a model that is there."""
     bench = Bench(make_rules(min_participants=1))
     bench.join("a")

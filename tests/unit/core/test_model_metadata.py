@@ -37,7 +37,7 @@ def replayed(journal: list[e.DurableEvent]) -> tuple[Session, History]:
     return fold(begin(opened), others), history
 
 
-def test_metadata_are_journalled_once_for_all_models() -> None:
+def test_metadata_are_journalled_once_for_all_models():
     """A session of weeks has thousands of models, and a preprocessing takes up to 1 MiB."""
     bench = trained(20)
     rows = [encode(event) for event in bench.journal]
@@ -54,7 +54,7 @@ def test_metadata_are_journalled_once_for_all_models() -> None:
         assert model.layout is first.layout
 
 
-def test_metadata_that_differ_from_the_last_model_are_journalled() -> None:
+def test_metadata_that_differ_from_the_last_model_are_journalled():
     bench = trained(3)
     assert bench.session.model is not None
     last = bench.session.model

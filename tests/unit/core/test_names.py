@@ -35,16 +35,14 @@ BAD_NAMES = [
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
-def test_a_participant_cannot_have_a_name_that_is_no_part_of_a_key(name: str) -> None:
+def test_a_participant_cannot_have_a_name_that_is_no_part_of_a_key(name):
     """Updates under such a name would lie elsewhere, or over the global model."""
     bench = Bench(make_rules(min_participants=2))
     bench.refuses(c.Rendezvous(name, PROFILE), "INVALID_NAME")
     assert bench.connected == ()
 
 
-def test_participant_that_joins_hands_in_under_its_id_whatever_another_has_named_its_upload() -> (
-    None
-):
+def test_participant_that_joins_hands_in_under_its_id_whatever_another_has_named_its_upload():
     """The upload of z itself is another object, with an attempt of its own."""
     bench = opened_round("a", "b", rules=make_rules(min_participants=2))
     bench.end("a", upload_name="z")
@@ -59,7 +57,7 @@ def accepted_keys(bench: Bench) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["a", f"a.{'f' * 32}", f"a.{'f' * 32}-1"])
-def test_no_name_makes_a_key_of_the_journal(name: str) -> None:
+def test_no_name_makes_a_key_of_the_journal(name):
     """Participants choose names; they have no slash."""
     for key in (update_key(3, name), attempt_key(f"3/{name}", "0" * 32)):
         assert not is_journalled(key)

@@ -9,7 +9,7 @@ from xain_coordinator.core.vocabulary.values import Phase
 from xain_wire.metadata import COMPLETED
 
 
-def test_removed_participant_leaves_and_is_not_let_in_again() -> None:
+def test_removed_participant_leaves_and_is_not_let_in_again():
     """The round goes on with another one, and the session tells why somebody is missing."""
     bench = Bench(make_rules(min_participants=2))
     bench.join("a", "b", "c")
@@ -22,7 +22,7 @@ def test_removed_participant_leaves_and_is_not_let_in_again() -> None:
     assert replay(bench.journal) == bench.session
 
 
-def test_participant_that_is_away_can_be_removed_once() -> None:
+def test_participant_that_is_away_can_be_removed_once():
     bench = Bench(make_rules())
     bench.send(c.RemoveParticipant("a"))
     bench.send(c.RemoveParticipant("a"))
@@ -30,7 +30,7 @@ def test_participant_that_is_away_can_be_removed_once() -> None:
     bench.refuses(c.RemoveParticipant("a/b"), "INVALID_NAME")
 
 
-def test_participant_whose_certificate_was_revoked_may_come_with_another_one() -> None:
+def test_participant_whose_certificate_was_revoked_may_come_with_another_one():
     bench = Bench(make_rules())
     bench.send(c.NoteRevoked("a"))
     bench.join("a")
@@ -41,7 +41,7 @@ def test_participant_whose_certificate_was_revoked_may_come_with_another_one() -
     assert replay(bench.journal) == bench.session
 
 
-def test_operator_finishes_a_session_with_the_last_model() -> None:
+def test_operator_finishes_a_session_with_the_last_model():
     bench = Bench(make_rules(rounds=5))
     bench.join("a")
     bench.end_all()
@@ -56,7 +56,7 @@ def test_operator_finishes_a_session_with_the_last_model() -> None:
     assert replay(bench.journal) == bench.session
 
 
-def test_session_that_is_finished_before_a_model_was_trained_has_no_result() -> None:
+def test_session_that_is_finished_before_a_model_was_trained_has_no_result():
     bench = Bench(make_rules())
     bench.send(c.FinishSession())
     cause = "finished by an operator, before a model was trained"

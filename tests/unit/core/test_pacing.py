@@ -14,9 +14,7 @@ fractions = st.fractions(min_value=Fraction(1, 200), max_value=1, max_denominato
 
 @settings(derandomize=True, deadline=None)
 @given(min_participants=st.integers(1, 60), fraction=fractions)
-def test_n_is_the_smallest_number_that_selects_enough(
-    min_participants: int, fraction: Fraction
-) -> None:
+def test_n_is_the_smallest_number_that_selects_enough(min_participants, fraction):
     """N is the smallest n with ceil(n · fraction) ≥ min_participants, as counting up finds it."""
     counted = oracle.num_required(min_participants, fraction)
     assert num_required(min_participants, fraction) == counted
@@ -24,7 +22,7 @@ def test_n_is_the_smallest_number_that_selects_enough(
 
 @settings(derandomize=True, deadline=None)
 @given(connected=st.integers(0, 500), fraction=fractions)
-def test_k_is_the_fraction_rounded_up(connected: int, fraction: Fraction) -> None:
+def test_k_is_the_fraction_rounded_up(connected, fraction):
     """k is the smallest whole number of participants that is at least the fraction of them."""
     k = num_wanted(connected, fraction)
     assert k - 1 < connected * fraction <= k
@@ -43,15 +41,13 @@ def test_k_is_the_fraction_rounded_up(connected: int, fraction: Fraction) -> Non
         (1e-7, Fraction(1, 10**7)),
     ],
 )
-def test_a_fraction_is_the_decimal_that_was_written(
-    written: float | str | Fraction, meant: Fraction
-) -> None:
+def test_a_fraction_is_the_decimal_that_was_written(written, meant):
     """Floats, strings and fractions are read as what a person means by them."""
     assert exact_fraction(written) == meant
 
 
 @pytest.mark.parametrize("value", [0, 0.0, -0.1, 1.0000001, 2, "nan", float("nan"), float("inf")])
-def test_a_fraction_outside_zero_to_one_is_no_fraction(value: float | str) -> None:
+def test_a_fraction_outside_zero_to_one_is_no_fraction(value):
     """No participant, or more than all, cannot be selected."""
     with pytest.raises(ValueError):  # noqa: PT011  # for NaN, Fraction's own words
         exact_fraction(value)

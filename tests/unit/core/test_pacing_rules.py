@@ -29,7 +29,7 @@ def bench_of(*names: str, min_participants: int = 1, **rules: object) -> Bench:
     return bench
 
 
-def test_a_round_closes_a_while_after_its_first_update() -> None:
+def test_a_round_closes_a_while_after_its_first_update():
     bench = bench_of("a", "b", "c")
     bench.pass_time(100.0)
     bench.end("b")
@@ -43,7 +43,7 @@ def test_a_round_closes_a_while_after_its_first_update() -> None:
     assert counted(bench) == ("a", "b")
 
 
-def test_initial_weights_are_awaited_from_all() -> None:
+def test_initial_weights_are_awaited_from_all():
     """The rule is asked from the first model on."""
     bench = bench_of("a", "b", "c", initial="empty")
     bench.end("a")
@@ -57,7 +57,7 @@ def test_initial_weights_are_awaited_from_all() -> None:
     assert counted(bench) == ("a",)
 
 
-def test_a_rule_sees_when_each_update_was_accepted() -> None:
+def test_a_rule_sees_when_each_update_was_accepted():
     bench = bench_of("a", "b", "c")
     for name, at in (("a", 5.0), ("b", 12.0)):
         bench.pass_time(at - bench.now)
@@ -67,13 +67,13 @@ def test_a_rule_sees_when_each_update_was_accepted() -> None:
     assert {name: one.accepted_at for name, one in updates.items()} == {"a": 5.0, "b": 12.0}
 
 
-def test_session_time_is_recorded_while_the_wait_lasts() -> None:
+def test_session_time_is_recorded_while_the_wait_lasts():
     """A crash puts the closing off by a tenth of the wait."""
     rules = bench_of("a", "b").session.rules
     assert noted_every_s(rules, AfterFirst(SECONDS)) == SECONDS / 10
 
 
-def test_status_tells_what_the_round_waits_for() -> None:
+def test_status_tells_what_the_round_waits_for():
     bench = bench_of("a", "b", "c")
     bench.end("a")
     told = waiting_for(bench.session)
@@ -82,6 +82,6 @@ def test_status_tells_what_the_round_waits_for() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_wait_must_be_a_positive_number(seconds: float) -> None:
+def test_a_wait_must_be_a_positive_number(seconds):
     with pytest.raises(ValueError, match="seconds must be"):
         AfterFirst(seconds)

@@ -14,7 +14,7 @@ def rows(number: int) -> DataProfile:
     return DataProfile(num_samples=number, num_features=4, classes=("no", "yes"))
 
 
-def test_plan_is_decided_once_for_the_sites_that_are_there() -> None:
+def test_plan_is_decided_once_for_the_sites_that_are_there():
     """Neither a later site nor a restart changes the number of rounds."""
     bench = Bench(make_rules(passes=3, rounds=3, epochs=1, min_participants=2))
     bench.join("a", profile=rows(1000))
@@ -63,7 +63,7 @@ def test_plan_is_decided_once_for_the_sites_that_are_there() -> None:
         ),
     ],
 )
-def test_rounds_follow_from_passes_rows_and_sites(given: dict[str, object], told: str) -> None:
+def test_rounds_follow_from_passes_rows_and_sites(given, told):
     """The largest of the sites has 30 rows."""
     rules = {"passes": 5, "epochs": 1, "min_participants": 3, **given}
     if "fraction" in given or "consistency" in given:
@@ -75,7 +75,7 @@ def test_rounds_follow_from_passes_rows_and_sites(given: dict[str, object], told
     assert planned(bench.session) == told
 
 
-def test_pass_takes_more_rounds_where_some_sites_train_a_round() -> None:
+def test_pass_takes_more_rounds_where_some_sites_train_a_round():
     """Patience is counted in passes, which are several rounds here."""
     bench = Bench(make_rules(fraction="0.5", start_participants=2, passes=50, epochs=1))
     bench.join("a", "b")

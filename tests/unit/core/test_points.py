@@ -12,7 +12,7 @@ def of_rounds(bench: Bench) -> list[Point]:
     return [point for point in bench.points if OF_A_ROUND & point.fields.keys()]
 
 
-def test_a_round_is_measured_when_its_model_is_published() -> None:
+def test_a_round_is_measured_when_its_model_is_published():
     """In one point with the state that it leads to, so that both have one time."""
     bench = opened_round("a", "b", rules=make_rules(rounds=2, min_participants=2), answers=False)
     opened_at = bench.now
@@ -43,7 +43,7 @@ def test_a_round_is_measured_when_its_model_is_published() -> None:
     assert bench.points.count(point) == 1
 
 
-def test_aggregation_is_timed_over_a_restart() -> None:
+def test_aggregation_is_timed_over_a_restart():
     """The times are in the journal: a later reader measures the same."""
     bench = opened_round("a", rules=make_rules(rounds=1), answers=False)
     bench.now += 1.0

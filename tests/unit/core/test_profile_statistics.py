@@ -59,9 +59,7 @@ MOMENTS = {"count": 10, "mean": 0.0, "m2": 1.0}
         (changed(class_counts={"x": 5, "y": 6}), "count 11 rows of classes; the data have 10"),
     ],
 )
-def test_statistics_that_cannot_be_used_are_refused_for_their_sender(
-    statistics: str, complaint: str
-) -> None:
+def test_statistics_that_cannot_be_used_are_refused_for_their_sender(statistics, complaint):
     """The initial model could not be made from them, and the session would wait for all."""
     bench = Bench(make_rules(min_participants=2))
     damaged = replace(profile("a", "b"), statistics=statistics)
@@ -72,13 +70,13 @@ def test_statistics_that_cannot_be_used_are_refused_for_their_sender(
     assert complaint in str(bench.refuses(c.Rendezvous("x", damaged), errors.ProfileMismatch))
 
 
-def test_statistics_of_a_regression_that_count_classes_are_refused() -> None:
+def test_statistics_of_a_regression_that_count_classes_are_refused():
     numbers = replace(profile("a", "b"), task="regression")
     refusal = Bench(make_rules()).refuses(c.Rendezvous("x", numbers), errors.ProfileMismatch)
     assert "count the classes of a regression" in str(refusal)
 
 
-def test_statistics_are_forgotten_when_no_model_can_be_made_from_them_any_more() -> None:
+def test_statistics_are_forgotten_when_no_model_can_be_made_from_them_any_more():
     """Each may take 512 KiB, in memory and in every snapshot. A model that has to be made again is
     made with the preprocessing that was fitted from them."""
     bench = Bench(make_rules(min_participants=2, rounds=3), answers=False)

@@ -48,7 +48,7 @@ def updates_until_closed(quorum: Expression, *order: str, **rules: Any) -> int:
         ("unregistered:update:50%", 5),
     ],
 )
-def test_a_round_closes_with_its_quorum(quorum: Expression, number: int) -> None:
+def test_a_round_closes_with_its_quorum(quorum, number):
     """Percentages of the selected are rounded up; without a quorum all have to answer."""
     assert updates_until_closed(quorum, "a", "b", "c", "d", "e") == number
 
@@ -69,8 +69,6 @@ def test_a_round_closes_with_its_quorum(quorum: Expression, number: int) -> None
         (3, "0.5", "0.1", 3),
     ],
 )
-def test_more_are_selected_than_are_wanted(
-    connected: int, fraction: str, excess: str, number: int
-) -> None:
+def test_more_are_selected_than_are_wanted(connected, fraction, excess, number):
     """ceil(k · (1 + over_selection)), in exact arithmetic, and no participant twice."""
     assert num_selected(connected, Fraction(fraction), Fraction(excess)) == number

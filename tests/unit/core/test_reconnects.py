@@ -10,22 +10,22 @@ LEASE_S = 15.0
 
 
 @pytest.mark.parametrize("num_connected", [0, 1, 8, 99])
-def test_few_come_back_at_once(num_connected: int) -> None:
+def test_few_come_back_at_once(num_connected):
     assert reconnect_spread_s(num_connected, LEASE_S) == 0.0
 
 
 @pytest.mark.parametrize("num_connected", [100, 500, 2000])
-def test_reconnects_of_many_are_spread(num_connected: int) -> None:
+def test_reconnects_of_many_are_spread(num_connected):
     assert num_connected / reconnect_spread_s(num_connected, LEASE_S) == RECONNECTS_PER_S
 
 
 @pytest.mark.parametrize("lease_s", [0.3, 15.0])
-def test_a_spread_leaves_time_for_a_second_attempt(lease_s: float) -> None:
+def test_a_spread_leaves_time_for_a_second_attempt(lease_s):
     """Two of them are over before the lease is."""
     assert 2 * reconnect_spread_s(1_000_000, lease_s) < lease_s
 
 
-def test_a_round_knows_its_selection() -> None:
+def test_a_round_knows_its_selection():
     """However it was made: from an event, or from a snapshot."""
     round_ = Round(0, ("a", "b"), target=2, epochs=1, opened_at=0.0, num_wanted=2)
     assert isinstance(round_.selected, Names)

@@ -22,7 +22,7 @@ def faults(bench: Bench, name: str) -> Faults:
     return bench.session.selection.faults_of(name)
 
 
-def test_each_refusal_is_counted_also_of_the_same_update() -> None:
+def test_each_refusal_is_counted_also_of_the_same_update():
     bench = opened_round("a", "b", rules=strict(min_participants=2))
     bench.bring_refused("a", 2)
     assert faults(bench, "a") == Faults(num_refused=2, in_a_row=2, last=0)
@@ -32,7 +32,7 @@ def test_each_refusal_is_counted_also_of_the_same_update() -> None:
     assert bench.selected == ("a", "b")
 
 
-def test_participant_that_is_left_out_hears_of_it_at_once() -> None:
+def test_participant_that_is_left_out_hears_of_it_at_once():
     """The notification does not depend on a replacement, without which nothing else changes."""
     rules = strict(min_participants=2, start_participants=3)
     bench = opened_round("a", "b", "c", rules=rules)
@@ -41,7 +41,7 @@ def test_participant_that_is_left_out_hears_of_it_at_once() -> None:
     assert bench.notified
 
 
-def test_faults_are_kept_of_the_latest_participants_that_have_left() -> None:
+def test_faults_are_kept_of_the_latest_participants_that_have_left():
     """Members keep theirs. A participant that leaves after a good update has none to keep."""
     state = SelectionState().with_fault("stays", 0)
     names = [f"p{number}" for number in range(MAX_DEPARTED + 2)]
@@ -52,7 +52,7 @@ def test_faults_are_kept_of_the_latest_participants_that_have_left() -> None:
     assert "p7" not in state.faults
 
 
-def test_a_long_reason_is_cut() -> None:
+def test_a_long_reason_is_cut():
     bench = opened_round("a", "b", rules=strict(min_participants=2))
     bench.send(c.NoteRefusedUpdate("a", bench.session.trained_by("a"), "x" * 10_000))
     assert len(bench.happened(e.UpdateRefused)[0].reason) == MAX_REASON

@@ -12,7 +12,7 @@ from xain_coordinator.core.vocabulary.replacing import replace
 from xain_coordinator.core.vocabulary.values import Phase
 
 
-def test_replace_equals_that_of_dataclasses() -> None:
+def test_replace_equals_that_of_dataclasses():
     bench = Bench(make_rules(min_participants=2))
     bench.join("a", "b")
     bench.answer()
@@ -29,13 +29,13 @@ def test_replace_equals_that_of_dataclasses() -> None:
     assert (session.round, session.phase) == (0, Phase.COLLECTING)
 
 
-def test_there_is_no_field_of_another_name() -> None:
+def test_there_is_no_field_of_another_name():
     with pytest.raises(AssertionError, match=r"Session has not all of .*'rounds'"):
         replace(Bench(make_rules()).session, rounds=7)
 
 
 @pytest.mark.parametrize("kind", [Session, Round])
-def test_values_have_no_cached_properties(kind: type) -> None:
+def test_values_have_no_cached_properties(kind):
     """A cached property would be copied too, and be that of the value before."""
     attributes = {name: it for of in kind.__mro__ for name, it in vars(of).items()}
     assert [name for name, it in attributes.items() if isinstance(it, cached_property)] == []

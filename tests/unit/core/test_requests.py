@@ -14,7 +14,7 @@ from xain_coordinator.core.vocabulary.values import Phase
 RULES = make_rules(rounds=1, min_participants=2, start="request", **TIMED)
 
 
-def test_session_opens_no_round_before_the_fit_is_requested() -> None:
+def test_session_opens_no_round_before_the_fit_is_requested():
     bench = Bench(RULES)
     bench.join("a", "b")
     assert bench.session.phase is Phase.STANDBY
@@ -26,7 +26,7 @@ def test_session_opens_no_round_before_the_fit_is_requested() -> None:
     assert replay(bench.journal) == bench.session
 
 
-def test_waiting_for_a_request_has_no_timeout() -> None:
+def test_waiting_for_a_request_has_no_timeout():
     """The idle timeout is counted from the request."""
     bench = Bench(RULES)
     assert next_wait(bench.session) is None, "the journal does not grow meanwhile"
@@ -38,7 +38,7 @@ def test_waiting_for_a_request_has_no_timeout() -> None:
     assert bench.session.phase is Phase.FINISHED
 
 
-def test_second_request_is_refused_in_every_phase() -> None:
+def test_second_request_is_refused_in_every_phase():
     bench = Bench(RULES)
     bench.send(c.RequestFit())
     with refused_as("ALREADY_FITTING", match="is fitting"):
@@ -51,7 +51,7 @@ def test_second_request_is_refused_in_every_phase() -> None:
         bench.send(c.RequestFit())
 
 
-def test_fit_ends_if_no_initial_model_can_be_made() -> None:
+def test_fit_ends_if_no_initial_model_can_be_made():
     """The one who requested it hears why; a session that starts by itself waits for others."""
     bench = Bench(RULES, answers=False)
     bench.send(c.RequestFit())
@@ -61,7 +61,7 @@ def test_fit_ends_if_no_initial_model_can_be_made() -> None:
     assert "the last layer gives 16 numbers" in bench.session.cause
 
 
-def test_cancelled_fit_ends_without_a_result() -> None:
+def test_cancelled_fit_ends_without_a_result():
     """In the middle of a round; nothing can be cancelled before the request or after the end."""
     bench = Bench(RULES)
     bench.refuses(c.CancelFit(), "NOT_FITTING")
@@ -74,13 +74,13 @@ def test_cancelled_fit_ends_without_a_result() -> None:
     bench.refuses(c.CancelFit(), "NOT_FITTING")
 
 
-def test_session_that_starts_by_itself_refuses_a_request() -> None:
+def test_session_that_starts_by_itself_refuses_a_request():
     bench = Bench(make_rules(rounds=1))
     with refused_as("ALREADY_FITTING", match="starts by itself"):
         bench.send(c.RequestFit())
 
 
-def test_newcomers_after_the_end_are_heard_and_bounded() -> None:
+def test_newcomers_after_the_end_are_heard_and_bounded():
     bench = Bench(RULES)
     bench.send(c.RequestFit())
     bench.join("a", "b")
@@ -90,7 +90,7 @@ def test_newcomers_after_the_end_are_heard_and_bounded() -> None:
     assert "a" in bench.session.members.heard
 
 
-def test_participant_that_stays_after_the_end_is_connected() -> None:
+def test_participant_that_stays_after_the_end_is_connected():
     """One that leaves says so, or is silent for a lease."""
     bench = Bench(RULES)
     bench.send(c.RequestFit())
@@ -124,7 +124,7 @@ EXPECTED = make_rules(
 )
 
 
-def test_requested_fit_waits_for_the_expected_from_the_request_on() -> None:
+def test_requested_fit_waits_for_the_expected_from_the_request_on():
     """However long ago those that are there have joined. The wait is the declared one, and the fit
     then begins with them."""
     bench = Bench(EXPECTED)
@@ -142,7 +142,7 @@ def test_requested_fit_waits_for_the_expected_from_the_request_on() -> None:
     assert bench.selected == ("a", "b")
 
 
-def test_status_names_the_missing_until_they_have_joined() -> None:
+def test_status_names_the_missing_until_they_have_joined():
     """A participant that dies in the fit is missing, too, and one that comes later is not; after
     the end the warning says who was missing then."""
     bench = Bench(EXPECTED)

@@ -14,7 +14,7 @@ from xain_coordinator.core.vocabulary.keys import model_key
 from xain_coordinator.core.vocabulary.values import Phase
 
 
-def test_a_whole_session() -> None:
+def test_a_whole_session():
     """Every event of two rounds by two participants, in order."""
     bench = Bench(make_rules(rounds=2, min_participants=2))
     bench.join("a", "b")
@@ -44,7 +44,7 @@ def test_a_whole_session() -> None:
 # --- the numbers ---
 
 
-def test_the_initial_model_asked_for_is_the_one_of_the_rules() -> None:
+def test_the_initial_model_asked_for_is_the_one_of_the_rules():
     bench = Bench(make_rules(initial="empty"), answers=False)
     bench.join("a")
     assert bench.owed == [InitialiseModel("empty", (PROFILE,), names=("a",))]
@@ -70,7 +70,7 @@ def finished() -> Bench:
 # --- restarts ---
 
 
-def test_the_updates_of_a_round_without_a_model_make_no_earlier_model() -> None:
+def test_the_updates_of_a_round_without_a_model_make_no_earlier_model():
     """A session that ends while round 1 is open knows the updates of round 0 no more, of which its
     last model was made."""
     bench = opened_round("a", "b", rules=make_rules(rounds=3, min_participants=2))
@@ -85,14 +85,14 @@ def test_the_updates_of_a_round_without_a_model_make_no_earlier_model() -> None:
     assert effect_that_made(bench.session, models) is None
 
 
-def test_the_transition_table_says_all_that_can_happen() -> None:
+def test_the_transition_table_says_all_that_can_happen():
     """FINISHED leads nowhere, and everything leads to FINISHED."""
     before = {phase for phase, _ in TRANSITIONS}
     assert before == set(Phase) - {Phase.FINISHED}
     assert all(TRANSITIONS[phase, e.SessionFinished] is Phase.FINISHED for phase in before)
 
 
-def test_an_event_that_breaks_the_table_is_a_broken_invariant() -> None:
+def test_an_event_that_breaks_the_table_is_a_broken_invariant():
     """A journal that says so is wrong, and folding it must not go on silently."""
     bench = finished()
     for event in (
@@ -104,7 +104,7 @@ def test_an_event_that_breaks_the_table_is_a_broken_invariant() -> None:
             replay([*bench.journal, event])
 
 
-def test_an_update_is_folded_once_and_only_from_the_selection() -> None:
+def test_an_update_is_folded_once_and_only_from_the_selection():
     bench = opened_round("a", "b")
     bench.end("a")
     (accepted,) = bench.happened(e.UpdateAccepted)
@@ -116,7 +116,7 @@ def test_an_update_is_folded_once_and_only_from_the_selection() -> None:
         replay([*bench.journal, strange])
 
 
-def test_watchers_are_woken_by_what_changes_for_them() -> None:
+def test_watchers_are_woken_by_what_changes_for_them():
     """The first round, a new model, a round that opens later and the end wake them; heartbeats and
     updates of others do not."""
     bench = Bench(make_rules(min_participants=2), answers=False)
@@ -137,7 +137,7 @@ def test_watchers_are_woken_by_what_changes_for_them() -> None:
     assert bench.notified
 
 
-def test_watchers_are_woken_when_a_round_opens_without_a_new_model() -> None:
+def test_watchers_are_woken_when_a_round_opens_without_a_new_model():
     """Too few were connected between the rounds; the participant that makes N opens the next."""
     bench = opened_round("a", "b", answers=False)
     bench.end_all()

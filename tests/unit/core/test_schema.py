@@ -84,9 +84,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 @pytest.mark.parametrize("from_configuration", [True, False])
-def test_data_that_do_not_fit_the_schema_are_refused(
-    mistake: str, from_configuration: bool
-) -> None:
+def test_data_that_do_not_fit_the_schema_are_refused(mistake, from_configuration):
     """Whether the configuration or the first participant gives the schema, the message names the
     participant, the column or label, and what to do."""
     profile, complaint = MISTAKES[mistake]
@@ -101,7 +99,7 @@ def test_data_that_do_not_fit_the_schema_are_refused(
     bench.join("late", profile=PROFILE)
 
 
-def test_an_empty_column_is_of_no_type() -> None:
+def test_an_empty_column_is_of_no_type():
     """A column without any value at the first site does not refuse those of others; the first site
     with values decides its type."""
     bench = waiting()
@@ -114,7 +112,7 @@ def test_an_empty_column_is_of_no_type() -> None:
 
 
 @pytest.mark.parametrize(("label", "is_number"), [("-1.25", True), ("57", True), ("v1.2", False)])
-def test_labels_that_are_numbers_may_be_meant_for_regression(label: str, is_number: bool) -> None:
+def test_labels_that_are_numbers_may_be_meant_for_regression(label, is_number):
     bench = waiting()
     bench.join("first", profile=PROFILE)
     message = refusal(bench, replace(PROFILE, classes=(label,)))
@@ -131,21 +129,21 @@ def test_labels_that_are_numbers_may_be_meant_for_regression(label: str, is_numb
     ],
     ids=["other order", "fewer classes", "units not declared", "earlier version"],
 )
-def test_data_that_differ_in_what_may_differ_are_taken(profile: DataProfile) -> None:
+def test_data_that_differ_in_what_may_differ_are_taken(profile):
     """Order, absent labels and undeclared units refuse no participant."""
     bench = waiting()
     bench.join("first", profile=PROFILE)
     bench.join("second", profile=profile)
 
 
-def test_earlier_versions_are_compared_by_their_number_of_features() -> None:
+def test_earlier_versions_are_compared_by_their_number_of_features():
     """A profile without columns needs as many features as the schema has columns."""
     bench = waiting()
     bench.join("first", profile=PROFILE)
     assert "4 features, those of the session 3" in refusal(bench, DataProfile(10, 4, ("alive",)))
 
 
-def test_schema_is_that_of_the_members() -> None:
+def test_schema_is_that_of_the_members():
     """A first participant with the wrong file does not refuse all others for ever."""
     bench = waiting()
     bench.join("wrong", profile=profile_of(AGE))
@@ -154,7 +152,7 @@ def test_schema_is_that_of_the_members() -> None:
     bench.join("right", profile=PROFILE)
 
 
-def test_schema_of_the_model_outlives_its_participants() -> None:
+def test_schema_of_the_model_outlives_its_participants():
     """Once the initial model is asked for, its columns and classes are those of the session."""
     bench = Bench(make_rules(schema=Schema(allow_new_classes=True)), answers=False)
     bench.join("first", profile=PROFILE)
@@ -163,7 +161,7 @@ def test_schema_of_the_model_outlives_its_participants() -> None:
     assert "label 'unknown'" in refusal(bench, replace(PROFILE, classes=("dead", "unknown")))
 
 
-def test_allowed_differences_are_taken() -> None:
+def test_allowed_differences_are_taken():
     """[schema] allows extra and missing columns, and labels that others do not have."""
     bench = waiting(Schema(allow_extra=True, allow_missing=True, allow_new_classes=True))
     bench.join("first", profile=PROFILE)
@@ -172,7 +170,7 @@ def test_allowed_differences_are_taken() -> None:
     assert "no column of the data" in refusal(bench, profile_of(Column("bmi")))
 
 
-def test_one_label_alone_is_no_list_of_classes() -> None:
+def test_one_label_alone_is_no_list_of_classes():
     """A first part of a data set that has only one label may be followed by one with all of them,
     but not by one with others."""
     bench = waiting()
@@ -182,7 +180,7 @@ def test_one_label_alone_is_no_list_of_classes() -> None:
     assert "label 'unknown'" in refusal(bench, replace(PROFILE, classes=("alive", "unknown")))
 
 
-def test_initial_model_is_made_for_the_schema() -> None:
+def test_initial_model_is_made_for_the_schema():
     """All profiles have the columns of the schema, in its order, and all of its classes."""
     schema = Schema(
         (SEX, AGE, Column("bmi")), classes=("alive", "dead", "unknown"), allow_missing=True
@@ -221,7 +219,7 @@ def test_initial_model_is_made_for_the_schema() -> None:
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )
-def test_profile_above_a_bound_is_refused(profile: DataProfile, told: str) -> None:
+def test_profile_above_a_bound_is_refused(profile, told):
     """Profiles come from the network: each bound of docs/data.md is met from above."""
     bench = waiting()
     refused = refusal(bench, profile)
@@ -230,7 +228,7 @@ def test_profile_above_a_bound_is_refused(profile: DataProfile, told: str) -> No
     assert bench.connected == ()
 
 
-def test_profile_at_the_bounds_is_taken() -> None:
+def test_profile_at_the_bounds_is_taken():
     bench = waiting()
     columns = (Column(f"{i:052}") for i in range(MAX_COLUMNS))
     bench.join("first", profile=profile_of(*columns))
@@ -240,7 +238,7 @@ def test_profile_at_the_bounds_is_taken() -> None:
     bench.join("first", profile=profile_of(Column("x" * MAX_NAME)))
 
 
-def test_equal_columns_of_members_are_kept_once() -> None:
+def test_equal_columns_of_members_are_kept_once():
     """There may be many members with many columns."""
     bench = waiting()
     bench.join("first", profile=PROFILE)
@@ -267,7 +265,7 @@ class Enrolled:
 NONSENSE = replace(profile_of(Column("price"), Column("rooms")), target="sold")
 
 
-def test_nonsense_that_comes_first_leaves_alone() -> None:
+def test_nonsense_that_comes_first_leaves_alone():
     """Two others who agree take its place; it is told what differs, and its way back is closed."""
     site = Enrolled()
     site.come("first", NONSENSE)
@@ -290,7 +288,7 @@ def test_nonsense_that_comes_first_leaves_alone() -> None:
     site.bench.refuses(c.Rendezvous("first", NONSENSE, is_enrolled=True), ProfileMismatch)
 
 
-def test_one_against_one_waits_for_an_operator() -> None:
+def test_one_against_one_waits_for_an_operator():
     """Asking again gives no second vote, and a participant that asks no more has none."""
     site = Enrolled()
     site.come("first", NONSENSE)
@@ -305,7 +303,7 @@ def test_one_against_one_waits_for_an_operator() -> None:
     assert isinstance(site.come("a", PROFILE), r.Accepted)
 
 
-def test_removed_participant_has_no_vote() -> None:
+def test_removed_participant_has_no_vote():
     site = Enrolled()
     site.come("first", PROFILE)
     site.come("nonsense", NONSENSE)
@@ -314,7 +312,7 @@ def test_removed_participant_has_no_vote() -> None:
     assert site.bench.connected == ("first",)
 
 
-def test_members_that_fit_stay_when_others_are_more() -> None:
+def test_members_that_fit_stay_when_others_are_more():
     """A site without rows of a class is no stranger to those that have some."""
     site = Enrolled()
     few = replace(PROFILE, classes=("alive", "dead"))
@@ -325,7 +323,7 @@ def test_members_that_fit_stay_when_others_are_more() -> None:
     assert site.bench.connected == ("first", "b")
 
 
-def test_configured_schema_is_not_voted_on() -> None:
+def test_configured_schema_is_not_voted_on():
     """Data that are unlike [schema] are refused, however many have them."""
     site = Enrolled(Schema(target="status"))
     site.come("a", PROFILE)
@@ -334,7 +332,7 @@ def test_configured_schema_is_not_voted_on() -> None:
     assert site.bench.connected == ("a",)
 
 
-def test_vote_is_over_once_a_model_is_asked_for() -> None:
+def test_vote_is_over_once_a_model_is_asked_for():
     """While it is made, others wait: if it cannot be made, they may be right."""
     site = Enrolled()
     for name in ("a", "b", "c"):
@@ -348,7 +346,7 @@ def test_vote_is_over_once_a_model_is_asked_for() -> None:
     assert site.bench.connected == ("z",)
 
 
-def test_model_of_nonsense_alone_ends_no_other_participant() -> None:
+def test_model_of_nonsense_alone_ends_no_other_participant():
     """Where one participant is enough to begin, those that are unlike it wait for an operator."""
     site = Enrolled(num_needed=1)
     site.come("first", NONSENSE)

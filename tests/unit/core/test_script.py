@@ -25,7 +25,7 @@ def scripted(rounds: int = 2, **rules: object) -> Bench:
     return bench
 
 
-def test_round_waits_for_its_configuration() -> None:
+def test_round_waits_for_its_configuration():
     bench = scripted()
     assert bench.session.open_round is None
     assert bench.session.waits_for_script
@@ -40,7 +40,7 @@ def test_round_waits_for_its_configuration() -> None:
     assert replay(bench.journal) == bench.session
 
 
-def test_initial_weights_are_made_without_a_configuration() -> None:
+def test_initial_weights_are_made_without_a_configuration():
     bench = scripted(initial="first")
     assert bench.session.opened.task is Task.INITIALISE
     bench.end_all()
@@ -48,7 +48,7 @@ def test_initial_weights_are_made_without_a_configuration() -> None:
     assert bench.session.round == 1
 
 
-def test_same_decision_changes_nothing_and_another_one_is_refused() -> None:
+def test_same_decision_changes_nothing_and_another_one_is_refused():
     bench = scripted()
     bench.send(c.ConfigureRound(0, SLOWER))
     bench.send(c.ConfigureRound(0, SLOWER))
@@ -61,7 +61,7 @@ def test_same_decision_changes_nothing_and_another_one_is_refused() -> None:
 
 
 @pytest.mark.parametrize("comes", [False, True])
-def test_chosen_participant_is_missing_unless_it_comes(comes: bool) -> None:
+def test_chosen_participant_is_missing_unless_it_comes(comes):
     bench = scripted(min_participants=1)
     bench.send(c.ConfigureRound(0, RoundConfig()))
     bench.end_all()
@@ -89,12 +89,12 @@ def test_chosen_participant_is_missing_unless_it_comes(comes: bool) -> None:
         (RoundConfig(selected=("a",)), "1 participants are selected, and a round needs"),
     ],
 )
-def test_wrong_configuration_is_refused_by_name(config: RoundConfig, words: str) -> None:
+def test_wrong_configuration_is_refused_by_name(config, words):
     bench = scripted(min_participants=2)
     assert words in str(bench.refuses(c.ConfigureRound(0, config), errors.InvalidRequest))
 
 
-def test_evaluation_of_a_script_counts_once_and_chooses_the_best_model() -> None:
+def test_evaluation_of_a_script_counts_once_and_chooses_the_best_model():
     bench = scripted(evaluate_metric="accuracy")
     for round_, accuracy in enumerate((0.9, 0.8)):
         bench.send(c.ConfigureRound(round_, RoundConfig()))
@@ -111,7 +111,7 @@ def test_evaluation_of_a_script_counts_once_and_chooses_the_best_model() -> None
     assert replay(bench.journal) == bench.session
 
 
-def test_last_model_ends_the_session_when_the_script_is_over() -> None:
+def test_last_model_ends_the_session_when_the_script_is_over():
     bench = scripted(rounds=1)
     bench.send(c.ConfigureRound(0, RoundConfig()))
     bench.end_all()
@@ -123,13 +123,13 @@ def test_last_model_ends_the_session_when_the_script_is_over() -> None:
     assert replay(bench.journal) == bench.session
 
 
-def test_failure_of_a_script_is_the_cause_of_the_end() -> None:
+def test_failure_of_a_script_is_the_cause_of_the_end():
     bench = scripted()
     bench.send(c.EndScript("ValueError: nan"))
     assert bench.session.cause == "the script failed: ValueError: nan"
 
 
-def test_session_without_a_script_takes_no_decisions() -> None:
+def test_session_without_a_script_takes_no_decisions():
     bench = Bench(make_rules())
     bench.join("a")
     for command in (
@@ -140,7 +140,7 @@ def test_session_without_a_script_takes_no_decisions() -> None:
         bench.refuses(command, errors.InvalidRequest)
 
 
-def test_wait_for_the_script_is_not_counted_once_a_round_is_configured() -> None:
+def test_wait_for_the_script_is_not_counted_once_a_round_is_configured():
     """A script may be slow; participants that are away then have the whole idle time to come."""
     bench = scripted(min_participants=3, idle_timeout_s=IDLE_S)
     bench.pass_time(10 * IDLE_S)
@@ -152,13 +152,13 @@ def test_wait_for_the_script_is_not_counted_once_a_round_is_configured() -> None
     assert bench.session.opened.number == 0
 
 
-def test_time_is_not_recorded_while_the_script_is_waited_for() -> None:
+def test_time_is_not_recorded_while_the_script_is_waited_for():
     bench = scripted(idle_timeout_s=IDLE_S)
     bench.pass_time(10 * IDLE_S)
     assert not bench.happened(e.TimePassed)
 
 
-def test_last_model_is_evaluated_by_the_sites_when_the_script_ends_early() -> None:
+def test_last_model_is_evaluated_by_the_sites_when_the_script_ends_early():
     bench = Bench(make_rules(rounds=3, scripted=True))
     bench.send(c.Rendezvous("a", PROFILE, {}, can_evaluate=True))
     bench.send(c.ConfigureRound(0, RoundConfig()))
@@ -170,7 +170,7 @@ def test_last_model_is_evaluated_by_the_sites_when_the_script_ends_early() -> No
 
 
 @pytest.mark.parametrize("num_over", [0, 1])
-def test_round_that_is_open_when_the_script_ends_is_not_waited_for(num_over: int) -> None:
+def test_round_that_is_open_when_the_script_ends_is_not_waited_for(num_over):
     bench = scripted(rounds=3)
     for number in range(num_over):
         bench.send(c.ConfigureRound(number, RoundConfig()))
@@ -182,7 +182,7 @@ def test_round_that_is_open_when_the_script_ends_is_not_waited_for(num_over: int
     assert replay(bench.journal) == bench.session
 
 
-def test_evaluation_of_a_script_reaches_metrics_history_and_those_who_follow() -> None:
+def test_evaluation_of_a_script_reaches_metrics_history_and_those_who_follow():
     bench = scripted(rounds=1, evaluate_metric="accuracy")
     bench.send(c.ConfigureRound(0, RoundConfig()))
     bench.end_all()
@@ -200,7 +200,7 @@ def test_evaluation_of_a_script_reaches_metrics_history_and_those_who_follow() -
     assert measured.metrics == {"accuracy": 0.5}
 
 
-def test_patience_with_evaluations_of_a_script_ends_the_training() -> None:
+def test_patience_with_evaluations_of_a_script_ends_the_training():
     bench = scripted(rounds=9, evaluate_metric="accuracy", evaluate_patience=2)
     for number, accuracy in enumerate((0.9, 0.8, 0.7)):
         bench.send(c.ConfigureRound(number, RoundConfig()))
@@ -213,7 +213,7 @@ def test_patience_with_evaluations_of_a_script_ends_the_training() -> None:
     assert "has not improved since round 1" in bench.session.evaluation.ended_because
 
 
-def test_models_of_a_coordinator_with_data_are_not_evaluated_by_a_script() -> None:
+def test_models_of_a_coordinator_with_data_are_not_evaluated_by_a_script():
     bench = scripted(evaluate_data=True)
     refusal = bench.refuses(c.RecordEvaluation(0, 1, {"loss": 1.0}), errors.InvalidRequest)
     assert "evaluate.data" in str(refusal)
@@ -222,7 +222,7 @@ def test_models_of_a_coordinator_with_data_are_not_evaluated_by_a_script() -> No
 # --- participants chosen by name ------------------------------------------------------------------
 
 
-def test_chosen_participant_that_comes_later_is_selected() -> None:
+def test_chosen_participant_that_comes_later_is_selected():
     bench = scripted()
     bench.send(c.ConfigureRound(0, RoundConfig(selected=("a", "b"))))
     bench.end_all()
@@ -234,7 +234,7 @@ def test_chosen_participant_that_comes_later_is_selected() -> None:
     assert set(bench.session.opened.selected) == {"a", "b"}
 
 
-def test_round_waits_until_enough_of_the_chosen_are_connected() -> None:
+def test_round_waits_until_enough_of_the_chosen_are_connected():
     bench = scripted(min_participants=2, idle_timeout_s=IDLE_S)
     bench.send(c.ConfigureRound(0, RoundConfig(selected=("a", "b"))))
     bench.end_all()
@@ -247,7 +247,7 @@ def test_round_waits_until_enough_of_the_chosen_are_connected() -> None:
     assert bench.session.cause.endswith(": b")
 
 
-def test_others_are_asked_at_the_deadline_when_a_chosen_participant_has_left() -> None:
+def test_others_are_asked_at_the_deadline_when_a_chosen_participant_has_left():
     bench = scripted(min_participants=2, deadline_s=DEADLINE_S)
     bench.send(c.ConfigureRound(0, RoundConfig(selected=("a", "b"))))
     bench.end("a")
@@ -267,7 +267,7 @@ def test_others_are_asked_at_the_deadline_when_a_chosen_participant_has_left() -
 
 
 @pytest.mark.parametrize("rule", ["gradient", "newton", "ensemble"])
-def test_rule_of_one_epoch_takes_no_other(rule: str) -> None:
+def test_rule_of_one_epoch_takes_no_other(rule):
     bench = Bench(dataclasses.replace(make_rules(scripted=True, epochs=1), aggregation=rule))
     bench.join("a")
     refused = c.ConfigureRound(0, RoundConfig(site_epochs={"a": 2}))
@@ -284,14 +284,14 @@ def test_rule_of_one_epoch_takes_no_other(rule: str) -> None:
         RoundConfig(site_epochs={"nobody": 1}),
     ],
 )
-def test_epochs_are_checked(config: RoundConfig) -> None:
+def test_epochs_are_checked(config):
     scripted().refuses(c.ConfigureRound(0, config), errors.InvalidRequest)
 
 
 # --- sessions -------------------------------------------------------------------------------------
 
 
-def test_decision_for_another_session_is_refused() -> None:
+def test_decision_for_another_session_is_refused():
     bench = scripted()
     for command in (
         c.ConfigureRound(0, RoundConfig(), "s0"),

@@ -52,9 +52,7 @@ def choose(
     k=st.integers(1, 30),
     seed=st.integers(0, 9),
 )
-def test_a_selection_is_distinct_candidates(
-    controller: str, candidates: list[str], k: int, seed: int
-) -> None:
+def test_a_selection_is_distinct_candidates(controller, candidates, k, seed):
     """Each candidate is chosen at most once, and k of them or as many as there are."""
     chosen = select(controller, candidates, k, seed=seed, round_=0, draw=0)
     assert len(set(chosen)) == len(chosen)
@@ -65,16 +63,14 @@ def test_a_selection_is_distinct_candidates(
 
 @settings(derandomize=True, deadline=None)
 @given(order=st.permutations(NAMES[:8]), controller=st.sampled_from(sorted(CONTROLLERS)))
-def test_the_draw_does_not_depend_on_the_order_of_joining(
-    order: list[str], controller: str
-) -> None:
+def test_the_draw_does_not_depend_on_the_order_of_joining(order, controller):
     """The order of arrival must not decide who trains."""
     assert select(controller, order, 3, seed=1, round_=2, draw=0) == select(
         controller, NAMES[:8], 3, seed=1, round_=2, draw=0
     )
 
 
-def test_random_depends_on_seed_round_and_draw_and_on_nothing_else() -> None:
+def test_random_depends_on_seed_round_and_draw_and_on_nothing_else():
     """The same three give the same selection; each of them alone gives another chance."""
 
     def drawn(seed: int, round_: int, draw: int) -> tuple[str, ...]:
@@ -84,7 +80,7 @@ def test_random_depends_on_seed_round_and_draw_and_on_nothing_else() -> None:
     assert len({drawn(1, 2, 3), drawn(4, 2, 3), drawn(1, 4, 3), drawn(1, 2, 4)}) == 4
 
 
-def test_random_leaves_the_global_generator_alone() -> None:
+def test_random_leaves_the_global_generator_alone():
     """Chance is the session's own: neither read from the process nor disturbing it."""
     random.seed(5)
     expected = Random(5).random()
@@ -92,7 +88,7 @@ def test_random_leaves_the_global_generator_alone() -> None:
     assert random.random() == expected
 
 
-def test_random_gives_all_a_chance() -> None:
+def test_random_gives_all_a_chance():
     """Over many rounds each of six is drawn about as often as the others (expected 150 of 300)."""
     counts = dict.fromkeys(NAMES[:6], 0)
     for round_ in range(300):
@@ -101,7 +97,7 @@ def test_random_gives_all_a_chance() -> None:
     assert all(110 < count < 190 for count in counts.values()), counts
 
 
-def test_an_unknown_controller_is_an_error() -> None:
+def test_an_unknown_controller_is_an_error():
     with pytest.raises(ControllerFailed, match="fortune"):
         select("fortune", NAMES, 1)
 
@@ -109,7 +105,7 @@ def test_an_unknown_controller_is_an_error() -> None:
 # --- round robin ---
 
 
-def test_round_robin_takes_the_longest_waiting() -> None:
+def test_round_robin_takes_the_longest_waiting():
     """No participant trains twice before all have trained once, and so on for ever."""
     bench = Bench(
         make_rules(
@@ -128,7 +124,7 @@ def test_round_robin_takes_the_longest_waiting() -> None:
     assert selections == [("a", "b"), ("c", "d"), ("e", "a"), ("b", "c"), ("d", "e")]
 
 
-def test_returning_participant_waits_behind_the_connected() -> None:
+def test_returning_participant_waits_behind_the_connected():
     rules = make_rules(rounds=9, fraction="0.25", start_participants=3, controller="round_robin")
     bench = Bench(rules)
     bench.join("a", "b", "c")
@@ -143,7 +139,7 @@ def test_returning_participant_waits_behind_the_connected() -> None:
     assert selections == ["b", "c", "0", "a"]
 
 
-def test_round_robin_chooses_the_replacement() -> None:
+def test_round_robin_chooses_the_replacement():
     bench = Bench(
         make_rules(rounds=3, fraction="0.3", start_participants=3, controller="round_robin")
     )
@@ -163,7 +159,7 @@ def having(samples: dict[str, int | None]) -> list[Candidate]:
     ]
 
 
-def test_weighted_draws_in_proportion_to_the_samples() -> None:
+def test_weighted_draws_in_proportion_to_the_samples():
     """1 of 10, 3 of 10, 6 of 10: over 3,000 draws of one, within five standard deviations."""
     candidates = having({"a": 10, "b": 30, "c": 60})
     counts = dict.fromkeys("abc", 0)
@@ -175,7 +171,7 @@ def test_weighted_draws_in_proportion_to_the_samples() -> None:
         assert abs(counts[name] - 3000 * share) < 5 * deviation, counts
 
 
-def test_weighted_draws_the_second_in_proportion_to_the_rest() -> None:
+def test_weighted_draws_the_second_in_proportion_to_the_rest():
     """Without replacement: the pair {a, b} of weights 1, 1, 2 has the probability 2 · 1/4 · 1/3."""
     candidates = having({"a": 1, "b": 1, "c": 2})
     pairs = [set(choose(Weighted(), candidates, 2, round_=r)) for r in range(3000)]
@@ -184,7 +180,7 @@ def test_weighted_draws_the_second_in_proportion_to_the_rest() -> None:
     assert abs(pairs.count({"a", "b"}) - num_expected) < 5 * deviation
 
 
-def test_participant_without_samples_is_drawn_only_if_there_are_no_others() -> None:
+def test_participant_without_samples_is_drawn_only_if_there_are_no_others():
     candidates = having({"a": 0, "b": 5, "c": 0, "d": 5})
     for round_ in range(50):
         chosen = choose(Weighted(), candidates, 3, round_=round_)
@@ -193,7 +189,7 @@ def test_participant_without_samples_is_drawn_only_if_there_are_no_others() -> N
     assert last == {"a", "c"}, "which of them is chance too"
 
 
-def test_participant_without_a_profile_has_default_samples() -> None:
+def test_participant_without_a_profile_has_default_samples():
     candidates = having({"a": None, "b": 1})
 
     def times(controller: Weighted) -> int:
@@ -204,14 +200,14 @@ def test_participant_without_a_profile_has_default_samples() -> None:
     assert times(Weighted(default_samples=1000)) > 390
 
 
-def test_millions_of_samples_are_told_apart() -> None:
+def test_millions_of_samples_are_told_apart():
     """u^(1/w) itself would be 1 for all of them."""
     candidates = having({"a": 2**62, "b": 2**60})
     counts = [choose(Weighted(), candidates, 1, round_=r)[0] for r in range(500)]
     assert 340 < counts.count("a") < 460  # 4 of 5
 
 
-def test_negative_default_samples_are_refused() -> None:
+def test_negative_default_samples_are_refused():
     with pytest.raises(ValueError, match="-1"):
         Weighted(default_samples=-1)
 
@@ -243,13 +239,13 @@ class Says:
         (ZeroDivisionError("by none"), "ZeroDivisionError: by none"),
     ],
 )
-def test_a_controller_that_answers_nonsense_is_named(answer: Any, why: str) -> None:
+def test_a_controller_that_answers_nonsense_is_named(answer, why):
     """A selection of no participants, or of unknown ones, would stop the session."""
     with pytest.raises(ControllerFailed, match=f"Says.*{why}"):
         choose(Says(answer), having({"a": 1, "b": 1, "c": 1}), 2)
 
 
-def test_controller_sees_the_facts_of_each_candidate() -> None:
+def test_controller_sees_the_facts_of_each_candidate():
     """Profile, tags, the round it was selected for last, and how long it has waited."""
     seen: list[list[Candidate]] = []
 
@@ -271,7 +267,7 @@ def test_controller_sees_the_facts_of_each_candidate() -> None:
     ]
 
 
-def test_a_controller_that_fails_changes_nothing() -> None:
+def test_a_controller_that_fails_changes_nothing():
     """When it has been mended, what was asked can be asked again."""
     bench = Bench(make_rules(min_participants=2), answers=False)
     bench.join("a", "b")
@@ -289,7 +285,7 @@ def test_a_controller_that_fails_changes_nothing() -> None:
 # --- who is selected when ---
 
 
-def test_a_replacement_is_added_behind_the_others() -> None:
+def test_a_replacement_is_added_behind_the_others():
     """The order of aggregation is that of selection, so no participant moves."""
     bench = opened_round("b", "c", "d")
     bench.join("a")
@@ -299,7 +295,7 @@ def test_a_replacement_is_added_behind_the_others() -> None:
     assert bench.notified, "the replacement must hear of its round"
 
 
-def test_a_replacement_is_a_fresh_draw() -> None:
+def test_a_replacement_is_a_fresh_draw():
     """Every selection within a round has its own number, which begins at 0 in each round."""
     rules = make_rules(min_participants=2, controller="random", start_participants=2)
     bench = Bench(rules)

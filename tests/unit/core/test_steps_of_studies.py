@@ -28,7 +28,7 @@ def join(bench: Bench, name: str, division: Division | None = None, **known: Any
     return bench.send(c.Rendezvous(name, **{"profile": PROFILE, **told})).reply
 
 
-def test_rows_are_divided_before_a_participant_joins() -> None:
+def test_rows_are_divided_before_a_participant_joins():
     """The profile of all rows would tell the model of those that are kept aside."""
     bench = bench_of("a", "b", division=FOLD)
     assert join(bench, "a") == r.Divide(FOLD)
@@ -38,17 +38,17 @@ def test_rows_are_divided_before_a_participant_joins() -> None:
     assert join(bench, "a") == r.Divide(FOLD), "a process that was started again"
 
 
-def test_participant_that_cannot_divide_its_rows_is_refused() -> None:
+def test_participant_that_cannot_divide_its_rows_is_refused():
     bench = bench_of("a", "b", division=FOLD)
     with pytest.raises(ProfileMismatch, match="does not divide: it is of an earlier version"):
         bench.send(c.Rendezvous("a", PROFILE))
 
 
-def test_rows_are_whole_again_after_a_study() -> None:
+def test_rows_are_whole_again_after_a_study():
     assert join(Bench(make_rules()), "a", FOLD) == r.Divide(None)
 
 
-def test_site_that_is_left_out_is_connected_and_nothing_of_it_is_in_the_session() -> None:
+def test_site_that_is_left_out_is_connected_and_nothing_of_it_is_in_the_session():
     """Not even its classes, which no other site need have."""
     bench = bench_of("a", "b")
     join(bench, "c", profile=replace(PROFILE, classes=("no", "other")))
@@ -63,7 +63,7 @@ def test_site_that_is_left_out_is_connected_and_nothing_of_it_is_in_the_session(
     assert sorted(bench.session.opened.selected) == ["a", "b"]
 
 
-def test_site_that_stays_away_is_waited_for_until_the_deadline() -> None:
+def test_site_that_stays_away_is_waited_for_until_the_deadline():
     bench = bench_of("a", "b", evaluate_deadline_s=50.0)
     for name in ("a", "b"):
         join(bench, name)
@@ -76,7 +76,7 @@ def test_site_that_stays_away_is_waited_for_until_the_deadline() -> None:
     assert bench.phase is Phase.FINISHED
 
 
-def test_failed_training_ends_the_session_and_not_the_study() -> None:
+def test_failed_training_ends_the_session_and_not_the_study():
     bench = bench_of("a", "b")
     for name in ("a", "b"):
         join(bench, name)
@@ -85,7 +85,7 @@ def test_failed_training_ends_the_session_and_not_the_study() -> None:
     assert "it is not finite" in bench.session.cause
 
 
-def test_session_ends_if_all_its_sites_are_refused() -> None:
+def test_session_ends_if_all_its_sites_are_refused():
     bench = bench_of("a")
     bench.send(c.NoteRefusedParticipant("b", "label 'x' is unknown"))
     assert bench.phase is Phase.STANDBY

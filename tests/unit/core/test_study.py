@@ -45,7 +45,7 @@ def steps(plan: Plan, come_to: Callable[[int, Step], Outcome] = outcome) -> Iter
         outcomes.append(come_to(len(outcomes), step))
 
 
-def test_each_fold_is_measured_by_the_model_that_was_trained_without_it() -> None:
+def test_each_fold_is_measured_by_the_model_that_was_trained_without_it():
     """Sites that come later take part in none of the sessions."""
     found = list(steps(Plan("folds", folds=3, seed=5, final=True)))
     for fold in range(3):
@@ -58,7 +58,7 @@ def test_each_fold_is_measured_by_the_model_that_was_trained_without_it() -> Non
     assert found[-1] == Step("x", "train", "all rows", sites=SITES)
 
 
-def test_a_site_that_is_left_out_measures_all_its_rows() -> None:
+def test_a_site_that_is_left_out_measures_all_its_rows():
     found = list(steps(Plan("leave_out")))
     assert [(one.task, one.sites) for one in found] == [
         ("train", ()),
@@ -74,14 +74,14 @@ def test_a_site_that_is_left_out_measures_all_its_rows() -> None:
     assert found[1].shown == "without a, 1 of 3"
 
 
-def test_each_model_is_measured_at_each_site_on_rows_that_no_model_was_trained_on() -> None:
+def test_each_model_is_measured_at_each_site_on_rows_that_no_model_was_trained_on():
     found = list(steps(Plan("cross", folds=4)))
     assert [one.sites for one in found if one.task == "train"] == [(), ("a",), ("b",), ("c",)]
     assert [one.sites for one in found if one.task == "measure"] == [SITES] * 4
     assert {one.division for one in found} == {Division(4), Division(4, measures=True)}
 
 
-def test_half_of_the_options_leave_at_each_rung() -> None:
+def test_half_of_the_options_leave_at_each_rung():
     """12, 6, 3 and 2 options are compared, each rung with twice the rounds, and the best one has
     the least loss in the last rung; equal ones stay in their order."""
     options = tuple({"workload.options.alpha": str(n)} for n in range(12))
@@ -97,7 +97,7 @@ def test_half_of_the_options_leave_at_each_rung() -> None:
     assert outcomes[13].step.shown == "rung 2, option 2 of 6"
 
 
-def test_options_that_fail_leave_the_search() -> None:
+def test_options_that_fail_leave_the_search():
     options = tuple({"workload.options.alpha": str(n)} for n in range(4))
     plan = Plan("search", options=options)
     outcomes: list[Outcome] = []
@@ -110,7 +110,7 @@ def test_options_that_fail_leave_the_search() -> None:
     assert [one.note for one in lines(plan, outcomes)].count("diverged") == 3
 
 
-def test_option_whose_model_lacks_the_metric_leaves_the_search_and_says_why() -> None:
+def test_option_whose_model_lacks_the_metric_leaves_the_search_and_says_why():
     options = tuple({"workload.options.loss": f'"{name}"'} for name in ("log_loss", "hinge"))
     plan = Plan("search", options=options)
     outcomes: list[Outcome] = []
@@ -138,9 +138,7 @@ def test_option_whose_model_lacks_the_metric_leaves_the_search_and_says_why() ->
         ("mse", ("mse", None)),
     ],
 )
-def test_options_are_compared_by_the_metric_of_their_sessions(
-    metric: str, expected: tuple[str, float | None]
-) -> None:
+def test_options_are_compared_by_the_metric_of_their_sessions(metric, expected):
     """The model that is taken counts, 2 here, and not 3, which is the last one."""
     step = Step("x", "train", "rung 1, option 1", options={"workload.options.alpha": "1"}, budget=1)
     rules = {"evaluate_metric": metric, "evaluate_minimised": metric == "brier"}
@@ -151,7 +149,7 @@ def test_options_are_compared_by_the_metric_of_their_sessions(
     assert (found.metric, found.loss) == (expected[0], pytest.approx(expected[1]))
 
 
-def test_table_of_a_search_shows_the_metric_that_options_are_compared_by() -> None:
+def test_table_of_a_search_shows_the_metric_that_options_are_compared_by():
     plan = Plan("search", options=tuple({"rounds.epochs": str(n)} for n in (1, 2)))
     step = next_step(plan, "x", ())
     assert step is not None
@@ -164,7 +162,7 @@ def test_table_of_a_search_shows_the_metric_that_options_are_compared_by() -> No
     assert "Options are compared by balanced_accuracy." in remarks(table)
 
 
-def test_a_training_without_a_model_is_not_measured() -> None:
+def test_a_training_without_a_model_is_not_measured():
     def come_to(number: int, step: Step) -> Outcome:
         return outcome(number, step, number=None, why="cancelled")
 
@@ -172,7 +170,7 @@ def test_a_training_without_a_model_is_not_measured() -> None:
 
 
 @pytest.mark.parametrize("right", [(8, 5), (9, 9)])
-def test_folds_are_pooled_by_their_sums(right: tuple[int, int]) -> None:
+def test_folds_are_pooled_by_their_sums(right):
     """Pooled accuracy is that of all rows; mean and standard deviation are over folds."""
     plan = Plan("folds", folds=2)
     outcomes: list[Outcome] = []

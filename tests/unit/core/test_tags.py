@@ -29,14 +29,12 @@ def northern(**rules: object) -> Bench:
         ({}, False),
     ],
 )
-def test_each_tag_that_is_asked_for_must_have_one_of_its_values(
-    tags: dict[str, str], is_eligible: bool
-) -> None:
+def test_each_tag_that_is_asked_for_must_have_one_of_its_values(tags, is_eligible):
     rules = make_rules(tags={"site": ("north", "south"), "ward": ("7",)})
     assert rules.is_eligible("ward-7", tags) is is_eligible
 
 
-def test_the_model_is_made_for_the_data_of_the_eligible() -> None:
+def test_the_model_is_made_for_the_data_of_the_eligible():
     """Data that are not trained on must not decide how wide the model is, nor keep others out."""
     bench = northern(min_participants=2)
     bench.answers = False
@@ -45,7 +43,7 @@ def test_the_model_is_made_for_the_data_of_the_eligible() -> None:
     assert bench.owed == [InitialiseModel("workload", (PROFILE, PROFILE), names=("a", "b"))]
 
 
-def test_a_known_participant_keeps_the_tags_that_it_came_with() -> None:
+def test_a_known_participant_keeps_the_tags_that_it_came_with():
     """The tags, as the profile, stay for the lease; after it the participant comes with others."""
     bench = northern(min_participants=2)
     bench.join("a", tags=SOUTH)
@@ -70,14 +68,14 @@ def test_a_known_participant_keeps_the_tags_that_it_came_with() -> None:
         ({f"k{i}": "" for i in range(33)}, "33 tags"),
     ],
 )
-def test_tags_that_are_not_to_be_kept_are_refused(tags: dict[str, str], why: str) -> None:
+def test_tags_that_are_not_to_be_kept_are_refused(tags, why):
     bench = Bench(make_rules(min_participants=2))
     refusal = bench.refuses(c.Rendezvous("a", PROFILE, tags), "INVALID_TAGS")
     assert re.search(why, str(refusal)), refusal
     assert bench.connected == ()
 
 
-def test_as_many_tags_and_as_long_ones_as_there_may_be() -> None:
+def test_as_many_tags_and_as_long_ones_as_there_may_be():
     bench = Bench(make_rules(min_participants=2))
     bench.join("a", tags={f"{i:064}": "é" * 128 for i in range(32)})
     assert bench.connected == ("a",)

@@ -21,7 +21,7 @@ from xain_workloads.model import TensorSpec
 
 
 @pytest.mark.parametrize("sent", [-1, 0, 2, 99])
-def test_an_update_for_another_round_is_refused(sent: int) -> None:
+def test_an_update_for_another_round_is_refused(sent):
     """The message names both rounds."""
     bench = opened_round("a", "b")
     bench.end_all()
@@ -46,7 +46,7 @@ def test_an_update_for_another_round_is_refused(sent: int) -> None:
         (9, "index 9;"),
     ],
 )
-def test_value_that_is_not_finite_is_named_by_its_array(index: int, where: str) -> None:
+def test_value_that_is_not_finite_is_named_by_its_array(index, where):
     """People know their arrays, not the positions in a flat vector."""
     layout = tuple(
         TensorSpec(name, shape, "float32")
@@ -61,14 +61,14 @@ def test_value_that_is_not_finite_is_named_by_its_array(index: int, where: str) 
     assert where in str(caught.value)
 
 
-def test_an_upload_that_is_not_there_is_refused() -> None:
+def test_an_upload_that_is_not_there_is_refused():
     """The store holds nothing, or other bytes; after the upload it is taken."""
     bench = opened_round("a", "b")
     bench.refuses(c.EndTrainingRound("a", 0, 1, None), "UPLOAD_MISSING")
     bench.end("a")
 
 
-def test_metrics_of_an_update_are_recorded_once() -> None:
+def test_metrics_of_an_update_are_recorded_once():
     bench = opened_round("a", "b")
     loss = Point("participant", {"loss": 0.5}, {"id": "a"})
     bench.refuses_end(errors.InvalidUpdate, "a", num_samples=-1, metrics=(loss,))
@@ -80,7 +80,7 @@ def test_metrics_of_an_update_are_recorded_once() -> None:
 # --- again ---
 
 
-def test_a_refusal_tells_what_was_wrong_with_the_numbers() -> None:
+def test_a_refusal_tells_what_was_wrong_with_the_numbers():
     """A message names the thing, the value and the limit."""
     bench = opened_round("a", "b")
     with pytest.raises(errors.InvalidUpdate, match=r"\(4,\).*\(3,\)"):

@@ -41,7 +41,7 @@ AUTHORITY = make_authority()
 
 
 @pytest.mark.parametrize("name", ["ward-7", "Station 3, Ost", "a%b:c", "~x"])
-def test_identity_survives_its_uri_in_a_certificate(name: str) -> None:
+def test_identity_survives_its_uri_in_a_certificate(name):
     identity = Identity(AUTHORITY.name, Role.PARTICIPANT, name)
     assert parse_uri(identity.uri) == identity
     certificate, _ = issued(AUTHORITY, Role.PARTICIPANT, name)
@@ -63,14 +63,14 @@ def test_identity_survives_its_uri_in_a_certificate(name: str) -> None:
         "spiffe://a/participant/..%2Fx",
     ],
 )
-def test_other_uris_are_no_identities(uri: str) -> None:
+def test_other_uris_are_no_identities(uri):
     with pytest.raises(ValueError, match="spiffe"):
         parse_uri(uri)
     with pytest.raises(NoIdentity):
         IdentityRules().identify(Names(uris=(uri,)))
 
 
-def test_names_of_another_authority_get_their_roles_from_lists() -> None:
+def test_names_of_another_authority_get_their_roles_from_lists():
     roles = {Role.OPERATOR: ("alice",), Role.PARTICIPANT: ("ward-*", "*.example.org")}
     by_dns, by_cn = IdentityRules("dns", roles), IdentityRules("cn", roles)
     names = Names(common_name="alice", dns=("a.example.org",))
@@ -84,7 +84,7 @@ def test_names_of_another_authority_get_their_roles_from_lists() -> None:
         by_dns.identify(Names(common_name="alice"))
 
 
-def test_pattern_of_a_uri_is_compared_with_the_whole() -> None:
+def test_pattern_of_a_uri_is_compared_with_the_whole():
     """Workloads of other authorities whose last part is the same are other callers."""
     rules = IdentityRules("uri", {Role.OPERATOR: ("spiffe://corp/ns/admins/alice",)})
     assert rules.identify(Names(uris=("spiffe://corp/ns/admins/alice",))).name == "alice"
@@ -93,14 +93,14 @@ def test_pattern_of_a_uri_is_compared_with_the_whole() -> None:
             rules.identify(Names(uris=(other,)))
 
 
-def test_authority_that_a_uri_names_must_be_the_expected_one() -> None:
+def test_authority_that_a_uri_names_must_be_the_expected_one():
     names = Names(uris=("spiffe://other/operator/eve",))
     assert IdentityRules().identify(names).role is Role.OPERATOR
     with pytest.raises(NoIdentity, match="other"):
         IdentityRules(authority="ours").identify(names)
 
 
-def test_key_is_encrypted_with_a_passphrase() -> None:
+def test_key_is_encrypted_with_a_passphrase():
     key = new_key()
     pem = key_to_pem(key, b"long words")
     assert b"ENCRYPTED" in pem
@@ -118,7 +118,7 @@ def _request_of(key: Any) -> bytes:
     return signed.public_bytes(serialization.Encoding.PEM)
 
 
-def test_requests_that_cannot_be_signed_are_refused_with_the_reason() -> None:
+def test_requests_that_cannot_be_signed_are_refused_with_the_reason():
     good = make_request(new_key(), "ward-7")
     assert read_request(good)
     request = pyca.load_pem_x509_csr(good)
@@ -146,21 +146,19 @@ def test_requests_that_cannot_be_signed_are_refused_with_the_reason() -> None:
             read_request(pem)
 
 
-def test_certificate_with_the_name_of_its_authority_is_none_that_signs_itself(
-    tmp_path: Path,
-) -> None:
+def test_certificate_with_the_name_of_its_authority_is_none_that_signs_itself(tmp_path):
     folder = write_folder(tmp_path / "own", AUTHORITY, Role.COORDINATOR, AUTHORITY.name)
     assert Certificates(folder).identity.name == AUTHORITY.name
 
 
-def test_authority_is_read_back_with_its_name() -> None:
+def test_authority_is_read_back_with_its_name():
     again = Authority.of_pem(AUTHORITY.certificate, key_to_pem(AUTHORITY.key))
     assert again.name == AUTHORITY_NAME
     with pytest.raises(InvalidCredential, match="not that of"):
         Authority.of_pem(AUTHORITY.certificate, key_to_pem(new_key()))
 
 
-def test_expired_certificate_identifies_no_caller() -> None:
+def test_expired_certificate_identifies_no_caller():
     at = time.time()
     callers = Callers(IdentityRules(), lambda: at, max_kept=1)
     certificate, _ = issued(AUTHORITY, Role.PARTICIPANT, "ward-7", lifetime_s=100.0)
@@ -186,7 +184,7 @@ def _put(folder: Path, other: Path, *names: str) -> None:
         (other / name).replace(folder / name)
 
 
-def test_changed_files_count_once_they_belong_together(folder: Path, tmp_path: Path) -> None:
+def test_changed_files_count_once_they_belong_together(folder, tmp_path):
     certificates = Certificates(folder)
     before = certificates.own.serial
     other = write_folder(tmp_path / "new", AUTHORITY, Role.COORDINATOR, "c", hosts=["localhost"])
@@ -201,7 +199,7 @@ def test_changed_files_count_once_they_belong_together(folder: Path, tmp_path: P
     assert not certificates.refresh()
 
 
-def test_wrong_files_are_named_while_the_old_ones_are_used(folder: Path) -> None:
+def test_wrong_files_are_named_while_the_old_ones_are_used(folder):
     certificates = Certificates(folder)
     certificates.settles_s = 0.0
     before = certificates.own
@@ -216,7 +214,7 @@ def test_wrong_files_are_named_while_the_old_ones_are_used(folder: Path) -> None
     assert certificates.trouble == ""
 
 
-def test_files_that_cannot_be_used_are_refused_by_name(folder: Path, tmp_path: Path) -> None:
+def test_files_that_cannot_be_used_are_refused_by_name(folder, tmp_path):
     with pytest.raises(InvalidCertificates, match=r"nowhere/ca\.crt: No such file"):
         Certificates(tmp_path / "nowhere")
     old = write_folder(tmp_path / "old", AUTHORITY, Role.NODE, "n", lifetime_s=-1.0)
@@ -231,7 +229,7 @@ def test_files_that_cannot_be_used_are_refused_by_name(folder: Path, tmp_path: P
         Certificates(folder)
 
 
-def test_callers_whose_serial_numbers_are_in_the_file_are_refused(folder: Path) -> None:
+def test_callers_whose_serial_numbers_are_in_the_file_are_refused(folder):
     """Also when the file is written anew without them. One that is wrong is told, and what was
     read before counts on."""
     certificates = Certificates(folder)
@@ -271,7 +269,7 @@ def test_callers_whose_serial_numbers_are_in_the_file_are_refused(folder: Path) 
     assert (refused(), certificates.trouble) == (["abc", "1000", "77"], "")
 
 
-def test_last_third_of_the_life_is_soon(folder: Path) -> None:
+def test_last_third_of_the_life_is_soon(folder):
     at = time.time()
     certificates = Certificates(folder, lambda: at)
     assert not certificates.expires_soon
@@ -279,7 +277,7 @@ def test_last_third_of_the_life_is_soon(folder: Path) -> None:
     assert certificates.expires_soon
 
 
-def test_watch_tells_each_thing_once(folder: Path, tmp_path: Path) -> None:
+def test_watch_tells_each_thing_once(folder, tmp_path):
     at = time.time()
     certificates = Certificates(folder, lambda: at)
     certificates.look_s = certificates.settles_s = 0.0
@@ -307,7 +305,7 @@ def test_watch_tells_each_thing_once(folder: Path, tmp_path: Path) -> None:
 # --- tokens ---
 
 
-def test_token_is_a_line_of_text_that_shows_no_key_when_printed() -> None:
+def test_token_is_a_line_of_text_that_shows_no_key_when_printed():
     certificate, key = issued(AUTHORITY, Role.JOINING, "ward-7", hosts=())
     token = JoinToken("coordinator.example.org:50051", certificate, key, AUTHORITY.certificate)
     text = token.encode()
@@ -317,7 +315,7 @@ def test_token_is_a_line_of_text_that_shows_no_key_when_printed() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 7, 100, 500, 900, -1])
-def test_token_with_a_wrong_character_is_refused(at: int) -> None:
+def test_token_with_a_wrong_character_is_refused(at):
     certificate, key = issued(AUTHORITY, Role.JOINING, "ward-7", hosts=())
     text = JoinToken("localhost:1", certificate, key, AUTHORITY.certificate).encode()
     wrong = list(text)

@@ -5,7 +5,6 @@ import select
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 from support.process import PATIENCE_S
 
@@ -27,7 +26,7 @@ def has_ended(process: int) -> bool:
     return bool(select.select([process], [], [], PATIENCE_S)[0])
 
 
-def test_child_ends_with_its_parent_and_not_with_what_the_parent_has_forked(tmp_path: Path) -> None:
+def test_child_ends_with_its_parent_and_not_with_what_the_parent_has_forked(tmp_path):
     """A forked process, such as one that loads data, outlives a parent that was killed. It has
     children of its own."""
     (tmp_path / "waits.py").write_text("import signal\nsignal.pause()\n")

@@ -14,24 +14,24 @@ def table(*clocks: int, staleness: int | None = 0) -> ClockTable:
 @pytest.mark.parametrize(
     ("staleness", "admitted"), [(0, [0, 1, 2]), (1, [0, 1, 2, 3]), (3, [0, 1, 2, 3, 4, 5])]
 )
-def test_worker_within_the_staleness_may_work(staleness: int, admitted: list[int]) -> None:
+def test_worker_within_the_staleness_may_work(staleness, admitted):
     """The bound counts from the slowest worker, here at clock 2, which may work too."""
     clocks = table(2, 4, 3, staleness=staleness)
     assert [clock for clock in range(10) if clocks.admits(clock)] == admitted
 
 
-def test_without_a_limit_all_may_work() -> None:
+def test_without_a_limit_all_may_work():
     """ASP."""
     assert table(0, 10**9, staleness=None).admits(10**9 + 1)
 
 
-def test_table_without_workers_waits_for_none() -> None:
+def test_table_without_workers_waits_for_none():
     """The first to come may be anywhere."""
     assert table().slowest is None
     assert table().admits(7)
 
 
-def test_the_slowest() -> None:
+def test_the_slowest():
     """The slowest clock is that of the workers in the table, as they join, advance and leave."""
     clocks = table(1, 2).with_clock("late", 0)
     assert clocks.slowest == 0
@@ -40,21 +40,21 @@ def test_the_slowest() -> None:
     assert clocks.without("w0").without("late").slowest == 2
 
 
-def test_worker_that_was_removed_holds_nobody_up() -> None:
+def test_worker_that_was_removed_holds_nobody_up():
     """The removed worker died at clock 0."""
     clocks = table(0, 1, 1)
     assert not clocks.admits(1)
     assert clocks.without("w0").admits(1)
 
 
-def test_a_worker_that_is_rolled_back_is_waited_for() -> None:
+def test_a_worker_that_is_rolled_back_is_waited_for():
     """The worker starts again from a checkpoint."""
     clocks = table(5, 5).with_clock("w1", 3)
     assert clocks.clocks == {"w0": 5, "w1": 3}
     assert not clocks.admits(5)
 
 
-def test_a_table_never_changes() -> None:
+def test_a_table_never_changes():
     """A decision that was made with a table can be made again."""
     clocks = table(1, 2)
     clocks.ticked("w0")
@@ -63,14 +63,14 @@ def test_a_table_never_changes() -> None:
     assert clocks == table(1, 2)
 
 
-def test_unknown_worker_cannot_advance() -> None:
+def test_unknown_worker_cannot_advance():
     """The removal of a worker may be repeated."""
     with pytest.raises(KeyError):
         table(1).ticked("w1")
     assert table(1).without("w1") == table(1)
 
 
-def test_a_negative_staleness_is_refused() -> None:
+def test_a_negative_staleness_is_refused():
     """Not even the slowest worker could work with it."""
     with pytest.raises(ValueError, match="must not be negative, got -1"):
         table(staleness=-1)
@@ -82,9 +82,7 @@ def test_a_negative_staleness_is_refused() -> None:
     staleness=st.integers(0, 4),
     steps=st.lists(st.integers(0, 5), max_size=80),
 )
-def test_staleness_bound_holds_in_any_order_of_workers(
-    num_workers: int, staleness: int, steps: list[int]
-) -> None:
+def test_staleness_bound_holds_in_any_order_of_workers(num_workers, staleness, steps):
     """A working worker sees all steps of all others before clock c - s, and one may always work.
 
     A worker that is admitted begins, and ends at its next step, as others go on in between.

@@ -24,11 +24,11 @@ from xain_workloads.workload import known_workloads
         ("fleet:", "fleet", ""),
     ],
 )
-def test_split_host_port(address: str, host: str, port: str | None) -> None:
+def test_split_host_port(address, host, port):
     assert split_host_port(address) == (host, port)
 
 
-def test_assignments_may_have_blanks_as_in_a_file() -> None:
+def test_assignments_may_have_blanks_as_in_a_file():
     given = ["rounds.epochs=3", 'data.decimal = ","', "data.missing= -"]
     assert parse_assignments("xain-participant", given, "a=b") == {
         "rounds.epochs": "3",
@@ -37,25 +37,21 @@ def test_assignments_may_have_blanks_as_in_a_file() -> None:
     }
 
 
-def test_default_port_is_the_same_on_both_sides() -> None:
+def test_default_port_is_the_same_on_both_sides():
     assert DEFAULT_PORT == ServerSettings().port == CoordinatorSettings().port
 
 
 @pytest.mark.parametrize(
     "words", [("--help",), ("status", "--help"), ("launch", "--help"), ("demo", "--help")]
 )
-def test_help_shows_no_value_of_a_flag_that_takes_none(
-    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_shows_no_value_of_a_flag_that_takes_none(words, capsys):
     """`--json <bool>` would read as if true or false had to follow."""
     assert run_app(coordinator, "xain-coordinator", words) == 0
     assert "--help" in (shown := capsys.readouterr().out)
     assert "<bool>" not in shown
 
 
-def test_help_of_coordinator_shows_its_defaults(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_of_coordinator_shows_its_defaults(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     run_app(coordinator, "xain-coordinator", ["--help"])
     shown = capsys.readouterr().out
@@ -69,9 +65,7 @@ def test_help_of_coordinator_shows_its_defaults(
     assert all(name in shown for name in known_workloads())
 
 
-def test_help_of_parameter_server_shows_its_defaults(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_of_parameter_server_shows_its_defaults(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     run_app(parameter_server, "xain-parameter-server", ["scheduler", "--help"])
     run_app(parameter_server, "xain-parameter-server", ["serve", "--help"])
@@ -83,7 +77,7 @@ def test_help_of_parameter_server_shows_its_defaults(
     assert f"by default {server.data}. [server.data]" in shown
 
 
-def test_version_names_program_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_names_program_and_version(capsys):
     """The parameter server's program has another name than its distribution."""
     assert run_app(parameter_server, "xain-parameter-server", ["--version"]) == 0
     assert capsys.readouterr().out.startswith("xain-parameter-server 0.")

@@ -58,14 +58,14 @@ def is_met(
         ("worker:update:999999999", Unit("worker", "update", 999_999_999)),
     ],
 )
-def test_a_unit(text: str, unit: Unit) -> None:
+def test_a_unit(text, unit):
     """Read from its right, since the name of a peer may have colons."""
     assert parse(text) == unit
     assert parse(unit.expression) == unit
     assert parse(str(unit)) == unit
 
 
-def test_a_group() -> None:
+def test_a_group():
     """The operator comes last, in either spelling, and groups stand in groups."""
     expression = ["a:x:1", ["b:x:2", ("c:x:3", "&&"), "||"], "AND"]
     condition = parse(expression)
@@ -126,7 +126,7 @@ AMOUNT = "a whole number from 1 to 999999999, or a percentage from 1% to 100%"
         ("x" * 10_000, "'" + "x" * 79 + "...: it must be"),
     ],
 )
-def test_a_wrong_expression(expression: object, message: str) -> None:
+def test_a_wrong_expression(expression, message):
     """The error says what is wrong, where, and what it may be instead."""
     with pytest.raises(ConditionalEventError) as caught:
         parse(expression)
@@ -134,7 +134,7 @@ def test_a_wrong_expression(expression: object, message: str) -> None:
     assert str(caught.value).startswith("conditional event ")
 
 
-def test_an_expression_may_be_as_deep_and_as_long_as_is_said() -> None:
+def test_an_expression_may_be_as_deep_and_as_long_as_is_said():
     """An expression that contains itself comes to an end."""
 
     def nested(depth: int) -> Any:
@@ -172,16 +172,14 @@ def test_an_expression_may_be_as_deep_and_as_long_as_is_said() -> None:
         (50, 0, 1),
     ],
 )
-def test_a_percentage_is_rounded_up_and_at_least_one(
-    percent: int, num_peers: int, needed: int
-) -> None:
+def test_a_percentage_is_rounded_up_and_at_least_one(percent, num_peers, needed):
     """In whole numbers: no 29.000000000000004 is rounded up to 30."""
     text, peers = f"worker:update:{percent}%", {"worker": num_peers}
     assert is_met(text, {("worker", "update"): needed}, peers)
     assert not is_met(text, {("worker", "update"): needed - 1}, peers)
 
 
-def test_a_count_is_not_limited_by_the_number_of_peers() -> None:
+def test_a_count_is_not_limited_by_the_number_of_peers():
     """The peers are not asked for."""
     assert not is_met("worker:update:10", {("worker", "update"): 9})
     assert is_met("worker:update:10", {("worker", "update"): 10})
@@ -199,7 +197,7 @@ def test_a_count_is_not_limited_by_the_number_of_peers() -> None:
         (["a:x:1", "AND"], ["a", "ab", "ac", "abc"]),
     ],
 )
-def test_and_or_and_nesting(expression: object, met_by: list[str]) -> None:
+def test_and_or_and_nesting(expression, met_by):
     """Each set of sources that have sent something, tried."""
     sets = ["", "a", "b", "c", "ab", "ac", "bc", "abc"]
     assert [s for s in sets if is_met(expression, {(source, "x"): 1 for source in s})] == met_by
@@ -238,14 +236,14 @@ def push(made: EventTable[int, Sent], *sources: str, tag: str = "u") -> list[tup
         ("stranger", ["stranger"]),
     ],
 )
-def test_source_is_any_peer_a_type_or_a_name(source: str, matching: list[str]) -> None:
+def test_source_is_any_peer_a_type_or_a_name(source, matching):
     """The whole source is compared: "w" is not w1. An unknown sender counts for its name."""
     senders = ["w1", "l1", "ipv4:127.0.0.1:50", "stranger", "worker", "w"]
     made = table(f"{source}:u:1")
     assert [sender for sender in senders if push(made, sender)] == matching
 
 
-def test_a_tag_is_equal_or_any() -> None:
+def test_a_tag_is_equal_or_any():
     made = table("*:up:1", "*:*:1")
     assert push(made, "w1", tag="update") == [(1, [0])]
     assert push(made, "w1", tag="up") == [(0, [0]), (1, [0])]
@@ -267,22 +265,20 @@ def test_a_tag_is_equal_or_any() -> None:
         (["w1:u:2", "w1:u:3", "AND"], "w1 w1 w1 w1", [[0, 1, 2]]),
     ],
 )
-def test_event_takes_the_first_messages_that_satisfy_it(
-    expression: object, senders: str, taken: list[list[int]]
-) -> None:
+def test_event_takes_the_first_messages_that_satisfy_it(expression, senders, taken):
     """Messages of a part that was not needed stay for the next time; one that several units count
     is taken once."""
     assert [numbers for _, numbers in push(table(expression), *senders.split())] == taken
 
 
-def test_a_percentage_counts_a_peer_that_is_called_as_a_type_is() -> None:
+def test_a_percentage_counts_a_peer_that_is_called_as_a_type_is():
     """The peer matches, so it is one of those whose messages are waited for."""
     made: EventTable[int, Sent] = EventTable(lambda: {"learner": ["l1"], "worker": ["learner"]})
     made.register("learner:u:100%", 0)
     assert push(made, "l1", "learner") == [(0, [0, 1])]
 
 
-def test_percentages_follow_membership() -> None:
+def test_percentages_follow_membership():
     """When peers have left, what is held may be enough, with the next message or at once."""
     peers = {"worker": ["w1", "w2", "w3", "w4"]}
     made: EventTable[str, Sent] = EventTable(lambda: peers)
@@ -303,7 +299,7 @@ def test_percentages_follow_membership() -> None:
     ]
 
 
-def test_or_goes_by_the_order_in_which_its_parts_are_written() -> None:
+def test_or_goes_by_the_order_in_which_its_parts_are_written():
     """The number of messages that a part needs does not matter."""
     held = [["*:a:1", "*:b:1", "AND"], ["*:b:1", "*:c:1", "AND"], "OR"]
     made = table(held)
@@ -313,7 +309,7 @@ def test_or_goes_by_the_order_in_which_its_parts_are_written() -> None:
     assert [message.tag for message in fired.messages] == ["a", "b"]
 
 
-def test_every_event_has_its_own_view() -> None:
+def test_every_event_has_its_own_view():
     """Messages that one event takes stay for the others."""
     made = table("*:u:1", "worker:u:2", "w1:u:3")
     assert push(made, "w1", "w1", "w1") == [
@@ -325,14 +321,14 @@ def test_every_event_has_its_own_view() -> None:
     ]
 
 
-def test_event_sees_messages_pushed_after_its_registration() -> None:
+def test_event_sees_messages_pushed_after_its_registration():
     made = table("*:u:2")
     push(made, "w1")
     made.register("*:u:2", 1)
     assert push(made, "w1") == [(0, [0, 0])]
 
 
-def test_clear_forgets_messages_and_keeps_events() -> None:
+def test_clear_forgets_messages_and_keeps_events():
     """The room that the messages took is free."""
     made = table(["w1:u:2", "w2:u:1", "AND"], max_held=2)
     push(made, "w1", "w1")
@@ -343,7 +339,7 @@ def test_clear_forgets_messages_and_keeps_events() -> None:
 # --- bounds ---------------------------------------------------------------------------------------
 
 
-def test_full_event_refuses_messages_that_do_not_let_it_fire() -> None:
+def test_full_event_refuses_messages_that_do_not_let_it_fire():
     """No message is dropped without a word, no other event has half of it, and the awaited message
     still comes in."""
     made = table("*:u:3", ["w1:u:2", "w2:u:1", "AND"], max_held=3)
@@ -358,14 +354,14 @@ def test_full_event_refuses_messages_that_do_not_let_it_fire() -> None:
     assert push(made, "w1", "w1") == [], "there is room again"
 
 
-def test_a_message_that_no_event_wants_is_not_held() -> None:
+def test_a_message_that_no_event_wants_is_not_held():
     """However many of them come."""
     made = table("w1:u:2", max_held=2)
     assert push(made, *["w2"] * 10) == []
     assert push(made, "w1", "w1") == [(0, [0, 1])]
 
 
-def test_an_event_that_could_never_fire_is_refused() -> None:
+def test_an_event_that_could_never_fire_is_refused():
     """The event needs more messages than it may hold."""
     with pytest.raises(ConditionalEventError, match=r"w1:u:4 never fires, .* at most 3 messages"):
         table(["w2:u:1", "w1:u:4", "OR"], max_held=3)
@@ -373,7 +369,7 @@ def test_an_event_that_could_never_fire_is_refused() -> None:
 
 
 @pytest.mark.parametrize("taken", ["first", "middle"])
-def test_taken_message_leaves_nothing_behind(taken: str) -> None:
+def test_taken_message_leaves_nothing_behind(taken):
     """The message may lie at the front of the held ones or in the middle."""
     made = table(["w1:*:9", "w1:u:1", "OR"])
     if taken == "middle":

@@ -5,7 +5,6 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 
 import grpc
 import pytest
@@ -61,7 +60,7 @@ def peer(connection: socket.socket) -> str:
     return f"ipv4:127.0.0.1:{connection.getsockname()[1]}"
 
 
-def test_oldest_unregistered_connections_are_ended(at_end: ExitStack) -> None:
+def test_oldest_unregistered_connections_are_ended(at_end):
     port = Port(at_end)
     limit = port.limit()
     old = port.connect(MAX_UNREGISTERED)
@@ -75,7 +74,7 @@ def test_oldest_unregistered_connections_are_ended(at_end: ExitStack) -> None:
     assert num_open(new) == 2
 
 
-def test_latest_connections_of_the_latest_owners_are_kept(at_end: ExitStack) -> None:
+def test_latest_connections_of_the_latest_owners_are_kept(at_end):
     """So an owner cannot keep any number."""
     port = Port(at_end)
     connections = port.connect(3 + 1 + 1)
@@ -90,7 +89,7 @@ def test_latest_connections_of_the_latest_owners_are_kept(at_end: ExitStack) -> 
     assert num_open([*of_a[1:], of_c]) == 3
 
 
-def test_newcomers_have_room_also_when_they_come_again(at_end: ExitStack) -> None:
+def test_newcomers_have_room_also_when_they_come_again(at_end):
     """The connections of a whole fleet may break at once."""
     port = Port(at_end)
     limit = port.limit(num_newcomers=MAX_UNREGISTERED + 1)
@@ -100,7 +99,7 @@ def test_newcomers_have_room_also_when_they_come_again(at_end: ExitStack) -> Non
     until(lambda: num_open(connections) == MAX_UNREGISTERED + 1, "the end of one alone")
 
 
-def test_descriptor_that_has_become_a_file_is_left_alone(tmp_path: Path) -> None:
+def test_descriptor_that_has_become_a_file_is_left_alone(tmp_path):
     with (tmp_path / "file").open("w") as file:
         num_open = len(_descriptors())
         with _held(file.fileno()) as held:
@@ -110,9 +109,7 @@ def test_descriptor_that_has_become_a_file_is_left_alone(tmp_path: Path) -> None
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
-def test_connection_is_kept_by_the_name_that_grpc_gives_its_peer(
-    at_end: ExitStack, host: str
-) -> None:
+def test_connection_is_kept_by_the_name_that_grpc_gives_its_peer(at_end, host):
     """The server listens for IPv4 and IPv6 at one socket."""
     peers = []
 

@@ -42,7 +42,7 @@ def busy(disk: Disk, **bounds: float) -> GroupCommit[int]:
     return queue
 
 
-def test_items_that_come_during_a_write_are_one_group(disk: Disk) -> None:
+def test_items_that_come_during_a_write_are_one_group(disk):
     queue = busy(disk)
     for n in range(1, 100):
         queue.put(n)
@@ -52,7 +52,7 @@ def test_items_that_come_during_a_write_are_one_group(disk: Disk) -> None:
     assert queue.num_lost == 0
 
 
-def test_groups_are_bounded_by_their_size(disk: Disk) -> None:
+def test_groups_are_bounded_by_their_size(disk):
     """One item is always written, however large."""
     queue = busy(disk, max_group=10)
     for n in (4, 6, 1, 50, 2):
@@ -62,7 +62,7 @@ def test_groups_are_bounded_by_their_size(disk: Disk) -> None:
     assert disk.groups == [[0], [4, 6], [1], [50], [2]]
 
 
-def test_full_queue_loses_the_oldest_but_never_the_newest(disk: Disk) -> None:
+def test_full_queue_loses_the_oldest_but_never_the_newest(disk):
     queue = busy(disk, max_waiting=10)
     for n in (4, 6, 5, 50):
         queue.put(n, size=n)
@@ -72,7 +72,7 @@ def test_full_queue_loses_the_oldest_but_never_the_newest(disk: Disk) -> None:
     assert disk.groups == [[0], [50]]
 
 
-def test_patient_queue_waits_for_room_while_items_are_taken(disk: Disk) -> None:
+def test_patient_queue_waits_for_room_while_items_are_taken(disk):
     """Nothing is lost, however much more is put than the queue has room for."""
     disk.may_write.set()
     queue = GroupCommit(disk.write, name="test", max_group=2, max_waiting=10, patience_s=PATIENCE_S)
@@ -83,7 +83,7 @@ def test_patient_queue_waits_for_room_while_items_are_taken(disk: Disk) -> None:
     assert queue.num_lost == 0
 
 
-def test_patient_queue_waits_once_for_a_writer_that_hangs(disk: Disk) -> None:
+def test_patient_queue_waits_once_for_a_writer_that_hangs(disk):
     queue = busy(disk, max_waiting=10, patience_s=0.01)
     waits = []
     wait_for = queue._changed.wait_for
@@ -102,7 +102,7 @@ def test_patient_queue_waits_once_for_a_writer_that_hangs(disk: Disk) -> None:
     assert queue.num_lost == 10
 
 
-def test_lost_items_are_counted_once(disk: Disk) -> None:
+def test_lost_items_are_counted_once(disk):
     """Items are lost by the writer, by an end that does not wait, or because they come after it."""
     queue = busy(disk)
     for n in (-2, -2, 3):
@@ -117,7 +117,7 @@ def test_lost_items_are_counted_once(disk: Disk) -> None:
     assert disk.groups == [[0]]
 
 
-def test_defect_of_the_writer_costs_one_group(disk: Disk) -> None:
+def test_defect_of_the_writer_costs_one_group(disk):
     queue = busy(disk, max_group=2)
     for n in (-1, 1, -2, 1):
         queue.put(n)

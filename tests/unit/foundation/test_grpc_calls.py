@@ -53,12 +53,12 @@ def failure_of(call: Any) -> str:
     return details_of(caught.value)
 
 
-def test_sentence_of_a_server_is_told_as_it_is(server: Server) -> None:
+def test_sentence_of_a_server_is_told_as_it_is(server):
     with open_channel(server.address) as channel:
         assert failure_of(channel.unary_unary("/a.A/Do").future(b"refuse")) == SENTENCE
 
 
-def test_words_of_the_library_are_not_told(server: Server) -> None:
+def test_words_of_the_library_are_not_told(server):
     """A time-out, a call that was cancelled, a message over the limit, and an absent server."""
     with open_channel(server.address, [("grpc.max_send_message_length", 10)]) as channel:
         do = channel.unary_unary("/a.A/Do")
@@ -82,7 +82,7 @@ def test_words_of_the_library_are_not_told(server: Server) -> None:
         "GOAWAY received",
     ],
 )
-def test_broken_connection_has_one_sentence(details: str) -> None:
+def test_broken_connection_has_one_sentence(details):
     """Which of its texts gRPC gives for a server that has died is a matter of chance."""
 
     class Failed:

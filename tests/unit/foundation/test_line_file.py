@@ -15,7 +15,7 @@ log = get_logger("xain_coordinator.lines")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="files in use cannot be renamed")
 
 
-def test_lines_are_appended_in_order(tmp_path: Path) -> None:
+def test_lines_are_appended_in_order(tmp_path):
     """Missing folders are made, and what is there stays."""
     path = tmp_path / "new" / "lines"
     for start in (0, 500):
@@ -27,7 +27,7 @@ def test_lines_are_appended_in_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_renamed", [True, False])
-def test_lines_go_to_a_new_file_once_the_old_one_is_moved(tmp_path: Path, is_renamed: bool) -> None:
+def test_lines_go_to_a_new_file_once_the_old_one_is_moved(tmp_path, is_renamed):
     path, old = tmp_path / "lines", tmp_path / "lines.1"
     file = LineFile(path, str, log)
     if is_renamed:
@@ -42,7 +42,7 @@ def test_lines_go_to_a_new_file_once_the_old_one_is_moved(tmp_path: Path, is_ren
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
-def test_full_disk_loses_lines_and_says_how_many(tmp_path: Path) -> None:
+def test_full_disk_loses_lines_and_says_how_many(tmp_path):
     """The next lines are written when there is room again."""
     path = tmp_path / "lines"
     path.symlink_to("/dev/full")
@@ -56,7 +56,7 @@ def test_full_disk_loses_lines_and_says_how_many(tmp_path: Path) -> None:
     assert "No space left" in entry["error"]
 
 
-def test_lines_that_do_not_fit_whole_are_taken_back(tmp_path: Path) -> None:
+def test_lines_that_do_not_fit_whole_are_taken_back(tmp_path):
     """A disk that was full within a line has room again."""
     resource = pytest.importorskip("resource")
     file = AppendedFile(tmp_path / "lines")
@@ -73,7 +73,7 @@ def test_lines_that_do_not_fit_whole_are_taken_back(tmp_path: Path) -> None:
     assert (tmp_path / "lines").read_text() == "1\n3\n"
 
 
-def test_lines_beyond_the_bound_are_lost(tmp_path: Path) -> None:
+def test_lines_beyond_the_bound_are_lost(tmp_path):
     """While a disk hangs, memory is bounded."""
 
     class Short(LineFile):
@@ -94,7 +94,7 @@ def test_lines_beyond_the_bound_are_lost(tmp_path: Path) -> None:
     assert len((tmp_path / "lines").read_text().splitlines()) == 1000 - num_lost
 
 
-def test_reason_why_a_path_is_unwritable_is_told_without_making_a_file(tmp_path: Path) -> None:
+def test_reason_why_a_path_is_unwritable_is_told_without_making_a_file(tmp_path):
     (tmp_path / "file").touch()
     assert why_unwritable(tmp_path / "file") == ""
     assert why_unwritable(tmp_path / "a" / "b") == ""

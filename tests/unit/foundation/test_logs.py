@@ -18,7 +18,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in captured.err.splitlines()]
 
 
-def test_one_json_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_json_object_a_line(capsys):
     """With what a reader of logs needs first, and the event's own fields after it."""
     configure("info", console=False, third_party=False)
     get_logger("xain_coordinator").info("round_opened", round=3, text="a\nb")
@@ -29,9 +29,7 @@ def test_one_json_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert (line["event"], line["round"], line["text"]) == ("round_opened", 3, "a\nb")
 
 
-def test_loggers_made_before_the_settings_are_read_follow_them(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_loggers_made_before_the_settings_are_read_follow_them(capsys):
     """Modules make their loggers on import."""
     log = get_logger("xain_coordinator.early")
     configure("warning", console=False, third_party=False)
@@ -42,9 +40,7 @@ def test_loggers_made_before_the_settings_are_read_follow_them(
     assert [line["event"] for line in lines(capsys)] == ["shown", "now_shown"]
 
 
-def test_library_loggers_use_the_standard_library(
-    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_library_loggers_use_the_standard_library(capsys, caplog):
     """Where nothing is configured: fields as text, the file of the caller, the traceback."""
     log = get_logger("xain_messaging.x").bind(participant="p")
     with caplog.at_level(logging.INFO):
@@ -62,7 +58,7 @@ def test_library_loggers_use_the_standard_library(
     assert capsys.readouterr().out == ""
 
 
-def test_lines_of_library_loggers_are_json_in_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_of_library_loggers_are_json_in_a_command(capsys):
     configure("info", console=False, third_party=False)
     get_logger("xain_messaging.x").info("handed_in", round=3)
     (line,) = lines(capsys)
@@ -74,7 +70,7 @@ def test_lines_of_library_loggers_are_json_in_a_command(capsys: pytest.CaptureFi
     )
 
 
-def test_third_parties_are_silent_below_warning(capsys: pytest.CaptureFixture[str]) -> None:
+def test_third_parties_are_silent_below_warning(capsys):
     """Unless they are asked for; then they come out in the same form."""
     configure("info", console=False, third_party=False)
     logging.getLogger("some_library").info("hidden")
@@ -88,7 +84,7 @@ def test_third_parties_are_silent_below_warning(capsys: pytest.CaptureFixture[st
     assert told[1]["round"] == 1
 
 
-def test_warnings_are_lines_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_warnings_are_lines_too(capsys):
     """A reader of standard error meets nothing but JSON."""
     configure("info", console=False, third_party=False)
     with warnings.catch_warnings():
@@ -100,7 +96,7 @@ def test_warnings_are_lines_too(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("console", [False, True])
-def test_no_secrets(capsys: pytest.CaptureFixture[str], console: bool) -> None:
+def test_no_secrets(capsys, console):
     """Secrets are removed by name, by type, in nested values, in records of the standard library,
     and in tracebacks."""
     configure("info", console=console, third_party=True)
@@ -133,9 +129,7 @@ def test_no_secrets(capsys: pytest.CaptureFixture[str], console: bool) -> None:
         "x-amz-date:20261120\nx-amz-security-token:hunter2\n",
     ],
 )
-def test_signed_urls_and_headers_are_masked(
-    capsys: pytest.CaptureFixture[str], text: str, console: bool
-) -> None:
+def test_signed_urls_and_headers_are_masked(capsys, text, console):
     """Wherever they come from: tracebacks and libraries that log what they send."""
     configure("debug", console=console, third_party=True)
     logging.getLogger("some_library").debug(text)
@@ -148,20 +142,20 @@ def test_signed_urls_and_headers_are_masked(
     assert "hunter2" not in told
 
 
-def test_a_token_that_is_only_talked_about_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_token_that_is_only_talked_about_is_shown(capsys):
     configure("info", console=False, third_party=False)
     get_logger("xain_coordinator").info("a", error="the token is refused (401)")
     assert lines(capsys)[0]["error"] == "the token is refused (401)"
 
 
-def test_the_key_of_a_model_is_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_key_of_a_model_is_no_secret(capsys):
     """The name "key" is what a model is stored under; logs are of no use without it."""
     configure("info", console=False, third_party=False)
     get_logger("xain_coordinator").info("model_published", key="3/global")
     assert lines(capsys)[0]["key"] == "3/global"
 
 
-def test_everything_can_be_written(capsys: pytest.CaptureFixture[str]) -> None:
+def test_everything_can_be_written(capsys):
     """A log line never fails, and is JSON whatever it says."""
     configure("info", console=False, third_party=False)
     log = get_logger("xain_coordinator")
@@ -170,7 +164,7 @@ def test_everything_can_be_written(capsys: pytest.CaptureFixture[str]) -> None:
     assert (line["loss"], line["deep"]) == ("nan", [{"x": "inf"}])
 
 
-def test_console_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_console_is_for_people(capsys):
     """The console form has no escape sequences where standard error is no terminal."""
     configure("info", console=True, third_party=False)
     get_logger("xain_coordinator").info("round_opened", round=3)
@@ -180,7 +174,7 @@ def test_console_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\x1b" not in told
 
 
-def test_console_lines_fit_100_columns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_console_lines_fit_100_columns(capsys):
     """Date, time to the second, the event, then fields in their order. A line that is too long is
     cut, but not a warning."""
     configure("info", console=True, third_party=False)
@@ -196,7 +190,7 @@ def test_console_lines_fit_100_columns(capsys: pytest.CaptureFixture[str]) -> No
     assert warning.endswith(f"warning: update_refused     reason='a b' participant={'x' * 200}")
 
 
-def test_console_shows_tracebacks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_console_shows_tracebacks(capsys):
     configure("info", console=True, third_party=False)
     try:
         raise KeyError("gone")
@@ -207,7 +201,7 @@ def test_console_shows_tracebacks(capsys: pytest.CaptureFixture[str]) -> None:
     assert traceback[-1] == "KeyError: 'gone'"
 
 
-def test_settings() -> None:
+def test_settings():
     """The level in any case, no others; console decided by standard error unless it is given."""
     assert LoggingSettings.model_validate({"level": "INFO"}).level == "info"
     assert LoggingSettings(console=True).use_console is True
@@ -218,9 +212,7 @@ def test_settings() -> None:
 
 
 @pytest.mark.parametrize("level", ["notset", "debug", "info", "error"])
-def test_copied_lines_are_those_from_info_on_whatever_the_level_is(
-    capsys: pytest.CaptureFixture[str], level: str
-) -> None:
+def test_copied_lines_are_those_from_info_on_whatever_the_level_is(capsys, level):
     """The level decides what standard error shows, with a copy and without one."""
     configure(level, console=False, third_party=False)
     log = get_logger("xain_coordinator.telemetry.log_lines")

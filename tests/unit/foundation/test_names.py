@@ -8,7 +8,7 @@ from xain_foundation.names import MAX_BYTES, why_not
 @pytest.mark.parametrize(
     "name", ["a", "Global", "x" * MAX_BYTES, "ward 7", ".hidden", "ipv6:%5B::1%5D:50051", "unix:"]
 )
-def test_ordinary_names_and_peer_addresses(name: str) -> None:
+def test_ordinary_names_and_peer_addresses(name):
     assert why_not(name) is None
 
 
@@ -29,6 +29,6 @@ def test_ordinary_names_and_peer_addresses(name: str) -> None:
         ("x" * (MAX_BYTES + 1), "longer than 128 bytes"),
     ],
 )
-def test_wrong_name_is_told_why(name: str, why: str) -> None:
+def test_wrong_name_is_told_why(name, why):
     told = why_not(name)
     assert why in told

@@ -19,17 +19,17 @@ PROXY = "http://proxy.example:3128"
         ({"http_proxy": "proxy.example:3128"}, "http_proxy"),
     ],
 )
-def test_first_variable_that_is_set_names_the_proxy(environ: dict[str, str], variable: str) -> None:
+def test_first_variable_that_is_set_names_the_proxy(environ, variable):
     proxy = proxy_for("fleet.example", 50051, environ)
     assert str(proxy) == f"{PROXY} ({variable})"
 
 
-def test_without_a_variable_there_is_no_proxy() -> None:
+def test_without_a_variable_there_is_no_proxy():
     assert proxy_for("fleet.example", 50051, {"no_proxy": "other"}) is None
 
 
 @pytest.mark.parametrize("host", ["localhost", "LocalHost.", "127.0.0.1", "127.1.2.3", "::1"])
-def test_this_machine_is_reached_without_a_proxy(host: str) -> None:
+def test_this_machine_is_reached_without_a_proxy(host):
     assert proxy_for(host, 50051, {"http_proxy": PROXY}) is None
 
 
@@ -62,21 +62,19 @@ def test_this_machine_is_reached_without_a_proxy(host: str) -> None:
     ],
 )
 @pytest.mark.parametrize("variable", ["no_proxy", "NO_PROXY", "no_grpc_proxy"])
-def test_hosts_of_no_proxy_are_reached_without_one(
-    host: str, entries: str, variable: str, *, is_excepted: bool
-) -> None:
+def test_hosts_of_no_proxy_are_reached_without_one(host, entries, variable, *, is_excepted):
     environ = {"http_proxy": PROXY, variable: entries}
     assert (proxy_for(host, 50051, environ) is None) == is_excepted
 
 
 @pytest.mark.parametrize("url", ["socks5://u:secret@h", "https://h:1", "http://", "http://h:x"])
-def test_proxy_of_another_kind_is_not_gone_around(url: str) -> None:
+def test_proxy_of_another_kind_is_not_gone_around(url):
     proxy = proxy_for("fleet.example", 50051, {"https_proxy": url})
     assert not proxy.host
     assert str(proxy) == "https_proxy is not an http:// one"
 
 
-def test_password_is_told_to_the_proxy_only() -> None:
+def test_password_is_told_to_the_proxy_only():
     proxy = proxy_for("fleet.example", 1, {"http_proxy": "http://user:p%40ss@proxy.example"})
     assert "ss" not in f"{proxy} {proxy!r}"
     assert proxy.headers == {"Proxy-Authorization": "Basic dXNlcjpwQHNz"}

@@ -79,9 +79,7 @@ def error_of(toml: Path, text: str) -> str:
     return refusal(Fleet, toml)
 
 
-def test_environment_prevails_over_file_and_flags_over_both(
-    toml: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_prevails_over_file_and_flags_over_both(toml, monkeypatch):
     """Precedence, key by key: a section is not replaced as a whole."""
     toml.write_text("[server]\nport = 1\ntimeout_s = 1\nverbose = true\n")
     monkeypatch.setenv("FLEET_SERVER__PORT", "2")
@@ -90,9 +88,7 @@ def test_environment_prevails_over_file_and_flags_over_both(
     assert config.server == Server(port=3, timeout_s=2.0, verbose=True)
 
 
-def test_environment_names_the_file_where_no_flag_does(
-    toml: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_names_the_file_where_no_flag_does(toml, monkeypatch):
     toml.write_text("[server]\nport = 7\n")
     monkeypatch.setenv("FLEET_CONFIG", str(toml))
     assert load(Fleet, None, PREFIX).server.port == 7
@@ -104,7 +100,7 @@ def test_environment_names_the_file_where_no_flag_does(
         load(Fleet, None, PREFIX)
 
 
-def test_tables_of_all_sources_are_joined(toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_of_all_sources_are_joined(toml, monkeypatch):
     """One more option in the environment does not drop those of the file."""
     toml.write_text('[server.options]\n"grpc.a" = 1\nb = "file"\n')
     monkeypatch.setenv("FLEET_SERVER__OPTIONS", '{"b": "environment", "c": 2}')
@@ -127,9 +123,7 @@ def test_tables_of_all_sources_are_joined(toml: Path, monkeypatch: pytest.Monkey
         ("host", "[::1]", "::1"),
     ],
 )
-def test_text_is_read_as_the_type_of_its_key(
-    monkeypatch: pytest.MonkeyPatch, key: str, text: str, value: object
-) -> None:
+def test_text_is_read_as_the_type_of_its_key(monkeypatch, key, text, value):
     """Environment and --set have only text."""
     assert getattr(load(Fleet, overrides={f"server.{key}": text}).server, key) == value
     monkeypatch.setenv(f"FLEET_SERVER__{key.upper()}", text)
@@ -139,7 +133,7 @@ def test_text_is_read_as_the_type_of_its_key(
 @pytest.mark.parametrize(
     ("text", "value"), [("3", 3), ("0.5", 0.5), ("true", True), ("hinge", "hinge"), ("1\nx=2", ...)]
 )
-def test_items_of_open_tables_are_read_as_toml(text: str, value: object) -> None:
+def test_items_of_open_tables_are_read_as_toml(text, value):
     """Options of a workload have no declared type."""
     expected = text if value is ... else value
     assert load(Fleet, overrides={"store.extra.item": text}).store.extra == {"item": expected}
@@ -181,7 +175,7 @@ def test_items_of_open_tables_are_read_as_toml(text: str, value: object) -> None
         ("[server]\nport = 7\nlimit = 2", "server.limit is 2; it must not be set with port 7"),
     ],
 )
-def test_a_wrong_setting_of_a_file_is_told_in_one_line(toml: Path, text: str, message: str) -> None:
+def test_a_wrong_setting_of_a_file_is_told_in_one_line(toml, text, message):
     """The line names the file, the key, its value and what is allowed."""
     told = error_of(toml, text)
     assert told.startswith(f"fleet.toml: {message}")
@@ -203,15 +197,15 @@ def test_a_wrong_setting_of_a_file_is_told_in_one_line(toml: Path, text: str, me
     ],
 )
 def test_a_wrong_setting_of_the_environment_is_told_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, variable: str, text: str, message: str
-) -> None:
+    monkeypatch, variable, text, message
+):
     """The line names the variable, and what is meant as a variable."""
     monkeypatch.setenv(variable, text)
     told = refusal(Fleet, env_prefix=PREFIX)
     assert told.startswith(f"environment variable {variable}: {message}")
 
 
-def test_two_spellings_of_one_variable_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_spellings_of_one_variable_are_refused(monkeypatch):
     """An operator could not tell which of them prevails."""
     monkeypatch.setenv("FLEET_SERVER__PORT", "1")
     monkeypatch.setenv("fleet_server__port", "2")
@@ -230,9 +224,7 @@ def test_two_spellings_of_one_variable_are_refused(monkeypatch: pytest.MonkeyPat
         "FLEET_SERVICE_PORT_GRPC",
     ],
 )
-def test_variables_of_a_kubernetes_service_are_no_settings(
-    monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
+def test_variables_of_a_kubernetes_service_are_no_settings(monkeypatch, variable):
     """A Service called like the program must not keep the program from starting."""
     monkeypatch.setenv(variable, "tcp://10.0.0.1:50051")
     assert load(Fleet, env_prefix=PREFIX) == Fleet()
@@ -249,7 +241,7 @@ def test_variables_of_a_kubernetes_service_are_no_settings(
         ("old.port", 1, "old.port is called server.port now"),
     ],
 )
-def test_a_wrong_flag_is_told_in_one_line(key: str, value: object, message: str) -> None:
+def test_a_wrong_flag_is_told_in_one_line(key, value, message):
     """The line says that the command line is wrong, not the file."""
     assert refusal(Fleet, overrides={key: value}).startswith(f"command line: {message}")
 
@@ -266,17 +258,17 @@ def test_a_wrong_flag_is_told_in_one_line(key: str, value: object, message: str)
         ("[1]", "[1]"),
     ],
 )
-def test_text_of_a_flag_may_be_in_quotes_as_in_a_file(text: str, value: str) -> None:
+def test_text_of_a_flag_may_be_in_quotes_as_in_a_file(text, value):
     """The line of a file can be typed as it is, and text is text without quotes."""
     assert load(Fleet, overrides={"store.api_key": text}).store.api_key == value
 
 
 @pytest.mark.parametrize("text", ['{"a": 1, "b": "x"}', "{a = 1, b = 'x'}", '{"a" = 1, b = "x"}'])
-def test_table_of_a_flag_is_json_or_toml(text: str) -> None:
+def test_table_of_a_flag_is_json_or_toml(text):
     assert load(Fleet, overrides={"server.options": text}).server.options == {"a": 1, "b": "x"}
 
 
-def test_keys_of_flags_may_be_in_quotes_as_in_a_file(toml: Path) -> None:
+def test_keys_of_flags_may_be_in_quotes_as_in_a_file(toml):
     """Names with dots and blanks, and names in names."""
     flags = {
         "store.names.'of a'.b": "'c'",
@@ -291,7 +283,7 @@ def test_keys_of_flags_may_be_in_quotes_as_in_a_file(toml: Path) -> None:
     assert fleet.server.options == {"grpc.limit": 3, "with blank": 4}
 
 
-def test_all_mistakes_are_told_at_once(toml: Path) -> None:
+def test_all_mistakes_are_told_at_once(toml):
     """One line for each, unknown keys and wrong values alike."""
     told = error_of(toml, "[server]\nport = -1\nverbose = 3\n[stor]\n").splitlines()
     assert len(told) == 3
@@ -301,13 +293,13 @@ def test_all_mistakes_are_told_at_once(toml: Path) -> None:
     assert "server.verbose is 3; it must be" in told[2]
 
 
-def test_mistakes_without_number_are_counted(toml: Path) -> None:
+def test_mistakes_without_number_are_counted(toml):
     told = error_of(toml, "[server]\n" + "".join(f"x{i} = 1\n" for i in range(70))).splitlines()
     assert len(told) == 51
     assert told[-1] == "further mistakes: 20"
 
 
-def test_all_conflicts_of_a_section_are_told(toml: Path) -> None:
+def test_all_conflicts_of_a_section_are_told(toml):
     """One check may find several, and several checks do; also beside mistakes of other kinds."""
     conflicts = "port = 7\nlimit = 1\nkind = 'memory'\nkeep = 3\n"
     told = [
@@ -328,7 +320,7 @@ def test_all_conflicts_of_a_section_are_told(toml: Path) -> None:
 @pytest.mark.parametrize(
     "mistake", ["path = ''", "pth = 'x'", "paths = ['x']", "path = 3", "path = '~nosuchuser/x'"]
 )
-def test_conflict_with_the_default_of_a_mistaken_key_is_not_told(toml: Path, mistake: str) -> None:
+def test_conflict_with_the_default_of_a_mistaken_key_is_not_told(toml, mistake):
     """A key with a wrong value or a misspelt name is not known; conflicts of others are told."""
     text = f"[server]\nport = 7\nlimit = 1\nkeep = 3\n{mistake}"
     told = error_of(toml, text).splitlines()
@@ -337,7 +329,7 @@ def test_conflict_with_the_default_of_a_mistaken_key_is_not_told(toml: Path, mis
     assert "server.limit is 1; it must not be set with port 7" in told[1]
 
 
-def test_keys_of_a_conflict_within_a_section_are_read_by_no_check_of_the_whole(toml: Path) -> None:
+def test_keys_of_a_conflict_within_a_section_are_read_by_no_check_of_the_whole(toml):
     """Such a check may rely on what those within the sections have found to be right."""
 
     class Whole(Fleet):
@@ -363,7 +355,7 @@ def test_keys_of_a_conflict_within_a_section_are_read_by_no_check_of_the_whole(t
     assert Fleet().store == Store(), "the default is as it was"
 
 
-def test_long_values_are_cut(toml: Path) -> None:
+def test_long_values_are_cut(toml):
     """A line stays a line."""
     assert len(error_of(toml, f"[server]\nkind = '{'x' * 5000}'")) < 200
 
@@ -387,7 +379,7 @@ SECRET = "hunter2"
         f"store = '{SECRET}'\npassword = '{SECRET}'\n[store]",
     ],
 )
-def test_secrets_are_never_told(toml: Path, text: str) -> None:
+def test_secrets_are_never_told(toml, text):
     """A secret is shown neither as a wrong value nor in the dump of a section, as by XAIN."""
     assert SECRET not in error_of(toml, text)
 
@@ -395,9 +387,7 @@ def test_secrets_are_never_told(toml: Path, text: str) -> None:
 @pytest.mark.parametrize(
     "key", ["store.login", "store.api_key", "store.extra.password", "server.options.secret"]
 )
-def test_secrets_from_anywhere_are_masked_in_force(
-    monkeypatch: pytest.MonkeyPatch, key: str
-) -> None:
+def test_secrets_from_anywhere_are_masked_in_force(monkeypatch, key):
     """check-config is pasted into tickets."""
     resolved = resolve(Fleet, overrides={key: SECRET})
     assert {s.key: s.value for s in resolved.settings()}[key] == "********"
@@ -408,9 +398,7 @@ def test_secrets_from_anywhere_are_masked_in_force(
     assert SECRET not in told
 
 
-def test_a_value_in_force_tells_where_it_came_from(
-    toml: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_value_in_force_tells_where_it_came_from(toml, monkeypatch):
     """An operator finds the line to change."""
     toml.write_text("[server]\nkind = 'memory'\n[server.options]\na = 1\n")
     monkeypatch.setenv("FLEET_SERVER__TIMEOUT_S", "2")
@@ -433,7 +421,7 @@ def test_a_value_in_force_tells_where_it_came_from(
     }
 
 
-def test_files_that_cannot_be_read_are_told(toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_read_are_told(toml, monkeypatch):
     """Every way in which a file can fail to be a configuration."""
     for make, message in [
         (lambda: None, "fleet.toml: there is no such file"),
@@ -469,7 +457,7 @@ def test_files_that_cannot_be_read_are_told(toml: Path, monkeypatch: pytest.Monk
         ("2001:db8::1", "2001:db8::1"),
     ],
 )
-def test_hosts(text: str, host: str) -> None:
+def test_hosts(text, host):
     """Names and addresses; brackets around IPv6 are accepted and taken off."""
     assert parse_host(text) == host
 
@@ -479,13 +467,13 @@ def test_hosts(text: str, host: str) -> None:
     ["", "a b", "a:1", "http://a", "256.1.1.1", "1.2.3", "[a]", "[1.2.3.4]", "[::", ":::", "-a",
      "a..b", "x" * 64, ".".join(["x" * 50] * 6), 3],
 )  # fmt: skip
-def test_text_that_is_no_host_is_refused(text: object) -> None:
+def test_text_that_is_no_host_is_refused(text):
     """A mistake is found at the start, not when no participant connects."""
     with pytest.raises(ValueError, match=r"neither|not text"):
         parse_host(text)
 
 
-def test_an_ipv6_address_has_brackets_before_its_port() -> None:
+def test_an_ipv6_address_has_brackets_before_its_port():
     """XAIN bound to "::1:50051"."""
     assert join_host_port("::1", 1) == "[::1]:1"
     assert join_host_port("localhost", 1) == "localhost:1"
@@ -508,13 +496,13 @@ class Model(Section):
         (["a", 1, 0.5], ("a", "1", "0.5")),
     ],
 )
-def test_list_of_texts_may_be_one_text(value: object, texts: tuple[str, ...]) -> None:
+def test_list_of_texts_may_be_one_text(value, texts):
     """The environment and flags have text only; a comma separates the items."""
     assert load(Model, overrides={"section.names": value}).section.names == texts
 
 
 @pytest.mark.parametrize("value", ['["a"', [["a"]], {"a": 1}, 7, "[{}]"])
-def test_list_of_texts_is_checked(value: object) -> None:
+def test_list_of_texts_is_checked(value):
     """The error says how a list of texts is written."""
     with pytest.raises(ConfigError, match=re.escape('it must be a list of texts such as ["age"')):
         load(Model, overrides={"section.names": value})

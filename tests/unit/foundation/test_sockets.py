@@ -9,7 +9,7 @@ from xain_foundation.net.sockets import free_ports, leave_unpaced
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="Linux")
-def test_loopback_connection_uses_reno_without_pacing() -> None:
+def test_loopback_connection_uses_reno_without_pacing():
     """BBR, the default of many hosts, makes both sides wait for timers."""
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
@@ -22,12 +22,12 @@ def test_loopback_connection_uses_reno_without_pacing() -> None:
         assert name.rstrip(b"\0") == b"reno"
 
 
-def test_connection_that_has_ended_keeps_its_options() -> None:
+def test_connection_that_has_ended_keeps_its_options():
     with socket.socket() as unconnected:
         leave_unpaced(unconnected)
 
 
-def test_free_ports_are_distinct_and_no_outgoing_connection_takes_them() -> None:
+def test_free_ports_are_distinct_and_no_outgoing_connection_takes_them():
     ports = free_ports(200)
     assert len(set(ports)) == 200
     with contextlib.ExitStack() as opened:

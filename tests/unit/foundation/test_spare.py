@@ -1,6 +1,5 @@
 """Memory that is used again, and never while somebody can reach it."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ def address(array: NDArray[Any]) -> int:
     return int(array.ctypes.data)
 
 
-def test_released_array_is_used_again() -> None:
+def test_released_array_is_used_again():
     """The array is used again for as many bytes."""
     spare = Spare()
     first = address(spare.take(MIN_BYTES))
@@ -42,7 +41,7 @@ def test_released_array_is_used_again() -> None:
         lambda array: np.asarray(array[128:].base)[1:],
     ],
 )
-def test_held_array_is_not_used_again(view: Callable[[NDArray[Any]], Any]) -> None:
+def test_held_array_is_not_used_again(view):
     """Any view of the array holds it, for as long as the view lives."""
     spare = Spare()
     array = spare.take(MIN_BYTES)
@@ -58,7 +57,7 @@ def test_held_array_is_not_used_again(view: Callable[[NDArray[Any]], Any]) -> No
     assert np.asarray(held).tobytes() == before
 
 
-def test_waiting_arrays_are_bounded() -> None:
+def test_waiting_arrays_are_bounded():
     """The oldest goes first; an array larger than the bound does not wait, nor a small one."""
     spare = Spare(max_bytes=5 * MIN_BYTES // 2)
     sizes = (0, 10, MIN_BYTES, MIN_BYTES + 1, MIN_BYTES + 2, 3 * MIN_BYTES)
@@ -68,7 +67,7 @@ def test_waiting_arrays_are_bounded() -> None:
         assert spare.num_bytes == num_bytes
 
 
-def test_single_waiting_array_is_the_latest() -> None:
+def test_single_waiting_array_is_the_latest():
     """One of another size leaves none of the first, and many at once leave one."""
     spare = Spare(max_arrays=1)
     taken = [spare.take(MIN_BYTES) for _ in range(3)]
@@ -81,7 +80,7 @@ def test_single_waiting_array_is_the_latest() -> None:
 
 
 @pytest.mark.parametrize("size", [10, MIN_BYTES])
-def test_a_copy_is_one(size: int) -> None:
+def test_a_copy_is_one(size):
     """A copy stays as it was when its original changes."""
     array = np.arange(size, dtype=np.float32)
     copied = Spare().copy(array)

@@ -34,9 +34,7 @@ def read_all(fd: int) -> bytes:
 
 
 @pytest.mark.parametrize("does_not_wait", [False, True])
-def test_nothing_is_lost_while_a_reader_reads(
-    pipe: tuple[int, int], *, does_not_wait: bool
-) -> None:
+def test_nothing_is_lost_while_a_reader_reads(pipe, *, does_not_wait):
     """Twenty times as much is written as the queue holds, as fast as it goes, in order; also where
     another process has told the pipe not to wait."""
     reading, writing = pipe
@@ -59,7 +57,7 @@ def test_nothing_is_lost_while_a_reader_reads(
     assert read[0].decode().splitlines() == [f"{number} {text}" for number in range(num_lines)]
 
 
-def test_reader_that_comes_back_hears_how_many_lines_were_lost(pipe: tuple[int, int]) -> None:
+def test_reader_that_comes_back_hears_how_many_lines_were_lost(pipe):
     """No write waits for the reader, the newest lines are kept, and lines stay whole."""
     reading, writing = pipe
     num_filled = fill_pipe(writing)
@@ -82,9 +80,7 @@ def test_reader_that_comes_back_hears_how_many_lines_were_lost(pipe: tuple[int, 
     assert [line for line in lines if "x" in line] == [f"{number} {text}" for number in kept]
 
 
-def test_close_waits_no_longer_than_told_for_a_reader_that_has_stopped(
-    pipe: tuple[int, int],
-) -> None:
+def test_close_waits_no_longer_than_told_for_a_reader_that_has_stopped(pipe):
     fill_pipe(pipe[1])
     descriptor = Descriptor(pipe[1])
     stream = open_stream(descriptor)
@@ -95,9 +91,7 @@ def test_close_waits_no_longer_than_told_for_a_reader_that_has_stopped(
 
 
 @pytest.mark.parametrize("is_full_disk", [False, True])
-def test_stream_whose_other_end_is_broken_raises_nothing(
-    pipe: tuple[int, int], *, is_full_disk: bool
-) -> None:
+def test_stream_whose_other_end_is_broken_raises_nothing(pipe, *, is_full_disk):
     if is_full_disk:
         fd = os.open("/dev/full", os.O_WRONLY)
         os.dup2(fd, pipe[1])
@@ -111,7 +105,7 @@ def test_stream_whose_other_end_is_broken_raises_nothing(
     assert descriptor.num_lost == 100
 
 
-def test_characters_that_an_encoding_lacks_are_escaped(pipe: tuple[int, int]) -> None:
+def test_characters_that_an_encoding_lacks_are_escaped(pipe):
     descriptor = Descriptor(pipe[1])
     print("20 \u00b0C", file=open_stream(descriptor, "ascii"), flush=True)
     descriptor.close(PATIENCE_S)
@@ -135,7 +129,7 @@ raise RuntimeError("last")
 """
 
 
-def test_last_lines_of_a_program_and_its_traceback_arrive_in_order() -> None:
+def test_last_lines_of_a_program_and_its_traceback_arrive_in_order():
     """Two streams into one pipe keep their order; a forked process writes by itself."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
@@ -153,7 +147,7 @@ def test_last_lines_of_a_program_and_its_traceback_arrive_in_order() -> None:
     assert any("no line" in line for line in lines)
 
 
-def test_forked_process_ends_whatever_its_parent_was_doing(pipe: tuple[int, int]) -> None:
+def test_forked_process_ends_whatever_its_parent_was_doing(pipe):
     """The pipe is full, and at the fork another thread has the lock of the queue."""
     program = """
 import os, sys, threading
@@ -179,7 +173,7 @@ os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert done.returncode == 0
 
 
-def test_lost_lines_of_a_log_are_told_in_its_form() -> None:
+def test_lost_lines_of_a_log_are_told_in_its_form():
     """The reader begins when the program has logged all, and ends."""
     program = """
 import sys
@@ -204,7 +198,7 @@ print("all are logged")
     assert len(numbers) + lost == 20_000
 
 
-def test_missing_streams_take_no_file_that_is_opened_later() -> None:
+def test_missing_streams_take_no_file_that_is_opened_later():
     """Otherwise what is printed would be written into the file."""
     program = """
 import os

@@ -55,13 +55,13 @@ def receive(sock: TlsSocket, num_bytes: int) -> bytes:
         return file.read(num_bytes)
 
 
-def test_both_sides_see_the_other_s_certificate(pair: Pair, folders: tuple[Path, Path]) -> None:
+def test_both_sides_see_the_other_s_certificate(pair, folders):
     server, client = pair
     assert server.certificate() == (folders[1] / CERTIFICATE).read_bytes()
     assert client.certificate() == (folders[0] / CERTIFICATE).read_bytes()
 
 
-def test_send_that_would_wait_is_repeated(pair: Pair) -> None:
+def test_send_that_would_wait_is_repeated(pair):
     """The peer gets each byte once, also those that were encrypted and did not fit."""
     server, client = pair
     server.setblocking(False)
@@ -87,7 +87,7 @@ def test_send_that_would_wait_is_repeated(pair: Pair) -> None:
     assert waited
 
 
-def test_bytes_looked_at_are_received_later(pair: Pair) -> None:
+def test_bytes_looked_at_are_received_later(pair):
     server, client = pair
     server.sendall(b"HTTP/")
     threading.Timer(0.01, server.sendall, [b"1.1 100 and more"]).start()
@@ -99,7 +99,7 @@ def test_bytes_looked_at_are_received_later(pair: Pair) -> None:
     assert client.recv(1) == b""
 
 
-def test_peer_that_hangs_up_without_a_word_has_ended(pair: Pair) -> None:
+def test_peer_that_hangs_up_without_a_word_has_ended(pair):
     server, client = pair
     server.sendall(b"x")
     server.close()
@@ -107,7 +107,7 @@ def test_peer_that_hangs_up_without_a_word_has_ended(pair: Pair) -> None:
     assert client.recv(1) == b""
 
 
-def test_bytes_never_pass_by_the_encryption(pair: Pair) -> None:
+def test_bytes_never_pass_by_the_encryption(pair):
     for call in (
         lambda: pair[0].sendmsg([b"x"]),
         lambda: pair[0].sendto(b"x", ("127.0.0.1", 1)),

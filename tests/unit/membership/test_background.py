@@ -9,7 +9,7 @@ from support.messaging import PATIENCE_S
 from xain_membership import background
 
 
-def test_a_loop_whose_thread_did_not_start_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_whose_thread_did_not_start_is_made_again(monkeypatch):
     """The system has a thread for it at the second try."""
     monkeypatch.setattr(background, "_loop", None)
     monkeypatch.setattr(background, "_thread", None)

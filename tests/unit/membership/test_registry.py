@@ -44,7 +44,7 @@ def world() -> World:
     return World()
 
 
-def test_member_that_does_not_renew_expires(world: World) -> None:
+def test_member_that_does_not_renew_expires(world):
     """expire() says when the next member will."""
     anna, _ = world.join("anna"), world.join("ben")
     world.pass_time(6)
@@ -60,7 +60,7 @@ def test_member_that_does_not_renew_expires(world: World) -> None:
     assert world.changes == ["g"] * 4
 
 
-def test_a_name_is_taken_until_its_lease_is_over(world: World) -> None:
+def test_a_name_is_taken_until_its_lease_is_over(world):
     """The refusal says for how long."""
     first = world.join("anna")
     world.pass_time(3)
@@ -70,7 +70,7 @@ def test_a_name_is_taken_until_its_lease_is_over(world: World) -> None:
     assert world.join("anna").incarnation > first.incarnation
 
 
-def test_end_of_a_connection_frees_the_name(world: World) -> None:
+def test_end_of_a_connection_frees_the_name(world):
     """A moment later, long before the lease is over; for nobody if it comes back in time."""
     anna = world.join("anna")
     assert world.registry.stream_begun("g", "anna", anna.incarnation, world.now, "a stream")
@@ -90,7 +90,7 @@ def test_end_of_a_connection_frees_the_name(world: World) -> None:
     assert not world.registry.renew("g", "anna", anna.incarnation, world.now)
 
 
-def test_newest_connection_counts(world: World) -> None:
+def test_newest_connection_counts(world):
     """The newest may begin before the end of the last is noticed, which then means nothing; and a
     member that was away is another one to its old connections."""
     anna = world.join("anna")
@@ -111,7 +111,7 @@ def test_newest_connection_counts(world: World) -> None:
     assert world.names == set()
 
 
-def test_ranks(world: World) -> None:
+def test_ranks(world):
     """The lowest that is free; that of before for who comes back, unless somebody has it."""
     members = [world.join(f"w{i}") for i in range(4)]
     assert [member.rank for member in members] == [0, 1, 2, 3]
@@ -123,7 +123,7 @@ def test_ranks(world: World) -> None:
     assert world.join("m", role="master").rank == 0
 
 
-def test_members_come_back_to_another_registry_with_their_identity(world: World) -> None:
+def test_members_come_back_to_another_registry_with_their_identity(world):
     """In any order, at once; until its first lease is over it says that it is settling."""
     members = [world.join(f"w{i}") for i in range(3)]
     world.now += 100
@@ -137,7 +137,7 @@ def test_members_come_back_to_another_registry_with_their_identity(world: World)
     assert moved.rank == 3  # somebody had taken it
 
 
-def test_newcomers_wait_for_returning_members(world: World) -> None:
+def test_newcomers_wait_for_returning_members(world):
     """A registry that may not be the first one lets in who was there before at once, and others a
     moment later: so names and ranks are whose they were."""
     members = [world.join(f"w{i}") for i in range(2)]
@@ -156,7 +156,7 @@ def test_newcomers_wait_for_returning_members(world: World) -> None:
     assert world.join("fresh").rank == 2
 
 
-def test_replaced_member_cannot_come_back(world: World) -> None:
+def test_replaced_member_cannot_come_back(world):
     """The member's name is another process's."""
     first = world.join("anna")
     world.pass_time(LEASE_S)
@@ -166,7 +166,7 @@ def test_replaced_member_cannot_come_back(world: World) -> None:
 
 
 @pytest.mark.parametrize("others", [[], ["ben"]])
-def test_one_whose_successor_has_left_cannot_come_back(world: World, others: list[str]) -> None:
+def test_one_whose_successor_has_left_cannot_come_back(world, others):
     """Peers that have heard of that one do not listen to this one any more; that the group was
     empty meanwhile changes nothing. The last one may come back."""
     first = world.join("anna")
@@ -181,7 +181,7 @@ def test_one_whose_successor_has_left_cannot_come_back(world: World, others: lis
     assert world.join("anna", role="another", former=second) == second
 
 
-def test_the_later_of_two_processes_stays(world: World) -> None:
+def test_the_later_of_two_processes_stays(world):
     """Where the earlier one has come back first to a registry that knows of neither."""
     first = world.join("anna")
     world.pass_time(LEASE_S)
@@ -196,7 +196,7 @@ def test_the_later_of_two_processes_stays(world: World) -> None:
         world.join("anna", former=first)
 
 
-def test_bounded_number_of_former_members_is_remembered(world: World) -> None:
+def test_bounded_number_of_former_members_is_remembered(world):
     """The oldest are forgotten."""
     world.registry.max_former = 2
     first = [world.join(f"w{i}") for i in range(3)]
@@ -213,7 +213,7 @@ def test_bounded_number_of_former_members_is_remembered(world: World) -> None:
             world.join(f"w{i}", former=first[i])
 
 
-def test_to_join_again_is_a_heartbeat(world: World) -> None:
+def test_to_join_again_is_a_heartbeat(world):
     """Others do not hear of it unless something is different."""
     anna = world.join("anna")
     world.changes.clear()
@@ -233,7 +233,7 @@ def arrive(
     return world.registry.arrive("g", barrier, name, num_members, call, world.now, until)
 
 
-def test_barriers_count_members_that_wait(world: World) -> None:
+def test_barriers_count_members_that_wait(world):
     """Members that gave up, died, or are late do not count; the barrier can be used again."""
     members = {name: world.join(name) for name in ("anna", "ben", "cleo")}
     assert not arrive(world, "anna")
@@ -250,7 +250,7 @@ def test_barriers_count_members_that_wait(world: World) -> None:
     assert not arrive(world, "anna", call=3)
 
 
-def test_a_newer_call_at_a_barrier_ends_the_older(world: World) -> None:
+def test_a_newer_call_at_a_barrier_ends_the_older(world):
     """The end of the older, which is noticed later, leaves the newer there."""
     for name in ("anna", "ben"):
         world.join(name)
@@ -263,7 +263,7 @@ def test_a_newer_call_at_a_barrier_ends_the_older(world: World) -> None:
     assert arrive(world, "anna", call=2)
 
 
-def test_a_call_that_comes_again_does_not_wait_for_the_next_opening(world: World) -> None:
+def test_a_call_that_comes_again_does_not_wait_for_the_next_opening(world):
     """The answer was lost, also if its member was taken for dead meanwhile; but another process of
     that name and a later call wait."""
     members = {name: world.join(name) for name in ("anna", "ben")}
@@ -280,7 +280,7 @@ def test_a_call_that_comes_again_does_not_wait_for_the_next_opening(world: World
     assert not arrive(world, "anna", call=2)
 
 
-def test_openings_are_forgotten_when_their_calls_have_their_answers(world: World) -> None:
+def test_openings_are_forgotten_when_their_calls_have_their_answers(world):
     """Openings for calls that still wait, and for other calls, are kept."""
     for name in ("anna", "ben"):
         world.join(name)
@@ -292,7 +292,7 @@ def test_openings_are_forgotten_when_their_calls_have_their_answers(world: World
     assert arrive(world, "anna", barrier="b2", call=2)
 
 
-def test_a_call_that_comes_again_changes_nothing_while_it_waits(world: World) -> None:
+def test_a_call_that_comes_again_changes_nothing_while_it_waits(world):
     """The later give-up time is not written, which saves a write to a Redis."""
     world.join("anna")
     assert not arrive(world, "anna")
@@ -302,7 +302,7 @@ def test_a_call_that_comes_again_changes_nothing_while_it_waits(world: World) ->
     assert msgspec.json.encode(world.registry.state) == before
 
 
-def test_a_member_waits_at_a_few_barriers_at_a_time(world: World) -> None:
+def test_a_member_waits_at_a_few_barriers_at_a_time(world):
     """A member cannot take the room of others; there is room again when one has opened."""
     for name in ("anna", "ben"):
         world.join(name)
@@ -315,7 +315,7 @@ def test_a_member_waits_at_a_few_barriers_at_a_time(world: World) -> None:
     assert not arrive(world, "anna", barrier="another")
 
 
-def test_the_state_of_a_registry_goes_through_json(world: World) -> None:
+def test_the_state_of_a_registry_goes_through_json(world):
     """A registry that reads it decides as the one that wrote it."""
     anna, ben = world.join("anna"), world.join("ben")
     assert not arrive(world, "anna")
@@ -332,7 +332,7 @@ def test_the_state_of_a_registry_goes_through_json(world: World) -> None:
     assert world.registry.is_member("g", "anna", anna.incarnation)
 
 
-def test_a_stream_begun_over_a_join_again(world: World) -> None:
+def test_a_stream_begun_over_a_join_again(world):
     """The end of that stream is still noticed."""
     anna = world.join("anna")
     world.registry.stream_begun("g", "anna", anna.incarnation, world.now, "a stream")

@@ -36,7 +36,7 @@ class Told(RemoteMembership):
         raise NotImplementedError
 
 
-def test_replaced_process_is_not_told_of() -> None:
+def test_replaced_process_is_not_told_of():
     """A service that has lost all may list it while the other is on its way back, which is there
     until then; and which has gone if it is not back by the time when all are."""
     a = Told()
@@ -53,7 +53,7 @@ def test_replaced_process_is_not_told_of() -> None:
     assert a.last == {"a": 1, "b": 22}
 
 
-def test_a_member_is_there_itself_until_it_hears_that_it_is_not() -> None:
+def test_a_member_is_there_itself_until_it_hears_that_it_is_not():
     """An earlier process of its name may be listed."""
     a = Told()
     a.hear(b=21)

@@ -5,7 +5,6 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -74,12 +73,12 @@ def assert_same(found: Any, sent: Any) -> None:
 
 @given(bodies)
 @settings(deadline=None)
-def test_bodies_come_out_as_they_went_in(body: Any) -> None:
+def test_bodies_come_out_as_they_went_in(body):
     """Bodies may hold all supported types, at any depth."""
     assert_same(travelled(Message("t", "a", "b", body)).body, body)
 
 
-def test_the_rest_comes_out_too() -> None:
+def test_the_rest_comes_out_too():
     """Ids, type and stage; source and destination are those of the connection."""
     sent = SessionMessage("t", "a", "b", 1).reply(ack=True)
     found = decode(encode(sent), "x", "y")
@@ -95,7 +94,7 @@ def test_the_rest_comes_out_too() -> None:
     assert type(travelled(Message("t", "a", "b"))) is Message
 
 
-def test_types_that_change_on_their_way() -> None:
+def test_types_that_change_on_their_way():
     """Tuples, numpy scalars, bytearrays, views, Fortran order."""
     body = {
         "tuple": (1, (2,)),
@@ -117,7 +116,7 @@ def test_types_that_change_on_their_way() -> None:
 
 
 @pytest.mark.parametrize("other", [[], (), [(1,)]], ids=repr)
-def test_tuple_beside_it_does_not_refuse_a_value(other: Any) -> None:
+def test_tuple_beside_it_does_not_refuse_a_value(other):
     """The search for a tuple, which can be no key, makes nothing else a fault."""
     body = {
         "text": np.str_("x"),
@@ -130,7 +129,7 @@ def test_tuple_beside_it_does_not_refuse_a_value(other: Any) -> None:
     assert found["keys"] == {1: 1, False: 2, b"z": 3, 0.5: 4}
 
 
-def test_an_array_in_a_file_is_an_array(tmp_path: Path) -> None:
+def test_an_array_in_a_file_is_an_array(tmp_path):
     """A memmap is another type of numpy's, but holds nothing more."""
     mapped = np.memmap(tmp_path / "array", np.int32, "w+", shape=(400,))
     mapped[:] = np.arange(400)
@@ -138,7 +137,7 @@ def test_an_array_in_a_file_is_an_array(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, np.arange(400))
 
 
-def test_an_envelope_has_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_envelope_has_its_bound(monkeypatch):
     """An envelope has to go into a head as one piece, so it is refused before it is kept."""
     monkeypatch.setattr(codec, "MAX_ENVELOPE_BYTES", 1000)
     assert encode(Message("t", "a", "b", [b"x" * 500, np.zeros(1000)]))
@@ -146,7 +145,7 @@ def test_an_envelope_has_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
         encode(Message("t", "a", "b", b"x" * 1001))
 
 
-def test_a_large_array_is_a_frame_and_not_copied() -> None:
+def test_a_large_array_is_a_frame_and_not_copied():
     """The sender's frame is a view on the array, and the receiver's array one on the frame."""
     array = np.arange(SMALL_ARRAY_BYTES, dtype=np.uint8)
     larger = np.arange(SMALL_ARRAY_BYTES + 1, dtype=np.uint16)
@@ -159,7 +158,7 @@ def test_a_large_array_is_a_frame_and_not_copied() -> None:
     assert num_bytes(frames) == len(frames[0]) + larger.nbytes
 
 
-def test_snapshot_copies_mutable_values() -> None:
+def test_snapshot_copies_mutable_values():
     """A read-only array is taken at its word."""
     changing, fixed = np.zeros(1000), np.zeros(1000)
     fixed.setflags(write=False)
@@ -205,7 +204,7 @@ def deep(depth: int) -> Any:
     ],
     ids=lambda value: None if isinstance(value, str) else type(value).__name__,
 )
-def test_error_says_where_the_wrong_value_is(body: Any, position: str) -> None:
+def test_error_says_where_the_wrong_value_is(body, position):
     """The error says why, too, and nothing is pickled instead."""
     with pytest.raises(BodyError, match=position):
         encode(Message("t", "a", "b", body))
@@ -223,13 +222,13 @@ def test_error_says_where_the_wrong_value_is(body: Any, position: str) -> None:
     ],
     ids=["extension", "time", "deep", "key", "large"],
 )
-def test_the_types_of_msgpack_itself_are_refused(body: Any, position: str, beside: Any) -> None:
+def test_the_types_of_msgpack_itself_are_refused(body, position, beside):
     """The receiver would drop the message, or give out something else."""
     with pytest.raises(BodyError, match=position):
         encode(Message("t", "a", "b", [body, beside]))
 
 
-def test_so_many_arrays_travel_as_they_lie() -> None:
+def test_so_many_arrays_travel_as_they_lie():
     """Arrays beyond the number that the drivers take are in the envelope, and come all the same."""
     arrays = [np.full(SMALL_ARRAY_BYTES + 1, i % 256, np.uint8) for i in range(MAX_FRAMES + 1)]
     frames = encode(Message("t", "a", "b", arrays))
@@ -281,7 +280,7 @@ def malformed() -> Iterator[list[bytes]]:
 
 
 @pytest.mark.parametrize("frames", list(malformed()))
-def test_frames_that_are_no_message_are_malformed(frames: list[bytes]) -> None:
+def test_frames_that_are_no_message_are_malformed(frames):
     """No frames that a peer sends do harm."""
     with pytest.raises(MalformedMessage):
         decode(frames, "a", "b")
@@ -289,7 +288,7 @@ def test_frames_that_are_no_message_are_malformed(frames: list[bytes]) -> None:
 
 @given(st.binary(max_size=200), st.lists(st.binary(max_size=50), max_size=3))
 @settings(deadline=None)
-def test_any_bytes_are_a_message_or_malformed(head: bytes, frames: list[bytes]) -> None:
+def test_any_bytes_are_a_message_or_malformed(head, frames):
     """No other error comes of them."""
     with suppress(MalformedMessage):
         decode([head, *frames], "a", "b")
@@ -297,7 +296,7 @@ def test_any_bytes_are_a_message_or_malformed(head: bytes, frames: list[bytes]) 
 
 @given(st.data())
 @settings(deadline=None)
-def test_a_message_with_other_bytes_is_a_message_or_malformed(data: st.DataObject) -> None:
+def test_a_message_with_other_bytes_is_a_message_or_malformed(data):
     """One that was right before some of its bytes changed."""
     frames = encode(SessionMessage("t", "a", "b", {"x": [np.arange(9), np.arange(999.0), "y"]}))
     head = bytearray(frames[0])
@@ -309,12 +308,10 @@ def test_a_message_with_other_bytes_is_a_message_or_malformed(data: st.DataObjec
 
 @pytest.mark.parametrize("own_id", ["\ud800", object()], ids=["surrogate", "object"])
 @pytest.mark.parametrize("field", ["session_id", "message_id"])
-def test_an_id_that_cannot_be_sent_is_refused_before_the_message_is_kept(
-    field: str, own_id: Any
-) -> None:
+def test_an_id_that_cannot_be_sent_is_refused_before_the_message_is_kept(field, own_id):
     with pytest.raises(BodyError):
         parts(Message("tag", "a", "b", b"small", **{field: own_id}))
 
 
-def test_a_long_id_counts_among_the_bytes_of_a_message() -> None:
+def test_a_long_id_counts_among_the_bytes_of_a_message():
     assert num_bytes(parts(Message("tag", "a", "b", b"small", session_id="x" * 5000))) > 5000

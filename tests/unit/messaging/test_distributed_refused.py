@@ -46,7 +46,7 @@ def send(sender: Proxy, tag: str, *bodies: int) -> None:
         sender.isend(Message(tag, sender.name, "server", body), timeout_s=PATIENCE_S)
 
 
-def test_a_message_that_finds_no_room_comes_with_the_error(join: Join) -> None:
+def test_a_message_that_finds_no_room_comes_with_the_error(join):
     """An event that is full still takes what lets it fire, when launch() is called again."""
     server, worker = join("server", "server"), join("worker", "w")
     seen = dist(server, {("w:a:4", "w:z:1", "AND"): note}, max_held=4)(Seen)()

@@ -48,13 +48,13 @@ def prelude(*sizes: int) -> bytes:
 
 @given(st.lists(st.lists(st.binary(max_size=50), max_size=5)))
 @settings(deadline=None)
-def test_packets_come_out_as_they_went_in(sent: list[list[Frame]]) -> None:
+def test_packets_come_out_as_they_went_in(sent):
     """Empty ones and empty frames too."""
     assert packets_of(list(chain.from_iterable(map(to_chunks, sent)))) == sent
 
 
 @pytest.mark.parametrize("size", [CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES])
-def test_large_ones_come_in_pieces(size: int) -> None:
+def test_large_ones_come_in_pieces(size):
     """No chunk is larger than gRPC may take, and a frame is in as many as it needs."""
     packet: list[Frame] = [b"head", bytes(size), b"", b"x" * 100]
     chunks = list(to_chunks(packet))
@@ -62,7 +62,7 @@ def test_large_ones_come_in_pieces(size: int) -> None:
     assert packets_of([*chunks, *to_chunks([b"next"])], 1 << 30) == [packet, [b"next"]]
 
 
-def test_packet_of_several_messages_holds_memory_until_it_is_handled() -> None:
+def test_packet_of_several_messages_holds_memory_until_it_is_handled():
     """A packet that is whole in one message reserves none, with or without arrays."""
     memory, size = Memory(), CHUNK_BYTES + 1
     sent: list[list[Frame]] = [[b"head"], [b"head", b"x" * 100], [bytes(size)], [b"next"]]
@@ -72,7 +72,7 @@ def test_packet_of_several_messages_holds_memory_until_it_is_handled() -> None:
     assert memory.asked == [size]
 
 
-def test_frames_after_the_first_can_be_written_to() -> None:
+def test_frames_after_the_first_can_be_written_to():
     """Each is a buffer of its own, in packets of one message and of several."""
     for size in (10, 2 << 20, 3 << 20):
         chunks = to_chunks([b"head", bytes(size), bytes(size)])
@@ -81,7 +81,7 @@ def test_frames_after_the_first_can_be_written_to() -> None:
         assert bytes(memoryview(second)[:2]) == b"\0\0"
 
 
-def test_prelude_may_come_in_a_message_of_its_own() -> None:
+def test_prelude_may_come_in_a_message_of_its_own():
     """The frames follow in others, whatever their sizes."""
     assert packets_of([prelude(3, 2), b"a", b"bcde"]) == [[b"abc", b"de"]]
 
@@ -103,14 +103,14 @@ def test_prelude_may_come_in_a_message_of_its_own() -> None:
         ([prelude() + b"x"], "1 bytes more"),
     ],
 )
-def test_chunks_that_are_no_packet_are_malformed(chunks: list[bytes], why: str) -> None:
+def test_chunks_that_are_no_packet_are_malformed(chunks, why):
     with pytest.raises(MalformedMessage, match=why):
         packets_of(chunks)
 
 
 @given(st.lists(st.binary(max_size=40)))
 @settings(deadline=None)
-def test_any_bytes_are_packets_or_malformed(chunks: list[bytes]) -> None:
+def test_any_bytes_are_packets_or_malformed(chunks):
     """No other error comes of them."""
     with suppress(MalformedMessage):
         packets_of(chunks)
@@ -118,7 +118,7 @@ def test_any_bytes_are_packets_or_malformed(chunks: list[bytes]) -> None:
 
 @given(st.data())
 @settings(deadline=None)
-def test_packets_with_other_bytes_are_packets_or_malformed(data: st.DataObject) -> None:
+def test_packets_with_other_bytes_are_packets_or_malformed(data):
     """The packets were right before some of their bytes changed."""
     chunks = [*to_chunks([b"head", b"x" * 30, b""]), *to_chunks([b"next"])]
     i = data.draw(st.integers(0, len(chunks) - 1))

@@ -11,7 +11,7 @@ from xain_messaging.format.ids import new_id
 OF_ANOTHER_PROCESS = "from xain_messaging.format.ids import new_id; print(new_id())"
 
 
-def test_no_two_are_the_same() -> None:
+def test_no_two_are_the_same():
     """Here, and in a process that began the same way."""
     command = [sys.executable, "-c", OF_ANOTHER_PROCESS]
     others = [subprocess.run(command, capture_output=True, check=True).stdout for _ in range(2)]
@@ -20,7 +20,7 @@ def test_no_two_are_the_same() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-def test_a_forked_process_makes_others() -> None:
+def test_a_forked_process_makes_others():
     """A forked process has the numbers of its parent, and letters of its own."""
     program = """if True:
         import os

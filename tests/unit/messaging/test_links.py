@@ -65,7 +65,7 @@ def ends(bounds_of_b: Bounds | None = None) -> tuple[Link, Link]:
     return a, b
 
 
-def test_a_message_is_kept_until_it_is_taken() -> None:
+def test_a_message_is_kept_until_it_is_taken():
     """Having come is not enough; the ack travels with the next message."""
     a, b = ends()
     (delivery,) = come(b, [send(a, b"one")])
@@ -77,7 +77,7 @@ def test_a_message_is_kept_until_it_is_taken() -> None:
     assert b.ack() is None
 
 
-def test_a_message_that_is_taken_before_earlier_ones_is_acknowledged() -> None:
+def test_a_message_that_is_taken_before_earlier_ones_is_acknowledged():
     """However many wait before it: a message that the program leaves holds up no other."""
     a, b = ends()
     found = come(b, [send(a, b"%d" % i) for i in range(2 * MAX_UNTAKEN)])
@@ -94,7 +94,7 @@ def test_a_message_that_is_taken_before_earlier_ones_is_acknowledged() -> None:
 
 
 @pytest.mark.parametrize("at", range(4))
-def test_a_take_that_is_interrupted_loses_no_ack(at: int) -> None:
+def test_a_take_that_is_interrupted_loses_no_ack(at):
     """A message is taken again after an interrupt at any of the lines before it counts as taken,
     and its sender keeps it no more."""
     a, b = ends()
@@ -122,7 +122,7 @@ def test_a_take_that_is_interrupted_loses_no_ack(at: int) -> None:
     assert (a.num_kept, a.totals.num_kept) == (0, 0)
 
 
-def test_an_ack_is_due_after_so_many_messages() -> None:
+def test_an_ack_is_due_after_so_many_messages():
     a, b = ends()
     found = come(b, [send(a, b"x") for _ in range(2 * ACK_EVERY)])
     dues = []
@@ -134,7 +134,7 @@ def test_an_ack_is_due_after_so_many_messages() -> None:
 
 
 @pytest.mark.parametrize("kind", ["a gap", "a question", "a new connection"])
-def test_a_lost_message_comes_again_once(kind: str) -> None:
+def test_a_lost_message_comes_again_once(kind):
     """A new connection, a question or a later message shows the loss."""
     a, b = ends()
     send(a, b"lost")
@@ -150,7 +150,7 @@ def test_a_lost_message_comes_again_once(kind: str) -> None:
     assert come(b, a.connected()) == []
 
 
-def test_a_lost_ack_is_repeated() -> None:
+def test_a_lost_ack_is_repeated():
     """When the receiver connects anew, when its peer asks, or when the message comes again."""
     for repeat in ("connect", "ask", "send"):
         a, b = ends()
@@ -169,7 +169,7 @@ def test_a_lost_ack_is_repeated() -> None:
         assert a.num_kept == 0
 
 
-def test_bounds_of_the_sender() -> None:
+def test_bounds_of_the_sender():
     """The bounds are to one peer and to all; a first message to a present peer has room."""
     totals = Totals(Bounds(max_messages=2, max_bytes=100, max_messages_in_all=3))
     here, away = Link("a", 1, "b", totals), Link("a", 1, "c", totals)
@@ -187,7 +187,7 @@ def test_bounds_of_the_sender() -> None:
     assert (totals.num_kept, totals.kept_bytes) == (1, 1)
 
 
-def test_messages_beyond_the_bounds_of_the_receiver_come_when_there_is_room() -> None:
+def test_messages_beyond_the_bounds_of_the_receiver_come_when_there_is_room():
     """One of each peer is heard in any case; the others when half of what waits is taken."""
     a, b = ends(Bounds(max_messages_in_all=4))
     c = Link("b", 20, "c", b.totals)
@@ -209,7 +209,7 @@ def test_messages_beyond_the_bounds_of_the_receiver_come_when_there_is_room() ->
     assert bodies(come(b, ask(a, b.ack()))) == [b"4", b"5"]
 
 
-def test_next_process_gets_messages_that_the_last_has_not_taken() -> None:
+def test_next_process_gets_messages_that_the_last_has_not_taken():
     """Messages of the former process are dropped from then on, and those of the next one too until
     the roster lists it."""
     a, b = ends()
@@ -228,7 +228,7 @@ def test_next_process_gets_messages_that_the_last_has_not_taken() -> None:
     assert bodies(come(a, ask(new, a.ack()))) == [b"early"] or a.num_kept == 2
 
 
-def test_messages_of_a_former_process_count_as_waiting_until_they_are_taken() -> None:
+def test_messages_of_a_former_process_count_as_waiting_until_they_are_taken():
     a, b = ends()
     (old,) = come(a, [send(b, b"old")])
     a.listed(21)
@@ -238,7 +238,7 @@ def test_messages_of_a_former_process_count_as_waiting_until_they_are_taken() ->
     assert (a.totals.num_waiting, a.totals.waiting_bytes) == (0, 0)
 
 
-def test_a_head_adds_no_more_than_is_said() -> None:
+def test_a_head_adds_no_more_than_is_said():
     """The names and numbers are the longest, and as much as possible is untaken."""
     totals = Totals(last_number=2**63)
     a, b = Link("a" * 128, 2**63, "b" * 128, totals), Link("b" * 128, 2**63, "a" * 128)
@@ -281,7 +281,7 @@ def changed(**fields: Any) -> bytes:
         changed(at_9=[[1, "m", 0, b""]])[:-2] + b"\x91" * 5000 + b"\xc0",  # in each other
     ],
 )
-def test_bytes_that_are_no_head_are_malformed(head: bytes) -> None:
+def test_bytes_that_are_no_head_are_malformed(head):
     """No bytes that a peer sends do harm."""
     assert read_head(changed()).messages == [(1, "m", 0, b"")]
     with pytest.raises(MalformedMessage):
@@ -289,7 +289,7 @@ def test_bytes_that_are_no_head_are_malformed(head: bytes) -> None:
 
 
 @pytest.mark.parametrize("numbers", [[0], [1, 1], [1, 0], [2, 1]])
-def test_messages_whose_numbers_do_not_rise_are_dropped(numbers: list[int]) -> None:
+def test_messages_whose_numbers_do_not_rise_are_dropped(numbers):
     """A message, with all that follow it in its packet."""
     _, b = ends()
     head = read_head(changed(at_3=10, at_9=[[number, "m", 0, b""] for number in numbers]))

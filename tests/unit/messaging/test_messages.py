@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from collections.abc import Callable
 from enum import Enum
 
 import pytest
@@ -54,14 +53,14 @@ def message_listed_by_its_owner() -> Body:
 @pytest.mark.parametrize(
     "make", [message_in_its_body, session_message_in_its_body, message_listed_by_its_owner]
 )
-def test_messages_in_reference_cycles_are_freed(make: Callable[[], Body]) -> None:
+def test_messages_in_reference_cycles_are_freed(make):
     """The garbage collector finds cycles through messages and through subclasses of them."""
     body = weakref.ref(make())
     gc.collect()
     assert body() is None
 
 
-def test_every_message_begins_a_session() -> None:
+def test_every_message_begins_a_session():
     """The ids are its own, unless they are given."""
     one, two = Message("t", "a", "b"), Message("t", "a", "b")
     assert one.body is None
@@ -69,20 +68,20 @@ def test_every_message_begins_a_session() -> None:
     assert Message("t", "a", "b", session_id="s", message_id="m").session_id == "s"
 
 
-def test_a_tag_may_be_of_an_enum() -> None:
+def test_a_tag_may_be_of_an_enum():
     """The value of the enum is the tag."""
     assert Message(Tags.UPDATE, "a", "b").tag == "update"  # type: ignore[arg-type]  # on purpose
 
 
 @pytest.mark.parametrize("tag", ["", "*", "a:b", " a", "a ", 3, None, "x" * 257])
-def test_wrong_tag_is_refused(tag: object) -> None:
+def test_wrong_tag_is_refused(tag):
     """A conditional event could not tell it from its own signs."""
     with pytest.raises(ValueError, match="tag"):
         tag_of(tag)  # type: ignore[arg-type]  # on purpose
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "é", " a", "x" * 129])
-def test_wrong_name_is_refused(name: str) -> None:
+def test_wrong_name_is_refused(name):
     """The message says which."""
     with pytest.raises(ValueError, match="destination"):
         Message("t", "a", name)
@@ -90,7 +89,7 @@ def test_wrong_name_is_refused(name: str) -> None:
         Message("t", name, "b")
 
 
-def test_a_reply_goes_back_in_the_session() -> None:
+def test_a_reply_goes_back_in_the_session():
     """The reply is a new message; tag and body are kept unless given, and None is given."""
     asked = Message("ask", "a", "b", {"x": 1})
     kept = asked.reply()
@@ -102,7 +101,7 @@ def test_a_reply_goes_back_in_the_session() -> None:
     assert (asked.source, asked.tag) == ("a", "ask")  # is as it was
 
 
-def test_forwarded_message_comes_from_its_forwarder() -> None:
+def test_forwarded_message_comes_from_its_forwarder():
     """In the same session."""
     asked = Message("ask", "a", "b", 7)
     onward = asked.forward("c")
@@ -110,7 +109,7 @@ def test_forwarded_message_comes_from_its_forwarder() -> None:
     assert onward.session_id == asked.session_id
 
 
-def test_stages_follow_from_the_type() -> None:
+def test_stages_follow_from_the_type():
     """The first by default; a reply completes, an ack is the stage between."""
     task = SessionMessage("t", "a", "b", 1)
     assert task.session_stage is TaskSessionStage.REQUEST
@@ -140,7 +139,7 @@ def request(session_type: SessionType = SessionType.TASK) -> SessionMessage:
 
 
 @pytest.mark.parametrize("session_type", SessionType)
-def test_a_session_from_its_beginning_to_its_end(session_type: SessionType) -> None:
+def test_a_session_from_its_beginning_to_its_end(session_type):
     """Both ends see request, ack of a task, and answer."""
     asker, answerer = Sessions(), Sessions()
     asked = request(session_type)
@@ -156,7 +155,7 @@ def test_a_session_from_its_beginning_to_its_end(session_type: SessionType) -> N
         assert not has_come(asker, again)
 
 
-def test_stages_do_not_go_back() -> None:
+def test_stages_do_not_go_back():
     """No second ack, and no ack after the end."""
     asker, answerer = Sessions(), Sessions()
     asked = request()
@@ -170,7 +169,7 @@ def test_stages_do_not_go_back() -> None:
     assert has_come(asker, asked.reply())
 
 
-def test_answer_without_a_question_is_refused() -> None:
+def test_answer_without_a_question_is_refused():
     """The question must be of this peer, session and type."""
     sessions = Sessions()
     asked = request()
@@ -201,7 +200,7 @@ def test_answer_without_a_question_is_refused() -> None:
     assert has_come(sessions, asked.reply())
 
 
-def test_forgotten_peer_has_no_open_sessions() -> None:
+def test_forgotten_peer_has_no_open_sessions():
     """Questions of the peer and questions to it are forgotten."""
     sessions = Sessions()
     asked, to_answer = SessionMessage("t", "a", "b"), SessionMessage("t", "b", "a")
@@ -213,7 +212,7 @@ def test_forgotten_peer_has_no_open_sessions() -> None:
         sessions.send(to_answer.reply())
 
 
-def test_oldest_of_too_many_open_sessions_is_forgotten() -> None:
+def test_oldest_of_too_many_open_sessions_is_forgotten():
     sessions = Sessions({**MAX_SESSIONS, SessionType.TASK: 3})
     tasks = [SessionMessage("t", "a", peer) for peer in "bcbc"]
     for task in tasks:
@@ -221,7 +220,7 @@ def test_oldest_of_too_many_open_sessions_is_forgotten() -> None:
     assert [has_come(sessions, task.reply()) for task in tasks] == [False, True, True, True]
 
 
-def test_sessions_of_a_forgotten_peer_are_forgotten() -> None:
+def test_sessions_of_a_forgotten_peer_are_forgotten():
     sessions = Sessions()
     tasks = [SessionMessage("t", "a", peer) for peer in "bc"]
     for task in tasks:

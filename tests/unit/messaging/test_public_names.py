@@ -24,14 +24,14 @@ def names_of_the_guide() -> set[str]:
     return found - OTHERS
 
 
-def test_names_of_the_guide_can_be_imported_from_the_package() -> None:
+def test_names_of_the_guide_can_be_imported_from_the_package():
     """Every class that docs/messaging.md names."""
     names = names_of_the_guide()
     assert {"Proxy", "GrpcDriver", "Certificates", "EventTableFull"} <= names
     assert [name for name in sorted(names) if not hasattr(xain_messaging, name)] == []
 
 
-def test_every_error_is_a_messaging_error() -> None:
+def test_every_error_is_a_messaging_error():
     """Programs can catch all of them by one class, and import all of them from the package."""
     classes = inspect.getmembers(errors, inspect.isclass)
     defined = {name for name, found in classes if found.__module__ == errors.__name__}
@@ -42,7 +42,7 @@ def test_every_error_is_a_messaging_error() -> None:
             assert issubclass(value, MessagingError), name
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_an_unknown_name_is_an_attribute_error():
     """The module behaves as every module."""
     with pytest.raises(AttributeError, match="Nothing"):
         _ = xain_messaging.Nothing

@@ -31,20 +31,20 @@ def held_up_s(renewed_at: float, dies_at: float, stream_ends_at: float | None) -
 
 
 @given(since_s=st.floats(0, LEASE_S / 2))
-def test_silent_worker_holds_others_up_for_a_lease_at_most(since_s: float) -> None:
+def test_silent_worker_holds_others_up_for_a_lease_at_most(since_s):
     """since_s: from its last heartbeat to its death."""
     held_s = held_up_s(10.0, 10.0 + since_s, None)
     assert WORKER_LEASE_S - LEASE_S / 2 - 1e-6 <= held_s <= WORKER_LEASE_S + 1e-6
 
 
 @given(since_s=st.floats(0, LEASE_S / 2))
-def test_killed_worker_holds_others_up_for_less_than_a_lease(since_s: float) -> None:
+def test_killed_worker_holds_others_up_for_less_than_a_lease(since_s):
     """The connection of the process ends with the process."""
     dies_at = 10.0 + since_s
     assert held_up_s(10.0, dies_at, dies_at) <= WORKER_LEASE_S - LEASE_S + GRACE_S + 1e-6
 
 
-def test_worker_that_is_back_in_time_is_not_dead() -> None:
+def test_worker_that_is_back_in_time_is_not_dead():
     absences = Absences[str](1.0, 3.0)
     awaited = {"w": ("w", 1)}
     assert not absences.dead(0.0, awaited, {})

@@ -3,7 +3,6 @@
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
@@ -49,7 +48,7 @@ def held() -> Iterator[Held]:
     made.thread.close()
 
 
-def test_requests_beyond_the_bound_are_refused_at_once_and_the_others_done(held: Held) -> None:
+def test_requests_beyond_the_bound_are_refused_at_once_and_the_others_done(held):
     for number in range(MAX_WAITING):
         held.put(number)
     held.put(MAX_WAITING)
@@ -60,7 +59,7 @@ def test_requests_beyond_the_bound_are_refused_at_once_and_the_others_done(held:
     assert answers == [str(number) for number in range(MAX_WAITING)]
 
 
-def test_request_that_comes_again_is_done_once_and_told_to_the_last_that_put_it(held: Held) -> None:
+def test_request_that_comes_again_is_done_once_and_told_to_the_last_that_put_it(held):
     """While it waits, while the handler is at it, and when it is over."""
     held.put(1, "first")
     held.put(2, "first")
@@ -77,7 +76,7 @@ def test_request_that_comes_again_is_done_once_and_told_to_the_last_that_put_it(
     assert held.replies.empty()
 
 
-def test_replies_that_are_kept_are_bounded(held: Held) -> None:
+def test_replies_that_are_kept_are_bounded(held):
     """The latest request that comes again is answered from memory, and the first is done again."""
     held.go.release(1000)
     for number in (*range(MAX_KEPT + 1), MAX_KEPT, 0):
@@ -87,7 +86,7 @@ def test_replies_that_are_kept_are_bounded(held: Held) -> None:
     assert seen == [*range(MAX_KEPT + 1), 0]
 
 
-def test_closed_handler_begins_no_request(held: Held) -> None:
+def test_closed_handler_begins_no_request(held):
     held.put(1)
     held.put(2)
     assert held.seen.get(timeout=LONG_S) == 1
@@ -115,9 +114,7 @@ class Unprintable(Exception):
         (ValueError(5000 * "x"), f"ValueError: {5000 * 'x'}"[:MAX_ERROR_CHARACTERS]),
     ],
 )
-def test_whatever_a_handler_raises_is_told_and_the_next_request_done(
-    raised: BaseException, text: str
-) -> None:
+def test_whatever_a_handler_raises_is_told_and_the_next_request_done(raised, text):
     replies: SimpleQueue[Reply] = SimpleQueue()
 
     def handle(request: Request) -> str:
@@ -135,7 +132,7 @@ def test_whatever_a_handler_raises_is_told_and_the_next_request_done(
     assert [line["event"] for line in lines] == ["handler_failed"]
 
 
-def test_answer_that_is_no_text_is_an_error() -> None:
+def test_answer_that_is_no_text_is_an_error():
     replies: SimpleQueue[Reply] = SimpleQueue()
     thread = HandlerThread("s0", lambda request: 3)
     thread.put(("w0", 1, 1), Request(1, "", "w0"), replies.put)
@@ -157,9 +154,7 @@ def test_answer_that_is_no_text_is_an_error() -> None:
         ("handlers_of_a_test:later", "'handlers_of_a_test:later' is a coroutine function; a"),
     ],
 )
-def test_wrong_import_path_is_told_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, text: str
-) -> None:
+def test_wrong_import_path_is_told_in_one_line(tmp_path, monkeypatch, path, text):
     source = "number = 3\ndef answer(request): return request.body\nasync def later(request): ..."
     (tmp_path / "handlers_of_a_test.py").write_text(source)
     (tmp_path / "handlers_that_end.py").write_text("raise SystemExit(3)")

@@ -67,7 +67,7 @@ def push(request: int, clock: int, *, is_held: bool = True) -> Push:
 ONES = np.ones((8, 1), np.float32)
 
 
-def test_loaded_range_and_a_view_at_the_same_time_do_not_wait_for_each_other() -> None:
+def test_loaded_range_and_a_view_at_the_same_time_do_not_wait_for_each_other():
     """A probe came before the range was loaded, so loading it looks into what the node keeps."""
     host = Host()
     node = ServerNode("b", host)
@@ -99,7 +99,7 @@ def test_loaded_range_and_a_view_at_the_same_time_do_not_wait_for_each_other() -
         assert not thread.is_alive()
 
 
-def test_table_and_checkpoint_begun_while_a_range_is_loaded_are_taken_up(node: Node) -> None:
+def test_table_and_checkpoint_begun_while_a_range_is_loaded_are_taken_up(node):
     node.see(1, WHOLE, rolled_back_to=1)
     changes = {"tables": (TABLE, OTHER), "cut": CutView(2, ())}
     node.see(2, WHOLE, rolled_back_to=1, **changes)
@@ -108,7 +108,7 @@ def test_table_and_checkpoint_begun_while_a_range_is_loaded_are_taken_up(node: N
     assert node.host.saved == [(1, 2)]
 
 
-def test_request_for_a_table_that_a_range_does_not_know_yet_is_busy(node: Node) -> None:
+def test_request_for_a_table_that_a_range_does_not_know_yet_is_busy(node):
     """Ranges take a view one after the other."""
     halves = (RangeView(1, 0, 2**63 - 1, 1, ("b",)), RangeView(2, 2**63, END - 1, 1, ("b",)))
     node.see(1, *halves)
@@ -136,7 +136,7 @@ def test_request_for_a_table_that_a_range_does_not_know_yet_is_busy(node: Node) 
     assert isinstance(node.ask("w", head).head, Rows)
 
 
-def test_late_push_of_a_closed_clock_is_refused(node: Node) -> None:
+def test_late_push_of_a_closed_clock_is_refused(node):
     """Others have seen the clock without it: the worker was taken for dead, and came back."""
     node.see(1, WHOLE)
     assert isinstance(node.ask("w", push(1, 4), ONES).head, Done)
@@ -149,7 +149,7 @@ def test_late_push_of_a_closed_clock_is_refused(node: Node) -> None:
     assert (node.ask("v", pull(6, opened=6)).values == 1).all()
 
 
-def test_range_takes_no_push_after_one_that_could_not_be_applied(node: Node) -> None:
+def test_range_takes_no_push_after_one_that_could_not_be_applied(node):
     """The server is about to end: log and backups must not get two entries of the same number."""
     node.see(1, WHOLE)
     replica = node.node.replica_of(1)
@@ -169,7 +169,7 @@ def test_range_takes_no_push_after_one_that_could_not_be_applied(node: Node) -> 
         assert refused.why == "busy"
 
 
-def test_push_that_waits_while_its_clock_is_closed_is_refused(node: Node) -> None:
+def test_push_that_waits_while_its_clock_is_closed_is_refused(node):
     node.see(1, WHOLE)
     hosted = node.node._hosted[1]
     answers: list[Message] = []
@@ -183,7 +183,7 @@ def test_push_that_waits_while_its_clock_is_closed_is_refused(node: Node) -> Non
     assert (node.ask("v", pull(3, 2, opened=6)).values == 0).all()
 
 
-def test_range_without_a_server_is_told_with_each_view(node: Node) -> None:
+def test_range_without_a_server_is_told_with_each_view(node):
     """A server whose lease was over is alive and has the range still."""
     other = RangeView(2, 1 << 63, END - 1, 5, ())
     node.see(
@@ -215,7 +215,7 @@ def several(each: Pull | Push, *rows: tuple[int, int, int]) -> Several:
     )
 
 
-def test_request_for_several_ranges_has_one_answer(node: Node) -> None:
+def test_request_for_several_ranges_has_one_answer(node):
     """Rows of all in their order; and a push that comes again changes nothing at any of them."""
     node.see(1, *HALVES)
     values = np.arange(6, dtype=np.float32)
@@ -233,7 +233,7 @@ def test_request_for_several_ranges_has_one_answer(node: Node) -> None:
     assert len(node.host.sent) == 3
 
 
-def test_range_that_refuses_refuses_the_request_for_several(node: Node) -> None:
+def test_range_that_refuses_refuses_the_request_for_several(node):
     """Other ranges may have taken their part of a push, which is known when it comes again."""
     node.see(1, HALVES[0])
     values = np.ones(8, np.float32)

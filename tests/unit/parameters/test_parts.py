@@ -10,7 +10,7 @@ from xain_parameters.scheduler.state import State
 from xain_parameters.specs import MAX_WORKERS
 
 
-def test_number_of_workers_and_of_data_of_a_job_is_bounded() -> None:
+def test_number_of_workers_and_of_data_of_a_job_is_bounded():
     state = State.first(1)
     with pytest.raises(Invalid, match=f"1 to {MAX_WORKERS} workers, not {MAX_WORKERS + 1}"):
         decide(state, c.WorkerEntered("a", 1, MAX_WORKERS + 1, job="j"))

@@ -36,7 +36,7 @@ async def gathered(replies: AsyncIterator[tuple[str, Reply]]) -> dict[str, Reply
     return {name: reply async for name, reply in replies}
 
 
-async def test_replies_are_gathered_as_they_come() -> None:
+async def test_replies_are_gathered_as_they_come():
     sent = Sent()
     w1, w2 = (sent.relay.receiver(name, 1, "ctr") for name in ("w1", "w2"))
     await sent.send(("w0", 1, 1), "w1", "w2", others=("scheduler",))
@@ -48,7 +48,7 @@ async def test_replies_are_gathered_as_they_come() -> None:
     assert not w2.pending
 
 
-async def test_request_that_its_sender_gives_up_is_passed_on_no_more() -> None:
+async def test_request_that_its_sender_gives_up_is_passed_on_no_more():
     sent = Sent()
     w1 = sent.relay.receiver("w1", 1, "ctr")
     await sent.send(("w0", 1, 1), "w1")
@@ -59,7 +59,7 @@ async def test_request_that_its_sender_gives_up_is_passed_on_no_more() -> None:
     sent.relay.answered(("w0", 1, 1), "w1", Reply("late"))
 
 
-async def test_sender_that_asks_again_has_the_request_passed_on_again() -> None:
+async def test_sender_that_asks_again_has_the_request_passed_on_again():
     """The reply was lost with its connection: the worker, which does it once, tells it again."""
     sent = Sent()
     w1 = sent.relay.receiver("w1", 1, "ctr")
@@ -78,7 +78,7 @@ async def test_sender_that_asks_again_has_the_request_passed_on_again() -> None:
     assert told == {}
 
 
-async def test_worker_that_is_lost_or_started_again_answers_nothing_any_more() -> None:
+async def test_worker_that_is_lost_or_started_again_answers_nothing_any_more():
     sent = Sent()
     for name in ("w1", "w2", "w3"):
         sent.relay.receiver(name, 1, "ctr")
@@ -92,7 +92,7 @@ async def test_worker_that_is_lost_or_started_again_answers_nothing_any_more() -
     assert sent.relay.workers("other") == []
 
 
-async def test_requests_of_a_sender_and_of_all_are_bounded() -> None:
+async def test_requests_of_a_sender_and_of_all_are_bounded():
     sent = Sent()
     for number in range(MAX_OPEN_OF_SENDER):
         await sent.send(("w0", 1, number), others=("scheduler",))
@@ -110,7 +110,7 @@ async def test_requests_of_a_sender_and_of_all_are_bounded() -> None:
         assert await task == {"scheduler": Reply("here")}
 
 
-async def test_requests_that_wait_for_a_worker_are_bounded() -> None:
+async def test_requests_that_wait_for_a_worker_are_bounded():
     sent = Sent()
     w1 = sent.relay.receiver("w1", 1, "ctr")
     keys = [(f"v{number}", 1, 1) for number in range(MAX_WAITING)]
@@ -126,7 +126,7 @@ async def test_requests_that_wait_for_a_worker_are_bounded() -> None:
             await sent.tasks[key]
 
 
-async def test_replies_that_their_sender_does_not_take_are_bounded() -> None:
+async def test_replies_that_their_sender_does_not_take_are_bounded():
     """Replies beyond the bound are told to it as errors, which are small."""
     sent = Sent()
     body = MAX_TEXT_BYTES * "x"

@@ -46,7 +46,7 @@ STATUS = Status(
 )
 
 
-def test_status_tells_servers_ranges_and_by_job_clocks_staleness_and_keys_per_second() -> None:
+def test_status_tells_servers_ranges_and_by_job_clocks_staleness_and_keys_per_second():
     assert lines_of(STATUS) == [
         "parameters: 2 servers, 2 jobs, 5 ranges, 0 tables, 4 workers; 1 replicas, log on; "
         "2,000 keys/s pulled, 1,000 pushed",
@@ -72,11 +72,11 @@ def test_status_tells_servers_ranges_and_by_job_clocks_staleness_and_keys_per_se
     ]
 
 
-def test_status_is_the_same_after_json() -> None:
+def test_status_is_the_same_after_json():
     assert from_json(as_json(STATUS)) == STATUS
 
 
-def test_status_of_a_thousand_workers_fits_a_screen() -> None:
+def test_status_of_a_thousand_workers_fits_a_screen():
     clocks = {f"w{number:04}": number for number in range(1000)}
     job = replace(JOB, clocks=clocks, staleness=dict.fromkeys(range(1000), 1))
     lines = lines_of(replace(STATUS, jobs={"ctr": job}))

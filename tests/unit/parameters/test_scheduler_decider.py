@@ -79,14 +79,14 @@ def make_group(*servers: str, **settings: object) -> Group:
 # --- placement ---
 
 
-def test_first_table_spreads_ranges_evenly_over_servers() -> None:
+def test_first_table_spreads_ranges_evenly_over_servers():
     assert make_group("a", "b", num_ranges=0).primaries() == [*"aaaabbbb"]
     assert make_group("a", "b", "c", num_ranges=0).primaries() == [*"aaabbbccc"]
     assert len(make_group("a", num_ranges=7).state.ranges) == 7
 
 
 @pytest.mark.parametrize("num_servers", range(1, 10))
-def test_number_of_servers_can_double_and_each_has_a_range(num_servers: int) -> None:
+def test_number_of_servers_can_double_and_each_has_a_range(num_servers):
     names = [f"s{index:02}" for index in range(max(8, 2 * num_servers))]
     group = make_group(*names[:num_servers], num_ranges=0)
     group.join(*names[num_servers:])
@@ -94,7 +94,7 @@ def test_number_of_servers_can_double_and_each_has_a_range(num_servers: int) -> 
     assert set(group.primaries()) == set(names)
 
 
-def test_leaving_server_keeps_its_ranges_until_they_have_moved() -> None:
+def test_leaving_server_keeps_its_ranges_until_they_have_moved():
     group = make_group("a", "b")
     group(c.ServerLeft("a"))
     assert not group.state.may_go("a")
@@ -106,14 +106,14 @@ def test_leaving_server_keeps_its_ranges_until_they_have_moved() -> None:
     assert group.job.num_rollbacks == 0
 
 
-def test_leaving_server_with_a_backup_and_nowhere_to_move_goes_at_once() -> None:
+def test_leaving_server_with_a_backup_and_nowhere_to_move_goes_at_once():
     group = make_group("a", "b", num_replicas=1)
     group(c.ServerLeft("a"))
     assert group.state.may_go("a")
     assert group.primaries() == ["b"] * 4
 
 
-def test_only_server_that_leaves_stays_until_another_joins() -> None:
+def test_only_server_that_leaves_stays_until_another_joins():
     group = make_group("a")
     group(c.ServerLeft("a"))
     assert not group.state.may_go("a")
@@ -123,7 +123,7 @@ def test_only_server_that_leaves_stays_until_another_joins() -> None:
     assert group.primaries() == ["b"] * 4
 
 
-def test_new_process_under_a_live_name_does_not_inherit_ranges() -> None:
+def test_new_process_under_a_live_name_does_not_inherit_ranges():
     group = make_group("a", "b", num_replicas=1)
     group.join("a")  # its death was not noticed
     assert all(each.servers == ("b",) for each in group.job.ranges)
@@ -134,7 +134,7 @@ def test_new_process_under_a_live_name_does_not_inherit_ranges() -> None:
 # --- loss ---
 
 
-def test_lost_range_without_log_rolls_all_back_once_a_server_is_there() -> None:
+def test_lost_range_without_log_rolls_all_back_once_a_server_is_there():
     group = make_group("a", "b")
     generation = group.job.generation
     group(c.ServerDied("a"))
@@ -149,7 +149,7 @@ def test_lost_range_without_log_rolls_all_back_once_a_server_is_there() -> None:
     assert group.primaries() == ["c"] * 4
 
 
-def test_lost_range_with_log_waits_for_its_server() -> None:
+def test_lost_range_with_log_waits_for_its_server():
     group = make_group("a", "b", has_log=True)
     lost = [each.number for each in group.job.ranges if each.servers == ("a",)]
     generation = group.job.generation
@@ -165,7 +165,7 @@ def test_lost_range_with_log_waits_for_its_server() -> None:
     assert group.job.generation == generation
 
 
-def test_server_that_returns_without_its_log_rolls_back() -> None:
+def test_server_that_returns_without_its_log_rolls_back():
     group = make_group("a", "b", has_log=True)
     generation = group.job.generation
     group(c.ServerDied("a"))
@@ -176,7 +176,7 @@ def test_server_that_returns_without_its_log_rolls_back() -> None:
     assert not group.job.lost
 
 
-def test_operator_gives_up_a_server_with_a_log() -> None:
+def test_operator_gives_up_a_server_with_a_log():
     group = make_group("a", "b", has_log=True)
     group(c.ServerDied("a"))
     group(c.GiveUpLost())
@@ -187,7 +187,7 @@ def test_operator_gives_up_a_server_with_a_log() -> None:
 # --- tables ---
 
 
-def test_table_is_declared_once_by_name() -> None:
+def test_table_is_declared_once_by_name():
     group = make_group("a")
     assert group(c.DeclareTable(TABLE)) == ()
     assert [table.number for table in group.job.tables] == [1]
@@ -203,14 +203,14 @@ def fields(table: TableSpec) -> dict[str, object]:
 # --- clocks ---
 
 
-def test_tick_after_ticks_that_a_power_cut_took_counts() -> None:
+def test_tick_after_ticks_that_a_power_cut_took_counts():
     group = make_group("a")
     group.begin("w1")
     group.tick("w1", 4)
     assert group.job.workers["w1"].ticked == 5
 
 
-def test_worker_that_comes_back_too_late_leaves_a_gap() -> None:
+def test_worker_that_comes_back_too_late_leaves_a_gap():
     group = make_group("a")
     group.begin("w1")
     group.begin("w2")
@@ -222,7 +222,7 @@ def test_worker_that_comes_back_too_late_leaves_a_gap() -> None:
     assert group.job.gaps == (Gap("w2", 0, 2),)
 
 
-def test_loop_waits_for_workers_and_counts_those_that_have_left() -> None:
+def test_loop_waits_for_workers_and_counts_those_that_have_left():
     group = make_group("a")
     group.begin("w1")
     group.begin("w2")
@@ -233,7 +233,7 @@ def test_loop_waits_for_workers_and_counts_those_that_have_left() -> None:
     assert group.job.may_begin("w1", num_workers=3)
 
 
-def test_start_barrier_does_not_count_a_dead_worker() -> None:
+def test_start_barrier_does_not_count_a_dead_worker():
     group = make_group("a")
     group.begin("w1")
     group(c.WorkerDied("w1"))
@@ -241,7 +241,7 @@ def test_start_barrier_does_not_count_a_dead_worker() -> None:
     assert not group.job.may_begin("w2", num_workers=2)
 
 
-def test_start_barrier_counts_anew_when_all_have_left() -> None:
+def test_start_barrier_counts_anew_when_all_have_left():
     group = make_group("a")
     group.begin("w1")
     group.begin("w2")
@@ -251,7 +251,7 @@ def test_start_barrier_counts_anew_when_all_have_left() -> None:
     assert not group.job.may_begin("w1", num_workers=2)
 
 
-def test_all_pushes_count_when_all_workers_have_left() -> None:
+def test_all_pushes_count_when_all_workers_have_left():
     group = make_group("a")
     group.begin("w1", None)
     group.begin("w2", None)
@@ -266,7 +266,7 @@ def test_all_pushes_count_when_all_workers_have_left() -> None:
 # --- checkpoints ---
 
 
-def test_checkpoint_begins_with_every_interval() -> None:
+def test_checkpoint_begins_with_every_interval():
     group = make_group("a", checkpoint_interval=2, checkpoints="cuts")
     group.begin("w1")
     group.tick("w1", 0)
@@ -281,7 +281,7 @@ def test_checkpoint_begins_with_every_interval() -> None:
     assert [cut.number for cut in group.job.cuts] == [1]
 
 
-def test_next_checkpoint_comes_when_it_is_due_after_one_that_failed() -> None:
+def test_next_checkpoint_comes_when_it_is_due_after_one_that_failed():
     group = make_group("a", checkpoint_interval=2, checkpoints="cuts")
     group.begin("w1")
     group.tick("w1", 0)
@@ -301,7 +301,7 @@ def test_next_checkpoint_comes_when_it_is_due_after_one_that_failed() -> None:
     assert [cut.number for cut in group.job.cuts] == [1, 3]
 
 
-def test_rollback_goes_to_the_last_whole_checkpoint() -> None:
+def test_rollback_goes_to_the_last_whole_checkpoint():
     group = make_group("a")
     group.begin("w1", 3)
     group.begin("w2", 3)
@@ -324,7 +324,7 @@ def test_rollback_goes_to_the_last_whole_checkpoint() -> None:
     group.tick("w2", 2)
 
 
-def test_worker_that_died_before_its_mark_is_in_the_checkpoint_with_its_clocks() -> None:
+def test_worker_that_died_before_its_mark_is_in_the_checkpoint_with_its_clocks():
     group = make_group("a")
     group.begin("w1", None)
     group.begin("w2", None)
@@ -337,7 +337,7 @@ def test_worker_that_died_before_its_mark_is_in_the_checkpoint_with_its_clocks()
     assert cut.clock == 1
 
 
-def test_checkpoint_of_nothing_is_refused() -> None:
+def test_checkpoint_of_nothing_is_refused():
     with pytest.raises(Invalid, match="nothing to save"):
         Group()(c.CheckpointDue())
 
@@ -345,7 +345,7 @@ def test_checkpoint_of_nothing_is_refused() -> None:
 # --- what servers make of a view ---
 
 
-def test_openings_keep_the_pushes_after_a_gap() -> None:
+def test_openings_keep_the_pushes_after_a_gap():
     view = View(1, 1, (), (), {}, ended={"dead": 7}, gaps=(Gap("w1", 8, 9), Gap("w2", 5, 12)))
     assert list(openings(view, 8, 14)) == [
         (9, {"dead": 7, "w1": 8, "w2": 5}),
@@ -368,7 +368,7 @@ def test_openings_keep_the_pushes_after_a_gap() -> None:
         ({"staleness": -1}, "staleness must not be negative"),
     ],
 )
-def test_table_that_no_server_can_have_is_refused(changes: dict[str, object], why: str) -> None:
+def test_table_that_no_server_can_have_is_refused(changes, why):
     group = make_group("a")
     before = group.state
     with pytest.raises(Invalid, match=why):
@@ -376,7 +376,7 @@ def test_table_that_no_server_can_have_is_refused(changes: dict[str, object], wh
     assert group.state == before
 
 
-def test_worker_that_came_back_during_a_checkpoint_goes_on_where_its_pushes_end() -> None:
+def test_worker_that_came_back_during_a_checkpoint_goes_on_where_its_pushes_end():
     """The worker died in clock 7, others went on, and it came back at 8 and passed the mark there:
     the pushes of clock 7 that the checkpoint has of it do not count after a roll-back."""
     group = make_group("a")
@@ -412,7 +412,7 @@ def with_two_jobs(**settings: object) -> Group:
     return group
 
 
-def test_ranges_have_numbers_of_the_group_and_servers_are_balanced_over_all_jobs() -> None:
+def test_ranges_have_numbers_of_the_group_and_servers_are_balanced_over_all_jobs():
     group = with_two_jobs(num_ranges=3)
     ranges = group.state.ranges
     assert [each.number for each in ranges] == [1, 2, 3, 10_001, 10_002, 10_003]
@@ -421,7 +421,7 @@ def test_ranges_have_numbers_of_the_group_and_servers_are_balanced_over_all_jobs
     assert sorted(each.servers[0] for each in group.state.ranges) == [*"aaaaabbbb"]
 
 
-def test_job_that_is_removed_begins_anew_under_other_numbers() -> None:
+def test_job_that_is_removed_begins_anew_under_other_numbers():
     group = with_two_jobs()
     with pytest.raises(Invalid, match="'two' has workers in its loop: w2"):
         group(c.RemoveJob(job="two"))
@@ -434,7 +434,7 @@ def test_job_that_is_removed_begins_anew_under_other_numbers() -> None:
     assert again.ranges[0].number == 20_001
 
 
-def test_number_of_jobs_is_bounded() -> None:
+def test_number_of_jobs_is_bounded():
     state = State.first(7)
     for number in range(MAX_JOBS):
         state = decide(state, c.DeclareTable(TABLE, job=f"job-{number}")).state
@@ -445,7 +445,7 @@ def test_number_of_jobs_is_bounded() -> None:
         decide(State.first(7), c.WorkerJoined("w", 1, 0, job="a/b"))
 
 
-def test_job_without_tables_or_workers_makes_room_for_another() -> None:
+def test_job_without_tables_or_workers_makes_room_for_another():
     group = Group()
     for number in range(MAX_JOBS):
         group(c.WorkerJoined("w", 1, 0, job=f"job-{number}"))

@@ -28,7 +28,7 @@ def execute(path: Path, command: str) -> None:
         db.execute(command)
 
 
-def test_journal_that_is_opened_again_has_its_state(path: Path) -> None:
+def test_journal_that_is_opened_again_has_its_state(path):
     journal = Journal(path)
     assert list(journal.state.servers) == ["s0", "s1", "s2"]
     assert not journal.is_new
@@ -44,7 +44,7 @@ def test_journal_that_is_opened_again_has_its_state(path: Path) -> None:
         ("UPDATE snapshot SET body = x'00'", "the snapshot is damaged"),
     ],
 )
-def test_damaged_record_is_named(path: Path, command: str, text: str) -> None:
+def test_damaged_record_is_named(path, command, text):
     execute(path, command)
     with pytest.raises(OSError, match=rf"scheduler\.db: {text}"):
         Journal(path)

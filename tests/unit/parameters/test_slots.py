@@ -18,7 +18,7 @@ def group(*names: str, size: int, may_replace: bool = True) -> Slots:
     return slots
 
 
-def test_ranks_are_given_in_the_order_of_coming_and_kept_under_a_name() -> None:
+def test_ranks_are_given_in_the_order_of_coming_and_kept_under_a_name():
     slots = group("b", "a", "c", size=3)
     assert ranks_of(slots) == {"b": 0, "a": 1, "c": 2}
     slots = with_gone(slots, 3, "a", may_replace=True)
@@ -27,7 +27,7 @@ def test_ranks_are_given_in_the_order_of_coming_and_kept_under_a_name() -> None:
     assert back["a"] == Slot(1, 9)
 
 
-def test_rank_of_a_worker_that_is_gone_is_for_one_that_waits() -> None:
+def test_rank_of_a_worker_that_is_gone_is_for_one_that_waits():
     slots = group("a", "b", "c", "d", size=2)
     assert [slots[name].rank for name in "cd"] == [NO_RANK, NO_RANK]
     slots = with_gone(slots, 2, "a", may_replace=True)
@@ -37,7 +37,7 @@ def test_rank_of_a_worker_that_is_gone_is_for_one_that_waits() -> None:
     assert "d" not in with_gone(slots, 2, "d", may_replace=True)
 
 
-def test_rank_waits_for_its_worker_until_the_next_epoch() -> None:
+def test_rank_waits_for_its_worker_until_the_next_epoch():
     slots = group("a", "b", "c", "d", size=3, may_replace=False)
     slots = with_gone(slots, 3, "b", may_replace=False)
     assert ranks_of(slots) == {"a": 0, "c": 2}

@@ -20,13 +20,13 @@ def patients(tmp_path: Path) -> Path:
     return file
 
 
-def test_approval_lies_in_the_state_directory_or_beside_the_configuration() -> None:
+def test_approval_lies_in_the_state_directory_or_beside_the_configuration():
     assert approval_file(Path("state"), Path("a/ward.toml")) == Path("state/approval.json")
     assert approval_file(None, Path("a/ward.toml")) == Path("a/ward.approval.json")
     assert approval_file(None, None) == Path("approval.json")
 
 
-def test_inspect_shows_what_leaves_and_what_the_site_alone_can_see(patients: Path) -> None:
+def test_inspect_shows_what_leaves_and_what_the_site_alone_can_see(patients):
     """The text has values and findings, such as a column of row numbers; --json has all values."""
     rows = patients.read_text().splitlines()
     numbered = [f"{i},{row}" for i, row in enumerate(rows[1:])]
@@ -42,9 +42,7 @@ def test_inspect_shows_what_leaves_and_what_the_site_alone_can_see(patients: Pat
     assert [one["name"] for one in sent["statistics"]["columns"]] == ["nr", "age", "sex"]
 
 
-def test_participant_starts_only_with_the_approval_of_these_data(
-    patients: Path, tmp_path: Path
-) -> None:
+def test_participant_starts_only_with_the_approval_of_these_data(patients, tmp_path):
     """Without a yes, and after a change of the data, it ends with status 1 and says what to do."""
     data = ["--data", str(patients), "--target", "ill"]
     state = ["--set", f"participant.state_dir={tmp_path / 'state'}"]
@@ -72,7 +70,7 @@ def test_participant_starts_only_with_the_approval_of_these_data(
     assert "not those that were approved" in changed.output + changed.stderr
 
 
-def test_where_chooses_the_rows_that_are_described(patients: Path) -> None:
+def test_where_chooses_the_rows_that_are_described(patients):
     flags = ["inspect", "--data", str(patients), "--target", "ill"]
     chosen = [*flags, "--set", "data.where=\"age < 30 and sex == 'f'\""]
     text = CliRunner().invoke(app, chosen).output
@@ -81,7 +79,7 @@ def test_where_chooses_the_rows_that_are_described(patients: Path) -> None:
     assert sum(numbers) == fitting
 
 
-def test_approval_that_cannot_be_written_gets_one_line(patients: Path, tmp_path: Path) -> None:
+def test_approval_that_cannot_be_written_gets_one_line(patients, tmp_path):
     flags = ["inspect", "--data", str(patients), "--target", "ill", "--approve"]
     flags += ["--set", f"participant.state_dir={patients}"]  # a file where a folder is needed
     told = CliRunner().invoke(app, flags, input="y\n")
@@ -90,9 +88,7 @@ def test_approval_that_cannot_be_written_gets_one_line(patients: Path, tmp_path:
 
 
 @pytest.mark.parametrize("kind", [KeyError, OSError])
-def test_user_without_a_name_is_recorded_by_number(
-    patients: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
-) -> None:
+def test_user_without_a_name_is_recorded_by_number(patients, tmp_path, monkeypatch, kind):
     """As in a container that runs as --user 12345; Python raises the one or the other."""
 
     def unknown(uid: int) -> None:

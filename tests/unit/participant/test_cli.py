@@ -19,7 +19,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments, prog_name="xain-participant")
 
 
-def test_help_teaches_with_examples() -> None:
+def test_help_teaches_with_examples():
     result = run("--help")
     assert result.exit_code == 0
     assert "--data digits --partition iid" in re.sub(r"\s+", " ", result.output)
@@ -66,7 +66,7 @@ def test_help_teaches_with_examples() -> None:
         (["sparse-data", "/dev/null/f"], 1, "/dev/null/f cannot be written: Not a directory"),
     ],
 )
-def test_wrong_arguments_get_one_line(arguments: list[str], status: int, message: str) -> None:
+def test_wrong_arguments_get_one_line(arguments, status, message):
     result = run(*arguments)
     assert result.exit_code == status
     assert message in result.output
@@ -85,7 +85,7 @@ PATIENTS = "name,age,sex,city,status\n" + "".join(
 )
 
 
-def test_inspect_shows_the_profile_of_a_table(tmp_path: Path) -> None:
+def test_inspect_shows_the_profile_of_a_table(tmp_path):
     """Names, types, gaps and frequent categories; names of rare categories stay here."""
     (tmp_path / "a.csv").write_text(PATIENTS)
     result = run("inspect", "--data", str(tmp_path / "a.csv"), "--set", "data.units.age=years")
@@ -104,7 +104,7 @@ def test_inspect_shows_the_profile_of_a_table(tmp_path: Path) -> None:
     assert "city" not in dropped.output
 
 
-def test_inspect_finds_a_cell_far_outside_among_the_rows_that_are_held_out(tmp_path: Path) -> None:
+def test_inspect_finds_a_cell_far_outside_among_the_rows_that_are_held_out(tmp_path):
     """No coordinator is told anything of these rows, and one cell would spoil every figure."""
     ages = [f"{40 + i % 30}" for i in range(200)]
     for at, is_told in ((2, True), (3, False)):  # the third row is held out, and the fourth is not
@@ -127,7 +127,7 @@ EXPORT = (
 )
 
 
-def test_inspect_tells_how_a_file_was_read_and_writes_what_mends_it(tmp_path: Path) -> None:
+def test_inspect_tells_how_a_file_was_read_and_writes_what_mends_it(tmp_path):
     """Into the configuration beside what is there, or to standard output without one."""
     (tmp_path / "a.csv").write_text(EXPORT, encoding="cp1252")
     data = ["--data", str(tmp_path / "a.csv")]
@@ -155,9 +155,7 @@ def test_inspect_tells_how_a_file_was_read_and_writes_what_mends_it(tmp_path: Pa
     assert config.read_text() == text
 
 
-def test_configuration_that_cannot_be_written_gets_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_configuration_that_cannot_be_written_gets_one_line(tmp_path, monkeypatch):
     """Not by a file's mode, which does not hold for root."""
     (tmp_path / "a.csv").write_text(EXPORT, encoding="cp1252")
     config = tmp_path / "ward.toml"
@@ -192,9 +190,7 @@ def test_configuration_that_cannot_be_written_gets_one_line(
         ("a,y\n1,0\nn/a,1\n2,0\n", [], 1, "column 'a', row 2: 'n/a' is not a number"),
     ],
 )
-def test_inspect_refuses_as_the_participant_does(
-    tmp_path: Path, text: str, flags: list[str], status: int, message: str
-) -> None:
+def test_inspect_refuses_as_the_participant_does(tmp_path, text, flags, status, message):
     """One line with column and row, and the exit status of the participant itself."""
     (tmp_path / "a.csv").write_text(text)
     result = run("inspect", "--data", str(tmp_path / "a.csv"), *flags)
@@ -203,14 +199,14 @@ def test_inspect_refuses_as_the_participant_does(
     assert result.output.count("\n") == 1
 
 
-def test_inspect_takes_its_flags_after_it() -> None:
+def test_inspect_takes_its_flags_after_it():
     """A flag before the command would not be read."""
     result = run("--data", "iris", "inspect")
     assert result.exit_code == 2
     assert "inspect takes no flags before it" in result.output
 
 
-def test_no_rows_need_no_coordinator(tmp_path: Path) -> None:
+def test_no_rows_need_no_coordinator(tmp_path):
     """An empty partition is no error, and no success: the others train without us."""
     (tmp_path / "empty.csv").write_text("a,b,label\n")
     done = start("--data", str(tmp_path / "empty.csv"), "--coordinator", "localhost:1")
@@ -219,7 +215,7 @@ def test_no_rows_need_no_coordinator(tmp_path: Path) -> None:
     assert events == ["loading_data", "data_loaded", "nothing_to_train_on"]
 
 
-def test_a_state_directory_is_for_one_participant(tmp_path: Path) -> None:
+def test_a_state_directory_is_for_one_participant(tmp_path):
     """While it is in use, and for another one ever after."""
     with StateDirectory(tmp_path, "ward-7"):
         in_use = run("--data", "iris", "--state-dir", str(tmp_path))
@@ -231,7 +227,7 @@ def test_a_state_directory_is_for_one_participant(tmp_path: Path) -> None:
     assert "'ward-7', not of 'ward-8'" in another.output
 
 
-def test_data_that_cannot_be_read_get_one_line() -> None:
+def test_data_that_cannot_be_read_get_one_line():
     done = start("--data", "absent.csv")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "xain-participant: absent.csv: no such file"
@@ -262,7 +258,7 @@ def start_without(program: str, *arguments: str) -> "subprocess.CompletedProcess
 
 
 @pytest.mark.parametrize("command", [[], ["inspect"]])
-def test_table_without_scikit_learn_names_the_extra(tmp_path: Path, command: list[str]) -> None:
+def test_table_without_scikit_learn_names_the_extra(tmp_path, command):
     """The base installation has no packages for tables; one line says how to get them."""
     (tmp_path / "x.csv").write_text("a,y\n1,0\n2,1\n")
     program = "from xain_participant.cli.cli import main\nsys.exit(main())"
@@ -271,7 +267,7 @@ def test_table_without_scikit_learn_names_the_extra(tmp_path: Path, command: lis
     assert done.stderr.splitlines()[-1].endswith(f": {pip_install('xain-participant', 'tables')}")
 
 
-def test_import_of_xain_loads_no_package_of_an_extra() -> None:
+def test_import_of_xain_loads_no_package_of_an_extra():
     """A loop over rounds loads no package for tables, and `import xain` does not either."""
     program = """
 import xain
@@ -283,7 +279,7 @@ assert not HIDDEN & set(sys.modules)
     assert done.returncode == 0, done.stderr
 
 
-def test_new_project_overwrites_nothing(tmp_path: Path) -> None:
+def test_new_project_overwrites_nothing(tmp_path):
     """A folder that has a file is refused with one line, and stays as it is."""
     (tmp_path / "notes.txt").write_text("mine")
     result = run("new", "--template", "torch", str(tmp_path))
@@ -293,7 +289,7 @@ def test_new_project_overwrites_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_new_names_the_templates_that_there_are(tmp_path: Path) -> None:
+def test_new_names_the_templates_that_there_are(tmp_path):
     """The help and the message about an unknown template list the same names."""
     result = run("new", "--template", "keras", str(tmp_path / "study"))
     assert result.exit_code == 2

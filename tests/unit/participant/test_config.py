@@ -17,7 +17,7 @@ def error_of(**overrides: object) -> str:
     return str(caught.value).removeprefix("command line: ")
 
 
-def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment(monkeypatch):
     """One file for a fleet; name and part come from the environment."""
     monkeypatch.setenv("XAIN_PARTICIPANT_PARTICIPANT__ID", "007")
     monkeypatch.setenv("XAIN_PARTICIPANT_PARTITION__INDEX", "3")
@@ -27,14 +27,14 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.partition.partition() == Partition("dirichlet", 4, 3, 0.5, 0)
 
 
-def test_ipv6() -> None:
+def test_ipv6():
     """An address in brackets and one without lead to the same channel."""
     for host in ("::1", "[::1]"):
         config = load(ParticipantConfig, overrides={"coordinator.host": host})
         assert config.coordinator.address == "[::1]:50051"
 
 
-def test_wrong_settings() -> None:
+def test_wrong_settings():
     """One line that names the key."""
     assert error_of(partition__index=1).startswith("partition.index is 1")
     assert error_of(partition__num_parts=2).startswith("partition.num_parts is 2")
@@ -48,14 +48,14 @@ def test_wrong_settings() -> None:
 
 
 @pytest.mark.parametrize("source", ["iris", "part.npz", "part.libsvm"])
-def test_a_target_where_no_column_has_a_name_is_a_wrong_setting(source: str) -> None:
+def test_a_target_where_no_column_has_a_name_is_a_wrong_setting(source):
     told = error_of(data__source=source, data__target="label")
     assert told.startswith(
         'data.target is "label"; only files that end in one of: .csv, .tsv, .parquet'
     )
 
 
-def test_diabetes_has_no_classes() -> None:
+def test_diabetes_has_no_classes():
     told = error_of(data__source="diabetes")
     assert told == (
         'command line: data.task: it must be "regression": the target of diabetes is a measurement'
@@ -64,23 +64,23 @@ def test_diabetes_has_no_classes() -> None:
     assert load(ParticipantConfig, overrides=overrides).data.task == "regression"
 
 
-def test_files_of_all_kinds_are_sources() -> None:
+def test_files_of_all_kinds_are_sources():
     for name in ("a.csv", "a.PARQUET", "a.npz", "a.libsvm", "iris"):
         assert load(ParticipantConfig, overrides={"data.source": name}).data.source == name
 
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("participant-*.toml")), ids=lambda f: f.stem)
-def test_examples_load(file: Path) -> None:
+def test_examples_load(file):
     """Examples load unchanged."""
     assert load(ParticipantConfig, file).data.source
 
 
-def test_every_key_occurs_in_an_example() -> None:
+def test_every_key_occurs_in_an_example():
     """The examples are the reference; a new key is explained there or nowhere."""
     assert keys_of(ParticipantConfig) <= keys_in(CONFIGS.glob("participant-*.toml"))
 
 
-def test_no_file_in_configs_is_of_another_kind() -> None:
+def test_no_file_in_configs_is_of_another_kind():
     """A file that no test loads would rot."""
     for file in CONFIGS.iterdir():
         assert file.name.startswith(("coordinator-", "parameter-server-", "participant-")), file

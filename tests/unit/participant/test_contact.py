@@ -16,13 +16,13 @@ def joined() -> Talk:
     return Talk(*JOINED)
 
 
-def test_protocol_begins_with_a_rendezvous() -> None:
+def test_protocol_begins_with_a_rendezvous():
     talk = Talk(e.Started())
     assert talk.timers == {Timer.CONTACT: 0.0}
     assert talk.hear(CONTACT) == [a.Rendezvous()]
 
 
-def test_accepted_participant_watches_and_sends_a_heartbeat_at_once() -> None:
+def test_accepted_participant_watches_and_sends_a_heartbeat_at_once():
     talk = Talk()
     assert talk.hear(e.Started(), e.Joined("s1", 5.0)) == [a.StartWatch()]
     assert talk.timers[Timer.CONTACT] == 0.0
@@ -30,14 +30,12 @@ def test_accepted_participant_watches_and_sends_a_heartbeat_at_once() -> None:
     assert talk.timers[Timer.CONTACT] <= 5.0
 
 
-def test_heartbeats_go_on_while_training() -> None:
+def test_heartbeats_go_on_while_training():
     assert Talk(*TRAINING).hear(CONTACT) == [a.SendHeartbeat(training=True, round=3)]
 
 
 @pytest.mark.parametrize(("given_s", "every_s"), [(0.0, 10.0), (5.0, 5.0)])
-def test_heartbeats_of_participants_that_join_together_come_apart(
-    given_s: float, every_s: float
-) -> None:
+def test_heartbeats_of_participants_that_join_together_come_apart(given_s, every_s):
     """The first heartbeat comes at any moment of the interval, and never later: the coordinator
     would otherwise have everything to do at once. Without an interval it is that of XAIN."""
     firsts = []
@@ -51,7 +49,7 @@ def test_heartbeats_of_participants_that_join_together_come_apart(
     assert max(firsts) <= every_s
 
 
-def test_later_waits_as_long_as_the_coordinator_suggests() -> None:
+def test_later_waits_as_long_as_the_coordinator_suggests():
     """A little longer, by chance: others may have been told the same. Without a suggestion the
     participant backs off."""
     waits = set()
@@ -64,7 +62,7 @@ def test_later_waits_as_long_as_the_coordinator_suggests() -> None:
     assert 0 < Talk(e.Started(), e.AskedToWait(0.0)).timers[Timer.CONTACT] <= 0.2
 
 
-def test_absent_coordinator_is_asked_again_for_ever_but_ever_more_seldom() -> None:
+def test_absent_coordinator_is_asked_again_for_ever_but_ever_more_seldom():
     """Full jitter below a ceiling that doubles from 0.2 s to 10 s."""
     talk = Talk(e.Started())
     for n in range(200):
@@ -74,7 +72,7 @@ def test_absent_coordinator_is_asked_again_for_ever_but_ever_more_seldom() -> No
     assert talk.timers[Timer.CONTACT] > 0
 
 
-def test_watch_does_not_replace_heartbeats(joined: Talk) -> None:
+def test_watch_does_not_replace_heartbeats(joined):
     """Only heartbeats renew the lease, so what a stream says must not put them off."""
     joined.hear(CONTACT)
     joined.timers.clear()
@@ -90,7 +88,7 @@ def pauses_after_loss(spread_s: float, interval_s: float = 10.0) -> Iterator[flo
         yield talk.timers[Timer.CONTACT]
 
 
-def test_fleet_comes_back_spread_over_the_time_that_the_coordinator_asks_for() -> None:
+def test_fleet_comes_back_spread_over_the_time_that_the_coordinator_asks_for():
     """All hear at the same instant that the connection is lost; no second gets more than its share
     of them. Few come back at once, and no wait outlasts the lease."""
     seconds = [int(pause) for pause in pauses_after_loss(4.0)]
@@ -101,7 +99,7 @@ def test_fleet_comes_back_spread_over_the_time_that_the_coordinator_asks_for() -
 
 
 @pytest.mark.parametrize("is_away", [False, True])
-def test_heartbeats_tell_when_the_fleet_has_grown(joined: Talk, is_away: bool) -> None:
+def test_heartbeats_tell_when_the_fleet_has_grown(joined, is_away):
     """The Watch stream does not, and changes nothing. Attempts that fail are spread as well, from
     the first one on: the coordinator is away for all of them."""
     joined.hear(told(0, State.STANDBY, reconnect_spread_s=4.0), told(0, State.STANDBY))
@@ -113,7 +111,7 @@ def test_heartbeats_tell_when_the_fleet_has_grown(joined: Talk, is_away: bool) -
     assert 2.0 < max(pauses) <= 4.0
 
 
-def test_member_looks_for_its_coordinator_every_other_second(joined: Talk) -> None:
+def test_member_looks_for_its_coordinator_every_other_second(joined):
     """However long it was away: it is found as soon as it is back, before the lease is over. An
     answer makes the next pause short again."""
     for _ in range(20):
@@ -132,7 +130,7 @@ def test_member_looks_for_its_coordinator_every_other_second(joined: Talk) -> No
         ("OF_A_NEWER_COORDINATOR", "UNAUTHENTICATED"),
     ],
 )
-def test_rendezvous_refused_for_good_ends_with_the_message(reason: str, status: str) -> None:
+def test_rendezvous_refused_for_good_ends_with_the_message(reason, status):
     talk = Talk(e.Started(), CONTACT)
     ends = [a.Leave(), a.Exit(1, "because")]
     assert talk.hear(refused(Call.RENDEZVOUS, reason, status)) == ends
@@ -140,7 +138,7 @@ def test_rendezvous_refused_for_good_ends_with_the_message(reason: str, status: 
 
 @pytest.mark.parametrize("call", [Call.HEARTBEAT, Call.BEGIN_ROUND, Call.TRAIN, Call.HAND_IN])
 @pytest.mark.parametrize("reason", ["NOT_A_MEMBER", ""])
-def test_expired_participant_joins_again_after_any_refused_call(call: Call, reason: str) -> None:
+def test_expired_participant_joins_again_after_any_refused_call(call, reason):
     before = {Call.TRAIN: [e.Assigned(3)], Call.HAND_IN: [e.Assigned(3), e.Trained(3)]}
     talk = Talk(*JOINED, told(3), *before.get(call, []))
     assert talk.hear(refused(call, reason, "PERMISSION_DENIED")) == []

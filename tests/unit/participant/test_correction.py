@@ -23,7 +23,7 @@ def begun(kept: KeptVariates, vector: Any, round_: int, counted: int) -> Correct
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
-def test_corrected_optimisers_end_in_the_optimum_of_all_sites(nesterov: bool) -> None:
+def test_corrected_optimisers_end_in_the_optimum_of_all_sites(nesterov):
     """Each site has a quadratic loss of its own."""
     chance = np.random.default_rng(0)
     curvatures = torch.tensor(chance.uniform(0.2, 3.0, (4, SIZE)))
@@ -50,7 +50,7 @@ def test_corrected_optimisers_end_in_the_optimum_of_all_sites(nesterov: bool) ->
     assert np.linalg.norm(vector[:SIZE] - optimum.numpy()) < 1e-6
 
 
-def test_correction_ends_with_its_round() -> None:
+def test_correction_ends_with_its_round():
     """An optimiser that is used in a later round takes plain steps there."""
     w = torch.nn.Parameter(torch.zeros(SIZE, dtype=torch.float64))
     optimizer = torch.optim.SGD([w], 0.1)
@@ -64,7 +64,7 @@ def test_correction_ends_with_its_round() -> None:
     assert w.detach().tolist() == [-0.1] * SIZE
 
 
-def test_steps_whose_path_is_not_known_are_refused() -> None:
+def test_steps_whose_path_is_not_known_are_refused():
     w = torch.nn.Parameter(torch.zeros(SIZE))
     correction = begun(KeptVariates(), np.zeros(2 * SIZE), 0, -1)
     for optimizer in (
@@ -78,6 +78,6 @@ def test_steps_whose_path_is_not_known_are_refused() -> None:
         correction.finish(np.zeros(SIZE), None)
 
 
-def test_flat_vector_gets_no_control_variate() -> None:
+def test_flat_vector_gets_no_control_variate():
     with pytest.raises(ValueError, match="a model with named tensors"):
         xain.rounds(np.zeros(3), scaffold=True)

@@ -32,11 +32,11 @@ OVER = told(0, State.FINISHED)
     ],
     ids=["completed", "no result", "no better than the baseline"],
 )
-def test_end_of_the_session_has_its_status(news: dict[str, str], end: a.Exit) -> None:
+def test_end_of_the_session_has_its_status(news, end):
     assert Talk(*JOINED).hear(told(2, State.FINISHED, **news)) == [end]
 
 
-def test_one_of_whom_nothing_counted_ends_with_a_status_of_its_own() -> None:
+def test_one_of_whom_nothing_counted_ends_with_a_status_of_its_own():
     """A site that was never let in, never selected, or always too late must not look done.
 
     A site whose update counted is done, also if the coordinator, like XAIN's, does not say so; one
@@ -73,7 +73,7 @@ def test_one_of_whom_nothing_counted_ends_with_a_status_of_its_own() -> None:
     assert trained_too.hear(end) == FINISHED
 
 
-def test_initial_weights_of_an_earlier_process_are_not_trained() -> None:
+def test_initial_weights_of_an_earlier_process_are_not_trained():
     talk = killed_with("s1", 3, is_training=False)
     talk.hear(e.Joined("s1", 5.0), told(3), e.HandedIn(3))
     *_, exit_ = talk.hear(e.Advertised(State.FINISHED, 4, session_id="s1", cause="completed"))
@@ -90,7 +90,7 @@ def test_initial_weights_of_an_earlier_process_are_not_trained() -> None:
         WORK,
     ],
 )
-def test_finished_waits_a_moment_for_our_last_acknowledgement(answer: e.Event) -> None:
+def test_finished_waits_a_moment_for_our_last_acknowledgement(answer):
     """The update that completes the last round is often ours, and its answer still on its way."""
     talk = Talk(*HOLDING)
     assert talk.hear(told(3, State.FINISHED)) == []
@@ -125,7 +125,7 @@ KEPT: dict[str, Steps] = {
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_result_from_before_is_for_its_round(name: str) -> None:
+def test_result_from_before_is_for_its_round(name):
     talk = killed_with("s1", 3)
     talk.hear(e.Joined("s1", 5.0))
     for event, actions in KEPT[name]:
@@ -133,7 +133,7 @@ def test_result_from_before_is_for_its_round(name: str) -> None:
 
 
 @pytest.mark.parametrize("session", ["s2", ""])
-def test_result_from_before_is_not_for_another_session(session: str) -> None:
+def test_result_from_before_is_not_for_another_session(session):
     """The same holds for a coordinator that does not name its session."""
     talk = killed_with("s1", 3)
     dropped = a.Drop(3, "it belongs to another session")
@@ -154,9 +154,7 @@ def test_result_from_before_is_not_for_another_session(session: str) -> None:
         ),
     ],
 )
-def test_participant_stopped_with_a_durable_result_stays_a_member(
-    happened: list[e.Event], actions: list[a.Action]
-) -> None:
+def test_participant_stopped_with_a_durable_result_stays_a_member(happened, actions):
     """The member keeps its lease: after a leave it would be replaced, and its result be useless.
     test_protocol_machine.py has all other moments."""
     talk = Talk(*TRAINING, *happened)
@@ -229,7 +227,7 @@ ATTEMPTS: dict[str, tuple[tuple[e.Event, ...], Steps]] = {
 
 
 @pytest.mark.parametrize("name", ATTEMPTS)
-def test_round_of_a_process_group_goes_on_with_its_newest_attempt(name: str) -> None:
+def test_round_of_a_process_group_goes_on_with_its_newest_attempt(name):
     heard, steps = ATTEMPTS[name]
     talk = Talk(*heard)
     for event, actions in steps:
@@ -293,7 +291,7 @@ SERVING: dict[str, tuple[tuple[e.Event, ...], Steps]] = {
 
 
 @pytest.mark.parametrize("name", SERVING)
-def test_serving_participant_outlives_its_sessions(name: str) -> None:
+def test_serving_participant_outlives_its_sessions(name):
     heard, steps = SERVING[name]
     talk = Talk(*heard, serve=True)
     for event, actions in steps:

@@ -1,7 +1,5 @@
 """Fitted estimators that stay at a participant, in memory and in its state directory."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -22,7 +20,7 @@ def given() -> tuple[dict[str, str], list[bytes], list[tuple[str, int]]]:
     return dict(model.metadata), kept, asked
 
 
-def test_estimators_outlive_the_process_in_a_state_directory(tmp_path: Path) -> None:
+def test_estimators_outlive_the_process_in_a_state_directory(tmp_path):
     metadata, kept, asked = given()
     first = KeptEstimators(tmp_path, "a")
     assert first.is_empty
@@ -37,7 +35,7 @@ def test_estimators_outlive_the_process_in_a_state_directory(tmp_path: Path) -> 
     assert again.votes(asked, ROWS).lost == ()
 
 
-def test_estimators_without_a_state_directory_stay_in_memory() -> None:
+def test_estimators_without_a_state_directory_stay_in_memory():
     metadata, kept, asked = given()
     estimators = KeptEstimators()
     estimators.keep("s", 0, metadata, kept[0])
@@ -46,7 +44,7 @@ def test_estimators_without_a_state_directory_stay_in_memory() -> None:
         KeptEstimators().votes(asked, ROWS)
 
 
-def test_damaged_file_counts_as_lost_and_is_never_loaded(tmp_path: Path) -> None:
+def test_damaged_file_counts_as_lost_and_is_never_loaded(tmp_path):
     metadata, kept, asked = given()
     estimators = KeptEstimators(tmp_path)
     for frames in kept:
@@ -61,7 +59,7 @@ def test_damaged_file_counts_as_lost_and_is_never_loaded(tmp_path: Path) -> None
     assert again.votes(asked, ROWS).lost == (asked[0][0],)
 
 
-def test_rows_of_another_width_are_refused() -> None:
+def test_rows_of_another_width_are_refused():
     metadata, kept, asked = given()
     estimators = KeptEstimators()
     estimators.keep("s", 0, metadata, kept[0])
@@ -74,9 +72,7 @@ class Few(KeptEstimators):
 
 
 @pytest.mark.parametrize("is_in_memory", [False, True])
-def test_estimators_of_earlier_sessions_are_dropped_oldest_first(
-    tmp_path: Path, is_in_memory: bool
-) -> None:
+def test_estimators_of_earlier_sessions_are_dropped_oldest_first(tmp_path, is_in_memory):
     metadata, kept, asked = given()
     estimators = Few(None if is_in_memory else tmp_path)
     with capture_logs() as entries:
@@ -93,9 +89,7 @@ def test_estimators_of_earlier_sessions_are_dropped_oldest_first(
 
 
 @pytest.mark.parametrize("is_in_memory", [False, True])
-def test_estimators_of_the_running_session_are_never_dropped(
-    tmp_path: Path, is_in_memory: bool
-) -> None:
+def test_estimators_of_the_running_session_are_never_dropped(tmp_path, is_in_memory):
     """The same holds after a restart of the participant."""
     metadata, kept, asked = given()
     folder = None if is_in_memory else tmp_path
@@ -106,7 +100,7 @@ def test_estimators_of_the_running_session_are_never_dropped(
     assert estimators.votes(asked, ROWS).lost == ()
 
 
-def test_estimators_of_the_latest_question_are_not_dropped(tmp_path: Path) -> None:
+def test_estimators_of_the_latest_question_are_not_dropped(tmp_path):
     """A session that goes on from the ensemble of an earlier one asks for both."""
     metadata, kept, asked = given()
     estimators = Few(tmp_path)

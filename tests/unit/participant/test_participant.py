@@ -34,7 +34,7 @@ def trained(result: Any) -> tuple[Any, int]:
     return call_train_round(Returns(result), GLOBAL, 2, 6)
 
 
-def test_an_update_takes_the_global_models_dtype() -> None:
+def test_an_update_takes_the_global_models_dtype():
     """The coordinator refuses other dtypes, and most numerics in Python end in float64."""
     weights, num_samples = trained((np.array([1.0, 2.0, 3.0]), 5))
     assert weights.dtype == np.float32
@@ -42,7 +42,7 @@ def test_an_update_takes_the_global_models_dtype() -> None:
     assert num_samples == 5
 
 
-def test_train_round_gets_the_assignment() -> None:
+def test_train_round_gets_the_assignment():
     participant = Returns((GLOBAL, 1))
     call_train_round(participant, GLOBAL, 2, 6)
     assert participant.received[0] is GLOBAL
@@ -50,7 +50,7 @@ def test_train_round_gets_the_assignment() -> None:
 
 
 @pytest.mark.parametrize("num_samples", [7, np.int64(7), np.uint8(7), np.array(7)])
-def test_numpy_integers_count_as_sample_numbers(num_samples: Any) -> None:
+def test_numpy_integers_count_as_sample_numbers(num_samples):
     """XAIN refused np.int64, which is what most sums and lengths in numpy are."""
     count = trained((GLOBAL, num_samples))[1]
     assert count == 7
@@ -58,13 +58,13 @@ def test_numpy_integers_count_as_sample_numbers(num_samples: Any) -> None:
 
 
 @pytest.mark.parametrize("num_samples", [True, np.True_, 7.0, np.float32(7), "7", None])
-def test_other_types_are_no_sample_numbers(num_samples: Any) -> None:
+def test_other_types_are_no_sample_numbers(num_samples):
     with pytest.raises(TypeError, match="number of samples as an integer, not"):
         trained((GLOBAL, num_samples))
 
 
 @pytest.mark.parametrize("num_samples", [-1, 2**31])
-def test_sample_numbers_have_a_range(num_samples: int) -> None:
+def test_sample_numbers_have_a_range(num_samples):
     with pytest.raises(ValueError, match=f"returned {num_samples} samples"):
         trained((GLOBAL, num_samples))
 
@@ -83,7 +83,7 @@ def test_sample_numbers_have_a_range(num_samples: int) -> None:
         (np.array([1j]), "real numbers, not complex128"),
     ],
 )
-def test_weights_must_be_a_flat_numeric_array(weights: Any, message: str) -> None:
+def test_weights_must_be_a_flat_numeric_array(weights, message):
     with pytest.raises(TypeError, match=message):
         trained((weights, 1))
     with pytest.raises(TypeError, match=message):
@@ -91,17 +91,17 @@ def test_weights_must_be_a_flat_numeric_array(weights: Any, message: str) -> Non
 
 
 @pytest.mark.parametrize("result", [GLOBAL, None, (GLOBAL,), [GLOBAL, 1]])
-def test_train_round_must_return_a_pair(result: Any) -> None:
+def test_train_round_must_return_a_pair(result):
     with pytest.raises(TypeError, match="must return a pair"):
         trained(result)
 
 
-def test_overflow_of_the_dtype_is_left_to_the_coordinator() -> None:
+def test_overflow_of_the_dtype_is_left_to_the_coordinator():
     """One place decides that an update is not finite, and names the element."""
     assert np.isinf(trained((np.array([1e300, 0, 0]), 1))[0][0])
 
 
-def test_strided_weights_are_laid_out_flat() -> None:
+def test_strided_weights_are_laid_out_flat():
     weights, _ = trained((np.arange(6, dtype=np.float32)[::2], 1))
     assert weights.flags.c_contiguous
     assert weights.tolist() == [0, 2, 4]
@@ -110,15 +110,13 @@ def test_strided_weights_are_laid_out_flat() -> None:
 @pytest.mark.parametrize(
     ("given", "kept"), [(np.float32, np.float32), (np.float16, np.float16), (np.int64, np.float64)]
 )
-def test_the_first_weights_choose_the_dtype_unless_they_are_no_floats(
-    given: Any, kept: Any
-) -> None:
+def test_the_first_weights_choose_the_dtype_unless_they_are_no_floats(given, kept):
     weights, layout = call_init_weights(Returns(np.ones(2, given)), np.dtype(np.float64))
     assert weights.dtype == kept
     assert layout == ()
 
 
-def test_metrics_need_no_init() -> None:
+def test_metrics_need_no_init():
     """XAIN's participants broke when a subclass forgot super().__init__()."""
     participant = Returns()
     participant.update_metrics(loss=0.5)
@@ -130,7 +128,7 @@ def test_metrics_need_no_init() -> None:
     assert take_metrics(participant) == []
 
 
-def test_wrong_metrics_are_refused_where_they_are_given() -> None:
+def test_wrong_metrics_are_refused_where_they_are_given():
     """None of the call's values is kept."""
     participant = Returns()
     with pytest.raises(TypeError, match="'b'"):
@@ -138,7 +136,7 @@ def test_wrong_metrics_are_refused_where_they_are_given() -> None:
     assert take_metrics(participant) == []
 
 
-def test_the_newest_metrics_are_kept() -> None:
+def test_the_newest_metrics_are_kept():
     participant = Returns()
     for step in range(MAX_POINTS + 1):
         participant.update_metrics(step=step)

@@ -302,7 +302,7 @@ SESSIONS: dict[str, tuple[tuple[e.Event, ...], Steps]] = {
 
 
 @pytest.mark.parametrize("name", ROUNDS | RESULTS | SESSIONS)
-def test_each_event_has_its_actions(name: str) -> None:
+def test_each_event_has_its_actions(name):
     """The names of the cases tell the outcome."""
     heard, steps = (ROUNDS | RESULTS | SESSIONS)[name]
     talk = Talk(*heard)
@@ -329,9 +329,7 @@ def holding() -> Talk:
 
 
 @pytest.mark.parametrize(("reason", "status"), NOT_NOW)
-def test_result_that_is_not_taken_now_is_sent_after_a_pause(
-    holding: Talk, reason: str, status: str
-) -> None:
+def test_result_that_is_not_taken_now_is_sent_after_a_pause(holding, reason, status):
     """A full disk refuses each upload: the heartbeats between must not send it again."""
     assert holding.hear(refused(Call.HAND_IN, reason, status)) == []
     assert 0 < holding.timers[Timer.WORK] <= 0.2
@@ -341,7 +339,7 @@ def test_result_that_is_not_taken_now_is_sent_after_a_pause(
 
 
 @pytest.mark.parametrize("reason", ["ROUND_CLOSED", "STALE_ROUND", "DUPLICATE_UPDATE", "NEWER"])
-def test_useless_result_is_dropped(holding: Talk, reason: str) -> None:
+def test_useless_result_is_dropped(holding, reason):
     assert holding.hear(refused(Call.HAND_IN, reason, "ALREADY_EXISTS")) == [a.Drop(3, "because")]
     assert holding.hear(WORK) == []
     assert holding.hear(told(3)) == []
@@ -349,9 +347,7 @@ def test_useless_result_is_dropped(holding: Talk, reason: str) -> None:
 
 
 @pytest.mark.parametrize("reason", ["INVALID_UPDATE", "OF_A_NEWER_COORDINATOR"])
-def test_invalid_update_is_trained_again_and_at_last_its_maker_leaves(
-    holding: Talk, reason: str
-) -> None:
+def test_invalid_update_is_trained_again_and_at_last_its_maker_leaves(holding, reason):
     """Three refusals are the coordinator's to judge. A participant that it asks for the round after
     them is needed there, and would keep it open for all."""
     event = refused(Call.HAND_IN, reason, "INVALID_ARGUMENT")
@@ -363,14 +359,14 @@ def test_invalid_update_is_trained_again_and_at_last_its_maker_leaves(
     assert holding.hear(event) == [invalid(3), *REFUSED_FOR_GOOD]
 
 
-def test_assignment_of_a_done_round_is_asked_for_again_after_a_pause(holding: Talk) -> None:
+def test_assignment_of_a_done_round_is_asked_for_again_after_a_pause(holding):
     assert holding.hear(e.HandedIn(3), told(4)) == [a.BeginRound(4)]
     assert holding.hear(e.Assigned(3)) == []
     assert holding.timers[Timer.WORK] <= 0.2
     assert holding.hear(WORK) == [a.BeginRound(4)]
 
 
-def test_pauses_get_longer_and_an_answer_ends_them(holding: Talk) -> None:
+def test_pauses_get_longer_and_an_answer_ends_them(holding):
     for n in range(100):
         holding.hear(AWAY)
         assert 0 <= holding.timers[Timer.WORK] <= min(10.0, 0.2 * 2**n)
@@ -392,7 +388,7 @@ AGAIN: dict[Call, tuple[list[e.Event], a.Action]] = {
 
 @pytest.mark.parametrize("call", AGAIN)
 @pytest.mark.parametrize("status", FAILURES)
-def test_status_without_a_reason_is_tried_again_and_drops_nothing(call: Call, status: str) -> None:
+def test_status_without_a_reason_is_tried_again_and_drops_nothing(call, status):
     """gRPC itself, a proxy or a load balancer has answered; the coordinator has said nothing."""
     before, again = AGAIN[call]
     talk = Talk(*JOINED, told(3), *before)
@@ -407,7 +403,7 @@ def test_status_without_a_reason_is_tried_again_and_drops_nothing(call: Call, st
 
 
 @pytest.mark.parametrize("status", FAILURES)
-def test_rendezvous_refused_without_a_reason_is_tried_again(status: str) -> None:
+def test_rendezvous_refused_without_a_reason_is_tried_again(status):
     """A proxy may refuse it a hundred times."""
     talk = Talk(e.Started())
     for _ in range(100):
@@ -430,15 +426,13 @@ def test_rendezvous_refused_without_a_reason_is_tried_again(status: str) -> None
         ("INVALID_NAME", [a.Leave(), a.Exit(1, "because")]),
     ],
 )
-def test_reason_of_the_coordinator_decides_whatever_the_status(
-    holding: Talk, reason: str, actions: list[a.Action], status: str
-) -> None:
+def test_reason_of_the_coordinator_decides_whatever_the_status(holding, reason, actions, status):
     """A proxy may have rewritten the status; the coordinator's reason says what is meant."""
     assert holding.hear(refused(Call.HAND_IN, reason, status)) == actions
 
 
 @pytest.mark.parametrize("news", [e.ConnectionLost(), refused(Call.HEARTBEAT), STANDBY])
-def test_coordinator_that_is_back_ends_a_back_off(holding: Talk, news: e.Event) -> None:
+def test_coordinator_that_is_back_ends_a_back_off(holding, news):
     """After a restart, or when a paused round goes on, a result is handed in at once. The next
     pause is not ended by it."""
     holding.hear(AWAY, news)
@@ -447,7 +441,7 @@ def test_coordinator_that_is_back_ends_a_back_off(holding: Talk, news: e.Event) 
     assert holding.hear(told(3)) == []
 
 
-def test_pause_is_as_long_as_the_coordinator_asks_for(holding: Talk) -> None:
+def test_pause_is_as_long_as_the_coordinator_asks_for(holding):
     """A RetryInfo counts for work and for signs of life."""
     busy = ("TOO_MANY_CALLS", "RESOURCE_EXHAUSTED", "", 60.0)
     for call, timer in ((Call.HAND_IN, Timer.WORK), (Call.HEARTBEAT, Timer.CONTACT)):

@@ -12,14 +12,14 @@ SHARES = np.array([0.2, 0.9, 0.6, 0.4, 0.3])
 BOTH = np.stack([1 - SHARES, SHARES], axis=1)
 
 
-def test_probabilities_of_one_and_of_both_classes_are_the_same() -> None:
+def test_probabilities_of_one_and_of_both_classes_are_the_same():
     assert tallies_of(TRUE, SHARES) == tallies_of(np.array(TRUE), BOTH)
     found = figures(tallies_of(TRUE, SHARES))
     assert found["accuracy"].value == 0.8
     assert found["log_loss"].value == pytest.approx(-np.log([0.8, 0.9, 0.6, 0.6, 0.3]).mean())
 
 
-def test_torch_tensors_of_a_graph_are_taken() -> None:
+def test_torch_tensors_of_a_graph_are_taken():
     scores = torch.tensor(np.log(BOTH), requires_grad=True)
     found = tallies_of(torch.tensor(TRUE), scores.softmax(1))
     assert found.confusion == tallies_of(TRUE, BOTH).confusion
@@ -27,7 +27,7 @@ def test_torch_tensors_of_a_graph_are_taken() -> None:
     assert coarse.confusion == found.confusion
 
 
-def test_classes_without_probabilities_have_a_confusion_matrix_alone() -> None:
+def test_classes_without_probabilities_have_a_confusion_matrix_alone():
     names = ["ill", "well"]
     found = tallies_of(["well", "ill", "ill"], ["well", "ill", "well"], names)
     assert found.confusion == (0, 0, 1, 0, 1, 1, 1, 1, 1)
@@ -35,7 +35,7 @@ def test_classes_without_probabilities_have_a_confusion_matrix_alone() -> None:
     assert tallies_of([1, 0, 0], [1, 0, 1]) == found
 
 
-def test_floats_are_a_regression() -> None:
+def test_floats_are_a_regression():
     found = figures(tallies_of([1.0, 2.0, 3.0], np.array([[1.0], [2.0], [4.0]], np.float32)))
     assert found["r2"].value == 0.5
 
@@ -56,6 +56,6 @@ def test_floats_are_a_regression() -> None:
         ([1, 0], [float("nan"), 0.5], None, "not finite"),
     ],
 )
-def test_predictions_that_do_not_fit_the_truth_are_refused(y_true, y_pred, classes, why) -> None:
+def test_predictions_that_do_not_fit_the_truth_are_refused(y_true, y_pred, classes, why):
     with pytest.raises(ValueError, match=why):
         tallies_of(y_true, y_pred, classes)

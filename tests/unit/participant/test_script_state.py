@@ -21,7 +21,7 @@ def again(state: ScriptState, folder: Path | None) -> ScriptState:
     return state if folder is None else ScriptState(folder, "a")
 
 
-def test_round_begins_with_the_state_of_the_round_before(folder: Path | None) -> None:
+def test_round_begins_with_the_state_of_the_round_before(folder):
     state = ScriptState(folder, "a")
     for number in (3, 4, 7):
         state.save("s", number, {"n": number}, {})
@@ -29,7 +29,7 @@ def test_round_begins_with_the_state_of_the_round_before(folder: Path | None) ->
     assert state.load("s", 8)[0] == {"n": 7}
 
 
-def test_round_that_is_trained_again_begins_as_the_first_time(folder: Path | None) -> None:
+def test_round_that_is_trained_again_begins_as_the_first_time(folder):
     """However often: its own version counts for later rounds only."""
     state = ScriptState(folder, "a")
     state.save("s", 3, {"n": 3}, {})
@@ -40,7 +40,7 @@ def test_round_that_is_trained_again_begins_as_the_first_time(folder: Path | Non
     assert again(state, folder).load("s", 5)[0] == {"n": 4, "attempt": 2}
 
 
-def test_another_session_begins_with_nothing(folder: Path | None) -> None:
+def test_another_session_begins_with_nothing(folder):
     state = ScriptState(folder, "a")
     state.save("s", 3, {"n": 3}, {})
     assert state.load("t", 9) == ({}, {})
@@ -48,7 +48,7 @@ def test_another_session_begins_with_nothing(folder: Path | None) -> None:
     assert again(state, folder).load("t", 1)[0] == {"n": 0}
 
 
-def test_arrays_and_json_values_come_back(folder: Path | None) -> None:
+def test_arrays_and_json_values_come_back(folder):
     values = {
         "c": {"w": np.arange(6.0).reshape(2, 3), "deep": [np.ones(1, np.int64), None]},
         "text": "ü",
@@ -69,7 +69,7 @@ def test_arrays_and_json_values_come_back(folder: Path | None) -> None:
     assert counters["count"].item() == 7
 
 
-def test_tensors_come_back_as_tensors(folder: Path | None) -> None:
+def test_tensors_come_back_as_tensors(folder):
     state = ScriptState(folder, "a")
     state.save("s", 1, {"c": torch.ones(2, dtype=torch.bfloat16, requires_grad=True)}, {})
     read, _ = again(state, folder).load("s", 2)
@@ -77,7 +77,7 @@ def test_tensors_come_back_as_tensors(folder: Path | None) -> None:
     assert read["c"].tolist() == [1, 1]
 
 
-def test_state_of_an_optimizer_comes_back(folder: Path | None) -> None:
+def test_state_of_an_optimizer_comes_back(folder):
     """An optimizer that is given the state, whose keys are numbers, takes the same next step."""
 
     def step(parameter: Any, optimizer: Any) -> None:
@@ -109,12 +109,12 @@ def test_state_of_an_optimizer_comes_back(folder: Path | None) -> None:
         ({"a": np.array(["x"])}, r"round.state\['a'\] is an array of <U1"),
     ],
 )
-def test_values_that_cannot_be_kept_are_named(values: Any, message: str) -> None:
+def test_values_that_cannot_be_kept_are_named(values, message):
     with pytest.raises(TypeError, match=message):
         ScriptState(None, "a").save("s", 1, values, {})
 
 
-def test_damaged_file_is_not_read(tmp_path: Path) -> None:
+def test_damaged_file_is_not_read(tmp_path):
     """The version before it counts, and the log says so."""
     state = ScriptState(tmp_path, "a")
     state.save("s", 1, {"n": 1}, {})
@@ -129,7 +129,7 @@ def test_damaged_file_is_not_read(tmp_path: Path) -> None:
     assert [entry["event"] for entry in logs] == ["state_damaged"]
 
 
-def test_script_without_state_writes_nothing(tmp_path: Path) -> None:
+def test_script_without_state_writes_nothing(tmp_path):
     state = ScriptState(tmp_path, "a")
     state.save("s", 1, {}, {})
     assert list(tmp_path.iterdir()) == []

@@ -28,7 +28,7 @@ def kinds(declared: Any) -> dict[str, str]:
     return {spec.name: spec.kind for spec in declared.layout}
 
 
-def test_module_declares_trainable_tensors_and_statistics() -> None:
+def test_module_declares_trainable_tensors_and_statistics():
     """The counter of the batch normalisation stays at home."""
     assert kinds(declare(make_model())) == {
         "0.weight": "weight",
@@ -41,13 +41,13 @@ def test_module_declares_trainable_tensors_and_statistics() -> None:
     }
 
 
-def test_state_dict_declares_the_same_tensors_as_its_module() -> None:
+def test_state_dict_declares_the_same_tensors_as_its_module():
     model = make_model()
     assert kinds(declare(model.state_dict())) == kinds(declare(model))
     assert kinds(declare(lambda: model)) == kinds(declare(model))
 
 
-def test_frozen_parameters_stay_at_home() -> None:
+def test_frozen_parameters_stay_at_home():
     """round.weights has frozen parameters too, so that load_state_dict() finds all names."""
     model = make_model()
     model[0].requires_grad_(False)
@@ -63,7 +63,7 @@ def test_frozen_parameters_stay_at_home() -> None:
     assert not model[2].weight.any()
 
 
-def test_weights_come_back_as_they_were_sent() -> None:
+def test_weights_come_back_as_they_were_sent():
     model = make_model()
     declared = declare(model)
     vector = to_vector(model.state_dict(), declared.layout, "submit")
@@ -72,7 +72,7 @@ def test_weights_come_back_as_they_were_sent() -> None:
     assert all(torch.equal(back[name], value) for name, value in model.state_dict().items())
 
 
-def test_tied_weights_travel_once_and_come_back_under_all_names() -> None:
+def test_tied_weights_travel_once_and_come_back_under_all_names():
     """load_state_dict() would otherwise write the old value over the new one."""
 
     class Tied(torch.nn.Module):
@@ -89,7 +89,7 @@ def test_tied_weights_travel_once_and_come_back_under_all_names() -> None:
     assert model.head.weight.sum() == 8
 
 
-def test_half_precision_travels_in_single_and_comes_back() -> None:
+def test_half_precision_travels_in_single_and_comes_back():
     model = make_model().to(torch.bfloat16)
     declared = declare(model)
     assert {spec.dtype for spec in declared.layout} == {"float32"}
@@ -99,7 +99,7 @@ def test_half_precision_travels_in_single_and_comes_back() -> None:
     assert torch.equal(back["0.weight"], model[0].weight)
 
 
-def test_counters_are_those_that_this_participant_left() -> None:
+def test_counters_are_those_that_this_participant_left():
     model = make_model()
     model(torch.ones(4, 2))
     counters = kept_tensors(model, ())
@@ -110,7 +110,7 @@ def test_counters_are_those_that_this_participant_left() -> None:
     assert weights["1.num_batches_tracked"].item() == 1
 
 
-def test_names_may_come_in_any_order() -> None:
+def test_names_may_come_in_any_order():
     declared = declare({"a": np.zeros(2), "b": np.zeros(3)})
     ours = (TensorSpec("a", (2,), "float32"), TensorSpec("b", (3,), "float32"))
     assert agreed_layout(declared, tuple(reversed(ours)), 5) == tuple(reversed(ours))
@@ -118,7 +118,7 @@ def test_names_may_come_in_any_order() -> None:
     assert vector.tolist() == [0, 0, 0, 1, 1]
 
 
-def test_trainable_gives_the_travelling_tensors() -> None:
+def test_trainable_gives_the_travelling_tensors():
     model = make_model()
     model[0].requires_grad_(False)
     tensors = xain.trainable(model)
@@ -147,17 +147,17 @@ def test_trainable_gives_the_travelling_tensors() -> None:
         (torch.nn.Linear(2, 2, dtype=torch.complex64), "tensor 'weight' is of complex64"),
     ],
 )
-def test_initial_that_is_no_weights_is_refused(initial: Any, message: str) -> None:
+def test_initial_that_is_no_weights_is_refused(initial, message):
     with pytest.raises((TypeError, ValueError), match=message):
         declare(initial)
 
 
-def test_model_without_trainable_parameters_is_refused() -> None:
+def test_model_without_trainable_parameters_is_refused():
     with pytest.raises(ValueError, match="nothing to train"):
         declare(make_model().requires_grad_(False))
 
 
-def test_frozen_tensors_may_be_of_any_type() -> None:
+def test_frozen_tensors_may_be_of_any_type():
     """Types that cannot travel are no reason to refuse what stays at home."""
     model = make_model()
     model[2].weight = torch.nn.Parameter(
@@ -180,7 +180,7 @@ def wrap_both(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("wrap", [wrap_parallel, wrap_compiled, wrap_both])
-def test_wrapped_model_trains_with_plain_ones(wrap: Any) -> None:
+def test_wrapped_model_trains_with_plain_ones(wrap):
     """The prefixes of wrappers do not travel; the script sees the names that it has declared, and
     hands in its tensors by these or by the plain names."""
     plain, wrapped = declare(make_model()), wrap(make_model())
@@ -200,13 +200,13 @@ def test_wrapped_model_trains_with_plain_ones(wrap: Any) -> None:
     assert 7 in [value.item() for name, value in back.items() if name.endswith("_tracked")]
 
 
-def test_layout_of_a_wrapped_model_is_that_of_a_plain_one() -> None:
+def test_layout_of_a_wrapped_model_is_that_of_a_plain_one():
     layout = declare(make_model()).layout
     theirs = tuple(replace(spec, name=f"module.{spec.name}") for spec in layout)
     assert plain_layout(theirs) == layout
 
 
-def test_prefixes_stay_where_two_tensors_would_have_one_name() -> None:
+def test_prefixes_stay_where_two_tensors_would_have_one_name():
     declared = declare({"module.w": np.zeros(2), "w": np.zeros(3)})
     assert kinds(declared) == {"module.w": "weight", "w": "weight"}
     vector = to_vector(declared.values(), declared.layout, "submit", declared)
@@ -215,7 +215,7 @@ def test_prefixes_stay_where_two_tensors_would_have_one_name() -> None:
 
 
 @pytest.mark.parametrize("is_declared", [True, False])
-def test_tensor_that_the_model_has_not_is_refused(is_declared: bool) -> None:
+def test_tensor_that_the_model_has_not_is_refused(is_declared):
     model = make_model()
     declared = declare(model)
     given = {**model.state_dict(), "3.weight": torch.ones(2)}
@@ -226,7 +226,7 @@ def test_tensor_that_the_model_has_not_is_refused(is_declared: bool) -> None:
         to_vector(larger, declared.layout, "submit", declared if is_declared else None)
 
 
-def test_tensors_that_do_not_travel_may_be_handed_in() -> None:
+def test_tensors_that_do_not_travel_may_be_handed_in():
     """Frozen and personal ones, and counters."""
     model = make_model()
     model[0].requires_grad_(False)
@@ -240,7 +240,7 @@ def test_tensors_that_do_not_travel_may_be_handed_in() -> None:
     assert to_vector(tensors, layout, "submit", None, ["2.*"]).size == 12
 
 
-def test_adapters_travel_by_the_names_that_peft_saves() -> None:
+def test_adapters_travel_by_the_names_that_peft_saves():
     """So PEFT loads an exported model. The script keeps the names of its module."""
     config = peft.LoraConfig(r=2, target_modules=["0"], modules_to_save=["2"])
     model = peft.get_peft_model(make_model(), config)

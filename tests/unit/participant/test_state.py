@@ -55,16 +55,14 @@ def assert_is(found: Result | None, expected: Result) -> None:
 
 
 @pytest.mark.parametrize("vector", [np.zeros(0), np.ones(1, np.float16), np.float64([1, np.pi])])
-def test_vectors_of_every_size_and_dtype_come_back(
-    state: StateDirectory, folder: Path, vector: np.ndarray
-) -> None:
+def test_vectors_of_every_size_and_dtype_come_back(state, folder, vector):
     result = Result("s1", 0, vector, 0, "[]")
     state.keep(result)
     with again(state, folder) as next_one:
         assert_is(next_one.load(), result)
 
 
-def test_a_result_that_is_not_needed_is_gone(state: StateDirectory, folder: Path) -> None:
+def test_a_result_that_is_not_needed_is_gone(state, folder):
     state.keep(RESULT)
     state.forget()
     assert state.load() is None
@@ -72,7 +70,7 @@ def test_a_result_that_is_not_needed_is_gone(state: StateDirectory, folder: Path
     state.forget()  # harmless when there is none
 
 
-def test_only_the_owner_can_read_kept_files(state: StateDirectory, folder: Path) -> None:
+def test_only_the_owner_can_read_kept_files(state, folder):
     """An update may tell something of the data."""
     state.keep(RESULT)
     assert folder.stat().st_mode & 0o077 == 0
@@ -104,9 +102,7 @@ def step_by_step(monkeypatch: pytest.MonkeyPatch, at: Step) -> None:
         monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
 
 
-def test_a_crash_at_any_step_leaves_the_whole_result_or_none(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_at_any_step_leaves_the_whole_result_or_none(folder, monkeypatch):
     """No temporary file stays for ever."""
     outcomes = []
     for dies_at in range(100):
@@ -136,9 +132,7 @@ def test_a_crash_at_any_step_leaves_the_whole_result_or_none(
     assert outcomes == [False, False, True, True]
 
 
-def test_a_name_is_on_the_disk_before_it_is_used(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_is_on_the_disk_before_it_is_used(folder, monkeypatch):
     """The participant would otherwise be another one after a power cut."""
     synced: list[str] = []
     fsync = os.fsync
@@ -155,9 +149,7 @@ def test_a_name_is_on_the_disk_before_it_is_used(
 
 
 @pytest.mark.parametrize("fails_at", range(3))
-def test_a_full_disk_leaves_no_rest(
-    state: StateDirectory, folder: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int
-) -> None:
+def test_a_full_disk_leaves_no_rest(state, folder, monkeypatch, fails_at):
     """A rest would take the space that the participant's own code may need."""
 
     def fail(step: int) -> None:
@@ -203,9 +195,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("damage", "reason"), DAMAGES.values(), ids=DAMAGES)
-def test_unusable_files_are_set_aside(
-    state: StateDirectory, folder: Path, damage: Callable[[Path], object], reason: str
-) -> None:
+def test_unusable_files_are_set_aside(state, folder, damage, reason):
     """Never sent, never a crash, never removed, told once."""
     state.keep(RESULT)
     damage(folder / "result.bin")
@@ -233,9 +223,7 @@ def fails_to_open(monkeypatch: pytest.MonkeyPatch, pattern: str, error: Exceptio
     monkeypatch.setattr(Path, "open", open_)
 
 
-def test_a_name_that_cannot_be_read_now_is_not_made_anew(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_cannot_be_read_now_is_not_made_anew(folder, monkeypatch):
     """A new name would be another participant, which has no claim to the kept result."""
     with StateDirectory(folder) as state:
         name = state.participant_id
@@ -249,7 +237,7 @@ def test_a_name_that_cannot_be_read_now_is_not_made_anew(
         assert_is(state.load(), RESULT)
 
 
-def test_the_files_of_others_are_left_alone(state: StateDirectory, folder: Path) -> None:
+def test_the_files_of_others_are_left_alone(state, folder):
     """The state directory may be a folder that is not empty."""
     theirs = {"result-1.npy", "results.bin", "model.npy", ".profile", "result.bin.part2"}
     for name in theirs:
@@ -263,7 +251,7 @@ def test_the_files_of_others_are_left_alone(state: StateDirectory, folder: Path)
 # --- who it is ---
 
 
-def test_a_name_that_was_made_stays(folder: Path) -> None:
+def test_a_name_that_was_made_stays(folder):
     """A restart is the same participant, to the coordinator as well."""
     with StateDirectory(folder) as first:
         name = first.participant_id
@@ -273,7 +261,7 @@ def test_a_name_that_was_made_stays(folder: Path) -> None:
         assert third.participant_id == name
 
 
-def test_a_folder_of_another_participant_is_refused(state: StateDirectory, folder: Path) -> None:
+def test_a_folder_of_another_participant_is_refused(state, folder):
     state.keep(RESULT)
     state.close()
     with pytest.raises(StateError, match="'ward-7', not of 'ward-8'"):
@@ -283,7 +271,7 @@ def test_a_folder_of_another_participant_is_refused(state: StateDirectory, folde
         assert_is(state.load(), RESULT)
 
 
-def test_explicit_instance_id_is_kept_and_another_one_is_refused(folder: Path) -> None:
+def test_explicit_instance_id_is_kept_and_another_one_is_refused(folder):
     """The id of the folder does not replace one that was given, in silence."""
     with StateDirectory(folder, "ward-7", "pod-3") as state:
         assert state.instance_id == "pod-3"
@@ -295,7 +283,7 @@ def test_explicit_instance_id_is_kept_and_another_one_is_refused(folder: Path) -
         StateDirectory(folder, "ward-7", "pod-4")
 
 
-def test_a_name_that_is_damaged_is_made_anew(state: StateDirectory, folder: Path) -> None:
+def test_a_name_that_is_damaged_is_made_anew(state, folder):
     state.keep(RESULT)
     state.close()
     (folder / "participant.json").write_text("{}")
@@ -305,14 +293,14 @@ def test_a_name_that_is_damaged_is_made_anew(state: StateDirectory, folder: Path
     assert [entry["event"] for entry in logs] == ["state_set_aside"] * 2
 
 
-def test_a_name_that_is_given_survives_damage(state: StateDirectory, folder: Path) -> None:
+def test_a_name_that_is_given_survives_damage(state, folder):
     state.keep(RESULT)
     (folder / "participant.json").write_text("{}")
     with capture_logs(), again(state, folder) as next_one:
         assert_is(next_one.load(), RESULT)
 
 
-def test_a_name_that_cannot_travel_is_refused(folder: Path) -> None:
+def test_a_name_that_cannot_travel_is_refused(folder):
     with pytest.raises(ValueError, match="participant_id is 'a/b'"):
         StateDirectory(folder, "a/b")
     with StateDirectory(folder, "a"):
@@ -325,7 +313,7 @@ def test_a_name_that_cannot_travel_is_refused(folder: Path) -> None:
 # --- one process ---
 
 
-def test_a_folder_in_use_is_refused(state: StateDirectory, folder: Path) -> None:
+def test_a_folder_in_use_is_refused(state, folder):
     with pytest.raises(StateError, match="another process uses it"):
         StateDirectory(folder, "ward-7")
     state.keep(RESULT)
@@ -350,7 +338,7 @@ HOLDER = textwrap.dedent(
 )
 
 
-def test_a_lock_ends_with_its_process(folder: Path) -> None:
+def test_a_lock_ends_with_its_process(folder):
     """A child of the participant's own code that is left behind does not hold the lock."""
     command = [sys.executable, "-c", HOLDER, str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -367,9 +355,7 @@ def test_a_lock_ends_with_its_process(folder: Path) -> None:
             os.kill(child, 9)
 
 
-def test_close_waits_for_the_running_write(
-    state: StateDirectory, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_close_waits_for_the_running_write(state, folder, monkeypatch):
     """A signal that comes at this moment does not cost the result."""
     writing, may_go_on = threading.Event(), threading.Event()
 
@@ -397,7 +383,7 @@ def test_close_waits_for_the_running_write(
 # --- folders that are none ---
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StateError, match=r"cannot be used: (Not a directory|File exists)"):
         StateDirectory(tmp_path / "file", "ward-7")

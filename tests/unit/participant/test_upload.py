@@ -16,9 +16,7 @@ VECTOR = BASE + np.float32(0.01) * CHANCE.standard_normal(len(BASE), dtype=np.fl
 
 @pytest.mark.parametrize("num_tiles", [None, 0, 3, 11])
 @pytest.mark.parametrize("encoding", [pb.PLAIN, pb.FLOAT16])
-def test_the_bytes_are_the_same_in_messages_of_any_size(
-    encoding: "pb.Encoding.ValueType", num_tiles: int | None
-) -> None:
+def test_the_bytes_are_the_same_in_messages_of_any_size(encoding, num_tiles):
     """From the beginning, after the header, at a tile, and at the end. No message is larger than
     was asked for, and none but the last one is smaller."""
     vector, encoded = VECTOR, None
@@ -45,7 +43,7 @@ def test_the_bytes_are_the_same_in_messages_of_any_size(
 
 
 @pytest.mark.parametrize("encoding", [pb.PLAIN, pb.FLOAT16])
-def test_parts_of_any_size_are_together_the_upload(encoding: "pb.Encoding.ValueType") -> None:
+def test_parts_of_any_size_are_together_the_upload(encoding):
     """Each part of an encoded update ends with a tile, where the next one can begin."""
     vector, encoded = VECTOR, None
     if encoding != pb.PLAIN:

@@ -41,7 +41,7 @@ def train(participant: Participant, model: Model, epochs: int = 2) -> tuple[np.n
     return call_train_round(participant, model.vector.copy(), epochs, 0)
 
 
-def test_participant_trains_the_workload_of_the_metadata(iris: Dataset, model: Model) -> None:
+def test_participant_trains_the_workload_of_the_metadata(iris, model):
     participant = WorkloadParticipant(iris, seed=3)
     vector, num_samples = train(participant, model)
     expected = create("sgd").train(model, iris, epochs=2, epoch_base=0, seed=3)
@@ -56,7 +56,7 @@ def test_participant_trains_the_workload_of_the_metadata(iris: Dataset, model: M
     }
 
 
-def test_workload_follows_the_metadata_of_each_model(iris: Dataset, model: Model) -> None:
+def test_workload_follows_the_metadata_of_each_model(iris, model):
     """Options that change between two rounds count from the second one on, and back."""
     participant = WorkloadParticipant(iris, seed=3)
     other = create("sgd", {"alpha": 0.1}).initial_model([iris.profile()])
@@ -67,14 +67,14 @@ def test_workload_follows_the_metadata_of_each_model(iris: Dataset, model: Model
             assert vector.tobytes() == expected.vector.tobytes()
 
 
-def test_profile_has_the_statistics_of_the_columns(iris: Dataset) -> None:
+def test_profile_has_the_statistics_of_the_columns(iris):
     """A Dataset is taken as a table of number columns."""
     table = Table.from_dataset(iris)
     assert WorkloadParticipant(iris).profile() == table.profile()
     assert table.profile().statistics
 
 
-def test_rows_set_aside_measure_the_global_model(iris: Dataset, model: Model) -> None:
+def test_rows_set_aside_measure_the_global_model(iris, model):
     test = iris.subset(range(10))
     participant = WorkloadParticipant(iris, test=test)
     assert participant.can_evaluate
@@ -91,7 +91,7 @@ def test_rows_set_aside_measure_the_global_model(iris: Dataset, model: Model) ->
     assert from_json([3, {"accuracy": 0.5}]) == Evaluation(3, {"accuracy": 0.5}), "as it was kept"
 
 
-def test_fewer_rows_than_the_coordinator_asks_for_are_not_told(iris: Dataset, model: Model) -> None:
+def test_fewer_rows_than_the_coordinator_asks_for_are_not_told(iris, model):
     participant = WorkloadParticipant(iris, test=iris.subset(range(10)))
     participant.on_round(Assignment("s1", 0, evaluate=True, min_rows=11))
     train(participant, model)
@@ -100,9 +100,7 @@ def test_fewer_rows_than_the_coordinator_asks_for_are_not_told(iris: Dataset, mo
     assert "test_loss" not in after.values
 
 
-def test_model_is_not_measured_in_rounds_that_do_not_ask_for_it(
-    iris: Dataset, model: Model
-) -> None:
+def test_model_is_not_measured_in_rounds_that_do_not_ask_for_it(iris, model):
     participant = WorkloadParticipant(iris, test=iris.subset(range(10)))
     participant.on_round(Assignment("s1", 1, evaluate=False))
     train(participant, model)
@@ -110,7 +108,7 @@ def test_model_is_not_measured_in_rounds_that_do_not_ask_for_it(
     assert take_evaluation(participant) is None
 
 
-def test_evaluation_round_measures_without_training(iris: Dataset, model: Model) -> None:
+def test_evaluation_round_measures_without_training(iris, model):
     participant = WorkloadParticipant(iris, test=iris.subset(range(10)))
     participant.on_model(model.layout, model.metadata)
     participant.evaluate_round(model.vector)
@@ -119,9 +117,7 @@ def test_evaluation_round_measures_without_training(iris: Dataset, model: Model)
     assert take_evaluation(participant) is not None
 
 
-def test_evaluation_of_the_last_model_comes_with_a_local_model(
-    iris: Dataset, model: Model, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_evaluation_of_the_last_model_comes_with_a_local_model(iris, model, caplog):
     """The site is told what it gains, compared with the last model and with the best before it; of
     a model with zeros alone, its own is the better one."""
     participant = WorkloadParticipant(iris, test=iris.subset(range(0, 150, 5)))
@@ -146,7 +142,7 @@ def test_evaluation_of_the_last_model_comes_with_a_local_model(
     assert "A model of this site's rows alone is better here than that of all sites" in line
 
 
-def test_model_that_has_run_away_is_compared_with_no_local_model() -> None:
+def test_model_that_has_run_away_is_compared_with_no_local_model():
     """The coordinator refuses an evaluation with tallies of a local model alone."""
     numbers = load("diabetes", task="regression")
     workload = create("sgd", {"task": "regression", "dtype": "float64"})
@@ -160,21 +156,21 @@ def test_model_that_has_run_away_is_compared_with_no_local_model() -> None:
     assert evaluation.local is None
 
 
-def test_no_rows_set_aside_are_no_test(iris: Dataset, model: Model) -> None:
+def test_no_rows_set_aside_are_no_test(iris, model):
     participant = WorkloadParticipant(iris, test=iris.subset([]))
     assert not participant.can_evaluate
     train(participant, model)
     assert len(take_metrics(participant)) == 1
 
 
-def test_no_epochs_change_nothing(iris: Dataset, model: Model) -> None:
+def test_no_epochs_change_nothing(iris, model):
     """XAIN's configuration allows epochs = 0."""
     vector, num_samples = train(WorkloadParticipant(iris), model, epochs=0)
     assert vector.tobytes() == model.vector.tobytes()
     assert num_samples == 150
 
 
-def test_without_a_workload_the_error_says_what_to_configure(iris: Dataset) -> None:
+def test_without_a_workload_the_error_says_what_to_configure(iris):
     participant = WorkloadParticipant(iris)
     participant.on_model((), {})
     with pytest.raises(NoWorkload, match=r"no workload .*--workload sgd"):
@@ -183,7 +179,7 @@ def test_without_a_workload_the_error_says_what_to_configure(iris: Dataset) -> N
         participant.train_round(np.zeros(3), 1, 0)
 
 
-def test_divergence_names_the_column_that_is_not_scaled() -> None:
+def test_divergence_names_the_column_that_is_not_scaled():
     """Smaller steps would not help. With scaled columns the steps alone are to blame."""
     numbers = np.random.default_rng(0).normal(0, 1, 200)
     table = table_of({"age": numbers, "salary": 1e6 * numbers}, numbers)

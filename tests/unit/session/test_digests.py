@@ -269,7 +269,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_change_of_a_rule_is_in_its_digest(change: str, tmp_path: Path) -> None:
+def test_change_of_a_rule_is_in_its_digest(change, tmp_path):
     script, old, new = CHANGES[change]
     before = digest_of(loaded(tmp_path / "before", script.replace("OLD", old)))
     again = digest_of(loaded(tmp_path / "again", "\n\n" + script.replace("OLD", old)))
@@ -277,7 +277,7 @@ def test_change_of_a_rule_is_in_its_digest(change: str, tmp_path: Path) -> None:
     assert before == again != after
 
 
-def test_change_of_a_tensor_is_in_the_digest(tmp_path: Path) -> None:
+def test_change_of_a_tensor_is_in_the_digest(tmp_path):
     for kind in ("float32", "bfloat16"):
         script = (
             "import torch\n\nshare = torch.tensor([OLD], dtype=torch.KIND, requires_grad=True)\n"
@@ -290,7 +290,7 @@ def test_change_of_a_tensor_is_in_the_digest(tmp_path: Path) -> None:
         assert digests[0] == digests[1] != digests[2]
 
 
-def test_weights_that_a_module_draws_at_each_start_are_not_in_the_digest(tmp_path: Path) -> None:
+def test_weights_that_a_module_draws_at_each_start_are_not_in_the_digest(tmp_path):
     script = (
         "import torch\n\nclass Net(torch.nn.Module):\n"
         "    def __init__(self):\n        super().__init__()\n"
@@ -304,7 +304,7 @@ def test_weights_that_a_module_draws_at_each_start_are_not_in_the_digest(tmp_pat
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_digests_are_the_same_in_each_process(tmp_path: Path) -> None:
+def test_digests_are_the_same_in_each_process(tmp_path):
     scripts = {name: script.replace("OLD", old) for name, (script, old, _) in CHANGES.items()}
     for number, script in enumerate({**scripts, **UNCHANGED}.values()):
         loaded(tmp_path / f"{number:03}", script)

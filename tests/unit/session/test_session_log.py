@@ -1,15 +1,10 @@
 import json
-from pathlib import Path
-
-import pytest
 
 from xain_foundation.logs.logger import get_logger
 from xain_session import session_log
 
 
-def test_log_of_a_long_session_stays_small(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_log_of_a_long_session_stays_small(tmp_path, capsys):
     with session_log.logged_in(tmp_path, max_bytes=2000):
         log = get_logger("xain_coordinator.round")
         for round_ in range(100):

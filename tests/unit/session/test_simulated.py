@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Self
 
 import pytest
 
@@ -24,12 +24,12 @@ def main(site: xain.Site) -> None: ...
         ({"resources": {"num_gpus": 1.0}}, 'address and resources are of backend="ray"'),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(given: Any, message: str) -> None:
+def test_settings_that_make_no_sense_are_refused(given, message):
     with pytest.raises(ValueError, match=message):
         xain.simulated(**{"main": main, "participants": 3, **given})
 
 
-def test_missing_ray_is_told_with_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ray_is_told_with_the_extra_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with (
         pytest.raises(xain.SimulationError, match=r'backend="ray" needs Ray: .*\[ray\]'),
@@ -38,7 +38,7 @@ def test_missing_ray_is_told_with_the_extra_to_install(monkeypatch: pytest.Monke
         raise AssertionError("it does not start")
 
 
-def test_no_simulation_loads_ray_but_one_on_it() -> None:
+def test_no_simulation_loads_ray_but_one_on_it():
     """Ray takes a second and a hundred modules to load."""
     look = (
         "import sys, xain; xain.simulated(print, 3, backend='ray'); assert 'ray' not in sys.modules"
@@ -62,9 +62,7 @@ class Elsewhere:
     def __exit__(self, *_: object) -> None: ...
 
 
-def test_other_machines_call_the_coordinator_in_the_clear_only_if_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_other_machines_call_the_coordinator_in_the_clear_only_if_told(monkeypatch):
     """Neither the coordinator of the script nor one that is elsewhere."""
     target = "192.0.2.7:50051"
     with pytest.raises(ValueError, match="insecure"), xain.simulated(main, 3).running(target):

@@ -21,7 +21,7 @@ def job(kind: int, last_s: float, number: int) -> Job:
     return Job(kind, -last_s, number, agent, 0)
 
 
-def test_uploads_go_first_and_then_the_site_that_took_longest() -> None:
+def test_uploads_go_first_and_then_the_site_that_took_longest():
     """One that has not trained yet may take longest; of equal ones the first goes first."""
     new, again = job(TRAINING, float("inf"), 3), job(TRAINING, float("inf"), 6)
     short, long = job(TRAINING, 0.1, 1), job(TRAINING, 9.0, 2)
@@ -48,9 +48,7 @@ class Trained:
         return e.Trained(round_, is_training=is_training)
 
 
-def test_site_whose_last_training_took_longest_is_trained_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_site_whose_last_training_took_longest_is_trained_first(monkeypatch):
     """Times are those that the worker has measured in the round before, in any order of the news.
     Initial weights are no training: whoever made them may still take longest."""
     clock, begun = [0.0], list[Trained]()
@@ -90,7 +88,7 @@ def finished(main: Any, exit_status: int = EXIT_OK) -> list[str]:
     return told
 
 
-def test_code_after_the_loop_has_the_last_model() -> None:
+def test_code_after_the_loop_has_the_last_model():
     """The loop has no round, as at a site that joins when the session is over."""
     seen = []
 
@@ -103,7 +101,7 @@ def test_code_after_the_loop_has_the_last_model() -> None:
     assert seen == [(3, [1.0, 1.0], EXIT_NOTHING_COUNTED)]
 
 
-def test_script_of_many_sessions_ends_with_the_simulated_one() -> None:
+def test_script_of_many_sessions_ends_with_the_simulated_one():
     sessions = []
 
     def main(site: xain.Site) -> None:
@@ -120,7 +118,7 @@ def test_script_of_many_sessions_ends_with_the_simulated_one() -> None:
     ("status", "is_failure"),
     [(None, False), (EXIT_OK, False), (EXIT_NOTHING_COUNTED, False), (1, True), ("no disk", True)],
 )
-def test_script_may_end_with_the_exit_status_of_its_rounds(status: Any, is_failure: bool) -> None:
+def test_script_may_end_with_the_exit_status_of_its_rounds(status, is_failure):
     """Any other status is a failure, as an exception is."""
 
     def main(site: xain.Site) -> None:

@@ -89,7 +89,7 @@ def by_class(data: Dataset) -> list[Dataset]:
 # --- bootstraps ---
 
 
-def test_sites_with_equal_rows_fit_different_estimators() -> None:
+def test_sites_with_equal_rows_fit_different_estimators():
     data = flowers()
     east, west = (unpack(update(data, site)[1]) for site in ("east", "west"))
     again = unpack(update(data, "east", epoch_base=1)[1])
@@ -98,7 +98,7 @@ def test_sites_with_equal_rows_fit_different_estimators() -> None:
     assert len({frame.file for frame in unpack(update(data, seed=1)[1])} | files) == 12
 
 
-def test_an_array_is_read_again_when_another_thread_parses(monkeypatch) -> None:
+def test_an_array_is_read_again_when_another_thread_parses(monkeypatch):
     """See python/cpython#106905."""
     file = io.BytesIO()
     np.save(file, np.arange(3.0))
@@ -123,7 +123,7 @@ def digests() -> list[str]:
     ]
 
 
-def test_same_inputs_give_the_same_bytes_in_another_process() -> None:
+def test_same_inputs_give_the_same_bytes_in_another_process():
     code = "from unit.workloads.test_bagging import digests; print(*digests())"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
@@ -140,7 +140,7 @@ def test_same_inputs_give_the_same_bytes_in_another_process() -> None:
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
-def test_oob_score_is_that_of_scikit_learn(task: str) -> None:
+def test_oob_score_is_that_of_scikit_learn(task):
     """With so many estimators each row is out of some bootstrap."""
     is_classes = task == "classification"
     data = load("wine") if is_classes else load("diabetes", task="regression")
@@ -155,7 +155,7 @@ def test_oob_score_is_that_of_scikit_learn(task: str) -> None:
     assert found == pytest.approx(bag.oob_score_, abs=1e-12)
 
 
-def test_training_reports_the_oob_score() -> None:
+def test_training_reports_the_oob_score():
     data = load("wine")
     workload = create("bagging", {**TREES, "estimators": 20})
     model = workload.initial_model([data.profile()])
@@ -165,7 +165,7 @@ def test_training_reports_the_oob_score() -> None:
     assert workload.train(model, one_row, epochs=1, epoch_base=0, seed=0).metrics == {}
 
 
-def test_rows_out_of_a_bootstrap_are_of_other_groups() -> None:
+def test_rows_out_of_a_bootstrap_are_of_other_groups():
     """Visits of a patient are alike and their label is by chance: a model that knows other visits
     predicts it, and one that is measured on other patients cannot."""
     chance = np.random.RandomState(0)
@@ -188,8 +188,8 @@ def test_rows_out_of_a_bootstrap_are_of_other_groups() -> None:
     [(True, {}, False), (False, {}, "auto"), (True, {"early_stopping": True}, True)],
 )
 def test_estimators_of_rows_with_groups_stop_early_only_where_it_is_set(
-    grouped: bool, given: dict[str, Any], expected: Any, monkeypatch
-) -> None:
+    grouped, given, expected, monkeypatch
+):
     """Early stopping would divide the rows of a patient."""
     rows = flowers()
     groups = np.arange(rows.num_samples, dtype=np.uint64) // 3 if grouped else None
@@ -214,7 +214,7 @@ def test_estimators_of_rows_with_groups_stop_early_only_where_it_is_set(
 
 
 @pytest.mark.parametrize("vote", ["soft", "hard"])
-def test_votes_of_sites_with_missing_classes_are_those_of_numpy(vote: str) -> None:
+def test_votes_of_sites_with_missing_classes_are_those_of_numpy(vote):
     """String labels; one site knows a single class. Votes weigh as many rows as the site has."""
     data = flowers()
     model = ensemble(data, by_class(data), vote=vote)
@@ -237,7 +237,7 @@ def test_votes_of_sites_with_missing_classes_are_those_of_numpy(vote: str) -> No
         assert measured["loss"] == pytest.approx(-np.log(np.maximum(of_target, 1e-15)).mean())
 
 
-def test_regression_takes_the_weighted_mean() -> None:
+def test_regression_takes_the_weighted_mean():
     data = load("diabetes", task="regression")
     parts = [data.subset(rows) for rows in np.array_split(np.arange(data.num_samples), [100, 150])]
     model = ensemble(data, parts, estimator="DecisionTreeRegressor")
@@ -248,7 +248,7 @@ def test_regression_takes_the_weighted_mean() -> None:
     assert workload.measure(model, data).metrics["r2"] > 0.4
 
 
-def test_empty_ensemble_is_measured_and_predicts_nothing() -> None:
+def test_empty_ensemble_is_measured_and_predicts_nothing():
     data = flowers()
     workload = create("bagging", TREES)
     model = initial_model(workload, [data.profile()])
@@ -260,7 +260,7 @@ def test_empty_ensemble_is_measured_and_predicts_nothing() -> None:
 # --- options ---
 
 
-def test_rows_that_an_estimator_cannot_be_fitted_on_are_an_error_of_the_data() -> None:
+def test_rows_that_an_estimator_cannot_be_fitted_on_are_an_error_of_the_data():
     data = load("iris")
     negative = Dataset(data.features - 10, data.target)
     with pytest.raises(DataError, match="MultinomialNB cannot be fitted"):
@@ -315,7 +315,7 @@ def announce_many(content: dict[str, bytes]) -> None:
     content[name] = out.getvalue()
 
 
-def test_hostile_files_are_refused_before_they_are_loaded() -> None:
+def test_hostile_files_are_refused_before_they_are_loaded():
     data = flowers()
     options = BaggingOptions(parameters={"max_depth": 4}, publish=True)
     _, sent = update(data)
@@ -348,7 +348,7 @@ def test_hostile_files_are_refused_before_they_are_loaded() -> None:
             ensembles.load(file, options, 4)
 
 
-def test_site_is_warned_before_its_rows_are_published() -> None:
+def test_site_is_warned_before_its_rows_are_published():
     nested = {"pipeline": ["PCA", "KNeighborsClassifier"]}
     for estimator, publish, expected in (
         (nested, True, [["KNeighborsClassifier"]]),
@@ -361,7 +361,7 @@ def test_site_is_warned_before_its_rows_are_published() -> None:
         assert told == expected
 
 
-def test_estimators_with_classes_that_the_model_lacks_are_refused() -> None:
+def test_estimators_with_classes_that_the_model_lacks_are_refused():
     data = flowers()
     model = ensemble(data, [data])
     for target in (np.arange(150) % 5, np.char.add("kind ", (np.arange(150) % 3).astype(str))):
@@ -372,7 +372,7 @@ def test_estimators_with_classes_that_the_model_lacks_are_refused() -> None:
             workload.predict(broken, data.features)
 
 
-def test_wrong_frames_are_refused() -> None:
+def test_wrong_frames_are_refused():
     data = flowers()
     _, sent = update(data)
     options = BaggingOptions(parameters={"max_depth": 4}, estimators=3, publish=True)
@@ -393,7 +393,7 @@ def test_wrong_frames_are_refused() -> None:
 
 
 @pytest.mark.parametrize("vote", ["soft", "hard"])
-def test_ensembles_of_version_0_1_are_read_and_go_on_by_plain_votes(vote: str) -> None:
+def test_ensembles_of_version_0_1_are_read_and_go_on_by_plain_votes(vote):
     """Frames of 0.1 have no owner and no number, without which no linear model can be trained."""
     data = flowers()
     model, sent = update(data, vote=vote)
@@ -432,7 +432,7 @@ def held(data: Dataset, parts: list[Dataset], **given: Any) -> tuple[Model, list
 
 
 @pytest.mark.parametrize("vote", ["soft", "hard"])
-def test_votes_of_kept_estimators_are_those_of_the_published_ensemble(vote: str) -> None:
+def test_votes_of_kept_estimators_are_those_of_the_published_ensemble(vote):
     """One site knows a single class. Weights are as in the published ensemble."""
     data = flowers()
     parts = by_class(data)
@@ -452,13 +452,13 @@ def test_votes_of_kept_estimators_are_those_of_the_published_ensemble(vote: str)
     assert names[np.argmax(total, axis=1)].tolist() == expected.tolist()
 
 
-def test_list_of_estimators_of_version_0_1_is_read() -> None:
+def test_list_of_estimators_of_version_0_1_is_read():
     known = [Holding(3, "ab" * 16, "east", 7)]
     text = pack_holdings(known)[12:]
     assert unpack_holdings(b"XENHELD1" + text) == known
 
 
-def test_list_of_estimators_says_why_it_cannot_predict() -> None:
+def test_list_of_estimators_says_why_it_cannot_predict():
     data = flowers()
     model, _ = held(data, by_class(data))
     workload = create("bagging", TREES | {"publish": False})
@@ -489,6 +489,6 @@ def listing(text: bytes) -> bytes:
         (pack_holdings(20 * [Holding(3, 32 * "a")]), "takes 1024 at most"),
     ],
 )
-def test_wrong_lists_of_estimators_are_refused(update: bytes, why: str) -> None:
+def test_wrong_lists_of_estimators_are_refused(update, why):
     with pytest.raises(InvalidContent, match=why):
         check_holding(update, 3)

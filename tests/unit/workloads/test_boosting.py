@@ -15,7 +15,7 @@ from xain_workloads.tables.profile import DataProfile
 from xain_workloads.workload import create, evaluate, from_metadata, initial_model
 
 
-def test_participants_of_earlier_versions_know_the_options_of_bagging() -> None:
+def test_participants_of_earlier_versions_know_the_options_of_bagging():
     """An unknown option is refused, and earlier participants always send trees."""
     profile = DataProfile(5, 4, ("a", "b"))
     model = create("xgboost", {"mode": "bagging"}).initial_model([profile])
@@ -24,7 +24,7 @@ def test_participants_of_earlier_versions_know_the_options_of_bagging() -> None:
     assert from_metadata(cyclic.initial_model([profile]).metadata) == cyclic
 
 
-def test_training_is_the_same_every_time_and_subsamples_anew_in_each_round() -> None:
+def test_training_is_the_same_every_time_and_subsamples_anew_in_each_round():
     data = load("breast_cancer")
     workload = create("xgboost", {"subsample": 0.5, "max_depth": 2})
     model = workload.initial_model([data.profile()])
@@ -37,7 +37,7 @@ def test_training_is_the_same_every_time_and_subsamples_anew_in_each_round() -> 
     assert len({bytes_of(0, 1), bytes_of(2, 1), bytes_of(0, 2)}) == 3
 
 
-def test_initial_model_needs_no_xgboost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_initial_model_needs_no_xgboost(monkeypatch):
     """A coordinator makes it; what trains says how to install the package."""
     monkeypatch.setitem(sys.modules, "xgboost", None)
     data = load("wine")
@@ -48,7 +48,7 @@ def test_initial_model_needs_no_xgboost(monkeypatch: pytest.MonkeyPatch) -> None
         workload.train(model, data, epochs=1, epoch_base=0, seed=0)
 
 
-def test_wrong_data_and_models_are_refused() -> None:
+def test_wrong_data_and_models_are_refused():
     data = load("wine")
     workload = create("xgboost")
     model = workload.initial_model([data.profile()])
@@ -69,7 +69,7 @@ def test_wrong_data_and_models_are_refused() -> None:
         workload.initial_model([DataProfile(3, 2, ("a",))])
 
 
-def test_missing_numbers_of_a_table_stay_missing() -> None:
+def test_missing_numbers_of_a_table_stay_missing():
     """The preprocessing that is fitted for trees neither fills nor scales; other workloads fill."""
     values = {"a": np.array([1.0, np.nan, 3.0, 500.0]), "b": np.array([np.nan] * 4)}
     table = table_of(values, np.array(["x", "y", "x", "y"]))
@@ -79,7 +79,7 @@ def test_missing_numbers_of_a_table_stay_missing() -> None:
     assert np.isfinite(filled.features).all()
 
 
-def test_regression_starts_at_the_mean_target_of_all_sites() -> None:
+def test_regression_starts_at_the_mean_target_of_all_sites():
     """The mean comes from the statistics in their profiles; without them it is 0."""
     whole = load_table("diabetes", task="regression")
     parts = [whole.subset(range(100)), whole.subset(range(100, 442))]

@@ -11,7 +11,7 @@ from xain_workloads.bundled import BUNDLED, read_bundled
 
 
 @pytest.mark.parametrize("name", BUNDLED)
-def test_sets_are_those_of_scikit_learn(name: str) -> None:
+def test_sets_are_those_of_scikit_learn(name):
     """To the bit, so that a model does not depend on who has read its rows."""
     theirs = getattr(datasets, f"load_{name}")()
     ours = read_bundled(name)
@@ -24,7 +24,7 @@ def test_sets_are_those_of_scikit_learn(name: str) -> None:
         np.testing.assert_array_equal(ours.class_names, theirs.target_names)
 
 
-def test_table_of_a_set_is_made_without_scikit_learn() -> None:
+def test_table_of_a_set_is_made_without_scikit_learn():
     """The import takes longer than all else that a participant does before its first round."""
     load = "from xain_workloads.tables.data import load; load('iris')"
     script = f"import sys; {load}; print(*sys.modules)"

@@ -35,9 +35,7 @@ def by_rows(outcome: np.ndarray, odds: np.ndarray) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(("factor", "shift"), [(1.0, 0.0), (2.0, 0.0), (0.5, 0.7)])
-def test_intercept_and_slope_are_those_of_the_rows_at_whatever_site(
-    factor: float, shift: float
-) -> None:
+def test_intercept_and_slope_are_those_of_the_rows_at_whatever_site(factor, shift):
     """The sums of three sites give what a fit to all rows gives; the intervals hold the truth."""
     outcome, odds = rows(factor, shift)
     parts = [tallied(outcome[k::3], odds[k::3]) for k in range(3)]
@@ -54,7 +52,7 @@ def test_intercept_and_slope_are_those_of_the_rows_at_whatever_site(
     assert found["observed_expected"].value == pytest.approx(outcome.sum() / expected, abs=0.01)
 
 
-def test_interval_is_as_wide_as_the_spread_of_estimates() -> None:
+def test_interval_is_as_wide_as_the_spread_of_estimates():
     """The standard error of the slope is that over tables drawn anew."""
     slopes, reaches = [], []
     for seed in range(200):
@@ -77,13 +75,11 @@ def test_interval_is_as_wide_as_the_spread_of_estimates() -> None:
     ],
     ids=["separated", "one score for all", "one class alone"],
 )
-def test_figure_without_a_finite_estimate_is_left_out(
-    outcome: list[int], odds: list[float], known: tuple[str, ...]
-) -> None:
+def test_figure_without_a_finite_estimate_is_left_out(outcome, odds, known):
     assert tuple(calibration_figures(tallied(np.array(outcome), np.array(odds)))) == known
 
 
-def test_more_classes_and_numbers_have_none() -> None:
+def test_more_classes_and_numbers_have_none():
     target = np.arange(6) % 3
     assert calibration_figures(tally_classes(3, target, target, np.full((6, 3), 1 / 3))) == {}
     assert calibration_figures(None) == {}

@@ -124,7 +124,7 @@ AT_ALL = [
 
 
 @pytest.mark.parametrize("number", [2, 3, 5])
-def test_honest_sites_have_no_findings(number: int) -> None:
+def test_honest_sites_have_no_findings(number):
     assert found(sites(number)) == ()
 
 
@@ -132,9 +132,7 @@ def test_honest_sites_have_no_findings(number: int) -> None:
 @pytest.mark.parametrize(
     ("name", "where", "spoil"), AT_ONE, ids=[f"{one[0]}-{i}" for i, one in enumerate(AT_ONE)]
 )
-def test_mistake_at_one_site_is_named_with_site_and_column(
-    name: str, where: str, spoil: Callable[..., NDArray[Any]], number: int
-) -> None:
+def test_mistake_at_one_site_is_named_with_site_and_column(name, where, spoil, number):
     """The finding says what to do; at most one of two sites beside it is blamed, since nobody
     knows which of the two is right."""
     given = sites(number)
@@ -150,9 +148,7 @@ def test_mistake_at_one_site_is_named_with_site_and_column(
 @pytest.mark.parametrize(
     ("name", "where", "make"), AT_ALL, ids=[f"{one[0]}-{i}" for i, one in enumerate(AT_ALL)]
 )
-def test_mistake_at_all_sites_is_named_with_the_column(
-    name: str, where: str, make: Callable[..., NDArray[Any]]
-) -> None:
+def test_mistake_at_all_sites_is_named_with_the_column(name, where, make):
     given = sites()
     for values, outcome in given.values():
         values[where] = make(len(outcome), outcome)
@@ -170,7 +166,7 @@ def tells_what_to_do(finding: Finding) -> bool:
 
 
 @pytest.mark.parametrize("number", [2, 4])
-def test_categories_in_another_language_are_replaced_all_at_once(number: int) -> None:
+def test_categories_in_another_language_are_replaced_all_at_once(number):
     """The setting has all pairs, guessed where only one category begins with the same letter."""
     given = sites(number)
     values, outcome = given["south"]
@@ -226,15 +222,13 @@ def case_mixes() -> Iterator[tuple[str, dict[str, tuple[Values, NDArray[Any]]]]]
 
 
 @pytest.mark.parametrize(("name", "given"), [pytest.param(*one, id=one[0]) for one in case_mixes()])
-def test_sites_with_other_patients_have_no_findings(
-    name: str, given: dict[str, tuple[Values, NDArray[Any]]]
-) -> None:
+def test_sites_with_other_patients_have_no_findings(name, given):
     """A site of other patients differs in many columns, and zeros tell nothing of the unit."""
     assert [str(one) for one in found(given) if one.check != "unlike_classes"] == []
 
 
 @pytest.mark.parametrize("rows", [22, 30, 49])
-def test_measurements_in_whole_numbers_at_small_sites_are_no_identifiers(rows: int) -> None:
+def test_measurements_in_whole_numbers_at_small_sites_are_no_identifiers(rows):
     """All incomes of 30 people differ, as ids do; row numbers and named ids are still told of."""
     given = {name: patients(rows, seed) for seed, name in enumerate(NAMES)}
     for seed, (values, outcome) in enumerate(given.values()):
@@ -246,7 +240,7 @@ def test_measurements_in_whole_numbers_at_small_sites_are_no_identifiers(rows: i
     assert told == ["nr", "case_id"]
 
 
-def test_site_of_few_rows_makes_no_identifier_of_a_column_of_others() -> None:
+def test_site_of_few_rows_makes_no_identifier_of_a_column_of_others():
     """A street that each patient of a small site has alone is shared by hundreds elsewhere."""
     given = {name: patients(rows, 3) for name, rows in (("north", 400), ("south", 24))}
     for values, outcome in given.values():
@@ -267,7 +261,7 @@ def visits(num_patients: int, seed: int, id_name: str, number: int = 3) -> tuple
 
 
 @pytest.mark.parametrize("name", ["patient_id", "Subject", "PatNr", "badge"])
-def test_id_that_repeats_is_told_with_the_line_to_set(name: str) -> None:
+def test_id_that_repeats_is_told_with_the_line_to_set(name):
     """The name tells it, or age, sex and ward, in which the rows of a patient agree."""
     (one,) = [one for one in found({"north": visits(60, 0, name)}) if one.check == "groups"]
     assert (one.level, one.site, one.column) == ("warn", "north", name)
@@ -276,7 +270,7 @@ def test_id_that_repeats_is_told_with_the_line_to_set(name: str) -> None:
     assert [one.site for one in found(both) if one.check == "groups"] == [""]
 
 
-def test_measurements_and_codes_that_repeat_are_no_ids() -> None:
+def test_measurements_and_codes_that_repeat_are_no_ids():
     """Ages, their groups, wards and their districts, and codes with few values in many rows."""
     values, outcome = patients(600, 0)
     values["age_group"] = values["age"] // 10
@@ -287,7 +281,7 @@ def test_measurements_and_codes_that_repeat_are_no_ids() -> None:
     assert [str(one) for one in found({"north": (values, outcome)}) if one.check == "groups"] == []
 
 
-def test_site_without_groups_beside_others_is_told_once() -> None:
+def test_site_without_groups_beside_others_is_told_once():
     profiles = {}
     for name, one in sites().items():
         table = table_of(*one, "outcome")
@@ -305,7 +299,7 @@ def test_site_without_groups_beside_others_is_told_once() -> None:
 
 
 @pytest.mark.parametrize("number", [2, 4])
-def test_instrument_that_is_off_is_named_where_a_column_has_two_peaks(number: int) -> None:
+def test_instrument_that_is_off_is_named_where_a_column_has_two_peaks(number):
     """The middle half of such a column is wider than that of a bell curve."""
     given = sites(number)
     for seed, (values, outcome) in enumerate(given.values()):
@@ -316,7 +310,7 @@ def test_instrument_that_is_off_is_named_where_a_column_has_two_peaks(number: in
     assert ("offset", "south", "length") in told
 
 
-def test_target_in_cents_and_its_single_cells_are_named() -> None:
+def test_target_in_cents_and_its_single_cells_are_named():
     def prices(seed: int) -> tuple[Values, NDArray[Any]]:
         values, _ = patients(150, seed)
         chance = np.random.RandomState(seed + 100)
@@ -334,7 +328,7 @@ def test_target_in_cents_and_its_single_cells_are_named() -> None:
     assert [(one.check, one.site) for one in found(given)] == [("outlier", "west")]
 
 
-def test_finding_tells_no_figure_of_another_site() -> None:
+def test_finding_tells_no_figure_of_another_site():
     """The owner of the data hears its own figures, and of others a direction and a ratio."""
     given = sites()
     values, outcome = given["south"]
@@ -345,7 +339,7 @@ def test_finding_tells_no_figure_of_another_site() -> None:
     assert not any(f"{one:g}" in finding.text.replace("365", "") for one in others)
 
 
-def test_sites_of_four_rows_are_refused_together_unless_they_tell_more() -> None:
+def test_sites_of_four_rows_are_refused_together_unless_they_tell_more():
     """Nothing would be scaled. Refused by name, with the two ways out."""
     given = {f"clinic-{i}": table_of(*patients(4, i), "outcome") for i in range(30)}
     told = [(name, table.profile()) for name, table in given.items()]
@@ -361,7 +355,7 @@ def test_sites_of_four_rows_are_refused_together_unless_they_tell_more() -> None
 
 @pytest.mark.parametrize("number", [2, 4])
 @pytest.mark.parametrize("rows", [9, 22])
-def test_one_cell_at_a_site_of_few_rows_is_no_other_unit(rows: int, number: int) -> None:
+def test_one_cell_at_a_site_of_few_rows_is_no_other_unit(rows, number):
     """The cell moves all quantiles of so few rows; a factor would spoil the other ones."""
     given = sites(number)
     given["south"] = patients(rows, 7)
@@ -371,7 +365,7 @@ def test_one_cell_at_a_site_of_few_rows_is_no_other_unit(rows: int, number: int)
 
 
 @pytest.mark.parametrize("rows", [9, 22])
-def test_unit_of_a_site_of_few_rows_is_mended_by_the_exact_factor(rows: int) -> None:
+def test_unit_of_a_site_of_few_rows_is_mended_by_the_exact_factor(rows):
     """Their spread is too uncertain to tell the ratio, and no offset mends it."""
     given = sites(2)
     given["south"] = patients(rows, 7)
@@ -382,7 +376,7 @@ def test_unit_of_a_site_of_few_rows_is_mended_by_the_exact_factor(rows: int) -> 
     assert 'data.factors."weight" = 0.001' in fix
 
 
-def test_values_below_a_limit_of_detection_are_mended_by_its_setting() -> None:
+def test_values_below_a_limit_of_detection_are_mended_by_its_setting():
     """The column is one of numbers, and half of the limit is taken."""
     given = sites(2)
     for values, outcome in given.values():
@@ -392,7 +386,7 @@ def test_values_below_a_limit_of_detection_are_mended_by_its_setting() -> None:
     assert fix.endswith('set data.below_limit = "half"')
 
 
-def test_numbers_taken_for_classes_are_refused() -> None:
+def test_numbers_taken_for_classes_are_refused():
     labels = (np.arange(120) % 60).astype(str)
     given = {name: (values, labels) for name, (values, _) in sites(2, 120).items()}
     finding = found(given)[0]
@@ -400,7 +394,7 @@ def test_numbers_taken_for_classes_are_refused() -> None:
     assert "regression" in finding.fix
 
 
-def test_class_of_few_rows_at_all_sites_is_named() -> None:
+def test_class_of_few_rows_at_all_sites_is_named():
     given = sites()
     given["north"] = given["north"][0], np.where(np.arange(160) < 6, "gone", given["north"][1])
     checks = {one.check for one in found(given)}
@@ -408,7 +402,7 @@ def test_class_of_few_rows_at_all_sites_is_named() -> None:
 
 
 @pytest.mark.parametrize(("num_columns", "is_told"), [(2000, True), (2001, False)])
-def test_wide_table_notes_the_checks_that_it_skips(num_columns: int, is_told: bool) -> None:
+def test_wide_table_notes_the_checks_that_it_skips(num_columns, is_told):
     """Two thousand columns of ten classes are 20,000 pairs. The first column is the target."""
     outcome = np.repeat([f"c{i}" for i in range(10)], 20)
     columns = {f"{i}": (np.arange(200) * (i + 3) // 7) % 9.0 for i in range(num_columns - 1)}
@@ -420,7 +414,7 @@ def test_wide_table_notes_the_checks_that_it_skips(num_columns: int, is_told: bo
     assert is_told or "20,010 pairs of a column and a class" in findings[0].text
 
 
-def test_levels_change_findings_or_leave_them_out() -> None:
+def test_levels_change_findings_or_leave_them_out():
     given = sites()
     given["south"][0]["age"] = given["south"][0]["age"] * 365.25
     assert [one.level for one in found(given, units="refuse")] == ["refuse"]
@@ -428,7 +422,7 @@ def test_levels_change_findings_or_leave_them_out() -> None:
     assert found(given, units="off") == ()
 
 
-def test_findings_are_bounded_and_the_worst_come_first() -> None:
+def test_findings_are_bounded_and_the_worst_come_first():
     given = {}
     for i in range(MAX_FINDINGS + 20):
         values, outcome = patients(18, i)
@@ -440,7 +434,7 @@ def test_findings_are_bounded_and_the_worst_come_first() -> None:
     assert sorted(findings, key=lambda one: order.index(one.level)) == list(findings)
 
 
-def test_profiles_of_earlier_versions_are_checked_as_far_as_they_tell() -> None:
+def test_profiles_of_earlier_versions_are_checked_as_far_as_they_tell():
     told = [
         (name, replace(table_of(*one, "outcome").profile(), statistics=""))
         for name, one in sites(2).items()
@@ -449,7 +443,7 @@ def test_profiles_of_earlier_versions_are_checked_as_far_as_they_tell() -> None:
     assert check([("empty", DataProfile(0, 3))]) == ()
 
 
-def test_sites_with_unlike_classes_are_told_the_remedy() -> None:
+def test_sites_with_unlike_classes_are_told_the_remedy():
     """Once, and not where a site differs by chance."""
     given = sites(3)
     values, outcome = given["south"]
@@ -460,7 +454,7 @@ def test_sites_with_unlike_classes_are_told_the_remedy() -> None:
     assert 'workload.remedy = "scaffold"' in one.text
 
 
-def test_pairs_of_column_and_class_above_the_bound_take_no_memory() -> None:
+def test_pairs_of_column_and_class_above_the_bound_take_no_memory():
     """A site of 6,000 columns can name 10,000 classes in its statistics."""
     names = [f"c{i}" for i in range(300)]
     profile = table_of({name: [1.0, 2.0] for name in names}, np.array(["a", "b"])).profile()
@@ -471,9 +465,7 @@ def test_pairs_of_column_and_class_above_the_bound_take_no_memory() -> None:
 
 
 @pytest.mark.parametrize(("num_classes", "words"), [(6, ()), (7, ("opposite",)), (21, ("alone",))])
-def test_checks_that_are_for_fewer_classes_are_noted(
-    num_classes: int, words: tuple[str, ...]
-) -> None:
+def test_checks_that_are_for_fewer_classes_are_noted(num_classes, words):
     """A protection does not go off without a word."""
     labels = np.tile([f"class {number:02}" for number in range(num_classes)], 20)
     features = np.random.default_rng(0).normal(size=(len(labels), 2))

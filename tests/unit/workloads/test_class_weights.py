@@ -38,7 +38,7 @@ def weights_in(model: Model) -> list[float]:
     return list(loads(model.metadata[KEY]))
 
 
-def test_weights_are_scikit_learns_of_all_rows() -> None:
+def test_weights_are_scikit_learns_of_all_rows():
     """A site has none of a class, and another has too few rows of it to tell how many."""
     sites = [rows([50, 30, 0]), rows([40, 0, 3]), rows([60, 10, 8])]
     model, _ = opened(create("sgd", BALANCED), *sites)
@@ -47,7 +47,7 @@ def test_weights_are_scikit_learns_of_all_rows() -> None:
     assert weights_in(model) == pytest.approx(expected.tolist())
 
 
-def test_weights_stay_with_a_model_that_is_made_again() -> None:
+def test_weights_stay_with_a_model_that_is_made_again():
     """Statistics are dropped after the first time."""
     workload, site = create("sgd", BALANCED), rows([50, 10])
     model, _ = opened(workload, site)
@@ -56,20 +56,20 @@ def test_weights_stay_with_a_model_that_is_made_again() -> None:
     assert again.metadata[KEY] == model.metadata[KEY]
 
 
-def test_site_without_statistics_is_refused() -> None:
+def test_site_without_statistics_is_refused():
     profile = Table.from_dataset(rows([50, 10])).profile()
     with pytest.raises(DataError, match="needs the counts of the classes at all sites"):
         initial_model(create("sgd", BALANCED), [replace(profile, statistics="")])
 
 
 @pytest.mark.parametrize("name", ["sgd", "mlp", "neural", "xgboost"])
-def test_weights_are_for_classification(name: str) -> None:
+def test_weights_are_for_classification(name):
     with pytest.raises(ValueError, match="class_weight is 'balanced'; it is for task"):
         create(name, {**BALANCED, "task": "regression"})
 
 
 @pytest.mark.parametrize("loss", ["log_loss", "hinge"])
-def test_steps_of_one_row_are_scikit_learns_own(loss: str) -> None:
+def test_steps_of_one_row_are_scikit_learns_own(loss):
     options = {"loss": loss, "eta0": 0.01, "batch_size": 1, "dtype": "float64"}
     workload = create("sgd", {**options, **BALANCED})
     model, (data,) = opened(workload, rows([90, 10]))
@@ -88,7 +88,7 @@ def test_steps_of_one_row_are_scikit_learns_own(loss: str) -> None:
 
 
 @pytest.mark.parametrize("counts", [(90, 10), (60, 30, 10)])
-def test_optimum_is_that_of_logistic_regression(counts: tuple[int, ...]) -> None:
+def test_optimum_is_that_of_logistic_regression(counts):
     """Training with full batches ends in the weighted optimum, where the gradient is zero."""
     alpha, num_rows = 0.1, sum(counts)
     options = {"alpha": alpha, "dtype": "float64", **BALANCED}
@@ -108,7 +108,7 @@ def test_optimum_is_that_of_logistic_regression(counts: tuple[int, ...]) -> None
 
 
 @pytest.mark.parametrize("name", ["mlp", "neural"])
-def test_networks_predict_the_rarest_class(name: str) -> None:
+def test_networks_predict_the_rarest_class(name):
     """Without weights a network seldom predicts the rarest of three classes."""
     chance = np.random.default_rng(1)
     codes = np.repeat([0, 1, 2], [930, 50, 20])
@@ -126,7 +126,7 @@ def test_networks_predict_the_rarest_class(name: str) -> None:
     assert recalls[1] > recalls[0] + 0.3
 
 
-def test_gradients_of_networks_have_the_weights() -> None:
+def test_gradients_of_networks_have_the_weights():
     """The gradient over all rows is that of rows which are there as often as they weigh."""
     options = {"mode": "gradient", "layers": [{"type": "linear"}]}
     weighted = create("neural", {**options, **BALANCED})
@@ -147,7 +147,7 @@ def model_without(model: Model) -> Model:
 
 @pytest.mark.parametrize("counts", [(90, 10), (60, 30, 10)])
 @pytest.mark.parametrize("mode", ["bagging", "histogram"])
-def test_trees_are_those_of_sample_weights(mode: str, counts: tuple[int, ...]) -> None:
+def test_trees_are_those_of_sample_weights(mode, counts):
     """The trees of one site are those that XGBoost grows with the weights of its rows."""
     import xgboost
 
@@ -186,7 +186,7 @@ def test_trees_are_those_of_sample_weights(mode: str, counts: tuple[int, ...]) -
         assert np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.95
 
 
-def test_bagged_estimators_are_fitted_with_the_weights() -> None:
+def test_bagged_estimators_are_fitted_with_the_weights():
     """A linear model of rows with weights favours the rare class as scikit-learn's does."""
     options = {"estimator": "LogisticRegression", "publish": True, "estimators": 1, "vote": "soft"}
     options |= BALANCED
@@ -203,6 +203,6 @@ def test_bagged_estimators_are_fitted_with_the_weights() -> None:
     np.testing.assert_allclose(fitted.coef_, theirs.coef_, atol=1e-6)
 
 
-def test_estimator_without_weights_is_refused() -> None:
+def test_estimator_without_weights_is_refused():
     with pytest.raises(ValueError, match="KNeighborsClassifier takes no weights of rows"):
         create("bagging", {"estimator": "KNeighborsClassifier", **BALANCED})

@@ -1,7 +1,5 @@
 """Corrections of a site are made alike for training and prediction."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -18,7 +16,7 @@ DIALECT = Dialect(
 )
 
 
-def test_corrections_are_made_after_reading(tmp_path: Path) -> None:
+def test_corrections_are_made_after_reading(tmp_path):
     """Factors come before offsets, by names in the session; labels can be exchanged."""
     (file := tmp_path / "a.csv").write_text(TEXT)
     table = load_table(file, dialect=DIALECT)
@@ -38,7 +36,7 @@ def test_corrections_are_made_after_reading(tmp_path: Path) -> None:
     assert rows.table.values["sex"].tolist() == ["male", "F"]
 
 
-def test_target_of_numbers_is_corrected(tmp_path: Path) -> None:
+def test_target_of_numbers_is_corrected(tmp_path):
     (file := tmp_path / "a.csv").write_text("x,price\n1,100\n2,250\n")
     table = load_table(file, task="regression", dialect=Dialect(factors={"price": 0.01}))
     assert table.target == pytest.approx(np.array([1.0, 2.5]))
@@ -52,9 +50,7 @@ def test_target_of_numbers_is_corrected(tmp_path: Path) -> None:
         (Dialect(replace={"temp": {"a": "b"}}), "replace names 'temp', which holds numbers"),
     ],
 )
-def test_correction_of_another_column_is_refused_by_name(
-    dialect: Dialect, why: str, tmp_path: Path
-) -> None:
+def test_correction_of_another_column_is_refused_by_name(dialect, why, tmp_path):
     (file := tmp_path / "a.csv").write_text(TEXT)
     with pytest.raises(DataError, match=why):
         load_table(file, dialect=dialect)

@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from support.learning import refused
 from xain_workloads.errors import DataError
-from xain_workloads.tables.data import Dataset, Task, class_name, from_arrays, load, load_table
+from xain_workloads.tables.data import Dataset, class_name, from_arrays, load, load_table
 from xain_workloads.tables.profile import DataProfile
 from xain_workloads.tables.reading.dialect import Dialect
 
@@ -40,7 +40,7 @@ def _parquet(path: Path, **columns: Any) -> Path:
 # Formats
 
 
-def test_every_format_reads_the_same_data(write: Write, tmp_path: Path) -> None:
+def test_every_format_reads_the_same_data(write, tmp_path):
     """Participants may keep their parts in different formats: rows and classes agree."""
     features = np.array([[1.0, 2.5], [0.0, -4.0], [3.0, 0.0]])
     np.savez(tmp_path / "long.npz", features=features, target=np.array([3, 10, 3]))
@@ -65,7 +65,7 @@ def test_every_format_reads_the_same_data(write: Write, tmp_path: Path) -> None:
         assert dataset.profile() == DataProfile(3, 2, ("3", "10")), path.name
 
 
-def test_scale_multiplies_features_alone() -> None:
+def test_scale_multiplies_features_alone():
     """Pixels of 0..16 become 0..1; the target stays."""
     scaled = load("digits", dialect=Dialect(scale=0.0625))
     assert (scaled.features.min(), scaled.features.max()) == (0.0, 1.0)
@@ -73,7 +73,7 @@ def test_scale_multiplies_features_alone() -> None:
     np.testing.assert_array_equal(diabetes.target, load("diabetes", task="regression").target)
 
 
-def test_regression_target_is_float(write: Write) -> None:
+def test_regression_target_is_float(write):
     """A regression target is numbers, and the profile lists no classes."""
     dataset = load(write("a.csv", "a,y\n1,2\n3,4.5\n"), task="regression")
     assert dataset.target.dtype == np.float64
@@ -81,7 +81,7 @@ def test_regression_target_is_float(write: Write) -> None:
     assert dataset.profile() == DataProfile(2, 1, ())
 
 
-def test_target_is_chosen_by_name(write: Write) -> None:
+def test_target_is_chosen_by_name(write):
     """The last column unless told otherwise; the others keep their order."""
     path = write("a.csv", "a,b,c\n1,2,3\n")
     assert load(path).feature_names == ("a", "b")
@@ -91,7 +91,7 @@ def test_target_is_chosen_by_name(write: Write) -> None:
     assert chosen.features.tolist() == [[1.0, 3.0]]
 
 
-def test_csv_types_do_not_depend_on_the_first_block(write: Write) -> None:
+def test_csv_types_do_not_depend_on_the_first_block(write):
     """A fraction after megabytes of whole numbers, and a name after numeric labels, are read."""
     text = "a,y\n" + "1,2\n" * 600_000 + "1.5,late\n"
     dataset = load(write("a.csv", text))
@@ -99,7 +99,7 @@ def test_csv_types_do_not_depend_on_the_first_block(write: Write) -> None:
     assert dataset.profile().classes == ("2", "late")
 
 
-def test_libsvm_width_and_base_are_given_not_guessed(write: Write) -> None:
+def test_libsvm_width_and_base_are_given_not_guessed(write):
     """Parts of one data set that lack the first or last feature still have the same columns."""
     part = write("a.svm", "1 2:5\n-1 2:6\n")
     assert load(part, num_features=4).features.tolist() == [[0, 5, 0, 0], [0, 6, 0, 0]]
@@ -140,13 +140,13 @@ def test_libsvm_width_and_base_are_given_not_guessed(write: Write) -> None:
         ("٣", "٣"),
     ],
 )
-def test_class_names_are_canonical(label: object, name: str) -> None:
+def test_class_names_are_canonical(label, name):
     """One class has one name, whatever type a file stores it in."""
     assert class_name(label) == name
 
 
 @given(st.one_of(st.text(), st.integers(), st.floats(allow_nan=False, allow_infinity=False)))
-def test_class_names_are_stable(label: object) -> None:
+def test_class_names_are_stable(label):
     """The name of a name is the name: data written out and read again keep their classes."""
     assert class_name(class_name(label)) == class_name(label)
 
@@ -156,7 +156,7 @@ def test_class_names_are_stable(label: object) -> None:
 
 @pytest.mark.parametrize("text", ["a,b,y\n", "a,b,y", "a,b,y\n\n", '"a","b","y"\r\n'])
 @pytest.mark.parametrize("task", ["classification", "regression"])
-def test_csv_header_alone_is_a_dataset(write: Write, text: str, task: Task) -> None:
+def test_csv_header_alone_is_a_dataset(write, text, task):
     """An empty partition is data without rows, not an error."""
     dataset = load(write("a.csv", text), task=task)
     assert dataset.profile() == DataProfile(0, 2)
@@ -182,16 +182,14 @@ def test_csv_header_alone_is_a_dataset(write: Write, text: str, task: Task) -> N
         (b"\xff\xfe\x00", "a.csv: the file is no text in utf-16"),
     ],
 )
-def test_csv_errors_name_file_column_and_row(
-    write: Write, text: str | bytes, complaint: str
-) -> None:
+def test_csv_errors_name_file_column_and_row(write, text, complaint):
     """Someone with a million rows finds the one that is wrong."""
     with refused(complaint):
         load(write("a.csv", text))
 
 
 @pytest.mark.parametrize("num_rows", [2, 200_000])
-def test_line_breaks_in_quotes_are_parts_of_a_cell(write: Write, num_rows: int) -> None:
+def test_line_breaks_in_quotes_are_parts_of_a_cell(write, num_rows):
     """In files of any size: the second has several of the reader's blocks."""
     text = "a,note,y\n" + '1,"one\r\nor two, ""lines""\n",x\n' * num_rows
     table = load_table(write("a.csv", text), types={"note": "category"})
@@ -200,13 +198,13 @@ def test_line_breaks_in_quotes_are_parts_of_a_cell(write: Write, num_rows: int) 
 
 
 @pytest.mark.parametrize("num_rows", [2, 400_000])
-def test_open_quotation_mark_is_named_with_its_row(write: Write, num_rows: int) -> None:
+def test_open_quotation_mark_is_named_with_its_row(write, num_rows):
     text = 'a,note,y\n1,2,x\n1,"open,x\n' + "1,two,x\n" * num_rows
     with pytest.raises(DataError, match=r"a\.csv: row 2 has .* is a quotation mark open there\?"):
         load_table(write("a.csv", text))
 
 
-def test_columns_of_each_arrow_encoding_of_text_are_read(tmp_path: Path) -> None:
+def test_columns_of_each_arrow_encoding_of_text_are_read(tmp_path):
     """As pyarrow and polars write them: views, dictionaries, large strings."""
     texts = pa.array(["1", "2", None])
     arrays = {
@@ -229,9 +227,7 @@ WORDS = "arrow|block|pickle|parse|magic|footer|literal|convert|codec|errno|expec
 
 @pytest.mark.parametrize("suffix", FORMS)
 @given(junk=st.binary(max_size=40), at=st.integers(0, 12))
-def test_damaged_file_is_a_sentence_about_the_file(
-    suffix: str, junk: bytes, at: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_damaged_file_is_a_sentence_about_the_file(suffix, junk, at, tmp_path_factory):
     """No error of a library comes through, in class or in words."""
     path = tmp_path_factory.getbasetemp() / f"damaged{suffix}"
     whole = FORMS[suffix].encode()
@@ -245,7 +241,7 @@ def test_damaged_file_is_a_sentence_about_the_file(
         assert not re.search(WORDS, quoted, re.IGNORECASE), said
 
 
-def test_regression_target_must_be_numbers(write: Write) -> None:
+def test_regression_target_must_be_numbers(write):
     """Text, gaps and infinities in a regression target are named like those in features."""
     with refused("a.csv: column 'y', row 1: 'x' is not a number"):
         load(write("a.csv", "a,y\n1,x\n"), task="regression")
@@ -264,15 +260,13 @@ def test_regression_target_must_be_numbers(write: Write) -> None:
         ({"a": [1, 2], "y": [[1], [2]]}, "column 'y', row 1: [1] is no class name"),
     ],
 )
-def test_parquet_errors_name_column_and_row(
-    tmp_path: Path, columns: dict[str, Any], complaint: str
-) -> None:
+def test_parquet_errors_name_column_and_row(tmp_path, columns, complaint):
     """Typed columns are held to the same rules as text."""
     with refused(f"a.parquet: {complaint}"):
         load(_parquet(tmp_path / "a.parquet", **columns))
 
 
-def test_archive_of_other_arrays_is_refused(tmp_path: Path) -> None:
+def test_archive_of_other_arrays_is_refused(tmp_path):
     """Wrong names and shapes say what is there; an object array is not unpickled."""
     eye, cube = np.eye(2), np.ones((2, 2, 2))
     for arrays, complaint in (
@@ -309,9 +303,7 @@ def test_archive_of_other_arrays_is_refused(tmp_path: Path) -> None:
         ("iris", {"num_features": 5}, "4 feature columns, but num_features is 5"),
     ],
 )
-def test_unknown_source_says_what_there_is(
-    write: Write, source: str, more: dict[str, Any], complaint: str
-) -> None:
+def test_unknown_source_says_what_there_is(write, source, more, complaint):
     file = write("a.csv", "a,y\n1,2\n").with_name(source)
     if source == "a.docx":
         file.touch()
@@ -341,15 +333,13 @@ def test_unknown_source_says_what_there_is(
         (lambda: from_arrays([["a"]], [1]), "data: features have dtype"),
     ],
 )
-def test_arrays_that_make_no_data_set_are_refused(
-    make: Callable[[], Dataset], complaint: str
-) -> None:
+def test_arrays_that_make_no_data_set_are_refused(make, complaint):
     """A Dataset that exists is consistent, wherever it came from."""
     with refused(complaint):
         make()
 
 
-def test_subset_keeps_order_and_copies() -> None:
+def test_subset_keeps_order_and_copies():
     """A part of a data set is its own: changing it leaves the whole alone."""
     whole = from_arrays([[0.0], [1.0], [2.0]], ["a", "b", "c"], feature_names=["f"])
     part = whole.subset([2, 0])
@@ -371,7 +361,7 @@ def ward(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_folder_gives_the_table_of_one_file(ward: Path) -> None:
+def test_folder_gives_the_table_of_one_file(ward):
     """Features and target of two files are those of one file with all columns."""
     (ward / "both.csv").write_text("age,ward,outcome\n61,a,yes\n47,b,no\n30,a,yes\n")
     folder, file = load_table(ward), load_table(ward / "both.csv")
@@ -390,7 +380,7 @@ def test_folder_gives_the_table_of_one_file(ward: Path) -> None:
         ("age\nyes\nno\nno\n", "column 'age' is in X_train.csv too"),
     ],
 )
-def test_folder_whose_files_do_not_fit(ward: Path, labels: str | None, complaint: str) -> None:
+def test_folder_whose_files_do_not_fit(ward, labels, complaint):
     (ward / "y_train.csv").unlink()
     if labels is not None:
         (ward / "y_train.csv").write_text(labels)

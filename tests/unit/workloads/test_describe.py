@@ -34,7 +34,7 @@ def table_one(tables: dict[str, Table]) -> TableOne:
 TABLES = {"north": site(90, 0), "south": site(140, 1), "tiny": site(4, 2)}
 
 
-def test_figures_are_those_of_the_pooled_rows() -> None:
+def test_figures_are_those_of_the_pooled_rows():
     """Sites of which nothing is told do not count in them, and the table says how many do."""
     table = table_one(TABLES)
     told = [TABLES["north"], TABLES["south"]]
@@ -53,7 +53,7 @@ def test_figures_are_those_of_the_pooled_rows() -> None:
     assert table.num_samples == {"north": 90, "south": 140, "tiny": 4}
 
 
-def test_columns_of_some_sites_are_described() -> None:
+def test_columns_of_some_sites_are_described():
     """[schema] allow_missing lets a site join without a column, also the first one; allow_extra
     ignores columns that the schema does not have, whatever they hold."""
     north, south = site(90, 0), site(140, 1)
@@ -77,7 +77,7 @@ def test_columns_of_some_sites_are_described() -> None:
     assert rows["note"].num_sites == 1
 
 
-def test_table_is_read_back_from_json() -> None:
+def test_table_is_read_back_from_json():
     table = table_one(TABLES)
     assert TableOne.from_json(table.to_json()) == table
     for text in ("", "[]", "{}", '{"num_sites": 1}'):
@@ -85,14 +85,14 @@ def test_table_is_read_back_from_json() -> None:
             TableOne.from_json(text)
 
 
-def test_csv_has_a_line_for_each_figure() -> None:
+def test_csv_has_a_line_for_each_figure():
     lines = list(csv.DictReader(io.StringIO(table_one(TABLES).to_csv())))
     means = {one["site"]: float(one["value"]) for one in lines if one["figure"] == "mean"}
     assert set(means) == {"north", "south", "all"}
     assert means["north"] == pytest.approx(np.nanmean(TABLES["north"].values["age"]))
 
 
-def test_text_shows_sites_and_all() -> None:
+def test_text_shows_sites_and_all():
     text = table_one(TABLES).to_text()
     assert text.splitlines()[0].split() == ["north", "south", "tiny", "all"]
     for words in ("age (years)", "median (quartiles)", "outcome, target", "female", "missing"):
@@ -100,7 +100,7 @@ def test_text_shows_sites_and_all() -> None:
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
-def test_rows_without_a_target_are_counted_as_missing_ones(task: str) -> None:
+def test_rows_without_a_target_are_counted_as_missing_ones(task):
     """Dropped rows are not among the known ones, and fewer than five at a site are not told."""
     tables = {
         name: replace(table, without_target=number)
@@ -122,7 +122,7 @@ def test_rows_without_a_target_are_counted_as_missing_ones(task: str) -> None:
     assert re.search(r"missing +7 +7$", text, re.MULTILINE)
 
 
-def test_two_sites_are_told_that_each_can_compute_the_others_figures() -> None:
+def test_two_sites_are_told_that_each_can_compute_the_others_figures():
     told = "each can compute the other's figures"
     two = table_one({name: TABLES[name] for name in ("north", "south")})
     assert told in two.for_sites(2).to_text()
@@ -130,7 +130,7 @@ def test_two_sites_are_told_that_each_can_compute_the_others_figures() -> None:
     assert told not in table_one(TABLES).to_text()
 
 
-def test_sites_see_no_figure_of_fewer_than_min_sites() -> None:
+def test_sites_see_no_figure_of_fewer_than_min_sites():
     table = table_one(TABLES).for_sites(2)
     assert table.rows[0].together.mean is not None
     assert (table.num_samples, table.rows[0].sites) == ({}, {})
@@ -140,7 +140,7 @@ def test_sites_see_no_figure_of_fewer_than_min_sites() -> None:
     assert re.search(r"age \(years\) +withheld +2 of 3 sites$", hidden.to_text(), re.MULTILINE)
 
 
-def test_sites_see_no_category_of_fewer_than_min_sites() -> None:
+def test_sites_see_no_category_of_fewer_than_min_sites():
     """Rows of a name that one site alone has are that site's own figure; they are among others."""
     south = site(140, 1)
     south.values["sex"][south.values["sex"] == "male"] = "m"
@@ -153,7 +153,7 @@ def test_sites_see_no_category_of_fewer_than_min_sites() -> None:
     assert shown.together.other == 230 - females
 
 
-def test_rows_of_one_site_do_not_follow_from_those_of_all() -> None:
+def test_rows_of_one_site_do_not_follow_from_those_of_all():
     """Known rows less those that are told would be the one site's, so one more is not told."""
     sites = {name: site(90, seed) for seed, name in enumerate(("north", "south", "west"))}
     sites["west"].values["sex"][:20] = "other"
@@ -167,7 +167,7 @@ def test_rows_of_one_site_do_not_follow_from_those_of_all() -> None:
 
 
 @pytest.mark.parametrize("kind", ["category", "number"])
-def test_missing_values_of_one_site_are_withheld(kind: str) -> None:
+def test_missing_values_of_one_site_are_withheld(kind):
     """Withheld counts do not follow from others: known values are withheld, and one category."""
     sites = {name: site(90, seed) for seed, name in enumerate(("north", "south", "west"))}
     for one in sites.values():
@@ -187,27 +187,27 @@ def test_missing_values_of_one_site_are_withheld(kind: str) -> None:
     assert TableOne.from_json(shown.to_json()) == shown
 
 
-def test_column_of_one_site_alone_is_withheld_with_the_reason() -> None:
+def test_column_of_one_site_alone_is_withheld_with_the_reason():
     north, south = site(90, 0), site(90, 1)
     north.values["age"][:] = np.nan
     text = table_one({"north": north, "south": south}).for_sites(2).to_text()
     assert re.search(r"age \(years\) +withheld +1 of 2 sites$", text, re.MULTILINE)
 
 
-def test_figures_of_single_sites_are_kept_for_a_bounded_number() -> None:
+def test_figures_of_single_sites_are_kept_for_a_bounded_number():
     profile = site(40, 0).profile()
     many = TableOne.of((f"s{i}", profile) for i in range(MAX_SITES + 5))
     assert len(many.num_samples) == len(many.rows[0].sites) == MAX_SITES
     assert many.num_sites == many.rows[0].together.num_sites == MAX_SITES + 5
 
 
-def test_sites_without_rows_or_statistics_are_passed_over() -> None:
+def test_sites_without_rows_or_statistics_are_passed_over():
     empty = TableOne.of([("none", DataProfile(0, 2)), ("plain", DataProfile(9, 2))])
     assert (empty.num_sites, empty.num_samples, empty.rows) == (1, {"plain": 9}, ())
     assert empty.to_text()
 
 
-def test_groups_of_rows_are_counted_where_they_are_enough() -> None:
+def test_groups_of_rows_are_counted_where_they_are_enough():
     """Table one tells the number of patients beside that of their visits, sites that of all."""
 
     def grouped(table: Table, num_groups: int) -> Table:

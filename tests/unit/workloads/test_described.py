@@ -1,6 +1,5 @@
 """Descriptions of pipelines and of nested estimators."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ STACKED: dict[str, Any] = {
 }
 
 
-def test_description_makes_what_it_names() -> None:
+def test_description_makes_what_it_names():
     made = described.read(STACKED).make(5)
     assert [name for name, _ in made.estimators] == [
         "randomforestclassifier-1",
@@ -71,12 +70,12 @@ def test_description_makes_what_it_names() -> None:
         ("IsotonicRegression", "IsotonicRegression cannot be fitted: it takes one column"),
     ],
 )
-def test_wrong_descriptions_are_named(estimator: Any, why: str) -> None:
+def test_wrong_descriptions_are_named(estimator, why):
     with pytest.raises(ValueError, match=why):
         BaggingOptions(estimator)
 
 
-def test_descriptions_have_a_depth() -> None:
+def test_descriptions_have_a_depth():
     nested: Any = "LogisticRegression"
     for _ in range(described.MAX_DEPTH + 1):
         nested = {"pipeline": [nested]}
@@ -84,13 +83,13 @@ def test_descriptions_have_a_depth() -> None:
         BaggingOptions(nested)
 
 
-def test_parameters_stand_within_a_description() -> None:
+def test_parameters_stand_within_a_description():
     with pytest.raises(ValueError, match="parameters stand within the description"):
         BaggingOptions({"pipeline": ["PCA", "SVC"]}, {"C": 2.0})
 
 
 @pytest.mark.parametrize("vote", ["soft", "stacked"])
-def test_pipelines_and_stacked_estimators_are_weak_learners(vote: str) -> None:
+def test_pipelines_and_stacked_estimators_are_weak_learners(vote):
     """All sites' votes predict; the second site has one class, which is fitted all the same."""
     data = flowers()
     halves = [data.subset(range(0, 150, 2)), data.subset(range(50))]
@@ -101,7 +100,7 @@ def test_pipelines_and_stacked_estimators_are_weak_learners(vote: str) -> None:
         assert workload.measure(model, data).metrics["accuracy"] > 0.8
 
 
-def test_exported_ensembles_hold_each_estimator_once(tmp_path: Path) -> None:
+def test_exported_ensembles_hold_each_estimator_once(tmp_path):
     """A file of nested estimators is read again, and is no multiple of their own files."""
     data = flowers()
     best = {"estimator": "SelectKBest", "parameters": {"k": 2}}
@@ -118,7 +117,7 @@ def test_exported_ensembles_hold_each_estimator_once(tmp_path: Path) -> None:
         assert path.stat().st_size < 2 * alone
 
 
-def test_weights_of_rows_reach_the_last_step() -> None:
+def test_weights_of_rows_reach_the_last_step():
     rows, target = np.array([[0.0], [1.0]] * 10), np.array([0, 1] * 10)
     for estimator in (
         {"pipeline": ["StandardScaler", "LogisticRegression"]},
@@ -140,7 +139,7 @@ def test_weights_of_rows_reach_the_last_step() -> None:
             BaggingOptions(estimator, class_weight="balanced")
 
 
-def test_estimator_of_two_classes_is_refused_for_more_before_it_is_fitted() -> None:
+def test_estimator_of_two_classes_is_refused_for_more_before_it_is_fitted():
     fixed = {"estimator": "FixedThresholdClassifier", "parameters": {"estimator": "SVC"}}
     with pytest.raises(ValueError, match="is made for two classes, and there are 3"):
         create("bagging", {"estimator": fixed}).initial_model([flowers().profile()])
@@ -148,7 +147,7 @@ def test_estimator_of_two_classes_is_refused_for_more_before_it_is_fitted() -> N
     create("bagging", {"estimator": pairs}).initial_model([flowers().profile()])
 
 
-def test_early_stopping_of_one_estimator_decides_for_no_other() -> None:
+def test_early_stopping_of_one_estimator_decides_for_no_other():
     """Two of one class, of which one says that it stops early."""
     data = flowers()
     grouped = Dataset(data.features, data.target, groups=np.arange(150, dtype=np.uint64) // 3)

@@ -58,7 +58,7 @@ def whole(description: Mapping[str, Any], arrays: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("description", NESTED, ids=json.dumps)
-def test_estimators_come_back_as_they_were(description: Any) -> None:
+def test_estimators_come_back_as_they_were(description):
     estimator, name = fitted(description)
     file = files.dump(estimator)
     files.check(file, {name}, 4)
@@ -70,7 +70,7 @@ def test_estimators_come_back_as_they_were(description: Any) -> None:
     assert files.dump(again) == file
 
 
-def test_other_estimators_are_files_of_skops() -> None:
+def test_other_estimators_are_files_of_skops():
     estimator = GaussianProcessClassifier().fit(ROWS, KINDS)
     file = files.dump(estimator)
     files.check(file, {"GaussianProcessClassifier"}, 4)
@@ -109,7 +109,7 @@ def attribute(name: str, value: Any) -> Any:
     return change
 
 
-def test_hostile_files_are_refused() -> None:
+def test_hostile_files_are_refused():
     """Nothing is loaded by the check."""
     tree = DecisionTreeClassifier(random_state=0).fit(ROWS, KINDS)
     good = files.dump(tree)
@@ -159,7 +159,7 @@ def test_hostile_files_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["SVC", "NuSVC", "SVR", "NuSVR"])
-def test_support_vectors_that_do_not_fit_together_are_refused(name: str) -> None:
+def test_support_vectors_that_do_not_fit_together_are_refused(name):
     """Native code reads as many of each array as the others announce."""
     for wrong in ("support_vectors_", "support_", "_dual_coef_", "_intercept_", "_n_support"):
         estimator, _ = fitted(name)
@@ -172,7 +172,7 @@ def test_support_vectors_that_do_not_fit_together_are_refused(name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["KNeighborsClassifier", "RadiusNeighborsClassifier"])
-def test_neighbours_that_are_of_none_of_the_classes_are_refused(name: str) -> None:
+def test_neighbours_that_are_of_none_of_the_classes_are_refused(name):
     """Native code counts the votes of neighbours at their classes."""
     for wrong in (KINDS + 10**8, KINDS - 1, KINDS * 1.0, KINDS[:-1], np.stack([KINDS, KINDS], 1)):
         estimator, bagging = fitted(
@@ -184,7 +184,7 @@ def test_neighbours_that_are_of_none_of_the_classes_are_refused(name: str) -> No
             files.check(files.dump(estimator), {bagging}, 4)
 
 
-def test_transformers_with_other_columns_than_they_announce_are_refused() -> None:
+def test_transformers_with_other_columns_than_they_announce_are_refused():
     """Native code reads as many columns of the centers, and writes as many, as are announced."""
     means, name = fitted({"pipeline": ["KMeans", "LogisticRegression"]})
     means.steps[0][1].cluster_centers_ = means.steps[0][1].cluster_centers_[:, :1].copy()
@@ -206,7 +206,7 @@ def broken_estimators() -> list[Any]:
     return [vectors, neighbours, boosting]
 
 
-def test_files_of_skops_pass_the_checks_of_arrays() -> None:
+def test_files_of_skops_pass_the_checks_of_arrays():
     """Version 0.1 wrote files of skops, which are read still."""
     for estimator in broken_estimators():
         name = type(estimator).__name__
@@ -224,7 +224,7 @@ def test_files_of_skops_pass_the_checks_of_arrays() -> None:
         assert np.array_equal(files.load(file).predict(ROWS), estimator.predict(ROWS))
 
 
-def test_files_of_skops_have_no_estimators_that_arrays_describe() -> None:
+def test_files_of_skops_have_no_estimators_that_arrays_describe():
     process = GaussianProcessClassifier().fit(ROWS, KINDS)
     process.base_estimator_.estimators_[0] = broken_estimators()[0]
     process.base_estimator_.kernel = process.base_estimator_.estimators_[1].kernel_
@@ -232,7 +232,7 @@ def test_files_of_skops_have_no_estimators_that_arrays_describe() -> None:
         files.check(files.dump(process), allowed.NAMES, 4)
 
 
-def test_boosting_with_more_trees_in_a_stage_than_classes_is_not_loaded() -> None:
+def test_boosting_with_more_trees_in_a_stage_than_classes_is_not_loaded():
     """Native code would add their values behind the end of an array."""
     estimator, name = fitted(NESTED[2])
     estimator.init_ = DecisionTreeClassifier(max_depth=1).fit(ROWS, KINDS > 0)
@@ -242,7 +242,7 @@ def test_boosting_with_more_trees_in_a_stage_than_classes_is_not_loaded() -> Non
         files.load(file)
 
 
-def test_boosting_starts_from_a_prediction_for_each_row() -> None:
+def test_boosting_starts_from_a_prediction_for_each_row():
     """Native code would write to rows that a vote of columns does not predict."""
     rows = ROWS[:, :1]
     boosting, name = fitted({"estimator": "GradientBoostingRegressor"})
@@ -263,7 +263,7 @@ def test_boosting_starts_from_a_prediction_for_each_row() -> None:
         assert np.array_equal(files.load(file).predict(ROWS), estimator.predict(ROWS))
 
 
-def test_nodes_of_histogram_boosting_in_files_of_skops_are_checked() -> None:
+def test_nodes_of_histogram_boosting_in_files_of_skops_are_checked():
     nodes = fitted(NESTED[3])[0]._predictors[0][0].nodes
     one = np.ones(1, np.int64)
     columns = node_tables.columns_of(nodes)
@@ -277,7 +277,7 @@ def test_nodes_of_histogram_boosting_in_files_of_skops_are_checked() -> None:
             )
 
 
-def test_files_that_stand_for_far_more_than_they_hold_are_refused() -> None:
+def test_files_that_stand_for_far_more_than_they_hold_are_refused():
     """Lists of estimators have once what all have alike, also within each other."""
     file = files.dump(DummyClassifier().fit(ROWS, KINDS))
     nested: Any = [1]
@@ -294,7 +294,7 @@ def test_files_that_stand_for_far_more_than_they_hold_are_refused() -> None:
         files.check(files.dump(dummy), {"DummyClassifier"}, 4)
 
 
-def test_attributes_that_lead_around_the_checks_of_rows_are_refused() -> None:
+def test_attributes_that_lead_around_the_checks_of_rows_are_refused():
     boosting, name = fitted(NESTED[3])
     function = {"e": ["FunctionTransformer", {"func": {"y": "<f8"}, "inverse_func": None}]}
     good = files.dump(boosting)
@@ -317,7 +317,7 @@ def test_attributes_that_lead_around_the_checks_of_rows_are_refused() -> None:
     files.load(files.dump(positive))
 
 
-def test_gradient_boosting_of_far_too_many_columns_is_refused() -> None:
+def test_gradient_boosting_of_far_too_many_columns_is_refused():
     """Gradient boosting predicts two rows of as many columns when it is loaded."""
     name = NESTED[2]["estimator"]
     outer = files.dump(DummyClassifier().fit(ROWS, KINDS))
@@ -326,7 +326,7 @@ def test_gradient_boosting_of_far_too_many_columns_is_refused() -> None:
         files.check(edited(outer, attribute("z", {"e": [name, inner]})), {"DummyClassifier"}, 4)
 
 
-def test_nodes_are_checked_as_the_numbers_that_they_become() -> None:
+def test_nodes_are_checked_as_the_numbers_that_they_become():
     """A column has the type that the file says, and a field of a node has one of its own."""
     good = node_tables.predictor_table_of(fitted(NESTED[3])[0]._predictors[0])
     node_tables.check_predictor_table(good)
@@ -370,7 +370,7 @@ def mutated(seed: int, num_files: int) -> dict[str, int]:
     return outcomes
 
 
-def test_changed_bytes_never_end_the_process() -> None:
+def test_changed_bytes_never_end_the_process():
     """scikit-learn's native code follows nodes without a check of its own."""
     code = """
 import json

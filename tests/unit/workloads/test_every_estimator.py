@@ -46,7 +46,7 @@ def fitted_score(estimator: Any, parameters: Mapping[str, Any] = {}) -> float:
 
 @pytest.mark.filterwarnings("ignore:Class PassiveAggressive:FutureWarning")
 @pytest.mark.parametrize("name", EVERY)
-def test_estimator_is_fitted_or_refused_before_anything_starts(name: str) -> None:
+def test_estimator_is_fitted_or_refused_before_anything_starts(name):
     """Refused when the settings are read, with what to do; fitted, it predicts what is finite."""
     assert len(EVERY) >= 90
     if name in described.REFUSED:
@@ -74,13 +74,13 @@ def test_estimator_is_fitted_or_refused_before_anything_starts(name: str) -> Non
     assert np.isfinite(fitted_score(name, parameters))
 
 
-def test_tables_name_every_estimator() -> None:
+def test_tables_name_every_estimator():
     """scikit-learn's later versions may have more."""
     assert set(EVERY) - described.REFUSED.keys() <= ESTIMATORS.keys()
 
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
-def test_transformers_of_pipelines_are_fitted(name: str) -> None:
+def test_transformers_of_pipelines_are_fitted(name):
     step: Any = name
     if name in ("RFE", "SelectFromModel"):
         step = {"estimator": name, "parameters": {"estimator": "Ridge"}}

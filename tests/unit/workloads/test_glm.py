@@ -176,7 +176,7 @@ def figures(found: Coefficients, name: str) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize("num_sites", [1, 3])
 @pytest.mark.parametrize("name", REFERENCES)
-def test_coefficients_and_intervals_are_those_of_statsmodels(name: str, num_sites: int) -> None:
+def test_coefficients_and_intervals_are_those_of_statsmodels(name, num_sites):
     """However unlike the sites are, and though columns are scaled and one category is left out in
     training."""
     model, rounds = fitted(options_of(name), by_target(study_of(name), num_sites))
@@ -197,7 +197,7 @@ def test_coefficients_and_intervals_are_those_of_statsmodels(name: str, num_site
 
 
 @pytest.mark.parametrize("name", REFERENCES)
-def test_coefficients_do_not_depend_on_the_scaling(name: str) -> None:
+def test_coefficients_do_not_depend_on_the_scaling(name):
     """Coefficients are told in the units of the columns."""
     data = study_of(name)
     usual = coefficients_of(fitted(options_of(name), [data])[0])
@@ -209,7 +209,7 @@ def test_coefficients_do_not_depend_on_the_scaling(name: str) -> None:
         assert other.aic == pytest.approx(usual.aic, rel=1e-9)
 
 
-def test_classes_are_compared_with_the_one_that_is_named() -> None:
+def test_classes_are_compared_with_the_one_that_is_named():
     """The coefficients of the other direction have the other sign."""
     data = study_of("logistic")
     usual = coefficients_of(fitted({"reference_class": "well"}, [data])[0])
@@ -221,7 +221,7 @@ def test_classes_are_compared_with_the_one_that_is_named() -> None:
     assert {(one.outcome, one.reference) for one in second.of} == {("I", "II"), ("III", "II")}
 
 
-def test_columns_without_a_coefficient_are_named() -> None:
+def test_columns_without_a_coefficient_are_named():
     """A constant column, one that is a sum of others, and a second coding."""
     whole = study()
     age, ward = whole["age"], whole["ward"]
@@ -245,7 +245,7 @@ def test_columns_without_a_coefficient_are_named() -> None:
 
 
 @pytest.mark.parametrize("name", ["logistic", "multinomial", "poisson"])
-def test_separation_is_named_and_the_others_are_fitted(name: str) -> None:
+def test_separation_is_named_and_the_others_are_fitted(name):
     """A ward without an outcome; without its rows the other coefficients are the same."""
     data = study_of(name)
     target = np.array(data.target)
@@ -266,7 +266,7 @@ def test_separation_is_named_and_the_others_are_fitted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["logistic", "multinomial"])
-def test_classes_that_columns_tell_for_every_row_end_the_fit(name: str) -> None:
+def test_classes_that_columns_tell_for_every_row_end_the_fit(name):
     """No coefficient is finite, which is told and not shown as a result."""
     data = study_of(name)
     age = data.values["age"]
@@ -280,7 +280,7 @@ def test_classes_that_columns_tell_for_every_row_end_the_fit(name: str) -> None:
     assert {(one.note, one.error) for one in found.of} == {(SEPARATED, None)}
 
 
-def test_rows_without_a_category_are_a_level_of_their_own() -> None:
+def test_rows_without_a_category_are_a_level_of_their_own():
     """A missing category counts as a category with a name of its own."""
     data = study_of("logistic")
     ward = data.values["ward"].copy()
@@ -295,7 +295,7 @@ def test_rows_without_a_category_are_a_level_of_their_own() -> None:
         np.testing.assert_allclose(figures(gaps, figure), figures(names, figure), rtol=1e-6)
 
 
-def test_a_step_too_far_is_halved() -> None:
+def test_a_step_too_far_is_halved():
     """One huge count lets the first steps of Poisson regression overshoot."""
     chance = np.random.default_rng(3)
     x = chance.normal(size=200)
@@ -306,14 +306,14 @@ def test_a_step_too_far_is_halved() -> None:
     assert model.metadata[ENDED].startswith("converged")
 
 
-def test_a_perfect_line_ends_too() -> None:
+def test_a_perfect_line_ends_too():
     x = np.arange(30.0)
     model, rounds = fitted({"family": "linear"}, [table_of({"x": x}, 2 * x + 1)])
     assert rounds <= 4
     assert [one.value for one in coefficients_of(model).of] == pytest.approx([1, 2])
 
 
-def test_numbers_are_not_cut_off() -> None:
+def test_numbers_are_not_cut_off():
     """A coefficient is of the column as it is, also where a value is far from all others."""
     chance = np.random.default_rng(4)
     x = chance.normal(size=300)
@@ -325,7 +325,7 @@ def test_numbers_are_not_cut_off() -> None:
 
 
 @pytest.mark.parametrize("name", REFERENCES)
-def test_predictions_are_those_of_the_estimator_of_scikit_learn(name: str) -> None:
+def test_predictions_are_those_of_the_estimator_of_scikit_learn(name):
     data = study_of(name)
     model, _ = fitted(options_of(name), [data])
     workload = from_metadata(model.metadata)
@@ -340,14 +340,14 @@ def test_predictions_are_those_of_the_estimator_of_scikit_learn(name: str) -> No
     np.testing.assert_allclose(shares, estimator.predict_proba(features), rtol=1e-9)
 
 
-def test_fit_on_one_machine_is_that_of_all_sites() -> None:
+def test_fit_on_one_machine_is_that_of_all_sites():
     data = study_of("logistic")
     central = fit_centralised(create("glm", options_of("logistic")), data, epochs=1, seed=0)
     model, _ = fitted(options_of("logistic"), by_target(data, 3))
     np.testing.assert_allclose(central.vector, model.vector, rtol=1e-6, atol=1e-9)
 
 
-def test_another_set_of_rows_is_not_compared_with_the_last() -> None:
+def test_another_set_of_rows_is_not_compared_with_the_last():
     """A site that is lost changes the deviance; the fit goes on with the rows of the others."""
     data = study_of("logistic")
     first, second = by_target(data.subset(np.arange(200)), 2)
@@ -365,7 +365,7 @@ def test_another_set_of_rows_is_not_compared_with_the_last() -> None:
     assert coefficients_of(model).rows == 240
 
 
-def test_sites_with_too_few_rows_send_no_sums() -> None:
+def test_sites_with_too_few_rows_send_no_sums():
     """Sums of fewer rows than parameters would tell each row, unless the site allows it."""
     data = study_of("logistic")
     workload = create("glm")
@@ -379,7 +379,7 @@ def test_sites_with_too_few_rows_send_no_sums() -> None:
     assert workload.few_rows(model, some, 5) != []
 
 
-def test_wrong_updates_are_refused() -> None:
+def test_wrong_updates_are_refused():
     data = study_of("logistic")
     workload = create("glm")
     model = initial_model(workload, [data.profile()])
@@ -409,12 +409,12 @@ def test_wrong_updates_are_refused() -> None:
         ({"references": {"age": "60"}}, "'age', which is no column of categories"),
     ],
 )
-def test_references_must_be_there(options: dict[str, Any], message: str) -> None:
+def test_references_must_be_there(options, message):
     with pytest.raises(DataError, match=message):
         initial_model(create("glm", options), [study_of("logistic").profile()])
 
 
-def test_models_without_coefficients_say_so() -> None:
+def test_models_without_coefficients_say_so():
     profiles = [study_of("logistic").profile()]
     with pytest.raises(NoModel, match="'sgd' has no coefficients"):
         coefficients_of(initial_model(create("sgd"), profiles))
@@ -423,12 +423,12 @@ def test_models_without_coefficients_say_so() -> None:
 
 
 @pytest.mark.parametrize("family", ["logistic", "poisson"])
-def test_counts_that_no_rows_have_stop_no_report(family: str) -> None:
+def test_counts_that_no_rows_have_stop_no_report(family):
     """A wrong update of one site is in the sums that the coefficients are told from."""
     assert null_deviance(family, [-3.0, 0.0, 0.0], 2.0) == 0.0
 
 
-def test_negative_counts_are_refused() -> None:
+def test_negative_counts_are_refused():
     workload = create("glm", {"family": "poisson"})
     data = table_of({"x": np.arange(9.0)}, np.arange(9.0) - 1)
     model = initial_model(workload, [data.profile()])
@@ -437,7 +437,7 @@ def test_negative_counts_are_refused() -> None:
 
 
 @pytest.mark.parametrize("df", [1.0, 2.5, 7.0, 234.0, 1e6])
-def test_students_t_is_that_of_scipy(df: float) -> None:
+def test_students_t_is_that_of_scipy(df):
     from scipy import stats
 
     for value in (0.0, 0.3, 1.9, 6.0, 40.0):

@@ -101,7 +101,7 @@ def xgboost_of(workload: Any, model: Model, data: Dataset, iterations: int) -> x
     ids=["defaults", "gamma and min_child_weight", "reg_alpha without reg_lambda"],
 )
 @pytest.mark.parametrize("task", TASKS)
-def test_one_site_makes_the_trees_that_xgboost_makes(task: str, options: dict[str, Any]) -> None:
+def test_one_site_makes_the_trees_that_xgboost_makes(task, options):
     """Same margins after five iterations, with missing values; and the same numbers in the trees
     but for thresholds, which lie elsewhere between the same values."""
     table = rows_of_task(task)
@@ -129,7 +129,7 @@ def test_one_site_makes_the_trees_that_xgboost_makes(task: str, options: dict[st
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_trees_do_not_depend_on_how_rows_are_divided(task: str) -> None:
+def test_trees_do_not_depend_on_how_rows_are_divided(task):
     """The same splits, and the same values but for rounding, for 1, 2 and 7 sites, of which most
     have one class only."""
     workload, table = workload_of(task), rows_of_task(task)
@@ -146,7 +146,7 @@ def test_trees_do_not_depend_on_how_rows_are_divided(task: str) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_each_model_on_the_way_is_a_booster_that_predicts_better(task: str) -> None:
+def test_each_model_on_the_way_is_a_booster_that_predicts_better(task):
     """A round adds a level; the loss on the training rows falls in every round."""
     workload, table = workload_of(task, eta=0.5), rows_of_task(task)
     model = initial_model(workload, [table.profile()])
@@ -173,7 +173,7 @@ def depth(tree: dict[str, Any]) -> int:
     return max(levels)
 
 
-def test_training_begins_with_the_shares_of_the_classes_over_all_sites() -> None:
+def test_training_begins_with_the_shares_of_the_classes_over_all_sites():
     """So that a few rounds beat always predicting them; a class too rare to be told of is one row,
     and classes that nobody tells of are equally likely."""
     target = np.repeat(["a", "b", "c"], [150, 48, 2])
@@ -189,7 +189,7 @@ def test_training_begins_with_the_shares_of_the_classes_over_all_sites() -> None
     np.testing.assert_allclose(predicted[0], 1 / 3, rtol=1e-6)
 
 
-def test_iteration_without_a_split_ends_at_once() -> None:
+def test_iteration_without_a_split_ends_at_once():
     """A round whose rows cannot be split still takes a step; the next one opens a new iteration."""
     table = rows_of_task("two classes")
     model = federated(workload_of("two classes", gamma=1e6), [table], 3)
@@ -197,7 +197,7 @@ def test_iteration_without_a_split_ends_at_once() -> None:
     assert trees_of(model)[0]["split_conditions"][0] != 0
 
 
-def test_iteration_ends_when_no_node_has_rows_enough() -> None:
+def test_iteration_ends_when_no_node_has_rows_enough():
     """150 hessians at the root; two children of 60 cannot be split again, so depth 6 takes one
     round."""
     workload = workload_of("two classes", max_depth=6, min_child_weight=60.0)
@@ -205,7 +205,7 @@ def test_iteration_ends_when_no_node_has_rows_enough() -> None:
     assert [depth(tree) for tree in trees_of(model)] == [1] * 4
 
 
-def test_missing_values_are_told_from_all_known_ones() -> None:
+def test_missing_values_are_told_from_all_known_ones():
     """The label is whether the value is missing, which no edge could stand for."""
     chance = np.random.default_rng(3)
     values = chance.normal(size=200)
@@ -218,7 +218,7 @@ def test_missing_values_are_told_from_all_known_ones() -> None:
     assert evaluate(model, table)["accuracy"] == 1.0
 
 
-def test_categories_indicators_and_scaled_numbers_have_bins() -> None:
+def test_categories_indicators_and_scaled_numbers_have_bins():
     """One edge between zeros and ones; edges of a number are in its prepared unit."""
     chance = np.random.default_rng(0)
     age = chance.integers(20, 40, 300).astype(np.float64)
@@ -231,7 +231,7 @@ def test_categories_indicators_and_scaled_numbers_have_bins() -> None:
 
 
 @pytest.mark.parametrize("max_bin", [2, 8, 256])
-def test_edges_are_few_and_divide_the_rows(max_bin: int) -> None:
+def test_edges_are_few_and_divide_the_rows(max_bin):
     """The sketches of three sites; with two bins the edge is near the median."""
     values = np.random.default_rng(1).exponential(size=900)
     table = table_of({"a": values}, np.where(values > 1, "x", "y"))
@@ -247,7 +247,7 @@ def test_edges_are_few_and_divide_the_rows(max_bin: int) -> None:
     assert Bins.from_text(bins.to_text(), 1).edges[0].tolist() == edges.tolist()
 
 
-def test_rows_and_columns_are_drawn_once_for_an_iteration() -> None:
+def test_rows_and_columns_are_drawn_once_for_an_iteration():
     """`subsample` takes the same rows for all levels; `colsample_bytree` two of five columns."""
     table = rows_of_task("two classes")
     workload = workload_of("two classes", subsample=0.5, colsample_bytree=0.4)
@@ -268,7 +268,7 @@ def test_rows_and_columns_are_drawn_once_for_an_iteration() -> None:
     assert federated(workload, [table], 18).vector.tobytes() == model.vector.tobytes()
 
 
-def test_histograms_that_do_not_fit_are_refused() -> None:
+def test_histograms_that_do_not_fit_are_refused():
     table = rows_of_task("two classes")
     workload = workload_of("two classes")
     model = federated(workload, [table], 1)
@@ -296,7 +296,7 @@ def test_histograms_that_do_not_fit_are_refused() -> None:
     assert histograms.parse_sums(good, state).shape == state.shape
 
 
-def test_largest_sums_make_finite_trees() -> None:
+def test_largest_sums_make_finite_trees():
     """Wrong numbers may harm the model; they must not stop the session."""
     workload = workload_of("two classes", reg_lambda=0.0, min_child_weight=0.0)
     model = initial_model(workload, [rows_of_task("two classes").profile()])
@@ -309,7 +309,7 @@ def test_largest_sums_make_finite_trees() -> None:
     assert isinstance(booster[0], Tree)
 
 
-def test_model_without_sketches_is_not_made() -> None:
+def test_model_without_sketches_is_not_made():
     """The message names the mode that needs none."""
     workload = workload_of("two classes")
     told = 'needs statistics of the columns.* set aggregation.options.mode = "bagging"'
@@ -320,7 +320,7 @@ def test_model_without_sketches_is_not_made() -> None:
         initial_model(workload, [few.profile()])
 
 
-def test_histograms_larger_than_an_update_are_refused_at_the_start() -> None:
+def test_histograms_larger_than_an_update_are_refused_at_the_start():
     chance = np.random.default_rng(0)
     columns = tuple(Column(f"x{i}") for i in range(150))
     values = {column.name: chance.normal(size=2000) for column in columns}
@@ -330,7 +330,7 @@ def test_histograms_larger_than_an_update_are_refused_at_the_start() -> None:
         initial_model(workload, [table.profile()])
 
 
-def test_model_of_another_mode_has_no_histograms() -> None:
+def test_model_of_another_mode_has_no_histograms():
     table = rows_of_task("two classes")
     bagging = create("xgboost", {"max_depth": 3})
     model = initial_model(bagging, [table.profile()])

@@ -47,9 +47,7 @@ print(json.dumps(sorted(set(sys.modules) - before)))
         ("xgboost", {}),
     ],
 )
-def test_first_training_imports_nothing_that_takes_long(
-    name: str, options: dict[str, object]
-) -> None:
+def test_first_training_imports_nothing_that_takes_long(name, options):
     """So a participant that has imported what its workload needs is ready."""
     run = [sys.executable, "-c", SCRIPT, name, json.dumps(options)]
     done = subprocess.run(run, capture_output=True, text=True, timeout=300, check=False)
@@ -59,7 +57,7 @@ def test_first_training_imports_nothing_that_takes_long(
     assert len(late) <= MOST, late
 
 
-def test_unknown_workload_and_wrong_option_are_told() -> None:
+def test_unknown_workload_and_wrong_option_are_told():
     with pytest.raises(ValueError, match="unknown workload"):
         workload.import_needed("sdg")
     with pytest.raises(ValueError, match="lossy"):

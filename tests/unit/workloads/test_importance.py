@@ -62,9 +62,7 @@ def orders_of_sklearn(seed: int) -> Mapping[tuple[str, int, int], NDArray[np.int
         ("mlp", {"hidden_layers": [4]}, "neg_log_loss"),
     ],
 )
-def test_importances_are_those_of_scikit_learn_on_the_columns_of_the_table(
-    name: str, options: Mapping[str, Any], scoring: str
-) -> None:
+def test_importances_are_those_of_scikit_learn_on_the_columns_of_the_table(name, options, scoring):
     """The permutations are the same. Categories and indicators of missing values are prepared
     before they are permuted here, and after that by the pipeline."""
     table = patients(str(options.get("task", "classification")))
@@ -98,7 +96,7 @@ def test_importances_are_those_of_scikit_learn_on_the_columns_of_the_table(
     assert found.totals[1] > 0
 
 
-def test_trees_of_rows_with_gaps_are_measured_too() -> None:
+def test_trees_of_rows_with_gaps_are_measured_too():
     table = patients()
     _, model = learned("xgboost", {"mode": "bagging", "max_depth": 2}, table)
     (found,) = at_site(model, table)
@@ -117,7 +115,7 @@ def at_site(
     return importances_of(workload, {1: model}, rows, limit_s, permute, **more)
 
 
-def test_permutations_follow_from_the_seed_and_the_name_of_the_column() -> None:
+def test_permutations_follow_from_the_seed_and_the_name_of_the_column():
     """A site that was killed makes the same ones again; each column and site has its own."""
     permute = permuted_by("north/0")
     assert permute("age", 0, 50).tolist() == permute("age", 0, 50).tolist()
@@ -127,9 +125,7 @@ def test_permutations_follow_from_the_seed_and_the_name_of_the_column() -> None:
 
 
 @pytest.mark.parametrize("num_predicted", [1, 3 * ROWS * 6, 10**9])
-def test_sums_do_not_depend_on_how_many_permutations_are_predicted_at_once(
-    num_predicted: int,
-) -> None:
+def test_sums_do_not_depend_on_how_many_permutations_are_predicted_at_once(num_predicted):
     table = patients()
     _, model = learned("sgd", {}, table)
     (expected,), (found,) = (
@@ -144,9 +140,7 @@ def test_sums_do_not_depend_on_how_many_permutations_are_predicted_at_once(
     ("limit_s", "columns", "repeats"),
     [(100.0, 3, REPEATS), (4.0, 3, 2), (3.0, 2, 1), (1.5, 1, REPEATS), (0.5, 0, 0)],
 )
-def test_short_time_leaves_out_permutations_and_then_columns(
-    limit_s: float, columns: int, repeats: int
-) -> None:
+def test_short_time_leaves_out_permutations_and_then_columns(limit_s, columns, repeats):
     """Each look at the clock is a second later."""
     table, seconds = patients(), count()
     _, model = learned("sgd", {}, table)
@@ -155,7 +149,7 @@ def test_short_time_leaves_out_permutations_and_then_columns(
     assert told == ([(columns, repeats)] if columns else [])
 
 
-def test_table_without_names_of_columns_has_no_importances() -> None:
+def test_table_without_names_of_columns_has_no_importances():
     table = patients()
     _, model = learned("sgd", {}, table)
     rows = prepare(model.metadata, table)
@@ -169,7 +163,7 @@ def sums(number: int, columns: tuple[int, ...], *totals: float) -> Importance:
     return Importance(number, 9.0, 5, columns, totals, tuple(t * t for t in totals))
 
 
-def test_importances_of_sites_add_up_by_model_and_column() -> None:
+def test_importances_of_sites_add_up_by_model_and_column():
     """A site that had no time for the last column is in the others, whose rows are more."""
     north, south = sums(3, (0, 1), 4.0, 1.0), replace(sums(3, (0,), 2.0), repeats=2)
     of_best = sums(2, (0, 1), 7.0, 5.0)
@@ -183,7 +177,7 @@ def test_importances_of_sites_add_up_by_model_and_column() -> None:
     assert last.of([1]).figures == {1: figures[1]}
 
 
-def test_sum_of_many_sites_does_not_depend_on_their_order() -> None:
+def test_sum_of_many_sites_does_not_depend_on_their_order():
     chance = np.random.default_rng(1)
     sites = [(10, (sums(1, (0,), one),)) for one in (chance.normal(size=50) * 10.0**20).tolist()]
     assert added(sites) == added(sites[::-1])
@@ -209,7 +203,7 @@ def test_sum_of_many_sites_does_not_depend_on_their_order() -> None:
         [sums(number, (0,), 1.0) for number in range(3)],
     ],
 )
-def test_importances_that_cannot_be_those_of_a_site_are_refused(wrong: list[Importance]) -> None:
+def test_importances_that_cannot_be_those_of_a_site_are_refused(wrong):
     check([sums(1, (0, 2), 1.0, -1.0), sums(0, (), *())])
     with pytest.raises(ValueError, match="importance"):
         check(wrong)

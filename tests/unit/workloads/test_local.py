@@ -58,7 +58,7 @@ def local_of(
 
 
 @pytest.mark.parametrize(("name", "options"), WORKLOADS)
-def test_each_workload_has_local_models(name: str, options: Mapping[str, Any]) -> None:
+def test_each_workload_has_local_models(name, options):
     """Modes that need the coordinator have one for a site alone: what it would train by itself."""
     local, _, test = local_of(name, options)
     assert local.why_not == ""
@@ -69,7 +69,7 @@ def test_each_workload_has_local_models(name: str, options: Mapping[str, Any]) -
 
 
 @pytest.mark.parametrize("name", ["sgd", "mlp", "xgboost"])
-def test_local_model_is_the_model_that_the_site_would_train_alone(name: str) -> None:
+def test_local_model_is_the_model_that_the_site_would_train_alone(name):
     """The same training and preprocessing as that of all rows in one place."""
     local, _, test = local_of(name, {}, passes=1)
     _, own, _ = tables()
@@ -80,7 +80,7 @@ def test_local_model_is_the_model_that_the_site_would_train_alone(name: str) -> 
     assert figures(local.tallies)["log_loss"].value == pytest.approx(expected)
 
 
-def test_best_part_of_the_training_counts() -> None:
+def test_best_part_of_the_training_counts():
     """A model that learns its rows by heart is not held against the site."""
     options = {"max_depth": 6, "eta": 1.0, "mode": "bagging"}
     losses = []
@@ -92,7 +92,7 @@ def test_best_part_of_the_training_counts() -> None:
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
-def test_difference_is_that_of_each_row(task: str) -> None:
+def test_difference_is_that_of_each_row(task):
     """The interval is that of paired differences of the losses that the models have anyway."""
     whole, own, test = tables(task)
     workload = create("sgd", {"task": task})
@@ -120,9 +120,7 @@ def test_difference_is_that_of_each_row(task: str) -> None:
 
 @pytest.mark.parametrize("dataset", ["breast_cancer", "iris"])
 @pytest.mark.parametrize("loss", ["log_loss", "hinge"])
-def test_models_with_class_weights_are_compared_by_auc_or_balanced_accuracy(
-    dataset: str, loss: str
-) -> None:
+def test_models_with_class_weights_are_compared_by_auc_or_balanced_accuracy(dataset, loss):
     """The log loss of such models is too high on purpose. The interval is that of the figure."""
     whole = Table.from_dataset(load(dataset))
     rows = np.random.default_rng(3).permutation(whole.num_samples)
@@ -159,7 +157,7 @@ def test_models_with_class_weights_are_compared_by_auc_or_balanced_accuracy(
         assert width == pytest.approx(known["auc"].value - known["auc"].low, rel=0.05)
 
 
-def test_rows_of_a_single_class_give_no_auc() -> None:
+def test_rows_of_a_single_class_give_no_auc():
     _, own, test = tables()
     workload = create("sgd", {"class_weight": "balanced"})
     model = fit_centralised(workload, own, epochs=1, seed=1)
@@ -167,7 +165,7 @@ def test_rows_of_a_single_class_give_no_auc() -> None:
     assert row_losses(workload, model, prepare(model.metadata, of_one)) is None
 
 
-def test_site_with_too_few_rows_or_one_class_says_so() -> None:
+def test_site_with_too_few_rows_or_one_class_says_so():
     whole, own, test = tables()
     metadata = initial_model(create("sgd", {}), [whole.profile()]).metadata
 
@@ -179,7 +177,7 @@ def test_site_with_too_few_rows_or_one_class_says_so() -> None:
     assert why_not(own.subset(one_class)) == "all rows to train on are of one class"
 
 
-def test_held_out_rows_of_a_class_that_the_site_does_not_train_on_count() -> None:
+def test_held_out_rows_of_a_class_that_the_site_does_not_train_on_count():
     whole, own, test = tables()
     metadata = initial_model(create("sgd", {}), [whole.profile()]).metadata
     without = own.subset(np.flatnonzero(own.target != own.target[0]))
@@ -188,12 +186,12 @@ def test_held_out_rows_of_a_class_that_the_site_does_not_train_on_count() -> Non
     assert local.tallies.num_rows == test.num_samples
 
 
-def test_training_that_diverges_is_no_local_model() -> None:
+def test_training_that_diverges_is_no_local_model():
     local, _, _ = local_of("sgd", {"task": "regression", "eta0": 1e6})
     assert (local.tallies, local.why_not) == (None, "its training diverged")
 
 
-def test_reason_without_a_model_quotes_no_data() -> None:
+def test_reason_without_a_model_quotes_no_data():
     whole, own, test = tables()
     metadata = dict(initial_model(create("sgd", {}), [whole.profile()]).metadata)
     metadata["classes"] = '["a", "b", "c"]'
@@ -207,7 +205,7 @@ def ticking(seconds: float) -> Callable[[], float]:
     return lambda: next(ticks) * seconds
 
 
-def test_time_is_bounded_by_the_parts_that_are_trained() -> None:
+def test_time_is_bounded_by_the_parts_that_are_trained():
     """A part takes as long as those before: the training ends in time, with what it has."""
     # The clock is read after each of the 15 mini-batches of a pass.
     local, _, _ = local_of("sgd", {}, passes=20, limit_s=150, clock=ticking(1.0))
@@ -222,7 +220,7 @@ def test_time_is_bounded_by_the_parts_that_are_trained() -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "mlp", "neural", "bagging"])
-def test_a_part_that_takes_too_long_ends_at_the_limit(name: str) -> None:
+def test_a_part_that_takes_too_long_ends_at_the_limit(name):
     """However long an epoch takes: the time is looked at after each mini-batch or estimator."""
     options: dict[str, Mapping[str, Any]] = {
         "bagging": {**WORKLOADS[-1][1], "estimators": 100},
@@ -239,13 +237,13 @@ def test_a_part_that_takes_too_long_ends_at_the_limit(name: str) -> None:
     assert len(reads) == 14, "at the beginning, at that of the part, and after each step"
 
 
-def test_time_counts_from_the_beginning_that_is_given() -> None:
+def test_time_counts_from_the_beginning_that_is_given():
     """The participant has downloaded and measured a model before."""
     local, _, _ = local_of("sgd", {}, limit_s=45, clock=ticking(1.0), began=-100.0)
     assert local.tallies is None
 
 
-def test_gain_is_told_only_beyond_chance() -> None:
+def test_gain_is_told_only_beyond_chance():
     clear, blurred = Figure(0.01, 0.005, 0.02), Figure(0.01, -0.005, 0.02)
     of_all, own = Figure(0.40, 0.30, 0.50), Figure(0.41, 0.31, 0.51)
     assert Gain("log_loss", of_all, own, clear).sentence.startswith(
@@ -262,7 +260,7 @@ def test_gain_is_told_only_beyond_chance() -> None:
     assert Gain("accuracy", Figure(0.9, 0.8, 0.95), Figure(0.6, 0.5, 0.7)).is_gain
 
 
-def test_differences_of_sites_add_up_by_model() -> None:
+def test_differences_of_sites_add_up_by_model():
     """A site without a difference to a model is not in the rows of the others'."""
     sites = [
         (10, [Difference(3, 1.0, 2.0), Difference(5, 4.0, 4.0)]),
@@ -286,6 +284,6 @@ def test_differences_of_sites_add_up_by_model() -> None:
         (Difference(0, 1.0, 1.0),) * 3,
     ],
 )
-def test_differences_that_cannot_be_are_refused(differences: tuple[Difference, ...]) -> None:
+def test_differences_that_cannot_be_are_refused(differences):
     with pytest.raises(ValueError, match="difference"):
         check(LocalModel(differences=differences))

@@ -30,9 +30,7 @@ WITH_PROBABILITIES: tuple[tuple[str, Mapping[str, Any]], ...] = (
 
 @pytest.mark.parametrize("source", ["breast_cancer", "iris"])
 @pytest.mark.parametrize(("name", "options"), WITH_PROBABILITIES)
-def test_probabilities_are_those_of_the_exported_estimator(
-    name: str, options: Mapping[str, Any], source: str
-) -> None:
+def test_probabilities_are_those_of_the_exported_estimator(name, options, source):
     data = load(source)
     workload, model = trained(name, options, data)
     rows = prepare(model.metadata, Table.from_dataset(data)).features
@@ -56,9 +54,7 @@ def test_probabilities_are_those_of_the_exported_estimator(
         ("bagging", {"estimator": "DecisionTreeClassifier", "vote": "hard"}, "iris"),
     ],
 )
-def test_model_without_probabilities_has_none(
-    name: str, options: Mapping[str, Any], source: str
-) -> None:
+def test_model_without_probabilities_has_none(name, options, source):
     data = load(source, task=options.get("task", "classification"))
     options = {**options, "publish": True} if name == "bagging" else options
     _, model = trained(name, options, data)
@@ -66,9 +62,7 @@ def test_model_without_probabilities_has_none(
 
 
 @pytest.mark.parametrize("options", [{}, {"loss": "modified_huber"}, {"mode": "gradient"}])
-def test_probabilities_of_scores_far_from_zero_are_finite_and_of_sum_one(
-    options: Mapping[str, Any],
-) -> None:
+def test_probabilities_of_scores_far_from_zero_are_finite_and_of_sum_one(options):
     """Logistic functions of -1000 are all 0, and their sum is no divisor."""
     workload, model = trained("sgd", options, load("iris"))
     far = replace(model, vector=np.full_like(model.vector, -1000.0))
@@ -94,9 +88,7 @@ REGRESSIONS: tuple[tuple[str, Mapping[str, Any]], ...] = (
         *((name, {**options, "task": "regression"}, "regression") for name, options in REGRESSIONS),
     ],
 )
-def test_tallies_of_a_model_give_the_figures_of_its_own_predictions(
-    name: str, options: Mapping[str, Any], task: str
-) -> None:
+def test_tallies_of_a_model_give_the_figures_of_its_own_predictions(name, options, task):
     data = load("diabetes" if task == "regression" else "iris", task=task)
     workload, model = trained(name, options, data)
     prepared = prepare(model.metadata, Table.from_dataset(data))
@@ -115,7 +107,7 @@ def test_tallies_of_a_model_give_the_figures_of_its_own_predictions(
         assert found["log_loss"].value == pytest.approx(sk.log_loss(data.target, p), rel=1e-9)
 
 
-def test_interval_of_the_calibration_error_holds_the_true_one() -> None:
+def test_interval_of_the_calibration_error_holds_the_true_one():
     """A model says .6 where .7 of the rows are of the class."""
     chance = np.random.default_rng(0)
     probabilities = np.tile([0.4, 0.6], (300, 1))

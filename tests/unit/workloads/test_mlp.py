@@ -31,7 +31,7 @@ def train(workload: MlpWorkload, model: Model, data: Dataset, **more: int) -> Mo
     return replace(model, vector=workload.train(model, data, **given).vector)
 
 
-def test_initial_weights_come_from_the_seed_alone(iris: Dataset) -> None:
+def test_initial_weights_come_from_the_seed_alone(iris):
     """Initial weights are the same at all sites, and after a restart."""
     first = mlp().initial_model([iris.profile()])
     parts = [iris.subset(range(100)).profile(), iris.subset(range(100, 150)).profile()]
@@ -41,7 +41,7 @@ def test_initial_weights_come_from_the_seed_alone(iris: Dataset) -> None:
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_initial_weights_have_the_range_of_scikit_learn(iris: Dataset, activation: str) -> None:
+def test_initial_weights_have_the_range_of_scikit_learn(iris, activation):
     model = mlp(activation=activation, hidden_layers=[50, 20]).initial_model([iris.profile()])
     estimator = MLPClassifier((50, 20), activation=activation, random_state=0)
     estimator.partial_fit(iris.features[:1], [0], classes=[0, 1, 2])
@@ -51,7 +51,7 @@ def test_initial_weights_have_the_range_of_scikit_learn(iris: Dataset, activatio
         assert np.abs(array).max() == pytest.approx(np.abs(theirs).max(), rel=0.1)
 
 
-def test_same_inputs_give_the_same_bytes(iris: Dataset) -> None:
+def test_same_inputs_give_the_same_bytes(iris):
     """The model that was trained from stays as it is."""
     for solver in ("sgd", "adam"):
         workload = mlp(solver=solver)
@@ -68,9 +68,7 @@ def test_same_inputs_give_the_same_bytes(iris: Dataset) -> None:
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("problem", ["two classes", "three classes", "regression"])
-def test_training_is_that_of_scikit_learn(
-    iris: Dataset, problem: str, activation: str, solver: str
-) -> None:
+def test_training_is_that_of_scikit_learn(iris, problem, activation, solver):
     check_against_sklearn(iris, problem, activation=activation, solver=solver)
 
 
@@ -87,9 +85,7 @@ def test_training_is_that_of_scikit_learn(
         {"hidden_layers": [32, 16, 8, 4]},
     ],
 )
-def test_training_with_other_options_is_that_of_scikit_learn(
-    iris: Dataset, options: dict[str, Any]
-) -> None:
+def test_training_with_other_options_is_that_of_scikit_learn(iris, options):
     check_against_sklearn(iris, "three classes", **options)
 
 
@@ -140,9 +136,7 @@ def check_against_sklearn(iris: Dataset, problem: str, **options: Any) -> None:
 
 
 @pytest.mark.parametrize(("rows", "batch"), [(1, 1), (18, 4), (96, 6), (150, 9)])
-def test_batches_are_a_share_of_the_rows_unless_stated(
-    iris: Dataset, rows: int, batch: int
-) -> None:
+def test_batches_are_a_share_of_the_rows_unless_stated(iris, rows, batch):
     """A site of 18 rows takes several steps in a round, where 32 rows a step made one."""
     data = iris.subset(np.arange(150)[:: 150 // rows][:rows])
     model = mlp().initial_model([iris.profile()])
@@ -150,7 +144,7 @@ def test_batches_are_a_share_of_the_rows_unless_stated(
     assert train(mlp(), model, data).vector.tobytes() == stated.vector.tobytes()
 
 
-def test_session_of_an_earlier_version_keeps_its_batches(iris: Dataset) -> None:
+def test_session_of_an_earlier_version_keeps_its_batches(iris):
     """The options in the model's metadata count, and not the default of this version."""
     model = mlp(batch_size=32).initial_model([iris.profile()])
     workload = from_metadata(model.metadata)
@@ -161,9 +155,7 @@ def test_session_of_an_earlier_version_keeps_its_batches(iris: Dataset) -> None:
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("classes", [2, 3])
-def test_predictions_are_those_of_scikit_learn(
-    iris: Dataset, activation: str, classes: int
-) -> None:
+def test_predictions_are_those_of_scikit_learn(iris, activation, classes):
     data = iris.subset(range(50 * classes))
     workload = mlp(activation=activation, hidden_layers=[16, 8])
     model = train(workload, workload.initial_model([data.profile()]), data, epochs=10)
@@ -176,7 +168,7 @@ def test_predictions_are_those_of_scikit_learn(
     )
 
 
-def test_site_without_some_classes_trains_all_outputs(iris: Dataset) -> None:
+def test_site_without_some_classes_trains_all_outputs(iris):
     workload = mlp()
     model = workload.initial_model([iris.profile()])
     trained = train(workload, model, iris.subset(range(50)), epochs=20)
@@ -184,19 +176,19 @@ def test_site_without_some_classes_trains_all_outputs(iris: Dataset) -> None:
     assert set(workload.predict(trained, iris.features[:50])) == {"setosa"}
 
 
-def test_one_row_is_enough_to_train_on(iris: Dataset) -> None:
+def test_one_row_is_enough_to_train_on(iris):
     workload = mlp()
     model = workload.initial_model([iris.profile()])
     assert np.isfinite(train(workload, model, iris.subset([0])).vector).all()
 
 
-def test_metadata_alone_are_enough_to_go_on(iris: Dataset) -> None:
+def test_metadata_alone_are_enough_to_go_on(iris):
     workload = mlp(hidden_layers=[8, 8], activation="tanh")
     model = workload.initial_model([iris.profile()])
     assert from_metadata(model.metadata) == workload
 
 
-def test_data_that_do_not_fit_the_model_are_refused(iris: Dataset) -> None:
+def test_data_that_do_not_fit_the_model_are_refused(iris):
     workload = mlp()
     model = workload.initial_model([iris.profile()])
     with pytest.raises(NoData):
@@ -209,13 +201,13 @@ def test_data_that_do_not_fit_the_model_are_refused(iris: Dataset) -> None:
         train(workload, model, Dataset(iris.features, np.arange(150.0)))
 
 
-def test_model_of_other_layers_is_refused(iris: Dataset) -> None:
+def test_model_of_other_layers_is_refused(iris):
     model = mlp(hidden_layers=[8]).initial_model([iris.profile()])
     with pytest.raises(ValueError, match="the model's arrays are"):
         mlp().train(model, iris, epochs=1, epoch_base=0, seed=0)
 
 
-def test_training_that_runs_away_is_told(iris: Dataset) -> None:
+def test_training_that_runs_away_is_told(iris):
     workload = mlp(task="regression", learning_rate_init=100.0)
     data = Dataset(1e6 * iris.features, np.arange(150.0))
     with pytest.raises(Diverged, match="lower learning_rate_init"):
@@ -223,9 +215,7 @@ def test_training_that_runs_away_is_told(iris: Dataset) -> None:
 
 
 @pytest.mark.parametrize("hidden", [[8], [8, 4]])
-def test_gradient_is_the_direction_of_a_local_step_of_all_rows(
-    iris: Dataset, hidden: list[int]
-) -> None:
+def test_gradient_is_the_direction_of_a_local_step_of_all_rows(iris, hidden):
     """Mode "gradient" sends what a step of scikit-learn's would go down, and its penalty."""
     common = {"hidden_layers": hidden, "dtype": "float64", "alpha": 0.0}
     local = mlp(**common, momentum=0.0, learning_rate_init=0.5, batch_size=150)
@@ -239,7 +229,7 @@ def test_gradient_is_the_direction_of_a_local_step_of_all_rows(
     assert np.abs(penalised - plain - np.concatenate(of_penalty)).max() <= 1e-12
 
 
-def test_gradients_of_sites_sum_to_that_of_their_rows(iris: Dataset) -> None:
+def test_gradients_of_sites_sum_to_that_of_their_rows(iris):
     """However the rows are divided, also by label, the step is the same."""
     workload = mlp(mode="gradient", dtype="float64", alpha=0.1)
     model = workload.initial_model([iris.profile()])
@@ -248,7 +238,7 @@ def test_gradients_of_sites_sum_to_that_of_their_rows(iris: Dataset) -> None:
     assert np.abs(summed / 150 - gradient(workload, model, iris)).max() <= 1e-12
 
 
-def test_rows_of_a_gradient_are_drawn_anew_for_each_step(iris: Dataset) -> None:
+def test_rows_of_a_gradient_are_drawn_anew_for_each_step(iris):
     workload = mlp(mode="gradient", batch_size=10)
     model = workload.initial_model([iris.profile()])
     first, again, second = (gradient(workload, model, iris, step) for step in (0, 0, 1))

@@ -13,9 +13,7 @@ shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 @given(
     st.lists(shapes, max_size=5), st.sampled_from(["float32", "float64"]), st.integers(0, 2**32 - 1)
 )
-def test_flatten_and_unflatten_are_inverse(
-    all_shapes: list[tuple[int, ...]], dtype: str, seed: int
-) -> None:
+def test_flatten_and_unflatten_are_inverse(all_shapes, dtype, seed):
     """No element moves or changes, whatever the shapes, empty and scalar ones too."""
     layout = tuple(TensorSpec(f"a{i}", shape, dtype) for i, shape in enumerate(all_shapes))
     chance = np.random.default_rng(seed)
@@ -32,7 +30,7 @@ def test_flatten_and_unflatten_are_inverse(
     np.testing.assert_array_equal(flatten(back, layout), vector)
 
 
-def test_arrays_lie_in_the_order_of_the_layout() -> None:
+def test_arrays_lie_in_the_order_of_the_layout():
     """The layout decides the order, not the mapping, since every participant has its own."""
     layout = (TensorSpec("w", (2, 2), "float32"), TensorSpec("b", (1,), "float32"))
     vector = flatten({"b": np.array([5]), "w": np.array([[1, 2], [3, 4]])}, layout)
@@ -40,7 +38,7 @@ def test_arrays_lie_in_the_order_of_the_layout() -> None:
     assert vector.dtype == np.float32
 
 
-def test_flatten_does_not_share_memory() -> None:
+def test_flatten_does_not_share_memory():
     """A vector that was handed in must not change when training goes on."""
     layout = (TensorSpec("w", (3,), "float64"),)
     weights = np.zeros(3)
@@ -49,7 +47,7 @@ def test_flatten_does_not_share_memory() -> None:
     np.testing.assert_array_equal(vector, np.zeros(3))
 
 
-def test_wrong_arrays_are_named() -> None:
+def test_wrong_arrays_are_named():
     """A missing array, a wrong shape and a wrong length each say what was expected."""
     layout = (TensorSpec("coef", (1, 2), "float32"), TensorSpec("intercept", (1,), "float32"))
     with pytest.raises(ValueError, match=r"'intercept', which is not there"):

@@ -51,7 +51,7 @@ def trained(workload: NeuralWorkload, data: Dataset, **more: int) -> Model:
     return replace(model, vector=workload.train(model, data, **given).vector)
 
 
-def test_layout_of_the_list_is_that_of_the_module(digits: Dataset) -> None:
+def test_layout_of_the_list_is_that_of_the_module(digits):
     """The coordinator, without torch, names and orders tensors as state_dict() does."""
     workload = neural(layers=CONVOLUTION)
     model = workload.initial_model([digits.profile()])
@@ -62,7 +62,7 @@ def test_layout_of_the_list_is_that_of_the_module(digits: Dataset) -> None:
         assert np.array_equal(state[name].numpy(), array)
 
 
-def test_initial_weights_have_the_range_of_torch(digits: Dataset) -> None:
+def test_initial_weights_have_the_range_of_torch(digits):
     workload = neural(layers=CONVOLUTION)
     model = workload.initial_model([digits.profile()])
     module = workload.network(model).module
@@ -74,7 +74,7 @@ def test_initial_weights_have_the_range_of_torch(digits: Dataset) -> None:
         assert np.abs(array).max() == pytest.approx(theirs[name].abs().max().item(), rel=0.3)
 
 
-def test_same_inputs_give_the_same_bytes(digits: Dataset) -> None:
+def test_same_inputs_give_the_same_bytes(digits):
     """Dropout is included; its random numbers leave those of the process as they were."""
     workload = neural(layers=CONVOLUTION)
     state = torch.get_rng_state()
@@ -85,7 +85,7 @@ def test_same_inputs_give_the_same_bytes(digits: Dataset) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_one_step_is_that_of_torch(iris: Dataset, optimizer: str) -> None:
+def test_one_step_is_that_of_torch(iris, optimizer):
     workload = neural(optimizer=optimizer, batch_size=150, weight_decay=0.1, dtype="float64")
     before = workload.initial_model([iris.profile()])
     after = trained(workload, iris)
@@ -101,7 +101,7 @@ def test_one_step_is_that_of_torch(iris: Dataset, optimizer: str) -> None:
     assert np.allclose(after.vector, expected.numpy(), rtol=1e-12, atol=1e-12)
 
 
-def test_gradient_is_that_of_the_objective(iris: Dataset) -> None:
+def test_gradient_is_that_of_the_objective(iris):
     """The reference are finite differences of the reported objective."""
     workload = neural(mode="gradient", weight_decay=0.3, layers=[{"type": "linear"}])
     model = workload.initial_model([iris.profile()])
@@ -118,7 +118,7 @@ def test_gradient_is_that_of_the_objective(iris: Dataset) -> None:
         assert result.vector[i] == pytest.approx(numeric, rel=1e-5, abs=1e-7)
 
 
-def test_gradient_of_mini_batches_is_drawn_anew_for_each_step(iris: Dataset) -> None:
+def test_gradient_of_mini_batches_is_drawn_anew_for_each_step(iris):
     workload = neural(mode="gradient", batch_size=20)
     model = workload.initial_model([iris.profile()])
     vectors = {
@@ -128,7 +128,7 @@ def test_gradient_of_mini_batches_is_drawn_anew_for_each_step(iris: Dataset) -> 
     assert len(vectors) == 3
 
 
-def test_gradient_mode_sends_the_statistics_of_batch_normalisation(digits: Dataset) -> None:
+def test_gradient_mode_sends_the_statistics_of_batch_normalisation(digits):
     """The rule "gradient" averages statistics, and steps against the gradients alone."""
     workload = neural(mode="gradient", layers=CONVOLUTION)
     model = workload.initial_model([digits.profile()])
@@ -144,7 +144,7 @@ def test_gradient_mode_sends_the_statistics_of_batch_normalisation(digits: Datas
 
 
 @pytest.mark.parametrize(("task", "metric"), [("classification", "accuracy"), ("regression", "r2")])
-def test_centralised_training_learns(task: str, metric: str) -> None:
+def test_centralised_training_learns(task, metric):
     data = load("breast_cancer") if task == "classification" else load("diabetes", task=task)
     model = fit_centralised(create("neural", {"task": task}), data, epochs=5, seed=0)
     measured = evaluate(model, data)
@@ -158,7 +158,7 @@ def test_centralised_training_learns(task: str, metric: str) -> None:
 
 @pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid"])
 @pytest.mark.parametrize("data", ["iris", "breast_cancer", "diabetes"])
-def test_perceptrons_become_estimators_of_scikit_learn(activation: str, data: str) -> None:
+def test_perceptrons_become_estimators_of_scikit_learn(activation, data):
     task = "regression" if data == "diabetes" else "classification"
     rows = load(data, task=task)
     layers = [
@@ -184,13 +184,13 @@ def test_perceptrons_become_estimators_of_scikit_learn(activation: str, data: st
         assert np.allclose(estimator.predict_proba(prepared.features), scores.softmax(1))
 
 
-def test_other_networks_say_where_they_can_be_exported_to(digits: Dataset) -> None:
+def test_other_networks_say_where_they_can_be_exported_to(digits):
     workload = neural(layers=CONVOLUTION)
     with pytest.raises(ValueError, match=r"no estimator for this network.*\.safetensors"):
         workload.to_sklearn(workload.initial_model([digits.profile()]))
 
 
-def test_training_that_runs_away_is_told(iris: Dataset) -> None:
+def test_training_that_runs_away_is_told(iris):
     with pytest.raises(Diverged, match="learning_rate = 1e\\+30: lower learning_rate"):
         trained(neural(learning_rate=1e30), iris)
     workload = neural(mode="gradient")
@@ -201,7 +201,7 @@ def test_training_that_runs_away_is_told(iris: Dataset) -> None:
         )
 
 
-def test_rows_that_do_not_fit_are_told(iris: Dataset) -> None:
+def test_rows_that_do_not_fit_are_told(iris):
     workload = neural()
     model = workload.initial_model([iris.profile()])
     with pytest.raises(NoData):
@@ -212,7 +212,7 @@ def test_rows_that_do_not_fit_are_told(iris: Dataset) -> None:
         workload.measure(model, Dataset(np.zeros((1, 4)), np.array(["x"])))
 
 
-def test_batch_normalisation_of_one_row_is_told(iris: Dataset) -> None:
+def test_batch_normalisation_of_one_row_is_told(iris):
     layers = [{"type": "batchnorm1d"}, {"type": "linear"}]
     workload = neural(layers=layers)
     model = workload.initial_model([iris.profile()])
@@ -223,7 +223,7 @@ def test_batch_normalisation_of_one_row_is_told(iris: Dataset) -> None:
     workload.train(model, iris.subset(range(9)), epochs=1, epoch_base=0, seed=0)
 
 
-def test_model_of_another_network_is_told(iris: Dataset) -> None:
+def test_model_of_another_network_is_told(iris):
     model = neural().initial_model([iris.profile()])
     other = neural(layers=[{"type": "linear"}])
     with pytest.raises(ValueError, match=r"'0\.weight' .*\(64, 4\) in the model"):
@@ -232,7 +232,7 @@ def test_model_of_another_network_is_told(iris: Dataset) -> None:
         neural().measure(replace(model, metadata={"classes": model.metadata["classes"]}), iris)
 
 
-def test_gpu_is_used_where_there_is_one(iris: Dataset) -> None:
+def test_gpu_is_used_where_there_is_one(iris):
     if not torch.cuda.is_available():
         with pytest.raises(DataError, match=r'device is "cuda", .*no GPU'):
             trained(neural(device="cuda"), iris)
@@ -244,9 +244,7 @@ def test_gpu_is_used_where_there_is_one(iris: Dataset) -> None:
     assert np.allclose(model.vector, on_cpu.vector, atol=1e-4)
 
 
-def test_torch_computes_with_as_many_threads_as_the_process_allows(
-    monkeypatch: pytest.MonkeyPatch, iris: Dataset
-) -> None:
+def test_torch_computes_with_as_many_threads_as_the_process_allows(monkeypatch, iris):
     """A participant's `[training] threads` counts, however often other code changes it."""
     monkeypatch.setattr(threads, "_num_threads", [])
     threads.use_threads(3)
@@ -259,7 +257,7 @@ def test_torch_computes_with_as_many_threads_as_the_process_allows(
 # --- builders ---
 
 
-def test_builder_makes_the_network(builders: ModuleType, iris: Dataset) -> None:
+def test_builder_makes_the_network(builders, iris):
     """Frozen parameters do not travel, tied ones travel once, and buffers are statistics."""
 
     class Net(torch.nn.Module):
@@ -303,9 +301,7 @@ def test_builder_makes_the_network(builders: ModuleType, iris: Dataset) -> None:
     assert evaluate(fit_centralised(workload, iris, epochs=20, seed=0), iris)["accuracy"] > 0.9
 
 
-def test_builder_that_is_not_allowed_is_not_imported(
-    builders: ModuleType, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, iris: Dataset
-) -> None:
+def test_builder_that_is_not_allowed_is_not_imported(builders, tmp_path, monkeypatch, iris):
     """A model's metadata come from the network, and an import runs code."""
     (tmp_path / "evil_nets.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(tmp_path)
@@ -316,7 +312,7 @@ def test_builder_that_is_not_allowed_is_not_imported(
     assert "evil_nets" not in sys.modules
 
 
-def test_builders_that_cannot_be_used_are_told(builders: ModuleType, iris: Dataset) -> None:
+def test_builders_that_cannot_be_used_are_told(builders, iris):
     allow_builders(["nets:*", "missing_package.*", "missing_package:*"])
     vars(builders).update(
         failing=lambda features: None,
@@ -345,9 +341,7 @@ def test_builders_that_cannot_be_used_are_told(builders: ModuleType, iris: Datas
         )
 
 
-def test_coordinator_without_torch_says_that_a_builder_needs_it(
-    builders: ModuleType, monkeypatch: pytest.MonkeyPatch, iris: Dataset
-) -> None:
+def test_coordinator_without_torch_says_that_a_builder_needs_it(builders, monkeypatch, iris):
     monkeypatch.setitem(sys.modules, "torch", None)
     complaint = "the coordinator calls the builder, and .* needs PyTorch.*pip install"
     with pytest.raises(DataError, match=complaint):

@@ -32,7 +32,7 @@ CONVOLUTION: list[dict[str, Any]] = [
 ]
 
 
-def test_sizes_are_inferred_from_layer_to_layer() -> None:
+def test_sizes_are_inferred_from_layer_to_layer():
     layers = plan(CONVOLUTION, 64, 10)
     layout = {spec.name: spec.shape for spec in layout_of_layers(layers, "float32")}
     assert layout["1.weight"] == (4, 1, 3, 3)
@@ -41,13 +41,13 @@ def test_sizes_are_inferred_from_layer_to_layer() -> None:
     assert layout["12.weight"] == (10, 12)
 
 
-def test_statistics_of_batch_normalisation_are_no_weights() -> None:
+def test_statistics_of_batch_normalisation_are_no_weights():
     layout = layout_of_layers(plan(CONVOLUTION, 64, 10), "float32")
     statistics = {spec.name for spec in layout if spec.kind == "statistic"}
     assert statistics == {f"{i}.running_{what}" for i in (2, 9) for what in ("mean", "var")}
 
 
-def test_coordinator_makes_initial_weights_without_torch() -> None:
+def test_coordinator_makes_initial_weights_without_torch():
     """The coordinator's image has no torch; the module that the workload is in imports none."""
     code = (
         "import sys; sys.modules['torch'] = None\n"
@@ -60,7 +60,7 @@ def test_coordinator_makes_initial_weights_without_torch() -> None:
     assert int(shown.stdout) == 4 * 64 + 64 + 64 * 3 + 3
 
 
-def test_initial_weights_come_from_the_seed_alone() -> None:
+def test_initial_weights_come_from_the_seed_alone():
     data = Dataset(np.zeros((6, 64)), np.array(["a", "b", "c"] * 2))
     first, again, other = (
         create("neural", {"layers": CONVOLUTION, "seed": seed}).initial_model([data.profile()])
@@ -75,7 +75,7 @@ def test_initial_weights_come_from_the_seed_alone() -> None:
     assert not arrays["2.running_mean"].any()
 
 
-def test_options_in_metadata_make_the_same_workload() -> None:
+def test_options_in_metadata_make_the_same_workload():
     data = Dataset(np.zeros((6, 64)), np.array(["a", "b", "c"] * 2))
     workload = create("neural", {"layers": CONVOLUTION, "seed": 7, "optimizer": "adam"})
     model = workload.initial_model([data.profile()])
@@ -104,7 +104,7 @@ def test_options_in_metadata_make_the_same_workload() -> None:
         (["relu"], r"layers is \['relu'\]; it must be a list of tables"),
     ],
 )
-def test_wrong_layers_are_named_by_number_and_key(layers: Any, complaint: str) -> None:
+def test_wrong_layers_are_named_by_number_and_key(layers, complaint):
     with pytest.raises(ValueError, match=complaint):
         create("neural", {"layers": layers})
 
@@ -139,20 +139,20 @@ def test_wrong_layers_are_named_by_number_and_key(layers: Any, complaint: str) -
         ),
     ],
 )
-def test_layers_that_do_not_fit_the_data_are_named(layers: Any, complaint: str) -> None:
+def test_layers_that_do_not_fit_the_data_are_named(layers, complaint):
     data = Dataset(np.zeros((6, 64)), np.array(["a", "b", "c"] * 2))
     with pytest.raises(DataError, match=complaint):
         create("neural", {"layers": layers}).initial_model([data.profile()])
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_gradients_are_sent_in_float64(mode: str) -> None:
+def test_gradients_are_sent_in_float64(mode):
     data = Dataset(np.zeros((6, 4)), np.array(["a", "b", "c"] * 2))
     model = create("neural", {"mode": mode}).initial_model([data.profile()])
     assert model.vector.dtype == ("float64" if mode == "gradient" else "float32")
 
 
 @pytest.mark.parametrize("name", ["os.system", "os:", ":system", "os:path.join", "o s:x", "../a:b"])
-def test_builders_have_a_module_and_a_function(name: str) -> None:
+def test_builders_have_a_module_and_a_function(name):
     with pytest.raises(ValueError, match="it must be"):
         require_name(name)

@@ -48,9 +48,7 @@ def _covers(parts: list[Any], num_samples: int) -> None:
     alphas,
     seeds,
 )
-def test_every_row_is_in_one_part(
-    kind: Any, values: list[Any], num_parts: int, alpha: float, seed: int
-) -> None:
+def test_every_row_is_in_one_part(kind, values, num_parts, alpha, seed):
     """For labels and numbers, in the order of the rows, however extreme alpha is; sizes of "iid"
     are as even as can be."""
     parts = {
@@ -66,7 +64,7 @@ def test_every_row_is_in_one_part(
         assert max(sizes) - min(sizes) <= 1
 
 
-def test_quantity_differs_more_with_a_smaller_alpha() -> None:
+def test_quantity_differs_more_with_a_smaller_alpha():
     """The largest part of ten has most rows, or little more than a tenth."""
     few, many = (quantity(1000, 10, alpha=alpha, seed=3) for alpha in (0.1, 1000.0))
     assert max(map(len, few)) > 300
@@ -74,7 +72,7 @@ def test_quantity_differs_more_with_a_smaller_alpha() -> None:
 
 
 @given(st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=60), seeds)
-def test_column_divides_no_value(values: list[str], seed: int) -> None:
+def test_column_divides_no_value(values, seed):
     """Every row in one part, each value in one, and no part without a row."""
     num_parts = min(3, len(set(values)))
     parts = by_column(np.array(values), num_parts, seed=seed)
@@ -84,7 +82,7 @@ def test_column_divides_no_value(values: list[str], seed: int) -> None:
     assert sum(map(len, owners)) == len(set(values))
 
 
-def test_column_evens_out_the_sizes() -> None:
+def test_column_evens_out_the_sizes():
     """The largest value goes first, to the part with the fewest rows."""
     values = np.array(list("aaaaabbbccdd"))
     assert sorted(len(part) for part in by_column(values, 2, seed=0)) == [5, 7]
@@ -92,7 +90,7 @@ def test_column_evens_out_the_sizes() -> None:
 
 
 @pytest.mark.parametrize("kind", ["iid", "dirichlet"])
-def test_a_script_divides_labels_as_the_command_line_does(kind: Any) -> None:
+def test_a_script_divides_labels_as_the_command_line_does(kind):
     """xain.partition() has the parts of --partition, of labels that are numbers, too."""
     x, y = np.arange(60.0).reshape(30, 2), np.arange(30) % 3
     data = from_arrays(x, y)
@@ -112,12 +110,12 @@ def test_a_script_divides_labels_as_the_command_line_does(kind: Any) -> None:
         ({"by": "column", "num_parts": 3}, "2 different values, fewer than the 3 parts"),
     ],
 )
-def test_partition_that_makes_no_sense_is_refused(given_: Any, message: str) -> None:
+def test_partition_that_makes_no_sense_is_refused(given_, message):
     with pytest.raises(ValueError, match=message):
         partition(**{"labels": [1, 2], "num_parts": 2, **given_})
 
 
-def test_partition_is_pinned() -> None:
+def test_partition_is_pinned():
     """These rows were computed once. If they change, participants of two releases would train on
     overlapping parts without noticing."""
     target = _target(list("aabbccaabbcc"))
@@ -129,7 +127,7 @@ def test_partition_is_pinned() -> None:
     ]
 
 
-def test_regression_is_skewed_by_decile() -> None:
+def test_regression_is_skewed_by_decile():
     """A measurement has no labels, so parts differ in its range instead."""
     target = np.arange(1000.0)[::-1] * 7 % 1000  # every value once, in no order
     parts = dirichlet(target, 3, alpha=1e-9, seed=1)
@@ -142,7 +140,7 @@ def test_regression_is_skewed_by_decile() -> None:
 
 
 @given(st.one_of(labels, numbers), st.floats(0, 1, exclude_max=True), st.integers(0, 2**32))
-def test_split_covers_exactly(values: list[Any], fraction: float, seed: int) -> None:
+def test_split_covers_exactly(values, fraction, seed):
     """Each row is for training or for testing, and no label is only tested."""
     target = _target(values)
     rows = np.arange(len(target), dtype=np.float64)[:, np.newaxis]
@@ -160,7 +158,7 @@ def test_split_covers_exactly(values: list[Any], fraction: float, seed: int) -> 
     np.testing.assert_array_equal(again[1].features, test.features)
 
 
-def test_split_is_stratified() -> None:
+def test_split_is_stratified():
     """Each digit has its share in the test set, to a row."""
     dataset = load("digits")
     train, test = split_train_test(dataset, 0.2, seed=1)
@@ -182,7 +180,7 @@ def test_split_is_stratified() -> None:
         ([1.5], 0),
     ],
 )
-def test_split_of_tiny_sets(target: list[Any], num_test: int) -> None:
+def test_split_of_tiny_sets(target, num_test):
     """One test row if one can be spared; the last row of a label is for training."""
     dataset = Dataset(np.ones((len(target), 1)), _target(target))
     train, test = split_train_test(dataset, 0.1, seed=0)
@@ -190,13 +188,13 @@ def test_split_of_tiny_sets(target: list[Any], num_test: int) -> None:
 
 
 @pytest.mark.parametrize(("least", "num_test"), [(5, 5), (6, 0)])
-def test_split_holds_out_enough_rows_or_none(least: int, num_test: int) -> None:
+def test_split_holds_out_enough_rows_or_none(least, num_test):
     dataset = Dataset(np.ones((25, 1)), _target(["a"] * 10 + ["b"] * 15))
     train, test = split_train_test(dataset, 0.2, seed=0, least=least)
     assert (train.num_samples, test.num_samples) == (25 - num_test, num_test)
 
 
-def test_rows_that_are_added_move_few_others() -> None:
+def test_rows_that_are_added_move_few_others():
     """A row is drawn by its place, so that a table that grows is not measured on trained rows."""
     target = _target(["a", "b"] * 100)
     rows = np.arange(200, dtype=np.float64)[:, np.newaxis]
@@ -206,7 +204,7 @@ def test_rows_that_are_added_move_few_others() -> None:
     assert len(moved) <= 4
 
 
-def test_split_names_a_wrong_fraction() -> None:
+def test_split_names_a_wrong_fraction():
     """A fraction of 1 or more would leave nothing to train on."""
     dataset = load("iris")
     for fraction in (1.0, -0.1, float("nan")):
@@ -215,7 +213,7 @@ def test_split_names_a_wrong_fraction() -> None:
 
 
 @given(st.one_of(labels, numbers), st.integers(1, 9), seeds)
-def test_folds_cover_exactly(values: list[Any], num_folds: int, seed: int) -> None:
+def test_folds_cover_exactly(values, num_folds, seed):
     """Every row is in one fold, the same one for the same seed, and folds differ by one row."""
     target = _target(values)
     found = folds(target, num_folds, seed=seed)
@@ -225,7 +223,7 @@ def test_folds_cover_exactly(values: list[Any], num_folds: int, seed: int) -> No
     assert sizes.max() - sizes.min() <= 1
 
 
-def test_each_fold_has_its_share_of_each_class() -> None:
+def test_each_fold_has_its_share_of_each_class():
     target = _target(["a"] * 50 + ["b"] * 10)
     found = folds(target, 5, seed=3)
     assert [Counter(target[found == fold].tolist()) for fold in range(5)] == [
@@ -233,7 +231,7 @@ def test_each_fold_has_its_share_of_each_class() -> None:
     ] * 5
 
 
-def test_a_division_keeps_a_fold_out_of_training_and_measures_on_it() -> None:
+def test_a_division_keeps_a_fold_out_of_training_and_measures_on_it():
     """Without a fold, its rows are neither trained on nor held out; all rows may be one fold."""
     data = from_arrays(np.arange(60.0)[:, None], _target(["a", "b"] * 30))
 
@@ -264,9 +262,7 @@ def test_a_division_keeps_a_fold_out_of_training_and_measures_on_it() -> None:
     seeds,
     part_counts,
 )
-def test_no_group_is_divided(
-    values: list[Any], groups: list[int], fraction: float, seed: int, num_parts: int
-) -> None:
+def test_no_group_is_divided(values, groups, fraction, seed, num_parts):
     """Held-out rows, folds and parts of a data set have all rows of a group or none, and no label
     is only tested."""
     target = _target(values)
@@ -298,7 +294,7 @@ def _visits(num_patients: int) -> Dataset:
     return Dataset(rows, target, groups=groups.astype(np.uint64))
 
 
-def test_groups_meet_the_share_of_rows_of_each_label() -> None:
+def test_groups_meet_the_share_of_rows_of_each_label():
     data = _visits(150)
     test = split_train_test(data, 0.2, seed=1)[1]
     assert Counter(test.target.tolist()) == {"ill": 40, "well": 80}
@@ -307,7 +303,7 @@ def test_groups_meet_the_share_of_rows_of_each_label() -> None:
     assert each == [Counter(ill=40, well=80)] * 5
 
 
-def test_held_out_groups_of_a_session_are_of_several_folds() -> None:
+def test_held_out_groups_of_a_session_are_of_several_folds():
     """Folds and test rows are independent of each other, although both seeds are 0 by default."""
     data = _visits(150)
     found = folds(data.target, 5, seed=0, groups=data.groups)
@@ -317,7 +313,7 @@ def test_held_out_groups_of_a_session_are_of_several_folds() -> None:
         assert len({fold_of[group] for group in test.groups.tolist()}) >= 3  # two others
 
 
-def test_a_group_stays_on_its_side_where_others_are_added_or_rows_are_sorted() -> None:
+def test_a_group_stays_on_its_side_where_others_are_added_or_rows_are_sorted():
     """The side follows from the value of the group, as far as the share of rows allows it."""
     data = _visits(150)
     known = set(range(120))
@@ -326,14 +322,14 @@ def test_a_group_stays_on_its_side_where_others_are_added_or_rows_are_sorted() -
     assert len(tested ^ set(split_train_test(fewer, 0.2, seed=1)[1].groups.tolist())) <= 3
 
 
-def test_side_of_a_group_is_pinned() -> None:
+def test_side_of_a_group_is_pinned():
     """The groups that are held out were computed once. If they change, rows that a model was
     trained on in an earlier release are held out in a later one."""
     test = split_train_test(_visits(30), 0.2, seed=7)[1]
     assert sorted(set(test.groups.tolist())) == [2, 6, 19, 21, 23, 29]
 
 
-def test_rows_of_too_few_groups_are_not_held_out() -> None:
+def test_rows_of_too_few_groups_are_not_held_out():
     """Figures over many visits of a few patients tell of each patient."""
     data = _visits(20)
     for measured in (
@@ -348,7 +344,7 @@ def test_rows_of_too_few_groups_are_not_held_out() -> None:
 
 
 @pytest.mark.parametrize(("num_groups", "num_test"), [(1, 0), (2, 0), (3, 20), (5, 20)])
-def test_few_groups_are_held_out_where_the_share_is_nearest(num_groups: int, num_test: int) -> None:
+def test_few_groups_are_held_out_where_the_share_is_nearest(num_groups, num_test):
     groups = np.arange(num_groups * 20, dtype=np.uint64) % num_groups
     data = Dataset(np.ones((len(groups), 1)), np.arange(float(len(groups))), groups=groups)
     assert split_train_test(data, 0.2, seed=0)[1].num_samples == num_test

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from xain_coordinator.cli.main import app as coordinator
@@ -60,7 +59,7 @@ def predicted(
         return status, list(csv.reader(file)), notes
 
 
-def test_each_line_has_row_class_and_probabilities(tmp_path: Path) -> None:
+def test_each_line_has_row_class_and_probabilities(tmp_path):
     """Probabilities are in the order of the classes, and of sum 1; rows are counted from 1."""
     exported = trained(tmp_path)
     status, cells, notes = predicted(tmp_path, exported, "age,sex\n30,male\n50,female\n")
@@ -73,7 +72,7 @@ def test_each_line_has_row_class_and_probabilities(tmp_path: Path) -> None:
         assert "ny"[int(np.argmax(shares))] == line[1]
 
 
-def test_ids_stay_as_they_are_in_the_file(tmp_path: Path) -> None:
+def test_ids_stay_as_they_are_in_the_file(tmp_path):
     """007 and 1.10 are no numbers."""
     exported = trained(tmp_path)
     text = "age,patient,sex\n30,007,male\n31,1.10,male\n"
@@ -81,7 +80,7 @@ def test_ids_stay_as_they_are_in_the_file(tmp_path: Path) -> None:
     assert [line[0] for line in cells] == ["patient", "007", "1.10"]
 
 
-def test_regression_has_numbers(tmp_path: Path) -> None:
+def test_regression_has_numbers(tmp_path):
     exported = trained(tmp_path, "regression")
     text = "age,sex,outcome\n30,male,30\n50,female,\n60,male,60\n"
     status, cells, notes = predicted(tmp_path, exported, text)
@@ -94,7 +93,7 @@ def test_regression_has_numbers(tmp_path: Path) -> None:
     assert error.startswith("  RMSE ")
 
 
-def test_categories_that_the_model_does_not_know_are_named(tmp_path: Path) -> None:
+def test_categories_that_the_model_does_not_know_are_named(tmp_path):
     """With the share of the rows and what the model knows; the predictions are written first, and
     the score says on how many rows it stands."""
     exported = trained(tmp_path)
@@ -115,7 +114,7 @@ def test_categories_that_the_model_does_not_know_are_named(tmp_path: Path) -> No
     assert "--max-unknown" in end
 
 
-def test_score_of_rows_of_one_class_has_no_negative_zero(tmp_path: Path) -> None:
+def test_score_of_rows_of_one_class_has_no_negative_zero(tmp_path):
     """Always predicting the shares of the classes has a log loss of 0 there, and not of -0."""
     exported = trained(tmp_path)
     _, _, notes = predicted(tmp_path, exported, "age,sex,outcome\n" + "30,male,n\n" * 6)
@@ -123,7 +122,7 @@ def test_score_of_rows_of_one_class_has_no_negative_zero(tmp_path: Path) -> None
     assert loss.endswith("always the shares of the classes: 0)")
 
 
-def test_score_without_the_rows_of_unknown_values_is_told_too(tmp_path: Path) -> None:
+def test_score_without_the_rows_of_unknown_values_is_told_too(tmp_path):
     exported = trained(tmp_path)
     text = "age,sex,outcome\n" + "30,male,n\n" * 9 + ",male,y\n"
     status, _, notes = predicted(tmp_path, exported, text)
@@ -136,15 +135,13 @@ def test_score_without_the_rows_of_unknown_values_is_told_too(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("share", "status"), [(0.49, EXIT_UNKNOWN_INPUT), (0.5, EXIT_OK)])
-def test_status_depends_on_the_share_of_one_column(
-    tmp_path: Path, share: float, status: int
-) -> None:
+def test_status_depends_on_the_share_of_one_column(tmp_path, share, status):
     exported = trained(tmp_path)
     text = "age,sex\n30,male\n31,M\n"
     assert predicted(tmp_path, exported, text, max_unknown=share)[0] == status
 
 
-def test_rows_that_are_as_incomplete_as_those_of_training_are_relied_on(tmp_path: Path) -> None:
+def test_rows_that_are_as_incomplete_as_those_of_training_are_relied_on(tmp_path):
     """A column that half of the patients lacked in training is no reason to doubt predictions of
     patients like them; one that all of them lack is."""
     lines = ["age,lab,outcome"]
@@ -163,7 +160,7 @@ def test_rows_that_are_as_incomplete_as_those_of_training_are_relied_on(tmp_path
 
 
 @pytest.mark.parametrize("outcomes", [("", ""), ("n", "")])
-def test_rows_without_outcome_are_predicted(tmp_path: Path, outcomes: tuple[str, str]) -> None:
+def test_rows_without_outcome_are_predicted(tmp_path, outcomes):
     """A column of outcomes may be blank; the rows that have one are scored."""
     exported = trained(tmp_path)
     text = "age,sex,outcome\n" + "".join(f"30,male,{outcome}\n" for outcome in outcomes)
@@ -172,7 +169,7 @@ def test_rows_without_outcome_are_predicted(tmp_path: Path, outcomes: tuple[str,
     assert any(note.startswith("accuracy") for note in notes) == any(outcomes)
 
 
-def test_classes_of_another_name_are_not_scored_as_wrong(tmp_path: Path) -> None:
+def test_classes_of_another_name_are_not_scored_as_wrong(tmp_path):
     exported = trained(tmp_path)
     text = "age,sex,outcome\n30,male,no\n30,female,y\n"
     _, _, notes = predicted(tmp_path, exported, text)
@@ -182,7 +179,7 @@ def test_classes_of_another_name_are_not_scored_as_wrong(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("suffix", [".skops", ".npz"])
-def test_files_of_all_formats_have_the_same_probabilities(tmp_path: Path, suffix: str) -> None:
+def test_files_of_all_formats_have_the_same_probabilities(tmp_path, suffix):
     exported = trained(tmp_path)
     assert exported.model is not None
     path = tmp_path / f"model{suffix}"
@@ -195,9 +192,7 @@ def test_files_of_all_formats_have_the_same_probabilities(tmp_path: Path, suffix
 
 
 @pytest.mark.parametrize("app", [coordinator, participant])
-def test_both_programs_predict_alike_and_take_how_the_file_is_written(
-    tmp_path: Path, app: typer.Typer
-) -> None:
+def test_both_programs_predict_alike_and_take_how_the_file_is_written(tmp_path, app):
     """The dialect in the model holds for the file, and --set counts more."""
     exported = trained(tmp_path)
     assert exported.model is not None

@@ -73,7 +73,7 @@ def matrix_of(table: Table, preprocessing: Preprocessing) -> Any:
 
 
 @pytest.mark.parametrize("num_sites", [1, 3, 7])
-def test_standard_scaling_over_sites_equals_one_on_the_pooled_rows(num_sites: int) -> None:
+def test_standard_scaling_over_sites_equals_one_on_the_pooled_rows(num_sites):
     """scikit-learn's StandardScaler on all rows gives the same numbers, to 1e-9, but for those
     beyond the limit."""
     table = load_table("breast_cancer")
@@ -93,9 +93,7 @@ def test_standard_scaling_over_sites_equals_one_on_the_pooled_rows(num_sites: in
     clip=st.sampled_from([0.0, 0.5, 5.0]),
     cell=st.sampled_from([1.0, -1e9, 1e9]),
 )
-def test_sklearn_transformer_gives_the_same_numbers(
-    cuts: list[int], scaling: str, indicate: bool, missing: str, clip: float, cell: float
-) -> None:
+def test_sklearn_transformer_gives_the_same_numbers(cuts, scaling, indicate, missing, clip, cell):
     """For any split into sites and all options; unknown and missing categories are zeros."""
     table = mixed_table(60)
     table.values["noise"][3] = cell
@@ -115,7 +113,7 @@ def test_sklearn_transformer_gives_the_same_numbers(
 
 @pytest.mark.parametrize("clip", [0.0, 2.0])
 @pytest.mark.parametrize("scaling", SCALINGS)
-def test_skops_and_onnx_give_the_same_numbers(scaling: str, clip: float) -> None:
+def test_skops_and_onnx_give_the_same_numbers(scaling, clip):
     """skops reads the transformer without trusting more than numpy's dtype; ONNX has float32."""
     table = mixed_table()
     table.values["noise"][3] = 5e-4
@@ -141,13 +139,13 @@ def test_skops_and_onnx_give_the_same_numbers(scaling: str, clip: float) -> None
     np.testing.assert_allclose(found / sizes, prepared / sizes, rtol=0, atol=1e-5)
 
 
-def test_order_of_sites_changes_nothing_but_the_order_of_columns() -> None:
+def test_order_of_sites_changes_nothing_but_the_order_of_columns():
     profiles = [part.profile() for part in parts_of(mixed_table(), 5)]
     text = fit(profiles, STANDARD).to_json()
     assert fit(profiles[::-1], STANDARD).to_json() == text
 
 
-def test_constant_column_becomes_zeros() -> None:
+def test_constant_column_becomes_zeros():
     """The column's standard deviation is 0 but for rounding, which is not divided by."""
     table = mixed_table()
     for scaling in ("standard", "robust"):
@@ -157,7 +155,7 @@ def test_constant_column_becomes_zeros() -> None:
         np.testing.assert_allclose(prepared.features[:, at], 0.0, atol=1e-12)
 
 
-def test_missing_numbers_become_the_median_or_the_mean() -> None:
+def test_missing_numbers_become_the_median_or_the_mean():
     table = mixed_table()
     gaps = np.isnan(table.values["income"])
     known = table.values["income"][~gaps]
@@ -171,7 +169,7 @@ def test_missing_numbers_become_the_median_or_the_mean() -> None:
         assert prepared.features[gaps, at] == pytest.approx(expected, rel=tolerance)
 
 
-def test_indicator_tells_where_numbers_were_missing() -> None:
+def test_indicator_tells_where_numbers_were_missing():
     table = mixed_table()
     options = PreprocessingOptions(indicate_missing=True)
     prepared = fit([table.profile()], options).apply(table)
@@ -180,7 +178,7 @@ def test_indicator_tells_where_numbers_were_missing() -> None:
     assert (prepared.features[:, at] == np.isnan(table.values["income"])).all()
 
 
-def test_robust_scaling_ignores_one_wild_value() -> None:
+def test_robust_scaling_ignores_one_wild_value():
     numbers = np.random.RandomState(0).standard_normal(640)
     numbers[0] = 1e9
     table = table_of({"x": numbers}, numbers)
@@ -191,9 +189,7 @@ def test_robust_scaling_ignores_one_wild_value() -> None:
 
 @pytest.mark.parametrize("scaling", ["standard", "robust"])
 @pytest.mark.parametrize("factor", [1e-3, 0.01, 100.0, 365.25, 1e6])
-def test_one_of_three_sites_with_another_unit_does_not_set_the_scale(
-    factor: float, scaling: str
-) -> None:
+def test_one_of_three_sites_with_another_unit_does_not_set_the_scale(factor, scaling):
     """Not even where it has the most rows: numbers of the others keep centre and spread, and those
     of the site end at the limit. The target likewise."""
     chance = np.random.default_rng(0)
@@ -209,7 +205,7 @@ def test_one_of_three_sites_with_another_unit_does_not_set_the_scale(
     assert 5 < preprocessing.target.scale < 20
 
 
-def test_robust_scaling_of_a_column_that_is_mostly_one_value_trains() -> None:
+def test_robust_scaling_of_a_column_that_is_mostly_one_value_trains():
     """The quartiles are a thousandth of the other values apart. Divided by them, these made the
     training diverge."""
     chance = np.random.default_rng(0)
@@ -223,7 +219,7 @@ def test_robust_scaling_of_a_column_that_is_mostly_one_value_trains() -> None:
 
 
 @pytest.mark.parametrize("scaling", ["standard", "robust"])
-def test_rare_values_of_a_column_are_kept(scaling: str) -> None:
+def test_rare_values_of_a_column_are_kept(scaling):
     """Quantiles of a column of zeros say nothing, and its few ones differ from the zeros."""
     rare = np.zeros(2000)
     rare[:3] = 1.0
@@ -233,7 +229,7 @@ def test_rare_values_of_a_column_are_kept(scaling: str) -> None:
     assert (prepared[:3] - prepared[-1] >= 1).all()
 
 
-def test_column_of_which_no_site_tells_anything_is_bounded() -> None:
+def test_column_of_which_no_site_tells_anything_is_bounded():
     """Four numbers at each site are no statistics, and are not taken as they are either."""
     few = np.array([1e6, -2e6, 0.5, 3.0])
     table = table_of({"x": np.arange(4.0), "few": few}, few)
@@ -241,7 +237,7 @@ def test_column_of_which_no_site_tells_anything_is_bounded() -> None:
     assert prepared.features[:, 1].tolist() == [5.0, -5.0, 0.5, 3.0]
 
 
-def test_sites_that_tell_one_number_each_have_the_scale_of_all() -> None:
+def test_sites_that_tell_one_number_each_have_the_scale_of_all():
     """Where nothing is known of the spread within the sites, that between them counts."""
     numbers = np.random.default_rng(0).normal(50, 10, 40)
     tables = [table_of({"x": x}, x) for x in np.array_split(numbers, 40)]
@@ -254,7 +250,7 @@ def test_sites_that_tell_one_number_each_have_the_scale_of_all() -> None:
     assert prepare(metadata, tables[0], to_train=True).num_samples == 1
 
 
-def test_each_site_scales_by_its_own_statistics() -> None:
+def test_each_site_scales_by_its_own_statistics():
     """An instrument that is off, and a gap, are as at the other site. The pooled scale stays in the
     model, and the metadata of a site hold its own, for rows that come later."""
     chance = np.random.default_rng(3)
@@ -281,7 +277,7 @@ def test_each_site_scales_by_its_own_statistics() -> None:
     assert at_site({}, tables[0]) == {}
 
 
-def test_row_whose_target_is_far_outside_is_not_trained_on() -> None:
+def test_row_whose_target_is_far_outside_is_not_trained_on():
     """The row is evaluated. A site with no other rows is refused, in words without a value."""
     target = np.random.default_rng(0).normal(50, 10, 300)
     target[5] = 1e9
@@ -303,14 +299,14 @@ def test_row_whose_target_is_far_outside_is_not_trained_on() -> None:
         assert prepare(unlimited.metadata, cents, to_train=True).num_samples == 300
 
 
-def test_preprocessing_is_read_back_as_it_was_written() -> None:
+def test_preprocessing_is_read_back_as_it_was_written():
     options = PreprocessingOptions("site", indicate_missing=True)
     preprocessing = fit([mixed_table().profile()], options)
     assert Preprocessing.from_json(preprocessing.to_json()) == preprocessing
     assert Preprocessing.from_json(preprocessing.to_readable_json()) == preprocessing
 
 
-def test_names_beyond_ascii_can_be_read_by_people() -> None:
+def test_names_beyond_ascii_can_be_read_by_people():
     table = table_of({"Größe": np.arange(9.0)}, np.arange(9.0))
     assert '"Größe"' in fit([table.profile()], PreprocessingOptions()).to_readable_json()
 
@@ -344,7 +340,7 @@ GOOD = Preprocessing(
         (["limit"], "x", r"\$\.limit"),
     ],
 )
-def test_damaged_preprocessing_is_refused(path: list[Any], value: Any, complaint: str) -> None:
+def test_damaged_preprocessing_is_refused(path, value, complaint):
     """At a participant it comes from the network."""
     entry = json.loads(GOOD.to_json())
     inner = entry
@@ -355,13 +351,13 @@ def test_damaged_preprocessing_is_refused(path: list[Any], value: Any, complaint
         prepare({KEY: json.dumps(entry)}, mixed_table())
 
 
-def test_text_that_is_no_preprocessing_is_refused() -> None:
+def test_text_that_is_no_preprocessing_is_refused():
     for text in ("[]", "{", "[" * 100_000, " " * (MAX_PREPROCESSING_BYTES + 1)):
         with pytest.raises(DataError):
             Preprocessing.from_json(text)
 
 
-def test_table_without_a_needed_column_is_refused_with_its_name() -> None:
+def test_table_without_a_needed_column_is_refused_with_its_name():
     table = mixed_table()
     preprocessing = fit([table.profile()], STANDARD)
     with pytest.raises(DataError, match="needs column 'colour'"):
@@ -375,7 +371,7 @@ def test_table_without_a_needed_column_is_refused_with_its_name() -> None:
         preprocessing.apply(other)
 
 
-def test_absent_column_may_count_as_missing() -> None:
+def test_absent_column_may_count_as_missing():
     """A session's schema may allow it; the numbers are then the fill of that column."""
     table = mixed_table()
     preprocessing = fit([table.profile()], STANDARD)
@@ -387,14 +383,14 @@ def test_absent_column_may_count_as_missing() -> None:
     assert not prepared.features[:, 3:].any()
 
 
-def test_columns_in_another_order_are_prepared_alike() -> None:
+def test_columns_in_another_order_are_prepared_alike():
     table = mixed_table()
     preprocessing = fit([table.profile()], STANDARD)
     arranged = table.arranged(["constant", "noise", "colour", "income"])
     assert (preprocessing.apply(arranged).features == preprocessing.apply(table).features).all()
 
 
-def test_without_preprocessing_columns_are_matched_by_name() -> None:
+def test_without_preprocessing_columns_are_matched_by_name():
     """A site of an earlier version sends no statistics; the others still agree on the order."""
     target = np.array(["no", "yes"])
     values = {"a": np.array([1.0, 2.0]), "b": np.array([3.0, 4.0])}
@@ -411,7 +407,7 @@ def test_without_preprocessing_columns_are_matched_by_name() -> None:
         prepare({"columns": '{"names": [1]}'}, first)
 
 
-def test_without_statistics_of_every_site_nothing_is_prepared() -> None:
+def test_without_statistics_of_every_site_nothing_is_prepared():
     """A participant of an earlier version has none, and could not prepare its rows."""
     iris = load_table("iris").to_dataset()
     with_statistics = Table.from_dataset(iris).profile()
@@ -421,7 +417,7 @@ def test_without_statistics_of_every_site_nothing_is_prepared() -> None:
     assert prepare(model.metadata, iris) is iris
 
 
-def test_category_without_preprocessing_is_refused_without_a_value() -> None:
+def test_category_without_preprocessing_is_refused_without_a_value():
     """The message is told to the coordinator as the reason of the failure."""
     with pytest.raises(DataError, match="'ward' is a category") as caught:
         prepare({"columns": '{"names": ["ward"]}'}, mixed_wards("intensive care"))
@@ -438,20 +434,20 @@ def wide(number: int) -> Table:
     return Table(tuple(map(Column, values)), values, np.array(["a", "b"]))
 
 
-def test_table_whose_statistics_take_too_much_is_refused_at_the_site() -> None:
+def test_table_whose_statistics_take_too_much_is_refused_at_the_site():
     """Without them nothing would be prepared for any site, and nothing checked."""
     with pytest.raises(DataError, match=r"8000 columns take \d+ bytes, and at most 524288 .*drop"):
         wide(8000).profile()
 
 
-def test_array_of_too_many_columns_to_be_named_sends_no_statistics() -> None:
+def test_array_of_too_many_columns_to_be_named_sends_no_statistics():
     """The model takes the columns as they are."""
     profile = wide(MAX_COLUMNS + 1).profile()
     assert (profile.columns, profile.statistics) == ((), "")
     assert KEY not in initial_model(create("sgd"), [profile]).metadata
 
 
-def test_too_many_categories_are_refused_before_a_model_is_made() -> None:
+def test_too_many_categories_are_refused_before_a_model_is_made():
     names = np.array([f"c{i:04}" + "x" * 190 for i in range(900)] * 5, dtype=object)
     columns = tuple(Column(f"k{i}", "category") for i in range(2))
     table = Table(columns, {c.name: names for c in columns}, np.arange(4500.0))
@@ -480,7 +476,7 @@ def federated(tables: list[Table], model: Model, rounds: int) -> Model:
 
 
 @pytest.mark.parametrize("name", ["sgd", "mlp"])
-def test_regression_trains_on_a_scaled_target_and_predicts_in_its_unit(name: str) -> None:
+def test_regression_trains_on_a_scaled_target_and_predicts_in_its_unit(name):
     """A target around 1e6 needs no other step size than one around 0."""
     table = mixed_table(400)
     table = replace(table, target=1e6 + 1e4 * np.asarray(table.target))
@@ -495,7 +491,7 @@ def test_regression_trains_on_a_scaled_target_and_predicts_in_its_unit(name: str
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
 @pytest.mark.parametrize("name", ["sgd", "mlp"])
-def test_exported_estimator_predicts_the_same_from_the_same_rows(name: str, task: str) -> None:
+def test_exported_estimator_predicts_the_same_from_the_same_rows(name, task):
     """Preprocessing and estimator of plain scikit-learn, without this package's code."""
     table = mixed_table(task=task)
     workload = create(name, {"task": task, "dtype": "float64"})
@@ -533,7 +529,7 @@ print(fitted.num_features, peak_mib() - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
-def test_memory_of_fitting_does_not_grow_with_the_number_of_sites() -> None:
+def test_memory_of_fitting_does_not_grow_with_the_number_of_sites():
     """The statistics of 200 sites and 100 columns once took 160 MiB beside their texts."""
     done = subprocess.run(
         [sys.executable, "-c", FIT_MANY_SITES], check=True, capture_output=True, text=True

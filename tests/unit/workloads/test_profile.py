@@ -17,7 +17,7 @@ from xain_workloads.tables.profile import DataProfile, sort_classes, union
     ],
     ids=["numbers", "text, because of one name that is no number"],
 )
-def test_classes_sort_as_what_they_are(names: list[str], in_order: tuple[str, ...]) -> None:
+def test_classes_sort_as_what_they_are(names, in_order):
     """Class order is weight order, and "10" comes after "9" for all."""
     assert sort_classes(names) == in_order
 
@@ -25,7 +25,7 @@ def test_classes_sort_as_what_they_are(names: list[str], in_order: tuple[str, ..
 @pytest.mark.parametrize(
     "names", [["nan", "2", "1", "3"], ["1", "1.0", "01", "2"], ["b", "a", "c"], ["inf", "1", "2"]]
 )
-def test_order_of_classes_does_not_depend_on_the_order_of_joining(names: list[str]) -> None:
+def test_order_of_classes_does_not_depend_on_the_order_of_joining(names):
     """The classes include nan and equal numbers."""
     assert len({sort_classes(order) for order in permutations(names)}) == 1
 
@@ -38,12 +38,12 @@ def test_order_of_classes_does_not_depend_on_the_order_of_joining(names: list[st
         (DataProfile(0, 1), DataProfile(5, 4, ("1", "2"))),
     ],
 )
-def test_union_adds_rows_and_merges_classes(first: DataProfile, together: DataProfile) -> None:
+def test_union_adds_rows_and_merges_classes(first, together):
     """The model knows every class that any participant knows."""
     assert union([first, DataProfile(5, 4, ("1", "2"))]) == together
 
 
-def test_union_refuses_profiles_that_do_not_fit() -> None:
+def test_union_refuses_profiles_that_do_not_fit():
     """Different widths, or no rows anywhere, are told before training starts."""
     with pytest.raises(ValueError, match=r"number of features: \[3, 4\]"):
         union([DataProfile(1, 4), DataProfile(1, 3)])
@@ -55,7 +55,7 @@ LIGHT = ["model", "workload", "tables.profile", "tables.partition", "linear.sgd"
 
 
 @pytest.mark.parametrize("module", LIGHT)
-def test_light_modules_stay_light(module: str) -> None:
+def test_light_modules_stay_light(module):
     """The coordinator imports these, and has neither scikit-learn nor Arrow."""
     code = (
         f"import sys, xain_workloads.{module};"

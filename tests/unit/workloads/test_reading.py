@@ -327,7 +327,7 @@ def settings(folder: Path, content: str | bytes, toml: str = "") -> DataSettings
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_table_is_read_or_refused_with_what_mends_it(name: str, tmp_path: Path) -> None:
+def test_a_table_is_read_or_refused_with_what_mends_it(name, tmp_path):
     """Each line that a message tells one to type is typed, and then the table is read."""
     case = CASES[name]
     try:
@@ -350,7 +350,7 @@ def test_a_table_is_read_or_refused_with_what_mends_it(name: str, tmp_path: Path
     assert len(table.target) == len(kept)
 
 
-def test_all_columns_that_do_not_fit_are_told_at_once(tmp_path: Path) -> None:
+def test_all_columns_that_do_not_fit_are_told_at_once(tmp_path):
     """Three columns, a line each, and settings that mend all of them."""
     content = text(
         changed(
@@ -380,9 +380,7 @@ def test_all_columns_that_do_not_fit_are_told_at_once(tmp_path: Path) -> None:
         ("3,5;4.5;a", "classification", "numbers have decimal commas, '3,5'"),
     ],
 )
-def test_neither_totals_nor_unclear_marks_hide_the_other_problems(
-    row: str, task: str, line: str, tmp_path: Path
-) -> None:
+def test_neither_totals_nor_unclear_marks_hide_the_other_problems(row, task, line, tmp_path):
     """A line for the totals, one for the marks, and one for the dates, which have points too."""
     cells_ = row.count(";")
     header = ";".join(["seen", *"abc"[:cells_], "y"])
@@ -442,9 +440,7 @@ def test_neither_totals_nor_unclear_marks_hide_the_other_problems(
         ),
     ],
 )
-def test_separator_and_marks_are_told_by_the_file_or_declared(
-    content: str, typed: str, expected: dict[str, Any] | str, tmp_path: Path
-) -> None:
+def test_separator_and_marks_are_told_by_the_file_or_declared(content, typed, expected, tmp_path):
     data = settings(tmp_path, content, f"data.{typed}" if typed else "")
     if isinstance(expected, str):
         with pytest.raises(DataError, match=re.escape(expected)):
@@ -453,12 +449,12 @@ def test_separator_and_marks_are_told_by_the_file_or_declared(
         assert cells(data.load()) == expected
 
 
-def test_regression_target_may_have_decimal_commas(tmp_path: Path) -> None:
+def test_regression_target_may_have_decimal_commas(tmp_path):
     data = settings(tmp_path, "a;y\n1;0,5\n2;1,25\n", "data.task = 'regression'")
     assert data.load().target.tolist() == [0.5, 1.25]
 
 
-def test_header_longer_than_a_cell_may_be(tmp_path: Path) -> None:
+def test_header_longer_than_a_cell_may_be(tmp_path):
     """The csv module takes a header without this separator for one cell, and refuses it."""
     header = ",".join(f"a_column_with_a_long_name_{i}" for i in range(6000))
     table = settings(tmp_path, f"{header}\n{','.join(['1'] * 6000)}\n").load()
@@ -468,7 +464,7 @@ def test_header_longer_than_a_cell_may_be(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "before", ["", "data = {drop = ['z']}\n", "[data.missing_in]\nz = ['a']\n"]
 )
-def test_settings_that_mend_are_written_into_any_configuration(before: str) -> None:
+def test_settings_that_mend_are_written_into_any_configuration(before):
     """Tables may be inline, and a text may have characters that TOML has as escapes only."""
     delete = quoted("\x7f")
     fix = hint("xain-participant", f"data.missing_in.z = [{delete}]")
@@ -496,7 +492,7 @@ def test_settings_that_mend_are_written_into_any_configuration(before: str) -> N
         ),
     ],
 )
-def test_declarations_that_do_not_fit_the_file(typed: str, line: str, tmp_path: Path) -> None:
+def test_declarations_that_do_not_fit_the_file(typed, line, tmp_path):
     with pytest.raises(DataError) as caught:
         settings(tmp_path, text(lines()), f"data.{typed}").load()
     assert line in str(caught.value)
@@ -521,9 +517,7 @@ def test_declarations_that_do_not_fit_the_file(typed: str, line: str, tmp_path: 
         ('below_limit = "half"\ndata.scale = 2.0', {"Âge": [2 * age for age in AGES]}),
     ],
 )
-def test_declarations_that_say_what_cells_mean(
-    typed: str, column: dict[str, Any], tmp_path: Path
-) -> None:
+def test_declarations_that_say_what_cells_mean(typed, column, tmp_path):
     content = text(changed(cost=at_rows({3}, "< 50")))
     table = settings(tmp_path, content, f"data.{typed}").load()
     assert cells(table) | column == cells(table)
@@ -538,7 +532,7 @@ def test_declarations_that_say_what_cells_mean(
         ("hours", {"seen": [0, 12]}),
     ],
 )
-def test_uses_of_dates(use: str, made: dict[str, list[float]], tmp_path: Path) -> None:
+def test_uses_of_dates(use, made, tmp_path):
     content = "seen,y\n2021-01-01,u\n2021-02-01 12:00:00,v\n,u\n"
     table = settings(tmp_path, content, f'data.dates.seen = "{use}"').load()
     assert cells(table) == {name: [*values, None] for name, values in made.items()}
@@ -553,7 +547,7 @@ def test_uses_of_dates(use: str, made: dict[str, list[float]], tmp_path: Path) -
         (["0001-01-01T00:00:00+01:00"], "00:00+01:00': no date"),  # .NET's default
     ],
 )
-def test_declared_dates_that_are_unclear(cells_: list[str], line: str, tmp_path: Path) -> None:
+def test_declared_dates_that_are_unclear(cells_, line, tmp_path):
     content = "seen,y\n" + "".join(f"{cell},{i}\n" for i, cell in enumerate(cells_))
     with pytest.raises(DoesNotFit) as caught:
         settings(tmp_path, content, 'data.dates.seen = "parts"').load()
@@ -562,9 +556,7 @@ def test_declared_dates_that_are_unclear(cells_: list[str], line: str, tmp_path:
 
 @pytest.mark.parametrize("unit", ["", " €"])
 @pytest.mark.parametrize(("separator", "mark"), [(",", ","), (";", ","), (";", ".")])
-def test_a_person_chooses_between_thousands_and_a_fraction(
-    separator: str, mark: str, unit: str, tmp_path: Path
-) -> None:
+def test_a_person_chooses_between_thousands_and_a_fraction(separator, mark, unit, tmp_path):
     """1,200 where nothing else in the file tells: both ways out are told, and none is a fix."""
     costs = changed(cost=lambda i, cell: thousands(mark)(i, cell) + unit, weight=lambda *_: "7")
     content = text(costs, separator=separator)
@@ -593,9 +585,7 @@ SHORT_YEARS = [f"0{1 + i % 9}/0{1 + i % 7}/21" for i in range(40)]
         (["-9", "-9", "-9"], "", "'-9', in 3 rows"),
     ],
 )
-def test_no_fix_takes_most_values_of_a_column_for_missing(
-    cells_: list[str], typed: str, line: str, tmp_path: Path
-) -> None:
+def test_no_fix_takes_most_values_of_a_column_for_missing(cells_, typed, line, tmp_path):
     """A fix does not lead to another fix that would."""
     content = "x,y\n" + "".join(f"{cell},{i % 2}\n" for i, cell in enumerate(cells_))
     with pytest.raises(DoesNotFit) as caught:
@@ -606,7 +596,7 @@ def test_no_fix_takes_most_values_of_a_column_for_missing(
         assert "missing_in" not in str(caught.value) or typed.startswith("data.types")
 
 
-def test_detected_marks_and_encoding_are_in_the_dialect_of_the_table(tmp_path: Path) -> None:
+def test_detected_marks_and_encoding_are_in_the_dialect_of_the_table(tmp_path):
     content = text(german(changed(cost=lambda _, cell: f"{cell} €")), separator=";", above="Ward\n")
     found = settings(tmp_path, content.encode("cp1252")).load().dialect
     assert (found.encoding, found.separator, found.decimal) == ("cp1252", ";", ",")
@@ -619,7 +609,7 @@ def test_detected_marks_and_encoding_are_in_the_dialect_of_the_table(tmp_path: P
 @pytest.mark.parametrize(
     "junk", ["", "{", "[]", '{"scale": 0}', '{"dates": {"a": "now"}}', '{"x": 1}']
 )
-def test_dialect_of_a_model_is_checked(junk: str) -> None:
+def test_dialect_of_a_model_is_checked(junk):
     if not junk:
         assert Dialect.from_json(junk) == Dialect()
         return
@@ -627,7 +617,7 @@ def test_dialect_of_a_model_is_checked(junk: str) -> None:
         Dialect.from_json(junk)
 
 
-def test_rows_to_predict_are_read_as_those_of_training_were(tmp_path: Path) -> None:
+def test_rows_to_predict_are_read_as_those_of_training_were(tmp_path):
     """The dialect of the site is kept; the form of the file may be another one."""
     table = dated(lambda y, m, d: f"{d}.{m}.{y}")
     for row in table[1:]:
@@ -650,7 +640,7 @@ missing_in = {weight = ["50.7"]}
     assert rows.truth.tolist() == trained.target.tolist()
 
 
-def test_excel_is_read_as_csv_is(tmp_path: Path) -> None:
+def test_excel_is_read_as_csv_is(tmp_path):
     """Titles, booleans, dates, texts among numbers and totals; the sheet can be named."""
     rows: Any = [["Ward 7"], [None], ["Âge", "sex", "ok", "seen", "score", "y"]]
     days = [date(2021, 1, 1 + i) for i in range(20)]
@@ -684,7 +674,7 @@ def test_excel_is_read_as_csv_is(tmp_path: Path) -> None:
         load_table(path, dialect=Dialect(sheet="Data"))
 
 
-def test_ids_of_a_workbook_are_whole_numbers_as_people_see_them(tmp_path: Path) -> None:
+def test_ids_of_a_workbook_are_whole_numbers_as_people_see_them(tmp_path):
     """A workbook has all its numbers as fractions; text such as 007 stays."""
     rows: Any = [["patient", "age"], [1234567, 50], ["007", 60], [None, 70]]
     write_workbook(tmp_path / "a.xlsx", rows)
@@ -695,9 +685,7 @@ def test_ids_of_a_workbook_are_whole_numbers_as_people_see_them(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("suffix", [".xlsx", ".sav", ".dta", ".sas7bdat", ".xpt"])
-def test_libraries_that_are_missing_or_fail_are_named_by_ours(
-    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_libraries_that_are_missing_or_fail_are_named_by_ours(suffix, tmp_path, monkeypatch):
     path = tmp_path / f"a{suffix}"
     path.write_text("junk")
     with pytest.raises(DataError, match=r"^\S+: the file is no (Excel file|file of SAS)"):
@@ -710,7 +698,7 @@ def test_libraries_that_are_missing_or_fail_are_named_by_ours(
         load_table(path)
 
 
-def test_a_table_with_more_names_than_are_compared_is_refused(tmp_path: Path) -> None:
+def test_a_table_with_more_names_than_are_compared_is_refused(tmp_path):
     (tmp_path / "a.csv").write_text(
         ",".join(f"c{i}" for i in range(MAX_COLUMNS + 2)) + "\n" + "1," * (MAX_COLUMNS + 1) + "u\n"
     )
@@ -732,9 +720,7 @@ def test_a_table_with_more_names_than_are_compared_is_refused(tmp_path: Path) ->
         ("c", 21, 42, True),
     ],
 )
-def test_target_of_many_labels_is_no_class(
-    tmp_path: Path, kind: str, num_classes: int, num_rows: int, is_taken: bool
-) -> None:
+def test_target_of_many_labels_is_no_class(tmp_path, kind, num_classes, num_rows, is_taken):
     """More than 20 numbers in a tenth of the rows, or texts in half of them."""
     file = tmp_path / "a.csv"
     lines = [f"{i},{kind}{i % num_classes}" for i in range(num_rows)]
@@ -745,9 +731,7 @@ def test_target_of_many_labels_is_no_class(
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_a_column_that_is_empty_at_a_site_is_prepared_as_at_the_others(
-    first: int, tmp_path: Path
-) -> None:
+def test_a_column_that_is_empty_at_a_site_is_prepared_as_at_the_others(first, tmp_path):
     """Numbers or categories, whichever site comes first; and empty at all sites, as numbers."""
     tables = [
         settings(tmp_path, text(changed(sex=sex, age=age, weight=lambda *_: ""))).load()
@@ -767,7 +751,7 @@ def test_a_column_that_is_empty_at_a_site_is_prepared_as_at_the_others(
         assert np.isfinite(prepared.features).all()
 
 
-def test_stata_is_read_with_its_labels_and_dates(tmp_path: Path) -> None:
+def test_stata_is_read_with_its_labels_and_dates(tmp_path):
     """Numbers that all have a label are categories; a label of some is none of the others."""
     write_stata(
         tmp_path / "a.dta",
@@ -794,7 +778,7 @@ def test_stata_is_read_with_its_labels_and_dates(tmp_path: Path) -> None:
     }
 
 
-def test_booleans_among_ones_and_zeros_are_numbers_and_none_is_missing(tmp_path: Path) -> None:
+def test_booleans_among_ones_and_zeros_are_numbers_and_none_is_missing(tmp_path):
     """The setting of the message keeps the values that are numbers already."""
     path = tmp_path / "site.csv"
     path.write_text("smoker,outcome\nYES,a\nno,b\n1,a\n0,b\n,a\n0,b\n", encoding="utf-8")
@@ -807,9 +791,7 @@ def test_booleans_among_ones_and_zeros_are_numbers_and_none_is_missing(tmp_path:
 
 
 @pytest.mark.parametrize("codes", [["007", "012", "7"], ["01067", "80331", "99084"]])
-def test_digits_with_a_leading_zero_are_no_numbers_unless_declared(
-    codes: list[str], tmp_path: Path
-) -> None:
+def test_digits_with_a_leading_zero_are_no_numbers_unless_declared(codes, tmp_path):
     """Neither 007 and 7 become one number, nor is the size of a postcode learnt from."""
     file = tmp_path / "a.csv"
     file.write_text("\n".join(["code,y", *(f"{code},{at % 2}" for at, code in enumerate(codes))]))
@@ -823,9 +805,7 @@ def test_digits_with_a_leading_zero_are_no_numbers_unless_declared(
 
 
 @pytest.mark.parametrize("types", [{}, {"icd": "category"}])
-def test_codes_that_are_equal_as_numbers_are_not_joined(
-    types: dict[str, str], tmp_path: Path
-) -> None:
+def test_codes_that_are_equal_as_numbers_are_not_joined(types, tmp_path):
     """250 and 250.0 are two diagnoses of ICD-9, or one that is written in two ways: a person
     decides. 250 and 250.1 are two."""
     file = tmp_path / "a.csv"
@@ -837,7 +817,7 @@ def test_codes_that_are_equal_as_numbers_are_not_joined(
     assert read == ["250", "V27", "E11", "V45", "V28", "250.1", "V1"]
 
 
-def test_numbers_of_millions_are_no_metres(tmp_path: Path) -> None:
+def test_numbers_of_millions_are_no_metres(tmp_path):
     """5M is left as it is, and told of by the checks; 5 m is a length."""
     for cell, is_length in (("5M", False), ("5 m", True)):
         (file := tmp_path / "a.csv").write_text(f"x,y\n{cell},0\n{cell.replace('5', '7')},1\n")
@@ -846,9 +826,7 @@ def test_numbers_of_millions_are_no_metres(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stray", ["V10", "45-", "1/2"])
-def test_text_with_digits_among_numbers_is_never_made_missing_by_itself(
-    tmp_path: Path, stray: str
-) -> None:
+def test_text_with_digits_among_numbers_is_never_made_missing_by_itself(tmp_path, stray):
     """Codes, and numbers that are written in another way, are left to a person by --fix."""
     file = tmp_path / "a.csv"
     file.write_text("x,y\n" + "".join(f"{i},{i % 2}\n" for i in range(19)) + f"{stray},1\n")
@@ -857,7 +835,7 @@ def test_text_with_digits_among_numbers_is_never_made_missing_by_itself(
     assert caught.value.fixes == ()
 
 
-def test_code_among_classes_of_numbers_is_no_class_of_its_own(tmp_path: Path) -> None:
+def test_code_among_classes_of_numbers_is_no_class_of_its_own(tmp_path):
     """-9 for a patient who was lost would be a third class beside 0 and 1."""
     file = tmp_path / "a.csv"
     file.write_text("x,y\n" + "".join(f"{i},{i % 2}\n" for i in range(18)) + "9,-9\n8,-9\n")
@@ -868,7 +846,7 @@ def test_code_among_classes_of_numbers_is_no_class_of_its_own(tmp_path: Path) ->
     assert {*load_table(file, dialect=Dialect(missing_in={"y": ()})).target} == {"-9", "0", "1"}
 
 
-def test_code_in_a_target_of_numbers_is_told_with_both_ways_out(tmp_path: Path) -> None:
+def test_code_in_a_target_of_numbers_is_told_with_both_ways_out(tmp_path):
     file = tmp_path / "a.csv"
     file.write_text("x,y\n" + "".join(f"{i},{i * i}\n" for i in range(9)) + "9,-999\n")
     with pytest.raises(DoesNotFit, match=r"'y', row 10: '-999', in 1 rows"):
@@ -879,7 +857,7 @@ def test_code_in_a_target_of_numbers_is_told_with_both_ways_out(tmp_path: Path) 
     assert load_table(file, task="regression", dialect=left_out).num_samples == 9
 
 
-def test_column_of_groups_is_no_feature_and_equal_in_all_formats(tmp_path: Path) -> None:
+def test_column_of_groups_is_no_feature_and_equal_in_all_formats(tmp_path):
     """The digest follows from the value however it is written, and was computed once: a patient
     stays on the same side of every split. Rows without a value are one group."""
     import pyarrow as pa

@@ -62,7 +62,7 @@ def coefficients(model: Model) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("name", "per_round"), [("sgd", 4), ("sgd", 2), ("neural", 4)])
-def test_scaffold_ends_in_the_optimum_of_all_rows(name: str, per_round: int) -> None:
+def test_scaffold_ends_in_the_optimum_of_all_rows(name, per_round):
     """Averaging ends beside the optimum, since each site draws the model to its own. Also where
     half of the sites train in turn, and with momentum, by which steps are longer than the learning
     rate."""
@@ -81,7 +81,7 @@ def test_scaffold_ends_in_the_optimum_of_all_rows(name: str, per_round: int) -> 
 
 
 @pytest.mark.parametrize("is_nesterov", [True, False])
-def test_path_is_how_far_a_constant_gradient_leads(is_nesterov: bool) -> None:
+def test_path_is_how_far_a_constant_gradient_leads(is_nesterov):
     """The length is that which both optimisers go, ours and that of torch."""
     sizes = [0.1] * 7
     if is_nesterov:
@@ -110,9 +110,7 @@ def test_path_is_how_far_a_constant_gradient_leads(is_nesterov: bool) -> None:
         ("neural", {**NEURAL, "batch_size": 40, "momentum": 0.0}),
     ],
 )
-def test_proximal_term_is_the_difference_to_the_global_model(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_proximal_term_is_the_difference_to_the_global_model(name, options):
     """Two full steps: the second has mu times the way of the first in its gradient, by all its
     length, so that it ends that much nearer to the global model."""
     site, mu = unlike_sites()[0], 0.5
@@ -128,7 +126,7 @@ def test_proximal_term_is_the_difference_to_the_global_model(
 
 
 @pytest.mark.parametrize("name", ["sgd", "mlp", "neural"])
-def test_personal_tensors_are_those_of_the_output(name: str) -> None:
+def test_personal_tensors_are_those_of_the_output(name):
     """The intercepts of a linear model, and the last layer of a network."""
     workload: Any = create(name, {"remedy": "personal"})
     layout = workload.initial_model([DataProfile(9, 4, ("a", "b", "c"))]).layout

@@ -49,7 +49,7 @@ def _with(model: Model, vector: Any) -> Model:
 # The model
 
 
-def test_initial_model_is_zeros_for_the_union() -> None:
+def test_initial_model_is_zeros_for_the_union():
     """Layout and class order come from all participants, and empty ones change nothing."""
     profiles = [DataProfile(5, 4, ("10", "9")), DataProfile(0, 1), DataProfile(1, 4, ("2",))]
     model = create("sgd").initial_model(profiles)
@@ -65,9 +65,7 @@ def test_initial_model_is_zeros_for_the_union() -> None:
 @pytest.mark.parametrize(
     ("options", "classes"), [({}, ("a", "b")), (REGRESSION, ()), ({"dtype": "float64"}, ("a", "b"))]
 )
-def test_two_classes_and_regression_have_one_row(
-    options: dict[str, object], classes: tuple[str, ...]
-) -> None:
+def test_two_classes_and_regression_have_one_row(options, classes):
     """The shapes are those of scikit-learn, so that its estimators can be built from the arrays."""
     model = create("sgd", options).initial_model([DataProfile(5, 4, classes)])
     dtype = str(options.get("dtype", "float32"))
@@ -75,13 +73,13 @@ def test_two_classes_and_regression_have_one_row(
 
 
 @pytest.mark.parametrize("classes", [(), ("a",)])
-def test_classification_needs_two_classes(classes: tuple[str, ...]) -> None:
+def test_classification_needs_two_classes(classes):
     """A fit that cannot learn anything is refused before the first round."""
     with pytest.raises(DataError, match="needs two classes or more"):
         create("sgd").initial_model([DataProfile(5, 4, classes), DataProfile(2, 4, classes)])
 
 
-def test_metadata_alone_rebuild_the_workload(digits: Dataset) -> None:
+def test_metadata_alone_rebuild_the_workload(digits):
     """A participant that knows nothing but the model trains as the one that made it."""
     workload = create("sgd", {"loss": "hinge", "penalty": "elasticnet", "l1_ratio": 0.5})
     model = _start(workload, digits)
@@ -98,7 +96,7 @@ def test_metadata_alone_rebuild_the_workload(digits: Dataset) -> None:
     assert first.vector.tobytes() == again.vector.tobytes()
 
 
-def test_participants_of_earlier_versions_know_the_options_of_federated_models() -> None:
+def test_participants_of_earlier_versions_know_the_options_of_federated_models():
     """A participant refuses options that it does not know."""
     profile = DataProfile(5, 4, ("a", "b"))
     model = create("sgd").initial_model([profile])
@@ -133,7 +131,7 @@ def test_participants_of_earlier_versions_know_the_options_of_federated_models()
         ({"workload": "sgd", "options": '{"eta0": NaN}'}, "eta0 is nan"),
     ],
 )
-def test_hostile_metadata_are_refused(metadata: dict[str, str], complaint: str) -> None:
+def test_hostile_metadata_are_refused(metadata, complaint):
     """Metadata come from the network: they choose among known workloads and options, no more."""
     with pytest.raises(ValueError, match=complaint):
         from_metadata(metadata)
@@ -151,7 +149,7 @@ def test_hostile_metadata_are_refused(metadata: dict[str, str], complaint: str) 
         lambda model: replace(model, layout=model.layout[:1], vector=model.vector[:640]),
     ],
 )
-def test_foreign_models_are_refused(digits: Dataset, spoil: Any) -> None:
+def test_foreign_models_are_refused(digits, spoil):
     """A model whose parts contradict each other is a ValueError, not a wrong prediction."""
     workload = create("sgd")
     model = spoil(_start(workload, digits))
@@ -164,9 +162,7 @@ def test_foreign_models_are_refused(digits: Dataset, spoil: Any) -> None:
 
 @pytest.mark.parametrize("learning_rate", LEARNING_RATES)
 @pytest.mark.parametrize("penalty", ["l2", "none"])
-def test_steps_of_one_row_are_scikit_learns_own(
-    penalty: str, learning_rate: str, digits: Dataset, diabetes: Dataset
-) -> None:
+def test_steps_of_one_row_are_scikit_learns_own(penalty, learning_rate, digits, diabetes):
     """Every loss gives, on one site, the weights of scikit-learn in the same order of the rows: of
     two classes, of more, each against the rest, and of numbers. Multinomial loss it has not."""
     seed, epochs = 4, 2
@@ -203,7 +199,7 @@ def test_steps_of_one_row_are_scikit_learns_own(
         compare(loss, scaled, SGDRegressor(loss=loss, **theirs))
 
 
-def test_full_batches_reach_the_optimum_of_multinomial_regression(digits: Dataset) -> None:
+def test_full_batches_reach_the_optimum_of_multinomial_regression(digits):
     """The loss of more than two classes is the softmax, with the penalty of LogisticRegression."""
     data = digits.subset(np.flatnonzero(np.isin(digits.target, ["0", "1", "2"]))[:150])
     options: dict[str, Any] = {"batch_size": 150, "alpha": 0.1, "dtype": "float64"}
@@ -221,7 +217,7 @@ def test_full_batches_reach_the_optimum_of_multinomial_regression(digits: Datase
     )
 
 
-def test_l1_penalty_makes_weights_zero(binary: Dataset) -> None:
+def test_l1_penalty_makes_weights_zero(binary):
     """A soft threshold after each step, so that weights become zero and not only small."""
     options = {"penalty": "l1", "alpha": 0.05, "dtype": "float64"}
     model = fit_centralised(create("sgd", options), binary, epochs=30, seed=0)
@@ -230,7 +226,7 @@ def test_l1_penalty_makes_weights_zero(binary: Dataset) -> None:
 
 
 @pytest.mark.parametrize("learning_rate", LEARNING_RATES)
-def test_rounds_continue_where_the_last_one_stopped(digits: Dataset, learning_rate: str) -> None:
+def test_rounds_continue_where_the_last_one_stopped(digits, learning_rate):
     """Five epochs are three and then two: shuffling and the learning rate go by the epoch's number.
     So a round that is done again after a crash gives the same weights."""
     data = digits.subset(np.arange(200))
@@ -245,9 +241,7 @@ def test_rounds_continue_where_the_last_one_stopped(digits: Dataset, learning_ra
 @pytest.mark.parametrize(
     ("fixture", "options"), [("digits", {}), ("binary", {}), ("diabetes", REGRESSION)]
 )
-def test_training_is_repeatable(
-    fixture: str, options: dict[str, object], request: pytest.FixtureRequest
-) -> None:
+def test_training_is_repeatable(fixture, options, request):
     """The same inputs give the same bits, whatever chance others have drawn; seeds and rounds
     differ; and the model that was given stays as it is."""
     data: Dataset = request.getfixturevalue(fixture)
@@ -273,7 +267,7 @@ def test_training_is_repeatable(
     assert model.vector.tobytes() == start.tobytes()
 
 
-def test_float64_model_is_not_written_into(digits: Dataset) -> None:
+def test_float64_model_is_not_written_into(digits):
     """Without a conversion between them, training could reach the caller's weights."""
     workload = create("sgd", {"dtype": "float64"})
     model = _start(workload, digits)
@@ -282,7 +276,7 @@ def test_float64_model_is_not_written_into(digits: Dataset) -> None:
 
 
 @pytest.mark.parametrize("local", [["0", "1", "2"], ["7"]])
-def test_classes_missing_locally_keep_their_rows(digits: Dataset, local: list[str]) -> None:
+def test_classes_missing_locally_keep_their_rows(digits, local):
     """A hospital that never saw a disease still trains the whole model, even with one class."""
     workload = create("sgd", {"eta0": 0.1})
     model = _start(workload, digits)
@@ -299,7 +293,7 @@ def test_classes_missing_locally_keep_their_rows(digits: Dataset, local: list[st
 
 
 @pytest.mark.parametrize("loss", ["squared_error", "squared_epsilon_insensitive"])
-def test_default_step_is_safe_for_any_number_of_columns(loss: str) -> None:
+def test_default_step_is_safe_for_any_number_of_columns(loss):
     """A step that suits narrow tables diverges with some hundreds of columns."""
     chance = np.random.default_rng(0)
     features = chance.normal(size=(600, 400))
@@ -312,7 +306,7 @@ def test_default_step_is_safe_for_any_number_of_columns(loss: str) -> None:
 
 
 @pytest.mark.parametrize("eta0", [3.0, 10.0, 1e6, 1e300])
-def test_divergence_says_what_to_do(eta0: float, diabetes: Dataset) -> None:
+def test_divergence_says_what_to_do(eta0, diabetes):
     """Weights that run away are never handed in, whether they reach infinity or are on their way
     there; the error says what to change."""
     workload = create("sgd", {"task": "regression", "eta0": eta0})
@@ -320,14 +314,14 @@ def test_divergence_says_what_to_do(eta0: float, diabetes: Dataset) -> None:
         workload.train(_start(workload, diabetes), diabetes, epochs=20, epoch_base=0, seed=0)
 
 
-def test_divergence_without_eta0_does_not_blame_it(diabetes: Dataset) -> None:
+def test_divergence_without_eta0_does_not_blame_it(diabetes):
     """The schedule "optimal" ignores eta0, so lowering it would not help."""
     workload = create("sgd", {"task": "regression", "learning_rate": "optimal"})
     with pytest.raises(Diverged, match="choose another learning_rate, or scale the data"):
         workload.train(_start(workload, diabetes), diabetes, epochs=1, epoch_base=0, seed=0)
 
 
-def test_overflow_on_the_wire_is_divergence() -> None:
+def test_overflow_on_the_wire_is_divergence():
     """Weights that are finite in float64 and infinite in float32 count as diverged, silently."""
     options = {"task": "regression", "eta0": 1e57, "alpha": 0.0, "fit_intercept": False}
     data = from_arrays([[1e-30]], [1e13], task="regression")
@@ -339,7 +333,7 @@ def test_overflow_on_the_wire_is_divergence() -> None:
         workload.train(_start(workload, data), data, epochs=1, epoch_base=0, seed=0)
 
 
-def test_no_rows_is_its_own_error(digits: Dataset) -> None:
+def test_no_rows_is_its_own_error(digits):
     """The agent tells an empty partition from a broken one, so that the others go on."""
     workload = create("sgd")
     model = _start(workload, digits)
@@ -350,7 +344,7 @@ def test_no_rows_is_its_own_error(digits: Dataset) -> None:
     assert workload.predict(model, np.empty((0, 64))).shape == (0,)
 
 
-def test_unknown_label_is_named(digits: Dataset) -> None:
+def test_unknown_label_is_named(digits):
     """A label that joined too late is refused with the classes that are known."""
     workload = create("sgd")
     model = _start(workload, digits)
@@ -362,7 +356,7 @@ def test_unknown_label_is_named(digits: Dataset) -> None:
         workload.measure(model, data)
 
 
-def test_data_that_do_not_fit_are_refused(digits: Dataset, diabetes: Dataset) -> None:
+def test_data_that_do_not_fit_are_refused(digits, diabetes):
     """Wrong widths, tasks and values are DataErrors, in training and in prediction."""
     workload = create("sgd")
     model = _start(workload, digits)
@@ -382,7 +376,7 @@ def test_data_that_do_not_fit_are_refused(digits: Dataset, diabetes: Dataset) ->
 @pytest.mark.parametrize(
     "wrong", [{"epochs": 0}, {"epoch_base": -1}, {"seed": -1}], ids=lambda wrong: next(iter(wrong))
 )
-def test_wrong_arguments_are_named(digits: Dataset, wrong: dict[str, int]) -> None:
+def test_wrong_arguments_are_named(digits, wrong):
     """Counts that make no sense are a ValueError that names them."""
     workload = create("sgd")
     arguments = {"epochs": 1, "epoch_base": 0, "seed": 0} | wrong
@@ -393,9 +387,7 @@ def test_wrong_arguments_are_named(digits: Dataset, wrong: dict[str, int]) -> No
 # Metrics
 
 
-def test_metrics_agree_with_scikit_learn(
-    digits: Dataset, binary: Dataset, diabetes: Dataset
-) -> None:
+def test_metrics_agree_with_scikit_learn(digits, binary, diabetes):
     """Our few lines of metrics give what the established implementation gives."""
     workload = create("sgd")
     model = fit_centralised(workload, binary, epochs=1, seed=0)
@@ -424,7 +416,7 @@ def test_metrics_agree_with_scikit_learn(
     }
 
 
-def test_r2_of_a_constant_target_is_finite() -> None:
+def test_r2_of_a_constant_target_is_finite():
     """One row, or one value, has no variance to explain: a number all the same, and no warning."""
     workload = create("sgd", REGRESSION)
     zero = from_arrays([[1.0]], [0.0], task="regression")
@@ -437,7 +429,7 @@ def test_r2_of_a_constant_target_is_finite() -> None:
 # Federated
 
 
-def test_model_of_an_earlier_version_goes_on_with_one_class_against_the_rest() -> None:
+def test_model_of_an_earlier_version_goes_on_with_one_class_against_the_rest():
     """Participants of that version train with ours, and a new model is refused by them: to them its
     option is unknown."""
     data = load("iris")
@@ -460,8 +452,6 @@ def test_model_of_an_earlier_version_goes_on_with_one_class_against_the_rest() -
     ("options", "dataset"),
     [({}, "breast_cancer"), ({"loss": "hinge"}, "iris"), ({"mode": "gradient"}, "iris")],
 )
-def test_models_that_earlier_versions_train_alike_can_be_read_by_them(
-    options: dict[str, Any], dataset: str
-) -> None:
+def test_models_that_earlier_versions_train_alike_can_be_read_by_them(options, dataset):
     model = create("sgd", options).initial_model([load(dataset).profile()])
     assert "multi_class" not in json.loads(model.metadata["options"])

@@ -59,9 +59,7 @@ def texts(*values: str | None) -> NDArray[Any]:
     cuts=st.lists(st.integers(0, 60), max_size=6),
     data=st.data(),
 )
-def test_merged_moments_equal_those_of_the_pooled_rows(
-    values: list[float], offset: float, cuts: list[int], data: st.DataObject
-) -> None:
+def test_merged_moments_equal_those_of_the_pooled_rows(values, offset, cuts, data):
     """For any split into sites, some of them empty, and in any order of the sites. A site with
     fewer than MIN_KNOWN numbers tells none of them."""
     numbers = np.array(values) + offset
@@ -86,7 +84,7 @@ def test_merged_moments_equal_those_of_the_pooled_rows(
         )
 
 
-def test_statistics_do_not_tell_numbers_of_fewer_than_five_rows() -> None:
+def test_statistics_do_not_tell_numbers_of_fewer_than_five_rows():
     """The mean of one number is the number; mean and variance of two are both of them."""
     few = np.array([171.25, 93.5, np.nan, np.nan, np.nan, np.nan])
     statistics = describe({"x": few, "y": np.arange(6.0)}, few[:2])
@@ -106,9 +104,7 @@ def test_statistics_do_not_tell_numbers_of_fewer_than_five_rows() -> None:
     labels=st.lists(st.sampled_from([None, "a", "b", "c"]), max_size=60),
     cuts=st.lists(st.integers(0, 60), max_size=4),
 )
-def test_merged_categories_are_counted_as_in_the_pooled_rows(
-    labels: list[str | None], cuts: list[int]
-) -> None:
+def test_merged_categories_are_counted_as_in_the_pooled_rows(labels, cuts):
     """Every row is missing, counted by its name, or infrequent."""
     column = texts(*labels)
     parts = np.split(column, sorted(cuts))
@@ -136,9 +132,7 @@ def test_merged_categories_are_counted_as_in_the_pooled_rows(
 
 @pytest.mark.parametrize("sizes", [(1000,), (1000, 400), (400, 330, 500, 1000), (30, 7, 11, 700)])
 @pytest.mark.parametrize("draw", ["normal", "exponential", "integers"])
-def test_quantiles_of_merged_sketches_have_the_stated_rank_error(
-    sizes: tuple[int, ...], draw: str
-) -> None:
+def test_quantiles_of_merged_sketches_have_the_stated_rank_error(sizes, draw):
     """The rank of a quantile is off by one bucket of each site at most, two with ties."""
     chance = np.random.RandomState(len(sizes))
     parts = []
@@ -160,7 +154,7 @@ def test_quantiles_of_merged_sketches_have_the_stated_rank_error(
         assert below - allowed <= share * len(pooled) <= not_above + allowed
 
 
-def test_quantiles_of_very_many_sites_have_the_stated_rank_error() -> None:
+def test_quantiles_of_very_many_sites_have_the_stated_rank_error():
     """Buckets are joined while the sites are merged, which adds 1/100 of the rows at most."""
     chance = np.random.RandomState(1)
     parts = [chance.normal(i % 7, 1 + i % 3, 320) for i in range(300)]
@@ -179,7 +173,7 @@ def test_quantiles_of_very_many_sites_have_the_stated_rank_error() -> None:
     assert sum(size for _, size in constant.buckets) == 320 * 300
 
 
-def test_no_single_row_is_in_the_sketch() -> None:
+def test_no_single_row_is_in_the_sketch():
     """A bucket is the mean of several rows; neither the smallest nor the largest value travels."""
     numbers = np.random.RandomState(0).standard_normal(100)
     told = {value for value, _ in number(of_numbers(numbers)).buckets}
@@ -187,7 +181,7 @@ def test_no_single_row_is_in_the_sketch() -> None:
     assert not told & set(numbers.tolist())
 
 
-def test_rare_categories_and_long_texts_do_not_travel() -> None:
+def test_rare_categories_and_long_texts_do_not_travel():
     statistics = describe(
         {"x": texts(*["often"] * 5, *["rare"] * 4, *["t" * (MAX_NAME_BYTES + 1)] * 9, None)},
         one_class(19),
@@ -196,7 +190,7 @@ def test_rare_categories_and_long_texts_do_not_travel() -> None:
     assert "rare" not in to_json(statistics)
 
 
-def test_column_with_very_many_categories_tells_the_most_frequent() -> None:
+def test_column_with_very_many_categories_tells_the_most_frequent():
     names = [f"c{i}" for i in range(MAX_CATEGORIES + 10)]
     column = category(
         describe(
@@ -209,7 +203,7 @@ def test_column_with_very_many_categories_tells_the_most_frequent() -> None:
 
 
 @pytest.mark.parametrize("num_columns", [1, 100, 1000])
-def test_statistics_of_a_wide_table_are_bounded(num_columns: int) -> None:
+def test_statistics_of_a_wide_table_are_bounded(num_columns):
     """Sketches of a wide table are coarser; means and variances are exact all the same."""
     chance = np.random.RandomState(0)
     values = {f"column number {i}": chance.standard_normal(400) for i in range(num_columns)}
@@ -221,14 +215,14 @@ def test_statistics_of_a_wide_table_are_bounded(num_columns: int) -> None:
     assert number(statistics, last).moments.mean == pytest.approx(values[last].mean(), rel=1e-12)
 
 
-def test_column_of_other_types_at_two_sites_is_named() -> None:
+def test_column_of_other_types_at_two_sites_is_named():
     numbers = describe({"age": np.array([1.0])}, one_class(1))
     names = describe({"age": texts("old")}, one_class(1))
     with pytest.raises(DataError, match="column 'age' holds numbers at some sites"):
         merge([numbers, names])
 
 
-def test_column_that_a_site_lacks_is_missing_in_its_rows() -> None:
+def test_column_that_a_site_lacks_is_missing_in_its_rows():
     both = describe({"a": np.ones(3), "b": np.ones(3)}, np.ones(3))
     one = describe({"a": np.ones(4)}, np.ones(4))
     merged = merge([one, both], ["b", "a", "nowhere"])
@@ -237,7 +231,7 @@ def test_column_that_a_site_lacks_is_missing_in_its_rows() -> None:
     assert number(merged, "a").missing == 0
 
 
-def test_number_that_cannot_be_squared_is_refused_with_its_column() -> None:
+def test_number_that_cannot_be_squared_is_refused_with_its_column():
     with pytest.raises(DataError, match="column 'x' has a value of 1e\\+200"):
         of_numbers(np.array([1.0, 1e200]))
 
@@ -270,7 +264,7 @@ GOOD = json.loads(to_json(describe({"n": np.arange(10.0), "c": texts(*"ab" * 5)}
         (["target"], 3, r"\$\.target"),
     ],
 )
-def test_damaged_statistics_are_refused(path: list[Any], value: Any, complaint: str) -> None:
+def test_damaged_statistics_are_refused(path, value, complaint):
     """A profile comes from the network."""
     entry = json.loads(json.dumps(GOOD))
     inner = entry
@@ -291,12 +285,12 @@ def test_damaged_statistics_are_refused(path: list[Any], value: Any, complaint: 
         (" " * (MAX_STATISTICS_BYTES + 1), "more than"),
     ],
 )
-def test_text_that_is_no_statistics_is_refused(text: str, complaint: str) -> None:
+def test_text_that_is_no_statistics_is_refused(text, complaint):
     with pytest.raises(DataError, match=complaint):
         from_json(text)
 
 
-def test_association_of_a_number_is_its_auc_and_pearson_r() -> None:
+def test_association_of_a_number_is_its_auc_and_pearson_r():
     """Associations equal those of scikit-learn and numpy to three digits; few rows have none."""
     chance = np.random.RandomState(0)
     x = chance.randint(0, 40, 200).astype(np.float64)
@@ -317,7 +311,7 @@ def test_association_of_a_number_is_its_auc_and_pearson_r() -> None:
     assert number(describe({"x": x[:9]}, y[:9])).association == ()
 
 
-def test_association_of_a_category_tells_strength_and_side() -> None:
+def test_association_of_a_category_tells_strength_and_side():
     """A category that decides the class has 0 or 1, whatever the order of its names; sites whose
     labels are exchanged are on opposite sides."""
     names = texts(*["mid"] * 20, *["high"] * 15, *["low"] * 15)
@@ -333,7 +327,7 @@ def test_association_of_a_category_tells_strength_and_side() -> None:
 
 
 @pytest.mark.parametrize("min_known", [1, 5, 9])
-def test_min_category_count_that_a_site_has_raised_stands(min_known: int) -> None:
+def test_min_category_count_that_a_site_has_raised_stands(min_known):
     names = np.array(["a"] * 9 + ["b"] * 20, dtype=object)
     statistics = describe(
         {"c": names}, np.zeros(29), min_category_count=10, min_known=min_known
@@ -344,7 +338,7 @@ def test_min_category_count_that_a_site_has_raised_stands(min_known: int) -> Non
 
 
 @pytest.mark.parametrize("min_known", [1, 2, 5])
-def test_min_known_decides_what_travels_of_few_rows(min_known: int) -> None:
+def test_min_known_decides_what_travels_of_few_rows(min_known):
     """Nothing of fewer known values travels but the number of those that are missing; names of
     categories and counts of classes included."""
     x, c = np.array([1.5, 2.5, np.nan]), texts("a", "a", "a")
@@ -359,7 +353,7 @@ def test_min_known_decides_what_travels_of_few_rows(min_known: int) -> None:
     assert statistics.class_counts == counts[min_known]
 
 
-def test_merged_statistics_have_target_buckets_and_class_counts() -> None:
+def test_merged_statistics_have_target_buckets_and_class_counts():
     one, two = np.arange(20.0), np.arange(20.0, 60.0)
     parts = [describe({"x": part}, part) for part in (one, two)]
     merged = merge(parts)
@@ -368,7 +362,7 @@ def test_merged_statistics_have_target_buckets_and_class_counts() -> None:
     assert merge(classes).class_counts == {"a": 36, "b": 24}
 
 
-def test_statistics_without_the_newer_keys_are_read() -> None:
+def test_statistics_without_the_newer_keys_are_read():
     """Participants of earlier versions send none of them."""
     entry = json.loads(to_json(describe({"x": np.arange(30.0)}, np.arange(30.0))))
     del entry["target"]["buckets"]

@@ -39,7 +39,7 @@ def _cells(table: Table, name: str) -> list[Any]:
     return [None if cell != cell else cell for cell in table.values[name].tolist()]
 
 
-def test_csv_columns_are_typed_by_their_values(write: WriteCsv) -> None:
+def test_csv_columns_are_typed_by_their_values(write):
     """A column whose values are all numbers is one of numbers; gaps are missing values."""
     table = load_table(write(PATIENTS))
     assert table.columns == (
@@ -58,7 +58,7 @@ def test_csv_columns_are_typed_by_their_values(write: WriteCsv) -> None:
     )
 
 
-def test_profile_holds_names_and_types_alone(write: WriteCsv) -> None:
+def test_profile_holds_names_and_types_alone(write):
     """A profile tells columns, target, task and classes."""
     profile = load_table(write(PATIENTS), units={"age": "years"}).profile()
     assert (profile.num_samples, profile.num_features) == (4, 4)
@@ -71,25 +71,25 @@ def test_profile_holds_names_and_types_alone(write: WriteCsv) -> None:
 
 
 @pytest.mark.parametrize("text", MISSING)
-def test_texts_for_missing_values(write: WriteCsv, text: str) -> None:
+def test_texts_for_missing_values(write, text):
     """Each documented text is a missing value among numbers and among categories."""
     table = load_table(write(f'a,b,y\n1,u,0\n"{text}", {text} ,1\n'))
     assert (_cells(table, "a"), _cells(table, "b")) == ([1, None], ["u", None])
 
 
-def test_sodium_is_no_missing_value(write: WriteCsv) -> None:
+def test_sodium_is_no_missing_value(write):
     """Texts that only look like a missing value stay categories."""
     assert _cells(load_table(write("a,y\nNa,0\nnone,1\n")), "a") == ["Na", "none"]
 
 
-def test_codes_of_digits_are_categories_if_declared(write: WriteCsv) -> None:
+def test_codes_of_digits_are_categories_if_declared(write):
     """Ward 3 is no quantity; its name is the same in every format."""
     table = load_table(write(PATIENTS), types={"ward": "category"})
     assert table.columns[2] == Column("ward", "category")
     assert _cells(table, "ward") == ["3", "7", "3", "12"]
 
 
-def test_column_of_numbers_with_texts_may_be_one_of_categories(write: WriteCsv) -> None:
+def test_column_of_numbers_with_texts_may_be_one_of_categories(write):
     path = write("age,y\n50,0\n61,1\nn/a,1\n")
     for types in ({}, {"age": "number"}):
         with refused("column 'age', row 3: 'n/a' is not a number, 2 of the column's 3 values are"):
@@ -97,7 +97,7 @@ def test_column_of_numbers_with_texts_may_be_one_of_categories(write: WriteCsv) 
     assert _cells(load_table(path, types={"age": "category"}), "age") == ["50", "61", "n/a"]
 
 
-def test_columns_are_selected_dropped_and_renamed(write: WriteCsv) -> None:
+def test_columns_are_selected_dropped_and_renamed(write):
     """Selection gives the order; all keys speak of the names in the file."""
     path = write(PATIENTS)
     table = load_table(
@@ -125,7 +125,7 @@ def test_columns_are_selected_dropped_and_renamed(write: WriteCsv) -> None:
             load_table(path, **arguments)
 
 
-def test_parquet_columns_have_the_types_of_the_file(tmp_path: Path) -> None:
+def test_parquet_columns_have_the_types_of_the_file(tmp_path):
     """Numbers of text stay text, and a column of another type can be left out."""
     path = tmp_path / "a.parquet"
     columns = {
@@ -154,7 +154,7 @@ def test_parquet_columns_have_the_types_of_the_file(tmp_path: Path) -> None:
     assert _cells(load_table(path, drop=["seen"], types={"code": "number"}), "code") == [1, None]
 
 
-def test_arrays_may_have_gaps(tmp_path: Path) -> None:
+def test_arrays_may_have_gaps(tmp_path):
     """NaN in an array is a missing value of a table, and refused in a data set."""
     np.savez(tmp_path / "a.npz", X=[[1.0, np.nan]], y=[1])
     table = load_table(
@@ -165,7 +165,7 @@ def test_arrays_may_have_gaps(tmp_path: Path) -> None:
         load_table(tmp_path / "a.npz").to_dataset()
 
 
-def test_declared_classes_stay_with_every_part(write: WriteCsv) -> None:
+def test_declared_classes_stay_with_every_part(write):
     """A part of a file lists all classes, also those that it has no row of."""
     table = load_table(write(PATIENTS))
     assert table.subset([0]).profile().classes == ("alive", "dead")
@@ -176,7 +176,7 @@ def test_declared_classes_stay_with_every_part(write: WriteCsv) -> None:
     assert load_table("digits").subset([]).profile().classes == tuple("0123456789")
 
 
-def test_arranged_takes_columns_by_name(write: WriteCsv) -> None:
+def test_arranged_takes_columns_by_name(write):
     """The order of another table's columns; what is missing is named."""
     table = load_table(write("a,b,y\n1,2,0\n"))
     assert table.arranged(["b", "a"]).to_dataset().features.tolist() == [[2, 1]]
@@ -185,7 +185,7 @@ def test_arranged_takes_columns_by_name(write: WriteCsv) -> None:
         table.arranged(["c"])
 
 
-def test_dataset_needs_complete_numbers(write: WriteCsv) -> None:
+def test_dataset_needs_complete_numbers(write):
     """A cell that prevents training on a table is named with column and row."""
     with refused("column 'sex', row 1: 'f' is not a number, the column is a category"):
         load_table(write(PATIENTS), drop=["age", "weight"]).to_dataset()
@@ -193,7 +193,7 @@ def test_dataset_needs_complete_numbers(write: WriteCsv) -> None:
         load_table(write(PATIENTS), drop=["sex", "weight"]).to_dataset()
 
 
-def test_table_checks_its_arrays() -> None:
+def test_table_checks_its_arrays():
     """A Table that exists is consistent, wherever it came from."""
     target = np.array(["a", "b"])
     with refused("column 'x' is of shape (3,) and dtype float64; a number column"):

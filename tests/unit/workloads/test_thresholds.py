@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,7 +58,7 @@ def binned(shares: NDArray[np.float64], level: int) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize("num_rows", [40, 400, 20_000])
-def test_threshold_is_that_of_the_roc_curve_of_the_same_rows(num_rows: int) -> None:
+def test_threshold_is_that_of_the_roc_curve_of_the_same_rows(num_rows):
     """The candidates are scikit-learn's, with scores of one bin counting as equal; of bins of a few
     rows, or of hundreds, the best is the same as that of the exact scores, but for a bin."""
     target, shares = scored(num_rows)
@@ -81,7 +80,7 @@ def test_threshold_is_that_of_the_roc_curve_of_the_same_rows(num_rows: int) -> N
 
 
 @pytest.mark.parametrize("cost", [0.2, 1.0, 5.0])
-def test_threshold_by_cost_is_the_cheapest_of_all(cost: float) -> None:
+def test_threshold_by_cost_is_the_cheapest_of_all(cost):
     target, shares = scored(3000)
     tallies = of_sites(target, shares)
     found = chosen(tallies, f"cost = {cost}")
@@ -95,7 +94,7 @@ def test_threshold_by_cost_is_the_cheapest_of_all(cost: float) -> None:
 
 
 @pytest.mark.parametrize("text", CRITERIA)
-def test_figures_are_those_of_the_rows_that_are_predicted_by_it(text: str) -> None:
+def test_figures_are_those_of_the_rows_that_are_predicted_by_it(text):
     """Rows of one bin lie on one side of the threshold: the counts are exact."""
     target, shares = scored(5000)
     found = chosen(of_sites(target, shares), text)
@@ -113,7 +112,7 @@ def test_figures_are_those_of_the_rows_that_are_predicted_by_it(text: str) -> No
         assert one.low < one.value < one.high
 
 
-def test_perfect_scores_leave_no_row_on_the_wrong_side() -> None:
+def test_perfect_scores_leave_no_row_on_the_wrong_side():
     target = np.array([0, 0, 1, 1])
     shares = np.array([[1.0, 0.0], [0.9, 0.1], [0.1, 0.9], [0.0, 1.0]])
     found = chosen(tally_classes(2, target, target, shares), "youden")
@@ -132,7 +131,7 @@ def test_perfect_scores_leave_no_row_on_the_wrong_side() -> None:
     ],
     ids=["regression", "three classes", "no probabilities", "one class only"],
 )
-def test_no_threshold_without_scores_of_rows_of_two_classes(tallies: Tallies) -> None:
+def test_no_threshold_without_scores_of_rows_of_two_classes(tallies):
     assert choose(tallies, "youden") is None
 
 
@@ -148,7 +147,7 @@ def test_no_threshold_without_scores_of_rows_of_two_classes(tallies: Tallies) ->
         ("cost = inf", "above 0"),
     ],
 )
-def test_wrong_criterion_says_what_it_must_be(text: str, why: str) -> None:
+def test_wrong_criterion_says_what_it_must_be(text, why):
     with pytest.raises(ValueError, match=why):
         Criterion.parse(text)
 
@@ -165,7 +164,7 @@ MODELS: tuple[tuple[str, Mapping[str, Any]], ...] = (
 
 
 @pytest.mark.parametrize(("name", "options"), MODELS)
-def test_model_predicts_by_its_threshold(name: str, options: Mapping[str, Any]) -> None:
+def test_model_predicts_by_its_threshold(name, options):
     _, model = trained(name, options, TUMOURS)
     shares = probabilities(model, TUMOURS)
     value = float(np.unique(shares[:, 1])[1])
@@ -177,7 +176,7 @@ def test_model_predicts_by_its_threshold(name: str, options: Mapping[str, Any]) 
 
 
 @pytest.mark.parametrize(("name", "options"), [MODELS[0], MODELS[-1]])
-def test_prediction_over_http_follows_the_threshold(name: str, options: Mapping[str, Any]) -> None:
+def test_prediction_over_http_follows_the_threshold(name, options):
     """With the probabilities that are asked for, or without."""
     _, model = trained(name, options, TUMOURS)
     shares = probabilities(model, TUMOURS)
@@ -194,7 +193,7 @@ def test_prediction_over_http_follows_the_threshold(name: str, options: Mapping[
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".skops", ".onnx"])
-def test_exported_model_predicts_by_its_threshold(suffix: str, tmp_path: Path) -> None:
+def test_exported_model_predicts_by_its_threshold(suffix, tmp_path):
     """The tensors' files keep it in the metadata, a Pipeline as a FixedThresholdClassifier."""
     _, model = trained("sgd", {}, TUMOURS)
     shares = probabilities(model, TUMOURS)
@@ -215,14 +214,14 @@ def test_exported_model_predicts_by_its_threshold(suffix: str, tmp_path: Path) -
     assert predict_with(formats.read(path))(TUMOURS).values.tolist() == expected
 
 
-def test_session_that_begins_with_an_exported_model_has_not_its_threshold(tmp_path: Path) -> None:
+def test_session_that_begins_with_an_exported_model_has_not_its_threshold(tmp_path):
     """The threshold is of that model alone, and the session makes others."""
     _, model = trained("sgd", {}, TUMOURS)
     formats.write(tmp_path / "model.npz", with_threshold(model, Threshold(0.2, "youden")), {})
     assert load_model_file(tmp_path / "model.npz")[0].metadata == model.metadata
 
 
-def test_threshold_that_is_no_probability_is_refused() -> None:
+def test_threshold_that_is_no_probability_is_refused():
     _, model = trained("sgd", {}, TUMOURS)
     for text in ("high", "nan", "1.5", "-0.1"):
         wrong = replace(model, metadata={**model.metadata, KEY: text})

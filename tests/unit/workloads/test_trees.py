@@ -73,14 +73,14 @@ def margins(model: bytes, data: xgboost.DMatrix) -> Array:
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_empty_booster_predicts_base_score(kind: BoosterKind) -> None:
+def test_empty_booster_predicts_base_score(kind):
     predicted = load(empty_booster(kind)).predict(matrix(kind))
     expected = 1 / 3 if kind is MULTICLASS else kind.base_score
     np.testing.assert_allclose(predicted, np.full(predicted.shape, expected), rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_one_participant_makes_the_booster_that_xgboost_makes(kind: BoosterKind) -> None:
+def test_one_participant_makes_the_booster_that_xgboost_makes(kind):
     """Three rounds of two iterations are the same as six, to the last byte that XGBoost saves."""
     model = empty_booster(kind)
     for _ in range(3):
@@ -99,9 +99,7 @@ def test_one_participant_makes_the_booster_that_xgboost_makes(kind: BoosterKind)
     num_samples=st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=4),
     iterations=st.integers(1, 2),
 )
-def test_joined_margin_is_weighted_average_of_steps(
-    kind: BoosterKind, num_samples: list[int], iterations: int
-) -> None:
+def test_joined_margin_is_weighted_average_of_steps(kind, num_samples, iterations):
     """The joined model's margin is the model's, and n_k / n of each participant's step."""
     start = joined(
         empty_booster(kind),
@@ -125,7 +123,7 @@ def test_joined_margin_is_weighted_average_of_steps(
     assert load(model).num_boosted_rounds() == 1 + iterations * len(num_samples)
 
 
-def test_classes_keep_their_trees_when_joined() -> None:
+def test_classes_keep_their_trees_when_joined():
     """One tree a class and iteration, in turn, so that slices of iterations are whole."""
     empty = empty_booster(MULTICLASS)
     parts = [(parse_update(update(MULTICLASS, empty, 2, s), MULTICLASS, 2), 10) for s in (0, 1)]
@@ -137,12 +135,12 @@ def test_classes_keep_their_trees_when_joined() -> None:
     assert [tree["id"] for tree in model["trees"]] == list(range(12))
 
 
-def test_update_without_new_trees_changes_nothing() -> None:
+def test_update_without_new_trees_changes_nothing():
     model = empty_booster(BINARY)
     assert joined(model, [((), 5)], BINARY) == model
 
 
-def test_model_that_was_not_joined_here_is_not_extended() -> None:
+def test_model_that_was_not_joined_here_is_not_extended():
     model = empty_booster(BINARY)
     added = parse_update(update(BINARY, model, 1), BINARY, 1)
     for other in (b"", b"{}", model[:-1], update(BINARY, model, 1), empty_booster(MULTICLASS)):
@@ -150,7 +148,7 @@ def test_model_that_was_not_joined_here_is_not_extended() -> None:
             joined(other, [(added, 1)], BINARY)
 
 
-def test_kind_survives_metadata() -> None:
+def test_kind_survives_metadata():
     for kind in KINDS.values():
         assert BoosterKind.from_metadata({trees.KEY: kind.to_json()}) == kind
     for metadata in ({}, {trees.KEY: "["}, {trees.KEY: "{}"}, {trees.KEY: "3"}):
@@ -256,9 +254,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("change", "reason"), REFUSED.values(), ids=REFUSED)
-def test_hostile_booster_is_refused(
-    change: Callable[[dict[str, Any]], object], reason: str
-) -> None:
+def test_hostile_booster_is_refused(change, reason):
     booster = json.loads(update(MULTICLASS, empty_booster(MULTICLASS), 1))
     change(booster)
     with pytest.raises(InvalidContent, match=re.escape(reason)):
@@ -270,12 +266,12 @@ def test_hostile_booster_is_refused(
     [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 10**6, b'{"learner":' * 10**5, b"9" * 10**5],
     ids=["empty", "cut", "list", "null", "no text", "deep list", "deep object", "long number"],
 )
-def test_bytes_that_are_no_json_object_are_refused(data: bytes) -> None:
+def test_bytes_that_are_no_json_object_are_refused(data):
     with pytest.raises(InvalidContent):
         parse_update(data, MULTICLASS, 1)
 
 
-def test_larger_update_than_allowed_is_not_parsed() -> None:
+def test_larger_update_than_allowed_is_not_parsed():
     with pytest.raises(InvalidContent, match="at most 67108864 are taken"):
         parse_update(bytes(trees.MAX_UPDATE_BYTES + 1), MULTICLASS, 1)
 
@@ -318,7 +314,7 @@ def mutate(value: Any, chance: Random) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_mutated_booster_is_refused_or_usable(kind: BoosterKind) -> None:
+def test_mutated_booster_is_refused_or_usable(kind):
     """Mutated updates are refused with a reason, or make a model with which XGBoost predicts."""
     chance = Random(7)
     empty = empty_booster(kind)

@@ -39,7 +39,7 @@ MODEL = initial_model(create("sgd"), [site(PRESSURES).profile(), site(PRESSURES 
     ],
     ids=["another mean", "missing values", "few rows", "another unit", "other names"],
 )
-def test_columns_of_a_late_site_are_compared_with_the_model(late: Table, told: list[str]) -> None:
+def test_columns_of_a_late_site_are_compared_with_the_model(late, told):
     """Numbers by their median and the model's mean and spread, categories by their names."""
     assert prepare(MODEL.metadata, late).features.shape[1] == 3
     found = list(unlike_columns(MODEL.metadata, late))
@@ -48,7 +48,7 @@ def test_columns_of_a_late_site_are_compared_with_the_model(late: Table, told: l
         assert all(part in message for part in parts.split("|")), message
 
 
-def test_trees_tell_nothing_of_numbers() -> None:
+def test_trees_tell_nothing_of_numbers():
     profiles = [site(PRESSURES).profile(), site(PRESSURES).profile()]
     model = initial_model(create("xgboost", {"mode": "bagging"}), profiles)
     assert list(unlike_columns(model.metadata, site(PRESSURES / 7.5))) == []

@@ -43,7 +43,7 @@ TABLE = table_of(
         ("col('e\u0301 ') > 1", [2, 3]),
     ],
 )
-def test_condition_chooses_rows(condition: str, rows: list[int]) -> None:
+def test_condition_chooses_rows(condition, rows):
     """A missing value fulfils no comparison."""
     chosen = filtered(TABLE, condition)
     assert chosen.values["blood pressure"].tolist() == TABLE.values["blood pressure"][rows].tolist()
@@ -69,7 +69,7 @@ def test_condition_chooses_rows(condition: str, rows: list[int]) -> None:
         "age > 1 or " * MAX_LENGTH,
     ],
 )
-def test_anything_else_is_refused(condition: str) -> None:
+def test_anything_else_is_refused(condition):
     with pytest.raises(ValueError, match=r"it must|is no|is neither|are no|needs a list"):
         parse(condition)
 
@@ -83,6 +83,6 @@ def test_anything_else_is_refused(condition: str) -> None:
         ("age in [17, 'old']", "cannot be compared"),
     ],
 )
-def test_condition_that_does_not_fit_the_table_is_refused(condition: str, why: str) -> None:
+def test_condition_that_does_not_fit_the_table_is_refused(condition, why):
     with pytest.raises(DataError, match=why):
         filtered(TABLE, condition)

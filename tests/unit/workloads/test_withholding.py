@@ -45,7 +45,7 @@ def made_of(
     return preprocessing, metadata
 
 
-def test_number_of_one_site_has_no_figure_in_the_model() -> None:
+def test_number_of_one_site_has_no_figure_in_the_model():
     """The column is not scaled, and its share of missing values, which follows from the rows of the
     site, is not told. With another site that has the column all is told."""
     alone = site(0, creatinine=True), site(1), site(2)
@@ -61,7 +61,7 @@ def test_number_of_one_site_has_no_figure_in_the_model() -> None:
     assert KEY in metadata
 
 
-def test_category_of_one_site_is_not_named_in_the_model() -> None:
+def test_category_of_one_site_is_not_named_in_the_model():
     preprocessing, metadata = made_of(site(0, ("north", "south", "hospice")), site(1), site(2))
     (ward,) = preprocessing.categories
     assert ward.categories == ("north", "south")
@@ -69,20 +69,20 @@ def test_category_of_one_site_is_not_named_in_the_model() -> None:
     assert "hospice" not in str(metadata)
 
 
-def test_missing_values_of_one_site_are_not_told() -> None:
+def test_missing_values_of_one_site_are_not_told():
     preprocessing, _ = made_of(site(0, num_missing=9), site(1), site(2))
     assert preprocessing.numbers[0].unknown == 0.0
     preprocessing, _ = made_of(site(0, num_missing=9), site(1, num_missing=9), site(2))
     assert preprocessing.numbers[0].unknown == 0.15
 
 
-def test_figures_of_more_sites_are_those_without_a_limit() -> None:
+def test_figures_of_more_sites_are_those_without_a_limit():
     """Bit for bit."""
     sites = [site(seed, creatinine=True) for seed in range(3)]
     assert made_of(*sites, min_sites=3) == made_of(*sites, min_sites=1)
 
 
-def test_class_of_one_site_weighs_one() -> None:
+def test_class_of_one_site_weighs_one():
     """The number of its rows follows neither from its weight nor from those of the others."""
     sites = site(0, classes=("no", "yes", "yes")), site(1), site(2, classes=("no", "yes", "maybe"))
     _, metadata = made_of(*sites, class_weight="balanced")
@@ -91,7 +91,7 @@ def test_class_of_one_site_weighs_one() -> None:
     assert (no, yes) == (pytest.approx(107 / (2 * 48)), pytest.approx(107 / (2 * 59)))
 
 
-def test_target_of_one_site_makes_no_model() -> None:
+def test_target_of_one_site_makes_no_model():
     """A regression cannot be trained without its mean."""
     large, small = (table_of({"age": np.arange(n)}, np.arange(n)).profile() for n in (40.0, 4.0))
     with pytest.raises(DataError, match=r"told by 1 of 2 sites, and schema\.min_sites is 2"):
@@ -99,7 +99,7 @@ def test_target_of_one_site_makes_no_model() -> None:
     made_of(large, large, task="regression")
 
 
-def test_findings_tell_what_is_withheld() -> None:
+def test_findings_tell_what_is_withheld():
     """The name of the category is told to the site alone that has it."""
     sites = {
         "icu": site(0, ("north", "hospice"), creatinine=True),

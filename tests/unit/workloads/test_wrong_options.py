@@ -95,6 +95,6 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
     ("name", "options", "complaint"),
     [(name, *wrong) for name, known in WRONG.items() for wrong in known],
 )
-def test_wrong_option_is_named(name: str, options: dict[str, Any], complaint: str) -> None:
+def test_wrong_option_is_named(name, options, complaint):
     with pytest.raises(ValueError, match=complaint):
         create(name, options)

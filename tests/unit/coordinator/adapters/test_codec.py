@@ -40,7 +40,7 @@ st.register_type_strategy(Rules, st.builds(Rules, **{**LATER_FIELDS, "quorum": E
 @pytest.mark.parametrize("kind", get_args(DurableEvent))
 @settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=50)
 @given(data=st.data())
-def test_every_event_comes_back_exactly(kind: type[DurableEvent], data: st.DataObject) -> None:
+def test_every_event_comes_back_exactly(kind, data):
     # What is not a number is not equal to itself; the core has no use for it.
     events = st.from_type(kind).filter(lambda event: "nan" not in repr(event))
     event = data.draw(events)
@@ -52,7 +52,7 @@ def test_every_event_comes_back_exactly(kind: type[DurableEvent], data: st.DataO
     assert repr(again) == repr(event)
 
 
-def test_format_never_changes() -> None:
+def test_format_never_changes():
     """Journals that exist must be readable by the next version."""
     before = '{"round":3,"selected":["a","b"],"epochs":1,"at":0.1,"num_wanted":2'
     opened = RoundOpened(3, ("a", "b"), 1, 0.1, 2)
@@ -64,12 +64,12 @@ def test_format_never_changes() -> None:
 
 
 @pytest.mark.parametrize("name", ["Nothing", "ParticipantHeard", "str", ""])
-def test_an_unknown_type_is_named(name: str) -> None:
+def test_an_unknown_type_is_named(name):
     with pytest.raises(JournalError, match=repr(name)):
         decode(name, "{}")
 
 
 @pytest.mark.parametrize("body", ["", "{}", '{"round":1},{"round":2}', '{"round":1.0}', "1"])
-def test_a_body_that_does_not_fit(body: str) -> None:
+def test_a_body_that_does_not_fit(body):
     with pytest.raises(JournalError, match=r"RoundClosed .*not readable"):
         decode("RoundClosed", body)

@@ -37,7 +37,7 @@ def incoming(root: Path) -> list[Path]:
     return list((root / ".incoming").glob("*.part"))
 
 
-def test_the_uploads_of_the_dead_are_swept_and_no_others(tmp_path: Path) -> None:
+def test_the_uploads_of_the_dead_are_swept_and_no_others(tmp_path):
     """A lock on its file, which the kernel frees, tells a live upload from an abandoned one."""
     with subprocess.Popen(
         [sys.executable, "-c", UPLOADER, str(tmp_path)],
@@ -60,7 +60,7 @@ def test_the_uploads_of_the_dead_are_swept_and_no_others(tmp_path: Path) -> None
     assert list(store.keys()) == ["1/b"]
 
 
-def test_looking_and_renaming_are_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looking_and_renaming_are_one_step(tmp_path, monkeypatch):
     """Across processes: a rename that must find its name free happens under a lock on the root."""
     held: list[bool] = []
     replace = Path.replace
@@ -97,7 +97,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return synced
 
 
-def test_every_new_name_is_synced_with_its_folder(tmp_path: Path, synced: list[str]) -> None:
+def test_every_new_name_is_synced_with_its_folder(tmp_path, synced):
     """Contents first, then names from the top down; else a power cut takes what was acknowledged.
 
     Folders that were synced before are not synced again, but the object's own always is.
@@ -120,7 +120,7 @@ def test_every_new_name_is_synced_with_its_folder(tmp_path: Path, synced: list[s
     assert synced[2:] == [str(tmp_path / "s/1")], "one sync for both names"
 
 
-def test_settle_syncs_the_name_and_every_folder_above_it(tmp_path: Path, synced: list[str]) -> None:
+def test_settle_syncs_the_name_and_every_folder_above_it(tmp_path, synced):
     """The process that gave the object its name may have died before any of the syncs."""
     put(FileStore(tmp_path), "s/1/a", b"x")
     store = FileStore(tmp_path)
@@ -132,7 +132,7 @@ def test_settle_syncs_the_name_and_every_folder_above_it(tmp_path: Path, synced:
     assert synced == [str(tmp_path / "s/1")], "the folders above it are known to be on the disk"
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
+def test_a_full_disk(tmp_path):
     """The error names file and reason, nothing stays, and the store goes on when there is room."""
     resource = pytest.importorskip("resource")
     store = FileStore(tmp_path)
@@ -159,7 +159,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     put(store, "1/b", bytes(2 << 20))
 
 
-def test_a_root_that_is_gone_is_not_an_empty_one(tmp_path: Path) -> None:
+def test_a_root_that_is_gone_is_not_an_empty_one(tmp_path):
     """An unmounted disk must not look as if the weights had never been there."""
     store = FileStore(tmp_path / "store")
     put(store, "1/a", b"x")
@@ -174,9 +174,7 @@ def test_a_root_that_is_gone_is_not_an_empty_one(tmp_path: Path) -> None:
     assert list(store.keys()) == ["1/a"]
 
 
-def test_object_that_is_committed_meanwhile_is_no_unfinished_upload(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_object_that_is_committed_meanwhile_is_no_unfinished_upload(tmp_path, monkeypatch):
     """An upload that goes on truncates its file first, which must not be an object by then."""
     store = FileStore(tmp_path)
     upload = store.upload("3/x", "label")
@@ -194,7 +192,7 @@ def test_object_that_is_committed_meanwhile_is_no_unfinished_upload(
         assert reader.read(0, reader.size) == b"whole"
 
 
-def test_a_start_keeps_the_latest_unfinished_uploads(tmp_path: Path) -> None:
+def test_a_start_keeps_the_latest_unfinished_uploads(tmp_path):
     """Old parts and parts without a label, which cannot be continued, are removed."""
     store = FileStore(tmp_path)
     ages = {"new": 1.0, "old": files.UNFINISHED_S + 60}
@@ -212,7 +210,7 @@ def test_a_start_keeps_the_latest_unfinished_uploads(tmp_path: Path) -> None:
     assert list((tmp_path / ".incoming").glob("*.part")) == []
 
 
-def test_file_that_another_program_cuts_while_it_is_read(tmp_path: Path) -> None:
+def test_file_that_another_program_cuts_while_it_is_read(tmp_path):
     store = FileStore(tmp_path)
     put(store, "0/global", bytes(100))
     with store.open("0/global") as reader:

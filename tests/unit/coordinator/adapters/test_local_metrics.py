@@ -56,7 +56,7 @@ def hold(metrics: LocalMetricsFile) -> Gated:
     return gated
 
 
-def test_a_line_is_json(tmp_path: Path) -> None:
+def test_a_line_is_json(tmp_path):
     """A point that has no time is given that of its writing."""
     path = tmp_path / "new" / "metrics.jsonl"
     metrics = LocalMetricsFile(path, lambda: 1_700_000_000_000_000_001)
@@ -75,7 +75,7 @@ def test_a_line_is_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_fields", [1, 5, 200])
-def test_cost_of_a_point_is_close_to_its_memory(num_fields: int) -> None:
+def test_cost_of_a_point_is_close_to_its_memory(num_fields):
     """The estimate for a participant's point may be a little too high, and never too low."""
     texts = [
         json.dumps(
@@ -104,7 +104,7 @@ def test_cost_of_a_point_is_close_to_its_memory(num_fields: int) -> None:
     assert taken <= estimated <= 3 * taken
 
 
-def test_a_disk_that_fails_and_comes_back(tmp_path: Path) -> None:
+def test_a_disk_that_fails_and_comes_back(tmp_path):
     """Points are lost and counted meanwhile, later ones are written."""
     folder = tmp_path / "folder"
     folder.touch()
@@ -122,7 +122,7 @@ def test_a_disk_that_fails_and_comes_back(tmp_path: Path) -> None:
     assert metrics.num_lost == 4
 
 
-def test_the_line_that_a_killed_writer_left_spoils_no_other(tmp_path: Path) -> None:
+def test_the_line_that_a_killed_writer_left_spoils_no_other(tmp_path):
     path = tmp_path / "metrics"
     path.write_bytes(b'{"measurement":"m","ti')
     metrics = LocalMetricsFile(path, lambda: 0)
@@ -133,7 +133,7 @@ def test_the_line_that_a_killed_writer_left_spoils_no_other(tmp_path: Path) -> N
     assert json.loads(rest)["fields"] == {"n": 1}
 
 
-def test_size_is_bounded(tmp_path: Path) -> None:
+def test_size_is_bounded(tmp_path):
     """Two files of max_bytes at most, the newer points in the one without a suffix."""
     path, old = tmp_path / "metrics", tmp_path / "metrics.1"
     max_bytes = 4000

@@ -29,14 +29,14 @@ keys = (
 @given(keys)
 @example("x" * 199 + "/" + "x" * 200 + "." + "x")
 @example("x" * 200 + "x/" + "x" * 200 + ".")
-def test_a_path_gives_its_key_back(key: str) -> None:
+def test_a_path_gives_its_key_back(key):
     assert path_to_key(key_to_path(key)) == key
 
 
 @unhurried
 @given(keys)
 @example("x" * 200 + ".")
-def test_a_path_is_harmless_everywhere(key: str) -> None:
+def test_a_path_is_harmless_everywhere(key):
     """Nothing is dropped by a file system, or told apart by case only."""
     for part in PurePosixPath(key_to_path(key)).parts:
         assert re.fullmatch(r"[a-z0-9._%-]+", part)
@@ -47,7 +47,7 @@ def test_a_path_is_harmless_everywhere(key: str) -> None:
 
 @unhurried
 @given(keys, keys)
-def test_no_two_keys_share_a_path(one: str, other: str) -> None:
+def test_no_two_keys_share_a_path(one, other):
     """No key's file is another one's folder. Paths are lower case, so case is no matter."""
     if one != other:
         first, second = PurePosixPath(key_to_path(one)), PurePosixPath(key_to_path(other))
@@ -57,7 +57,7 @@ def test_no_two_keys_share_a_path(one: str, other: str) -> None:
 
 @unhurried
 @given(keys, parts.filter(lambda part: part not in (".", "..")))
-def test_folder_of_a_prefix_holds_its_keys(folder: str, name: str) -> None:
+def test_folder_of_a_prefix_holds_its_keys(folder, name):
     key = f"{folder}/{name}"
     if len(key.encode()) <= 1024:
         assert PurePosixPath(folder_to_path(folder)) in PurePosixPath(key_to_path(key)).parents
@@ -73,7 +73,7 @@ def test_folder_of_a_prefix_holds_its_keys(folder: str, name: str) -> None:
 @example(".weights")
 @example("../a.weights")
 @example("a.weights~")
-def test_a_foreign_file_is_no_key(path: str) -> None:
+def test_a_foreign_file_is_no_key(path):
     """A file that we would have named otherwise is not ours."""
     key = path_to_key(path)
     assert key is None or key_to_path(key) == path
@@ -89,6 +89,6 @@ def test_a_foreign_file_is_no_key(path: str) -> None:
         ("a.weights/b", "a%2eweights/b.weights"),
     ],
 )
-def test_paths_never_change(key: str, path: str) -> None:
+def test_paths_never_change(key, path):
     """Stores that exist must be found again by the next version."""
     assert key_to_path(key) == path

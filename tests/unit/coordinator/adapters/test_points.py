@@ -33,12 +33,12 @@ def with_(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "[]", " [ ] "])
-def test_no_points(text: str) -> None:
+def test_no_points(text):
     """An unset field is no error, as it was in XAIN."""
     assert parse_points(text, NOW) == ((), None)
 
 
-def test_points_as_xain_sends_them() -> None:
+def test_points_as_xain_sends_them():
     document = [GOOD, {key: GOOD[key] for key in ("measurement", "time", "fields")}]
     points, error = parse_points(json.dumps(document), NOW)
     assert error is None
@@ -48,7 +48,7 @@ def test_points_as_xain_sends_them() -> None:
     )
 
 
-def test_tags_are_not_for_participants_to_choose() -> None:
+def test_tags_are_not_for_participants_to_choose():
     """Each value of one would begin a series of its own. The epoch of XAIN's SDK is kept, as a
     number to draw."""
     tags = {"id": "p", "epoch_global": "12", "host": "a", "round": "3"}
@@ -59,7 +59,7 @@ def test_tags_are_not_for_participants_to_choose() -> None:
 
 
 @pytest.mark.parametrize("off_ns", [0, -MAX_AGE_NS, MAX_AHEAD_NS, -3600 * 10**9, 3600 * 10**9])
-def test_a_time_is_kept(off_ns: int) -> None:
+def test_a_time_is_kept(off_ns):
     """That of a clock which is an hour wrong, too: the distances between its points are right."""
     (point,), _ = parse_points(json.dumps([with_(time=NOW + off_ns)]), NOW)
     assert point.at_ns == NOW + off_ns
@@ -78,7 +78,7 @@ def test_a_time_is_kept(off_ns: int) -> None:
         1e300,
     ],
 )
-def test_a_wrong_clock_costs_no_point(time: float) -> None:
+def test_a_wrong_clock_costs_no_point(time):
     """Points of a wrong clock stay close together, in order, and none hides another."""
     document = [with_(time=time), GOOD, with_(time=time), with_(time=time)]
     points, error = parse_points(json.dumps(document), NOW)
@@ -91,7 +91,7 @@ def test_a_wrong_clock_costs_no_point(time: float) -> None:
     assert NOW <= first < second < third < NOW + 1000
 
 
-def test_a_point_has_no_more_fields_than_it_may() -> None:
+def test_a_point_has_no_more_fields_than_it_may():
     fields = {f"f{n}": n for n in range(MAX_FIELDS)}
     points, error = parse_points(json.dumps([with_(fields=fields)]), NOW)
     assert (len(points), error) == (1, None)
@@ -100,7 +100,7 @@ def test_a_point_has_no_more_fields_than_it_may() -> None:
     assert "at most 200 items" in error
 
 
-def test_a_name_is_no_longer_than_it_may() -> None:
+def test_a_name_is_no_longer_than_it_may():
     """A key of InfluxDB, with the sender's id and all escapes, must stay below 64 KiB."""
     points, error = parse_points(json.dumps([with_(fields={"," * MAX_NAME: 1})]), NOW)
     assert (len(points), error) == (1, None)
@@ -110,7 +110,7 @@ def test_a_name_is_no_longer_than_it_may() -> None:
     assert len(error) < 200
 
 
-def test_a_field_has_one_type_for_all_senders() -> None:
+def test_a_field_has_one_type_for_all_senders():
     """A database keeps the type that a field first had: a loss of 1 must not keep out one of 0.5,
     nor a round of 1.0 those of the heartbeats."""
     fields = {"loss": 1, "n": 2**63 - 1, "note": "1", "state": 4.0, "round": 7}
@@ -120,7 +120,7 @@ def test_a_field_has_one_type_for_all_senders() -> None:
     assert [type(value) for value in point.fields.values()] == [float, float, str, int, int]
 
 
-def test_lenient_where_xain_was() -> None:
+def test_lenient_where_xain_was():
     """Keys that we do not know, and times with a point in them."""
     points, error = parse_points(json.dumps([with_(extra=1, time=1.582017483e18)]), NOW)
     assert error is None
@@ -154,7 +154,7 @@ def test_lenient_where_xain_was() -> None:
     ],
 )
 @pytest.mark.parametrize("position", [0, 1, 5])
-def test_every_element_is_checked(element: Any, reason: str, position: int) -> None:
+def test_every_element_is_checked(element, reason, position):
     """XAIN looked at the first only. One that is wrong, and none is taken."""
     document = [GOOD] * position + [element, GOOD]
     points, error = parse_points(json.dumps(document), NOW)
@@ -165,7 +165,7 @@ def test_every_element_is_checked(element: Any, reason: str, position: int) -> N
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
 @pytest.mark.parametrize("key", ["time", "fields"])
-def test_infinite_metrics_are_refused(value: str, key: str) -> None:
+def test_infinite_metrics_are_refused(value, key):
     document = json.dumps([with_(**{key: {"x": 7.25} if key == "fields" else 7.25})])
     points, error = parse_points(document.replace("7.25", value), NOW)
     assert points == ()
@@ -188,7 +188,7 @@ def test_infinite_metrics_are_refused(value: str, key: str) -> None:
         ("[" + ",".join([SHORT] * 1001) + "]", "at most 1000 items"),
     ],
 )
-def test_documents_that_are_refused_whole(text: str, reason: str) -> None:
+def test_documents_that_are_refused_whole(text, reason):
     points, error = parse_points(text, NOW)
     assert points == ()
     assert reason in error
@@ -214,7 +214,7 @@ json_values: st.SearchStrategy[Any] = st.recursive(
         ).map(json.dumps),
     )
 )
-def test_parser_never_raises_and_takes_all_points_or_none(text: str) -> None:
+def test_parser_never_raises_and_takes_all_points_or_none(text):
     points, error = parse_points(text, NOW)
     assert not (points and error)
     for point in points:

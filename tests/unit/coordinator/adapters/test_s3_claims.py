@@ -124,7 +124,7 @@ def orders(*lengths: int) -> Iterator[Sequence[int]]:
 
 
 @pytest.mark.parametrize("contents", [(b"a", b"b"), (b"a", b"a")])
-def test_two_writers(contents: tuple[bytes, bytes], tmp_path: Path) -> None:
+def test_two_writers(contents, tmp_path):
     """In every order at most one content is published, and a writer that is told that it has
     published has. Of two that would publish the same, one does at least. No claim stays."""
     for order in orders(NUM_STEPS, NUM_STEPS):
@@ -142,7 +142,7 @@ def test_two_writers(contents: tuple[bytes, bytes], tmp_path: Path) -> None:
         assert set(server.objects) <= {"1/global"}, order
 
 
-def test_the_claim_of_another_writer_of_the_same(tmp_path: Path) -> None:
+def test_the_claim_of_another_writer_of_the_same(tmp_path):
     """One is about to publish. Whatever a second one of the same content does then, above all
     giving up, and a third one of other content: it rests on its own claim."""
     for order in orders(NUM_STEPS, NUM_STEPS):
@@ -157,7 +157,7 @@ def test_the_claim_of_another_writer_of_the_same(tmp_path: Path) -> None:
         assert errors[0] is None, order
 
 
-def test_a_writer_that_dies(tmp_path: Path) -> None:
+def test_a_writer_that_dies(tmp_path):
     """Wherever it does, its successor brings the same content and publishes it, unless somebody
     else has; and nobody publishes other content over it."""
     for num_steps in range(NUM_STEPS):

@@ -24,7 +24,7 @@ keys = st.lists(parts.filter(lambda part: part not in (".", "..")), min_size=1, 
         ("3/" + "x" * 201, "3/" + "x" * 200 + "%/x"),
     ],
 )
-def test_names(key: str, name: str) -> None:
+def test_names(key, name):
     """For ever: what was stored under another name would be lost."""
     assert key_to_name(key) == name
     assert name_to_key(name) == key
@@ -34,7 +34,7 @@ def test_names(key: str, name: str) -> None:
 @example(["%2e"])
 @example(["x" * 199 + "%"])
 @example(["." * 300])
-def test_every_key_comes_back(parts: list[str]) -> None:
+def test_every_key_comes_back(parts):
     """Every file system takes the parts of its name."""
     key = "/".join(parts)
     if len(key.encode()) > 1024:
@@ -54,7 +54,7 @@ def test_every_key_comes_back(parts: list[str]) -> None:
 @example("3//x")
 @example("3/global/")
 @example(".claims/3/global/x")
-def test_a_name_is_no_keys_or_of_one(name: str) -> None:
+def test_a_name_is_no_keys_or_of_one(name):
     """Objects that we have not named are not listed, and no two names stand for one key."""
     key = name_to_key(name)
     assert key is None or key_to_name(key) == name

@@ -82,7 +82,7 @@ def recorded() -> list[e.DurableEvent]:
         max_size=40,
     )
 )
-def test_snapshot_at_any_point_and_the_rest_give_the_same(rules, steps) -> None:
+def test_snapshot_at_any_point_and_the_rest_give_the_same(rules, steps):
     """A snapshot and the events after it give the session and the history of all events, to the
     order of the participants and the type of a number."""
     bench = Bench(rules)
@@ -113,7 +113,7 @@ def test_snapshot_at_any_point_and_the_rest_give_the_same(rules, steps) -> None:
     assert repr(read.session) == repr(hard)
 
 
-def test_evaluations_are_kept() -> None:
+def test_evaluations_are_kept():
     """Best model, metrics of sites, and what is still to be evaluated, at every point."""
     bench = Bench(make_rules(rounds=3, min_participants=2, evaluate_data=True))
     for name in ("a", "b"):
@@ -140,7 +140,7 @@ def test_evaluations_are_kept() -> None:
         assert repr(read.history) == repr(folded.history)
 
 
-def test_common_parts_of_models_are_written_once() -> None:
+def test_common_parts_of_models_are_written_once():
     """The parts are in memory once: a layout may be long, and a week has many models."""
     events = recorded()
     published = next(event for event in events if isinstance(event, e.ModelPublished))
@@ -160,7 +160,7 @@ def test_common_parts_of_models_are_written_once() -> None:
     assert all(model.layout is first.layout for model in others)
 
 
-def test_snapshot_that_cannot_be_read_back_is_not_written() -> None:
+def test_snapshot_that_cannot_be_read_back_is_not_written():
     """A snapshot that changes on its way would resume another session."""
     good = fold(recorded())
     for bad in (
@@ -174,7 +174,7 @@ def test_snapshot_that_cannot_be_read_back_is_not_written() -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_snapshot_of_another_version_is_ignored() -> None:
+def test_snapshot_of_another_version_is_ignored():
     """Another one may fold the same events to something else, and may not say so in any field."""
     snapshot = fold(recorded())
     version, data = encode_snapshot(snapshot)
@@ -184,7 +184,7 @@ def test_snapshot_of_another_version_is_ignored() -> None:
     assert usable_snapshot("", data, snapshot.num_records) is None
 
 
-def test_snapshot_beyond_the_records_is_ignored() -> None:
+def test_snapshot_beyond_the_records_is_ignored():
     """The records say what was acknowledged."""
     snapshot = fold(recorded())
     encoded = encode_snapshot(snapshot)
@@ -192,7 +192,7 @@ def test_snapshot_beyond_the_records_is_ignored() -> None:
     assert usable_snapshot(*encoded, snapshot.num_records - 1) is None
 
 
-def test_a_damaged_snapshot_is_ignored() -> None:
+def test_a_damaged_snapshot_is_ignored():
     """Every byte of it may be wrong, or it may end anywhere."""
     snapshot = fold(recorded())
     version, data = encode_snapshot(snapshot)
@@ -207,7 +207,7 @@ def test_a_damaged_snapshot_is_ignored() -> None:
         assert usable_snapshot(version, zlib.compress(bad), snapshot.num_records) is None
 
 
-def test_the_same_events_lead_to_the_same() -> None:
+def test_the_same_events_lead_to_the_same():
     """A program that folds them to something else, or writes it in another way, must not use the
     snapshots of this one. If this fails on purpose: raise FOLD, and write down the new digest."""
     _, data = encode_snapshot(fold(recorded()))

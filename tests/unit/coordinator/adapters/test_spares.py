@@ -58,7 +58,7 @@ def inode(root: Path, key: str) -> int:
 
 
 @pytest.mark.parametrize("size", [2 * MIB, 3 * MIB, 3 * MIB - 5, 4 * MIB])
-def test_removed_file_is_written_over(tmp_path: Path, size: int) -> None:
+def test_removed_file_is_written_over(tmp_path, size):
     """The new object has its own bytes and length, whatever the old one had."""
     store = FileStore(tmp_path)
     put(store, KEY, OLD)
@@ -71,7 +71,7 @@ def test_removed_file_is_written_over(tmp_path: Path, size: int) -> None:
     assert spare_files(tmp_path) == []
 
 
-def test_file_of_another_size_is_not_written_over(tmp_path: Path) -> None:
+def test_file_of_another_size_is_not_written_over(tmp_path):
     """A small object would waste the pages of a large one; without a size nothing is known."""
     store = FileStore(tmp_path)
     put(store, KEY, OLD)
@@ -81,7 +81,7 @@ def test_file_of_another_size_is_not_written_over(tmp_path: Path) -> None:
     assert len(spare_files(tmp_path)) == 1
 
 
-def test_upload_shorter_than_announced_shows_no_old_bytes(tmp_path: Path) -> None:
+def test_upload_shorter_than_announced_shows_no_old_bytes(tmp_path):
     """An object has only the bytes that were written to it."""
     store = FileStore(tmp_path)
     put(store, KEY, OLD)
@@ -90,7 +90,7 @@ def test_upload_shorter_than_announced_shows_no_old_bytes(tmp_path: Path) -> Non
     assert get(store, "2/a") == b"short"
 
 
-def test_file_that_is_read_is_not_written_over(tmp_path: Path) -> None:
+def test_file_that_is_read_is_not_written_over(tmp_path):
     """A reader goes on with the object that it has opened, in this process or in another."""
     store, other = FileStore(tmp_path), FileStore(tmp_path)
     put(store, KEY, OLD)
@@ -101,7 +101,7 @@ def test_file_that_is_read_is_not_written_over(tmp_path: Path) -> None:
     assert spare_files(tmp_path) == []
 
 
-def test_model_that_a_program_maps_is_not_written_over(tmp_path: Path) -> None:
+def test_model_that_a_program_maps_is_not_written_over(tmp_path):
     """Users load models from the folder with memory maps, which take no lock."""
     store = FileStore(tmp_path)
     for key in ("1/global", "session/1/global", "optimizer/1/momentum"):
@@ -114,7 +114,7 @@ def test_model_that_a_program_maps_is_not_written_over(tmp_path: Path) -> None:
             assert mapped[:] == OLD
 
 
-def test_symbolic_link_is_removed_and_its_target_stays(tmp_path: Path) -> None:
+def test_symbolic_link_is_removed_and_its_target_stays(tmp_path):
     """Operators move large objects to another disk and leave a link."""
     store = FileStore(tmp_path / "store")
     put(store, KEY, OLD)
@@ -127,7 +127,7 @@ def test_symbolic_link_is_removed_and_its_target_stays(tmp_path: Path) -> None:
     assert target.read_bytes() == OLD
 
 
-def test_hard_link_of_a_backup_keeps_its_bytes(tmp_path: Path) -> None:
+def test_hard_link_of_a_backup_keeps_its_bytes(tmp_path):
     """`cp -al` may link a file before it is removed, and also when it is spare."""
     store = FileStore(tmp_path / "store")
     put(store, KEY, OLD)
@@ -142,7 +142,7 @@ def test_hard_link_of_a_backup_keeps_its_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="others let a running program be written to")
-def test_file_that_cannot_be_opened_for_writing_is_removed(tmp_path: Path) -> None:
+def test_file_that_cannot_be_opened_for_writing_is_removed(tmp_path):
     """The system refuses to write to a running program, to root too, as it refuses others a
     file of another owner; removing a name needs only the folder's permission."""
     store = FileStore(tmp_path)
@@ -159,9 +159,7 @@ def test_file_that_cannot_be_opened_for_writing_is_removed(tmp_path: Path) -> No
             process.kill()
 
 
-def test_spare_files_of_a_failed_sync_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spare_files_of_a_failed_sync_are_removed(tmp_path, monkeypatch):
     """Such files may not be written over, and must not count against the bound for ever."""
     store = FileStore(tmp_path)
     store.spares.max_files = 1
@@ -180,7 +178,7 @@ def fail(folder: Path) -> None:
     raise OSError(errno.EIO, "input/output error")
 
 
-def test_spare_files_are_bounded(tmp_path: Path) -> None:
+def test_spare_files_are_bounded(tmp_path):
     """In number and in bytes; what is beyond is removed."""
     store = FileStore(tmp_path)
     store.spares.max_files = 2
@@ -194,7 +192,7 @@ def test_spare_files_are_bounded(tmp_path: Path) -> None:
     assert sum(file.stat().st_size for file in spare_files(tmp_path)) <= 8 * MIB
 
 
-def test_spare_files_go_with_the_store_and_with_the_next_start(tmp_path: Path) -> None:
+def test_spare_files_go_with_the_store_and_with_the_next_start(tmp_path):
     """After a kill the next start removes them."""
     store = FileStore(tmp_path)
     for key in (KEY, SECOND):
@@ -209,9 +207,7 @@ def test_spare_files_go_with_the_store_and_with_the_next_start(tmp_path: Path) -
     assert list(store.keys()) == ["2/a"]
 
 
-def test_spare_files_give_way_to_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spare_files_give_way_to_a_full_disk(tmp_path, monkeypatch):
     """Before an upload fails for want of room, the spare files are removed."""
     store = FileStore(tmp_path)
     put(store, KEY, OLD)
@@ -242,9 +238,7 @@ def killed(root: Path, label: str, *sizes: int) -> None:
 @pytest.mark.parametrize(
     "sizes", [(), (MIB, 5), (3 * MIB - 10,), (3 * MIB,), (3 * MIB - 24, 24), (4 * MIB,)]
 )
-def test_upload_killed_over_an_old_file_goes_on_after_its_own_bytes(
-    tmp_path: Path, sizes: tuple[int, ...]
-) -> None:
+def test_upload_killed_over_an_old_file_goes_on_after_its_own_bytes(tmp_path, sizes):
     """The next process finds what was written, and not what the old object had behind it."""
     killed(tmp_path, LABEL, *sizes)
     store = FileStore(tmp_path)
@@ -257,7 +251,7 @@ def test_upload_killed_over_an_old_file_goes_on_after_its_own_bytes(
     assert get(store, "2/a") == b"n" * sum(sizes) + b"end"
 
 
-def test_upload_killed_without_a_label_leaves_nothing(tmp_path: Path) -> None:
+def test_upload_killed_without_a_label_leaves_nothing(tmp_path):
     """The old object counts no more, and the new one does not count."""
     killed(tmp_path, "", MIB)
     store = FileStore(tmp_path)

@@ -117,7 +117,7 @@ def start(script: str, path: Path, *arguments: str) -> "subprocess.Popen[str]":
     )
 
 
-def test_nothing_acknowledged_is_lost_to_kill_9(tmp_path: Path) -> None:
+def test_nothing_acknowledged_is_lost_to_kill_9(tmp_path):
     """Each append is also in the journal whole or not at all."""
     path = tmp_path / "journal"
     with start(WRITER, path) as process:
@@ -138,7 +138,7 @@ def test_nothing_acknowledged_is_lost_to_kill_9(tmp_path: Path) -> None:
         assert list(journal.load())[-1] == closed(len(rounds))
 
 
-def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
+def test_one_process_writes_at_a_time(tmp_path):
     """The lock is the kernel's: its holder loses it with its life."""
     path = tmp_path / "journal"
     with start(HOLDER, path) as process:
@@ -161,7 +161,7 @@ def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
         assert list(journal.load()) == [OPENED, closed(0)]
 
 
-def test_journal_is_durable(tmp_path: Path) -> None:
+def test_journal_is_durable(tmp_path):
     """WAL alone is not: without synchronous=FULL a power cut takes what was acknowledged."""
     with closing(SqliteJournal(tmp_path / "journal")) as journal:
         db = database(journal)
@@ -169,7 +169,7 @@ def test_journal_is_durable(tmp_path: Path) -> None:
         assert db.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
+def test_a_full_disk(tmp_path):
     """Acknowledged records stay, and the journal goes on when there is room."""
     path = tmp_path / "journal"
     with closing(SqliteJournal(path)) as journal:
@@ -186,7 +186,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_bytes", [20_000, MAX_PREPARED_BYTES + 1])
 @pytest.mark.parametrize("is_prepared", [True, False])
-def test_room_is_made_on_a_full_disk(tmp_path: Path, num_bytes: int, is_prepared: bool) -> None:
+def test_room_is_made_on_a_full_disk(tmp_path, num_bytes, is_prepared):
     """The append is tried again, once: on a disk that stays full it fails."""
     with closing(SqliteJournal(tmp_path / "journal")) as journal:
         journal.append([OPENED])
@@ -217,7 +217,7 @@ def test_room_is_made_on_a_full_disk(tmp_path: Path, num_bytes: int, is_prepared
         assert list(journal.load()) == [OPENED, closed(0)]
 
 
-def test_no_room_for_a_snapshot(tmp_path: Path) -> None:
+def test_no_room_for_a_snapshot(tmp_path):
     """An append needs less than that, and goes on; the snapshot before stays."""
     chance = Random(1)
     names = [f"{chance.getrandbits(512):0128x}" for _ in range(200)]  # they do not compress
@@ -240,7 +240,7 @@ def test_no_room_for_a_snapshot(tmp_path: Path) -> None:
         assert list(journal.load()) == [OPENED, closed(0)]
 
 
-def test_only_the_latest_snapshot_takes_room(tmp_path: Path) -> None:
+def test_only_the_latest_snapshot_takes_room(tmp_path):
     """The bound is for the snapshots of all sessions together."""
     path = tmp_path / "journal"
     with closing(SqliteJournal(path)) as journal:
@@ -255,7 +255,7 @@ def test_only_the_latest_snapshot_takes_room(tmp_path: Path) -> None:
     assert snapshot.session.session_id == "three"
 
 
-def test_a_disk_that_refuses_a_write(tmp_path: Path) -> None:
+def test_a_disk_that_refuses_a_write(tmp_path):
     """The operating system's refusal, in the middle of the write-ahead log."""
     resource = pytest.importorskip("resource")
     path = tmp_path / "journal"
@@ -277,7 +277,7 @@ def test_a_disk_that_refuses_a_write(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"garbage, and rather a lot of it\n" * 100, b"SQLite", b"\0\0"]
 )
-def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_database_is_left_alone(tmp_path, content):
     path = tmp_path / "journal"
     path.write_bytes(content)
     with pytest.raises(JournalError, match=f"{path} is not a journal"):
@@ -294,9 +294,7 @@ def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path, content: bytes
         (7, 1, "another program"),
     ],
 )
-def test_another_format_is_left_alone(
-    tmp_path: Path, application_id: int, version: int, message: str
-) -> None:
+def test_another_format_is_left_alone(tmp_path, application_id, version, message):
     path = tmp_path / "journal"
     with closing(sqlite3.connect(path)) as db:
         db.execute("CREATE TABLE record (x)")
@@ -382,9 +380,7 @@ def offsets_in(log: bytes, chance: Random) -> list[int]:
 
 
 @pytest.mark.parametrize("damage", TORN_ENDS)
-def test_a_torn_log_is_as_if_the_last_appends_had_not_been(
-    killed: Killed, damage: str, tmp_path: Path
-) -> None:
+def test_a_torn_log_is_as_if_the_last_appends_had_not_been(killed, damage, tmp_path):
     """Wherever a power cut or a bad disk leaves off: what is before it is there, whole append by
     whole append, and the session goes on from that."""
     chance = Random(damage)
@@ -399,9 +395,7 @@ def test_a_torn_log_is_as_if_the_last_appends_had_not_been(
     assert goes_on(killed.put(tmp_path), killed.records) == len(killed.records)
 
 
-def test_flipped_bit_in_the_log_is_named_unless_it_costs_the_last_append_only(
-    killed: Killed, tmp_path: Path
-) -> None:
+def test_flipped_bit_in_the_log_is_named_unless_it_costs_the_last_append_only(killed, tmp_path):
     """SQLite drops all that follows the bit without a word. The error names the log and the place,
     and leaves the files as they are; a log that is cut there, as the error says, is read again."""
     chance = Random(10)
@@ -430,9 +424,7 @@ def test_flipped_bit_in_the_log_is_named_unless_it_costs_the_last_append_only(
     assert num_named > 60
 
 
-def test_torn_end_in_any_order_of_writes_is_not_taken_for_damage(
-    killed: Killed, tmp_path: Path
-) -> None:
+def test_torn_end_in_any_order_of_writes_is_not_taken_for_damage(killed, tmp_path):
     """Before a transaction is synced, its frames reach the disk in any order: a power cut may leave
     the last ones without the first."""
     log = killed.log
@@ -446,7 +438,7 @@ def test_torn_end_in_any_order_of_writes_is_not_taken_for_damage(
         assert goes_on(path, killed.records) == len(killed.records) - 2
 
 
-def test_rest_of_a_killed_transaction_behind_a_torn_end_is_no_damage(tmp_path: Path) -> None:
+def test_rest_of_a_killed_transaction_behind_a_torn_end_is_no_damage(tmp_path):
     """A kill leaves frames of a transaction without its end, and the next transaction overwrites
     the first of them only. A power cut that tears that one must not make the rest look like
     acknowledged records."""
@@ -471,7 +463,7 @@ def test_rest_of_a_killed_transaction_behind_a_torn_end_is_no_damage(tmp_path: P
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="measures the memory of a process")
-def test_large_log_is_read_by_blocks(tmp_path: Path) -> None:
+def test_large_log_is_read_by_blocks(tmp_path):
     """After the transaction that brings a new format the log is as large as the journal."""
     path = tmp_path / "journal"
     with closing(SqliteJournal(path)) as journal:
@@ -487,7 +479,7 @@ def test_large_log_is_read_by_blocks(tmp_path: Path) -> None:
     assert peak_bytes < 32 << 20
 
 
-def test_a_torn_checkpoint_loses_nothing(killed: Killed, tmp_path: Path) -> None:
+def test_a_torn_checkpoint_loses_nothing(killed, tmp_path):
     """Pages that are copied from the log into the database stay in the log until all of them are on
     the disk: wherever the copying stops, no record is lost."""
     path = killed.put(tmp_path)
@@ -520,7 +512,7 @@ def read_or_told(path: Path, records: Sequence[Record]) -> str | None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "zeros", "garbage"])
-def test_a_torn_page_is_told_and_left_alone(tmp_path: Path, damage: str) -> None:
+def test_a_torn_page_is_told_and_left_alone(tmp_path, damage):
     """In the database itself there is no second copy. Whatever is wrong with the rest of a page, or
     of the file, nothing else is taken for what was acknowledged, and whoever can repair the file
     finds it as it was."""
@@ -547,7 +539,7 @@ def test_a_torn_page_is_told_and_left_alone(tmp_path: Path, damage: str) -> None
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_empty_file_is_a_new_journal(tmp_path: Path) -> None:
+def test_an_empty_file_is_a_new_journal(tmp_path):
     """A process may create the file and die before its first write."""
     path = tmp_path / "journal"
     path.touch()
@@ -568,9 +560,7 @@ def test_an_empty_file_is_a_new_journal(tmp_path: Path) -> None:
         ("UPDATE record SET seq = 'two' WHERE seq = 2", "its last record has no number"),
     ],
 )
-def test_a_record_that_cannot_be_read_is_named(
-    tmp_path: Path, statement: str, message: str
-) -> None:
+def test_a_record_that_cannot_be_read_is_named(tmp_path, statement, message):
     """Never passed over: a session without one of its events is another session."""
     path = tmp_path / "journal"
     with closing(SqliteJournal(path)) as journal:
@@ -600,7 +590,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_changed_record_is_named_and_not_used(tmp_path: Path, change: str) -> None:
+def test_changed_record_is_named_and_not_used(tmp_path, change):
     """A flipped bit in a number would make another session of it without a word."""
     path = tmp_path / "journal"
     with closing(SqliteJournal(path)) as journal:
@@ -618,7 +608,7 @@ def test_changed_record_is_named_and_not_used(tmp_path: Path, change: str) -> No
         assert list(journal.load()) == [OPENED]
 
 
-def test_changed_name_of_an_owner_is_damage_and_not_another_copy(tmp_path: Path) -> None:
+def test_changed_name_of_an_owner_is_damage_and_not_another_copy(tmp_path):
     path = tmp_path / "journal"
     with closing(SqliteJournal(path)) as journal:
         journal.note_owners("s", ["00000001.a", "00000002.b"])
@@ -630,7 +620,7 @@ def test_changed_name_of_an_owner_is_damage_and_not_another_copy(tmp_path: Path)
         journal.owners("s")
 
 
-def test_damaged_snapshot_is_passed_over_for_the_records(tmp_path: Path) -> None:
+def test_damaged_snapshot_is_passed_over_for_the_records(tmp_path):
     path = tmp_path / "journal"
     with closing(SqliteJournal(path)) as journal:
         journal.append([OPENED])
@@ -648,7 +638,7 @@ def test_damaged_snapshot_is_passed_over_for_the_records(tmp_path: Path) -> None
     ]
 
 
-def test_any_flipped_bit_of_the_database_is_named_or_changes_nothing(tmp_path: Path) -> None:
+def test_any_flipped_bit_of_the_database_is_named_or_changes_nothing(tmp_path):
     path = tmp_path / "journal"
     records = [OPENED, *(closed(n) for n in range(120))]
     with closing(SqliteJournal(path)) as journal:
@@ -664,7 +654,7 @@ def test_any_flipped_bit_of_the_database_is_named_or_changes_nothing(tmp_path: P
     assert num_told > 30
 
 
-def test_objects_beyond_the_memory_are_read_from_the_file(tmp_path: Path) -> None:
+def test_objects_beyond_the_memory_are_read_from_the_file(tmp_path):
     """Objects of an earlier process are, too."""
     path = tmp_path / "journal.sqlite"
     objects = {f"0/{name}.1/journal": name.encode() * 4 for name in "abc"}
@@ -677,7 +667,7 @@ def test_objects_beyond_the_memory_are_read_from_the_file(tmp_path: Path) -> Non
         assert {key: journal.read_object(key) for key in objects} == objects
 
 
-def test_prepare_does_not_wait_for_another_thread(tmp_path: Path) -> None:
+def test_prepare_does_not_wait_for_another_thread(tmp_path):
     """While a group is prepared, the next one is written when it is committed."""
     with closing(SqliteJournal(tmp_path / "journal.sqlite")) as journal:
         journal.append([OPENED])
@@ -688,7 +678,7 @@ def test_prepare_does_not_wait_for_another_thread(tmp_path: Path) -> None:
         assert [record.event for record in journal.load(1)] == [RoundClosed(0), RoundClosed(1)]
 
 
-def test_prepare_leaves_large_records_to_the_commit(tmp_path: Path) -> None:
+def test_prepare_leaves_large_records_to_the_commit(tmp_path):
     """The caller is the event loop, which writes no megabytes."""
     large = Record(0.5, SessionFinished("x" * MAX_PREPARED_BYTES, 0.5))
     with closing(SqliteJournal(tmp_path / "journal.sqlite")) as journal:
@@ -699,7 +689,7 @@ def test_prepare_leaves_large_records_to_the_commit(tmp_path: Path) -> None:
         assert list(journal.load(1)) == [large]
 
 
-def test_readers_at_the_end_of_a_session_do_not_search_all_records(tmp_path: Path) -> None:
+def test_readers_at_the_end_of_a_session_do_not_search_all_records(tmp_path):
     """SQLite's steps are counted; readers of events ask several times a second."""
     num_records = 5000
     with closing(SqliteJournal(tmp_path / "journal.sqlite")) as journal:
@@ -717,7 +707,7 @@ def test_readers_at_the_end_of_a_session_do_not_search_all_records(tmp_path: Pat
         assert steps["100"] < 5
 
 
-def test_copy_beside_appends_is_a_whole_journal(tmp_path: Path) -> None:
+def test_copy_beside_appends_is_a_whole_journal(tmp_path):
     """Appends go on while pages are copied, and the copy has the records up to one of them, with
     their checksums. A copy that cannot be written leaves nothing and harms nothing."""
     copy = tmp_path / "copy.sqlite"
@@ -743,7 +733,7 @@ def test_copy_beside_appends_is_a_whole_journal(tmp_path: Path) -> None:
     assert len(found) > 5000
 
 
-def test_close_ends_a_copy_under_way_and_frees_the_file(tmp_path: Path) -> None:
+def test_close_ends_a_copy_under_way_and_frees_the_file(tmp_path):
     """Else a coordinator that opens its next session beside a backup would find the file locked."""
     path, copy = tmp_path / "journal.sqlite", tmp_path / "copy.sqlite"
     journal = SqliteJournal(path)
