@@ -117,6 +117,18 @@ class Bench:
         self.driver = Driver.open(self.journal, lambda _: self.clock, rules, lambda: "s")
         self.driver.start(self.worker)
 
+    async def join(self, *names: str) -> None:
+        for name in names:
+            await self.driver.submit(c.Rendezvous(name))
+
+    async def opening(self) -> asyncio.Task[r.Reply]:
+        """Round 0 is opened for a and b, and its opening is being written."""
+        await self.join("a", "b")
+        self.journal.hold()
+        task = await self.submit(c.InitialisationDone(MODEL))
+        await self.journal.writing()
+        return task
+
     async def submit(self, sent: c.Command | Question) -> asyncio.Task[r.Reply]:
         """A caller, on its way: the command is decided, or the question is answered."""
         driver = self.driver

@@ -72,6 +72,18 @@ def resources(name: str) -> list[Document]:
     ]
 
 
+def specs(name: str, kind: str) -> list[Document]:
+    return [document["spec"] for document in resources(name) if document["kind"] == kind]
+
+
+def spec_of(name: str, kind: str, title: str = "") -> Document:
+    """Specification of the only document of a kind, or of this name."""
+    found = [d for d in resources(name) if d["kind"] == kind]
+    (document,) = [d for d in found if title in ("", d["metadata"]["name"])]
+    spec: Document = document["spec"]
+    return spec
+
+
 def config_maps(name: str) -> dict[str, list[Path]]:
     """Files of each ConfigMap, by its name."""
     folder = KUBERNETES / name
@@ -257,12 +269,12 @@ def test_kind_of_training_has_its_image(kind):
     (coordinator,) = config_maps(kind)["coordinator-config"]
     workload = load(CoordinatorConfig, coordinator).workload
     renamed = {image["name"]: image["newName"] for image in kustomization(kind).get("images", ())}
-    (job,) = [document for document in resources(kind) if document["kind"] == "Job"]
-    (container,) = job["spec"]["template"]["spec"]["containers"]
+    job = spec_of(kind, "Job")
+    (container,) = job["template"]["spec"]["containers"]
     name = container["image"].partition(":")[0]
     assert renamed.keys() <= {name}
     assert renamed.get(name, name) == f"xain-participant-{workload.name}"
-    assert job["spec"]["completionMode"] == "Indexed"
+    assert job["completionMode"] == "Indexed"
     if kind == "gradient":
         assert workload.options["mode"] == kind
 
@@ -302,8 +314,8 @@ def test_settings_can_be_loaded(name):
 
 def test_the_job_suits_the_rounds(monkeypatch):
     """Slices, pods that run at once, and what a round waits for are one number."""
-    (job,) = [d for d in resources("base") if d["kind"] == "Job"]
-    (container,) = job["spec"]["template"]["spec"]["containers"]
+    job = spec_of("base", "Job")
+    (container,) = job["template"]["spec"]["containers"]
     for env in container["env"]:
         monkeypatch.setenv(env["name"], env.get("value", "2"))
     maps = config_maps("base")
@@ -311,12 +323,11 @@ def test_the_job_suits_the_rounds(monkeypatch):
     assert participant.partition.index == 2
 
     rounds = load(CoordinatorConfig, maps["coordinator-config"][0]).rounds
-    num = job["spec"]["completions"]
-    assert job["spec"]["parallelism"] == num
+    num = job["completions"]
+    assert job["parallelism"] == num
     assert participant.partition.num_parts == num
     assert rounds.effective_start_participants == num
-    (budget,) = [d for d in resources("base") if d["kind"] == "PodDisruptionBudget"]
-    assert budget["spec"]["minAvailable"] == rounds.num_required
+    assert spec_of("base", "PodDisruptionBudget")["minAvailable"] == rounds.num_required
 
 
 @pytest.mark.parametrize("name", KUSTOMIZATIONS)
@@ -443,8 +454,7 @@ def wait_until_it_handles(number, pid):
 def test_a_ward_waits_for_its_data(tmp_path):
     """The container before the participant ends when the file is there that the participant reads,
     and at once when it is stopped."""
-    (deployment,) = [d for d in resources("own-data") if d["kind"] == "Deployment"]
-    spec = deployment["spec"]["template"]["spec"]
+    spec = spec_of("own-data", "Deployment")["template"]["spec"]
     (before, _), (container,) = spec["initContainers"], spec["containers"]
     source = load(ParticipantConfig, WARD / "participant.toml").data.source
     paths = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
@@ -506,12 +516,7 @@ def test_probes_restart_hanging_containers_only(name):
 @pytest.mark.parametrize("name", ALL)
 def test_names_can_be_looked_up(name):
     """Where a cluster's DNS is: its pods, and the cache on each node."""
-    (rules,) = [
-        document["spec"]["egress"]
-        for document in resources(name)
-        if document["kind"] == "NetworkPolicy" and document["metadata"]["name"] == "dns"
-    ]
-    (rule,) = rules
+    (rule,) = spec_of(name, "NetworkPolicy", "dns")["egress"]
     assert {"ipBlock": {"cidr": "169.254.20.10/32"}} in rule["to"]
     assert {(port["protocol"], port["port"]) for port in rule["ports"]} == {
         ("UDP", 53),
@@ -523,7 +528,7 @@ def test_names_can_be_looked_up(name):
 def test_everything_is_denied_that_is_not_allowed(name):
     """One policy closes all pods in both directions; ports in the others are ones we use, and
     numbers, which every network plug-in understands."""
-    policies = [d["spec"] for d in resources(name) if d["kind"] == "NetworkPolicy"]
+    policies = specs(name, "NetworkPolicy")
     assert {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]} in policies
     settings = load(CoordinatorConfig, config_maps(name)["coordinator-config"][0])
     endpoints = (settings.storage.endpoint, settings.metrics.url)
@@ -564,8 +569,7 @@ def sparse_pods() -> dict[str, Document]:
 def test_programs_have_certificates_of_their_own(kind, names, tmp_path):
     """The page makes one for each, and a pod copies its own, again where it starts again; the
     program sees no other."""
-    (owner,) = [d for d in resources(SPARSE) if f"{d['kind']}/{d['metadata']['name']}" == kind]
-    spec = owner["spec"]["template"]["spec"]
+    spec = pod_templates(SPARSE)[kind]["spec"]
     before, container = spec["initContainers"][-1], spec["containers"][0]
     page = (KUBERNETES.parents[1] / "docs/kubernetes.md").read_text(encoding="utf-8")
     made = re.findall(r"^    for name in (.*); do certificate", page, re.MULTILINE)
@@ -588,7 +592,7 @@ def test_programs_have_certificates_of_their_own(kind, names, tmp_path):
         environ: dict[str, str] = {}
         for env in before["env"]:
             field = env.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
-            of_pod = f"{owner['metadata']['name']}-{index}" if "name" in field else str(index)
+            of_pod = f"{Path(kind).name}-{index}" if "name" in field else str(index)
             environ[env["name"]] = env.get("value", of_pod).replace("$(INDEX)", str(index))
         subprocess.run(["sh", "-c", script], env=environ, check=True, timeout=60)
         copied = {file.name: file.read_text() for file in (tmp_path / "tls").iterdir()}
@@ -596,11 +600,9 @@ def test_programs_have_certificates_of_their_own(kind, names, tmp_path):
 
 
 def port_of(service: str) -> int:
-    (found,) = [
-        d for d in resources(SPARSE) if (d["kind"], d["metadata"]["name"]) == ("Service", service)
-    ]
-    assert found["spec"]["clusterIP"] == "None"
-    return int(found["spec"]["ports"][0]["port"])
+    found = spec_of(SPARSE, "Service", service)
+    assert found["clusterIP"] == "None"
+    return int(found["ports"][0]["port"])
 
 
 def test_servers_and_workers_find_their_scheduler():
@@ -619,7 +621,7 @@ def test_servers_and_workers_find_their_scheduler():
         (declared,) = pods[name]["ports"]
         assert declared["containerPort"] == port
         assert pods[name]["startupProbe"]["tcpSocket"]["port"] == port
-    policies = [d["spec"] for d in resources(SPARSE) if d["kind"] == "NetworkPolicy"]
+    policies = specs(SPARSE, "NetworkPolicy")
     assert {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]} in policies
     rules = [r for p in policies for r in (*p.get("ingress", ()), *p.get("egress", ()))]
     assert all(rule.get("from") or rule.get("to") for rule in rules)
@@ -630,23 +632,19 @@ def test_servers_and_workers_find_their_scheduler():
 def test_servers_have_stable_names_and_volumes():
     """A server that comes back is found under its name, and finds its log."""
     container = sparse_pods()["parameter-server"]
-    (owner,) = [
-        d
-        for d in resources(SPARSE)
-        if (d["kind"], d["metadata"]["name"]) == ("StatefulSet", "parameter-server")
-    ]
+    owner = spec_of(SPARSE, "StatefulSet", "parameter-server")
     values = {env["name"]: env for env in container["env"]}
     name, advertised = (f"{ENV_PREFIX}SERVER__{key}" for key in ("NAME", "ADVERTISED"))
     assert values[name]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.name"
-    assert values[advertised]["value"] == f"$({name}).{owner['spec']['serviceName']}"
+    assert values[advertised]["value"] == f"$({name}).{owner['serviceName']}"
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-    (claim,) = owner["spec"]["volumeClaimTemplates"]
+    (claim,) = owner["volumeClaimTemplates"]
     _, server = command_of(container)
     assert server["data"] == mounts[claim["metadata"]["name"]]
     _, scheduler = command_of(sparse_pods()["parameter-scheduler"])
     assert scheduler["log"] is True
     assert scheduler["checkpoints"] == mounts["checkpoints"]
-    grace_s = owner["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    grace_s = owner["template"]["spec"]["terminationGracePeriodSeconds"]
     assert grace_s > ServerSettings().leave_s
 
 
@@ -654,11 +652,11 @@ def test_servers_have_stable_names_and_volumes():
 def test_job_starts_no_pod_again_whose_status_is_final(name, program):
     """An index whose pod ends with a status that the table calls final, or that needs a correction,
     has failed at once. A pod that a drain has ended comes first, and is replaced."""
-    (job,) = [d for d in resources(name) if d["kind"] == "Job"]
-    disrupted, final = job["spec"]["podFailurePolicy"]["rules"]
+    job = spec_of(name, "Job")
+    disrupted, final = job["podFailurePolicy"]["rules"]
     assert disrupted["action"] == "Ignore"
     assert "onPodConditions" in disrupted
-    (container,) = job["spec"]["template"]["spec"]["containers"]
+    (container,) = job["template"]["spec"]["containers"]
     codes = final["onExitCodes"]
     assert (final["action"], codes["operator"]) == ("FailIndex", "In")
     assert codes["containerName"] == container["name"]
@@ -673,20 +671,20 @@ def test_job_starts_no_pod_again_whose_status_is_final(name, program):
     if program == "xain-participant sparse":
         told.remove(EXIT_FAILED)  # its scheduler may not answer yet
     assert {*codes["values"]} == told.union(FINAL)
-    assert job["spec"]["backoffLimitPerIndex"], "what FailIndex needs"
+    assert job["backoffLimitPerIndex"], "what FailIndex needs"
 
 
 def test_sparse_job_has_as_many_workers_as_parts(monkeypatch):
     """A part is the completion index."""
-    (job,) = [d for d in resources(SPARSE) if d["kind"] == "Job"]
+    job = spec_of(SPARSE, "Job")
     container = sparse_pods()["sparse-worker"]
     for env in container["env"]:
         monkeypatch.setenv(env["name"], env.get("value", "2"))
     _, worker = command_of(container)
-    assert (worker["index"], worker["workers"]) == (2, job["spec"]["completions"])
-    assert job["spec"]["parallelism"] == job["spec"]["completions"]
-    assert job["spec"]["completionMode"] == "Indexed"
+    assert (worker["index"], worker["workers"]) == (2, job["completions"])
+    assert job["parallelism"] == job["completions"]
+    assert job["completionMode"] == "Indexed"
     (mount,) = [m for m in container["volumeMounts"] if m["name"] == "rows"]
     assert Path(worker["data"]).parent == Path(mount["mountPath"])
-    before, _ = job["spec"]["template"]["spec"]["initContainers"]
+    before, _ = job["template"]["spec"]["initContainers"]
     assert worker["data"] in before["command"][-1]

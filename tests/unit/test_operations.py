@@ -109,7 +109,6 @@ def test_every_log_event_is_in_the_table_with_its_level(heading):
 
 
 def test_the_exit_statuses_of_all_programs_are_one_table():
-    """The page and the code have the same statuses, with the same meanings."""
     assert {int(status): means for status, means in table("Exit statuses")} == MEANINGS
 
 

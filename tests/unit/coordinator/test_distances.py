@@ -107,7 +107,6 @@ def test_first_of_equal_scores_is_taken():
 
 @pytest.mark.parametrize("rule", [Krum(2), MultiKrum(2)])
 def test_krum_needs_enough_updates(rule):
-    """The error says how many are needed, and why."""
     rule.check(7)
     with pytest.raises(RuleFailed, match=r"num_byzantine = 2 .* 7 updates, not 6"):
         rule.check(6)
@@ -159,10 +158,7 @@ def test_the_geometric_median(round_, num_iterations):
 @pytest.mark.parametrize("size", [10.0, 1e6, 1e12, 1e30, 3e38])
 def test_the_largest_minority_does_not_carry_the_median_away(n, f, size):
     """The median is within (1 - a) / sqrt(1 - 2a) times the radius of the honest, where a = f / n.
-    Source: Minsker 2015, Geometric Median and Robust Estimation in Banach Spaces, Lemma 2.1.
-
-    Source: Minsker 2015, Geometric Median and Robust Estimation in Banach Spaces, Lemma 2.1.
-    """
+    Source: Minsker 2015, Geometric Median and Robust Estimation in Banach Spaces, Lemma 2.1."""
     honest = np.random.default_rng(0).normal(size=(n - f, 40))
     updates = np.concatenate([np.full((f, 40), size), honest])
     centre = honest.mean(axis=0)
@@ -235,9 +231,6 @@ def test_centred_clipping(round_, tau, num_iterations):
         point = point + np.mean(steps, axis=0)
     combined = run(CentredClipping(tau, num_iterations), updates, base, counts)
     np.testing.assert_allclose(combined, point, atol=1e-5)
-
-
-# --- memory ---------------------------------------------------------------------------------------
 
 
 # --- participants that send whatever they like ----------------------------------------------------

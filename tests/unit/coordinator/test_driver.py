@@ -41,7 +41,7 @@ async def test_a_reply_waits_for_the_commit(bench):
 async def test_replies_that_depend_on_uncommitted_events_wait_too(bench):
     """A refusal, and a reply without events of its own, that were decided on a state which is not
     durable yet must not tell of it."""
-    await bench.driver.submit(c.Rendezvous("a"))
+    await bench.join("a")
     bench.journal.hold()
     leaving = await bench.submit(c.Heartbeat("a", c.ParticipantState.FINISHED))
     await bench.journal.writing()
@@ -59,11 +59,7 @@ async def test_replies_that_depend_on_uncommitted_events_wait_too(bench):
 async def test_a_sign_of_life_does_not_wait_for_the_disk(bench):
     """The round that is being opened is not durable, so that no watcher is told of it; and the
     lease that the sign of life renews counts at once."""
-    await bench.driver.submit(c.Rendezvous("a"))
-    await bench.driver.submit(c.Rendezvous("b"))
-    bench.journal.hold()
-    opening = await bench.submit(c.InitialisationDone(MODEL))
-    await bench.journal.writing()
+    opening = await bench.opening()
     bench.clock.time_s = RULES.lease_s - 1
     assert await bench.driver.submit(c.Heartbeat("a")) == r.Heard()
     assert bench.driver.session.phase is Phase.STANDBY
@@ -81,11 +77,7 @@ async def test_a_sign_of_life_does_not_wait_for_the_disk(bench):
 async def test_assignment_does_not_wait_for_the_disk(bench):
     """An assignment of a durable round is given while its first updates are being written. No
     assignment of a round that is not durable is given."""
-    for name in ("a", "b"):
-        await bench.driver.submit(c.Rendezvous(name))
-    bench.journal.hold()
-    opening = await bench.submit(c.InitialisationDone(MODEL))
-    await bench.journal.writing()
+    opening = await bench.opening()
     early = await bench.submit(AssignmentFor("a"))
     await settled()
     assert not early.done()
@@ -109,11 +101,7 @@ async def test_assignment_does_not_wait_for_the_disk(bench):
 async def test_permission_to_upload_waits_for_the_events_that_it_tells(bench):
     """A round that is durable takes uploads while its first update is being written. That this
     update was accepted, or that a round has opened, is not told before it is durable."""
-    for name in ("a", "b"):
-        await bench.driver.submit(c.Rendezvous(name))
-    bench.journal.hold()
-    opening = await bench.submit(c.InitialisationDone(MODEL))
-    await bench.journal.writing()
+    opening = await bench.opening()
     early = await bench.submit(MayUpload("a", 0, "digest 0"))
     assert not early.done()
     bench.journal.let_go()
@@ -155,7 +143,7 @@ async def test_commands_share_an_append(bench):
 
 async def test_a_failing_append_fails_all_waiting_callers(bench):
     """Lost events are never told, then or later; the process is to end."""
-    await bench.driver.submit(c.Rendezvous("a"))
+    await bench.join("a")
     before, effects = bench.driver.session, list(bench.worker.effects)
     bench.journal.hold()
     waiting = [await bench.submit(c.Rendezvous("b"))]
@@ -178,8 +166,7 @@ async def test_a_failing_append_fails_all_waiting_callers(bench):
 
 async def test_watchers_see_durable_events_only(bench):
     """A round is announced when it is on the disk, not when it is decided."""
-    await bench.driver.submit(c.Rendezvous("a"))
-    await bench.driver.submit(c.Rendezvous("b"))
+    await bench.join("a", "b")
     watch = bench.driver.watch("a")
     assert (await anext(watch)).phase is Phase.STANDBY
     next_seen = asyncio.create_task(anext(watch))
@@ -332,8 +319,7 @@ async def test_a_controller_that_fails_ends_the_process_and_not_the_session(benc
             raise ZeroDivisionError
 
     bench.driver.strategy = Strategy(Broken(), WantedUpdates())
-    for name in "ab":
-        await bench.driver.submit(c.Rendezvous(name))
+    await bench.join("a", "b")
     groups, session = list(bench.journal.groups), bench.driver.session
     await fails(bench.driver.submit(c.InitialisationDone(MODEL)))
     assert isinstance(bench.driver.failure, ControllerFailed)
@@ -359,7 +345,7 @@ async def refused(driver: Driver, sent: c.Command | Question) -> "weakref.ref[Re
 async def test_refused_commands_hold_nothing_of_their_callers(bench, waits):
     """A refusal that is part of a reference cycle keeps the caller's request in memory until the
     next garbage collection. waits: for the commit of what was decided before."""
-    await bench.driver.submit(c.Rendezvous("a"))
+    await bench.join("a")
     if waits:
         bench.journal.hold()
         joining = await bench.submit(c.Heartbeat("a", c.ParticipantState.FINISHED))

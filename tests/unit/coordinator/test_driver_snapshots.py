@@ -119,7 +119,7 @@ async def test_rounds_are_not_waited_for_for_ever(bench):
     bench.driver.snapshot_records = 3
     bench.driver.max_unsaved_records = 7
     for _ in range(6):
-        await bench.driver.submit(c.Rendezvous("a"))
+        await bench.join("a")
         await bench.driver.submit(c.Heartbeat("a", c.ParticipantState.FINISHED))
         await saved(bench.driver)
     assert [snapshot.num_records for snapshot in bench.journal.saved] == [7]

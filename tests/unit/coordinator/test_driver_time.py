@@ -44,8 +44,7 @@ class Ticks:
 @pytest.fixture
 async def full(bench: Bench) -> Bench:
     """With members a and b, whose leases have just begun, and which the driver has looked at."""
-    for name in "ab":
-        await bench.driver.submit(c.Rendezvous(name))
+    await bench.join("a", "b")
     await beat_until(bench, LEASE_S)
     await bench.driver._tick()
     return bench
@@ -84,7 +83,7 @@ async def test_a_commit_hides_no_stall(full, monkeypatch, first):
 
 async def writing_a_tick(full: Bench) -> asyncio.Task[None]:
     """The driver's own tick lets c go; that is on its way to the disk, where it is held."""
-    await full.driver.submit(c.Rendezvous("c"))
+    await full.join("c")
     await beat_until(full, full.clock.time_s + LEASE_S)
     full.journal.hold()
     ticking = asyncio.create_task(full.driver._tick())
@@ -158,14 +157,14 @@ async def test_participant_that_joins_as_the_session_ends_has_not_heard_of_the_e
 async def test_a_stall_ends_leases_later_and_not_never(full, monkeypatch):
     """A participant that is silent for a lease after the stall is removed."""
     full.clock.time_s += STALL_S
-    await full.driver.submit(c.Rendezvous("c"))
+    await full.join("c")
     ticks = Ticks(full.driver, monkeypatch)
     until_s = full.clock.time_s + 2 * LEASE_S + STALL_S
     while full.clock.time_s < until_s and len(full.driver.session.members) > 1:
         full.clock.time_s += LEASE_S / 10
         await full.driver.submit(c.Heartbeat("a"))
         # Something is written, too: its commit sees that time has passed.
-        await full.driver.submit(c.Rendezvous("d"))
+        await full.join("d")
         await full.driver.submit(c.Heartbeat("d", ParticipantState.FINISHED))
         await settled()
     assert list(full.driver.session.members) == ["a"]
@@ -181,7 +180,7 @@ async def test_commits_put_off_no_look_at_the_leases(full, monkeypatch):
         full.clock.time_s += step_s
         for number in range(MIN_SENDERS):
             full.driver.lateness.note_wait(f"p{number}", full.clock.time_s, late_s)
-        await full.driver.submit(c.Rendezvous("c"))
+        await full.join("c")
         await full.driver.submit(c.Heartbeat("c", ParticipantState.FINISHED))
         await settled()
     assert not full.driver.session.members

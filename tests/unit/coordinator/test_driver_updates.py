@@ -17,6 +17,12 @@ from xain_coordinator.core.vocabulary.errors import LateUpdate
 from xain_coordinator.core.vocabulary.values import ParticipantState, Phase, Point
 from xain_coordinator.telemetry.log_lines import MAX_UPDATE_LINES
 
+
+def bench_of(**rounds: object) -> Bench:
+    given = {"initial_weights": "average", **rounds}
+    return Bench(CoordinatorConfig.model_validate({"rounds": given}).rules())
+
+
 # --- late updates ---
 
 
@@ -76,20 +82,8 @@ async def test_updates_that_are_not_late(bench):
 
 async def asynchronous_bench() -> Bench:
     """Round 1 of an ASP session is being aggregated with the update of a, and b trains on."""
-    bench = Bench(
-        CoordinatorConfig.model_validate(
-            {
-                "rounds": {
-                    "min_participants": 1,
-                    "max_participants": 2,
-                    "consistency": "asp",
-                    "initial_weights": "average",
-                }
-            }
-        ).rules()
-    )
-    for name in ("a", "b"):
-        await bench.driver.submit(c.Rendezvous(name))
+    bench = bench_of(min_participants=1, max_participants=2, consistency="asp")
+    await bench.join("a", "b")
     await bench.driver.submit(c.InitialisationDone(MODEL))
     for round_ in (0, 1):
         for name in ("a", "b")[: 2 - round_]:
@@ -226,21 +220,9 @@ async def test_stop_commits_an_update_that_waits_for_others(patient):
 
 async def test_late_updates_are_logged():
     """An operator reads there whom a round goes on without, or waits for."""
-    rules = {"min_participants": 1, "fraction_participants": 1, "deadline_s": 5.0}
-    bench = Bench(
-        CoordinatorConfig.model_validate(
-            {
-                "rounds": {
-                    **rules,
-                    "max_participants": 2,
-                    "start_participants": 2,
-                    "initial_weights": "average",
-                }
-            }
-        ).rules()
-    )
-    for name in ("a", "b"):
-        await bench.driver.submit(c.Rendezvous(name))
+    numbers = {"min_participants": 1, "max_participants": 2, "start_participants": 2}
+    bench = bench_of(fraction_participants=1, deadline_s=5.0, **numbers)
+    await bench.join("a", "b")
     await bench.driver.submit(c.InitialisationDone(MODEL))
     with capture_logs() as told:
         bench.clock.time_s = 5.0
@@ -263,13 +245,8 @@ async def test_many_updates_are_one_line_of_the_log(num_more):
     """Updates that are committed together have one line, a few have a line each. It comes before
     the lines of their effects."""
     names = [f"p{i:02}" for i in range(MAX_UPDATE_LINES + num_more)]
-    bench = Bench(
-        CoordinatorConfig.model_validate(
-            {"rounds": {"min_participants": len(names), "initial_weights": "average"}}
-        ).rules()
-    )
-    for name in names:
-        await bench.driver.submit(c.Rendezvous(name))
+    bench = bench_of(min_participants=len(names))
+    await bench.join(*names)
     await bench.driver.submit(c.InitialisationDone(MODEL))
     with capture_logs(logging.INFO) as told:
         await asyncio.gather(*(bench.driver.submit(update(name, 0)) for name in names))

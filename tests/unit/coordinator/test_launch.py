@@ -209,6 +209,7 @@ SPARSE = ["--workload=sparse", "--data=."]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ([*SGD, f"--work={os.devnull}/work"], f"{os.devnull}/work: Not a directory"),
         ([], "the workers have no data; add --data"),
         (["--data=iris"], "there is nothing to train; add --workload"),
         ([*SGD, "--with=vm"], "--with takes process, docker or ray"),
@@ -235,16 +236,9 @@ SPARSE = ["--workload=sparse", "--data=."]
     ],
 )
 def test_wrong_command_lines_are_told_in_one_line(capsys, arguments, message):
-    assert cli.main(arguments) == 2
+    assert cli.main(arguments) == (1 if message.endswith("Not a directory") else 2)
     errors = capsys.readouterr().err
     assert message in errors
-    assert len(errors.splitlines()) == 1
-
-
-def test_work_folder_that_cannot_be_used_is_told_in_one_line(capsys):
-    assert cli.main(["--data=iris", "--workload=sgd", f"--work={os.devnull}/work"]) == 1
-    errors = capsys.readouterr().err
-    assert f"{os.devnull}/work: Not a directory" in errors
     assert len(errors.splitlines()) == 1
 
 

@@ -177,29 +177,23 @@ def test_differences_are_told_by_key(before, now, expected):
     assert told(config_of(**before), config_of(**now)) == expected
 
 
-@pytest.mark.parametrize(("rounds", "is_other"), [(30, False), (50, False), (40, True)])
-def test_an_extended_session_fits_its_old_configuration_and_its_new_one(rounds, is_other):
-    """After `extend` from 30 to 50 rounds both numbers are right, and no other."""
-    lineage = Lineage("5e55104/30", num_rounds=30, num_epochs=30, configured_rounds=30)
-    different = told(
-        config_of(rounds={"rounds": 20}), config_of(rounds={"rounds": rounds}), lineage
+@pytest.mark.parametrize(("number", "is_other"), [(30, False), (50, False), (40, True)])
+@pytest.mark.parametrize(
+    ("unit", "known", "workload"),
+    [
+        ("rounds", {"num_epochs": 30, "configured_rounds": 30}, ""),
+        ("passes", {"configured_rounds": 30, "num_passes": 30, "configured_passes": 30}, "sgd"),
+    ],
+)
+def test_an_extended_session_fits_its_old_configuration_and_its_new_one(
+    unit, known, workload, number, is_other
+):
+    """After `extend` from 30 to 50 rounds or passes both numbers are right, and no other."""
+    before, now = (
+        config_of(workload={"name": workload}, rounds={unit: one}) for one in (20, number)
     )
-    assert bool(different) is is_other
-
-
-@pytest.mark.parametrize(("passes", "is_other"), [(30, False), (50, False), (40, True)])
-def test_session_extended_by_passes_fits_both_numbers(passes, is_other):
-    """After `extend` from 30 to 50 passes both are right, and no other."""
-    lineage = Lineage(
-        "5e55104/30", num_rounds=30, configured_rounds=30, num_passes=30, configured_passes=30
-    )
-    workload = {"name": "sgd"}
-    different = told(
-        config_of(workload=workload, rounds={"passes": 20}),
-        config_of(workload=workload, rounds={"passes": passes}),
-        lineage,
-    )
-    assert bool(different) is is_other
+    lineage = Lineage("5e55104/30", num_rounds=30, **known)
+    assert bool(told(before, now, lineage)) is is_other
 
 
 def test_settings_of_a_session_are_those_that_are_no_defaults():

@@ -90,9 +90,13 @@ def make(tmp_path: Path) -> Callable[..., Fleet]:
     return lambda **values: Fleet(tmp_path, **values)
 
 
-def test_killed_worker_is_started_again_as_itself(make):
+@pytest.fixture
+def fleet(make: Callable[..., Fleet]) -> Fleet:
+    return make()
+
+
+def test_killed_worker_is_started_again_as_itself(fleet):
     """The first time at once; the dead one is removed, and the other workers are left alone."""
-    fleet = make()
     fleet.add("a")
     fleet.add("b")
     dead = fleet.latest["a"]
@@ -150,8 +154,7 @@ def test_worker_that_ran_for_long_is_started_again_at_once(make):
         (0, None),
     ],
 )
-def test_worker_that_ends_by_itself_or_is_told_to_stop_stays_away(make, status, told):
-    fleet = make()
+def test_worker_that_ends_by_itself_or_is_told_to_stop_stays_away(status, told, fleet):
     fleet.add("a")
     fleet.add("b")
     fleet.kill("a", status)
@@ -165,8 +168,7 @@ def test_worker_that_ends_by_itself_or_is_told_to_stop_stays_away(make, status, 
         assert said.startswith(told)
 
 
-def test_crash_is_answered_as_a_kill(make):
-    fleet = make()
+def test_crash_is_answered_as_a_kill(fleet):
     fleet.add("a")
     fleet.kill("a", 128 + signal.SIGSEGV)
     assert fleet.said == ["a ended with status 139; it is started again"]
@@ -174,9 +176,8 @@ def test_crash_is_answered_as_a_kill(make):
 
 
 @pytest.mark.parametrize("rank", [Rank.HEAD, Rank.SERVER])
-def test_launch_cannot_go_on_without_its_coordinator(make, rank):
+def test_launch_cannot_go_on_without_its_coordinator(rank, fleet):
     """A killed coordinator is started again; one that ends by itself ends the launch."""
-    fleet = make()
     fleet.add("coordinator", rank)
     fleet.kill("coordinator")
     assert fleet.said == ["the coordinator was killed; it is started again"]
@@ -184,8 +185,7 @@ def test_launch_cannot_go_on_without_its_coordinator(make, rank):
         fleet.kill("coordinator", 2)
 
 
-def test_wait_for_programs_looks_after_them_and_has_an_end(make):
-    fleet = make()
+def test_wait_for_programs_looks_after_them_and_has_an_end(fleet):
     fleet.add("a")
     fleet.kill("a")
     fleet.supervisor.until(lambda: [] if fleet.now > 5 else ["a"])
@@ -194,9 +194,8 @@ def test_wait_for_programs_looks_after_them_and_has_an_end(make):
     assert fleet.now > JOIN_TIMEOUT_S
 
 
-def test_programs_are_stopped_by_their_ranks(make):
+def test_programs_are_stopped_by_their_ranks(fleet):
     """Tools and workers first, servers last; lines of the end are still told."""
-    fleet = make()
     for name, rank in (("c", Rank.HEAD), ("s", Rank.SERVER), ("w", Rank.WORKER)):
         fleet.add(name, rank)
     order: list[str] = []

@@ -214,10 +214,19 @@ async def test_a_store_that_is_away_is_waited_for():
     assert read(store, "1/global") == npy(VECTOR)
 
 
-async def test_a_store_that_is_away_at_the_end_is_not_waited_for():
+@pytest.fixture
+def store() -> HookedStore:
+    return HookedStore()
+
+
+@pytest.fixture
+def journal() -> Disk:
+    return Disk()
+
+
+async def test_a_store_that_is_away_at_the_end_is_not_waited_for(store, journal):
     """The session has ended without the model, which is not tried any more, and the operator
     of a session that is over is shown no trouble."""
-    store, journal = HookedStore(), Disk()
     loop, tried_again = asyncio.get_running_loop(), asyncio.Event()
 
     def away() -> None:
@@ -242,9 +251,8 @@ async def test_a_store_that_is_away_at_the_end_is_not_waited_for():
     assert isinstance(journal.events[-1], e.SessionFinished)
 
 
-async def test_a_coordinator_stops_while_a_thread_is_at_work():
+async def test_a_coordinator_stops_while_a_thread_is_at_work(store, journal):
     """The thread ends after its tile, close() waits for it, and nothing is published by it."""
-    store, journal = HookedStore(), Disk()
     loop, begun, released = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
 
     def hold() -> None:
@@ -282,10 +290,9 @@ async def small_session(f: Fleet) -> None:
     await f.until(Phase.FINISHED)
 
 
-async def test_small_model_is_committed_with_the_update_that_closes_its_round():
+async def test_small_model_is_committed_with_the_update_that_closes_its_round(store, journal):
     """One transaction has the last update, the model and the end of the session. The store has the
     model once it is copied, and the journal no more then."""
-    store, journal = MemoryStore(), Disk()
     async with fleet(journal, store, make_rules(num_participants=2)) as f:
         await small_session(f)
         assert journal.groups[-1] == [
@@ -305,8 +312,7 @@ async def test_small_model_is_committed_with_the_update_that_closes_its_round():
         assert JournalledStore(store, journal).models == []
 
 
-async def test_small_model_is_written_to_the_store_while_too_many_wait_to_be_copied():
-    store, journal = MemoryStore(), Disk()
+async def test_small_model_is_written_to_the_store_while_too_many_wait_to_be_copied(store, journal):
     async with fleet(journal, store, make_rules(num_participants=2)) as f:
         f.worker.max_uncopied = 0
         await small_session(f)
@@ -314,8 +320,7 @@ async def test_small_model_is_written_to_the_store_while_too_many_wait_to_be_cop
     assert read(store, "1/global") == npy(VECTOR + 1)
 
 
-async def test_small_model_of_another_coordinator_is_never_overwritten():
-    store, journal = MemoryStore(), Disk()
+async def test_small_model_of_another_coordinator_is_never_overwritten(store, journal):
     async with fleet(journal, store, make_rules(num_participants=2)) as f:
         await small_session(f)
         put(store, "1/global", VECTOR + 5)
@@ -325,9 +330,8 @@ async def test_small_model_of_another_coordinator_is_never_overwritten():
     assert read(store, "1/global") == npy(VECTOR + 5)
 
 
-async def test_small_model_is_not_made_after_another_coordinator_has_taken_over():
+async def test_small_model_is_not_made_after_another_coordinator_has_taken_over(store, journal):
     """The last update is accepted; the model is then not published, as a large one is not."""
-    store, journal = HookedStore(), Disk()
 
     def taken_over() -> None:
         raise Fenced("another coordinator has taken over")
@@ -343,10 +347,9 @@ async def test_small_model_is_not_made_after_another_coordinator_has_taken_over(
     assert isinstance(journal.events[-1], e.RoundClosed)
 
 
-async def test_update_is_in_the_journal_if_its_model_cannot_be_made_at_once():
+async def test_update_is_in_the_journal_if_its_model_cannot_be_made_at_once(store, journal):
     """An error on the event loop costs no acknowledged update: the model is then made in a thread,
     as a large one is."""
-    store, journal = MemoryStore(), Disk()
 
     def out_of_memory() -> None:
         raise MemoryError("unexpected")
@@ -364,9 +367,8 @@ async def test_update_is_in_the_journal_if_its_model_cannot_be_made_at_once():
 # --- what ends the process and not the session ----------------------------------------------------
 
 
-async def test_a_fenced_coordinator_ends():
+async def test_a_fenced_coordinator_ends(store, journal):
     """Another one works on its store. The session is that one's; this one touches nothing."""
-    store, journal = MemoryStore(), Disk()
     async with fleet(journal, store) as f:
         await f.join("p0")
         await f.until(Phase.COLLECTING)
@@ -378,9 +380,8 @@ async def test_a_fenced_coordinator_ends():
     assert read(store, "1/global") == npy(VECTOR + 1)
 
 
-async def test_weights_that_are_missing_end_the_process_and_not_the_session():
+async def test_weights_that_are_missing_end_the_process_and_not_the_session(store, journal):
     """The disk is the wrong one, or a restored one: with the right one the session goes on."""
-    store, journal = HookedStore(), Disk()
     store.hook = lambda: store.delete("0/p0")
     async with fleet(journal, store) as f:
         await f.hand_in_one()
@@ -396,9 +397,8 @@ async def test_weights_that_are_missing_end_the_process_and_not_the_session():
     assert read(store, "1/global") == npy(VECTOR)
 
 
-async def test_damaged_updates_are_asked_for_again_all_at_once():
+async def test_damaged_updates_are_asked_for_again_all_at_once(store, journal):
     """The round waits for those that are damaged, and for nothing else."""
-    store, journal = HookedStore(), Disk()
 
     def change() -> None:
         put(store, "0/p0", VECTOR + 1)
@@ -446,10 +446,9 @@ async def test_model_is_verified_once_a_minute_at_most(monkeypatch):
 
 
 @pytest.mark.parametrize("defect", [ValueError, OSError, MemoryError, AssertionError])
-async def test_a_defect_ends_the_process(defect):
+async def test_a_defect_ends_the_process(defect, store, journal):
     """Loudly, with the journal as it was: an unexpected error is no reason to end a week's
     training."""
-    store, journal = HookedStore(), Disk()
 
     def crash() -> None:
         raise defect("unexpected")
@@ -464,9 +463,8 @@ async def test_a_defect_ends_the_process(defect):
 # --- what ends the session ------------------------------------------------------------------------
 
 
-async def test_a_rule_that_fails_ends_the_session():
+async def test_a_rule_that_fails_ends_the_session(store, journal):
     """The same updates would fail for ever; the cause is there to be read."""
-    store, journal = MemoryStore(), Disk()
     async with fleet(journal, store, make_rules(num_participants=2, aggregation="sum")) as f:
         await f.join("p0", "p1")
         await f.until(Phase.COLLECTING)
@@ -499,10 +497,10 @@ WITH_WORKLOAD = make_rules(initial="workload")
 
 
 @pytest.mark.parametrize("names", [("p0", "p1"), ("p1", "p0")])
-async def test_model_and_table_one_do_not_depend_on_the_order_of_arrival(names):
+async def test_model_and_table_one_do_not_depend_on_the_order_of_arrival(names, store):
     """Where sketches of many sites are joined, quantiles depend on the order of the sites."""
     profiles = {"p0": DataProfile(10, 3), "p1": DataProfile(20, 3)}
-    workload, store = Workload(), MemoryStore()
+    workload = Workload()
     rules = make_rules(initial="workload", num_participants=2)
     with capture_logs() as lines:
         async with fleet(Disk(), store, rules, workload=workload) as f:
@@ -540,9 +538,8 @@ async def test_a_workload_that_crashes_ends_the_process(error):
     assert isinstance(journal.events[-1], e.ModelRequested)
 
 
-async def test_a_missing_workload_ends_the_process():
+async def test_a_missing_workload_ends_the_process(store, journal):
     """With the line that is missing in the configuration; with it, the session goes on."""
-    journal, store = Disk(), MemoryStore()
     async with fleet(journal, store, WITH_WORKLOAD) as f:
         await f.join("p0")
         failure = await f.failure()

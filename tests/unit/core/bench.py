@@ -24,7 +24,9 @@ from xain_coordinator.core.machine.questions import (
 )
 from xain_coordinator.core.machine.session import Session
 from xain_coordinator.core.machine.strategy import Strategy
+from xain_coordinator.core.parts.evaluation import EvaluationProgress
 from xain_coordinator.core.rules.pacing import exact_fraction, num_required
+from xain_coordinator.core.view.history import History
 from xain_coordinator.core.vocabulary import commands as c
 from xain_coordinator.core.vocabulary import events as e
 from xain_coordinator.core.vocabulary import replies as r
@@ -48,6 +50,7 @@ from xain_coordinator.core.vocabulary.values import (
     StoredWeights,
     WeightsRef,
 )
+from xain_wire.metadata import COMPLETED
 
 HEARTBEAT_TIME_S = 10.0
 HEARTBEAT_TIMEOUT_S = 5.0
@@ -179,6 +182,22 @@ class Bench:
         """Whether the last command woke the watchers."""
         return any(isinstance(effect, Notify) for effect in self.effects)
 
+    @property
+    def evaluation(self) -> EvaluationProgress:
+        return self.session.evaluation
+
+    @property
+    def history(self) -> History:
+        """The history that the journal tells."""
+        history = History(rules=self.session.rules)
+        for event in self.journal:
+            history.apply(event)
+        return history
+
+    @property
+    def is_completed(self) -> bool:
+        return (self.phase, self.session.cause) == (Phase.FINISHED, COMPLETED)
+
     def happened(self, kind: type[EventT]) -> list[EventT]:
         """The events of this kind in the journal."""
         return [event for event in self.journal if isinstance(event, kind)]
@@ -244,13 +263,12 @@ class Bench:
         profile: DataProfile | None = PROFILE,
         tags: Mapping[str, str] | None = None,
         at: float | None = None,
-        can_initialise: bool = True,
+        **known: Any,
     ) -> r.Reply:
         """Rendezvous of each, in this order; the reply to the last."""
         assert names
         for name in names:
-            command = c.Rendezvous(name, profile, tags or {}, can_initialise=can_initialise)
-            reply = self.send(command, at=at).reply
+            reply = self.send(c.Rendezvous(name, profile, tags or {}, **known), at=at).reply
         return reply
 
     def heartbeat(self, *names: str, at: float | None = None) -> r.Advertisement:
@@ -352,7 +370,6 @@ class Bench:
         return caught.value
 
     def refuses_end(self, why: Why, name: str, digest: str = "good", **kwargs: object) -> None:
-        """An EndTrainingRound is refused for this reason."""
         with pytest.raises(Refusal) as caught:
             self.end(name, digest, **kwargs)  # type: ignore[arg-type]  # on purpose
         assert is_refused(caught.value, why), f"refused with {caught.value!r}"

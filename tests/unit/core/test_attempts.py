@@ -135,11 +135,15 @@ def test_at_most_one_participant_is_selected_for_each_stage(stages):
     assert len(Group("a", "b", "c", "d", "e", stages=stages).selected) == stages
 
 
+@pytest.fixture
+def bench() -> Group:
+    return Group("a", "b")
+
+
 @pytest.mark.parametrize(
     ("second", "why"), [("qs", "where the model has 'r'"), ("", "does not say which tensors")]
 )
-def test_slice_that_is_no_part_of_the_model_is_refused(second, why):
-    bench = Group("a", "b")
+def test_slice_that_is_no_part_of_the_model_is_refused(second, why, bench):
     bench.hand_in("a", "p")
     with pytest.raises(errors.InvalidUpdate, match=why):
         bench.hand_in("b", second)
@@ -176,8 +180,7 @@ def test_member_with_a_wrong_slice_never_trains_without_the_others(tensors):
 
 
 @pytest.mark.parametrize("index", [0, 2])
-def test_slice_that_is_not_finite_is_refused_with_the_name_of_its_tensor(index):
-    bench = Group("a", "b")
+def test_slice_that_is_not_finite_is_refused_with_the_name_of_its_tensor(index, bench):
     with pytest.raises(errors.InvalidUpdate, match="s.0." if index else "r.0."):
         bench.hand_in("b", "rs", first_bad=index)
 
@@ -193,8 +196,7 @@ def test_round_starts_again_at_once_when_a_member_leaves():
     assert (restarted.attempt, restarted.reason) == (2, "b: it has left")
 
 
-def test_member_that_has_died_is_in_the_attempts_until_the_end_of_its_lease():
-    bench = Group("a", "b")
+def test_member_that_has_died_is_in_the_attempts_until_the_end_of_its_lease(bench):
     bench.report("a")
     assert bench.attempt == 2
     assert set(bench.selected) == {"a", "b"}
@@ -202,8 +204,7 @@ def test_member_that_has_died_is_in_the_attempts_until_the_end_of_its_lease():
     assert (bench.attempt, bench.selected) == (3, ("a",))
 
 
-def test_slices_of_an_attempt_that_is_over_are_dropped():
-    bench = Group("a", "b")
+def test_slices_of_an_attempt_that_is_over_are_dropped(bench):
     bench.hand_in("a", "pq")
     bench.leave("b")
     assert (bench.attempt, bench.selected) == (2, ("a",))
@@ -214,8 +215,7 @@ def test_slices_of_an_attempt_that_is_over_are_dropped():
     assert bench.session.round == 1
 
 
-def test_accepted_slice_outlives_its_sender():
-    bench = Group("a", "b")
+def test_accepted_slice_outlives_its_sender(bench):
     bench.hand_in("a", "pq")
     bench.leave("a")
     bench.hand_in("b", "rs")
@@ -239,15 +239,13 @@ def test_failure_of_a_members_own_code_ends_the_attempt_and_counts_against_it():
     assert bench.session.selection.faults_of("b").in_a_row == 0
 
 
-def test_process_that_replaces_a_killed_one_ends_the_attempt():
-    bench = Group("a", "b")
+def test_process_that_replaces_a_killed_one_ends_the_attempt(bench):
     bench.enter("a", port=2)
     assert bench.attempt == 2
     assert bench.group("b").address == f"{bench.selected[0]}:{2 if bench.selected[0] == 'a' else 1}"
 
 
-def test_refused_and_damaged_slices_end_the_attempt():
-    bench = Group("a", "b")
+def test_refused_and_damaged_slices_end_the_attempt(bench):
     bench.send(c.NoteRefusedUpdate("a", 0, "not finite"))
     assert bench.attempt == 2
     bench.hand_in("a", "pq")
@@ -312,8 +310,7 @@ def test_late_reports_and_those_of_unregistered_clients_change_nothing():
 
 
 @pytest.mark.parametrize("name", ["a", "new"])
-def test_participant_without_process_groups_is_refused(name):
-    bench = Group("a", "b")
+def test_participant_without_process_groups_is_refused(name, bench):
     bench.refuses(c.Rendezvous(name, PROFILE), errors.ProfileMismatch)
 
 
@@ -332,14 +329,12 @@ def test_participant_without_process_groups_is_refused(name):
         "two hosts:1",
     ],
 )
-def test_address_that_is_not_a_host_and_a_port_is_refused(name, address):
-    bench = Group("a", "b")
+def test_address_that_is_not_a_host_and_a_port_is_refused(name, address, bench):
     bench.refuses(c.Rendezvous(name, PROFILE, group_address=address), errors.InvalidRequest)
 
 
 @pytest.mark.parametrize("address", ["[::1]:65535", "10.0.0.7:1", "site-a.example.org:29500"])
-def test_address_with_a_host_and_a_port_is_accepted(address):
-    bench = Group("a", "b")
+def test_address_with_a_host_and_a_port_is_accepted(address, bench):
     bench.send(c.Rendezvous("new", PROFILE, group_address=address))
     assert bench.session.members["new"].group_address == address
 

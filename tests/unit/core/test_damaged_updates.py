@@ -10,7 +10,6 @@ from tests.unit.core.bench import (
     timed_round,
 )
 
-from xain_coordinator.core.view.history import History
 from xain_coordinator.core.vocabulary import commands as c
 from xain_coordinator.core.vocabulary import events as e
 from xain_coordinator.core.vocabulary.values import Phase
@@ -114,18 +113,14 @@ def test_reason_stands_in_the_record_of_the_round():
     """The reason stays after a second update, and the first contribution counts no more."""
     bench = closed_round("a", "b", "c")
     damage(bench, "b")
-    history = History()
-    for event in bench.journal:
-        history.apply(event)
+    history = bench.history
     record = history.rounds[-1]
     assert record.contributors == ("a", "c")
     assert (record.damaged, record.num_samples) == ({"b": REASON}, 2)
     assert history.accounts.by_name["b"].num_counted == 0
-    num_events = len(bench.journal)
     bench.end("b", "b@0")
     bench.send(answer_to(bench.aggregates[-1]))
-    for event in bench.journal[num_events:]:
-        history.apply(event)
+    history = bench.history
     record = history.rounds[0]
     assert set(record.contributors) == {"a", "b", "c"}
     assert (record.damaged, record.num_samples) == ({"b": REASON}, 3)

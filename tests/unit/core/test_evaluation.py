@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn.metrics import r2_score
-from tests.unit.core.bench import PROFILE, TIMED, Bench, make_rules, stored
+from tests.unit.core.bench import TIMED, Bench, make_rules, stored
 
 from support.refusals import refused_as
 from xain_coordinator.core.machine.decider import next_deadline
@@ -43,14 +43,15 @@ from xain_workloads.comparing.importance import SHOWN
 from xain_workloads.measures.tallies import Tallies, add, tally_classes, tally_numbers
 
 SCORES = {"accuracy": 0.5, "loss": 1.0}
+ASP = {"min_participants": 1, "consistency": "asp", "staleness": None, "start_participants": 2}
 
 
 def bench_of(*names: str, without: tuple[str, ...] = (), **rules: Any) -> Bench:
     """A bench with round 0 open. names: those that can evaluate. without: those that cannot."""
     number = len(names) + len(without)
-    bench = Bench(make_rules(min_participants=number, **{"rounds": 2, **rules}))
+    bench = Bench(make_rules(**{"rounds": 2, "min_participants": number, **rules}))
     for name in (*names, *without):
-        bench.send(c.Rendezvous(name, PROFILE, {}, name in names))
+        bench.join(name, can_evaluate=name in names)
     assert bench.phase is Phase.COLLECTING
     return bench
 
@@ -168,7 +169,7 @@ def test_empty_model_is_not_evaluated():
     hand_in(bench, "a", {"accuracy": 1.0})
     assert bench.phase is Phase.COLLECTING
     assert bench.session.round == 1
-    assert bench.session.evaluation.best is None, "an empty model is not the best one"
+    assert bench.evaluation.best is None, "an empty model is not the best one"
 
 
 def test_evaluation_off_asks_for_nothing():
@@ -185,7 +186,7 @@ def test_best_model_is_the_one_with_the_best_mean():
     for values in ((0.1, 0.1), (0.9, 0.7), (0.5, 0.5)):
         for name, value in zip(("a", "b"), values, strict=True):
             hand_in(bench, name, {"accuracy": value, "loss": 1 - value})
-    best = bench.session.evaluation.best
+    best = bench.evaluation.best
     assert (best.metric, best.is_minimised, best.round) == ("accuracy", False, 1)
     assert best.value == pytest.approx(0.8)
 
@@ -194,30 +195,18 @@ def test_less_of_a_minimised_metric_is_better():
     bench = bench_of("a", rounds=3, evaluate_metric="loss", evaluate_minimised=True)
     for loss in (3.0, 1.0, 2.0):
         hand_in(bench, "a", {"loss": loss})
-    best = bench.session.evaluation.best
-    assert (best.round, best.value) == (1, 1.0)
+    assert (bench.evaluation.best.round, bench.evaluation.best.value) == (1, 1.0)
 
 
 def test_evaluation_of_an_earlier_model_does_not_count_for_the_round():
     """In ASP an update may be counted by a later round than the one that it was trained for."""
-    bench = Bench(
-        make_rules(
-            rounds=9,
-            min_participants=1,
-            consistency="asp",
-            staleness=None,
-            start_participants=2,
-            evaluate_metric="accuracy",
-        )
-    )
-    for name in ("a", "b"):
-        bench.send(c.Rendezvous(name, PROFILE, {}, True))
+    bench = bench_of("a", "b", rounds=9, evaluate_metric="accuracy", **ASP)
     for accuracy in (0.1, 0.2):
         hand_in(bench, "a", {"accuracy": accuracy})
     assert bench.session.round == 2
     hand_in(bench, "b", {"accuracy": 0.9})  # trained for round 0
     assert bench.happened(e.UpdateAccepted)[-1].staleness == 2
-    best = bench.session.evaluation.best
+    best = bench.evaluation.best
     assert (best.round, best.value) == (1, 0.2)
 
 
@@ -240,10 +229,9 @@ def test_last_model_is_evaluated_by_all_that_can():
     assert bench.heartbeat("a").update_accepted
     assert bench.phase is Phase.COLLECTING
     evaluate(bench, "b", 0.7)
-    assert bench.phase is Phase.FINISHED
-    assert bench.session.cause == "completed"
-    assert not bench.session.evaluation.ended_because
-    best = bench.session.evaluation.best
+    assert bench.is_completed
+    assert not bench.evaluation.ended_because
+    best = bench.evaluation.best
     assert (best.round, best.value) == (2, 0.8)
     assert len(bench.aggregates) == 2
     (point,) = [
@@ -255,32 +243,21 @@ def test_last_model_is_evaluated_by_all_that_can():
     assert point.fields["accuracy_min"] == 0.7
 
 
-def test_evaluation_that_is_sent_again_is_answered_again():
-    bench = bench_of("a", "b")
-    train(bench, 0.1, 0.2)
-    again = c.EndTrainingRound("a", 2, 0, None, evaluation=Evaluation(1, {"accuracy": 0.5}))
-    bench.send(again)
-    bench.send(again)
-    assert len(bench.happened(e.EvaluationAccepted)) == 1
-    evaluate(bench, "b", None)
-    assert bench.phase is Phase.FINISHED
-    bench.send(again)
-
-
-def test_second_other_evaluation_of_a_participant_is_refused():
+def test_evaluation_that_is_sent_again_is_answered_again_and_another_one_is_refused():
     """The refusal is that of a second other update, and holds after the end too."""
     bench = bench_of("a", "b")
     train(bench, 0.1, 0.2)
-    evaluate(bench, "a", 0.5)
-    other = c.EndTrainingRound("a", 2, 0, None, evaluation=Evaluation(1, {"accuracy": 0.9}))
-    none = c.EndTrainingRound("a", 2, 0, None)
-    for second in (other, none):
-        bench.refuses(second, "DUPLICATE_UPDATE")
-    evaluate(bench, "b", None)
-    assert bench.phase is Phase.FINISHED
-    for second in (other, none):
-        bench.refuses(second, "DUPLICATE_UPDATE")
-    bench.send(c.EndTrainingRound("b", 2, 0, None))
+    none = c.EndTrainingRound("b", 2, 0, None)
+    again = replace(none, participant_id="a", evaluation=Evaluation(1, {"accuracy": 0.5}))
+    other = replace(again, evaluation=Evaluation(1, {"accuracy": 0.9}))
+    for phase in (Phase.COLLECTING, Phase.FINISHED):
+        bench.send(again)
+        bench.send(again)
+        for second in (other, replace(again, evaluation=None)):
+            bench.refuses(second, "DUPLICATE_UPDATE")
+        assert bench.phase is phase
+        bench.send(none)
+    assert [one.participant_id for one in bench.happened(e.EvaluationAccepted)] == ["a", "b"]
 
 
 def test_updates_of_the_last_round_are_still_recognised_while_it_is_evaluated():
@@ -304,9 +281,8 @@ def test_evaluation_of_the_last_model_ends_at_its_deadline():
     bench.pass_time(29.0)
     assert bench.phase is Phase.COLLECTING
     bench.pass_time(1.0)
-    assert bench.phase is Phase.FINISHED
-    assert bench.session.cause == "completed"
-    assert bench.session.evaluation.best.round == 2
+    assert bench.is_completed
+    assert bench.evaluation.best.round == 2
 
 
 def test_time_is_written_down_often_enough_for_the_deadline_of_an_evaluation():
@@ -319,13 +295,7 @@ def test_time_is_written_down_often_enough_for_the_deadline_of_an_evaluation():
 
 
 def test_participants_behind_are_asked_to_evaluate_and_not_to_train():
-    bench = Bench(
-        make_rules(
-            rounds=2, min_participants=1, consistency="asp", staleness=None, start_participants=2
-        )
-    )
-    for name in ("a", "b"):
-        bench.send(c.Rendezvous(name, PROFILE, {}, True))
+    bench = bench_of("a", "b", **ASP)
     hand_in(bench, "a")
     hand_in(bench, "a")
     assert bench.session.opened.task is Task.EVALUATE
@@ -346,12 +316,11 @@ def test_session_stops_when_its_patience_is_over():
     assert bench.session.opened.task is Task.EVALUATE
     assert bench.session.opened.number == 4
     evaluate(bench, "a", 0.45)
-    assert bench.phase is Phase.FINISHED
-    assert bench.session.cause == "completed"
+    assert bench.is_completed
     why = "stopped early: accuracy has not improved since round 1"
-    assert bench.session.evaluation.ended_because == why
+    assert bench.evaluation.ended_because == why
     assert bench.happened(e.SessionFinished)[0].ended_because == why
-    assert bench.session.evaluation.best.round == 1
+    assert bench.evaluation.best.round == 1
 
 
 def test_improvement_by_less_than_min_delta_is_none():
@@ -360,7 +329,7 @@ def test_improvement_by_less_than_min_delta_is_none():
     )
     train(bench, 0.1, 0.5, 0.55, 0.59)
     assert bench.session.is_trained
-    best = bench.session.evaluation.best
+    best = bench.evaluation.best
     assert (best.improved_round, best.round) == (1, 3), "the best model is the best all the same"
 
 
@@ -374,23 +343,23 @@ def own(bench: Bench, number: int, accuracy: float | None) -> None:
 
 def test_coordinator_evaluates_one_model_after_the_other():
     bench = bench_of(without=("a",), rounds=4, evaluate_data=True, evaluate_metric="accuracy")
-    assert [m.round for m in bench.session.evaluation.owed] == [0]
+    assert [m.round for m in bench.evaluation.owed] == [0]
     train(bench, 0.1, 0.1)
-    assert [m.round for m in bench.session.evaluation.owed] == [0, 1, 2]
+    assert [m.round for m in bench.evaluation.owed] == [0, 1, 2]
     own(bench, 0, 0.2)
     assert owed(bench) == [1]
     bench.refuses(c.EvaluationDone(2, None), errors.StaleModel)
     own(bench, 1, None)
     assert owed(bench) == [2]
     own(bench, 2, 0.3)
-    best = bench.session.evaluation.best
+    best = bench.evaluation.best
     assert (best.round, best.value) == (2, 0.3), "what the participants measure does not count"
 
 
 def test_coordinators_evaluation_is_owed_again_after_a_restart():
     bench = bench_of(without=("a",), evaluate_data=True)
-    effects = bench.restart()
-    assert [one.model.round for one in effects if isinstance(one, EvaluateModel)] == [0]
+    bench.effects = bench.restart()
+    assert owed(bench) == [0]
 
 
 def test_session_waits_for_the_coordinators_evaluation_of_the_last_model():
@@ -403,7 +372,7 @@ def test_session_waits_for_the_coordinators_evaluation_of_the_last_model():
     own(bench, 0, 0.1)
     own(bench, 2, 0.3)  # model 1 is passed over: the last one does not wait
     assert bench.phase is Phase.FINISHED
-    assert bench.session.evaluation.best.round == 2
+    assert bench.evaluation.best.round == 2
 
 
 def test_wait_for_the_coordinators_evaluation_has_an_end():
@@ -411,21 +380,22 @@ def test_wait_for_the_coordinators_evaluation_has_an_end():
     train(bench, 0.1, 0.1)
     assert next_deadline(bench.session) is not None
     bench.pass_time(30.0)
-    assert bench.phase is Phase.FINISHED
-    assert bench.session.cause == "completed"
+    assert bench.is_completed
 
 
 def test_evaluations_that_wait_are_bounded():
     bench = bench_of(without=("a",), rounds=50, evaluate_data=True)
     train(bench, *(0.1,) * 20)
-    numbers = [model.round for model in bench.session.evaluation.owed]
+    numbers = [model.round for model in bench.evaluation.owed]
     assert numbers == [0, *range(21 - MAX_BACKLOG, 21)]
 
 
-def test_coordinators_evaluation_stops_the_session_early():
-    bench = bench_of(
-        "a", rounds=50, evaluate_data=True, evaluate_metric="accuracy", evaluate_patience=1
-    )
+@pytest.mark.parametrize("sites_evaluate", [True, False])
+def test_coordinators_evaluation_stops_the_session_early(sites_evaluate):
+    """The session ends even if its last model is the best."""
+    names, without = (("a",), ()) if sites_evaluate else ((), ("a",))
+    stops = {"evaluate_data": True, "evaluate_metric": "accuracy", "evaluate_patience": 1}
+    bench = bench_of(*names, without=without, rounds=50, **stops)
     own(bench, 0, 0.1)
     train(bench, 0.1)
     own(bench, 1, 0.5)
@@ -434,40 +404,14 @@ def test_coordinators_evaluation_stops_the_session_early():
     assert bench.session.opened.task is Task.TRAIN, "the round that is open is brought to its end"
     train(bench, 0.2)
     assert bench.session.opened.task is Task.EVALUATE
-    own(bench, 3, 0.3)
-    evaluate(bench, "a", 0.1)
-    assert bench.phase is Phase.FINISHED
-    assert bench.session.evaluation.ended_because
-
-
-def test_session_that_stops_early_ends_even_if_its_last_model_is_the_best():
-    bench = bench_of(
-        without=("a",),
-        rounds=50,
-        evaluate_data=True,
-        evaluate_metric="accuracy",
-        evaluate_patience=1,
-    )
-    own(bench, 0, 0.1)
-    train(bench, 0.1)
-    own(bench, 1, 0.5)
-    train(bench, 0.1)
-    own(bench, 2, 0.4)
-    train(bench, 0.2)
-    assert bench.session.opened.task is Task.EVALUATE
-    own(bench, 3, 0.9)
-    assert bench.phase is Phase.FINISHED
-    assert bench.session.cause == "completed"
+    own(bench, 3, 0.3 if sites_evaluate else 0.9)
+    if sites_evaluate:
+        evaluate(bench, "a", 0.1)
+    assert bench.is_completed
+    assert bench.evaluation.ended_because
 
 
 # --- sums of sites ---
-
-
-def history_of(bench: Bench) -> History:
-    history = History(rules=bench.session.rules)
-    for event in bench.journal:
-        history.apply(event)
-    return history
 
 
 def told(name: str, probability: float, *, rows: int = 40) -> Evaluation:
@@ -495,17 +439,12 @@ def hand_in_tallies(bench: Bench, *probabilities: float, rows: int = 40) -> None
             bring(bench, name, told(name, probability, rows=rows))
 
 
-def evaluate_last(bench: Bench, probability: float) -> None:
-    for name in bench.outstanding:
-        bring(bench, name, told(name, probability))
-
-
 def test_threshold_follows_from_the_tallies_of_the_best_and_of_the_latest_model():
     """Nothing is journalled for it: the best model is kept with its sums, as the latest is."""
     bench = bench_of("a", "b", rounds=4, evaluate_threshold="sensitivity >= 0.9")
-    assert bench.session.evaluation.thresholds(bench.session.rules) == {}
+    assert bench.evaluation.thresholds(bench.session.rules) == {}
     hand_in_tallies(bench, 0.5, 0.8, 0.6)
-    found = bench.session.evaluation.thresholds(bench.session.rules)
+    found = bench.evaluation.thresholds(bench.session.rules)
     assert list(found) == [1, 2], "the best, and the latest"
     for number, probability in ((1, 0.8), (2, 0.6)):
         assert found[number].value == pytest.approx(probability, abs=0.002)
@@ -517,7 +456,7 @@ def test_threshold_follows_from_the_tallies_of_the_best_and_of_the_latest_model(
 def test_threshold_that_no_sums_give_is_warned_of():
     bench = bench_of("a", rounds=4, evaluate_threshold="youden", evaluate_metric="accuracy")
     train(bench, 0.5, 0.6)
-    assert bench.session.evaluation.thresholds(bench.session.rules) == {}
+    assert bench.evaluation.thresholds(bench.session.rules) == {}
     told = [one for one in evaluation_warnings(bench.session, History()) if "threshold" in one]
     assert told == [
         'No threshold is chosen by evaluate.threshold = "youden": it needs a model of two classes '
@@ -559,8 +498,8 @@ def test_central_model_is_compared_with_the_best_one_when_all_evaluations_are_do
     assert waiting_for(bench.session, "").startswith("The central model")
     assert [one for one in bench.restart() if isinstance(one, FitCentral)] == expected
     bench.send(c.CentralDone(central_of(1)))
-    assert (bench.phase, bench.session.cause) == (Phase.FINISHED, "completed")
-    assert bench.session.evaluation.central == central_of(1)
+    assert bench.is_completed
+    assert bench.evaluation.central == central_of(1)
     bench.refuses(c.CentralDone(central_of(1)), errors.StaleModel)
 
 
@@ -572,8 +511,8 @@ def test_central_model_is_waited_for_no_longer_than_the_evaluation_of_the_last_m
         own(bench, number, None)
     assert [one.round for one in central_owed(bench)] == [1], "no model is the best"
     bench.pass_time(30.0)
-    assert (bench.phase, bench.session.cause) == (Phase.FINISHED, "completed")
-    assert bench.session.evaluation.central is None
+    assert bench.is_completed
+    assert bench.evaluation.central is None
 
 
 # --- local models ---
@@ -607,7 +546,7 @@ def test_local_models_are_in_the_history_by_site_and_pooled():
     for name, own in (("a", 0.7), ("b", 0.9)):
         bring(bench, name, with_local(name, 0.8, own, 1))
     assert bench.phase is Phase.FINISHED
-    record = history_of(bench).rounds[-1]
+    record = bench.history.rounds[-1]
     for name, own in (("a", 0.7), ("b", 0.9)):
         local = record.sites[name].evaluation.local
         assert local.figures["log_loss"].value == pytest.approx(-np.log(own))
@@ -673,10 +612,10 @@ def test_importances_add_up_over_sites_and_are_kept_by_site():
     hand_in_tallies(bench, 0.6)
     many = [0.1 * at for at in range(2 * SHOWN)]
     for name, totals in (("a", [3.0, *many]), ("b", [5.0])):
-        assert history_of(bench).importance(1) is None, "the round is open"
+        assert bench.history.importance(1) is None, "the round is open"
         bring(bench, name, with_importance(name, 1, *totals))
     assert bench.phase is Phase.FINISHED
-    history = history_of(bench)
+    history = bench.history
     found, record = history.importance(1)
     assert found.totals == (8.0, *many)
     assert (found.loss, found.num_samples, found.rows[:2]) == (40.0, 80, (80, 40))
@@ -686,7 +625,7 @@ def test_importances_add_up_over_sites_and_are_kept_by_site():
     (at_b,) = record.sites["b"].evaluation.importances
     assert at_b.figures[0].value == 5.0 / 40
     assert history.importance(None) == (found, record), "without a best model that of the last"
-    assert history_of(bench) == history
+    assert bench.history == history
 
 
 def test_evaluation_with_other_importances_is_the_same_one():
@@ -720,10 +659,10 @@ def test_importances_without_tallies_or_with_wrong_sums_are_refused():
 def test_trend_tells_what_further_passes_would_bring(probabilities, told):
     """The curve is that of the loss of all held-out rows, without the untrained model."""
     bench = bench_of("a", "b", rounds=4, epochs=1)
-    assert trend(bench.session, history_of(bench)) == ""
+    assert trend(bench.session, bench.history) == ""
     hand_in_tallies(bench, *probabilities[:4])
-    evaluate_last(bench, probabilities[4])
-    assert told in trend(bench.session, history_of(bench))
+    hand_in_tallies(bench, probabilities[4])
+    assert told in trend(bench.session, bench.history)
 
 
 def test_trend_of_models_with_class_weights_is_that_of_their_auc():
@@ -736,7 +675,7 @@ def test_trend_of_models_with_class_weights_is_that_of_their_auc():
         shares = np.stack([sure - of_second, 1 - sure + of_second], axis=1)
         evaluation = Evaluation(40, {}, tally_classes(2, target, shares.argmax(axis=1), shares))
         bring(bench, "a", evaluation)
-    (told,) = [trend(bench.session, history_of(bench))]
+    (told,) = [trend(bench.session, bench.history)]
     assert "difference of the AUC to 1 on the held-out rows still fell by 50 % a pass" in told
 
 
@@ -762,34 +701,34 @@ def numbers(target: list[float], predicted: list[float]) -> Tallies:
 def test_models_are_compared_by_the_log_loss_of_all_rows_and_the_untrained_one_never_wins():
     bench = bench_of("a", "b", rounds=3)
     hand_in_tallies(bench, 0.9, 0.7, 0.6)  # model 0 is the best of them
-    evaluate_last(bench, 0.65)
+    hand_in_tallies(bench, 0.65)
     bench.restart()
-    winner = bench.session.evaluation.winner
+    winner = bench.evaluation.winner
     assert (winner.metric, winner.round) == ("log_loss", 1)
     assert winner.value == pytest.approx(-np.log(0.7))
-    (record, *_) = history_of(bench).rounds
+    (record, *_) = bench.history.rounds
     assert record.evaluation.figures["log_loss"].value == pytest.approx(-np.log(0.9))
     assert record.evaluation.metrics["accuracy"] == 1.0, "and not the sites' 0.123"
     assert record.sites["a"].evaluation is not None
     assert record.sites["a"].evaluation.tallies is None, "what follows from them is kept"
-    assert bench.session.evaluation.no_better == ""
-    assert bench.session.evaluation.shown == (1, pooled(0.7))
+    assert bench.evaluation.no_better == ""
+    assert bench.evaluation.shown == (1, pooled(0.7))
 
 
 def test_model_that_is_no_better_than_the_commonest_class_is_told_and_never_the_best():
     """The shares of the classes, 0.3 and 0.7, have log loss 0.611."""
     bench = bench_of("a", "b", rounds=2)
     hand_in_tallies(bench, 0.5, 0.54)
-    assert bench.session.evaluation.no_better.startswith(
+    assert bench.evaluation.no_better.startswith(
         "Model 1 is no better than always predicting the commonest class: its log_loss over the "
         "held-out rows is 0.6162, and that of the commonest class 0.6109; no model was better"
     )
-    assert bench.session.evaluation.winner is None
-    number, tallies = bench.session.evaluation.shown or (None, None)
+    assert bench.evaluation.winner is None
+    number, tallies = bench.evaluation.shown or (None, None)
     assert (number, tallies) == (1, pooled(0.54)), "the latest, where none is the best"
-    evaluate_last(bench, 0.56)
-    assert bench.session.evaluation.no_better == ""
-    assert bench.session.evaluation.winner is not None
+    hand_in_tallies(bench, 0.56)
+    assert bench.evaluation.no_better == ""
+    assert bench.evaluation.winner is not None
     assert bench.session.cause == "completed"
 
 
@@ -797,8 +736,8 @@ def test_patience_counts_by_the_loss_of_all_rows_without_a_named_metric():
     bench = bench_of("a", "b", rounds=50, evaluate_patience=2)
     hand_in_tallies(bench, 0.5, 0.9, 0.8, 0.85)
     assert bench.session.is_trained
-    evaluate_last(bench, 0.9)
-    assert bench.session.evaluation.ended_because == (
+    hand_in_tallies(bench, 0.9)
+    assert bench.evaluation.ended_because == (
         "stopped early: log_loss has not improved since round 1"
     )
 
@@ -810,8 +749,8 @@ def test_default_patience_needs_enough_held_out_rows(rows, stops):
     hand_in_tallies(bench, 0.5, 0.9, 0.8, 0.85, rows=rows)
     assert bench.session.is_trained is stops
     if stops:
-        evaluate_last(bench, 0.9)
-        assert bench.session.evaluation.ended_because == (
+        hand_in_tallies(bench, 0.9)
+        assert bench.evaluation.ended_because == (
             "stopped early: log_loss has not improved since round 1, for 3 passes"
         )
 
@@ -844,7 +783,7 @@ def test_session_of_an_earlier_version_is_evaluated_where_a_tree_is_whole():
 def test_averages_choose_no_model_unless_their_metric_is_named():
     bench = bench_of("a", rounds=3)
     train(bench, 0.1, 0.9, 0.5)
-    assert bench.session.evaluation.best is None
+    assert bench.evaluation.best is None
 
 
 def test_site_with_too_few_rows_is_told_and_counts_nowhere():
@@ -852,23 +791,20 @@ def test_site_with_too_few_rows_is_told_and_counts_nowhere():
     for name in bench.outstanding:
         few = Evaluation(0, {}, withheld=True)
         bring(bench, name, few if name == "b" else told(name, 0.5))
-    assert history_of(bench).withheld == ["b"]
-    (record, *_) = history_of(bench).rounds
+    assert bench.history.withheld == ["b"]
+    (record, *_) = bench.history.rounds
     assert record.evaluation.num_samples == 40
 
 
 def test_late_evaluation_leaves_figures_alone_whose_sums_are_gone():
     """A round that is long over has the figures of its sites, and no sums to add a late one to."""
-    asynchronous: dict[str, Any] = {"consistency": "asp", "staleness": None}
-    bench = Bench(make_rules(rounds=20, min_participants=1, start_participants=2, **asynchronous))
-    for name in ("a", "b"):
-        bench.send(c.Rendezvous(name, PROFILE, {}, True))
+    bench = bench_of("a", "b", rounds=20, **ASP)
     for _ in range(TALLIED_ROUNDS + 1):
         bring(bench, "a", told("a", 0.9))
-    (before, *_) = history_of(bench).rounds
+    (before, *_) = bench.history.rounds
     bring(bench, "b", told("b", 0.6))
     assert bench.happened(e.UpdateAccepted)[-1].staleness == TALLIED_ROUNDS + 1
-    (record, *_) = history_of(bench).rounds
+    (record, *_) = bench.history.rounds
     assert record.evaluation == before.evaluation
 
 
@@ -886,8 +822,8 @@ def test_figure_that_one_class_alone_makes_perfect_has_no_baseline_to_beat(metri
     """Always predicting one class has a sensitivity or a specificity of 1."""
     bench = bench_of("a", "b", rounds=2, evaluate_metric=metric)
     hand_in_tallies(bench, 0.9, 0.9)
-    assert bench.session.evaluation.no_better == ""
-    assert bench.session.evaluation.winner is not None
+    assert bench.evaluation.no_better == ""
+    assert bench.evaluation.winner is not None
 
 
 @pytest.mark.parametrize("metric", ["auc", "sensitivity", "accuracy"])
@@ -895,26 +831,26 @@ def test_model_whose_loss_is_above_the_baseline_is_told_and_never_the_best(metri
     """Probabilities far off have a log loss above 0.611, that of the shares of the classes."""
     bench = bench_of("a", "b", rounds=4, evaluate_metric=metric)
     hand_in_tallies(bench, 0.5, 0.51)
-    assert bench.session.evaluation.no_better == (
+    assert bench.evaluation.no_better == (
         "Model 1 is no better than always predicting the commonest class: its log_loss over the "
         "held-out rows is 0.6733, and that of the commonest class 0.6109; no model was better."
     )
-    assert bench.session.evaluation.winner is None
+    assert bench.evaluation.winner is None
     hand_in_tallies(bench, 0.9)
-    assert bench.session.evaluation.no_better == ""
+    assert bench.evaluation.no_better == ""
     hand_in_tallies(bench, 0.51)
-    assert bench.session.evaluation.no_better.endswith(f"the best model is 2, with {metric} 1.")
-    assert bench.session.evaluation.winner.round == 2
+    assert bench.evaluation.no_better.endswith(f"the best model is 2, with {metric} 1.")
+    assert bench.evaluation.winner.round == 2
 
 
 def test_patience_without_a_metric_for_averages_is_warned_of():
     bench = bench_of("a", rounds=9, evaluate_patience=3)
     train(bench, 0.5)
-    (warning,) = evaluation_warnings(bench.session, history_of(bench))
+    (warning,) = evaluation_warnings(bench.session, bench.history)
     assert "evaluate.patience stops nothing" in warning
     with_tallies = bench_of("a", "b", rounds=9, evaluate_patience=3)
     hand_in_tallies(with_tallies, 0.9)
-    assert evaluation_warnings(with_tallies.session, history_of(with_tallies)) == []
+    assert evaluation_warnings(with_tallies.session, with_tallies.history) == []
 
 
 def test_sites_that_are_not_in_the_figures_are_named():
@@ -922,7 +858,7 @@ def test_sites_that_are_not_in_the_figures_are_named():
     bench = bench_of("a", "b", rounds=2)
     hand_in(bench, "a", {"mse": 1e130}, 5)
     bring(bench, "b", told("b", 0.9))
-    history = history_of(bench)
+    history = bench.history
     assert history.not_in_figures == ["a"]
     (warning,) = evaluation_warnings(bench.session, history)
     assert "without those of a, whose predictions" in warning
@@ -931,21 +867,21 @@ def test_sites_that_are_not_in_the_figures_are_named():
 def test_metric_that_models_are_compared_by_and_later_lacks_is_warned_of():
     bench = bench_of("a", "b", rounds=3)
     hand_in_tallies(bench, 0.9, 0.9)
-    assert not bench.session.evaluation.lacks_metric
+    assert not bench.evaluation.lacks_metric
     without = replace(told("a", 0.9), tallies=tally_classes(2, *(np.arange(40) % 10 < 3,) * 2))
     bring(bench, "a", without)
     bring(bench, "b", told("b", 0.9))
-    (warning,) = evaluation_warnings(bench.session, history_of(bench))
+    (warning,) = evaluation_warnings(bench.session, bench.history)
     assert warning.startswith("The latest evaluation lacks log_loss")
 
 
 def test_ensemble_that_stays_at_the_sites_is_warned_of():
     """Bagging shows no figure by default, and has no model that anybody could take home."""
     bench = bench_of("a", workload="bagging", workload_options='{"vote": "hard"}')
-    (warning,) = evaluation_warnings(bench.session, history_of(bench))
+    (warning,) = evaluation_warnings(bench.session, bench.history)
     assert "workload.options.publish = true" in warning
     bench = bench_of("a", workload="bagging", workload_options='{"publish": true}')
-    assert not evaluation_warnings(bench.session, history_of(bench))
+    assert not evaluation_warnings(bench.session, bench.history)
 
 
 def test_model_whose_rows_weigh_by_class_is_not_judged_by_its_log_loss():
@@ -953,6 +889,6 @@ def test_model_whose_rows_weigh_by_class_is_not_judged_by_its_log_loss():
     weighed = '{"class_weight": "balanced"}'
     bench = bench_of("a", "b", rounds=2, evaluate_metric="auc", workload_options=weighed)
     hand_in_tallies(bench, 0.5, 0.51)
-    evaluate_last(bench, 0.51)
-    assert bench.session.evaluation.no_better == ""
-    assert bench.session.evaluation.winner is not None
+    hand_in_tallies(bench, 0.51)
+    assert bench.evaluation.no_better == ""
+    assert bench.evaluation.winner is not None

@@ -101,9 +101,6 @@ def test_initial_model_is_made_once_from_the_profiles_of_the_gathered():
     assert bench.restart() == (asked,)
 
 
-# --- unregistered clients ---
-
-
 # --- leases ---
 
 

@@ -49,11 +49,8 @@ def test_participant_that_joins_hands_in_under_its_id_whatever_another_has_named
     bench.leave("b")
     bench.join("z")
     bench.end("z", "other")
-    assert accepted_keys(bench) == ["0/z", "0/z"]
-
-
-def accepted_keys(bench: Bench) -> list[str]:
-    return [one.update.weights.ref.key for one in bench.happened(e.UpdateAccepted)]
+    accepted = bench.happened(e.UpdateAccepted)
+    assert [one.update.weights.ref.key for one in accepted] == ["0/z", "0/z"]
 
 
 @pytest.mark.parametrize("name", ["a", f"a.{'f' * 32}", f"a.{'f' * 32}-1"])

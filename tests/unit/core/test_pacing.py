@@ -23,7 +23,6 @@ def test_n_is_the_smallest_number_that_selects_enough(min_participants, fraction
 @settings(derandomize=True, deadline=None)
 @given(connected=st.integers(0, 500), fraction=fractions)
 def test_k_is_the_fraction_rounded_up(connected, fraction):
-    """k is the smallest whole number of participants that is at least the fraction of them."""
     k = num_wanted(connected, fraction)
     assert k - 1 < connected * fraction <= k
     assert 0 <= k <= connected
@@ -42,7 +41,6 @@ def test_k_is_the_fraction_rounded_up(connected, fraction):
     ],
 )
 def test_a_fraction_is_the_decimal_that_was_written(written, meant):
-    """Floats, strings and fractions are read as what a person means by them."""
     assert exact_fraction(written) == meant
 
 

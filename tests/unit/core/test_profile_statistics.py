@@ -22,11 +22,6 @@ def profile(*names: str) -> DataProfile:
     return Table(tuple(Column(name) for name in names), values, target).profile()
 
 
-def with_rows(number: int) -> str:
-    """Statistics that say to be of so many rows."""
-    return profile("a", "b").statistics.replace('"rows":10', f'"rows":{number}', 1)
-
-
 def with_count(number: int) -> str:
     """Statistics of which one column says to have so many values."""
     told = json.loads(profile("a", "b").statistics)
@@ -49,7 +44,7 @@ MOMENTS = {"count": 10, "mean": 0.0, "m2": 1.0}
         ("{}", "cannot be read: Object missing required field `version`"),
         ("no JSON", "the statistics cannot be read: JSON is malformed"),
         (profile("a").statistics, "are of 1 columns; the data have 2"),
-        (with_rows(10**6), "are of 1000000 rows; the data have"),
+        (changed(rows=10**6), "are of 1000000 rows; the data have"),
         (with_count(10**6), "are of 1000000 rows; the data have"),
         (profile("a", "c").statistics, "a number column 'c', which the data do not have"),
         (changed(target=MOMENTS), "'class_counts' and moments of a 'target'"),

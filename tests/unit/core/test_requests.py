@@ -1,5 +1,6 @@
 """Sessions that wait for a request: serve mode of the coordinator."""
 
+import pytest
 from tests.unit.core.bench import IDLE_S, START_TIMEOUT_S, TIMED, Bench, make_rules, replay
 
 from support.refusals import refused_as
@@ -14,8 +15,12 @@ from xain_coordinator.core.vocabulary.values import Phase
 RULES = make_rules(rounds=1, min_participants=2, start="request", **TIMED)
 
 
-def test_session_opens_no_round_before_the_fit_is_requested():
-    bench = Bench(RULES)
+@pytest.fixture
+def bench() -> Bench:
+    return Bench(RULES)
+
+
+def test_session_opens_no_round_before_the_fit_is_requested(bench):
     bench.join("a", "b")
     assert bench.session.phase is Phase.STANDBY
     assert not bench.happened(e.ParticipantsGathered)
@@ -26,9 +31,8 @@ def test_session_opens_no_round_before_the_fit_is_requested():
     assert replay(bench.journal) == bench.session
 
 
-def test_waiting_for_a_request_has_no_timeout():
+def test_waiting_for_a_request_has_no_timeout(bench):
     """The idle timeout is counted from the request."""
-    bench = Bench(RULES)
     assert next_wait(bench.session) is None, "the journal does not grow meanwhile"
     bench.tick(at=10 * IDLE_S)
     assert bench.session.phase is Phase.STANDBY
@@ -38,8 +42,7 @@ def test_waiting_for_a_request_has_no_timeout():
     assert bench.session.phase is Phase.FINISHED
 
 
-def test_second_request_is_refused_in_every_phase():
-    bench = Bench(RULES)
+def test_second_request_is_refused_in_every_phase(bench):
     bench.send(c.RequestFit())
     with refused_as("ALREADY_FITTING", match="is fitting"):
         bench.send(c.RequestFit())
@@ -61,9 +64,8 @@ def test_fit_ends_if_no_initial_model_can_be_made():
     assert "the last layer gives 16 numbers" in bench.session.cause
 
 
-def test_cancelled_fit_ends_without_a_result():
+def test_cancelled_fit_ends_without_a_result(bench):
     """In the middle of a round; nothing can be cancelled before the request or after the end."""
-    bench = Bench(RULES)
     bench.refuses(c.CancelFit(), "NOT_FITTING")
     bench.send(c.RequestFit())
     bench.join("a", "b")
@@ -80,8 +82,7 @@ def test_session_that_starts_by_itself_refuses_a_request():
         bench.send(c.RequestFit())
 
 
-def test_newcomers_after_the_end_are_heard_and_bounded():
-    bench = Bench(RULES)
+def test_newcomers_after_the_end_are_heard_and_bounded(bench):
     bench.send(c.RequestFit())
     bench.join("a", "b")
     bench.end_all()
@@ -90,9 +91,8 @@ def test_newcomers_after_the_end_are_heard_and_bounded():
     assert "a" in bench.session.members.heard
 
 
-def test_participant_that_stays_after_the_end_is_connected():
+def test_participant_that_stays_after_the_end_is_connected(bench):
     """One that leaves says so, or is silent for a lease."""
-    bench = Bench(RULES)
     bench.send(c.RequestFit())
     bench.join("a", "b")
     bench.end_all()

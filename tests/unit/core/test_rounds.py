@@ -20,24 +20,12 @@ def test_a_whole_session():
     bench.join("a", "b")
     bench.end_all()
     bench.end_all()
-    assert [type(event).__name__ for event in bench.journal] == [
-        "SessionOpened",
-        "ParticipantJoined",
-        "ParticipantJoined",
-        "ParticipantsGathered",
-        "ModelRequested",
-        "ModelInitialised",
-        "RoundOpened",
-        "UpdateAccepted",
-        "UpdateAccepted",
-        "RoundClosed",
-        "ModelPublished",
-        "RoundOpened",
-        "UpdateAccepted",
-        "UpdateAccepted",
-        "RoundClosed",
-        "ModelPublished",
-        "SessionFinished",
+    round_ = [e.RoundOpened, e.UpdateAccepted, e.UpdateAccepted, e.RoundClosed, e.ModelPublished]
+    assert [type(event) for event in bench.journal] == [
+        *(e.SessionOpened, e.ParticipantJoined, e.ParticipantJoined, e.ParticipantsGathered),
+        *(e.ModelRequested, e.ModelInitialised),
+        *(2 * round_),
+        e.SessionFinished,
     ]
 
 
@@ -48,26 +36,6 @@ def test_the_initial_model_asked_for_is_the_one_of_the_rules():
     bench = Bench(make_rules(initial="empty"), answers=False)
     bench.join("a")
     assert bench.owed == [InitialiseModel("empty", (PROFILE,), names=("a",))]
-
-
-# --- closing ---
-
-
-# --- too few ---
-
-
-# --- the end ---
-
-
-def finished() -> Bench:
-    """One round by a and b, done."""
-    bench = opened_round("a", "b", rules=make_rules(rounds=1, min_participants=2))
-    bench.end_all()
-    assert bench.phase is Phase.FINISHED
-    return bench
-
-
-# --- restarts ---
 
 
 def test_the_updates_of_a_round_without_a_model_make_no_earlier_model():
@@ -94,7 +62,9 @@ def test_the_transition_table_says_all_that_can_happen():
 
 def test_an_event_that_breaks_the_table_is_a_broken_invariant():
     """A journal that says so is wrong, and folding it must not go on silently."""
-    bench = finished()
+    bench = opened_round("a", "b", rules=make_rules(rounds=1, min_participants=2))
+    bench.end_all()
+    assert bench.phase is Phase.FINISHED
     for event in (
         e.RoundOpened(1, ("a",), 5, 0.0),
         e.SessionFinished("again", 0.0),
@@ -108,12 +78,11 @@ def test_an_update_is_folded_once_and_only_from_the_selection():
     bench = opened_round("a", "b")
     bench.end("a")
     (accepted,) = bench.happened(e.UpdateAccepted)
-    with pytest.raises(AssertionError):
-        replay([*bench.journal, accepted])
     bench.join("c")
     strange = replace(accepted, update=replace(accepted.update, participant_id="c"))
-    with pytest.raises(AssertionError):
-        replay([*bench.journal, strange])
+    for event in (accepted, strange):
+        with pytest.raises(AssertionError):
+            replay([*bench.journal, event])
 
 
 def test_watchers_are_woken_by_what_changes_for_them():

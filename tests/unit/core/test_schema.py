@@ -99,10 +99,14 @@ def test_data_that_do_not_fit_the_schema_are_refused(mistake, from_configuration
     bench.join("late", profile=PROFILE)
 
 
-def test_an_empty_column_is_of_no_type():
+@pytest.fixture
+def bench() -> Bench:
+    return waiting()
+
+
+def test_an_empty_column_is_of_no_type(bench):
     """A column without any value at the first site does not refuse those of others; the first site
     with values decides its type."""
-    bench = waiting()
     bench.join("first", profile=profile_of(AGE, replace(SEX, type="empty"), WEIGHT))
     bench.join("second", profile=PROFILE)
     bench.join("third", profile=profile_of(AGE, SEX, replace(WEIGHT, type="empty")))
@@ -112,8 +116,7 @@ def test_an_empty_column_is_of_no_type():
 
 
 @pytest.mark.parametrize(("label", "is_number"), [("-1.25", True), ("57", True), ("v1.2", False)])
-def test_labels_that_are_numbers_may_be_meant_for_regression(label, is_number):
-    bench = waiting()
+def test_labels_that_are_numbers_may_be_meant_for_regression(label, is_number, bench):
     bench.join("first", profile=PROFILE)
     message = refusal(bench, replace(PROFILE, classes=(label,)))
     assert ("the task is regression" in message) is is_number
@@ -129,23 +132,20 @@ def test_labels_that_are_numbers_may_be_meant_for_regression(label, is_number):
     ],
     ids=["other order", "fewer classes", "units not declared", "earlier version"],
 )
-def test_data_that_differ_in_what_may_differ_are_taken(profile):
+def test_data_that_differ_in_what_may_differ_are_taken(profile, bench):
     """Order, absent labels and undeclared units refuse no participant."""
-    bench = waiting()
     bench.join("first", profile=PROFILE)
     bench.join("second", profile=profile)
 
 
-def test_earlier_versions_are_compared_by_their_number_of_features():
+def test_earlier_versions_are_compared_by_their_number_of_features(bench):
     """A profile without columns needs as many features as the schema has columns."""
-    bench = waiting()
     bench.join("first", profile=PROFILE)
     assert "4 features, those of the session 3" in refusal(bench, DataProfile(10, 4, ("alive",)))
 
 
-def test_schema_is_that_of_the_members():
+def test_schema_is_that_of_the_members(bench):
     """A first participant with the wrong file does not refuse all others for ever."""
-    bench = waiting()
     bench.join("wrong", profile=profile_of(AGE))
     refusal(bench, PROFILE)
     bench.leave("wrong")
@@ -170,10 +170,9 @@ def test_allowed_differences_are_taken():
     assert "no column of the data" in refusal(bench, profile_of(Column("bmi")))
 
 
-def test_one_label_alone_is_no_list_of_classes():
+def test_one_label_alone_is_no_list_of_classes(bench):
     """A first part of a data set that has only one label may be followed by one with all of them,
     but not by one with others."""
-    bench = waiting()
     bench.join("first", profile=replace(PROFILE, classes=("alive",)))
     assert "label" in refusal(bench, replace(PROFILE, classes=("0", "1")))
     bench.join("second", profile=PROFILE)
@@ -219,17 +218,15 @@ def test_initial_model_is_made_for_the_schema():
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )
-def test_profile_above_a_bound_is_refused(profile, told):
+def test_profile_above_a_bound_is_refused(profile, told, bench):
     """Profiles come from the network: each bound of docs/data.md is met from above."""
-    bench = waiting()
     refused = refusal(bench, profile)
     assert told in refused
     assert len(refused) < 500
     assert bench.connected == ()
 
 
-def test_profile_at_the_bounds_is_taken():
-    bench = waiting()
+def test_profile_at_the_bounds_is_taken(bench):
     columns = (Column(f"{i:052}") for i in range(MAX_COLUMNS))
     bench.join("first", profile=profile_of(*columns))
     bench = waiting()
@@ -238,9 +235,8 @@ def test_profile_at_the_bounds_is_taken():
     bench.join("first", profile=profile_of(Column("x" * MAX_NAME)))
 
 
-def test_equal_columns_of_members_are_kept_once():
+def test_equal_columns_of_members_are_kept_once(bench):
     """There may be many members with many columns."""
-    bench = waiting()
     bench.join("first", profile=PROFILE)
     bench.join("second", profile=replace(PROFILE, columns=(*PROFILE.columns[:2], WEIGHT)))
     first, second = (member.profile for member in bench.session.members.values())
@@ -265,9 +261,13 @@ class Enrolled:
 NONSENSE = replace(profile_of(Column("price"), Column("rooms")), target="sold")
 
 
-def test_nonsense_that_comes_first_leaves_alone():
+@pytest.fixture
+def site() -> Enrolled:
+    return Enrolled()
+
+
+def test_nonsense_that_comes_first_leaves_alone(site):
     """Two others who agree take its place; it is told what differs, and its way back is closed."""
-    site = Enrolled()
     site.come("first", NONSENSE)
     waits = site.come("a", PROFILE)
     assert isinstance(waits, r.Later)
@@ -288,9 +288,8 @@ def test_nonsense_that_comes_first_leaves_alone():
     site.bench.refuses(c.Rendezvous("first", NONSENSE, is_enrolled=True), ProfileMismatch)
 
 
-def test_one_against_one_waits_for_an_operator():
+def test_one_against_one_waits_for_an_operator(site):
     """Asking again gives no second vote, and a participant that asks no more has none."""
-    site = Enrolled()
     site.come("first", NONSENSE)
     lease_s = site.bench.session.rules.lease_s
     for at in (0.0, 1.0, 2.0):
@@ -303,8 +302,7 @@ def test_one_against_one_waits_for_an_operator():
     assert isinstance(site.come("a", PROFILE), r.Accepted)
 
 
-def test_removed_participant_has_no_vote():
-    site = Enrolled()
+def test_removed_participant_has_no_vote(site):
     site.come("first", PROFILE)
     site.come("nonsense", NONSENSE)
     site.bench.send(c.RemoveParticipant("nonsense"))
@@ -312,9 +310,8 @@ def test_removed_participant_has_no_vote():
     assert site.bench.connected == ("first",)
 
 
-def test_members_that_fit_stay_when_others_are_more():
+def test_members_that_fit_stay_when_others_are_more(site):
     """A site without rows of a class is no stranger to those that have some."""
-    site = Enrolled()
     few = replace(PROFILE, classes=("alive", "dead"))
     all_of_them = replace(PROFILE, classes=("alive", "dead", "lost"))
     site.come("first", few)
@@ -332,9 +329,8 @@ def test_configured_schema_is_not_voted_on():
     assert site.bench.connected == ("a",)
 
 
-def test_vote_is_over_once_a_model_is_asked_for():
+def test_vote_is_over_once_a_model_is_asked_for(site):
     """While it is made, others wait: if it cannot be made, they may be right."""
-    site = Enrolled()
     for name in ("a", "b", "c"):
         site.come(name, PROFILE)
     assert site.bench.session.requested_of

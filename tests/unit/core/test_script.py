@@ -3,9 +3,8 @@
 import dataclasses
 
 import pytest
-from tests.unit.core.bench import DEADLINE_S, IDLE_S, PROFILE, Bench, make_rules, replay
+from tests.unit.core.bench import DEADLINE_S, IDLE_S, Bench, make_rules, replay
 
-from xain_coordinator.core.view.history import History
 from xain_coordinator.core.view.view import waiting_for
 from xain_coordinator.core.vocabulary import commands as c
 from xain_coordinator.core.vocabulary import errors
@@ -72,10 +71,7 @@ def test_chosen_participant_is_missing_unless_it_comes(comes):
         bench.join("c")
         bench.end("c")
     bench.end("b")
-    history = History()
-    for event in bench.journal:
-        history.apply(event)
-    record = history.rounds[-1]
+    record = bench.history.rounds[-1]
     assert set(record.contributors) == ({"b", "c"} if comes else {"b"})
     assert record.missing == ({} if comes else {"c": "not connected"})
     assert replay(bench.journal) == bench.session
@@ -144,6 +140,7 @@ def test_wait_for_the_script_is_not_counted_once_a_round_is_configured():
     """A script may be slow; participants that are away then have the whole idle time to come."""
     bench = scripted(min_participants=3, idle_timeout_s=IDLE_S)
     bench.pass_time(10 * IDLE_S)
+    assert not bench.happened(e.TimePassed), "the journal does not grow meanwhile"
     bench.leave("c")
     bench.send(c.ConfigureRound(0, RoundConfig()))
     assert bench.session.phase is Phase.STANDBY
@@ -152,15 +149,9 @@ def test_wait_for_the_script_is_not_counted_once_a_round_is_configured():
     assert bench.session.opened.number == 0
 
 
-def test_time_is_not_recorded_while_the_script_is_waited_for():
-    bench = scripted(idle_timeout_s=IDLE_S)
-    bench.pass_time(10 * IDLE_S)
-    assert not bench.happened(e.TimePassed)
-
-
 def test_last_model_is_evaluated_by_the_sites_when_the_script_ends_early():
     bench = Bench(make_rules(rounds=3, scripted=True))
-    bench.send(c.Rendezvous("a", PROFILE, {}, can_evaluate=True))
+    bench.join("a", can_evaluate=True)
     bench.send(c.ConfigureRound(0, RoundConfig()))
     bench.end("a")
     bench.send(c.EndScript())
@@ -192,12 +183,8 @@ def test_evaluation_of_a_script_reaches_metrics_history_and_those_who_follow():
     assert (point.fields["accuracy"], point.fields["round"]) == (0.5, 1)
     assert point.tags == {"source": "coordinator"}
     bench.send(c.EndScript())
-    history = History()
-    for event in bench.journal:
-        history.apply(event)
-    measured = history.rounds[-1].coordinator_evaluation
-    assert history.rounds[-1].round == 1
-    assert measured.metrics == {"accuracy": 0.5}
+    record = bench.history.rounds[-1]
+    assert (record.round, record.coordinator_evaluation.metrics) == (1, {"accuracy": 0.5})
 
 
 def test_patience_with_evaluations_of_a_script_ends_the_training():

@@ -71,7 +71,6 @@ def test_the_draw_does_not_depend_on_the_order_of_joining(order, controller):
 
 
 def test_random_depends_on_seed_round_and_draw_and_on_nothing_else():
-    """The same three give the same selection; each of them alone gives another chance."""
 
     def drawn(seed: int, round_: int, draw: int) -> tuple[str, ...]:
         return select("random", NAMES, 10, seed=seed, round_=round_, draw=draw)

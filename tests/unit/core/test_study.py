@@ -7,7 +7,7 @@ from statistics import mean, stdev
 
 import numpy as np
 import pytest
-from tests.unit.core.test_evaluation import bench_of, evaluate_last, hand_in_tallies, history_of
+from tests.unit.core.test_evaluation import bench_of, hand_in_tallies
 
 from xain_coordinator.core.view.study import (
     Line,
@@ -143,9 +143,8 @@ def test_options_are_compared_by_the_metric_of_their_sessions(metric, expected):
     step = Step("x", "train", "rung 1, option 1", options={"workload.options.alpha": "1"}, budget=1)
     rules = {"evaluate_metric": metric, "evaluate_minimised": metric == "brier"}
     bench = bench_of("a", rounds=3, step=step, **rules)
-    hand_in_tallies(bench, 0.5, 0.7, 0.8)
-    evaluate_last(bench, 0.6)
-    found = outcome_of(bench.session, history_of(bench))
+    hand_in_tallies(bench, 0.5, 0.7, 0.8, 0.6)
+    found = outcome_of(bench.session, bench.history)
     assert (found.metric, found.loss) == (expected[0], pytest.approx(expected[1]))
 
 

@@ -22,7 +22,6 @@ from xain_workloads.model import TensorSpec
 
 @pytest.mark.parametrize("sent", [-1, 0, 2, 99])
 def test_an_update_for_another_round_is_refused(sent):
-    """The message names both rounds."""
     bench = opened_round("a", "b")
     bench.end_all()
     assert bench.session.round == 1
@@ -81,7 +80,6 @@ def test_metrics_of_an_update_are_recorded_once():
 
 
 def test_a_refusal_tells_what_was_wrong_with_the_numbers():
-    """A message names the thing, the value and the limit."""
     bench = opened_round("a", "b")
     with pytest.raises(errors.InvalidUpdate, match=r"\(4,\).*\(3,\)"):
         bench.end("a", shape=(4,))

@@ -127,7 +127,6 @@ AMOUNT = "a whole number from 1 to 999999999, or a percentage from 1% to 100%"
     ],
 )
 def test_a_wrong_expression(expression, message):
-    """The error says what is wrong, where, and what it may be instead."""
     with pytest.raises(ConditionalEventError) as caught:
         parse(expression)
     assert message in str(caught.value)

@@ -42,34 +42,36 @@ def busy(disk: Disk, **bounds: float) -> GroupCommit[int]:
     return queue
 
 
-def test_items_that_come_during_a_write_are_one_group(disk):
-    queue = busy(disk)
-    for n in range(1, 100):
+@pytest.mark.parametrize(
+    ("bounds", "items", "groups", "num_lost"),
+    [
+        ({}, range(1, 100), [list(range(1, 100))], 0),
+        # One item is always written, however large.
+        ({"max_group": 10}, (4, 6, 1, 50, 2), [[4, 6], [1], [50], [2]], 0),
+        ({"max_waiting": 10}, (4, 6, 5, 50), [[50]], 3),
+    ],
+    ids=["one group of all that come during a write", "bounded groups", "the newest is kept"],
+)
+def test_items_that_come_during_a_write_are_groups_within_bounds(
+    disk, bounds, items, groups, num_lost
+):
+    queue = busy(disk, **bounds)
+    for n in items:
+        queue.put(n, size=n)
+    assert queue.num_lost == num_lost
+    disk.may_write.set()
+    assert queue.close(PATIENCE_S)
+    assert (disk.groups, queue.num_lost) == ([[0], *groups], num_lost)
+
+
+def test_defect_of_the_writer_costs_one_group(disk):
+    queue = busy(disk, max_group=2)
+    for n in (-1, 1, -2, 1):
         queue.put(n)
     disk.may_write.set()
     assert queue.close(PATIENCE_S)
-    assert disk.groups == [[0], list(range(1, 100))]
-    assert queue.num_lost == 0
-
-
-def test_groups_are_bounded_by_their_size(disk):
-    """One item is always written, however large."""
-    queue = busy(disk, max_group=10)
-    for n in (4, 6, 1, 50, 2):
-        queue.put(n, size=n)
-    disk.may_write.set()
-    assert queue.close(PATIENCE_S)
-    assert disk.groups == [[0], [4, 6], [1], [50], [2]]
-
-
-def test_full_queue_loses_the_oldest_but_never_the_newest(disk):
-    queue = busy(disk, max_waiting=10)
-    for n in (4, 6, 5, 50):
-        queue.put(n, size=n)
+    assert disk.groups == [[0], [-1, 1], [-2, 1]]
     assert queue.num_lost == 3
-    disk.may_write.set()
-    assert queue.close(PATIENCE_S)
-    assert disk.groups == [[0], [50]]
 
 
 def test_patient_queue_waits_for_room_while_items_are_taken(disk):
@@ -115,13 +117,3 @@ def test_lost_items_are_counted_once(disk):
     assert queue.close(PATIENCE_S)
     assert queue.num_lost == 5
     assert disk.groups == [[0]]
-
-
-def test_defect_of_the_writer_costs_one_group(disk):
-    queue = busy(disk, max_group=2)
-    for n in (-1, 1, -2, 1):
-        queue.put(n)
-    disk.may_write.set()
-    assert queue.close(PATIENCE_S)
-    assert disk.groups == [[0], [-1, 1], [-2, 1]]
-    assert queue.num_lost == 3

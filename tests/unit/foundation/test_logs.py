@@ -12,20 +12,25 @@ from xain_foundation.logs.logs import LoggingSettings, configure, copied
 from xain_foundation.settings.settings import ConfigError, load
 
 
+def begin() -> None:
+    configure("info", console=False, third_party=False)
+
+
 def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     captured = capsys.readouterr()
     assert captured.out == ""
     return [json.loads(line) for line in captured.err.splitlines()]
 
 
-def test_one_json_object_a_line(capsys):
+@pytest.mark.parametrize("name", ["xain_coordinator", "xain_messaging.x"])
+def test_one_json_object_a_line(capsys, name):
     """With what a reader of logs needs first, and the event's own fields after it."""
-    configure("info", console=False, third_party=False)
-    get_logger("xain_coordinator").info("round_opened", round=3, text="a\nb")
+    begin()
+    get_logger(name).info("round_opened", round=3, text="a\nb")
     (line,) = lines(capsys)
     assert list(line) == ["timestamp", "level", "logger", "event", "round", "text"]
     assert line["timestamp"].endswith("Z")
-    assert (line["level"], line["logger"]) == ("info", "xain_coordinator")
+    assert (line["level"], line["logger"]) == ("info", name)
     assert (line["event"], line["round"], line["text"]) == ("round_opened", 3, "a\nb")
 
 
@@ -35,7 +40,7 @@ def test_loggers_made_before_the_settings_are_read_follow_them(capsys):
     configure("warning", console=False, third_party=False)
     log.info("hidden")
     log.warning("shown")
-    configure("info", console=False, third_party=False)
+    begin()
     log.info("now_shown")
     assert [line["event"] for line in lines(capsys)] == ["shown", "now_shown"]
 
@@ -58,21 +63,9 @@ def test_library_loggers_use_the_standard_library(capsys, caplog):
     assert capsys.readouterr().out == ""
 
 
-def test_lines_of_library_loggers_are_json_in_a_command(capsys):
-    configure("info", console=False, third_party=False)
-    get_logger("xain_messaging.x").info("handed_in", round=3)
-    (line,) = lines(capsys)
-    assert list(line) == ["timestamp", "level", "logger", "event", "round"]
-    assert (line["level"], line["logger"], line["event"]) == (
-        "info",
-        "xain_messaging.x",
-        "handed_in",
-    )
-
-
 def test_third_parties_are_silent_below_warning(capsys):
     """Unless they are asked for; then they come out in the same form."""
-    configure("info", console=False, third_party=False)
+    begin()
     logging.getLogger("some_library").info("hidden")
     logging.getLogger("some_library").warning("shown %s", 1)
     configure("info", console=False, third_party=True)
@@ -86,7 +79,7 @@ def test_third_parties_are_silent_below_warning(capsys):
 
 def test_warnings_are_lines_too(capsys):
     """A reader of standard error meets nothing but JSON."""
-    configure("info", console=False, third_party=False)
+    begin()
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         logging.captureWarnings(True)  # catch_warnings() has just put the old printer back
@@ -142,26 +135,21 @@ def test_signed_urls_and_headers_are_masked(capsys, text, console):
     assert "hunter2" not in told
 
 
-def test_a_token_that_is_only_talked_about_is_shown(capsys):
-    configure("info", console=False, third_party=False)
-    get_logger("xain_coordinator").info("a", error="the token is refused (401)")
-    assert lines(capsys)[0]["error"] == "the token is refused (401)"
-
-
-def test_the_key_of_a_model_is_no_secret(capsys):
-    """The name "key" is what a model is stored under; logs are of no use without it."""
-    configure("info", console=False, third_party=False)
-    get_logger("xain_coordinator").info("model_published", key="3/global")
-    assert lines(capsys)[0]["key"] == "3/global"
-
-
-def test_everything_can_be_written(capsys):
+@pytest.mark.parametrize(
+    ("key", "value", "shown"),
+    [
+        ("error", "the token is refused (401)", "the token is refused (401)"),
+        ("key", "3/global", "3/global"),  # what a model is stored under
+        ("loss", float("nan"), "nan"),
+        ("deep", [{"x": float("inf")}], [{"x": "inf"}]),
+        ("text", "ä\u2028", "ä\u2028"),
+    ],
+)
+def test_everything_that_is_no_secret_can_be_written(capsys, key, value, shown):
     """A log line never fails, and is JSON whatever it says."""
-    configure("info", console=False, third_party=False)
-    log = get_logger("xain_coordinator")
-    log.info("odd", loss=float("nan"), deep=[{"x": float("inf")}], thing=object(), text="ä\u2028")
-    (line,) = lines(capsys)
-    assert (line["loss"], line["deep"]) == ("nan", [{"x": "inf"}])
+    begin()
+    get_logger("xain_coordinator").info("odd", **{key: value}, thing=object())
+    assert lines(capsys)[0][key] == shown
 
 
 def test_console_is_for_people(capsys):

@@ -356,7 +356,6 @@ def test_keys_of_a_conflict_within_a_section_are_read_by_no_check_of_the_whole(t
 
 
 def test_long_values_are_cut(toml):
-    """A line stays a line."""
     assert len(error_of(toml, f"[server]\nkind = '{'x' * 5000}'")) < 200
 
 
@@ -503,6 +502,5 @@ def test_list_of_texts_may_be_one_text(value, texts):
 
 @pytest.mark.parametrize("value", ['["a"', [["a"]], {"a": 1}, 7, "[{}]"])
 def test_list_of_texts_is_checked(value):
-    """The error says how a list of texts is written."""
     with pytest.raises(ConfigError, match=re.escape('it must be a list of texts such as ["age"')):
         load(Model, overrides={"section.names": value})

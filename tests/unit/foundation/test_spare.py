@@ -14,7 +14,6 @@ def address(array: NDArray[Any]) -> int:
 
 
 def test_released_array_is_used_again():
-    """The array is used again for as many bytes."""
     spare = Spare()
     first = address(spare.take(MIN_BYTES))
     for _ in range(3):

@@ -30,6 +30,16 @@ class World:
     ) -> Member:
         return self.registry.join("g", role, name, address, self.now, former)
 
+    def leave(self, member: Member) -> None:
+        self.registry.leave("g", member.name, member.incarnation)
+
+    def begin(self, member: Member, stream: str = "a stream") -> bool:
+        who = ("g", member.name, member.incarnation)
+        return self.registry.stream_begun(*who, self.now, stream)
+
+    def end(self, member: Member, stream: str = "a stream") -> None:
+        self.registry.stream_ended("g", member.name, member.incarnation, self.now, stream)
+
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
         self.registry.expire(self.now)
@@ -61,7 +71,6 @@ def test_member_that_does_not_renew_expires(world):
 
 
 def test_a_name_is_taken_until_its_lease_is_over(world):
-    """The refusal says for how long."""
     first = world.join("anna")
     world.pass_time(3)
     with pytest.raises(NameTaken, match=r"within 7\.0 s"):
@@ -73,17 +82,17 @@ def test_a_name_is_taken_until_its_lease_is_over(world):
 def test_end_of_a_connection_frees_the_name(world):
     """A moment later, long before the lease is over; for nobody if it comes back in time."""
     anna = world.join("anna")
-    assert world.registry.stream_begun("g", "anna", anna.incarnation, world.now, "a stream")
+    assert world.begin(anna)
     with pytest.raises(NameTaken):
         world.join("anna")
-    world.registry.stream_ended("g", "anna", anna.incarnation, world.now, "a stream")
+    world.end(anna)
     world.pass_time(GRACE_S / 2)
     with pytest.raises(NameTaken, match=r"within 1\.0 s"):
         world.join("anna")
-    assert world.registry.stream_begun("g", "anna", anna.incarnation, world.now, "a stream")
+    assert world.begin(anna)
     world.pass_time(GRACE_S)
     assert world.names == {"anna"}
-    world.registry.stream_ended("g", "anna", anna.incarnation, world.now, "a stream")
+    world.end(anna)
     world.pass_time(GRACE_S)
     again = world.join("anna", address="there")
     assert world.registry.roster("g")["anna"] == again
@@ -94,19 +103,18 @@ def test_newest_connection_counts(world):
     """The newest may begin before the end of the last is noticed, which then means nothing; and a
     member that was away is another one to its old connections."""
     anna = world.join("anna")
-    who = ("g", "anna", anna.incarnation)
     for connection in ("older", "newer"):
-        assert world.registry.stream_begun(*who, world.now, connection)
-    world.registry.stream_ended(*who, world.now, "older")
+        assert world.begin(anna, connection)
+    world.end(anna, "older")
     world.pass_time(GRACE_S + 1)
     assert world.names == {"anna"}
     world.pass_time(LEASE_S)
     assert world.join("anna", former=anna) == anna
-    world.registry.stream_ended(*who, world.now, "newer")
+    world.end(anna, "newer")
     world.pass_time(GRACE_S + 1)
     assert world.names == {"anna"}
-    assert world.registry.stream_begun(*who, world.now, "newest")
-    world.registry.stream_ended(*who, world.now, "newest")
+    assert world.begin(anna, "newest")
+    world.end(anna, "newest")
     world.pass_time(GRACE_S + 1)
     assert world.names == set()
 
@@ -116,7 +124,7 @@ def test_ranks(world):
     members = [world.join(f"w{i}") for i in range(4)]
     assert [member.rank for member in members] == [0, 1, 2, 3]
     for i in (1, 2):
-        world.registry.leave("g", f"w{i}", members[i].incarnation)
+        world.leave(members[i])
     assert world.join("w2").rank == 2
     assert world.join("new").rank == 1
     assert world.join("w1").rank == 4
@@ -157,7 +165,6 @@ def test_newcomers_wait_for_returning_members(world):
 
 
 def test_replaced_member_cannot_come_back(world):
-    """The member's name is another process's."""
     first = world.join("anna")
     world.pass_time(LEASE_S)
     world.join("anna")
@@ -174,7 +181,7 @@ def test_one_whose_successor_has_left_cannot_come_back(world, others):
     for name in others:
         world.join(name)
     second = world.join("anna", role="another")
-    world.registry.leave("g", "anna", second.incarnation)
+    world.leave(second)
     with pytest.raises(MembershipLost, match="taken for dead"):
         world.join("anna", former=first)
     assert world.names == set(others)
@@ -202,8 +209,7 @@ def test_bounded_number_of_former_members_is_remembered(world):
     first = [world.join(f"w{i}") for i in range(3)]
     for _ in range(2):
         for name in sorted(world.names):
-            member = world.registry.roster("g")[name]
-            world.registry.leave("g", name, member.incarnation)
+            world.leave(world.registry.roster("g")[name])
         for i in range(3):
             world.join(f"w{i}")
     world.pass_time(LEASE_S)
@@ -239,7 +245,7 @@ def test_barriers_count_members_that_wait(world):
     assert not arrive(world, "anna")
     assert not world.registry.give_up("g", "epoch", "anna", 1)
     assert not arrive(world, "ben")
-    world.registry.leave("g", "ben", members["ben"].incarnation)
+    world.leave(members["ben"])
     assert not arrive(world, "cleo")
     world.now += 101
     assert not arrive(world, "anna", call=2)
@@ -269,13 +275,13 @@ def test_a_call_that_comes_again_does_not_wait_for_the_next_opening(world):
     members = {name: world.join(name) for name in ("anna", "ben")}
     assert not arrive(world, "anna", call=2)
     assert arrive(world, "ben", call=2)
-    for name, member in members.items():  # all connections have broken
-        world.registry.leave("g", name, member.incarnation)
+    for member in members.values():  # all connections have broken
+        world.leave(member)
     assert world.join("anna", former=members["anna"]) == members["anna"]
     assert arrive(world, "anna", call=2)
     assert not arrive(world, "anna", call=2, barrier="another")
     assert not arrive(world, "anna", call=3)
-    world.registry.leave("g", "anna", members["anna"].incarnation)
+    world.leave(members["anna"])
     world.join("anna")
     assert not arrive(world, "anna", call=2)
 
@@ -319,7 +325,7 @@ def test_the_state_of_a_registry_goes_through_json(world):
     """A registry that reads it decides as the one that wrote it."""
     anna, ben = world.join("anna"), world.join("ben")
     assert not arrive(world, "anna")
-    world.registry.leave("g", "ben", ben.incarnation)
+    world.leave(ben)
     text = msgspec.json.encode(world.registry.state)
     world.registry = world.new_registry()
     world.registry.state = msgspec.json.decode(text, type=State)
@@ -335,10 +341,10 @@ def test_the_state_of_a_registry_goes_through_json(world):
 def test_a_stream_begun_over_a_join_again(world):
     """The end of that stream is still noticed."""
     anna = world.join("anna")
-    world.registry.stream_begun("g", "anna", anna.incarnation, world.now, "a stream")
+    world.begin(anna)
     world.join("anna", former=anna)
     with pytest.raises(NameTaken):
         world.join("anna")
-    world.registry.stream_ended("g", "anna", anna.incarnation, world.now, "a stream")
+    world.end(anna)
     world.pass_time(GRACE_S)
     assert world.names == set()

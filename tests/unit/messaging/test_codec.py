@@ -281,7 +281,6 @@ def malformed() -> Iterator[list[bytes]]:
 
 @pytest.mark.parametrize("frames", list(malformed()))
 def test_frames_that_are_no_message_are_malformed(frames):
-    """No frames that a peer sends do harm."""
     with pytest.raises(MalformedMessage):
         decode(frames, "a", "b")
 
@@ -289,7 +288,6 @@ def test_frames_that_are_no_message_are_malformed(frames):
 @given(st.binary(max_size=200), st.lists(st.binary(max_size=50), max_size=3))
 @settings(deadline=None)
 def test_any_bytes_are_a_message_or_malformed(head, frames):
-    """No other error comes of them."""
     with suppress(MalformedMessage):
         decode([head, *frames], "a", "b")
 
@@ -297,7 +295,6 @@ def test_any_bytes_are_a_message_or_malformed(head, frames):
 @given(st.data())
 @settings(deadline=None)
 def test_a_message_with_other_bytes_is_a_message_or_malformed(data):
-    """One that was right before some of its bytes changed."""
     frames = encode(SessionMessage("t", "a", "b", {"x": [np.arange(9), np.arange(999.0), "y"]}))
     head = bytearray(frames[0])
     for _ in range(data.draw(st.integers(1, 5))):

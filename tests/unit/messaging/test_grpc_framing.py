@@ -111,7 +111,6 @@ def test_chunks_that_are_no_packet_are_malformed(chunks, why):
 @given(st.lists(st.binary(max_size=40)))
 @settings(deadline=None)
 def test_any_bytes_are_packets_or_malformed(chunks):
-    """No other error comes of them."""
     with suppress(MalformedMessage):
         packets_of(chunks)
 
@@ -119,7 +118,6 @@ def test_any_bytes_are_packets_or_malformed(chunks):
 @given(st.data())
 @settings(deadline=None)
 def test_packets_with_other_bytes_are_packets_or_malformed(data):
-    """The packets were right before some of their bytes changed."""
     chunks = [*to_chunks([b"head", b"x" * 30, b""]), *to_chunks([b"next"])]
     i = data.draw(st.integers(0, len(chunks) - 1))
     changed = bytearray(chunks[i])

@@ -30,7 +30,6 @@ from xain_messaging.links import (
 
 
 def send(link: Link, body: bytes) -> Packet | None:
-    """Send a message."""
     link.keep(MESSAGE, [body], len(body))
     return link.next_packet()
 
@@ -282,7 +281,6 @@ def changed(**fields: Any) -> bytes:
     ],
 )
 def test_bytes_that_are_no_head_are_malformed(head):
-    """No bytes that a peer sends do harm."""
     assert read_head(changed()).messages == [(1, "m", 0, b"")]
     with pytest.raises(MalformedMessage):
         read_head(head)
@@ -437,7 +435,6 @@ class Links(RuleBasedStateMachine):
 
     @invariant()
     def waiting_messages_are_bounded(self) -> None:
-        """The bound holds for every process."""
         for name in self.names:
             totals = self.links[name].totals
             assert len(self.links[name]._untaken) <= 3

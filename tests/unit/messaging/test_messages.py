@@ -32,32 +32,23 @@ class Body(dict[str, object]):
     """A body that weak references may point to."""
 
 
-def message_in_its_body() -> Body:
-    body = Body()
-    body["message"] = Message("t", "a", "b", body)
-    return body
-
-
-def session_message_in_its_body() -> Body:
-    body = Body()
-    body["message"] = SessionMessage("t", "a", "b", body)
-    return body
-
-
-def message_listed_by_its_owner() -> Body:
+def listed(tag: str, source: str, destination: str, body: Body) -> Message:
     owner: list[Message] = []
-    owner.append(Listing("t", "a", "b", body := Body(), owner=owner))
-    return body
+    owner.append(Listing(tag, source, destination, body, owner=owner))
+    return owner[0]
 
 
-@pytest.mark.parametrize(
-    "make", [message_in_its_body, session_message_in_its_body, message_listed_by_its_owner]
-)
+@pytest.mark.parametrize("make", [Message, SessionMessage, listed])
 def test_messages_in_reference_cycles_are_freed(make):
     """The garbage collector finds cycles through messages and through subclasses of them."""
-    body = weakref.ref(make())
+    body = Body()
+    message = make("t", "a", "b", body)
+    if make is not listed:
+        body["message"] = message
+    freed = weakref.ref(body)
+    del body, message
     gc.collect()
-    assert body() is None
+    assert freed() is None
 
 
 def test_every_message_begins_a_session():
@@ -69,7 +60,6 @@ def test_every_message_begins_a_session():
 
 
 def test_a_tag_may_be_of_an_enum():
-    """The value of the enum is the tag."""
     assert Message(Tags.UPDATE, "a", "b").tag == "update"  # type: ignore[arg-type]  # on purpose
 
 
@@ -82,7 +72,6 @@ def test_wrong_tag_is_refused(tag):
 
 @pytest.mark.parametrize("name", ["", "a/b", "é", " a", "x" * 129])
 def test_wrong_name_is_refused(name):
-    """The message says which."""
     with pytest.raises(ValueError, match="destination"):
         Message("t", "a", name)
     with pytest.raises(ValueError, match="source"):
@@ -177,37 +166,24 @@ def test_answer_without_a_question_is_refused():
     with pytest.raises(SessionError):
         sessions.send(request().reply())
     assert not has_come(sessions, request().reply())
-    other = SessionMessage(
-        "t",
-        "b",
-        "a",
-        None,
-        SessionType.NOTIFICATION,
-        NotificationSessionStage.RECEIVE,
-        session_id=asked.session_id,
-    )
-    assert not has_come(sessions, other)
-    unasked = SessionMessage(
-        "t",
-        "c",
-        "a",
-        None,
-        SessionType.TASK,
-        TaskSessionStage.COMPLETE,
-        session_id=asked.session_id,
-    )
-    assert not has_come(sessions, unasked)
+    for source, kind, stage in (
+        ("b", SessionType.NOTIFICATION, NotificationSessionStage.RECEIVE),
+        ("c", SessionType.TASK, TaskSessionStage.COMPLETE),
+    ):
+        other = SessionMessage("t", source, "a", None, kind, stage, session_id=asked.session_id)
+        assert not has_come(sessions, other)
     assert has_come(sessions, asked.reply())
 
 
 def test_forgotten_peer_has_no_open_sessions():
-    """Questions of the peer and questions to it are forgotten."""
+    """Questions of the peer and questions to it are forgotten, and those to others are not."""
     sessions = Sessions()
-    asked, to_answer = SessionMessage("t", "a", "b"), SessionMessage("t", "b", "a")
-    sessions.send(asked)
-    has_come(sessions, to_answer)
+    tasks = [SessionMessage("t", "a", peer) for peer in "bc"]
+    for task in tasks:
+        sessions.send(task)
+    has_come(sessions, to_answer := SessionMessage("t", "b", "a"))
     sessions.forget("b")
-    assert not has_come(sessions, asked.reply())
+    assert [has_come(sessions, task.reply()) for task in tasks] == [False, True]
     with pytest.raises(SessionError):
         sessions.send(to_answer.reply())
 
@@ -218,12 +194,3 @@ def test_oldest_of_too_many_open_sessions_is_forgotten():
     for task in tasks:
         sessions.send(task)
     assert [has_come(sessions, task.reply()) for task in tasks] == [False, True, True, True]
-
-
-def test_sessions_of_a_forgotten_peer_are_forgotten():
-    sessions = Sessions()
-    tasks = [SessionMessage("t", "a", peer) for peer in "bc"]
-    for task in tasks:
-        sessions.send(task)
-    sessions.forget("b")
-    assert [has_come(sessions, task.reply()) for task in tasks] == [False, True]

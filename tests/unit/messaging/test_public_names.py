@@ -25,7 +25,6 @@ def names_of_the_guide() -> set[str]:
 
 
 def test_names_of_the_guide_can_be_imported_from_the_package():
-    """Every class that docs/messaging.md names."""
     names = names_of_the_guide()
     assert {"Proxy", "GrpcDriver", "Certificates", "EventTableFull"} <= names
     assert [name for name in sorted(names) if not hasattr(xain_messaging, name)] == []
@@ -43,6 +42,5 @@ def test_every_error_is_a_messaging_error():
 
 
 def test_an_unknown_name_is_an_attribute_error():
-    """The module behaves as every module."""
     with pytest.raises(AttributeError, match="Nothing"):
         _ = xain_messaging.Nothing

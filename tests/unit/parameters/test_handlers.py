@@ -144,9 +144,9 @@ def test_answer_that_is_no_text_is_an_error():
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("handlers_of_a_test", "'handlers_of_a_test' is no function; write package.module:functio"),
+        ("handlers", "'handlers' is no function; write package.module:function"),
         (":answer", "':answer' is no function; write package.module:function"),
-        ("no_such_module:answer", "module 'no_such_module' cannot be imported: ModuleNotFoundErro"),
+        ("no_module:answer", "module 'no_module' cannot be imported: ModuleNotFoundError"),
         ("handlers_that_end:answer", "cannot be imported: SystemExit: 3"),
         ("handlers_that_raise:answer", "cannot be imported: ValueError: two lines"),
         ("handlers_of_a_test:nothing", "module 'handlers_of_a_test' has no function 'nothing'"),

@@ -36,8 +36,12 @@ async def gathered(replies: AsyncIterator[tuple[str, Reply]]) -> dict[str, Reply
     return {name: reply async for name, reply in replies}
 
 
-async def test_replies_are_gathered_as_they_come():
-    sent = Sent()
+@pytest.fixture
+def sent() -> Sent:
+    return Sent()
+
+
+async def test_replies_are_gathered_as_they_come(sent):
     w1, w2 = (sent.relay.receiver(name, 1, "ctr") for name in ("w1", "w2"))
     await sent.send(("w0", 1, 1), "w1", "w2", others=("scheduler",))
     for name in ("scheduler", "w2", "w1", "w9"):  # the last one was not asked
@@ -48,8 +52,7 @@ async def test_replies_are_gathered_as_they_come():
     assert not w2.pending
 
 
-async def test_request_that_its_sender_gives_up_is_passed_on_no_more():
-    sent = Sent()
+async def test_request_that_its_sender_gives_up_is_passed_on_no_more(sent):
     w1 = sent.relay.receiver("w1", 1, "ctr")
     await sent.send(("w0", 1, 1), "w1")
     assert [each.number for each in w1.unsent({})] == [1]
@@ -59,9 +62,8 @@ async def test_request_that_its_sender_gives_up_is_passed_on_no_more():
     sent.relay.answered(("w0", 1, 1), "w1", Reply("late"))
 
 
-async def test_sender_that_asks_again_has_the_request_passed_on_again():
+async def test_sender_that_asks_again_has_the_request_passed_on_again(sent):
     """The reply was lost with its connection: the worker, which does it once, tells it again."""
-    sent = Sent()
     w1 = sent.relay.receiver("w1", 1, "ctr")
     told: dict[Key, pb.PassedRequest] = {}
     await sent.send(("w0", 1, 1), "w1")
@@ -78,8 +80,7 @@ async def test_sender_that_asks_again_has_the_request_passed_on_again():
     assert told == {}
 
 
-async def test_worker_that_is_lost_or_started_again_answers_nothing_any_more():
-    sent = Sent()
+async def test_worker_that_is_lost_or_started_again_answers_nothing_any_more(sent):
     for name in ("w1", "w2", "w3"):
         sent.relay.receiver(name, 1, "ctr")
     await sent.send(("w0", 1, 1), "w1", "w2", "w3", "w4")
@@ -92,8 +93,7 @@ async def test_worker_that_is_lost_or_started_again_answers_nothing_any_more():
     assert sent.relay.workers("other") == []
 
 
-async def test_requests_of_a_sender_and_of_all_are_bounded():
-    sent = Sent()
+async def test_requests_of_a_sender_and_of_all_are_bounded(sent):
     for number in range(MAX_OPEN_OF_SENDER):
         await sent.send(("w0", 1, number), others=("scheduler",))
     await sent.send(("w0", 1, 1000), others=("scheduler",))
@@ -110,8 +110,7 @@ async def test_requests_of_a_sender_and_of_all_are_bounded():
         assert await task == {"scheduler": Reply("here")}
 
 
-async def test_requests_that_wait_for_a_worker_are_bounded():
-    sent = Sent()
+async def test_requests_that_wait_for_a_worker_are_bounded(sent):
     w1 = sent.relay.receiver("w1", 1, "ctr")
     keys = [(f"v{number}", 1, 1) for number in range(MAX_WAITING)]
     for key in keys:
@@ -126,9 +125,8 @@ async def test_requests_that_wait_for_a_worker_are_bounded():
             await sent.tasks[key]
 
 
-async def test_replies_that_their_sender_does_not_take_are_bounded():
+async def test_replies_that_their_sender_does_not_take_are_bounded(sent):
     """Replies beyond the bound are told to it as errors, which are small."""
-    sent = Sent()
     body = MAX_TEXT_BYTES * "x"
     num_kept = MAX_UNSENT_BYTES // MAX_TEXT_BYTES
     names = tuple(f"w{number}" for number in range(num_kept + 10))

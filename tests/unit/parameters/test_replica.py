@@ -29,6 +29,11 @@ def ones(num_rows, spec):
     return np.ones((num_rows, spec.dim), np.float32)
 
 
+def push_one(replica, worker="w", key=1, **head):
+    """A push of 1 to a row of the open table."""
+    return send(replica, worker, push(OPEN, **head), keys_of([key]), ones(1, OPEN))
+
+
 def value(replica, spec, key):
     return replica.pull(pull(spec), keys_of([key]))[0].tolist()
 
@@ -42,16 +47,15 @@ def test_values_may_come_as_bytes(replica):
 
 def test_held_push_of_an_ended_worker_is_dropped_for_good(replica):
     """A worker that comes back goes on at a later clock."""
-    head = push(OPEN, clock=4, is_held=True)
-    send(replica, "w", head, keys_of([1]), ones(1, OPEN))
+    push_one(replica, clock=4, is_held=True)
     replica.apply(replica.open(5, {"w": 4}))
     assert value(replica, OPEN, 1) == [0]
-    assert send(replica, "w", head, keys_of([1]), ones(1, OPEN)) is None
+    assert push_one(replica, clock=4, is_held=True) is None
     assert value(replica, OPEN, 1) == [0]
 
 
 def test_held_push_of_an_ended_worker_counts_below_its_ticked_clocks(replica):
-    send(replica, "w", push(OPEN, clock=3, is_held=True), keys_of([1]), ones(1, OPEN))
+    push_one(replica, clock=3, is_held=True)
     replica.apply(replica.open(5, {"w": 4}))
     assert value(replica, OPEN, 1) == [1]
 
@@ -61,15 +65,15 @@ def test_a_push_that_comes_again_changes_nothing(replica):
     send(replica, "w", head, keys_of([1]), ones(1, OPEN))
     assert replica.prepare("w", head, keys_of([1]), ones(1, OPEN)) is None
     assert replica.prepare("w", push(OPEN, clock=1), keys_of([1]), ones(1, OPEN)) is None
-    for other in (push(OPEN, clock=2, part=1), push(OPEN, clock=3, part=1), push(OPEN, clock=3)):
-        assert send(replica, "w", other, keys_of([1]), ones(1, OPEN)) is not None
+    for clock, part in ((2, 1), (3, 1), (3, 0)):
+        assert push_one(replica, clock=clock, part=part) is not None
     assert replica.prepare("w2", head, keys_of([1]), ones(1, OPEN)) is not None
 
 
 def test_pushes_outside_of_clocks_are_known_by_process_and_part(replica):
     def loose(part, incarnation=1, settled=0):
-        head = push(OPEN, clock=-1, part=part, incarnation=incarnation, settled=settled)
-        return send(replica, "w", head, keys_of([1]), ones(1, OPEN)) is not None
+        process = {"incarnation": incarnation, "settled": settled}
+        return push_one(replica, clock=-1, part=part, **process) is not None
 
     assert [loose(0), loose(2), loose(0), loose(2), loose(1)] == [True, True, False, False, True]
     assert [loose(3, settled=3), loose(2), loose(3)] == [True, False, False]
@@ -94,7 +98,7 @@ def test_pushes_outside_of_clocks_are_known_by_process_and_part(replica):
     ],
 )
 def test_invalid_push_names_table_and_range_and_changes_nothing(replica, head, keys, values, said):
-    send(replica, "w", push(OPEN, part=7), keys_of([1]), ones(1, OPEN))
+    push_one(replica, part=7)
     before = everything(replica), replica.sequence
     with pytest.raises(Invalid, match=said):
         replica.prepare("w", head, keys_of(keys), np.array(values, np.float32))
@@ -127,8 +131,7 @@ def test_pull_of_a_key_of_another_range_is_invalid():
 
 def test_entries_are_taken_in_their_order_only(replica):
     backup = Replica(range_view(1), [OPEN], generation=1)
-    first = send(replica, "w", push(OPEN), keys_of([1]), ones(1, OPEN))
-    second = send(replica, "w", push(OPEN, part=1), keys_of([1]), ones(1, OPEN))
+    first, second = push_one(replica), push_one(replica, part=1)
     with pytest.raises(Damaged):
         backup.apply(*second)
     backup.apply(*first)
@@ -140,7 +143,7 @@ def test_entries_are_taken_in_their_order_only(replica):
 
 def test_entry_of_a_table_that_is_not_declared_yet_can_be_applied_later(replica):
     backup = Replica(range_view(1), [], generation=1)
-    entry = send(replica, "w", push(OPEN), keys_of([1]), ones(1, OPEN))
+    entry = push_one(replica)
     with pytest.raises(Damaged, match="not been declared"):
         backup.apply(*entry)
     backup.declare(OPEN)
@@ -198,7 +201,7 @@ def test_learner_refuses_entries_and_tiles_that_do_not_follow(replica):
     learner = Replica(range_view(1), TABLES, generation=1, is_whole=False)
     tiles = replica.tiles()
     state = next(tiles)
-    entry = send(replica, "w", push(OPEN), keys_of([1]), ones(1, OPEN))
+    entry = push_one(replica)
     with pytest.raises(Damaged):
         learner.apply(*entry)
     with pytest.raises(Damaged, match="not been declared"):
@@ -240,7 +243,7 @@ def test_table_that_cannot_be_kept_is_left_out_and_its_requests_are_invalid():
         replica.pull(pull(bad), keys_of([1]))
     with pytest.raises(Invalid, match="no update rule 'nosuch'"):
         send(replica, "w", push(bad), keys_of([1]), ones(1, bad))
-    send(replica, "w", push(OPEN), keys_of([1]), ones(1, OPEN))
+    push_one(replica)
     assert value(replica, OPEN, 1) == [1]
 
 
@@ -257,7 +260,7 @@ def test_checkpoint_with_a_table_that_cannot_be_kept_is_not_loaded(replica):
 def test_workers_that_pushed_long_ago_are_forgotten(replica):
     """Each process of a worker may have a name of its own."""
     for clock in range(3 * KNOWN_CLOCKS):
-        send(replica, f"w{clock}", push(OPEN, clock=clock), keys_of([1]), ones(1, OPEN))
+        push_one(replica, f"w{clock}", clock=clock)
         replica.apply(replica.open(clock + 1, {}))
     assert len(replica._known) <= KNOWN_CLOCKS + 1
     assert replica.prepare("w299", push(OPEN, clock=299), keys_of([1]), ones(1, OPEN)) is None
@@ -268,8 +271,8 @@ def test_open_checkpoint_records_no_push_outside_of_clocks(replica):
     """Senders of such pushes never mark, so a checkpoint that waits for marks would keep all."""
     replica.keeps_cuts = True
     replica.apply(replica.mark("w0", Mark(1, (1, 1), 1, 0, cut=1, clock=3)))
-    send(replica, "kv", push(OPEN, clock=-1, incarnation=1), keys_of([1]), ones(1, OPEN))
-    send(replica, "w1", push(OPEN, clock=3), keys_of([2]), ones(1, OPEN))
+    push_one(replica, "kv", clock=-1, incarnation=1)
+    push_one(replica, "w1", key=2, clock=3)
     cut = replica.cuts[1]
     pieces = [*cut.pieces(), *cut.finish()]
     other = Replica(range_view(1), TABLES, generation=2)

@@ -113,8 +113,13 @@ def test_leaving_server_with_a_backup_and_nowhere_to_move_goes_at_once():
     assert group.primaries() == ["b"] * 4
 
 
-def test_only_server_that_leaves_stays_until_another_joins():
-    group = make_group("a")
+@pytest.fixture
+def group() -> Group:
+    """One server has all four ranges."""
+    return make_group("a")
+
+
+def test_only_server_that_leaves_stays_until_another_joins(group):
     group(c.ServerLeft("a"))
     assert not group.state.may_go("a")
     group.join("b")
@@ -187,8 +192,7 @@ def test_operator_gives_up_a_server_with_a_log():
 # --- tables ---
 
 
-def test_table_is_declared_once_by_name():
-    group = make_group("a")
+def test_table_is_declared_once_by_name(group):
     assert group(c.DeclareTable(TABLE)) == ()
     assert [table.number for table in group.job.tables] == [1]
     with pytest.raises(TableConflict, match=r"'w' already, which is shape \(100, 4\)"):
@@ -203,15 +207,13 @@ def fields(table: TableSpec) -> dict[str, object]:
 # --- clocks ---
 
 
-def test_tick_after_ticks_that_a_power_cut_took_counts():
-    group = make_group("a")
+def test_tick_after_ticks_that_a_power_cut_took_counts(group):
     group.begin("w1")
     group.tick("w1", 4)
     assert group.job.workers["w1"].ticked == 5
 
 
-def test_worker_that_comes_back_too_late_leaves_a_gap():
-    group = make_group("a")
+def test_worker_that_comes_back_too_late_leaves_a_gap(group):
     group.begin("w1")
     group.begin("w2")
     group(c.WorkerDied("w2"))
@@ -222,8 +224,7 @@ def test_worker_that_comes_back_too_late_leaves_a_gap():
     assert group.job.gaps == (Gap("w2", 0, 2),)
 
 
-def test_loop_waits_for_workers_and_counts_those_that_have_left():
-    group = make_group("a")
+def test_loop_waits_for_workers_and_counts_those_that_have_left(group):
     group.begin("w1")
     group.begin("w2")
     assert not group.job.may_begin("w1", num_workers=3)
@@ -233,16 +234,14 @@ def test_loop_waits_for_workers_and_counts_those_that_have_left():
     assert group.job.may_begin("w1", num_workers=3)
 
 
-def test_start_barrier_does_not_count_a_dead_worker():
-    group = make_group("a")
+def test_start_barrier_does_not_count_a_dead_worker(group):
     group.begin("w1")
     group(c.WorkerDied("w1"))
     group.begin("w2")
     assert not group.job.may_begin("w2", num_workers=2)
 
 
-def test_start_barrier_counts_anew_when_all_have_left():
-    group = make_group("a")
+def test_start_barrier_counts_anew_when_all_have_left(group):
     group.begin("w1")
     group.begin("w2")
     group(c.WorkerLeft("w1", 1))
@@ -251,8 +250,7 @@ def test_start_barrier_counts_anew_when_all_have_left():
     assert not group.job.may_begin("w1", num_workers=2)
 
 
-def test_all_pushes_count_when_all_workers_have_left():
-    group = make_group("a")
+def test_all_pushes_count_when_all_workers_have_left(group):
     group.begin("w1", None)
     group.begin("w2", None)
     group.tick("w1", 0)
@@ -301,8 +299,7 @@ def test_next_checkpoint_comes_when_it_is_due_after_one_that_failed():
     assert [cut.number for cut in group.job.cuts] == [1, 3]
 
 
-def test_rollback_goes_to_the_last_whole_checkpoint():
-    group = make_group("a")
+def test_rollback_goes_to_the_last_whole_checkpoint(group):
     group.begin("w1", 3)
     group.begin("w2", 3)
     for clock in range(4):
@@ -324,8 +321,7 @@ def test_rollback_goes_to_the_last_whole_checkpoint():
     group.tick("w2", 2)
 
 
-def test_worker_that_died_before_its_mark_is_in_the_checkpoint_with_its_clocks():
-    group = make_group("a")
+def test_worker_that_died_before_its_mark_is_in_the_checkpoint_with_its_clocks(group):
     group.begin("w1", None)
     group.begin("w2", None)
     group.tick("w2", 0)
@@ -368,18 +364,16 @@ def test_openings_keep_the_pushes_after_a_gap():
         ({"staleness": -1}, "staleness must not be negative"),
     ],
 )
-def test_table_that_no_server_can_have_is_refused(changes, why):
-    group = make_group("a")
+def test_table_that_no_server_can_have_is_refused(changes, why, group):
     before = group.state
     with pytest.raises(Invalid, match=why):
         group(c.DeclareTable(replace(TABLE, name="bad", **changes)))
     assert group.state == before
 
 
-def test_worker_that_came_back_during_a_checkpoint_goes_on_where_its_pushes_end():
+def test_worker_that_came_back_during_a_checkpoint_goes_on_where_its_pushes_end(group):
     """The worker died in clock 7, others went on, and it came back at 8 and passed the mark there:
     the pushes of clock 7 that the checkpoint has of it do not count after a roll-back."""
-    group = make_group("a")
     for name in ("v", "w"):
         group.begin(name)
     for clock in range(7):

@@ -79,7 +79,7 @@ def start(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
-PATIENTS = "name,age,sex,city,status\n" + "".join(
+WARD = "name,age,sex,city,status\n" + "".join(
     f"p{i},{'' if i == 3 else 40 + i},{'f' if i % 2 else 'm'},{'Ulm' if i < 9 else f'C{i}'},alive\n"
     for i in range(12)
 )
@@ -87,7 +87,7 @@ PATIENTS = "name,age,sex,city,status\n" + "".join(
 
 def test_inspect_shows_the_profile_of_a_table(tmp_path):
     """Names, types, gaps and frequent categories; names of rare categories stay here."""
-    (tmp_path / "a.csv").write_text(PATIENTS)
+    (tmp_path / "a.csv").write_text(WARD)
     result = run("inspect", "--data", str(tmp_path / "a.csv"), "--set", "data.units.age=years")
     assert result.exit_code == 0
     lines = {line.split("  ")[0]: line for line in result.output.splitlines()}
@@ -178,12 +178,12 @@ def test_configuration_that_cannot_be_written_gets_one_line(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("text", "flags", "status", "message"),
     [
-        (PATIENTS, ["--drop", "hight"], 1, "[data] drop names 'hight', which is no column"),
-        (PATIENTS, ["--type", "sex=number"], 1, "column 'sex', rows 1, 2: 'm', 'f' are not number"),
-        (PATIENTS, ["--type", "sex=text"], 2, 'data.types.sex is "text"; it must be one of'),
-        (PATIENTS, ["--type", "sex"], 2, "--type takes KEY=VALUE, such as ward=category"),
-        (PATIENTS, ["--rename", "age=sex"], 1, "more than one column is called 'sex'"),
-        (PATIENTS, ["--task", "regression"], 1, "column 'status', row 1: 'alive' is not a number"),
+        (WARD, ["--drop", "hight"], 1, "[data] drop names 'hight', which is no column"),
+        (WARD, ["--type", "sex=number"], 1, "column 'sex', rows 1, 2: 'm', 'f' are not numbers"),
+        (WARD, ["--type", "sex=text"], 2, 'data.types.sex is "text"; it must be one of'),
+        (WARD, ["--type", "sex"], 2, "--type takes KEY=VALUE, such as ward=category"),
+        (WARD, ["--rename", "age=sex"], 1, "more than one column is called 'sex'"),
+        (WARD, ["--task", "regression"], 1, "column 'status', row 1: 'alive' is not a number"),
         ("a,b\n", [], 1, "there are no rows to train on"),
         ("a\ab,y\n1,0\n", [], 1, "column 1 has the name 'a\\x07b'; it must have at most 200"),
         (f"{'x' * 201},y\n1,0\n", [], 1, "it must have at most 200 printable characters"),

@@ -226,14 +226,6 @@ ATTEMPTS: dict[str, tuple[tuple[e.Event, ...], Steps]] = {
 }
 
 
-@pytest.mark.parametrize("name", ATTEMPTS)
-def test_round_of_a_process_group_goes_on_with_its_newest_attempt(name):
-    heard, steps = ATTEMPTS[name]
-    talk = Talk(*heard)
-    for event, actions in steps:
-        assert talk.hear(event) == actions, event
-
-
 # --- serve mode ---
 
 ROUND_0 = (*JOINED, told(0), e.Assigned(0))
@@ -290,9 +282,9 @@ SERVING: dict[str, tuple[tuple[e.Event, ...], Steps]] = {
 }
 
 
-@pytest.mark.parametrize("name", SERVING)
-def test_serving_participant_outlives_its_sessions(name):
-    heard, steps = SERVING[name]
-    talk = Talk(*heard, serve=True)
+@pytest.mark.parametrize("name", ATTEMPTS | SERVING)
+def test_attempts_and_sessions_end_and_the_next_begin(name):
+    heard, steps = (ATTEMPTS | SERVING)[name]
+    talk = Talk(*heard, serve=name in SERVING)
     for event, actions in steps:
         assert talk.hear(event) == actions, event

@@ -57,16 +57,20 @@ def test_numpy_integers_count_as_sample_numbers(num_samples):
     assert type(count) is int
 
 
-@pytest.mark.parametrize("num_samples", [True, np.True_, 7.0, np.float32(7), "7", None])
-def test_other_types_are_no_sample_numbers(num_samples):
-    with pytest.raises(TypeError, match="number of samples as an integer, not"):
-        trained((GLOBAL, num_samples))
-
-
-@pytest.mark.parametrize("num_samples", [-1, 2**31])
-def test_sample_numbers_have_a_range(num_samples):
-    with pytest.raises(ValueError, match=f"returned {num_samples} samples"):
-        trained((GLOBAL, num_samples))
+@pytest.mark.parametrize(
+    ("result", "error", "message"),
+    [
+        *[
+            ((GLOBAL, number), TypeError, "number of samples as an integer, not")
+            for number in (True, np.True_, 7.0, np.float32(7), "7", None)
+        ],
+        *[((GLOBAL, n), ValueError, f"returned {n} samples") for n in (-1, 2**31)],
+        *[(one, TypeError, "must return a pair") for one in (GLOBAL, None, (GLOBAL,), [GLOBAL, 1])],
+    ],
+)
+def test_result_is_a_pair_whose_sample_number_has_a_type_and_a_range(result, error, message):
+    with pytest.raises(error, match=message):
+        trained(result)
 
 
 @pytest.mark.parametrize(
@@ -88,12 +92,6 @@ def test_weights_must_be_a_flat_numeric_array(weights, message):
         trained((weights, 1))
     with pytest.raises(TypeError, match=message):
         call_init_weights(Returns(weights), np.dtype(np.float64))
-
-
-@pytest.mark.parametrize("result", [GLOBAL, None, (GLOBAL,), [GLOBAL, 1]])
-def test_train_round_must_return_a_pair(result):
-    with pytest.raises(TypeError, match="must return a pair"):
-        trained(result)
 
 
 def test_overflow_of_the_dtype_is_left_to_the_coordinator():

@@ -303,7 +303,6 @@ SESSIONS: dict[str, tuple[tuple[e.Event, ...], Steps]] = {
 
 @pytest.mark.parametrize("name", ROUNDS | RESULTS | SESSIONS)
 def test_each_event_has_its_actions(name):
-    """The names of the cases tell the outcome."""
     heard, steps = (ROUNDS | RESULTS | SESSIONS)[name]
     talk = Talk(*heard)
     for event, actions in steps:

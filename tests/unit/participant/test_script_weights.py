@@ -41,15 +41,18 @@ def test_module_declares_trainable_tensors_and_statistics():
     }
 
 
-def test_state_dict_declares_the_same_tensors_as_its_module():
-    model = make_model()
+@pytest.fixture
+def model() -> Any:
+    return make_model()
+
+
+def test_state_dict_declares_the_same_tensors_as_its_module(model):
     assert kinds(declare(model.state_dict())) == kinds(declare(model))
     assert kinds(declare(lambda: model)) == kinds(declare(model))
 
 
-def test_frozen_parameters_stay_at_home():
+def test_frozen_parameters_stay_at_home(model):
     """round.weights has frozen parameters too, so that load_state_dict() finds all names."""
-    model = make_model()
     model[0].requires_grad_(False)
     declared = declare(model)
     assert [n for n in kinds(declared) if n.startswith("0.")] == []
@@ -63,8 +66,7 @@ def test_frozen_parameters_stay_at_home():
     assert not model[2].weight.any()
 
 
-def test_weights_come_back_as_they_were_sent():
-    model = make_model()
+def test_weights_come_back_as_they_were_sent(model):
     declared = declare(model)
     vector = to_vector(model.state_dict(), declared.layout, "submit")
     assert vector.dtype == np.float32
@@ -99,8 +101,7 @@ def test_half_precision_travels_in_single_and_comes_back():
     assert torch.equal(back["0.weight"], model[0].weight)
 
 
-def test_counters_are_those_that_this_participant_left():
-    model = make_model()
+def test_counters_are_those_that_this_participant_left(model):
     model(torch.ones(4, 2))
     counters = kept_tensors(model, ())
     assert {name: value.item() for name, value in counters.items()} == {"1.num_batches_tracked": 1}
@@ -118,8 +119,7 @@ def test_names_may_come_in_any_order():
     assert vector.tolist() == [0, 0, 0, 1, 1]
 
 
-def test_trainable_gives_the_travelling_tensors():
-    model = make_model()
+def test_trainable_gives_the_travelling_tensors(model):
     model[0].requires_grad_(False)
     tensors = xain.trainable(model)
     assert tensors.keys() == kinds(declare(model)).keys()
@@ -157,9 +157,8 @@ def test_model_without_trainable_parameters_is_refused():
         declare(make_model().requires_grad_(False))
 
 
-def test_frozen_tensors_may_be_of_any_type():
+def test_frozen_tensors_may_be_of_any_type(model):
     """Types that cannot travel are no reason to refuse what stays at home."""
-    model = make_model()
     model[2].weight = torch.nn.Parameter(
         torch.zeros(2, 3).to(torch.float8_e4m3fn), requires_grad=False
     )
@@ -215,8 +214,7 @@ def test_prefixes_stay_where_two_tensors_would_have_one_name():
 
 
 @pytest.mark.parametrize("is_declared", [True, False])
-def test_tensor_that_the_model_has_not_is_refused(is_declared):
-    model = make_model()
+def test_tensor_that_the_model_has_not_is_refused(is_declared, model):
     declared = declare(model)
     given = {**model.state_dict(), "3.weight": torch.ones(2)}
     with pytest.raises(xain.LayoutMismatch, match=r"submit was given a tensor '3\.weight', which"):
@@ -226,9 +224,8 @@ def test_tensor_that_the_model_has_not_is_refused(is_declared):
         to_vector(larger, declared.layout, "submit", declared if is_declared else None)
 
 
-def test_tensors_that_do_not_travel_may_be_handed_in():
+def test_tensors_that_do_not_travel_may_be_handed_in(model):
     """Frozen and personal ones, and counters."""
-    model = make_model()
     model[0].requires_grad_(False)
     declared = declare(model)
     vector = to_vector(model.state_dict(), declared.layout, "submit", declared)

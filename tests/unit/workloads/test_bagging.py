@@ -89,8 +89,12 @@ def by_class(data: Dataset) -> list[Dataset]:
 # --- bootstraps ---
 
 
-def test_sites_with_equal_rows_fit_different_estimators():
-    data = flowers()
+@pytest.fixture
+def data() -> Dataset:
+    return flowers()
+
+
+def test_sites_with_equal_rows_fit_different_estimators(data):
     east, west = (unpack(update(data, site)[1]) for site in ("east", "west"))
     again = unpack(update(data, "east", epoch_base=1)[1])
     files = {frame.file for frame in (*east, *west, *again)}
@@ -214,9 +218,8 @@ def test_estimators_of_rows_with_groups_stop_early_only_where_it_is_set(
 
 
 @pytest.mark.parametrize("vote", ["soft", "hard"])
-def test_votes_of_sites_with_missing_classes_are_those_of_numpy(vote):
+def test_votes_of_sites_with_missing_classes_are_those_of_numpy(vote, data):
     """String labels; one site knows a single class. Votes weigh as many rows as the site has."""
-    data = flowers()
     model = ensemble(data, by_class(data), vote=vote)
     names = sorted(set(data.target.tolist()))
     votes = np.zeros((data.num_samples, 3))
@@ -248,8 +251,7 @@ def test_regression_takes_the_weighted_mean():
     assert workload.measure(model, data).metrics["r2"] > 0.4
 
 
-def test_empty_ensemble_is_measured_and_predicts_nothing():
-    data = flowers()
+def test_empty_ensemble_is_measured_and_predicts_nothing(data):
     workload = create("bagging", TREES)
     model = initial_model(workload, [data.profile()])
     assert workload.measure(model, data).metrics["loss"] == pytest.approx(np.log(3))
@@ -315,8 +317,7 @@ def announce_many(content: dict[str, bytes]) -> None:
     content[name] = out.getvalue()
 
 
-def test_hostile_files_are_refused_before_they_are_loaded():
-    data = flowers()
+def test_hostile_files_are_refused_before_they_are_loaded(data):
     options = BaggingOptions(parameters={"max_depth": 4}, publish=True)
     _, sent = update(data)
     good = skops_files.dump(files.load(unpack(sent)[0].file))  # as of earlier versions
@@ -361,8 +362,7 @@ def test_site_is_warned_before_its_rows_are_published():
         assert told == expected
 
 
-def test_estimators_with_classes_that_the_model_lacks_are_refused():
-    data = flowers()
+def test_estimators_with_classes_that_the_model_lacks_are_refused(data):
     model = ensemble(data, [data])
     for target in (np.arange(150) % 5, np.char.add("kind ", (np.arange(150) % 3).astype(str))):
         file = files.dump(DecisionTreeClassifier().fit(data.features, target))
@@ -372,8 +372,7 @@ def test_estimators_with_classes_that_the_model_lacks_are_refused():
             workload.predict(broken, data.features)
 
 
-def test_wrong_frames_are_refused():
-    data = flowers()
+def test_wrong_frames_are_refused(data):
     _, sent = update(data)
     options = BaggingOptions(parameters={"max_depth": 4}, estimators=3, publish=True)
     check_update(sent, options, 4)
@@ -393,9 +392,8 @@ def test_wrong_frames_are_refused():
 
 
 @pytest.mark.parametrize("vote", ["soft", "hard"])
-def test_ensembles_of_version_0_1_are_read_and_go_on_by_plain_votes(vote):
+def test_ensembles_of_version_0_1_are_read_and_go_on_by_plain_votes(vote, data):
     """Frames of 0.1 have no owner and no number, without which no linear model can be trained."""
-    data = flowers()
     model, sent = update(data, vote=vote)
     whole = next_model(Stack.parse(model.vector.tobytes()), [("east", sent, 150)], model.metadata)
     old = b"XENSEMB1" + len(unpack(whole)).to_bytes(4, "little")
@@ -432,9 +430,8 @@ def held(data: Dataset, parts: list[Dataset], **given: Any) -> tuple[Model, list
 
 
 @pytest.mark.parametrize("vote", ["soft", "hard"])
-def test_votes_of_kept_estimators_are_those_of_the_published_ensemble(vote):
+def test_votes_of_kept_estimators_are_those_of_the_published_ensemble(vote, data):
     """One site knows a single class. Weights are as in the published ensemble."""
-    data = flowers()
     parts = by_class(data)
     published = ensemble(data, parts, vote=vote)
     model, kept = held(data, parts, vote=vote)
@@ -458,8 +455,7 @@ def test_list_of_estimators_of_version_0_1_is_read():
     assert unpack_holdings(b"XENHELD1" + text) == known
 
 
-def test_list_of_estimators_says_why_it_cannot_predict():
-    data = flowers()
+def test_list_of_estimators_says_why_it_cannot_predict(data):
     model, _ = held(data, by_class(data))
     workload = create("bagging", TREES | {"publish": False})
     for call in (workload.predict, workload.to_sklearn, workload.measure):

@@ -58,7 +58,7 @@ def test_description_makes_what_it_names():
         ({"estimator": "SVC", "code": "x"}, "describes no estimator"),
         ({"estimator": "SVC", "parameters": 3}, "must be a table"),
         ({"estimator": "SVC", "parameters": {"random_state": 3}}, "set the option seed"),
-        ({"estimator": "StackingClassifier"}, "StackingClassifier needs the parameter 'estimators"),
+        ({"estimator": "StackingRegressor"}, "StackingRegressor needs the parameter 'estimators'"),
         (
             {"estimator": "CalibratedClassifierCV", "parameters": {"estimator": "Ridge"}},
             "Ridge is made for regression, CalibratedClassifierCV for classification",

@@ -209,9 +209,13 @@ def test_coefficients_do_not_depend_on_the_scaling(name):
         assert other.aic == pytest.approx(usual.aic, rel=1e-9)
 
 
-def test_classes_are_compared_with_the_one_that_is_named():
+@pytest.fixture
+def data() -> Table:
+    return study_of("logistic")
+
+
+def test_classes_are_compared_with_the_one_that_is_named(data):
     """The coefficients of the other direction have the other sign."""
-    data = study_of("logistic")
     usual = coefficients_of(fitted({"reference_class": "well"}, [data])[0])
     other = coefficients_of(fitted({"reference_class": "ill"}, [data])[0])
     assert {(one.outcome, one.reference) for one in other.of} == {("well", "ill")}
@@ -280,9 +284,8 @@ def test_classes_that_columns_tell_for_every_row_end_the_fit(name):
     assert {(one.note, one.error) for one in found.of} == {(SEPARATED, None)}
 
 
-def test_rows_without_a_category_are_a_level_of_their_own():
+def test_rows_without_a_category_are_a_level_of_their_own(data):
     """A missing category counts as a category with a name of its own."""
-    data = study_of("logistic")
     ward = data.values["ward"].copy()
     ward[::9] = None
     named = np.where(np.arange(len(ward)) % 9 == 0, "none", ward).astype(object)
@@ -340,16 +343,14 @@ def test_predictions_are_those_of_the_estimator_of_scikit_learn(name):
     np.testing.assert_allclose(shares, estimator.predict_proba(features), rtol=1e-9)
 
 
-def test_fit_on_one_machine_is_that_of_all_sites():
-    data = study_of("logistic")
+def test_fit_on_one_machine_is_that_of_all_sites(data):
     central = fit_centralised(create("glm", options_of("logistic")), data, epochs=1, seed=0)
     model, _ = fitted(options_of("logistic"), by_target(data, 3))
     np.testing.assert_allclose(central.vector, model.vector, rtol=1e-6, atol=1e-9)
 
 
-def test_another_set_of_rows_is_not_compared_with_the_last():
+def test_another_set_of_rows_is_not_compared_with_the_last(data):
     """A site that is lost changes the deviance; the fit goes on with the rows of the others."""
-    data = study_of("logistic")
     first, second = by_target(data.subset(np.arange(200)), 2)
     workload = create("glm")
     model = initial_model(workload, [first.profile(), second.profile()])
@@ -365,9 +366,8 @@ def test_another_set_of_rows_is_not_compared_with_the_last():
     assert coefficients_of(model).rows == 240
 
 
-def test_sites_with_too_few_rows_send_no_sums():
+def test_sites_with_too_few_rows_send_no_sums(data):
     """Sums of fewer rows than parameters would tell each row, unless the site allows it."""
-    data = study_of("logistic")
     workload = create("glm")
     assert isinstance(workload, GlmWorkload)
     model = initial_model(workload, [data.profile()])
@@ -379,8 +379,7 @@ def test_sites_with_too_few_rows_send_no_sums():
     assert workload.few_rows(model, some, 5) != []
 
 
-def test_wrong_updates_are_refused():
-    data = study_of("logistic")
+def test_wrong_updates_are_refused(data):
     workload = create("glm")
     model = initial_model(workload, [data.profile()])
     update = workload.train(

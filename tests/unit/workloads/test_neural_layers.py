@@ -12,7 +12,7 @@ from xain_workloads.model import size_of, unflatten
 from xain_workloads.nets.neural_builders import require_name
 from xain_workloads.nets.neural_layers import layout_of_layers, plan
 from xain_workloads.nets.neural_options import MODES
-from xain_workloads.tables.dataset import Dataset
+from xain_workloads.tables.profile import DataProfile
 from xain_workloads.workload import create, from_metadata
 
 CONVOLUTION: list[dict[str, Any]] = [
@@ -30,6 +30,9 @@ CONVOLUTION: list[dict[str, Any]] = [
     {"type": "sigmoid"},
     {"type": "linear"},
 ]
+
+
+PROFILE = DataProfile(6, 64, ("a", "b", "c"))
 
 
 def test_sizes_are_inferred_from_layer_to_layer():
@@ -61,9 +64,8 @@ def test_coordinator_makes_initial_weights_without_torch():
 
 
 def test_initial_weights_come_from_the_seed_alone():
-    data = Dataset(np.zeros((6, 64)), np.array(["a", "b", "c"] * 2))
     first, again, other = (
-        create("neural", {"layers": CONVOLUTION, "seed": seed}).initial_model([data.profile()])
+        create("neural", {"layers": CONVOLUTION, "seed": seed}).initial_model([PROFILE])
         for seed in (0, 0, 1)
     )
     assert first.vector.tobytes() == again.vector.tobytes() != other.vector.tobytes()
@@ -76,10 +78,9 @@ def test_initial_weights_come_from_the_seed_alone():
 
 
 def test_options_in_metadata_make_the_same_workload():
-    data = Dataset(np.zeros((6, 64)), np.array(["a", "b", "c"] * 2))
     workload = create("neural", {"layers": CONVOLUTION, "seed": 7, "optimizer": "adam"})
-    model = workload.initial_model([data.profile()])
-    rebuilt = from_metadata(model.metadata).initial_model([data.profile()], model.metadata)
+    model = workload.initial_model([PROFILE])
+    rebuilt = from_metadata(model.metadata).initial_model([PROFILE], model.metadata)
     assert rebuilt.vector.tobytes() == model.vector.tobytes()
     assert (rebuilt.layout, rebuilt.metadata) == (model.layout, model.metadata)
 
@@ -140,15 +141,13 @@ def test_wrong_layers_are_named_by_number_and_key(layers, complaint):
     ],
 )
 def test_layers_that_do_not_fit_the_data_are_named(layers, complaint):
-    data = Dataset(np.zeros((6, 64)), np.array(["a", "b", "c"] * 2))
     with pytest.raises(DataError, match=complaint):
-        create("neural", {"layers": layers}).initial_model([data.profile()])
+        create("neural", {"layers": layers}).initial_model([PROFILE])
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_gradients_are_sent_in_float64(mode):
-    data = Dataset(np.zeros((6, 4)), np.array(["a", "b", "c"] * 2))
-    model = create("neural", {"mode": mode}).initial_model([data.profile()])
+    model = create("neural", {"mode": mode}).initial_model([PROFILE])
     assert model.vector.dtype == ("float64" if mode == "gradient" else "float32")
 
 

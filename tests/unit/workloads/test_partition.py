@@ -170,28 +170,24 @@ def test_split_is_stratified():
 
 
 @pytest.mark.parametrize(
-    ("target", "num_test"),
+    ("target", "fraction", "least", "num_test"),
     [
-        ([], 0),
-        (["a"], 0),
-        (["a", "b"], 0),
-        (["a", "a", "b"], 1),
-        (["a"] * 9 + ["b"], 1),
-        ([1.5], 0),
+        ([], 0.1, 1, 0),
+        (["a"], 0.1, 1, 0),
+        (["a", "b"], 0.1, 1, 0),
+        (["a", "a", "b"], 0.1, 1, 1),
+        (["a"] * 9 + ["b"], 0.1, 1, 1),
+        ([1.5], 0.1, 1, 0),
+        (["a"] * 10 + ["b"] * 15, 0.2, 5, 5),
+        (["a"] * 10 + ["b"] * 15, 0.2, 6, 0),
     ],
 )
-def test_split_of_tiny_sets(target, num_test):
-    """One test row if one can be spared; the last row of a label is for training."""
+def test_split_of_tiny_sets(target, fraction, least, num_test):
+    """One test row if one can be spared, or at least so many or none; the last row of a label is
+    for training."""
     dataset = Dataset(np.ones((len(target), 1)), _target(target))
-    train, test = split_train_test(dataset, 0.1, seed=0)
+    train, test = split_train_test(dataset, fraction, seed=0, least=least)
     assert (train.num_samples, test.num_samples) == (len(target) - num_test, num_test)
-
-
-@pytest.mark.parametrize(("least", "num_test"), [(5, 5), (6, 0)])
-def test_split_holds_out_enough_rows_or_none(least, num_test):
-    dataset = Dataset(np.ones((25, 1)), _target(["a"] * 10 + ["b"] * 15))
-    train, test = split_train_test(dataset, 0.2, seed=0, least=least)
-    assert (train.num_samples, test.num_samples) == (25 - num_test, num_test)
 
 
 def test_rows_that_are_added_move_few_others():

@@ -59,9 +59,13 @@ def predicted(
         return status, list(csv.reader(file)), notes
 
 
-def test_each_line_has_row_class_and_probabilities(tmp_path):
+@pytest.fixture
+def exported(tmp_path: Path) -> Exported:
+    return trained(tmp_path)
+
+
+def test_each_line_has_row_class_and_probabilities(tmp_path, exported):
     """Probabilities are in the order of the classes, and of sum 1; rows are counted from 1."""
-    exported = trained(tmp_path)
     status, cells, notes = predicted(tmp_path, exported, "age,sex\n30,male\n50,female\n")
     assert (status, notes) == (EXIT_OK, [])
     assert cells[0] == ["row", "outcome", "p(n)", "p(y)"]
@@ -72,9 +76,8 @@ def test_each_line_has_row_class_and_probabilities(tmp_path):
         assert "ny"[int(np.argmax(shares))] == line[1]
 
 
-def test_ids_stay_as_they_are_in_the_file(tmp_path):
+def test_ids_stay_as_they_are_in_the_file(tmp_path, exported):
     """007 and 1.10 are no numbers."""
-    exported = trained(tmp_path)
     text = "age,patient,sex\n30,007,male\n31,1.10,male\n"
     _, cells, _ = predicted(tmp_path, exported, text, id_column="patient")
     assert [line[0] for line in cells] == ["patient", "007", "1.10"]
@@ -93,10 +96,9 @@ def test_regression_has_numbers(tmp_path):
     assert error.startswith("  RMSE ")
 
 
-def test_categories_that_the_model_does_not_know_are_named(tmp_path):
+def test_categories_that_the_model_does_not_know_are_named(tmp_path, exported):
     """With the share of the rows and what the model knows; the predictions are written first, and
     the score says on how many rows it stands."""
-    exported = trained(tmp_path)
     text = "age,sex,outcome\n" + "30,M,n\n" * 3 + "30,F,y\n"
     status, cells, notes = predicted(tmp_path, exported, text)
     assert status == EXIT_UNKNOWN_INPUT
@@ -114,16 +116,14 @@ def test_categories_that_the_model_does_not_know_are_named(tmp_path):
     assert "--max-unknown" in end
 
 
-def test_score_of_rows_of_one_class_has_no_negative_zero(tmp_path):
+def test_score_of_rows_of_one_class_has_no_negative_zero(tmp_path, exported):
     """Always predicting the shares of the classes has a log loss of 0 there, and not of -0."""
-    exported = trained(tmp_path)
     _, _, notes = predicted(tmp_path, exported, "age,sex,outcome\n" + "30,male,n\n" * 6)
     (loss,) = (note for note in notes if "log loss" in note)
     assert loss.endswith("always the shares of the classes: 0)")
 
 
-def test_score_without_the_rows_of_unknown_values_is_told_too(tmp_path):
-    exported = trained(tmp_path)
+def test_score_without_the_rows_of_unknown_values_is_told_too(tmp_path, exported):
     text = "age,sex,outcome\n" + "30,male,n\n" * 9 + ",male,y\n"
     status, _, notes = predicted(tmp_path, exported, text)
     assert status == EXIT_OK
@@ -135,8 +135,7 @@ def test_score_without_the_rows_of_unknown_values_is_told_too(tmp_path):
 
 
 @pytest.mark.parametrize(("share", "status"), [(0.49, EXIT_UNKNOWN_INPUT), (0.5, EXIT_OK)])
-def test_status_depends_on_the_share_of_one_column(tmp_path, share, status):
-    exported = trained(tmp_path)
+def test_status_depends_on_the_share_of_one_column(tmp_path, share, status, exported):
     text = "age,sex\n30,male\n31,M\n"
     assert predicted(tmp_path, exported, text, max_unknown=share)[0] == status
 
@@ -160,17 +159,15 @@ def test_rows_that_are_as_incomplete_as_those_of_training_are_relied_on(tmp_path
 
 
 @pytest.mark.parametrize("outcomes", [("", ""), ("n", "")])
-def test_rows_without_outcome_are_predicted(tmp_path, outcomes):
+def test_rows_without_outcome_are_predicted(tmp_path, outcomes, exported):
     """A column of outcomes may be blank; the rows that have one are scored."""
-    exported = trained(tmp_path)
     text = "age,sex,outcome\n" + "".join(f"30,male,{outcome}\n" for outcome in outcomes)
     status, cells, notes = predicted(tmp_path, exported, text)
     assert (status, len(cells)) == (EXIT_OK, 3)
     assert any(note.startswith("accuracy") for note in notes) == any(outcomes)
 
 
-def test_classes_of_another_name_are_not_scored_as_wrong(tmp_path):
-    exported = trained(tmp_path)
+def test_classes_of_another_name_are_not_scored_as_wrong(tmp_path, exported):
     text = "age,sex,outcome\n30,male,no\n30,female,y\n"
     _, _, notes = predicted(tmp_path, exported, text)
     other, score, *_ = notes
@@ -179,8 +176,7 @@ def test_classes_of_another_name_are_not_scored_as_wrong(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".skops", ".npz"])
-def test_files_of_all_formats_have_the_same_probabilities(tmp_path, suffix):
-    exported = trained(tmp_path)
+def test_files_of_all_formats_have_the_same_probabilities(tmp_path, suffix, exported):
     assert exported.model is not None
     path = tmp_path / f"model{suffix}"
     about = {key: value for key, value in exported.about.items() if key != "metadata"}
@@ -192,9 +188,8 @@ def test_files_of_all_formats_have_the_same_probabilities(tmp_path, suffix):
 
 
 @pytest.mark.parametrize("app", [coordinator, participant])
-def test_both_programs_predict_alike_and_take_how_the_file_is_written(tmp_path, app):
+def test_both_programs_predict_alike_and_take_how_the_file_is_written(tmp_path, app, exported):
     """The dialect in the model holds for the file, and --set counts more."""
-    exported = trained(tmp_path)
     assert exported.model is not None
     about = {key: value for key, value in exported.about.items() if key != "metadata"}
     about["dialect"] = Dialect(rename={"Alter": "age"}, missing=("-",)).to_json()

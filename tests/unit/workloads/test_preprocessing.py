@@ -111,11 +111,15 @@ def test_sklearn_transformer_gives_the_same_numbers(cuts, scaling, indicate, mis
     assert not prepared[0, [i for i, n in enumerate(preprocessing.feature_names) if "=" in n]].any()
 
 
+@pytest.fixture
+def table() -> Table:
+    return mixed_table()
+
+
 @pytest.mark.parametrize("clip", [0.0, 2.0])
 @pytest.mark.parametrize("scaling", SCALINGS)
-def test_skops_and_onnx_give_the_same_numbers(scaling, clip):
+def test_skops_and_onnx_give_the_same_numbers(scaling, clip, table):
     """skops reads the transformer without trusting more than numpy's dtype; ONNX has float32."""
-    table = mixed_table()
     table.values["noise"][3] = 5e-4
     preprocessing = fit([table.profile()], PreprocessingOptions(scaling, "median", clip=clip))
     prepared = preprocessing.apply(table).features
@@ -145,9 +149,8 @@ def test_order_of_sites_changes_nothing_but_the_order_of_columns():
     assert fit(profiles[::-1], STANDARD).to_json() == text
 
 
-def test_constant_column_becomes_zeros():
+def test_constant_column_becomes_zeros(table):
     """The column's standard deviation is 0 but for rounding, which is not divided by."""
-    table = mixed_table()
     for scaling in ("standard", "robust"):
         options = PreprocessingOptions(scaling)
         prepared = fit([part.profile() for part in parts_of(table, 3)], options).apply(table)
@@ -155,8 +158,7 @@ def test_constant_column_becomes_zeros():
         np.testing.assert_allclose(prepared.features[:, at], 0.0, atol=1e-12)
 
 
-def test_missing_numbers_become_the_median_or_the_mean():
-    table = mixed_table()
+def test_missing_numbers_become_the_median_or_the_mean(table):
     gaps = np.isnan(table.values["income"])
     known = table.values["income"][~gaps]
     profiles = [part.profile() for part in parts_of(table, 3)]
@@ -169,8 +171,7 @@ def test_missing_numbers_become_the_median_or_the_mean():
         assert prepared.features[gaps, at] == pytest.approx(expected, rel=tolerance)
 
 
-def test_indicator_tells_where_numbers_were_missing():
-    table = mixed_table()
+def test_indicator_tells_where_numbers_were_missing(table):
     options = PreprocessingOptions(indicate_missing=True)
     prepared = fit([table.profile()], options).apply(table)
     assert [name for name in prepared.feature_names if "missing" in name] == ["income is missing"]
@@ -357,8 +358,7 @@ def test_text_that_is_no_preprocessing_is_refused():
             Preprocessing.from_json(text)
 
 
-def test_table_without_a_needed_column_is_refused_with_its_name():
-    table = mixed_table()
+def test_table_without_a_needed_column_is_refused_with_its_name(table):
     preprocessing = fit([table.profile()], STANDARD)
     with pytest.raises(DataError, match="needs column 'colour'"):
         preprocessing.apply(table.arranged(["income", "noise", "constant"]))
@@ -371,9 +371,8 @@ def test_table_without_a_needed_column_is_refused_with_its_name():
         preprocessing.apply(other)
 
 
-def test_absent_column_may_count_as_missing():
+def test_absent_column_may_count_as_missing(table):
     """A session's schema may allow it; the numbers are then the fill of that column."""
-    table = mixed_table()
     preprocessing = fit([table.profile()], STANDARD)
     without = table.arranged(["noise", "constant"])
     prepared = preprocessing.apply(without, fill_absent=True)
@@ -383,8 +382,7 @@ def test_absent_column_may_count_as_missing():
     assert not prepared.features[:, 3:].any()
 
 
-def test_columns_in_another_order_are_prepared_alike():
-    table = mixed_table()
+def test_columns_in_another_order_are_prepared_alike(table):
     preprocessing = fit([table.profile()], STANDARD)
     arranged = table.arranged(["constant", "noise", "colour", "income"])
     assert (preprocessing.apply(arranged).features == preprocessing.apply(table).features).all()

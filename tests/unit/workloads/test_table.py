@@ -111,14 +111,17 @@ def test_columns_are_selected_dropped_and_renamed(write):
     assert table.target_name == "status"
     assert _cells(table, "weight_kg") == [71.5, None, 80, 66]
     for arguments, complaint in (
-        ({"select": ["age", "hight"]}, "[data] columns names 'hight', which is no column of the f"),
+        ({"select": ["hight"]}, "[data] columns names 'hight', which is no column of the file"),
         ({"drop": ["hight"]}, "drop names 'hight'"),
         ({"dialect": Dialect(rename={"hight": "height"})}, "rename names 'hight'"),
         ({"types": {"hight": "number"}}, "types names 'hight'"),
         ({"units": {"hight": "cm"}}, "units names 'hight'"),
         ({"drop": ["outcome"]}, "drop names 'outcome', which is the target"),
         ({"dialect": Dialect(rename={"age": "sex"})}, "more than one column is called 'sex'"),
-        ({"dialect": Dialect(rename={"age": "outcome"})}, "more than one column is called 'outcom"),
+        (
+            {"dialect": Dialect(rename={"age": "outcome"})},
+            "more than one column is called 'outcome'",
+        ),
         ({"select": ["age"], "drop": ["age"]}, "no column of features is left"),
     ):
         with refused(complaint):

@@ -25,6 +25,7 @@ NUM_FEATURES = 5
 BINARY = BoosterKind("binary:logistic", NUM_FEATURES, 0, 0.5)
 MULTICLASS = BoosterKind("multi:softprob", NUM_FEATURES, 3, 0.5)
 REGRESSION = BoosterKind("reg:squarederror", NUM_FEATURES, 0, 7.25)
+MODEL = ("learner", "gradient_booster", "model")
 KINDS = {"binary": BINARY, "multiclass": MULTICLASS, "regression": REGRESSION}
 
 
@@ -164,36 +165,35 @@ def tree_of(booster: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def set_in_tree(key: str, node: int, value: object) -> Callable[[dict[str, Any]], None]:
+def put(value: object, *path: str | int) -> Callable[[dict[str, Any]], None]:
+    """Replace what lies at the end of a path."""
+    *before, last = path
+
     def change(booster: dict[str, Any]) -> None:
-        tree_of(booster)[key][node] = value
-
-    return change
-
-
-def leaf_of(tree: dict[str, Any]) -> int:
-    leaf: int = tree["left_children"].index(-1)
-    return leaf
-
-
-def set_leaf(value: object) -> Callable[[dict[str, Any]], None]:
-    def change(booster: dict[str, Any]) -> None:
-        tree = tree_of(booster)
-        tree["split_conditions"][leaf_of(tree)] = value
-
-    return change
-
-
-def set_parameter(key: str, value: object) -> Callable[[dict[str, Any]], None]:
-    def change(booster: dict[str, Any]) -> None:
-        booster["learner"]["learner_model_param"][key] = value
+        inner: Any = booster
+        for key in before:
+            inner = inner[key]
+        inner[last] = value
 
     return change
 
 
 def set_model(key: str, value: object) -> Callable[[dict[str, Any]], None]:
+    return put(value, *MODEL, key)
+
+
+def set_in_tree(key: str, node: int, value: object) -> Callable[[dict[str, Any]], None]:
+    return put(value, *MODEL, "trees", 0, key, node)
+
+
+def set_parameter(key: str, value: object) -> Callable[[dict[str, Any]], None]:
+    return put(value, "learner", "learner_model_param", key)
+
+
+def set_leaf(value: object) -> Callable[[dict[str, Any]], None]:
     def change(booster: dict[str, Any]) -> None:
-        booster["learner"]["gradient_booster"]["model"][key] = value
+        tree = tree_of(booster)
+        tree["split_conditions"][tree["left_children"].index(-1)] = value
 
     return change
 
@@ -242,12 +242,9 @@ REFUSED = {
     "too many iterations": (repeat_tree(6), "at most 3, 3 each"),
     "text for a tree": (set_model("trees", ["a", "b", "c"]), "model.trees[0]"),
     "no learner": (lambda b: b.pop("learner"), "field `learner`"),
-    "other booster": (
-        lambda b: b["learner"]["gradient_booster"].update(name="dart"),
-        "gradient_booster.name",
-    ),
+    "other booster": (put("dart", *MODEL[:2], "name"), "gradient_booster.name"),
     "other objective": (
-        lambda b: b["learner"]["objective"].update(name="reg:squarederror"),
+        put("reg:squarederror", "learner", "objective", "name"),
         "has objective 'reg:squarederror'",
     ),
 }

@@ -63,7 +63,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"builder": "a.b:c", "remedy": "personal"}, "the last: "),
     ],
     "sgd": [
-        ({"epochs": 3}, "unknown option 'epochs' of workload 'sgd'; known: alpha, batch_size, cla"),
+        ({"e": 3}, "unknown option 'e' of workload 'sgd'; known: alpha, batch_size, class_weight"),
         ({"task": "ranking"}, "task is 'ranking'; choose one of: classification, regression"),
         ({"loss": "squared_error"}, "loss is 'squared_error'; choose one of: hinge"),
         ({"task": "regression", "loss": "log_loss"}, "loss is 'log_loss'"),

@@ -121,8 +121,12 @@ def test_same_key_gets_the_same_bytes_also_after_a_restart(folder, control, cloc
     control.close()
 
 
-def test_used_token_names_both_times_and_hosts(folder, control, clock):
-    holder = token_of(control, clock)
+@pytest.fixture
+def holder(control: AccessControl, clock: Clock) -> Caller:
+    return token_of(control, clock)
+
+
+def test_used_token_names_both_times_and_hosts(folder, control, clock, holder):
     control.join(holder, request(), "ipv4:10.0.0.1:5000")
     clock.now += 3600
     with (
@@ -136,8 +140,7 @@ def test_used_token_names_both_times_and_hosts(folder, control, clock):
     assert last.fields["first_at"] == pytest.approx(last.at - 3600)
 
 
-def test_broken_requests_are_refused_in_words(control, clock):
-    holder = token_of(control, clock)
+def test_broken_requests_are_refused_in_words(control, holder):
     for broken, why in (
         (b"", "no certificate request"),
         (b"x" * 1_000_000, "1000000 bytes"),
@@ -169,8 +172,7 @@ def test_address_that_no_site_can_connect_to_is_refused(control, address):
     assert all(each.kind != "token" for each in control.entries())
 
 
-def test_revocation_holds_at_once_and_after_a_restart(folder, control, clock):
-    holder = token_of(control, clock)
+def test_revocation_holds_at_once_and_after_a_restart(folder, control, clock, holder):
     site = caller_of(control.join(holder, request(), "a"), clock)
     text, serial, _ = control.create_bearer("ward-7", "observer", DAY, by="alice")
     assert control.bearer(text) == Caller(
@@ -197,9 +199,8 @@ def test_revocation_holds_at_once_and_after_a_restart(folder, control, clock):
     again.close()
 
 
-def test_subscriber_is_told_once_a_revocation_counts(folder, control, clock):
+def test_subscriber_is_told_once_a_revocation_counts(folder, control, holder):
     """A call that arrives while the subscriber ends streams is refused."""
-    holder = token_of(control, clock)
     heard = []
 
     def check(serials: frozenset[str]) -> None:
@@ -223,7 +224,7 @@ def test_bearer_token_expires_and_others_are_refused(control, clock):
         control.bearer(text)
 
 
-def test_no_secret_is_in_the_folder_but_the_keys(folder, control, clock):
+def test_no_secret_is_in_the_folder_but_the_keys(folder, control):
     """The audit log, and the text of errors, have neither tokens nor keys."""
     text, _, _ = control.create_token("ward-7", "participant", DAY, ADDRESS, by="alice")
     bearer, _, _ = control.create_bearer("page", "observer", DAY, by="alice")
@@ -231,13 +232,10 @@ def test_no_secret_is_in_the_folder_but_the_keys(folder, control, clock):
     written = (folder / "audit.log").read_text()
     for secret in (text, bearer, bearer.removeprefix("xainb1."), str(key), f"{key:x}", "PRIVATE"):
         assert secret not in written
-    private = [path for path in folder.rglob("*") if b"PRIVATE" in _content(path)]
+    files = (path for path in folder.rglob("*") if path.is_file())
+    private = [path for path in files if b"PRIVATE" in path.read_bytes()]
     assert sorted(path.name for path in private) == ["ca.key", "tls.key"]
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in private)
-
-
-def _content(path: Path) -> bytes:
-    return path.read_bytes() if path.is_file() else b""
 
 
 def test_notes_and_refused_identities_are_lines(folder, control):
@@ -263,9 +261,8 @@ def test_notes_and_refused_identities_are_lines(folder, control):
     ],
     ids=["join", "revoke", "bearer", "note"],
 )
-def test_change_counts_only_when_its_line_is_on_disk(control, clock, monkeypatch, change):
+def test_change_counts_only_when_its_line_is_on_disk(control, monkeypatch, change, holder):
     """A certificate is not signed before, and a revocation that was not acknowledged counts not."""
-    holder = token_of(control, clock)
     state = control.access
 
     def fails(fd: int) -> None:
@@ -336,9 +333,8 @@ def test_certificate_ends_with_its_authority(control, clock):
         control.create_token("x", "node", DAY, ADDRESS, by="alice")
 
 
-def test_many_threads_join_with_one_token(folder, control, clock):
+def test_many_threads_join_with_one_token(folder, control, holder):
     """One of the keys gets a certificate, and all who have it get the same."""
-    holder = token_of(control, clock)
     keys = [new_key() for _ in range(4)]
     results: list[tuple[int, bytes]] = []
 

@@ -57,10 +57,14 @@ def inode(root: Path, key: str) -> int:
     return (root / f"{key}.weights").stat().st_ino
 
 
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    return FileStore(tmp_path)
+
+
 @pytest.mark.parametrize("size", [2 * MIB, 3 * MIB, 3 * MIB - 5, 4 * MIB])
-def test_removed_file_is_written_over(tmp_path, size):
+def test_removed_file_is_written_over(tmp_path, size, store):
     """The new object has its own bytes and length, whatever the old one had."""
-    store = FileStore(tmp_path)
     put(store, KEY, OLD)
     old = inode(tmp_path, KEY)
     store.delete(KEY)
@@ -71,9 +75,8 @@ def test_removed_file_is_written_over(tmp_path, size):
     assert spare_files(tmp_path) == []
 
 
-def test_file_of_another_size_is_not_written_over(tmp_path):
+def test_file_of_another_size_is_not_written_over(tmp_path, store):
     """A small object would waste the pages of a large one; without a size nothing is known."""
-    store = FileStore(tmp_path)
     put(store, KEY, OLD)
     store.delete(KEY)
     put(store, "2/a", b"n" * MIB)
@@ -81,9 +84,8 @@ def test_file_of_another_size_is_not_written_over(tmp_path):
     assert len(spare_files(tmp_path)) == 1
 
 
-def test_upload_shorter_than_announced_shows_no_old_bytes(tmp_path):
+def test_upload_shorter_than_announced_shows_no_old_bytes(store):
     """An object has only the bytes that were written to it."""
-    store = FileStore(tmp_path)
     put(store, KEY, OLD)
     store.delete(KEY)
     put(store, "2/a", b"short", size_bytes=len(OLD))
@@ -101,9 +103,8 @@ def test_file_that_is_read_is_not_written_over(tmp_path):
     assert spare_files(tmp_path) == []
 
 
-def test_model_that_a_program_maps_is_not_written_over(tmp_path):
+def test_model_that_a_program_maps_is_not_written_over(tmp_path, store):
     """Users load models from the folder with memory maps, which take no lock."""
-    store = FileStore(tmp_path)
     for key in ("1/global", "session/1/global", "optimizer/1/momentum"):
         put(store, key, OLD)
         path = tmp_path / f"{key}.weights"
@@ -142,10 +143,9 @@ def test_hard_link_of_a_backup_keeps_its_bytes(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="others let a running program be written to")
-def test_file_that_cannot_be_opened_for_writing_is_removed(tmp_path):
+def test_file_that_cannot_be_opened_for_writing_is_removed(tmp_path, store):
     """The system refuses to write to a running program, to root too, as it refuses others a
     file of another owner; removing a name needs only the folder's permission."""
-    store = FileStore(tmp_path)
     sleep = shutil.which("sleep")
     assert sleep is not None
     put(store, KEY, Path(sleep).read_bytes() + bytes(MIB))
@@ -159,9 +159,8 @@ def test_file_that_cannot_be_opened_for_writing_is_removed(tmp_path):
             process.kill()
 
 
-def test_spare_files_of_a_failed_sync_are_removed(tmp_path, monkeypatch):
+def test_spare_files_of_a_failed_sync_are_removed(tmp_path, monkeypatch, store):
     """Such files may not be written over, and must not count against the bound for ever."""
-    store = FileStore(tmp_path)
     store.spares.max_files = 1
     put(store, KEY, OLD)
     put(store, SECOND, OLD)
@@ -178,9 +177,8 @@ def fail(folder: Path) -> None:
     raise OSError(errno.EIO, "input/output error")
 
 
-def test_spare_files_are_bounded(tmp_path):
+def test_spare_files_are_bounded(tmp_path, store):
     """In number and in bytes; what is beyond is removed."""
-    store = FileStore(tmp_path)
     store.spares.max_files = 2
     for key in (KEY, SECOND, THIRD):
         put(store, key, OLD)
@@ -192,9 +190,8 @@ def test_spare_files_are_bounded(tmp_path):
     assert sum(file.stat().st_size for file in spare_files(tmp_path)) <= 8 * MIB
 
 
-def test_spare_files_go_with_the_store_and_with_the_next_start(tmp_path):
+def test_spare_files_go_with_the_store_and_with_the_next_start(tmp_path, store):
     """After a kill the next start removes them."""
-    store = FileStore(tmp_path)
     for key in (KEY, SECOND):
         put(store, key, OLD)
     store.delete(KEY)
@@ -207,9 +204,8 @@ def test_spare_files_go_with_the_store_and_with_the_next_start(tmp_path):
     assert list(store.keys()) == ["2/a"]
 
 
-def test_spare_files_give_way_to_a_full_disk(tmp_path, monkeypatch):
+def test_spare_files_give_way_to_a_full_disk(tmp_path, monkeypatch, store):
     """Before an upload fails for want of room, the spare files are removed."""
-    store = FileStore(tmp_path)
     put(store, KEY, OLD)
     store.delete(KEY)
     write = os.write

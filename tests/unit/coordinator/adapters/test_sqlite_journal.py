@@ -9,12 +9,13 @@ import sys
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -117,9 +118,28 @@ def start(script: str, path: Path, *arguments: str) -> "subprocess.Popen[str]":
     )
 
 
-def test_nothing_acknowledged_is_lost_to_kill_9(tmp_path):
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal"
+
+
+@pytest.fixture
+def journal(path: Path) -> Iterator[SqliteJournal]:
+    """A journal of one record."""
+    with closing(SqliteJournal(path)) as journal:
+        journal.append([OPENED])
+        yield journal
+
+
+def change(path: Path, statement: str, *values: Any) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.create_function("digest_of", -1, digest_of)
+        db.execute(statement, values)
+        db.commit()
+
+
+def test_nothing_acknowledged_is_lost_to_kill_9(path):
     """Each append is also in the journal whole or not at all."""
-    path = tmp_path / "journal"
     with start(WRITER, path) as process:
         try:
             acknowledged = [int(process.stdout.readline()) for _ in range(40)]
@@ -138,9 +158,8 @@ def test_nothing_acknowledged_is_lost_to_kill_9(tmp_path):
         assert list(journal.load())[-1] == closed(len(rounds))
 
 
-def test_one_process_writes_at_a_time(tmp_path):
+def test_one_process_writes_at_a_time(path):
     """The lock is the kernel's: its holder loses it with its life."""
-    path = tmp_path / "journal"
     with start(HOLDER, path) as process:
         try:
             assert process.stdout.readline() == "open\n"
@@ -161,88 +180,79 @@ def test_one_process_writes_at_a_time(tmp_path):
         assert list(journal.load()) == [OPENED, closed(0)]
 
 
-def test_journal_is_durable(tmp_path):
+def test_journal_is_durable(journal):
     """WAL alone is not: without synchronous=FULL a power cut takes what was acknowledged."""
-    with closing(SqliteJournal(tmp_path / "journal")) as journal:
-        db = database(journal)
-        assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-        assert db.execute("PRAGMA synchronous").fetchone() == (2,)
+    db = database(journal)
+    assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert db.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
-def test_a_full_disk(tmp_path):
+def test_a_full_disk(path, journal):
     """Acknowledged records stay, and the journal goes on when there is room."""
-    path = tmp_path / "journal"
-    with closing(SqliteJournal(path)) as journal:
-        journal.append([OPENED])
-        db = database(journal)
-        db.execute("PRAGMA max_page_count = 2")
-        with pytest.raises(JournalError, match=f"{path} has no room left on its disk"):
-            journal.append([closed(n) for n in range(10_000)])
-        assert list(journal.load()) == [OPENED]
-        db.execute("PRAGMA max_page_count = 1000000")
-        journal.append([closed(0)])
-        assert list(journal.load()) == [OPENED, closed(0)]
+    db = database(journal)
+    db.execute("PRAGMA max_page_count = 2")
+    with pytest.raises(JournalError, match=f"{path} has no room left on its disk"):
+        journal.append([closed(n) for n in range(10_000)])
+    assert list(journal.load()) == [OPENED]
+    db.execute("PRAGMA max_page_count = 1000000")
+    journal.append([closed(0)])
+    assert list(journal.load()) == [OPENED, closed(0)]
 
 
 @pytest.mark.parametrize("num_bytes", [20_000, MAX_PREPARED_BYTES + 1])
 @pytest.mark.parametrize("is_prepared", [True, False])
-def test_room_is_made_on_a_full_disk(tmp_path, num_bytes, is_prepared):
+def test_room_is_made_on_a_full_disk(num_bytes, is_prepared, journal):
     """The append is tried again, once: on a disk that stays full it fails."""
-    with closing(SqliteJournal(tmp_path / "journal")) as journal:
-        journal.append([OPENED])
-        db = database(journal)
-        (num_pages,) = db.execute("PRAGMA page_count").fetchone()
-        asked: list[bool] = []
+    db = database(journal)
+    (num_pages,) = db.execute("PRAGMA page_count").fetchone()
+    asked: list[bool] = []
 
-        def make_room() -> bool:
-            asked.append(True)
-            db.execute("PRAGMA max_page_count = 1000000")
-            return True
+    def make_room() -> bool:
+        asked.append(True)
+        db.execute("PRAGMA max_page_count = 1000000")
+        return True
 
-        journal.make_room = make_room
-        db.execute(f"PRAGMA max_page_count = {num_pages + 1}")
-        objects = {"a": bytes(num_bytes)}
-        if is_prepared:
-            journal.prepare([closed(0)], objects)()
-        else:
-            journal.append([closed(0)], objects)
-        assert asked == [True]
-        assert list(journal.load()) == [OPENED, closed(0)]
-        assert journal.read_object("a") == bytes(num_bytes)
-        (num_pages,) = db.execute("PRAGMA page_count").fetchone()
-        db.execute(f"PRAGMA max_page_count = {num_pages + 1}")
-        journal.make_room = lambda: True
-        with pytest.raises(JournalError, match="has no room left on its disk"):
-            journal.append([closed(1)], {"b": bytes(num_bytes)})
-        assert list(journal.load()) == [OPENED, closed(0)]
+    journal.make_room = make_room
+    db.execute(f"PRAGMA max_page_count = {num_pages + 1}")
+    objects = {"a": bytes(num_bytes)}
+    if is_prepared:
+        journal.prepare([closed(0)], objects)()
+    else:
+        journal.append([closed(0)], objects)
+    assert asked == [True]
+    assert list(journal.load()) == [OPENED, closed(0)]
+    assert journal.read_object("a") == bytes(num_bytes)
+    (num_pages,) = db.execute("PRAGMA page_count").fetchone()
+    db.execute(f"PRAGMA max_page_count = {num_pages + 1}")
+    journal.make_room = lambda: True
+    with pytest.raises(JournalError, match="has no room left on its disk"):
+        journal.append([closed(1)], {"b": bytes(num_bytes)})
+    assert list(journal.load()) == [OPENED, closed(0)]
 
 
-def test_no_room_for_a_snapshot(tmp_path):
+def test_no_room_for_a_snapshot(tmp_path, journal):
     """An append needs less than that, and goes on; the snapshot before stays."""
     chance = Random(1)
     names = [f"{chance.getrandbits(512):0128x}" for _ in range(200)]  # they do not compress
     before = Snapshot(1, 0.0, begin(OPENED.event), History())
     large = replace(before, history=History(accounts=dict.fromkeys(names, Account())))
     path = tmp_path / "journal"
-    with closing(SqliteJournal(path)) as journal:
-        journal.append([OPENED])
-        journal.save(before)
-        db = database(journal)
-        (num_pages,) = db.execute("PRAGMA page_count").fetchone()
-        db.execute(f"PRAGMA max_page_count = {num_pages + 2}")
-        with pytest.raises(JournalError, match=f"{path} has no room left on its disk"):
-            journal.save(large)
-        assert journal.snapshot() == before
-        journal.append([closed(0)])
-        db.execute("PRAGMA max_page_count = 1000000")
+    journal.save(before)
+    db = database(journal)
+    (num_pages,) = db.execute("PRAGMA page_count").fetchone()
+    db.execute(f"PRAGMA max_page_count = {num_pages + 2}")
+    with pytest.raises(JournalError, match=f"{path} has no room left on its disk"):
         journal.save(large)
-        assert journal.snapshot() == large
-        assert list(journal.load()) == [OPENED, closed(0)]
+    assert journal.snapshot() == before
+    journal.append([closed(0)])
+    db.execute("PRAGMA max_page_count = 1000000")
+    journal.save(large)
+    assert journal.snapshot() == large
+    assert list(journal.load()) == [OPENED, closed(0)]
 
 
-def test_only_the_latest_snapshot_takes_room(tmp_path):
+def test_only_the_latest_snapshot_takes_room(path):
     """The bound is for the snapshots of all sessions together."""
-    path = tmp_path / "journal"
     with closing(SqliteJournal(path)) as journal:
         for session_id in ("one", "two", "three"):
             opened = SessionOpened(session_id, rules(), 0.0)
@@ -277,8 +287,7 @@ def test_a_disk_that_refuses_a_write(tmp_path):
 @pytest.mark.parametrize(
     "content", [b"garbage, and rather a lot of it\n" * 100, b"SQLite", b"\0\0"]
 )
-def test_a_file_that_is_no_database_is_left_alone(tmp_path, content):
-    path = tmp_path / "journal"
+def test_a_file_that_is_no_database_is_left_alone(tmp_path, content, path):
     path.write_bytes(content)
     with pytest.raises(JournalError, match=f"{path} is not a journal"):
         SqliteJournal(path)
@@ -294,8 +303,7 @@ def test_a_file_that_is_no_database_is_left_alone(tmp_path, content):
         (7, 1, "another program"),
     ],
 )
-def test_another_format_is_left_alone(tmp_path, application_id, version, message):
-    path = tmp_path / "journal"
+def test_another_format_is_left_alone(tmp_path, application_id, version, message, path):
     with closing(sqlite3.connect(path)) as db:
         db.execute("CREATE TABLE record (x)")
         db.execute(f"PRAGMA application_id = {application_id}")
@@ -463,9 +471,8 @@ def test_rest_of_a_killed_transaction_behind_a_torn_end_is_no_damage(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="measures the memory of a process")
-def test_large_log_is_read_by_blocks(tmp_path):
+def test_large_log_is_read_by_blocks(path):
     """After the transaction that brings a new format the log is as large as the journal."""
-    path = tmp_path / "journal"
     with closing(SqliteJournal(path)) as journal:
         journal.append([OPENED])
         log = path.with_name("journal-wal").read_bytes()
@@ -512,11 +519,10 @@ def read_or_told(path: Path, records: Sequence[Record]) -> str | None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "zeros", "garbage"])
-def test_a_torn_page_is_told_and_left_alone(tmp_path, damage):
+def test_a_torn_page_is_told_and_left_alone(tmp_path, damage, path):
     """In the database itself there is no second copy. Whatever is wrong with the rest of a page, or
     of the file, nothing else is taken for what was acknowledged, and whoever can repair the file
     finds it as it was."""
-    path = tmp_path / "journal"
     records = [OPENED, *(closed(n) for n in range(600))]
     with closing(SqliteJournal(path)) as journal:
         for record in records:
@@ -539,9 +545,8 @@ def test_a_torn_page_is_told_and_left_alone(tmp_path, damage):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_empty_file_is_a_new_journal(tmp_path):
+def test_an_empty_file_is_a_new_journal(path):
     """A process may create the file and die before its first write."""
-    path = tmp_path / "journal"
     path.touch()
     with closing(SqliteJournal(path)) as journal:
         assert list(journal.load()) == []
@@ -560,19 +565,15 @@ def test_an_empty_file_is_a_new_journal(tmp_path):
         ("UPDATE record SET seq = 'two' WHERE seq = 2", "its last record has no number"),
     ],
 )
-def test_a_record_that_cannot_be_read_is_named(tmp_path, statement, message):
+def test_a_record_that_cannot_be_read_is_named(statement, message, path):
     """Never passed over: a session without one of its events is another session."""
-    path = tmp_path / "journal"
     with closing(SqliteJournal(path)) as journal:
         journal.append([OPENED, closed(1), closed(2)])
-    with closing(sqlite3.connect(path)) as db:
-        db.execute(statement)
-        if "CAST" not in statement:
-            # With the right checksum: another version of the program may write what this one cannot
-            # read.
-            db.create_function("digest_of", -1, digest_of)
-            db.execute("UPDATE record SET digest = digest_of(session, seq, at, type, body)")
-        db.commit()
+    change(path, statement)
+    if "CAST" not in statement:
+        # With the right checksum: another version of the program may write what this one cannot
+        # read.
+        change(path, "UPDATE record SET digest = digest_of(session, seq, at, type, body)")
     with pytest.raises(JournalError, match=message), closing(SqliteJournal(path)) as journal:
         list(journal.load())
 
@@ -589,15 +590,12 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_changed_record_is_named_and_not_used(tmp_path, change):
+@pytest.mark.parametrize("statement", CHANGES.values(), ids=CHANGES)
+def test_changed_record_is_named_and_not_used(statement, path):
     """A flipped bit in a number would make another session of it without a word."""
-    path = tmp_path / "journal"
     with closing(SqliteJournal(path)) as journal:
         journal.append([OPENED, closed(1), closed(2)])
-    with closing(sqlite3.connect(path)) as db:
-        db.execute(CHANGES[change])
-        db.commit()
+    change(path, statement)
     with closing(SqliteJournal(path)) as journal:
         with pytest.raises(JournalError) as caught:
             list(journal.load())
@@ -608,28 +606,23 @@ def test_changed_record_is_named_and_not_used(tmp_path, change):
         assert list(journal.load()) == [OPENED]
 
 
-def test_changed_name_of_an_owner_is_damage_and_not_another_copy(tmp_path):
-    path = tmp_path / "journal"
+def test_changed_name_of_an_owner_is_damage_and_not_another_copy(path):
     with closing(SqliteJournal(path)) as journal:
         journal.note_owners("s", ["00000001.a", "00000002.b"])
-    with closing(sqlite3.connect(path)) as db:
-        db.execute("UPDATE owner SET name = '00000002.c' WHERE name = '00000002.b'")
-        db.commit()
+    change(path, "UPDATE owner SET name = '00000002.c' WHERE name = '00000002.b'")
     told = pytest.raises(JournalError, match="owner, of session s, has changed")
     with closing(SqliteJournal(path)) as journal, told:
         journal.owners("s")
 
 
-def test_damaged_snapshot_is_passed_over_for_the_records(tmp_path):
-    path = tmp_path / "journal"
+def test_damaged_snapshot_is_passed_over_for_the_records(path):
     with closing(SqliteJournal(path)) as journal:
         journal.append([OPENED])
         journal.save(Snapshot(1, 0.0, begin(OPENED.event), History()))
         assert journal.snapshot() is not None
     with closing(sqlite3.connect(path)) as db:
         ((body,),) = db.execute("SELECT body FROM snapshot").fetchall()
-        db.execute("UPDATE snapshot SET body = ?", (flipped(body, len(body) // 2, Random(1)),))
-        db.commit()
+    change(path, "UPDATE snapshot SET body = ?", flipped(body, len(body) // 2, Random(1)))
     with closing(SqliteJournal(path)) as journal, capture_logs() as logs:
         restored = restore(journal)
     assert restored[0].num_records == 1
@@ -638,8 +631,7 @@ def test_damaged_snapshot_is_passed_over_for_the_records(tmp_path):
     ]
 
 
-def test_any_flipped_bit_of_the_database_is_named_or_changes_nothing(tmp_path):
-    path = tmp_path / "journal"
+def test_any_flipped_bit_of_the_database_is_named_or_changes_nothing(path):
     records = [OPENED, *(closed(n) for n in range(120))]
     with closing(SqliteJournal(path)) as journal:
         for record in records:
@@ -667,26 +659,22 @@ def test_objects_beyond_the_memory_are_read_from_the_file(tmp_path):
         assert {key: journal.read_object(key) for key in objects} == objects
 
 
-def test_prepare_does_not_wait_for_another_thread(tmp_path):
+def test_prepare_does_not_wait_for_another_thread(journal):
     """While a group is prepared, the next one is written when it is committed."""
-    with closing(SqliteJournal(tmp_path / "journal.sqlite")) as journal:
-        journal.append([OPENED])
-        commits = [journal.prepare([Record(0.5, RoundClosed(n))]) for n in range(2)]
-        with ThreadPoolExecutor(2) as threads:
-            for done in [threads.submit(commit) for commit in commits]:
-                done.result(timeout=60)
-        assert [record.event for record in journal.load(1)] == [RoundClosed(0), RoundClosed(1)]
+    commits = [journal.prepare([Record(0.5, RoundClosed(n))]) for n in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(commit) for commit in commits]:
+            done.result(timeout=60)
+    assert [record.event for record in journal.load(1)] == [RoundClosed(0), RoundClosed(1)]
 
 
-def test_prepare_leaves_large_records_to_the_commit(tmp_path):
+def test_prepare_leaves_large_records_to_the_commit(journal):
     """The caller is the event loop, which writes no megabytes."""
     large = Record(0.5, SessionFinished("x" * MAX_PREPARED_BYTES, 0.5))
-    with closing(SqliteJournal(tmp_path / "journal.sqlite")) as journal:
-        journal.append([OPENED])
-        commit = journal.prepare([large])
-        assert not database(journal).in_transaction
-        commit()
-        assert list(journal.load(1)) == [large]
+    commit = journal.prepare([large])
+    assert not database(journal).in_transaction
+    commit()
+    assert list(journal.load(1)) == [large]
 
 
 def test_readers_at_the_end_of_a_session_do_not_search_all_records(tmp_path):

@@ -100,7 +100,6 @@ def test_an_update_becomes_one_of_ours(stores, vector, protocol):
 
 
 def test_an_update_is_not_read_again_to_be_measured(stores, monkeypatch):
-    """An update is measured while it is written."""
     stores.hand_in(pickle.dumps(VECTOR))
     monkeypatch.setattr(PrefixedStore, "open", None)
     assert stores.fetch().shape == VECTOR.shape

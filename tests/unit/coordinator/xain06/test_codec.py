@@ -42,7 +42,6 @@ def assert_same(array: np.ndarray, expected: np.ndarray) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_vectors_are_found(protocol, dtype, size):
-    """Vectors are found in every protocol, bit for bit."""
     array = vector_of(dtype, size)
     assert_same(load(pickle.dumps(array, protocol)), array)
 
