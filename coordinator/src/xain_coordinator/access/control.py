@@ -161,7 +161,7 @@ class AccessControl:
             )
 
     def bearer(self, text: str) -> Caller:
-        """The holder of a bearer token. Raises Unauthenticated."""
+        """The holder of a bearer token, if it is valid. Raises Unauthenticated."""
         access = self._access
         found = access.issued.get(access.bearers.get(_digest(text), ""))
         if found is None:

@@ -112,6 +112,8 @@ class SessionCoordinator:
         parameters: Callable[[], str] = str,
         guard: Guard | None = None,
     ) -> None:
+        """Open journal and store, take up the session or prepare a new one, and make its parts.
+        Nothing is written or served before start(). Blocks."""
         self._config = config
         self._guard = Guard() if guard is None else guard
         rules = config.rules(step)

@@ -45,6 +45,7 @@ class ParameterGroup:
         *,
         insecure: bool = False,
     ) -> None:
+        """Start the scheduler, and a server in a thread if one is set. Raises OSError."""
         self._settings = settings
         self._tls = tls
         self._insecure = insecure

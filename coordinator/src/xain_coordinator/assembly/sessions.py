@@ -220,7 +220,7 @@ class Sessions:
         return len(self._connected())
 
     def _connected(self) -> set[str]:
-        """Names of the participants that num_connected() counts."""
+        """Names of connected eligible participants; after the end, of those that are there."""
         driver = self.current.driver
         members, lease_s = driver.session.members, driver.session.rules.lease_s
         if driver.session.phase is not Phase.FINISHED:
@@ -285,7 +285,7 @@ class Sessions:
         return f"; missing: {names_of(sorted(names))}" if names else ""
 
     async def _watch(self, coordinator: SessionCoordinator) -> None:
-        """Wait until the coordinator's driver has failed, and end the process then."""
+        """Wait until the coordinator's driver has failed, and fail these sessions then."""
         await coordinator.driver.failed.wait()
         failure = coordinator.driver.failure
         assert failure is not None, "it says why"

@@ -26,6 +26,7 @@ class Tracking:
     """
 
     def __init__(self, names: Sequence[str], folder: Path, journal: Path, session_id: str) -> None:
+        """Make the trackers and their followers. Raises CannotStart and PluginFailed."""
         made = [(name, _made(name, folder)) for name in names]
         self._followers = [
             Follower(

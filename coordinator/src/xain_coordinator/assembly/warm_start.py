@@ -148,6 +148,7 @@ def first_model(
         return first
 
     def copy(target: WeightsStore) -> GlobalModel:
+        """Copy the model, with a control variate added or removed, as model 0."""
         if uses_control == has_control:
             return replace(first.copy(target), metadata=metadata)
         memory = MemoryStore()
@@ -194,6 +195,7 @@ def model_of_session(
     source, chosen = store_of_session(store, journal, session_id), model
 
     def copy(target: WeightsStore) -> GlobalModel:
+        """Copy the model as model 0; for an extension, the state of the optimiser, too."""
         ref = copy_object(source, chosen.ref, target, model_key(0))
         state = {}
         if extends:

@@ -36,7 +36,7 @@ def _refuse(why: str) -> NoReturn:
 
 
 def _note(config: CoordinatorConfig, **fields: object) -> None:
-    """Write a line of the audit log, if there is one. Raises CommandFailed."""
+    """Note the extension in the audit log, if there is one. Raises CommandFailed."""
     if config.certificates is None:
         return
     from xain_coordinator.access.control import AccessControl

@@ -60,7 +60,7 @@ class Compared:
 
     @property
     def rows_of_difference(self) -> str:
-        """The rows of the difference, if they are not all: sites may lack it."""
+        """Text on the rows that the difference is of; "" if it is of all rows."""
         if self.difference is None or self.num_compared == self.local.num_samples:
             return ""
         return f"on {self.num_compared:,} of {self.local.num_samples:,} rows"

@@ -72,6 +72,7 @@ def shown(console: Console) -> Iterator[Callable[[Snapshot, str], None]]:
     told = ""
 
     def print_change(snapshot: Snapshot, note: str) -> None:
+        """Print the line of a snapshot if it differs from the one before."""
         nonlocal told
         now = line(snapshot)
         if now != told:

@@ -192,6 +192,7 @@ def _add_paths(app: FastAPI, fits: Fits) -> None:
         trained = await fits.trained(session)
 
         def work() -> tuple[str, Iterator[bytes]]:
+            """The name of the file and its pieces."""
             entry = trained.choose(round_)
             name = f"{trained.session_id}-{entry.model.round}.{format_}"
             if format_ == "npy":
@@ -335,6 +336,7 @@ class _Guarded:
             body: bytes | None = await stack.enter_async_context(self._bodies.held(receive, most))
 
             async def receive_whole() -> Message:
+                """The whole body once, and then what else comes."""
                 nonlocal body
                 if body is None:
                     return await receive()  # waits for the end of the connection

@@ -45,7 +45,7 @@ class EventReaders:
         return self._stream(*self._position(last_event_id))
 
     def _position(self, last_event_id: str | None) -> tuple[str, int]:
-        """(session, number) of the first event to send."""
+        """(session, number) of the first event to send. Raises HttpError for a wrong id."""
         if not last_event_id:
             return self._fits.sessions.session.session_id, 0
         session_id, _, number = last_event_id.rpartition("/")

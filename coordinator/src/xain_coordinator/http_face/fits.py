@@ -177,7 +177,7 @@ class Fits:
     # --- questions ---
 
     async def status(self) -> bodies.Status:
-        """State of the present session."""
+        """State and progress of the present session, and the models to predict with."""
 
         def find() -> tuple[Session, Strategy, Trained | None, int]:
             sessions = self.sessions

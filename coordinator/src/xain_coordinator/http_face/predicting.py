@@ -35,7 +35,7 @@ class Predictor:
     time."""
 
     def __init__(self, session_id: str, source: GlobalModel, model: Model) -> None:
-        """source: what the session knows of the model."""
+        """source: the model as the session knows it. Raises HttpError if no workload made it."""
         self.session_id = session_id
         self.source = source
         self._model = model

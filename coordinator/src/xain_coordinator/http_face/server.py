@@ -106,6 +106,7 @@ async def serving(
     server = uvicorn.Server(config)
 
     def serve() -> None:
+        """Run the server; if it fails, the sessions fail."""
         try:
             asyncio.run(server.serve(sockets=[listener]))
         except BaseException as error:  # SystemExit, too, which a thread ignores

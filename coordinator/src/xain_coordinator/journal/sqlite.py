@@ -100,6 +100,7 @@ class SqliteJournal:
     copied_pages = 256  # of 4 KiB, which copy_to() copies while appends wait
 
     def __init__(self, path: Path) -> None:
+        """Open the journal's file, or make it with its folder, and lock it. Raises JournalError."""
         self._path = path.absolute()
         self._lock = threading.Lock()
         self._copying = threading.Lock()  # taken before the other one
@@ -370,7 +371,7 @@ class SqliteJournal:
         return frozenset(name for name, _ in rows)
 
     def note_owners(self, session_id: str, names: Collection[str]) -> None:
-        """Replace the noted names; the session need not be in the journal yet."""
+        """Replace the noted owners of a session, which need not be in the journal yet."""
         with self._lock, self._explained():
             db = self._open_db()
             with _transaction(db):

@@ -49,6 +49,7 @@ class Coordinator:
         new_session: bool = False,
         from_model: str = "",
     ) -> None:
+        """Load the settings; nothing is served yet. Raises ConfigError."""
         try:
             self.config = load(
                 CoordinatorConfig, overrides=_dotted(settings or {}), reads_text=False
@@ -244,6 +245,7 @@ class Answers:
     """
 
     def __init__(self, coordinator: Coordinator, answers: AsyncIterator[Any]) -> None:
+        """Begin to take answers on the coordinator's event loop. Raises Unavailable."""
         assert coordinator._loop is not None, "start() comes first"
         self._coordinator = coordinator
         self._loop = coordinator._loop
@@ -280,7 +282,7 @@ class Answers:
             return answer
 
     def cancel(self) -> None:
-        """Have a thread that waits for an answer wait no longer."""
+        """Have a thread that waits for an answer wait no longer, and end the task."""
         self._found.put((None, Unavailable("it was waited for no longer")))
         with contextlib.suppress(RuntimeError):  # the event loop has ended
             self._loop.call_soon_threadsafe(self._end)

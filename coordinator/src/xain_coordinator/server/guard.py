@@ -286,7 +286,7 @@ class Guard:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings for an operator, one sentence each."""
+        """Warnings of certificates that are not used or expire soon, one sentence each."""
         found = []
         if (certificates := self.certificates) is not None:
             if certificates.trouble:

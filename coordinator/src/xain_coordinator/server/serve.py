@@ -119,6 +119,7 @@ class GrpcServer:
         weights_port: WeightsPort | None,
         guard: Guard | None = None,
     ) -> None:
+        """Make the services and take the ports; nothing is served before start()."""
         self._guard = guard = guard if guard is not None else Guard()
         logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_lost_answer)
         self._driver = driver
@@ -324,7 +325,7 @@ def _name_of(_: object) -> str | None:
 
 
 def _listen(address: str, add_port: Callable[[str], int]) -> int:
-    """Take a port. Returns its number. Raises CommandFailed."""
+    """Have a server take the port of an address. Returns its number. Raises CommandFailed."""
     try:
         return add_port(address)
     except RuntimeError:

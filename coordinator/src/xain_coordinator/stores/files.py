@@ -46,6 +46,7 @@ class FileStore:
     num_parallel = 1
 
     def __init__(self, root: Path) -> None:
+        """Make the folder, and remove what ended processes have left, resumable uploads aside."""
         self._root = root.absolute()
         self._incoming = self._root / _INCOMING
         # Folders whose own name is known to be on the disk.
@@ -143,7 +144,7 @@ class FileStore:
                         yield key
 
     def delete(self, *keys: str) -> None:
-        """Remove objects. After a power cut they may be back."""
+        """Remove objects; files of updates become spare ones. A power cut may bring them back."""
         aside: dict[Path, Path] = {}  # spare files, with the folder that each comes from
         try:
             for key in keys:

@@ -134,7 +134,8 @@ class JournalledStore:
 
 
 def store_of_session(store: WeightsStore, journal: Journal, session_id: str) -> WeightsStore:
-    """The objects of a session. store: of all sessions. Raises JournalError."""
+    """The store of a session, with what the journal holds of the latest one. store: of all
+    sessions. Raises JournalError."""
     part = PrefixedStore(store, session_id)
     is_latest = journal.session_ids()[-1:] == [session_id]
     return JournalledStore(part, journal) if is_latest else part

@@ -151,7 +151,7 @@ def log_lacking(before: Session, session: Session) -> None:
 
 
 def _log_losses(history: History, round_: int) -> None:
-    """Write the warnings that are new with the round that is over."""
+    """Log what is new with a round: participants not counted, lost samples, a dominant site."""
     begun = history.accounts.begun
     for participant_id in begun[:MAX_WARNINGS]:
         account = history.accounts.by_name[participant_id]

@@ -63,7 +63,7 @@ class _Sent(BaseModel):
         return fields
 
     def point(self, now_ns: int, index: int) -> Point:
-        """The point, at `now_ns` and some if its sender's clock is wrong."""
+        """The point, at `now_ns` plus `index` if its sender's clock is wrong."""
         at_ns = int(self.time)
         if not now_ns - MAX_AGE_NS <= at_ns <= now_ns + MAX_AHEAD_NS:
             at_ns = now_ns + index

@@ -43,7 +43,7 @@ class ModelCopies:
         self._newest = -1  # round of the newest model at the last look
 
     async def watch(self, driver: Driver) -> None:
-        """Copy at the start and whenever there are models, until the driver stops."""
+        """Copy models to the store at the start and whenever some wait, until the driver stops."""
         with contextlib.suppress(Unavailable):
             await self.copy_now(driver)
             while True:

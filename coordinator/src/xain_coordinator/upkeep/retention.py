@@ -78,7 +78,8 @@ class Retention:
                     await driver.wait_for_change()
 
     async def _note_removals(self, driver: Driver) -> None:
-        """Write to the journal which models are to be removed. Raises Unavailable."""
+        """Note in the journal which models are to be removed: all but the latest and those in use.
+        Raises Unavailable."""
         if self._keep_models is None:
             return
         rounds = sorted(model.round for model in driver.history.models.values())

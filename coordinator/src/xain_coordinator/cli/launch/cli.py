@@ -306,6 +306,7 @@ def _resolve(
     needed: dict[str, object] = {}
 
     def weakest(given: Mapping[str, object]) -> dict[str, object]:
+        """Settings that count where nothing else sets them."""
         # The coordinator's image has no scikit-learn: participants are asked for predictions.
         is_asking = kind == "docker" and (serve or given.get("http.port") is not None)
         needed.update(plan.workload_defaults(given, can_publish=not is_asking))

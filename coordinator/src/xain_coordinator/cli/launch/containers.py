@@ -64,7 +64,7 @@ class DockerBackend:
         self._ports: dict[str, tuple[str, int]] = {}
 
     def prepare(self, work: Path) -> None:
-        """Look for the images and make the network."""
+        """Check that the images are there, and make the network if it is missing."""
         import docker
 
         self._require_images()
@@ -219,6 +219,7 @@ class Container:
     file."""
 
     def __init__(self, name: str, container: Any, log: Path) -> None:
+        """Begin to copy the container's log to a file, in a thread."""
         self.name = name
         self._container = container
         log.touch()

@@ -141,7 +141,7 @@ class RoundsLaunch:
         replace_file(operator.folder / BEARER, [f"authorization: Bearer {text}\n".encode()], 0o600)
 
     def _curl(self) -> str:
-        """The command that begins a training."""
+        """The curl command by which a person begins a training over HTTP."""
         address = self._supervisor.backend.address(self._listens[1])
         if self._operator is None:
             return f"curl -X POST http://{address}/v1/fit {JSON_BODY}"
@@ -280,7 +280,7 @@ class RoundsLaunch:
 
 
 def exit_status(snapshot: Snapshot) -> int:
-    """The status of a command that has waited for the end of the session."""
+    """Exit status of a finished session: failed, no better than the baseline, or 0."""
     if snapshot.status.cause != COMPLETED:
         return EXIT_FAILED
     return EXIT_NO_BETTER if snapshot.status.no_better else EXIT_OK

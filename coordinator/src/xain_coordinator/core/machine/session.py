@@ -429,7 +429,7 @@ class Session:
     @property
     def starts_at(self) -> float:
         """Session time at which training starts with the connected participants: start_timeout_s
-        after the first eligible one joined or the fit was requested, but no later than
+        after the first eligible one joined or, if later, the fit was requested, but not after
         gives_up_at."""
         # Members are in the order in which they joined.
         began = next(m.joined_at for m in self.members.values() if m.is_eligible)

@@ -30,7 +30,7 @@ class Counted:
 
 
 def has_control(model: GlobalModel | None) -> bool:
-    """Whether updates of a model change a control variate."""
+    """Whether a model has a control variate, which its updates change."""
     if model is None or model.is_empty or not model.layout:
         return False
     return control_size(model.layout) > 0

@@ -158,7 +158,7 @@ class Members(Mapping[str, Member]):
         return max(second, key=lambda one: one.last_at, default=None)
 
     def expiries(self, lease_s: float) -> Iterator[tuple[str, float]]:
-        """(participant, when its lease runs out), in order of joining."""
+        """Yield each participant with the time at which its lease runs out, in order of joining."""
         for participant_id, member in self.by_name.items():
             sign = self.heard.get(participant_id)
             began = sign.at if sign is not None else member.joined_at

@@ -27,7 +27,7 @@ STATE_NUMBERS: Mapping[Phase | ParticipantState, int] = {
 
 
 def coordinator_point(phase: Phase, round_: int, connected: int, selected: int) -> Point:
-    """Metric point of the session's state."""
+    """Metric point of the session: its phase, round, connected and selected participants."""
     state = STATE_NUMBERS[phase]
     fields = {"state": state, "round": round_, "connected": connected, "selected": selected}
     # XAIN's name of the last one: dashboards made for XAIN ask for it.

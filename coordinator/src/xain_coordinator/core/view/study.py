@@ -151,7 +151,7 @@ def outcome_of(session: Session, history: History) -> Outcome:
 
 
 def _compared(session: Session) -> tuple[str, float | None]:
-    """Outcome.metric and Outcome.loss of a training."""
+    """Metric and loss by which a search compares a training; None as its loss without one."""
     best, metric = session.evaluation.best, session.rules.evaluate_metric
     if best is None or (not metric and best.metric not in LOSSES):
         return metric, None
@@ -280,7 +280,7 @@ _PLANS = {
 
 
 def lines(plan: Plan, outcomes: Sequence[Outcome]) -> list[Line]:
-    """The table of a study, as far as it has come."""
+    """Lines of a study's table so far: of each session, then those pooled over folds or sites."""
     found = [line for one in outcomes for line in _lines_of(plan, one)]
     if (units := _units(plan, outcomes)) and len(units) > 1:
         label = "all folds" if plan.kind == "folds" else "each site left out"

@@ -102,7 +102,7 @@ def _of_the_fit(session: Session) -> list[str]:
 
 
 def evaluation_warnings(session: Session, history: History) -> list[str]:
-    """Warnings of what models are measured by, one sentence each."""
+    """Warnings about evaluations, such as a metric that is missing, one sentence each."""
     progress, metric = session.evaluation, session.rules.evaluate_metric
     found = [progress.no_better] if progress.no_better else []
     is_measured = progress.measured_round >= 0

@@ -661,6 +661,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         is_first = True
 
         async def write(ref: WeightsRef, data: bytes) -> None:
+            """Send data; the first message has the reference, too."""
             nonlocal is_first
             message = ref_message(ref) if is_first else None
             is_first = False

@@ -61,6 +61,7 @@ def bounded(method: str, parse: Parse) -> Parse:
     limit = _LIMITS.get(method, MAX_REQUEST_BYTES)
 
     def parse_bounded(data: bytes) -> Any:
+        """Parse a request of at most `limit` bytes."""
         if limit is not None and len(data) > limit:
             raise UnusableUpdate(
                 Reason.TOO_LARGE,

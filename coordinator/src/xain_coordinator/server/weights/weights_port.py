@@ -171,6 +171,7 @@ class WeightsPort:
         advertised: str = "",
         closed: Closed | None = None,
     ) -> None:
+        """Take the port; nothing is served before start(). Raises CommandFailed."""
         self._capabilities = capabilities
         self._open_model = open_model
         self._listener = _listen(address, preferred)

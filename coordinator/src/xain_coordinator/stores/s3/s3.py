@@ -62,6 +62,7 @@ class S3Store:
     num_parallel = NUM_PARALLEL
 
     def __init__(self, bucket: Bucket, prefix: str, spool: Path) -> None:
+        """Make the folder in which parts of uploads wait. Raises StoreError."""
         self.bucket = bucket
         self._prefix = f"{key_to_name(prefix)}/" if prefix else ""
         self.spool = spool
