@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,20 @@ import pytest
 import xain
 from integration.participant.scripted import Ledger, ScriptedCoordinator, refusal
 from support.logs import capture_logs
+from support.waiting import wait_until
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_workloads.errors import DataError
 from xain_workloads.tables.data import load
 
 Start = Callable[..., Awaitable[SessionCoordinator]]
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    """Wait until the agents of a test have ended: the next test would capture their last events."""
+    yield
+    wait_until(lambda: not any(one.name.startswith("agent-") for one in threading.enumerate()))
 
 
 def add_one(coordinator: ScriptedCoordinator, **settings: Any) -> list[int]:
