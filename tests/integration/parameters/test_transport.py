@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from random import Random
 
 import numpy as np
@@ -270,6 +271,27 @@ def test_broken_connection_fails_its_open_requests(store):
             server.ask(Command(0, 1, "x")).result(PATIENCE_S)
         assert server.is_broken
     wait_until(lambda: store.listener.num_connections == 0)
+
+
+def test_end_of_file_where_a_message_is_handled_is_a_defect():
+    """Log the error and end the connection with it, unlike that of a peer that hangs up."""
+    ended: SimpleQueue[Exception | None] = SimpleQueue()
+
+    def hear(channel: Channel, message: Message) -> None:
+        raise EOFError("a defect")
+
+    listener = Listener("127.0.0.1:0", hear, lambda channel, why: ended.put(why))
+    with contextlib.closing(listener), capture_logs() as logs:
+        with (
+            connected(f"127.0.0.1:{listener.port}") as server,
+            pytest.raises(ConnectionError, match="has ended"),
+        ):
+            server.ask(Command(0, 1, "x")).result(PATIENCE_S)
+        assert isinstance(ended.get(timeout=PATIENCE_S), EOFError)
+        with connected(f"127.0.0.1:{listener.port}"):
+            pass
+        assert ended.get(timeout=PATIENCE_S) is None
+    assert [line["event"] for line in logs if line["log_level"] == "error"] == ["message_failed"]
 
 
 def test_abandoned_request_leaves_its_array_alone(store):

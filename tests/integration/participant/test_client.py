@@ -1,5 +1,6 @@
 """The client against a real server: chunks, digests, refusals."""
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
@@ -19,7 +20,7 @@ from integration.participant.scripted import (
 from integration.participant.store import ScriptedStore, break_off, status
 from support.wire import digest, npy
 from xain_participant.stages.parts import PartSize
-from xain_participant.wire.client import CoordinatorClient, Refused
+from xain_participant.wire.client import Connections, CoordinatorClient, Refused
 from xain_participant.wire.direct import DirectTransfer, OfferFailed
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_workloads.tables.profile import DataProfile
@@ -124,6 +125,17 @@ def test_a_damaged_download_is_refused(client, wrong):
     refused = _refused(lambda: client.get_weights(ref))
     assert refused.status is grpc.StatusCode.DATA_LOSS
     assert refused.reason == ""
+
+
+def test_a_damaged_download_stays_one_while_the_client_closes(server):
+    """A call of a client that closes is cancelled, and what has arrived is damaged all the same."""
+    with contextlib.closing(Connections(server.target)) as connections:
+        client = CoordinatorClient(server.target, "ward-7", connections=connections)
+        client.close()  # and the connections stay, as those of other participants
+        ref = pb.WeightsRef(key="0/global", size_bytes=len(npy(BIG)), digest=bytes(16))
+        refused = _refused(lambda: client.get_weights(ref))
+    assert refused.status is grpc.StatusCode.DATA_LOSS
+    assert "another object" in refused.message
 
 
 @pytest.mark.parametrize("data", [b"", b"no array", npy(np.zeros((2, 2))), npy(BIG)[:-4]])

@@ -1,6 +1,7 @@
 """The log of a server: what a later process finds of it."""
 
 import os
+import re
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -66,12 +67,15 @@ def test_torn_end_is_dropped_with_a_warning(tmp_path, caplog):
     assert not caplog.text
 
 
-def test_damage_before_the_end_is_named(tmp_path):
+@pytest.mark.parametrize("where", [0.0, 0.5], ids=["head", "entries"])
+def test_damage_before_the_end_is_named(tmp_path, where):
+    """The message has the segment's path once, for the record of its head as for any other."""
     segment = write(tmp_path, 5)
     data = bytearray(segment.read_bytes())
-    data[len(data) // 2] ^= 1
+    data[int(len(data) * where)] ^= 1
     segment.write_bytes(data)
-    with pytest.raises(Damaged, match=r"00000001\.log: .*byte \d+ of \d+ "):
+    start = f"{re.escape(str(segment))}: the record at byte"
+    with pytest.raises(Damaged, match=rf"^{start} \d+ of \d+ is damaged"):
         replay(tmp_path)
 
 

@@ -723,11 +723,9 @@ class CoordinatorClient:
                 yield stub
         except grpc.RpcError as error:
             raise refused_by(error) from None
-        except Damaged:  # a ValueError of ours
-            raise
-        except ValueError:
+        except ValueError as error:
             # gRPC raises no more than this for a call on a channel that another thread has closed.
-            if not self._is_closed:
+            if not self._is_closed or isinstance(error, Damaged):
                 raise
             raise Refused("", grpc.StatusCode.CANCELLED, "the connection is closed") from None
 

@@ -15,6 +15,7 @@ from xain_coordinator.stores.memory import MemoryStore
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_coordinator.updates.measuring import measure
 from xain_coordinator.updates.sources import fetch_and_measure
+from xain_coordinator.upkeep.fence import FencedStore
 from xain_coordinator.xain06.bucket import PICKLE_BYTES, XainBucket
 from xain_wire.np import proto_to_ndarray
 from xain_wire.np.ndarray_pb2 import NDArray
@@ -76,6 +77,18 @@ def test_existing_object_is_never_replaced_by_a_model(stores):
     with pytest.raises(Fenced, match=r"second coordinator .*participant"):
         stores.bucket.publish(stores.model(VECTOR))
     assert read(stores.bare, "1/global") == b"another"
+
+
+def test_takeover_while_a_model_is_shown_is_told_as_that_alone(stores):
+    """The message of another object under the key would send an operator to the credentials."""
+
+    def check() -> None:
+        raise Fenced("another coordinator has taken over")
+
+    stores.bucket = XainBucket(FencedStore(stores.bare, check), stores.store, MAX_UPDATE_BYTES)
+    with pytest.raises(Fenced, match=r"^another coordinator has taken over$"):
+        stores.bucket.publish(stores.model(VECTOR))
+    assert list(stores.bare.keys("1/")) == []
 
 
 @pytest.mark.parametrize("change", [lambda data: data[:-1] + b"\x01", lambda data: data[:-4]])
