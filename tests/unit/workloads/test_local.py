@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -197,6 +197,17 @@ def test_reason_without_a_model_quotes_no_data():
     metadata["classes"] = '["a", "b", "c"]'
     local, _ = train_local(metadata, own.profile(), own, test, Budget(3, 1e9), 1)
     assert local.why_not == "no model can be trained on its rows (DataError)"
+
+
+def test_timeout_of_the_workload_itself_is_no_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A workload may wait for something of its own, in vain; there was time all the same."""
+
+    def train(*_: Any, **__: Any) -> NoReturn:
+        raise TimeoutError("no answer")
+
+    monkeypatch.setattr(type(create("sgd", {})), "train", train)
+    local, _, _ = local_of("sgd", {})
+    assert local.why_not == "no model can be trained on its rows (TimeoutError)"
 
 
 def ticking(seconds: float) -> Callable[[], float]:

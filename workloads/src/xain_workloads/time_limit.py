@@ -9,12 +9,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_is_over: ContextVar[Callable[[], bool] | None] = ContextVar("is_over", default=None)
+_is_over: ContextVar[Callable[[], bool]] = ContextVar("is_over", default=lambda: False)
+
+
+class OutOfTime(TimeoutError):
+    """The time limit of a training is over."""
 
 
 @contextmanager
 def time_limit(is_over: Callable[[], bool]) -> Iterator[None]:
-    """Let trainings within this context raise TimeoutError as soon as is_over() is true."""
+    """Let trainings within this context raise OutOfTime as soon as is_over() is true."""
     token = _is_over.set(is_over)
     try:
         yield
@@ -23,7 +27,6 @@ def time_limit(is_over: Callable[[], bool]) -> Iterator[None]:
 
 
 def check_time() -> None:
-    """Raise TimeoutError if there is a time limit, and it is over."""
-    is_over = _is_over.get()
-    if is_over is not None and is_over():
-        raise TimeoutError
+    """Raise OutOfTime if there is a time limit, and it is over."""
+    if _is_over.get()():
+        raise OutOfTime

@@ -27,7 +27,7 @@ from xain_workloads.tables.dataset import Dataset
 from xain_workloads.tables.preprocessing import PreprocessingOptions, at_site, prepare
 from xain_workloads.tables.profile import DataProfile
 from xain_workloads.tables.table import Table
-from xain_workloads.time_limit import time_limit
+from xain_workloads.time_limit import OutOfTime, time_limit
 from xain_workloads.trees.trees import ANY_NUMBER, BoosterKind, joined, parse_update
 from xain_workloads.workload import Workload, create, initial_model
 
@@ -84,19 +84,18 @@ def train_local(
             try:
                 with time_limit(lambda: clock() - began > budget.limit_s):
                     model = _continued(workload, model, rows, passes, done, seed)
-            except TimeoutError:
+            except OutOfTime:
                 break
             done += passes
             if workload.name != "bagging":  # whose estimators are only added
                 best = _better(best, model, workload.measure(model, held_out).tallies)
         if not done:
-            why_not = "there was no time for the first part of its training"
-            return LocalModel(why_not=why_not), None
+            return LocalModel(why_not="there was no time for the first part of its training"), None
         if workload.name == "bagging":
             best = _better(best, model, workload.measure(model, held_out).tallies)
     except Diverged:
         pass  # it may have been good before
-    except (DataError, ValueError) as error:
+    except (DataError, ValueError, TimeoutError) as error:
         log.warning("local_model_failed", reason=str(error))
         why_not = f"no model can be trained on its rows ({type(error).__name__})"
         return LocalModel(why_not=why_not), None
