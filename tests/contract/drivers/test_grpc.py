@@ -13,6 +13,7 @@ from support.drivers import Lost, Receiving, closing_all, next_event, received
 from support.messaging import PATIENCE_S, until
 from xain_messaging.drivers.grpc_framing import to_chunks
 from xain_messaging.drivers.grpc_streams import _USUAL, METHOD, STREAM, GrpcDriver
+from xain_messaging.errors import MalformedMessage
 from xain_messaging.format.codec import Frames
 from xain_messaging.ports import ignore
 
@@ -152,6 +153,22 @@ def test_a_driver_may_be_closed_where_packets_are_handed_over():
         here.send("there", [b"x"])
         assert closed.wait(PATIENCE_S)
         assert not is_served(there.address)
+
+
+@pytest.mark.parametrize("error", [EOFError, MalformedMessage])
+def test_error_where_packets_are_handed_over_is_not_the_peer_s(error):
+    """A defect of ours ends the stream, and is neither its end nor a refusal of the peer."""
+    there = GrpcDriver()
+
+    def fail(frames: Frames, sender: str | None = None) -> None:
+        raise error("a defect")
+
+    with closing_all(there), grpc.insecure_channel(there.address) as channel:
+        there.serve(fail, lambda peer: None)
+        with pytest.raises(grpc.RpcError) as caught:
+            channel.stream_unary(METHOD)(to_chunks([b"x"]), timeout=PATIENCE_S)
+        assert caught.value.code() is grpc.StatusCode.UNKNOWN
+        assert not there.num_refused
 
 
 PROGRAM = textwrap.dedent(

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Set
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -393,17 +392,14 @@ class GrpcDriver:
 
     def _deliver(self, chunks: Iterator[bytes], context: Any) -> bytes:
         """Hand over the packets of one stream."""
-        thread = threading.current_thread()
-        if thread.name != STREAM:
+        if (thread := threading.current_thread()).name != STREAM:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the peer has no thread to read with")
         self._streams[context] = thread
         if self._is_closed:  # before or after _stop() has looked
             context.cancel()
-        is_active = context.is_active
-        while not self._is_served.wait(LOOK_S) and is_active():
+        while not self._is_served.wait(LOOK_S) and context.is_active():
             pass
         limit = self._limit
-        max_bytes = self.max_message_bytes + MAX_HEAD_BYTES
         sender: str | None = None
         callers = None if self._tls is None else self._tls.callers
         try:
@@ -412,7 +408,7 @@ class GrpcDriver:
                 if caller.identity.role not in PEERS:
                     raise NoIdentity(f"{caller.identity} is no peer of a group")
                 sender = _name_of(caller.identity)
-            for frames in packets(chunks, max_bytes, partial(self._reserved, is_active)):
+            for frames in self._read(chunks, context):
                 if limit is not None:  # once, with the first packet
                     limit.keep(context.peer(), context.peer())
                     limit = None
@@ -420,26 +416,30 @@ class GrpcDriver:
                     callers.require(caller)
                 self._on_packet(frames, sender)
                 del frames  # the next may be long in coming
-        except EOFError:
-            pass
         except (NoIdentity, NotTheSender) as error:
             self._refused(peer=context.peer(), reason=str(error))
             context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
-        except MalformedMessage as error:
-            with self._counting:
-                self.num_refused += 1
-            log.warning("stream_refused", peer=context.peer(), error=str(error))
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             self._senders.pop(context, None)
             del self._streams[context]
         return b""
 
-    def _reserved(
-        self, is_active: Callable[[], bool], size_bytes: int
-    ) -> AbstractContextManager[None]:
-        room = self._small if size_bytes < self.small_bytes else self._large
-        return room.reserved(size_bytes, is_active)
+    def _read(self, chunks: Iterator[bytes], context: Any) -> Iterator[Frames]:
+        """Packets of a stream until it ends. A malformed one refuses the stream."""
+
+        def reserved(size_bytes: int) -> AbstractContextManager[None]:
+            room = self._small if size_bytes < self.small_bytes else self._large
+            return room.reserved(size_bytes, context.is_active)
+
+        try:
+            yield from packets(chunks, self.max_message_bytes + MAX_HEAD_BYTES, reserved)
+        except EOFError:
+            pass
+        except MalformedMessage as error:
+            with self._counting:
+                self.num_refused += 1
+            log.warning("stream_refused", peer=context.peer(), error=str(error))
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
     # --- the end ---
 
