@@ -114,7 +114,7 @@ def serials_of(access: Access, which: str) -> tuple[str, ...]:
 
 
 def made_by(access: Access, serials: Iterable[str], now: float) -> list[str]:
-    """Names that have something valid which operators with these serials have made, sorted."""
+    """Names with a valid certificate or token that an operator with one of these serials made."""
     holders = (access.issued[each] for each in serials if each in access.issued)
     operators = {
         str(Identity("", each.role, each.name)) for each in holders if each.role is Role.OPERATOR

@@ -205,7 +205,7 @@ class _Making:
         return self._publish(rows, weights)
 
     def verify(self) -> None:
-        """Read everything again. Raises UpdateChanged if an object is not what was accepted."""
+        """Read all objects of the aggregation again. Raises UpdateChanged if one has changed."""
         rows = [self._update(i) for i in range(len(self.work.updates))]
         is_compared = is_surveyor(self.rule) and not self.work.base.is_empty
         extras = []

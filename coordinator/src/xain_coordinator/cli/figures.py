@@ -10,7 +10,7 @@ from xain_workloads.measures.thresholds import RATES
 
 
 def label(name: str, evaluations: Iterable[Evaluation]) -> str:
-    """Heading of a metric: that of sites which has no figure is called an average."""
+    """Heading of a metric; "average" is in it if the evaluations have plain averages alone."""
     measured = [one for one in evaluations if name in one.metrics]
     is_average = bool(measured) and all(name in one.averages for one in measured)
     return f"average {clean(name)}" if is_average else clean(name)

@@ -204,8 +204,8 @@ class Guard:
     # --- what changes while it runs ---
 
     async def watch(self) -> None:
-        """Follow the files of the certificates, renew the coordinator's own, and end what callers
-        have open whose certificates are revoked or expire."""
+        """At intervals, follow the files of the certificates, renew the coordinator's own, and end
+        what callers have open whose certificates are revoked or expire."""
         if self.access is None or self.certificates is None:
             return
         loop = asyncio.get_running_loop()

@@ -284,7 +284,7 @@ class FileReader(Reader):
 
 
 def _open_to_read(path: Path) -> int:
-    """Open an object's file so that it is not written over while it is open. Raises OSError."""
+    """Open an object's file with a shared lock, so that it is not written over. Raises OSError."""
     gives_up_at = time.monotonic() + _LOCKED_S
     while True:
         fd = os.open(path, os.O_RDONLY)

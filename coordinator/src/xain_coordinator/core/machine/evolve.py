@@ -443,8 +443,8 @@ def _total_samples(session: Session) -> int:
 
 
 def _with_first_model(session: Session, model: GlobalModel, at: float | None) -> Session:
-    """Publish the initial model. The preprocessing is fitted, so statistics are dropped, and a
-    model that has to be made again is made with it."""
+    """The session with its initial model. The preprocessing is fitted then, so the statistics of
+    all profiles are dropped; an earlier refusal of profiles is forgotten."""
     requested = session.requested
     if requested is not None:
         requested = tuple(map(without_statistics, requested))

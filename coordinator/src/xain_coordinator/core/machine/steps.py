@@ -86,7 +86,8 @@ def _sites(session: Session) -> tuple[str, ...]:
 
 
 def _absent_sites(session: Session) -> list[str]:
-    """Sites of a study that are not connected, and have not evaluated the last model."""
+    """Sites of a study that may still come: not connected, not refused, without an answer or a
+    failure in the open round."""
     round_ = session.open_round
     known = () if round_ is None else (*round_.answers, *round_.failed)
     known = (*known, *session.members, *session.members.not_admitted)

@@ -526,7 +526,7 @@ class EvaluationProgress:
         unchanged if it evaluates none, not this one, or has done so. Beside the last model no
         earlier ones wait.
 
-        steps: as in Plan.
+        steps: rounds that a whole model takes.
         """
         if not rules.evaluate_data or rules.evaluate_every == 0 or model is None or model.is_empty:
             return self

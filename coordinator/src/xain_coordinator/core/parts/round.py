@@ -104,8 +104,8 @@ class Round:
 
     @property
     def first_to_stop(self) -> dict[str, int]:
-        """For each participant, the attempts in which it was the first to stop, the present one
-        included."""
+        """The number of attempts in which a participant was the first to stop, the present one
+        included, by participant."""
         first = dict(self.stopped_first)
         for participant_id in list(self.broken)[:1]:
             first[participant_id] = first.get(participant_id, 0) + 1

@@ -412,7 +412,7 @@ class Rules:
 
     def evaluates(self, number: int, steps: int = 1) -> bool:
         """Whether the global model of this number is evaluated, even if it is not the last. steps:
-        as in Plan."""
+        rounds that a whole model takes."""
         every = self.evaluate_every * steps
         return every > 0 and number % every == 0
 

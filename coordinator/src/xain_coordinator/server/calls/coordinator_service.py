@@ -494,8 +494,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def _next_round(
         self, participant_id: str, round_: int, known_metadata: bytes
     ) -> pb.WatchResponse | None:
-        """Wait for the round after `round_`, and return what Watch would say of it. None if it does
-        not open within next_round_s, if the session ends, or if it has many participants."""
+        """Wait for the round after `round_`, and return what Watch would say of it. None if the
+        round does not open within next_round_s, or the session ends or has many participants."""
         if len(self._driver.session.members) > self.few_participants:
             return None
         told = asyncio.get_running_loop().create_future()
