@@ -60,10 +60,6 @@ Count: TypeAlias = Callable[[str, str], int]  # messages of (source, tag)
 NumPeers: TypeAlias = Callable[[str], int]  # peers of a source, now
 
 
-class ConditionalEventError(MessagingError, ValueError):
-    """A wrong expression. The message shows the path to what is wrong."""
-
-
 class EventTableFull(MessagingError):
     """An event holds as many messages as it may, and is not satisfied. Nothing has changed.
 
@@ -175,7 +171,7 @@ Condition: TypeAlias = Unit | Group
 def parse(expression: object) -> Condition:
     """Read an expression: text, or a list or tuple of expressions and an operator.
 
-    Raises ConditionalEventError.
+    Raises ValueError, whose text shows the path to what is wrong.
     """
     return _parse(expression, (), itertools.count())
 
@@ -229,11 +225,9 @@ def _parse_unit(text: str, path: tuple[int, ...]) -> Unit:
     return Unit(source, tag, percent=number) if match[2] else Unit(source, tag, number)
 
 
-def _wrong(item: object, path: tuple[int, ...], why: str) -> ConditionalEventError:
+def _wrong(item: object, path: tuple[int, ...], why: str) -> ValueError:
     at = "".join(f"[{i}]" for i in path)
-    return ConditionalEventError(
-        f"conditional event {_shown(item)}{' at ' if at else ''}{at}: {why}"
-    )
+    return ValueError(f"conditional event {_shown(item)}{' at ' if at else ''}{at}: {why}")
 
 
 def _shown(item: object) -> str:
@@ -343,12 +337,12 @@ class EventTable(Generic[Key, Message]):
         """An event, and what stands for it when it fires: a handler, or its name. It sees what is
         pushed from now on.
 
-        Raises ConditionalEventError, also for a count that the table cannot hold.
+        Raises ValueError, also for a count that the table cannot hold.
         """
         condition = parse(expression)
         for unit in condition.units:
             if unit.count is not None and unit.count > self._max_held:
-                raise ConditionalEventError(
+                raise ValueError(
                     f"conditional event {condition}: {unit} never fires, because an event holds "
                     f"at most {self._max_held} messages; lower the count or raise max_held"
                 )

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from xain_foundation.on_use import loaded_on_use
 
 if TYPE_CHECKING:
-    from xain_foundation.conditional_events import ConditionalEventError as ConditionalEventError
     from xain_foundation.conditional_events import EventTable as EventTable
     from xain_foundation.conditional_events import EventTableFull as EventTableFull
     from xain_foundation.net.errors import MessagingError as MessagingError
@@ -30,15 +29,11 @@ if TYPE_CHECKING:
     from xain_messaging.drivers.in_process import InProcessDriver as InProcessDriver
     from xain_messaging.drivers.in_process import Switchboard as Switchboard
     from xain_messaging.drivers.zeromq import ZmqDriver as ZmqDriver
-    from xain_messaging.errors import BodyError as BodyError
     from xain_messaging.errors import CollectiveFailed as CollectiveFailed
+    from xain_messaging.errors import InvalidMessage as InvalidMessage
     from xain_messaging.errors import MalformedMessage as MalformedMessage
-    from xain_messaging.errors import NotTheSender as NotTheSender
     from xain_messaging.errors import OutboxFull as OutboxFull
     from xain_messaging.errors import PeersMissing as PeersMissing
-    from xain_messaging.errors import SessionError as SessionError
-    from xain_messaging.errors import TooFewPeers as TooFewPeers
-    from xain_messaging.errors import UnknownPeer as UnknownPeer
     from xain_messaging.format.messages import Message as Message
     from xain_messaging.format.messages import NotificationSessionStage as NotificationSessionStage
     from xain_messaging.format.messages import SessionMessage as SessionMessage
@@ -52,7 +47,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = loaded_on_use(
     __name__,
     {
-        "xain_foundation.conditional_events": "ConditionalEventError EventTable EventTableFull",
+        "xain_foundation.conditional_events": "EventTable EventTableFull",
         "xain_foundation.net.errors": "MessagingError",
         "xain_foundation.security.identity": "IdentityRules",
         "xain_foundation.security.tls": "Certificates",
@@ -66,10 +61,7 @@ __getattr__, __dir__ = loaded_on_use(
         "drivers.grpc_streams": "GrpcDriver",
         "drivers.in_process": "InProcessDriver Switchboard",
         "drivers.zeromq": "ZmqDriver",
-        "errors": (
-            "BodyError CollectiveFailed MalformedMessage NotTheSender OutboxFull PeersMissing "
-            "SessionError TooFewPeers UnknownPeer"
-        ),
+        "errors": "CollectiveFailed InvalidMessage MalformedMessage OutboxFull PeersMissing",
         "links": "Bounds",
         "format.messages": (
             "Message NotificationSessionStage SessionMessage SessionType TaskSessionStage"

@@ -119,7 +119,7 @@ def dist(
     handlers: by conditional event; each is called as (object, proxy, messages).
     stop_event: ends launch().
     max_held: messages that wait in the view of one event.
-    Raises ConditionalEventError at the first object for an expression that is none.
+    Raises ValueError at the first object for an expression that is none.
     """
 
     def distribute(cls: Callable[..., T]) -> Callable[..., Distributed[T]]:

@@ -26,7 +26,7 @@ from xain_foundation.net.errors import MessagingError
 from xain_foundation.waits import LONGEST_S
 from xain_membership.errors import Closed
 from xain_membership.ports import Discovery, Member, Membership, Roster
-from xain_messaging.errors import MalformedMessage, OutboxFull, UnknownPeer
+from xain_messaging.errors import MalformedMessage, OutboxFull, PeersMissing
 from xain_messaging.format.codec import Frames, Parts, decode, num_bytes
 from xain_messaging.format.messages import Message, SessionMessage
 from xain_messaging.inbox import Inbox
@@ -276,17 +276,18 @@ class Endpoint:
         message, must not change any more. Returns why there is no room; None if the message is on
         its way. Call it under `lock`.
 
-        Raises SessionError, UnknownPeer, Closed and MembershipLost.
+        Raises InvalidMessage, PeersMissing, Closed and MembershipLost.
         """
         peer, size = message.destination, num_bytes(frames)
         if self._failure is not None:
             raise self._failure
         link = self._links.get(peer)
         if link is None:
-            raise UnknownPeer(
+            raise PeersMissing(
                 f"{peer!r} is this peer itself"
                 if peer == self.name
-                else f"nobody called {peer!r} has been in the group"
+                else f"nobody called {peer!r} has been in the group",
+                [peer],
             )
         if (refusal := link.why_no_room(size)) is not None:
             return refusal

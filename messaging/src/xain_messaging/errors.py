@@ -5,20 +5,13 @@ from collections.abc import Collection
 from xain_foundation.net.errors import MessagingError
 
 
-class BodyError(MessagingError, ValueError):
-    """A body that cannot be sent. The message shows the path to what is wrong."""
+class InvalidMessage(MessagingError, ValueError):
+    """A message that may not be sent: its body cannot travel, and the text shows the path to what
+    is wrong, or its stage does not follow on what the session has come to."""
 
 
 class MalformedMessage(MessagingError):
     """A packet or message that no peer of ours sends."""
-
-
-class NotTheSender(MessagingError):
-    """A packet in another name than that in the certificate of its sender."""
-
-
-class SessionError(MessagingError):
-    """A stage that does not follow on what the session has come to."""
 
 
 class OutboxFull(MessagingError):
@@ -33,12 +26,8 @@ class OutboxFull(MessagingError):
         self.sent = tuple(sent)
 
 
-class UnknownPeer(MessagingError, LookupError):
-    """No peer of this name has been in the group."""
-
-
 class PeersMissing(MessagingError):
-    """Peers that are awaited are not there.
+    """Peers that are awaited or sent to are not there.
 
     missing: their names; or, where any of a role will do, "role (2 of 3 are here)".
     """
@@ -46,10 +35,6 @@ class PeersMissing(MessagingError):
     def __init__(self, message: str, missing: Collection[str] = ()) -> None:
         super().__init__(message)
         self.missing = tuple(missing)
-
-
-class TooFewPeers(PeersMissing):
-    """Fewer of a role than `minimal_peers` have been there for too long."""
 
 
 class CollectiveFailed(MessagingError):

@@ -51,7 +51,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 
 from xain_foundation.names import shortened
-from xain_messaging.errors import MalformedMessage, NotTheSender
+from xain_foundation.security.identity import NoIdentity
+from xain_messaging.errors import MalformedMessage
 from xain_messaging.format.codec import Frame, Frames, Parts, Plain, num_bytes
 from xain_messaging.format.messages import Message
 
@@ -503,12 +504,12 @@ def read_head(frame: Frame) -> Head:
 
 
 def require_sender(frames: Frames, sender: str) -> None:
-    """Raises NotTheSender unless a packet is from the peer of this name, or is malformed."""
+    """Raises NoIdentity unless a packet is from the peer of this name, or is malformed."""
     try:
         name = read_head(frames[0]).name if frames else sender
     except MalformedMessage:
         return  # told when the packet is handled
     if name != sender:
-        raise NotTheSender(
+        raise NoIdentity(
             f"the certificate is that of {sender!r}, and the packet is from {shortened(name)!r}"
         )

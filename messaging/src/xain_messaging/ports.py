@@ -8,7 +8,7 @@ from xain_messaging.format.codec import Frames
 
 class OnPacket(Protocol):
     """Takes the frames of a packet that a peer has sent. sender: the name that its certificate
-    says; None without certificates. Raises NotTheSender for a packet in another name."""
+    says; None without certificates. Raises NoIdentity for a packet in another name."""
 
     def __call__(self, frames: Frames, sender: str | None = None, /) -> None: ...
 
@@ -63,7 +63,7 @@ class Driver(Protocol):
 
     def send(self, peer: str, frames: Frames) -> None:
         """Send a packet from the memory that it is in: no frame may change until it has arrived.
-        Does not block. Raises UnknownPeer for a peer that is not connected."""
+        Does not block. Raises PeersMissing for a peer that is not connected."""
         ...
 
     def close(self, linger_s: float) -> None:

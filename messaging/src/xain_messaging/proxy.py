@@ -37,7 +37,7 @@ from xain_messaging.collectives import Collectives, Group
 from xain_messaging.discovery import open_discovery
 from xain_messaging.drivers import open_driver
 from xain_messaging.endpoint import Endpoint
-from xain_messaging.errors import OutboxFull, PeersMissing, TooFewPeers
+from xain_messaging.errors import OutboxFull, PeersMissing
 from xain_messaging.format.codec import Parts, num_bytes, parts, snapshot
 from xain_messaging.format.messages import (
     SAME,
@@ -284,12 +284,12 @@ class Proxy:
         return Counter(member.role for member in roster if member.name != self.name)
 
     def _require_peers(self, timeout_s: float | None) -> None:
-        """Wait for `minimal_peers`. Raises TooFewPeers."""
+        """Wait for `minimal_peers`. Raises PeersMissing."""
         roster = self.endpoint.roster
         waited_s = self._minimal_timeout_s if timeout_s is None else timeout_s
         waited_s = min(waited_s, self._minimal_timeout_s)
         if missing := self._wait_for_peers(self._minimal, time.monotonic() + waited_s):
-            raise TooFewPeers(
+            raise PeersMissing(
                 f"waited {waited_s:g} s for the least that there must be: {', '.join(missing)}",
                 missing,
             )
@@ -464,7 +464,7 @@ class Proxy:
 
         timeout_s: for room, see `bounds`. Those of several for whom there is room do not wait for
             the others; OutboxFull says who has been sent to.
-        Raises BodyError, SessionError, UnknownPeer, OutboxFull and TooFewPeers.
+        Raises InvalidMessage, PeersMissing and OutboxFull.
         """
         return self._post([message], self._begin(timeout_s))
 
@@ -537,8 +537,8 @@ class Proxy:
         timeout_s: float | None = None,
     ) -> list[str]:
         """Answer a message that has come: with the last stage of its session, or, with ack_reply,
-        only that it has come. Waits for nobody but for room. Raises SessionError if it has had that
-        answer."""
+        only that it has come. Waits for nobody but for room. Raises InvalidMessage if it has had
+        that answer."""
         answer = message.reply(tag, body, ack=ack_reply)
         return self._post([answer], self._deadline(timeout_s), asks=False)
 

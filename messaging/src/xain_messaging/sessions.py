@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from xain_messaging.errors import SessionError
+from xain_messaging.errors import InvalidMessage
 from xain_messaging.format.messages import LAST, POSITIONS, STAGES, SessionMessage, SessionType
 
 # Open sessions of one type, in each direction. No peer need answer a notification.
@@ -29,7 +29,7 @@ class Sessions:
         self._to_answer: dict[SessionType, _Table] = {kind: OrderedDict() for kind in SessionType}
 
     def send(self, message: SessionMessage) -> None:
-        """Note a message that goes out. Raises SessionError if it must not; nothing has changed
+        """Note a message that goes out. Raises InvalidMessage if it must not; nothing has changed
         then."""
         peer, session_id = message.destination, message.session_id
         position = POSITIONS[message.session_stage]
@@ -38,13 +38,13 @@ class Sessions:
             return
         last = self._to_answer[message.session_type].get((peer, session_id))
         if last is None:
-            raise SessionError(
+            raise InvalidMessage(
                 f"there is nothing to answer in session {session_id} of {peer!r}: it has had its "
                 "last answer, or has never asked, or has asked too much since"
             )
         if position <= last:
             stage = STAGES[message.session_type][last]
-            raise SessionError(f"{message.session_stage} does not follow on {stage}")
+            raise InvalidMessage(f"{message.session_stage} does not follow on {stage}")
         self._note(self._to_answer, message, peer)
 
     def is_due(self, message: SessionMessage) -> bool:

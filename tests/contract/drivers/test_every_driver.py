@@ -11,7 +11,7 @@ from support.drivers import Arrived, Event, Lost, next_event, received
 from support.messaging import PATIENCE_S
 from support.waiting import beside
 from xain_membership.errors import Closed
-from xain_messaging.errors import UnknownPeer
+from xain_messaging.errors import PeersMissing
 from xain_messaging.format.codec import Frame
 
 
@@ -85,12 +85,12 @@ def test_many_send_to_one(make):
 def test_sending_to_a_peer_that_is_not_connected_is_refused(make):
     """Before connect() and after disconnect(); to disconnect a stranger is nothing."""
     here, there = make(), make()
-    with pytest.raises(UnknownPeer, match="there"):
+    with pytest.raises(PeersMissing, match="there"):
         here.send("there", [b"x"])
     here.connect("there", there.address)
     here.disconnect("there")
     here.disconnect("there")
-    with pytest.raises(UnknownPeer, match="there"):
+    with pytest.raises(PeersMissing, match="there"):
         here.send("there", [b"x"])
 
 

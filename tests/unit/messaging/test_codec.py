@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from xain_messaging.errors import BodyError, MalformedMessage
+from xain_messaging.errors import InvalidMessage, MalformedMessage
 from xain_messaging.format import codec
 from xain_messaging.format.codec import (
     MAX_FRAMES,
@@ -141,7 +141,7 @@ def test_an_envelope_has_its_bound(monkeypatch):
     """An envelope has to go into a head as one piece, so it is refused before it is kept."""
     monkeypatch.setattr(codec, "MAX_ENVELOPE_BYTES", 1000)
     assert encode(Message("t", "a", "b", [b"x" * 500, np.zeros(1000)]))
-    with pytest.raises(BodyError, match="at most 1000"):
+    with pytest.raises(InvalidMessage, match="at most 1000"):
         encode(Message("t", "a", "b", b"x" * 1001))
 
 
@@ -206,7 +206,7 @@ def deep(depth: int) -> Any:
 )
 def test_error_says_where_the_wrong_value_is(body, position):
     """The error says why, too, and nothing is pickled instead."""
-    with pytest.raises(BodyError, match=position):
+    with pytest.raises(InvalidMessage, match=position):
         encode(Message("t", "a", "b", body))
 
 
@@ -224,7 +224,7 @@ def test_error_says_where_the_wrong_value_is(body, position):
 )
 def test_the_types_of_msgpack_itself_are_refused(body, position, beside):
     """The receiver would drop the message, or give out something else."""
-    with pytest.raises(BodyError, match=position):
+    with pytest.raises(InvalidMessage, match=position):
         encode(Message("t", "a", "b", [body, beside]))
 
 
@@ -306,7 +306,7 @@ def test_a_message_with_other_bytes_is_a_message_or_malformed(data):
 @pytest.mark.parametrize("own_id", ["\ud800", object()], ids=["surrogate", "object"])
 @pytest.mark.parametrize("field", ["session_id", "message_id"])
 def test_an_id_that_cannot_be_sent_is_refused_before_the_message_is_kept(field, own_id):
-    with pytest.raises(BodyError):
+    with pytest.raises(InvalidMessage):
         parts(Message("tag", "a", "b", b"small", **{field: own_id}))
 
 

@@ -6,7 +6,7 @@ from enum import Enum
 
 import pytest
 
-from xain_messaging.errors import SessionError
+from xain_messaging.errors import InvalidMessage
 from xain_messaging.format.messages import (
     Message,
     NotificationSessionStage,
@@ -109,9 +109,9 @@ def test_stages_follow_from_the_type():
     assert note.session_stage is NotificationSessionStage.REQUEST
     assert note.reply().session_stage is NotificationSessionStage.RECEIVE
     assert note.reply().is_final
-    with pytest.raises(SessionError):
+    with pytest.raises(InvalidMessage):
         task.reply().reply()
-    with pytest.raises(SessionError):
+    with pytest.raises(InvalidMessage):
         SessionMessage("t", "a", "b", None, SessionType.TASK, NotificationSessionStage.RECEIVE)
 
 
@@ -139,7 +139,7 @@ def test_a_session_from_its_beginning_to_its_end(session_type):
         answerer.send(answer)
         assert has_come(asker, answer)
     for again in answers:
-        with pytest.raises(SessionError, match="last answer"):
+        with pytest.raises(InvalidMessage, match="last answer"):
             answerer.send(again)
         assert not has_come(asker, again)
 
@@ -151,7 +151,7 @@ def test_stages_do_not_go_back():
     asker.send(asked)
     has_come(answerer, asked)
     answerer.send(asked.reply(ack=True))
-    with pytest.raises(SessionError, match="does not follow"):
+    with pytest.raises(InvalidMessage, match="does not follow"):
         answerer.send(asked.reply(ack=True))
     assert has_come(asker, asked.reply(ack=True))
     assert not has_come(asker, asked.reply(ack=True))
@@ -163,7 +163,7 @@ def test_answer_without_a_question_is_refused():
     sessions = Sessions()
     asked = request()
     sessions.send(asked)
-    with pytest.raises(SessionError):
+    with pytest.raises(InvalidMessage):
         sessions.send(request().reply())
     assert not has_come(sessions, request().reply())
     for source, kind, stage in (

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -46,14 +46,6 @@ class Allowed:
     is_url: bool = False
 
 
-class WrongSettings(ValueError):
-    """Raised by the validation of a section: all of its conflicts."""
-
-    def __init__(self, conflicts: Sequence[WrongSetting]) -> None:
-        super().__init__("; ".join(map(str, conflicts)))
-        self.conflicts = conflicts
-
-
 Conflicts = Iterator[WrongSetting]
 UNCHECKED = object()  # context of a validation that leaves the checks out
 
@@ -76,7 +68,7 @@ class UnknownValue(Exception):
 class Section(BaseModel):
     """Base of all settings: immutable, strict, and without unknown keys.
 
-    Validation refuses a section whose checks find conflicts, with WrongSettings.
+    Validation refuses a section whose checks find conflicts, with the first WrongSetting.
 
     moved: what has become of keys and sections that older systems knew, such as
         {"ai.rounds": "is called rounds.rounds now"}. Read from the outermost model only.
@@ -126,8 +118,9 @@ class Section(BaseModel):
 
     @model_validator(mode="after")
     def _has_no_conflict(self, info: ValidationInfo) -> Self:
-        if info.context is not UNCHECKED and (conflicts := list(self.conflicts())):
-            raise WrongSettings(conflicts)
+        if info.context is not UNCHECKED:
+            for conflict in self.conflicts():
+                raise conflict
         return self
 
 

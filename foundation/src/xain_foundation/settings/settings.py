@@ -23,7 +23,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
-from xain_foundation.settings.fields import UNCHECKED, WrongSettings
+from xain_foundation.settings.fields import UNCHECKED, WrongSetting
 from xain_foundation.settings.schema import (
     MASK,
     Key,
@@ -401,7 +401,7 @@ def _mistakes(
 def _wrong_values(schema: Schema, error: ValidationError) -> Iterator[tuple[Key, str]]:
     """Values that are wrong by themselves."""
     for details in error.errors(include_url=False):
-        if isinstance(details.get("ctx", {}).get("error"), WrongSettings):
+        if isinstance(details.get("ctx", {}).get("error"), WrongSetting):
             continue
         at = tuple(map(str, details["loc"]))
         # pydantic goes on after the key, with the member of a union that did not fit.

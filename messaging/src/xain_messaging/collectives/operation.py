@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from xain_foundation.net.errors import MessagingError
 from xain_messaging.collectives.members import Members, Step
-from xain_messaging.collectives.registry import Arrived, Differs, Registry
+from xain_messaging.collectives.registry import Arrived, Registry
 from xain_messaging.endpoint import Endpoint
 from xain_messaging.errors import CollectiveFailed, OutboxFull
 from xain_messaging.format.codec import Parts, encode, snapshot
@@ -210,11 +210,6 @@ def begun(
         yield operation
     except CollectiveFailed as failed:
         operation.tell(str(failed), failed.missing)
-        if isinstance(failed, Differs):
-            with endpoint.lock:
-                registry.tell(
-                    failed.member, group.incarnations[failed.member], failed.step, str(failed)
-                )
         raise
     except MessagingError as error:
         operation.tell(str(error), ())

@@ -61,15 +61,6 @@ class Waits(NamedTuple):
     incarnation: int
 
 
-class Differs(CollectiveFailed):
-    """A member is in another group of the same name, and waits there in `step`."""
-
-    def __init__(self, why: str, member: str, step: Step) -> None:
-        super().__init__(why)
-        self.member = member
-        self.step = step
-
-
 class Registry:
     """Parts and failures for the groups of one endpoint, also for groups not made yet. To be
     used under its lock."""
@@ -157,8 +148,8 @@ class Registry:
             self._endpoint.take(delivery)
 
     def check(self, group: Members) -> None:
-        """Raises Differs if a member of the group waits for our part in another one of the same
-        name; once for each time that it says so."""
+        """Raises CollectiveFailed if a member of the group waits for our part in another one of the
+        same name, and tells it; once for each time that it says so."""
         for name, waits in list(self._waits.items()):
             group_id, number = waits.step
             if waits.name != group.name[:MAX_NAME] or group_id == group.id:
@@ -172,12 +163,12 @@ class Registry:
             if other and (other.number > number or other.is_under_way):
                 continue  # it has our part, or gets it
             why = _difference(group, name, waits.members)
-            if group_id in self._dropped:  # that group is over, and ours is not
-                self.tell(name, waits.incarnation, waits.step, why)
-            elif gone := group.gone:  # the other member knows, and has made the next group
+            is_over = group_id in self._dropped  # and our group is not
+            if not is_over and (gone := group.gone):  # the other member has made the next group
                 raise CollectiveFailed(why, gone)
-            else:
-                raise Differs(why, name, waits.step)
+            self._tell(name, waits.incarnation, waits.step, why)
+            if not is_over:
+                raise CollectiveFailed(why)
 
     def word(self, group: Members) -> dict[str, Any]:
         """Return what check() of another member compares with its group."""
@@ -241,7 +232,7 @@ class Registry:
             case _:
                 self._endpoint.take(delivery)
 
-    def tell(self, name: str, incarnation: int, step: Step, why: str) -> None:
+    def _tell(self, name: str, incarnation: int, step: Step, why: str) -> None:
         """Tell a member that the operation it waits in has failed, if there is room for that."""
         group_id, number = step
         where = {"group": group_id, "number": number, "to": incarnation}

@@ -31,7 +31,7 @@ from xain_foundation.waits import LONGEST_S, left_s
 from xain_membership.errors import Closed
 from xain_messaging.drivers.addresses import told_host
 from xain_messaging.drivers.grpc_framing import MAX_CHUNK_BYTES, packets, to_chunks
-from xain_messaging.errors import MalformedMessage, NotTheSender, UnknownPeer
+from xain_messaging.errors import MalformedMessage, PeersMissing
 from xain_messaging.format.codec import MAX_MESSAGE_BYTES, Frames
 from xain_messaging.links import MAX_HEAD_BYTES
 from xain_messaging.ports import OnPacket, ignore
@@ -326,7 +326,7 @@ class GrpcDriver:
         with self._opening:
             self._check_open()  # another thread may have closed it meanwhile
             if peer not in self._peers:
-                raise UnknownPeer(f"{peer!r} is not connected")
+                raise PeersMissing(f"{peer!r} is not connected", [peer])
             stream = _Stream(peer, *self._peers[peer], self._tls, self._ended)
             self._sending[peer] = stream
             return stream
@@ -416,7 +416,7 @@ class GrpcDriver:
                     callers.require(caller)
                 self._on_packet(frames, sender)
                 del frames  # the next may be long in coming
-        except (NoIdentity, NotTheSender) as error:
+        except (NoIdentity, NoIdentity) as error:
             self._refused(peer=context.peer(), reason=str(error))
             context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
         finally:

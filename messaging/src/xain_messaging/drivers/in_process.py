@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from xain_foundation.waits import LONGEST_S
 from xain_membership.errors import Closed
-from xain_messaging.errors import UnknownPeer
+from xain_messaging.errors import PeersMissing
 from xain_messaging.format.codec import Frames
 from xain_messaging.ports import OnPacket, ignore
 
@@ -67,7 +67,7 @@ class InProcessDriver:
         try:
             other = self._switchboard.find(self._addresses[peer])
         except KeyError:
-            raise UnknownPeer(f"{peer!r} is not connected") from None
+            raise PeersMissing(f"{peer!r} is not connected", [peer]) from None
         if other is not None:
             # As if over a wire: nothing is shared, and what comes can be written to.
             other._events.put([bytearray(frame) for frame in frames])

@@ -18,7 +18,7 @@ from xain_foundation.settings.fields import require_private
 from xain_foundation.waits import LONGEST_S
 from xain_membership.errors import Closed
 from xain_messaging.drivers.addresses import told_host
-from xain_messaging.errors import UnknownPeer
+from xain_messaging.errors import PeersMissing
 from xain_messaging.format.codec import Frame, Frames
 from xain_messaging.ports import OnPacket, ignore
 
@@ -112,7 +112,7 @@ class ZmqDriver:
         address = self._addresses.get(peer)
         if address is None or self._is_closed:
             self._check_open()
-            raise UnknownPeer(f"{peer!r} is not connected")
+            raise PeersMissing(f"{peer!r} is not connected", [peer])
         options = {
             zmq.SNDHWM: 0,  # the sender's links bound what waits
             zmq.RECONNECT_IVL: RETRY_MS,

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xain_foundation.spare import spare
-from xain_messaging.errors import BodyError, MalformedMessage
+from xain_messaging.errors import InvalidMessage, MalformedMessage
 from xain_messaging.format.messages import STAGES, Body, Message, SessionMessage, SessionStage
 
 VERSION: Final = 1
@@ -74,7 +74,7 @@ def parts(message: Message) -> Parts:
     """The frames of a message. The envelope of a small one, whose body is a value that cannot
     change, is not encoded: that costs less for all of a packet at once.
 
-    Raises BodyError as encode() does.
+    Raises InvalidMessage as encode() does.
     """
     body, session_id, message_id = message.body, message.session_id, message.message_id
     kind = type(body)
@@ -97,7 +97,7 @@ def _envelope(message: Message) -> tuple[Any, ...]:
 def encode(message: Message) -> list[Frame]:
     """The frames of a message. The second and further are views on its arrays: see snapshot().
 
-    Raises BodyError with the path in the body.
+    Raises InvalidMessage with the path in the body.
     """
     packing = _Packing()
     try:
@@ -109,19 +109,19 @@ def encode(message: Message) -> list[Frame]:
         )
     except (TypeError, ValueError, OverflowError, RecursionError, BufferError) as error:
         for path, why in _faults(message.body, "body", 0):
-            raise BodyError(f"{path} cannot be sent: {why}") from None
-        raise BodyError(f"the body cannot be sent: {error}") from error
+            raise InvalidMessage(f"{path} cannot be sent: {why}") from None
+        raise InvalidMessage(f"the body cannot be sent: {error}") from error
     frames = packing.frames
     # As a key, a tuple goes out, and no receiver can read it.
     if packing.has_tuples or _has_foreign(message.body, frames[0]):
         for path, why in _faults(message.body, "body", 0):
-            raise BodyError(f"{path} cannot be sent: {why}")
+            raise InvalidMessage(f"{path} cannot be sent: {why}")
     if (size := len(frames[0])) > MAX_ENVELOPE_BYTES:
-        raise BodyError(
+        raise InvalidMessage(
             f"a body of {size} bytes beside its arrays; at most {MAX_ENVELOPE_BYTES} travel at once"
         )
     if len(frames) > 1 and (size := num_bytes(frames)) > MAX_MESSAGE_BYTES:
-        raise BodyError(f"a body of {size} bytes; at most {MAX_MESSAGE_BYTES} travel at once")
+        raise InvalidMessage(f"a body of {size} bytes; at most {MAX_MESSAGE_BYTES} travel at once")
     return frames
 
 

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from xain_foundation.names import why_not
-from xain_messaging.errors import SessionError
+from xain_messaging.errors import InvalidMessage
 from xain_messaging.format.ids import new_id
 
 MAX_TAG_BYTES = 256
@@ -136,7 +136,7 @@ class SessionMessage(Message, frozen=True, eq=False):
     """A message with its position in a session: see above.
 
     session_stage: by default the first of its type.
-    Raises SessionError for a stage of another type.
+    Raises InvalidMessage for a stage of another type.
     """
 
     session_type: SessionType = SessionType.TASK
@@ -150,7 +150,7 @@ class SessionMessage(Message, frozen=True, eq=False):
         if self.session_stage is None:
             msgspec.structs.force_setattr(self, "session_stage", stages[0])
         elif self.session_stage not in stages:
-            raise SessionError(f"{self.session_stage} is no stage of a {self.session_type}")
+            raise InvalidMessage(f"{self.session_stage} is no stage of a {self.session_type}")
 
     @property
     def position(self) -> int:
@@ -173,10 +173,12 @@ class SessionMessage(Message, frozen=True, eq=False):
         """Answer at the next stage: the last one of the session, or, with `ack`, only
         the word that it has come. An ack has no body unless one is given.
 
-        Raises SessionError if nothing follows on this one.
+        Raises InvalidMessage if nothing follows on this one.
         """
         if self.position:
-            raise SessionError(f"{self.session_stage} is an answer itself: only requests have one")
+            raise InvalidMessage(
+                f"{self.session_stage} is an answer itself: only requests have one"
+            )
         stage = STAGES[self.session_type][1 if ack else -1]
         if ack and body is SAME:
             body = None

@@ -23,7 +23,7 @@ from xain_coordinator.extensions.strategies import (
     make_controller,
     make_pacing,
 )
-from xain_foundation.conditional_events import ConditionalEventError, parse
+from xain_foundation.conditional_events import parse
 from xain_foundation.names import shortened, why_not
 from xain_foundation.settings import tags as tag_rules
 from xain_foundation.settings.fields import Check, Conflicts, Section, Texts, WrongSetting
@@ -290,7 +290,7 @@ class RoundsSettings(Section):
             return
         try:
             condition = parse(self.quorum)
-        except ConditionalEventError as error:
+        except ValueError as error:
             yield WrongSetting("quorum", str(error))
             return
         for unit in condition.units:
