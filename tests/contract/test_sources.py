@@ -18,7 +18,7 @@ from support.logs import capture_logs
 from support.process import PATIENCE_S
 from support.s3_servers import S3Server
 from xain_foundation.net.sockets import free_ports
-from xain_workloads.errors import DataError, NoData
+from xain_workloads.errors import DataError
 from xain_workloads.sources.parts import Part, find, read_bytes
 from xain_workloads.sources.reading import read, schema
 from xain_workloads.sources.shares import shares
@@ -141,7 +141,7 @@ def test_missing_and_empty_files_are_told_apart(location):
     for name in ("no.svm", "no*.svm", "no/*.svm"):
         with pytest.raises(DataError, match="there is no file"):
             find(f"{location.url}/{name}")
-    with pytest.raises(NoData, match="is empty"):
+    with pytest.raises(DataError, match="is empty"):
         find(f"{location.url}/empty.svm")
 
 

@@ -81,7 +81,7 @@ async def test_function_of_a_notebook_is_simulated(tmp_path: Path) -> None:
 
 
 def test_simulation_whose_sites_have_all_left_says_so() -> None:
-    with pytest.raises(xain.SimulationError, match="all simulated participants have left"):
+    with pytest.raises(xain.SessionError, match="all simulated participants have left"):
         xain.simulate(
             functools.partial(scripts.break_off, num_staying=0),
             3,
@@ -101,7 +101,7 @@ def test_simulation_whose_sites_have_all_left_says_so() -> None:
 def test_mistake_of_the_script_ends_the_simulation_with_its_traceback(
     main: Any, mistake: str
 ) -> None:
-    with pytest.raises(xain.SimulationError) as caught:
+    with pytest.raises(xain.SessionError) as caught:
         xain.simulate(main, 3, workers=1, rounds=2, progress=False)
     text = str(caught.value)
     assert text.startswith(f"main() failed at site-2: ZeroDivisionError('{mistake}')")

@@ -24,7 +24,7 @@ def main() -> None:
             address=address,
             state_dir=Path(folder).with_suffix(".state"),
         ).hex()
-    except xain.SimulationError as error:
+    except xain.SessionError as error:
         result = str(error)
     (Path(folder) / "result").write_text(result)
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from xain.result import Result, SessionError
     from xain.round import Config, Round
     from xain.weights import LayoutMismatch, trainable
-    from xain_session.errors import DecidedOtherwise, SessionFailed, SimulationError
     from xain_session.given import Rule
     from xain_session.opening import connect, session
     from xain_session.record import Record
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Config",
-    "DecidedOtherwise",
     "LayoutMismatch",
     "MLflow",
     "Record",
@@ -43,9 +41,7 @@ __all__ = [
     "Rule",
     "Session",
     "SessionError",
-    "SessionFailed",
     "Simulated",
-    "SimulationError",
     "Site",
     "TensorBoard",
     "WeightsAndBiases",
@@ -69,7 +65,6 @@ __getattr__, __dir__ = loaded_on_use(
         "result": "Result SessionError",
         "round": "Config Round",
         "weights": "LayoutMismatch trainable",
-        "xain_session.errors": "DecidedOtherwise SessionFailed SimulationError",
         "xain_session.given": "Rule",
         "xain_session.opening": "connect session",
         "xain_session.record": "Record",

@@ -25,7 +25,9 @@ ASK_S = 30.0
 
 
 class SessionError(RuntimeError):
-    """The session has ended without a result, or the coordinator refuses this participant."""
+    """The session has ended without a result, or the coordinator refuses this participant; at the
+    server, the session or simulation cannot be begun or gone on with, or the script decides
+    something else than before. The text is one sentence for the one who wrote the script."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import urlsplit
 
+from xain.result import SessionError
 from xain_coordinator.assembly.changed_rules import differences
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.vocabulary.values import Phase
@@ -34,7 +35,7 @@ from xain_foundation.security.tls import Certificates, InvalidCertificates
 from xain_foundation.settings.fields import WrongSetting, is_loopback
 from xain_foundation.settings.settings import ConfigError, load
 from xain_participant.wire.client import channel_options
-from xain_session.errors import SessionFailed, for_script
+from xain_session.errors import for_script
 from xain_session.given import SETTINGS, SOURCE
 from xain_session.session_log import COORDINATOR, LOG, logged_in
 from xain_session.stopping import stop
@@ -67,7 +68,7 @@ class Pool(Protocol):
         """Whether the code of each has come to its end."""
 
     def check(self, timeout_s: float) -> None:
-        """Wait so long for some to end. Raises SimulationError if one has failed."""
+        """Wait so long for some to end. Raises SessionError if one has failed."""
 
 
 class Workplace(Protocol):
@@ -101,7 +102,7 @@ class Deployment(Protocol):
     def address(self) -> str: ...
 
     def opened(self, tell: Callable[[str], None]) -> AbstractContextManager[Transport]:
-        """Calls to the coordinator, which runs until the end. Raises SessionFailed.
+        """Calls to the coordinator, which runs until the end. Raises SessionError.
 
         tell: prints a line for the user.
         """
@@ -120,7 +121,7 @@ class Deployment(Protocol):
         """Have the next start begin another session."""
 
     def export(self, path: Path, which: str, *, is_running: bool) -> None:
-        """Write a model to a file. which: "last", "best" or a number. Raises SessionFailed and
+        """Write a model to a file. which: "last", "best" or a number. Raises SessionError and
         OSError."""
 
     def position_of(self, tracker: str) -> Position:
@@ -135,7 +136,7 @@ class Embedded:
     linger_s: how long the coordinator answers when all participants have left.
     may_change: whether a session goes on under its own rules where the script gives others.
     always_new: whether each start begins a session.
-    Raises SessionFailed for a wrong setting.
+    Raises SessionError for a wrong setting.
     """
 
     def __init__(
@@ -170,7 +171,7 @@ class Embedded:
     @contextmanager
     def opened(self, tell: Callable[[str], None]) -> Iterator[Transport]:
         """Start the coordinator in this process, after what the session's own participants need.
-        Gives the calls to it; stops all at the end. Raises SessionFailed."""
+        Gives the calls to it; stops all at the end. Raises SessionError."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             stack.enter_context(logged_in(self._folder))
@@ -186,7 +187,7 @@ class Embedded:
 
     @contextmanager
     def _started(self, tell: Callable[[str], None]) -> Iterator[Coordinator]:
-        """Start the coordinator, and stop it at the end. Raises SessionFailed."""
+        """Start the coordinator, and stop it at the end. Raises SessionError."""
         try:
             is_new = self._begins_new()
             coordinator = Coordinator(
@@ -197,10 +198,10 @@ class Embedded:
             )
             coordinator.start()
         except (WrongSetting, ConfigError) as error:
-            raise SessionFailed(for_script(str(error))) from None
+            raise SessionError(for_script(str(error))) from None
         except (*STARTING_ERRORS, InvalidCertificates) as error:
             why = for_script(str(error))
-            raise SessionFailed(f"the session in {self._folder} cannot go on: {why}") from None
+            raise SessionError(f"the session in {self._folder} cannot go on: {why}") from None
         is_interrupted = False
         try:
             yield coordinator
@@ -224,7 +225,7 @@ class Embedded:
         after the script has ended the last session.
 
         If the values of the script have changed, may_change logs that the session goes on under its
-        own. Without it raises SessionFailed.
+        own. Without it raises SessionError.
         """
         if self._always_new or not self._config.journal.path.exists():
             return True
@@ -245,7 +246,7 @@ class Embedded:
                 *(["with the settings that it was begun with"] if kept else []),
                 *(["with the code and values of now"] if replaced else []),
             ]
-            raise SessionFailed(
+            raise SessionError(
                 f"the session in {self._folder} was begun with {', '.join([*kept, *replaced])}; "
                 "start the script with the same values, or with another data_dir; with "
                 f'resume="changed" the session goes on {" and ".join(then)}'
@@ -276,7 +277,7 @@ class Embedded:
 
     def _first_model(self) -> str:
         """The model that a new session begins with, as --from-model takes it; "" for none. Declared
-        weights are written to a file, and the file of a URL is downloaded. Raises SessionFailed."""
+        weights are written to a file, and the file of a URL is downloaded. Raises SessionError."""
         if isinstance(self._first, str) and "://" in self._first:
             return str(_download(self._first, self._folder))
         if self._first is None or isinstance(self._first, str):
@@ -285,7 +286,7 @@ class Embedded:
         try:
             first = self._first.without(personal)  # the sites declare theirs in the same way
         except ValueError as error:
-            raise SessionFailed(str(error)) from None
+            raise SessionError(str(error)) from None
         metadata = {PERSONAL: json.dumps(personal)} if personal else {}
         path = self._folder / FIRST_MODEL
         if first.has_control:  # files have no control variate, which begins with zeros
@@ -298,8 +299,7 @@ class Embedded:
             self._pool = self._workplace.run(self.address)
 
     def check(self) -> None:
-        """Check that participants and coordinator can go on. Raises SessionFailed and
-        SimulationError."""
+        """Check that participants and coordinator can go on. Raises SessionError."""
         assert self._coordinator is not None, "opened() comes first"
         if self._pool is not None:
             self._pool.check(0.0)
@@ -308,11 +308,11 @@ class Embedded:
             if self._pool.is_over and waits and not self._coordinator.num_connected:
                 why = "all simulated participants have left their loops, and rounds are left"
                 goes_on = "" if self._always_new else "; the session goes on at the next start"
-                raise SessionFailed(f"{why}{goes_on}")
+                raise SessionError(f"{why}{goes_on}")
         if self._coordinator.has_ended:
             failure = self._coordinator.failure
             why = "" if failure is None else f": {type(failure).__name__}: {failure}"
-            raise SessionFailed(
+            raise SessionError(
                 f"the coordinator has stopped{why}; its log, {self._folder / LOG}, says more"
             )
 
@@ -358,7 +358,7 @@ class Elsewhere:
         self._folder = folder
         is_path = "/" in address or address.endswith(".sock")
         if not is_path and _PORT.search(address) is None:
-            raise SessionFailed(
+            raise SessionError(
                 f"{address!r} has no port; give HOST:PORT, or the path of its socket, "
                 "journal.sock beside its journal"
             )
@@ -368,15 +368,15 @@ class Elsewhere:
 
     @contextmanager
     def opened(self, tell: Callable[[str], None]) -> Iterator[Transport]:
-        """Connect to the coordinator. Gives the calls to it. Raises SessionFailed."""
+        """Connect to the coordinator. Gives the calls to it. Raises SessionError."""
         try:
             if self._tls is not None:
                 self._certificates = Certificates(Path(self._tls))
             channels.require_private_way(self._target, self._certificates, insecure=False)
         except InvalidCertificates as error:
-            raise SessionFailed(str(error)) from None
+            raise SessionError(str(error)) from None
         except ValueError:
-            raise SessionFailed(
+            raise SessionError(
                 f"{self.address} is another machine, and without certificates everything would go "
                 "there in the clear: give tls=FOLDER, the folder of an operator's certificate"
             ) from None
@@ -436,15 +436,15 @@ def settings_in(folder: Path) -> dict[str, object]:
 
 
 def _config_of(settings: Mapping[str, object]) -> CoordinatorConfig:
-    """The coordinator's configuration from these settings alone. Raises SessionFailed."""
+    """The coordinator's configuration from these settings alone. Raises SessionError."""
     try:
         return load(CoordinatorConfig, overrides=dict(settings), reads_text=False)
     except ConfigError as error:
-        raise SessionFailed(for_script(str(error).replace("command line: ", ""))) from None
+        raise SessionError(for_script(str(error).replace("command line: ", ""))) from None
 
 
 def _download(url: str, folder: Path) -> Path:
-    """Download the file of a model into a folder. Raises SessionFailed."""
+    """Download the file of a model into a folder. Raises SessionError."""
     name = Path(urlsplit(url).path).name
     path = folder / f"from-{name}"
     try:
@@ -453,16 +453,16 @@ def _download(url: str, folder: Path) -> Path:
         with urllib.request.urlopen(url, timeout=DOWNLOAD_S) as answer:
             replace_file(path, iter(partial(answer.read, PIECE_BYTES), b""))
     except (OSError, ValueError, HTTPException) as error:
-        raise SessionFailed(f"the first model cannot be fetched from {url}: {error}") from None
+        raise SessionError(f"the first model cannot be fetched from {url}: {error}") from None
     return path
 
 
 def _export(opened: AbstractContextManager[Any], path: Path, which: str) -> None:
-    """Write a model of an opened session to a file. Raises SessionFailed and OSError."""
+    """Write a model of an opened session to a file. Raises SessionError and OSError."""
     try:
         with opened as trained:
             entry = trained.choose(which)
             formats.write(path, trained.load(entry.model), trained.described(entry))
     except (NoModel, CommandFailed, JournalError, StoreError) as error:
         why = for_script(str(error))
-        raise SessionFailed(f"model {which!r} cannot be written to {path}: {why}") from None
+        raise SessionError(f"model {which!r} cannot be written to {path}: {why}") from None

@@ -24,19 +24,6 @@ _ARGUMENTS: Final[Mapping[str, str]] = {
 }
 
 
-class SessionFailed(RuntimeError):
-    """The session cannot be begun or gone on with, or has ended without a result. The text is one
-    sentence for the one who wrote the script."""
-
-
-class DecidedOtherwise(SessionFailed):
-    """The script decides something else than it has decided before: the text shows both."""
-
-
-class SimulationError(SessionFailed):
-    """The simulation cannot be run, or main() has failed. The text has main's traceback."""
-
-
 def for_script(text: str) -> str:
     """Replace flags in a text of the coordinator by the arguments of the script."""
     for typed, said in _ARGUMENTS.items():

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from xain.result import SessionError
 from xain_coordinator.aggregation.aggregator import AnyNumber, Float64, Tile, Weights
 from xain_coordinator.extensions import plugins
 from xain_session.digests import digest_of
-from xain_session.errors import SessionFailed
 
 SOURCE: Final = "source"  # name of the option that has the digest
 
@@ -47,13 +47,13 @@ def settings_of(what: str, given: Any, *, may_change: bool) -> dict[str, Any]:
     """Settings for an argument of xain.session(), which is a name of one that is installed, or an
     object of the script's own; for "rule" also a function of (updates, weights).
 
-    may_change: whether an object of another digest may go on with a session. Raises SessionFailed.
+    may_change: whether an object of another digest may go on with a session. Raises SessionError.
     """
     name_key, options_key = SETTINGS[what]
     if isinstance(given, str):
         return {name_key: given}
     if isinstance(given, type):
-        raise SessionFailed(
+        raise SessionError(
             f"{what} is the class {given.__qualname__}, and an object is wanted: "
             f"{what}={given.__name__}()"
         )
@@ -61,7 +61,7 @@ def settings_of(what: str, given: Any, *, may_change: bool) -> dict[str, Any]:
     if inspect.isroutine(given):
         kind = given
         if what != "rule":
-            raise SessionFailed(
+            raise SessionError(
                 f"{what} is the function {given.__qualname__}; only a rule may be a function"
             )
     name = f"{kind.__module__}.{kind.__qualname__}"
@@ -70,7 +70,7 @@ def settings_of(what: str, given: Any, *, may_change: bool) -> dict[str, Any]:
     try:
         plugins.register(_GROUPS[what], name, _kind_of(name, digest, made, may_change=may_change))
     except plugins.PluginFailed as failed:
-        raise SessionFailed(str(failed)) from None
+        raise SessionError(str(failed)) from None
     return {name_key: name, options_key: {SOURCE: digest}}
 
 

@@ -20,9 +20,9 @@ from typing import (
 import numpy as np
 from numpy.typing import NDArray
 
+from xain.result import SessionError
 from xain_foundation.commands import split_host_port
 from xain_session.deployments import Elsewhere, Embedded, Participants
-from xain_session.errors import SessionFailed
 from xain_session.given import settings_of
 from xain_session.round import plain
 from xain_session.session import Resume, Session
@@ -153,7 +153,7 @@ def session(
     tls: a folder of certificates, which an address beyond this machine needs.
     linger_s: how long the coordinator answers after the last site has left.
     progress: whether to print a line for each round to standard error.
-    Raises SessionFailed with one sentence for what cannot be done, here and at the `with`.
+    Raises SessionError with one sentence for what cannot be done, here and at the `with`.
     """
     from xain.weights import declare
 
@@ -163,7 +163,7 @@ def session(
     elif model is not None:
         first = replace(declare(model), has_control=scaffold)
     if scaffold and (first is None or isinstance(first, str) or not first.layout):
-        raise SessionFailed(
+        raise SessionError(
             "scaffold=True needs a model with named tensors: xain.session(model, scaffold=True); "
             "without one the sites alone say it, and an earlier model has its control variate"
         )
@@ -179,7 +179,7 @@ def session(
         **({"tls.folder": os.fspath(tls)} if tls is not None else {}),
     }
     if resume not in get_args(Resume):
-        raise SessionFailed(f'resume is {resume!r}; it must be "same" or "changed"')
+        raise SessionError(f'resume is {resume!r}; it must be "same" or "changed"')
     may_change = resume == "changed"
     for what, one in (("rule", rule), ("controller", controller), ("pacing", pacing)):
         if one is not None:
@@ -187,7 +187,7 @@ def session(
     if train:
         given["train"] = plain(train, " of train")
     if participants is not None and tls is not None:
-        raise SessionFailed(
+        raise SessionError(
             "simulated participants have no certificates: a session with them takes no tls"
         )
     if participants is not None:
@@ -248,12 +248,12 @@ def connect(
     model: whose tensors record.weights are like; the session's first model is its coordinator's.
     trackers: as for xain.session(). data_dir: folder of their files, which say which round each
         has taken; without trackers there is none. Scripts of two sessions take two.
-    Raises SessionFailed.
+    Raises SessionError.
     """
     from xain.weights import declare
 
     if rule is not None:
-        raise SessionFailed(
+        raise SessionError(
             "xain.connect() takes no rule: it is a setting of that coordinator, "
             "aggregation.rule, and an object of this script cannot be sent to it"
         )

@@ -92,7 +92,7 @@ class Record(Generic[W]):
     def evaluate(self, samples: int = 0, **metrics: float) -> None:
         """Tell the session what the new model is worth: its journal, status and report have it, and
         it counts for the best model and for patience. A model is evaluated once: after a restart
-        the call changes nothing if it says the same, and raises DecidedOtherwise if it says
+        the call changes nothing if it says the same, and raises SessionError if it says
         something else; where that is costly, ask `evaluated` first.
 
         samples: rows that it was measured on; 0: not known.

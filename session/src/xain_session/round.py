@@ -65,7 +65,7 @@ class Round(Generic[W]):
 
         by_site: settings of single sites, over which nothing prevails.
         Raises RuntimeError after run(), and TypeError for a value that JSON cannot hold. After a
-        restart other settings than before raise DecidedOtherwise in run().
+        restart other settings than before raise SessionError in run().
         """
         self._require_open("configure")
         self._values |= plain(settings, "")
@@ -109,8 +109,7 @@ class Round(Generic[W]):
     def run(self) -> Record[W]:
         """Have the sites train, and wait for the model. A second call returns the same record.
 
-        Raises SessionFailed if the session ends without it, or does not take what was configured,
-        and DecidedOtherwise.
+        Raises SessionError if the session ends without it, or does not take what was configured.
         """
         if self._record is None:
             self._record = self._session._run(self, self._request())

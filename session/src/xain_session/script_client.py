@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any, Final, TypeVar
 
+from xain.result import SessionError
 from xain_coordinator.core.vocabulary.values import WeightsRef
 from xain_coordinator.ports import StoreError
 from xain_coordinator.server.calls.translate import layout_of
 from xain_coordinator.stores.integrity import parse_vector
 from xain_foundation.net.backoff import Backoff
-from xain_session.errors import DecidedOtherwise, SessionFailed
 from xain_session.transports import Refused, Stream, Transport
 from xain_wire.fl import access_pb2 as control
 from xain_wire.fl import coordinator_pb2 as pb
@@ -49,7 +49,7 @@ class ScriptClient:
         self._followed: Stream | None = None
         self._backoff = Backoff(*RETRY_S)
         self._retry_at = 0.0
-        self.is_interrupted = False  # set by any thread: the wait under way raises SessionFailed
+        self.is_interrupted = False  # set by any thread: the wait under way raises SessionError
 
     def close(self) -> None:
         """Follow the session no more."""
@@ -59,7 +59,7 @@ class ScriptClient:
     # --- what the session is at ---
 
     def wait(self, is_so: Callable[[Status], bool], timeout_s: float = math.inf) -> Status:
-        """Wait until the session is as wanted, or finished. Raises SessionFailed, also after
+        """Wait until the session is as wanted, or finished. Raises SessionError, also after
         timeout_s."""
         self._begin_wait()
         while True:
@@ -76,19 +76,19 @@ class ScriptClient:
         self.waits_since = self._looked = time.monotonic()
 
     def _go_on_waiting(self, timeout_s: float = math.inf) -> None:
-        """Look after what else may end a wait, if it is time for that. Raises SessionFailed."""
+        """Look after what else may end a wait, if it is time for that. Raises SessionError."""
         if self.is_interrupted:
-            raise SessionFailed("the wait was given up")
+            raise SessionError("the wait was given up")
         now = time.monotonic()
         if now - self._looked >= LOOK_S:
             self._looked = now
             self._look(self)
         if now - self.waits_since >= timeout_s:
-            raise SessionFailed(self.trouble or "the session has not come so far")
+            raise SessionError(self.trouble or "the session has not come so far")
 
     def _follow(self, timeout_s: float) -> bool:
         """Wait for the next status, and keep it. Returns whether one has come; a stream that broke
-        off is opened again after a pause. Raises SessionFailed."""
+        off is opened again after a pause. Raises SessionError."""
         if self._followed is None:
             pause_s = self._retry_at - time.monotonic()
             if pause_s > 0:
@@ -107,7 +107,7 @@ class ScriptClient:
         except Refused as error:
             self._followed = None
             if not error.is_passing:
-                raise SessionFailed(str(error)) from None
+                raise SessionError(str(error)) from None
             self.trouble = str(error)
             self._retry_at = time.monotonic() + self._backoff.next_s()
             return False
@@ -124,14 +124,13 @@ class ScriptClient:
     # --- decisions ---
 
     def configure(self, request: control.ConfigureRoundRequest) -> None:
-        """Send the settings of a round. Raises DecidedOtherwise, and SessionFailed if the session
-        does not take them."""
+        """Send the settings of a round. Raises SessionError, also if others were decided before."""
         request.session_id = self.session_id
         self._take(self._ask("ConfigureRound", request).status)
 
     def record_evaluation(self, model: int, num_samples: int, metrics: Mapping[str, float]) -> None:
-        """Send the script's evaluation of a model. Raises DecidedOtherwise, and SessionFailed if
-        the session does not take it."""
+        """Send the script's evaluation of a model. Raises SessionError, also if it was another
+        before."""
         request = control.RecordEvaluationRequest(
             session_id=self.session_id, model=model, num_samples=num_samples, metrics=metrics
         )
@@ -144,23 +143,20 @@ class ScriptClient:
         self._take(self._ask("EndScript", request, timeout_s).status)
 
     def _ask(self, method: str, request: Any, timeout_s: float = math.inf) -> Any:
-        """Call a method until there is an answer. Raises DecidedOtherwise, and SessionFailed, also
-        after timeout_s."""
+        """Call a method until there is an answer. Raises SessionError, also after timeout_s."""
         return self._repeat(lambda: self._transport.call(method, request, CALL_S), timeout_s)
 
     def _repeat(self, call: Callable[[], T], timeout_s: float = math.inf) -> T:
         """Call until there is an answer: a coordinator that is away is waited for. Raises
-        DecidedOtherwise, and SessionFailed, also after timeout_s."""
+        SessionError, also after timeout_s."""
         backoff = Backoff(*RETRY_S)
         self._begin_wait()
         while True:
             try:
                 answer = call()
             except Refused as error:
-                if error.is_decided:
-                    raise DecidedOtherwise(str(error)) from None
                 if not error.is_passing:
-                    raise SessionFailed(str(error)) from None
+                    raise SessionError(str(error)) from None
                 self.trouble = str(error)
             else:
                 self.trouble = ""
@@ -173,7 +169,7 @@ class ScriptClient:
     # --- what it has made ---
 
     def ask(self, method: str, request: Any) -> Any:
-        """Ask the service Inspection. Raises SessionFailed."""
+        """Ask the service Inspection. Raises SessionError."""
         return self._ask(method, request)
 
     def waiting_for(self) -> str:
@@ -218,19 +214,19 @@ class ScriptClient:
         return next((dict(one.evaluation.metrics) for one in listed if one.round == model), {})
 
     def model(self, number: int) -> Model:
-        """Fetch a global model by its number. Raises SessionFailed."""
+        """Fetch a global model by its number. Raises SessionError."""
         latest = self.ask("ListModels", inspection.ListModelsRequest(limit=LATEST)).models
         every = inspection.ListModelsRequest(page_size=PAGE)
         listed = (one for page in self._pages("ListModels", every) for one in page.models)
         for one in chain(latest, listed):
             if one.round == number:
                 return self._fetch_model(one)
-        raise SessionFailed(
+        raise SessionError(
             f"model {number} is not there any more; storage.keep_models says how many stay"
         )
 
     def _pages(self, method: str, request: Any) -> Iterator[Any]:
-        """Answers of a method that lists, page by page. Raises SessionFailed."""
+        """Answers of a method that lists, page by page. Raises SessionError."""
         while True:
             page = self.ask(method, request)
             yield page
@@ -239,11 +235,11 @@ class ScriptClient:
             request.page_token = page.next_page_token
 
     def _fetch_model(self, message: inspection.ModelStatus) -> Model:
-        """Fetch the weights of a listed model. Raises SessionFailed."""
+        """Fetch the weights of a listed model. Raises SessionError."""
         ref = WeightsRef(message.ref.key, message.ref.size_bytes, message.ref.digest.hex())
         data = self._repeat(lambda: self._transport.weights(ref))
         layout = layout_of(message.layout)
         try:
             return Model(parse_vector(data, ref), layout, dict(message.metadata))
         except StoreError as error:
-            raise SessionFailed(f"model {message.round} cannot be read: {error}") from None
+            raise SessionError(f"model {message.round} cannot be read: {error}") from None

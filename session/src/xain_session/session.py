@@ -13,10 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TextIO, TypeVar, cast
 
+from xain.result import SessionError
 from xain_coordinator.server.calls.translate import layout_of
 from xain_coordinator.telemetry.trackers import Position
 from xain_foundation.logs import streams
-from xain_session.errors import SessionFailed
 from xain_session.record import Best, Record, Result, Site, W
 from xain_session.round import AsyncRound, Participant, Round
 from xain_session.script_client import ScriptClient, Status
@@ -144,13 +144,13 @@ class Session(Generic[W]):
         """Wait until a round is to be run, and return it; after a restart first the round that was
         configured last.
 
-        Raises SessionFailed if the session has ended without a result, or if the body of the loop
+        Raises SessionError if the session has ended without a result, or if the body of the loop
         did not run its round.
         """
         before = self._open
         if before is not None:
             if before.record is None:
-                raise SessionFailed(
+                raise SessionError(
                     f"round {before.number}: the body of the loop has ended without round.run()"
                 )
             self._track(before.record)
@@ -174,7 +174,7 @@ class Session(Generic[W]):
         if resumes:
             self._require_same_model()
         if not status.is_scripted:
-            raise SessionFailed("no script drives this session: rounds.scripted is not set")
+            raise SessionError("no script drives this session: rounds.scripted is not set")
         if not (status.is_finished or status.is_over):
             # The body of the round that was configured last may not have come to its end.
             if resumes and status.HasField("configured"):
@@ -237,7 +237,7 @@ class Session(Generic[W]):
         """Write a model to a file: .npz, .safetensors, .json, .onnx or .skops, as far as it has
         such a form. which: "last", "best", or a number. Also after the `with`.
 
-        Raises SessionFailed, and OSError.
+        Raises SessionError, and OSError.
         """
         self._deployment.export(Path(path), which, is_running=self._client is not None)
 
@@ -252,7 +252,7 @@ class Session(Generic[W]):
 
     def _wait(self, is_so: Callable[[Status], bool], timeout_s: float = math.inf) -> Status:
         """Wait until the session is as wanted, or finished. Returns its status. Raises
-        SessionFailed."""
+        SessionError."""
         return self._asked.wait(is_so, timeout_s)
 
     def _look(self, client: ScriptClient) -> None:
@@ -284,7 +284,7 @@ class Session(Generic[W]):
 
     def _run(self, round_: Round[W], request: control.ConfigureRoundRequest | None) -> Record[W]:
         """Configure a round, if there is something to decide, and wait for its model. Returns its
-        record. Raises SessionFailed and DecidedOtherwise."""
+        record. Raises SessionError."""
         if request is not None:
             self._asked.configure(request)
         status = self._wait(lambda status: status.model > round_.number)
@@ -359,7 +359,7 @@ class Session(Generic[W]):
         self._is_stopped = True
 
     def _end(self) -> None:
-        """End the session, and wait until it has ended. Raises SessionFailed."""
+        """End the session, and wait until it has ended. Raises SessionError."""
         if self._is_over:
             return
         status = self._wait(lambda status: True)
@@ -373,11 +373,11 @@ class Session(Generic[W]):
         if status.cause != COMPLETED:
             raise self._ended_otherwise(status)
 
-    def _ended_otherwise(self, status: Status) -> SessionFailed:
+    def _ended_otherwise(self, status: Status) -> SessionError:
         """Make the error of a session without a result; the next start begins another session."""
         self._is_over = True
         self._deployment.forget()
-        return SessionFailed(f"the session has ended: {status.cause}")
+        return SessionError(f"the session has ended: {status.cause}")
 
     def _fail(self, error: Exception) -> None:
         """End the session because of an error in the body. One of this package itself, such as that
@@ -391,12 +391,12 @@ class Session(Generic[W]):
             self._wait(lambda status: False, FAIL_S)
             self._is_over = True
             self._deployment.forget()
-        except SessionFailed as failed:  # the error itself is raised, and says more
+        except SessionError as failed:  # the error itself is raised, and says more
             self._tell(f"the session has not heard of the error, and goes on: {failed}")
 
     def _weights(self, number: int) -> W:
         """Fetch a model, in the form of the script's own. Raises RuntimeError after the `with`, and
-        SessionFailed."""
+        SessionError."""
         from xain.weights import from_vector
 
         if self._client is None:
@@ -411,7 +411,7 @@ class Session(Generic[W]):
         return cast(W, from_vector(model.vector, layout, declared, {}))
 
     def _require_same_model(self) -> None:
-        """Check that the session trains the model that the script has. Raises SessionFailed."""
+        """Check that the session trains the model that the script has. Raises SessionError."""
         found = self._asked.present_model()
         if self._declared is not None and found is not None:
             layout = layout_of(found.layout)
@@ -424,7 +424,7 @@ class Session(Generic[W]):
         self, layout: Layout, size: int, metadata: Mapping[str, str]
     ) -> "tuple[Declared | None, Layout]":
         """Compare the script's model with the session's: (declared tensors that travel, their
-        layout). Raises SessionFailed if they are different."""
+        layout). Raises SessionError if they are different."""
         from xain.weights import agreed_layout
 
         declared = self._declared
@@ -433,20 +433,20 @@ class Session(Generic[W]):
                 declared = declared.without(personal_patterns(metadata))
             return declared, agreed_layout(declared, layout, size)
         except ValueError as error:  # LayoutMismatch among them
-            raise SessionFailed(
+            raise SessionError(
                 f"the session was begun with another model: {error}; give the script that model, "
                 "or begin another session"
             ) from None
 
     def _load_result(self) -> Result[W]:
         """Ask for all that the result has: last and best model, metrics and history. Raises
-        SessionFailed."""
+        SessionError."""
         status = self._asked.ask("GetStatus", inspection.GetStatusRequest())
         records = sorted(self._asked.rounds(), key=lambda one: one.round)
         script = self._wait(lambda status: True)
         number = script.model
         if number < 0:
-            raise SessionFailed(f"the session has ended without a model: {status.cause}")
+            raise SessionError(f"the session has ended without a model: {status.cause}")
         weights = self._weights(number)
         best = None
         if status.HasField("best_round"):

@@ -8,9 +8,9 @@ import os
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from xain.result import SessionError
 from xain_coordinator.telemetry import trackers
 from xain_foundation.exit_statuses import CommandFailed
-from xain_session.errors import SessionFailed
 from xain_session.record import Record, Result
 
 
@@ -41,7 +41,7 @@ class TensorBoard(trackers.TensorBoard):
         try:
             super().__init__(folder)
         except CommandFailed as error:
-            raise SessionFailed(str(error)) from None
+            raise SessionError(str(error)) from None
 
 
 class MLflow(trackers.MLflow):
@@ -54,7 +54,7 @@ class MLflow(trackers.MLflow):
         try:
             super().__init__(experiment)
         except CommandFailed as error:
-            raise SessionFailed(str(error)) from None
+            raise SessionError(str(error)) from None
 
 
 class WeightsAndBiases(trackers.WeightsAndBiases):
@@ -65,4 +65,4 @@ class WeightsAndBiases(trackers.WeightsAndBiases):
         try:
             super().__init__(**options)
         except CommandFailed as error:
-            raise SessionFailed(str(error)) from None
+            raise SessionError(str(error)) from None

@@ -22,13 +22,11 @@ DOWNLOAD_S: Final = 600.0
 
 
 class Refused(Exception):
-    """A call has failed. is_passing: the coordinator is away or starts, and may take it later.
-    is_decided: something else was decided before."""
+    """A call has failed. is_passing: the coordinator is away or starts, and may take it later."""
 
-    def __init__(self, text: str, *, is_passing: bool = False, is_decided: bool = False) -> None:
+    def __init__(self, text: str, *, is_passing: bool = False) -> None:
         super().__init__(text)
         self.is_passing = is_passing
-        self.is_decided = is_decided
 
 
 class Stream(Protocol):
@@ -93,7 +91,6 @@ class Remote:
         return Refused(
             text,
             is_passing=code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED),
-            is_decided=code is grpc.StatusCode.ALREADY_EXISTS,
         )
 
 
@@ -178,5 +175,4 @@ class _InnerStream:
 
 def _refused(error: Exception) -> Refused:
     """The refusal of a call in this process."""
-    is_decided = isinstance(error, Refusal) and error.code == "DECIDED_OTHERWISE"
-    return Refused(str(error), is_passing=isinstance(error, IsAway), is_decided=is_decided)
+    return Refused(str(error), is_passing=isinstance(error, IsAway))

@@ -24,7 +24,7 @@ from xain_coordinator.process.embedding import Coordinator
 def test_changed_script_is_told_which_settings_and_code_go_on(changed, what, tmp_path, address):
     with opened(tmp_path, address, rule=Share(0.5)) as session:
         session.pause()
-    with pytest.raises(xain.SessionFailed) as caught:
+    with pytest.raises(xain.SessionError) as caught:
         opened(tmp_path, address, **{"rule": Share(0.5), **changed}).__enter__()
     assert str(caught.value).endswith(f'with resume="changed" the session goes on {what}')
 
@@ -49,7 +49,7 @@ def test_rule_that_raises_is_told_with_the_log_of_the_coordinator(tmp_path, addr
     with opened(tmp_path, address, rule=Share(0.0)) as session:
         sites()
         round_ = next(session)
-        with pytest.raises(xain.SessionFailed, match=text):
+        with pytest.raises(xain.SessionError, match=text):
             round_.run()
         session.pause()
     with opened(tmp_path, address, rule=Share(0.5), resume="changed") as session:  # for the sites
@@ -59,7 +59,7 @@ def test_rule_that_raises_is_told_with_the_log_of_the_coordinator(tmp_path, addr
 
 def test_folder_that_is_in_use_is_told_with_the_argument(tmp_path, address):
     with opened(tmp_path, address) as session:
-        with pytest.raises(xain.SessionFailed) as caught:
+        with pytest.raises(xain.SessionError) as caught:
             opened(tmp_path, "127.0.0.1:0").__enter__()
         session.pause()
     assert "in use by another process; stop that one, or give another data_dir=" in str(
@@ -70,7 +70,7 @@ def test_folder_that_is_in_use_is_told_with_the_argument(tmp_path, address):
 
 def test_simulation_is_told_with_its_own_argument(tmp_path, address):
     with opened(tmp_path, address) as session:
-        with pytest.raises(xain.SimulationError, match="stop that one, or give another folder="):
+        with pytest.raises(xain.SessionError, match="stop that one, or give another folder="):
             xain.simulate(print, 1, folder=tmp_path, progress=False)
         session.pause()
 
@@ -82,23 +82,23 @@ def test_model_that_is_not_there_is_told_with_those_that_are(tmp_path, address, 
             round_.run()
         known = session.id
     text = rf"{known}/7 is no model of it; its models are 0, 1, 2$"
-    with pytest.raises(xain.SessionFailed, match=text):
+    with pytest.raises(xain.SessionError, match=text):
         xain.session(f"{known}/7", data_dir=tmp_path, address=address).__enter__()
 
 
 def test_export_without_a_session_is_told_with_the_argument(tmp_path, address):
-    with pytest.raises(xain.SessionFailed, match=r"no journal at .*; give its data_dir=FOLDER"):
+    with pytest.raises(xain.SessionError, match=r"no journal at .*; give its data_dir=FOLDER"):
         opened(tmp_path, address).export(tmp_path / "model.npz")
 
 
 def test_address_without_certificates_is_told_with_the_arguments(tmp_path):
     text = r"certificates first, .* give settings=\{\"server\.insecure\": True\}"
-    with pytest.raises(xain.SessionFailed, match=text):
+    with pytest.raises(xain.SessionError, match=text):
         opened(tmp_path, "0.0.0.0:50051").__enter__()
 
 
 def test_other_values_of_resume_are_refused(tmp_path, address):
-    with pytest.raises(xain.SessionFailed, match="resume is 'yes'; it must be \"same\" or"):
+    with pytest.raises(xain.SessionError, match="resume is 'yes'; it must be \"same\" or"):
         opened(tmp_path, address, resume="yes")
 
 
@@ -114,7 +114,7 @@ def test_loopback_without_certificates_is_told_of_the_socket(running, address):
     text = "give as the address the path of its socket, journal.sock beside the journal"
     with (
         running,
-        pytest.raises(xain.SessionFailed, match=text),
+        pytest.raises(xain.SessionError, match=text),
         xain.connect(address, progress=False) as session,
     ):
         next(session)
@@ -122,12 +122,12 @@ def test_loopback_without_certificates_is_told_of_the_socket(running, address):
 
 def test_other_machine_without_certificates_is_told_of_tls():
     text = r"nohost\.example:50051 is another machine, .*: give tls=FOLDER, the folder of an"
-    with pytest.raises(xain.SessionFailed, match=text):
+    with pytest.raises(xain.SessionError, match=text):
         xain.connect("nohost.example:50051").__enter__()
 
 
 def test_address_without_a_port_is_refused():
-    with pytest.raises(xain.SessionFailed, match=r"'ward\.example' has no port; give HOST:PORT"):
+    with pytest.raises(xain.SessionError, match=r"'ward\.example' has no port; give HOST:PORT"):
         xain.connect("ward.example")
 
 

@@ -157,7 +157,7 @@ def test_weights_and_biases_keeps_a_run_of_the_session_without_a_network(tmp_pat
 
 def test_tracker_whose_program_is_missing_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(xain.SessionFailed, match="needs wandb: pip install wandb"):
+    with pytest.raises(xain.SessionError, match="needs wandb: pip install wandb"):
         xain.WeightsAndBiases(mode="offline")
 
 

@@ -18,7 +18,7 @@ from xain_participant.sdk.participant import (
 )
 from xain_participant.tables.workload_participant import WorkloadParticipant
 from xain_workloads.comparing.gains import Budget
-from xain_workloads.errors import Diverged, NoWorkload
+from xain_workloads.errors import Diverged, WorkloadError
 from xain_workloads.model import Model
 from xain_workloads.tables.data import Dataset, load
 from xain_workloads.tables.preprocessing import PreprocessingOptions
@@ -173,9 +173,9 @@ def test_no_epochs_change_nothing(iris, model):
 def test_without_a_workload_the_error_says_what_to_configure(iris):
     participant = WorkloadParticipant(iris)
     participant.on_model((), {})
-    with pytest.raises(NoWorkload, match=r"no workload .*--workload sgd"):
+    with pytest.raises(WorkloadError, match=r"no workload .*--workload sgd"):
         participant.init_weights()
-    with pytest.raises(NoWorkload):
+    with pytest.raises(WorkloadError, match="no workload"):
         participant.train_round(np.zeros(3), 1, 0)
 
 

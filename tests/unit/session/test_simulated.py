@@ -32,7 +32,7 @@ def test_settings_that_make_no_sense_are_refused(given, message):
 def test_missing_ray_is_told_with_the_extra_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with (
-        pytest.raises(xain.SimulationError, match=r'backend="ray" needs Ray: .*\[ray\]'),
+        pytest.raises(xain.SessionError, match=r'backend="ray" needs Ray: .*\[ray\]'),
         xain.simulated(main, 3, backend="ray").running("127.0.0.1:1"),
     ):
         raise AssertionError("it does not start")
@@ -69,7 +69,7 @@ def test_other_machines_call_the_coordinator_in_the_clear_only_if_told(monkeypat
         raise AssertionError("it does not start")
     monkeypatch.setattr(simulated, "_backend_of", lambda *_: Elsewhere())
     with (
-        pytest.raises(xain.SimulationError, match=r"at 192\.0\.2\.7, .* insecure=True"),
+        pytest.raises(xain.SessionError, match=r"at 192\.0\.2\.7, .* insecure=True"),
         xain.simulated(main, 3).started(),
     ):
         raise AssertionError("it does not start")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 
-from xain_workloads.errors import DataError, Diverged, NoData
+from xain_workloads.errors import DataError, Diverged
 from xain_workloads.model import Model, unflatten
 from xain_workloads.nets.mlp import MlpWorkload
 from xain_workloads.nets.mlp_options import ACTIVATIONS, SOLVERS
@@ -191,7 +191,7 @@ def test_metadata_alone_are_enough_to_go_on(iris):
 def test_data_that_do_not_fit_the_model_are_refused(iris):
     workload = mlp()
     model = workload.initial_model([iris.profile()])
-    with pytest.raises(NoData):
+    with pytest.raises(DataError, match="no rows"):
         train(workload, model, iris.subset([]))
     with pytest.raises(DataError, match=r"\(150, 2\), .*\(n, 4\)"):
         train(workload, model, Dataset(iris.features[:, :2], iris.target))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from unit.workloads.test_neural_layers import CONVOLUTION
-from xain_workloads.errors import DataError, Diverged, NoData
+from xain_workloads.errors import DataError, Diverged
 from xain_workloads.model import Model, unflatten
 from xain_workloads.nets import neural_builders, threads
 from xain_workloads.nets.neural import NeuralWorkload
@@ -204,7 +204,7 @@ def test_training_that_runs_away_is_told(iris):
 def test_rows_that_do_not_fit_are_told(iris):
     workload = neural()
     model = workload.initial_model([iris.profile()])
-    with pytest.raises(NoData):
+    with pytest.raises(DataError, match="no rows"):
         workload.train(model, iris.subset([]), epochs=1, epoch_base=0, seed=0)
     with pytest.raises(DataError, match="the model needs"):
         workload.measure(model, Dataset(np.zeros((2, 3)), iris.target[:2]))

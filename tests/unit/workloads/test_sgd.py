@@ -10,7 +10,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression, SGDClassifier, SGDRegressor
 from sklearn.metrics import hinge_loss, log_loss, mean_squared_error, r2_score
 
-from xain_workloads.errors import DataError, Diverged, NoData
+from xain_workloads.errors import DataError, Diverged
 from xain_workloads.linear.sgd_options import LEARNING_RATES, LOSSES
 from xain_workloads.model import Model, TensorSpec, unflatten
 from xain_workloads.tables.data import Dataset, from_arrays, load
@@ -321,9 +321,9 @@ def test_no_rows_is_its_own_error(digits):
     """The agent tells an empty partition from a broken one, so that the others go on."""
     workload = create("sgd")
     model = _start(workload, digits)
-    with pytest.raises(NoData):
+    with pytest.raises(DataError, match="no rows"):
         workload.train(model, digits.subset([]), epochs=1, epoch_base=0, seed=0)
-    with pytest.raises(NoData):
+    with pytest.raises(DataError, match="no rows"):
         workload.measure(model, digits.subset([]))
     assert workload.predict(model, np.empty((0, 64))).shape == (0,)
 

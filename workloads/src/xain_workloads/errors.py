@@ -6,15 +6,8 @@ class WorkloadError(Exception):
 
 
 class DataError(WorkloadError, ValueError):
-    """The data cannot be used as it is: fix the file or the settings that describe it."""
-
-
-class NoData(DataError):
-    """The data have no rows. Other participants can go on without this one."""
-
-
-class NoWorkload(WorkloadError, RuntimeError):
-    """The coordinator names no workload to train a table with."""
+    """The data have no rows, or cannot be used as they are: fix the file or the settings that
+    describe it."""
 
 
 class NoModel(WorkloadError):

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from xain_foundation.settings.hints import hint
-from xain_workloads.errors import DataError, NoData
+from xain_workloads.errors import DataError
 from xain_workloads.measures.tallies import Tallies, does_vary, tally_classes, tally_numbers
 from xain_workloads.options import require_range
 from xain_workloads.tables.dataset import Dataset
@@ -92,11 +92,11 @@ def rows_of_gradient(batch_size: int, num_rows: int, seed: tuple[int, int]) -> A
 def coded_target(task: str, classes: tuple[str, ...], data: Dataset) -> NDArray[Any]:
     """(n,) positions in classes, int64, or float64 for regression.
 
-    Raises NoData without rows, DataError if the data are for another task or have a label that is
-    none of the classes.
+    Raises DataError without rows, or if the data are for another task or have a label that is none
+    of the classes.
     """
     if data.num_samples == 0:
-        raise NoData("there are no rows")
+        raise DataError("there are no rows")
     if data.task != task:
         raise DataError(f"the data are for {data.task}, the workload for {task}")
     if not classes:

@@ -89,12 +89,12 @@ class Workload(Protocol):
         epochs: passes over the data, 1 or more.
         epoch_base: passes that led to this model, 0 or more; rounds before this one times epochs.
         seed: 0 or more. The same inputs give the same vector, bit for bit.
-        Raises NoData without rows, DataError if the data do not fit the model, Diverged if
-        the weights run away.
+        Raises DataError without rows, or if the data do not fit the model, and Diverged if the
+        weights run away.
         """
 
     def measure(self, model: Model, data: Dataset) -> Measured:
-        """Metrics and tallies of a model on data, by one prediction of the rows. Raises NoData and
+        """Metrics and tallies of a model on data, by one prediction of the rows. Raises DataError and
         DataError as train() does."""
 
     def predict(self, model: Model, features: ArrayLike) -> NDArray[Any]:

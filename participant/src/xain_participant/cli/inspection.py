@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from xain_foundation.settings.hints import hint
-from xain_workloads.errors import NoData
+from xain_workloads.errors import DataError
 from xain_workloads.tables.checks.checking import check
 from xain_workloads.tables.checks.describe import OF_TWO
 from xain_workloads.tables.checks.findings import Finding
@@ -30,7 +30,7 @@ def profile_of(train: Table, min_category_count: int, min_known: int) -> DataPro
     profile = train.profile(min_category_count, min_known)
     check_profile(profile)
     if profile.num_samples == 0:
-        raise NoData(f"{train.origin}: there are no rows to train on")
+        raise DataError(f"{train.origin}: there are no rows to train on")
     return profile
 
 

@@ -22,7 +22,7 @@ from xain_parameters.client.sync import Server, Table
 from xain_parameters.errors import Invalid
 from xain_parameters.tables.initialisers import Uniform, Zeros
 from xain_parameters.tables.rules import Adagrad, Assign
-from xain_workloads.errors import DataError, NoData
+from xain_workloads.errors import DataError
 from xain_workloads.sources.shares import Share
 from xain_workloads.sparse.models import (
     BIAS,
@@ -202,7 +202,7 @@ def score(server: Server, job: Job, source: Source) -> Score:
         scores.append(job.model.scores(batch.features, values[:-1], values[-1, 0]))
         classes.append(batch.classes)
     if not scores:
-        raise NoData("there are no rows to score")
+        raise DataError("there are no rows to score")
     all_scores, all_classes = np.concatenate(scores), np.concatenate(classes)
     return Score(
         len(all_scores),

@@ -19,7 +19,7 @@ from xain_workloads.comparing.gains import LocalModel, gain_of
 from xain_workloads.comparing.importance import Importance
 from xain_workloads.comparing.local import train_local
 from xain_workloads.comparing.permuting import importances_of, permuted_by
-from xain_workloads.errors import DataError, Diverged, NoWorkload
+from xain_workloads.errors import DataError, Diverged, WorkloadError
 from xain_workloads.linear.row_losses import row_losses
 from xain_workloads.measures.figures import figures
 from xain_workloads.measures.tallies import Tallies
@@ -148,7 +148,7 @@ class WorkloadParticipant(Participant):
     def evaluate_round(self, weights: NDArray[Any]) -> None:
         """Measure the global model on the rows that were set aside. Raises as train_round()."""
         if self._workload is None:
-            raise NoWorkload(_NO_WORKLOAD)
+            raise WorkloadError(_NO_WORKLOAD)
         model = Model(self._personal.with_own(weights), self._layout, self._metadata)
         _, test = self._datasets()
         assert test is not None, "only one that can evaluate is asked"
@@ -263,8 +263,8 @@ class WorkloadParticipant(Participant):
 
     def init_weights(self) -> NDArray[Any]:
         """Refuse: a workload's initial model depends on the data of all, so only the coordinator
-        can make it. Raises NoWorkload always."""
-        raise NoWorkload(_NO_WORKLOAD)
+        can make it. Raises WorkloadError always."""
+        raise WorkloadError(_NO_WORKLOAD)
 
     def train_round(
         self, weights: NDArray[Any], epochs: int, epoch_base: int
@@ -273,11 +273,11 @@ class WorkloadParticipant(Participant):
         for it. With 0 epochs it only measures; in a process group it trains a stage, and returns
         its slice. The metrics go to update_metrics().
 
-        Raises NoWorkload if the coordinator declares none, and what its train() raises if data and
-        model do not fit.
+        Raises WorkloadError if the coordinator declares none, and what its train() raises if
+        data and model do not fit.
         """
         if self._workload is None:
-            raise NoWorkload(_NO_WORKLOAD)
+            raise WorkloadError(_NO_WORKLOAD)
         model = Model(self._personal.with_own(weights), self._layout, self._metadata)
         if self._is_evaluated and self.can_evaluate:
             self.evaluate_round(weights)

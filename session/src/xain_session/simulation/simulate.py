@@ -11,8 +11,8 @@ from typing import Any
 from numpy import floating
 from numpy.typing import NDArray
 
+from xain.result import SessionError
 from xain_session.deployments import Embedded
-from xain_session.errors import SessionFailed, SimulationError
 from xain_session.record import Result
 from xain_session.session import Session
 from xain_session.simulation.simulated import simulated
@@ -52,7 +52,7 @@ def simulate(
     folder: of the coordinator's data, which stays; by default a temporary one.
     progress: whether to print a line for each round to standard error.
     In a script, call it from `if __name__ == "__main__":`, as workers import the script anew.
-    Raises ValueError for numbers that make no sense, SimulationError if main() fails, for a wrong
+    Raises ValueError for numbers that make no sense, SessionError if main() fails, for a wrong
     setting, and if nothing can be started; KeyboardInterrupt after everything has been stopped.
     """
     if participants < 1 or not 0 < fraction <= 1:
@@ -90,7 +90,6 @@ def simulate(
             session: Session[Arrays] = Session(deployment, progress=progress, is_scripted=False)
             with session:
                 return session.result
-    except SimulationError:
+    except SessionError as failed:
+        failed.args = (str(failed).replace("data_dir=FOLDER", "folder=FOLDER"),)
         raise
-    except SessionFailed as failed:
-        raise SimulationError(str(failed).replace("data_dir=", "folder=")) from None

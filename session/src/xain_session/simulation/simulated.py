@@ -13,13 +13,13 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from xain.result import SessionError
 from xain_foundation.backends.port import Backend, BackendError
 from xain_foundation.backends.ray_backend import RayBackend
 from xain_foundation.logs import streams
 from xain_foundation.net.channels import require_private_way
 from xain_foundation.settings.fields import is_loopback
 from xain_foundation.wheels import pip_install
-from xain_session.errors import SimulationError
 from xain_session.simulation.local import LocalBackend
 from xain_session.simulation.worker import Main, Worker, sites_of
 
@@ -55,14 +55,14 @@ class Simulated:
     def started(self) -> "Iterator[Workplace]":
         """Open the backend within the block, before there is a coordinator; gives the workplace.
 
-        Raises SimulationError, also if workers on other machines would call the coordinator in the
+        Raises SessionError, also if workers on other machines would call the coordinator in the
         clear, and `insecure` is not set.
         """
         streams.fill()  # before pipes to workers take their numbers
         backend = _backend_of(self.backend, self.workers, self.address, self.resources)
         with _failures_told(), backend:
             if not (is_loopback(backend.host) or self.insecure):
-                raise SimulationError(
+                raise SessionError(
                     f"workers on other machines reach this one at {backend.host}, and simulated "
                     "participants have no certificates: insecure=True lets them call the "
                     "coordinator in the clear"
@@ -72,7 +72,7 @@ class Simulated:
     @contextlib.contextmanager
     def running(self, target: str) -> "Iterator[Pool]":
         """Run the participants against the coordinator at HOST:PORT, until the block ends. Raises
-        as started() and Workplace.run() do, and SimulationError if no worker can be started."""
+        as started() and Workplace.run() do, and SessionError if no worker can be started."""
         with self.started() as workplace:
             yield workplace.run(target)
 
@@ -121,14 +121,14 @@ class Pool:
         return not self._running
 
     def check(self, timeout_s: float) -> None:
-        """Wait so long for a worker to end. Raises SimulationError if main() or a worker has
+        """Wait so long for a worker to end. Raises SessionError if main() or a worker has
         failed."""
         with _failures_told():
             ended = self._backend.wait(timeout_s)
         for name, failure in ended.items():
             self._running.discard(name)
             if failure:
-                raise SimulationError(failure)
+                raise SessionError(failure)
 
 
 def simulated(
@@ -159,10 +159,10 @@ def simulated(
 
     In a script, use it under `if __name__ == "__main__":`, as workers import the script anew.
     Raises ValueError for numbers that make no sense, and for a setting that the backend does not
-    take; SimulationError in a worker.
+    take; SessionError in a worker.
     """
     if multiprocessing.parent_process() is not None:
-        raise SimulationError(
+        raise SessionError(
             "participants are simulated by the script that runs them; put it under "
             'if __name__ == "__main__":'
         )
@@ -207,8 +207,8 @@ def _backend_of(
 
 @contextlib.contextmanager
 def _failures_told() -> Iterator[None]:
-    """Turn errors of the backend within the block into SimulationError."""
+    """Turn errors of the backend within the block into SessionError."""
     try:
         yield
     except BackendError as error:
-        raise SimulationError(str(error)) from None
+        raise SessionError(str(error)) from None

@@ -3,7 +3,7 @@
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from xain_workloads.errors import DataError, NoData
+from xain_workloads.errors import DataError
 from xain_workloads.sources.parts import find, fingerprint, read_bytes
 
 
@@ -56,7 +56,7 @@ def test_missing_empty_packed_and_mixed_files_are_refused(tmp_path):
     with pytest.raises(DataError, match="there is no file"):
         find(str(tmp_path / "*.svm"))
     (tmp_path / "empty.svm").touch()
-    with pytest.raises(NoData, match="is empty"):
+    with pytest.raises(DataError, match="is empty"):
         find(str(tmp_path))
     with pytest.raises(DataError, match="no driver for nowhere:// is installed; no extra has one"):
         find("nowhere://x")

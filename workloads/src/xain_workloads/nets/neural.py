@@ -207,7 +207,7 @@ class NeuralWorkload:
 
     def targets_of(self, model: Model, data: Dataset) -> tuple[NDArray[Any], NDArray[Any], Scale]:
         """(n,) coded targets, (n,) targets to train on, which are scaled, and their scale. Raises
-        NoData and DataError if the data do not fit the model."""
+        DataError if the data do not fit the model."""
         classes, width = self._read_metadata(model)
         codes = coded_target(self.options.task, classes, data)
         require_width(width, data.features)

@@ -106,7 +106,7 @@ def train_stage(
     """Train this member's stage for some epochs. All members call it with the same arguments.
 
     Batches are drawn from the seed in the options, so that all members draw the same.
-    Raises NoData and DataError if the data do not fit, or are not those of the other members, or if
+    Raises DataError if the data do not fit, or are not those of the other members, or if
     the network cannot be cut; Diverged; and what torch.distributed raises if the group breaks.
     """
     options = workload.options

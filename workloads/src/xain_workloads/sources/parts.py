@@ -12,7 +12,7 @@ import fsspec
 
 from xain_foundation.logs.logger import get_logger
 from xain_foundation.net.backoff import Backoff
-from xain_workloads.errors import DataError, NoData
+from xain_workloads.errors import DataError
 
 FORMATS: Final = ("libsvm", "csv", "parquet")
 _BY_SUFFIX: Final = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".pq": "parquet"}
@@ -68,8 +68,8 @@ def find(source: str, file_format: str = "") -> list[Part]:
         folder there ends with "/".
     file_format: one of FORMATS; "" for what the names tell: .csv or .tsv, .parquet or .pq, else
         libsvm.
-    Raises DataError if there is no such file, or an HTTP server reads no ranges of bytes, and
-    NoData if all files are empty.
+    Raises DataError if there is no such file, if an HTTP server reads no ranges of bytes, and if
+    all files are empty.
     """
     scheme = _scheme(source)
     with _driver_errors(source):
@@ -98,7 +98,7 @@ def find(source: str, file_format: str = "") -> list[Part]:
         if size
     ]
     if not parts:
-        raise NoData(f"{source} is empty")
+        raise DataError(f"{source} is empty")
     if len(formats := {part.format for part in parts}) > 1:
         raise DataError(f"{source} has files of several formats: {', '.join(sorted(formats))}")
     if scheme in _HTTP:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from xain_workloads.errors import DataError, NoData
+from xain_workloads.errors import DataError
 from xain_workloads.sources import delimited, libsvm, lines, row_groups
 from xain_workloads.sources.parts import Part
 from xain_workloads.sources.shares import Piece, Share
@@ -16,7 +16,7 @@ def schema(parts: Sequence[Part]) -> pa.Schema:
     """Names and types of the columns, by the first file with rows; the others must have them too.
 
     libsvm: "target", and the lists "keys" and "values". CSV: float64 where the first rows have
-    numbers, else string. Raises DataError, and NoData if CSV files have headers alone.
+    numbers, else string. Raises DataError, also if CSV files have headers alone.
     """
     for part in parts:
         match part.format:
@@ -26,7 +26,7 @@ def schema(parts: Sequence[Part]) -> pa.Schema:
                 return row_groups.schema_of(part)
             case _ if (found := delimited.inferred(part)) is not None:
                 return found
-    raise NoData(f"{parts[0].source} has no rows")
+    raise DataError(f"{parts[0].source} has no rows")
 
 
 def read(

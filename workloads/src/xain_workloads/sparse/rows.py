@@ -100,7 +100,7 @@ class Source:
     categories: columns of numbers that are categories too.
     bound: keys are below; None for 2**53.
     encoding: a number below 2**32 that is equal for sources whose rows have the same keys.
-    Raises DataError if files or columns are not there, and NoData if there are no rows.
+    Raises DataError if files or columns are not there, and if there are no rows.
     """
 
     def __init__(
