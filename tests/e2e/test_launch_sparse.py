@@ -14,7 +14,7 @@ from e2e.test_launch import launched, name_of
 from support.certificates import certified, needs_openssl
 from support.launches import VARIABLE, kill, pid_with, processes_of
 from xain_coordinator.cli.launch import processes, sparse
-from xain_coordinator.cli.launch.interrupts import Interrupted, Interrupts
+from xain_coordinator.cli.launch.interrupts import Interrupts
 from xain_coordinator.cli.launch.logs import LogView
 from xain_coordinator.cli.launch.supervisor import Launcher
 from xain_foundation.settings.settings import resolve
@@ -142,7 +142,7 @@ def test_interrupt_while_the_model_is_saved_ends_the_launch(
         signal.raise_signal(signal.SIGINT)
 
     at_first_look(saving, interrupt)
-    with pytest.raises(Interrupted):
+    with pytest.raises(KeyboardInterrupt):
         saving._save()
     os.kill(pid_with(name, "--set=server.name=server-1"), signal.SIGCONT)
     saving.stop()

@@ -18,7 +18,7 @@ from xain_coordinator.access import commands as c
 from xain_coordinator.access import events as e
 from xain_coordinator.access.audit_log import Line
 from xain_coordinator.access.decider import decide, require_valid
-from xain_coordinator.access.errors import NotPermitted, Unauthenticated
+from xain_coordinator.access.errors import Unauthenticated
 from xain_coordinator.access.evolve import evolve, fold
 from xain_coordinator.access.records import event_of, line_of
 from xain_coordinator.access.values import Access, Certificate, Token, entries_of
@@ -142,7 +142,7 @@ class AccessMachine(RuleBasedStateMachine):
         command = c.Renew(self.serial(), serial, key, lifetime_s, "site")
         current = self.access.issued[serial]
         if isinstance(current, Token):
-            self.must_refuse(NotPermitted, command)
+            self.must_refuse("NOT_PERMITTED", command)
             return serial
         before = self.certificates.get((serial, key))
         is_revoked = before is not None and before.serial in self.revoked

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from xain_wire.np import DeltaCodec, NotEncodable, can_encode
+from xain_wire.np import DeltaCodec, can_encode
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 # float32's own rounding of the difference, the product and the sum.
@@ -31,7 +31,7 @@ def test_decoded_values_are_near_the_encoded_ones(pair: tuple[np.ndarray, np.nda
     codec = DeltaCodec()
     try:
         encoded = bytes(codec.encode(update, model))
-    except NotEncodable:
+    except ValueError:
         with np.errstate(over="ignore"):
             assert np.abs(update - model).max() > 2.0**100
         return
@@ -58,7 +58,7 @@ def test_infinite_values_cannot_be_encoded(bad: float) -> None:
     model = np.zeros(10, dtype=np.float32)
     update = model.copy()
     update[7] = bad
-    with pytest.raises(NotEncodable):
+    with pytest.raises(ValueError, match="largest difference"):
         DeltaCodec().encode(update, model)
 
 

@@ -483,7 +483,7 @@ class SessionMachine(RuleBasedStateMachine):
         if isinstance(outcome, errors.Refusal):
             assert not again, f"a resend was refused: {outcome!r}"
             assert outcome.code == expected, f"{outcome!r}, expected {expected}"
-            if isinstance(outcome, errors.UnusableUpdate):
+            if isinstance(outcome, errors.InvalidUpdate):
                 self._note(name, str(outcome))
             return
         assert again or expected is None, f"accepted, expected {expected}"

@@ -12,7 +12,7 @@ from simulation.disk import StoreDisk, Trouble
 from simulation.hub import Hub, Process
 from simulation.network import Link, Network
 from simulation.threads import current, sleep
-from xain_coordinator.ports import KeyNotFound, StoreUnavailable, WrongSize
+from xain_coordinator.ports import KeyNotFound, StoreUnavailable
 from xain_participant.wire import direct
 from xain_participant.wire.direct import DirectTransfer
 from xain_participant.wire.download import Damaged, Download
@@ -36,7 +36,7 @@ class SimulatedAccess:
     def upload_url(self, key: str) -> str:
         return STORE + key
 
-    def copy(self, source: str, target: str, size_bytes: int) -> None:
+    def copy(self, source: str, target: str, size_bytes: int) -> int:
         self._process.touch()
         if self._trouble.store_down:
             raise StoreUnavailable(f"cannot copy {source}")
@@ -44,9 +44,10 @@ class SimulatedAccess:
         if data is None:
             raise KeyNotFound(source)
         if len(data) != size_bytes:
-            raise WrongSize(source, len(data), size_bytes)
+            return len(data)
         self._disk.put(target, data)
         self._process.touch()
+        return size_bytes
 
 
 class SimulatedDirect(DirectTransfer):
@@ -71,14 +72,14 @@ class SimulatedDirect(DirectTransfer):
         yield None
 
     def _pass(self) -> None:
-        """Something on its way. Raises _Failed and _Broken."""
+        """Something on its way. Raises _Failed."""
         self._process.touch()
         wait_s = self._network.latency_s() + max(0.0, self._link.held_until - self._hub.now)
         sleep(min(wait_s, TIMEOUT_S))  # simulated time on the way
         if wait_s > TIMEOUT_S:
             raise direct._Failed("timed out")
         if self._trouble.store_down or self._happens(self._network.noise.lost):
-            raise direct._Broken("the connection is lost")
+            raise direct._Failed("the connection is lost", is_broken=True)
 
     def _happens(self, probability: float) -> bool:
         return bool(probability) and self._hub.chance.random() < probability
@@ -92,7 +93,7 @@ class SimulatedDirect(DirectTransfer):
             self._pass()
             chunk = bytearray(data[download.received : download.received + CHUNK_BYTES])
             if not chunk:
-                raise direct._Broken("the connection was closed early")
+                raise direct._Failed("the connection was closed early", is_broken=True)
             if self._happens(self._network.noise.lost):
                 chunk[-1] ^= 1
             try:

@@ -38,38 +38,13 @@ class KeyExists(StoreError):
         super().__init__(f"the weights under {key!r} are there already and never change")
 
 
-class KeyClaimed(StoreError):
-    """Another writer has claimed the key for other content, and may have died before it wrote.
-
-    claim: where a store that does not lock has noted this.
-    """
-
-    def __init__(self, key: str, claim: str) -> None:
-        super().__init__(
-            f"another coordinator has claimed {key!r} for other weights than this one's; if none "
-            f"is running, it died before it wrote them: delete {claim} and start again"
-        )
-
-
 def object_changed(key: str) -> StoreUnavailable:
     """The error of a reader whose key holds another object meanwhile, or none."""
     return StoreUnavailable(f"the weights under {key!r} were replaced while they were being read")
 
 
 class Fenced(StoreError):
-    """Another coordinator owns this session."""
-
-
-class WrongSize(StoreError):
-    """The object has another size than was announced.
-
-    size: what it has.
-    """
-
-    def __init__(self, key: str, size: int, expected: int) -> None:
-        super().__init__(f"{key!r} has {size} bytes in the store, not {expected}")
-        self.size = size
-        self.expected = expected
+    """Another coordinator owns this session, or has written or claimed an object of it."""
 
 
 class Reader(Protocol):
@@ -113,7 +88,7 @@ class Upload(Protocol):
         """Make the object visible, whole and durable, at once.
 
         Raises KeyExists if the key is taken and `overwrite` is False (the key's object is then
-        untouched), KeyClaimed if it may be about to be, StoreUnavailable if it could not be made
+        untouched), Fenced if it may be about to be, StoreUnavailable if it could not be made
         durable.
         """
 
@@ -211,25 +186,24 @@ class DirectAccess(Protocol):
     def upload_url(self, key: str) -> str:
         """Signed URL for PUT, which replaces an object. Raises StoreUnavailable."""
 
-    def copy(self, source: str, target: str, size_bytes: int) -> None:
+    def copy(self, source: str, target: str, size_bytes: int) -> int:
         """Copy the object under `source` to `target`, replacing what is there, within the store.
+        Returns the size of the source.
 
         size_bytes: what the source must have; nothing is copied of an object of another size.
-        Raises WrongSize, KeyNotFound, and StoreUnavailable, also if the source is replaced
-        meanwhile.
+        Raises KeyNotFound, and StoreUnavailable, also if the source is replaced meanwhile.
         """
 
 
 class JournalError(Exception):
-    """The journal cannot be read or written. Its message says what to do; nothing was destroyed."""
+    """The journal cannot be read or written. Its message says what to do; nothing was destroyed.
 
+    why: "in use" by another process, "damaged", or "full" for its disk; "" for all else.
+    """
 
-class JournalInUse(JournalError):
-    """Another process has the journal open."""
-
-
-class JournalDamaged(JournalError):
-    """The content of the journal is not what was written to it."""
+    def __init__(self, message: str, why: str = "") -> None:
+        super().__init__(message)
+        self.why = why
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ from xain_foundation.logs.logger import get_logger
 from xain_foundation.settings.settings import COMMAND_LINE, ConfigError, load
 from xain_participant.agent.agent import Agent
 from xain_participant.config import ENV_PREFIX, ParticipantConfig
-from xain_participant.enrolment.enrolled import enrolled
+from xain_participant.enrolment.enrolled import Enrolled, enrolled
 from xain_participant.keep.state import StateDirectory
 from xain_workloads.model import personal_patterns
 
@@ -90,9 +90,8 @@ class Loop:
         initialises: bool = True,
     ) -> None:
         """Read settings, make the agent, and start its thread. Raises ValueError or StateError."""
-        settings = _settings(coordinator, participant_id, tags, state_dir)
+        settings, there = _settings(coordinator, participant_id, tags, state_dir)
         ours = settings.participant
-        there = enrolled(settings)
         self._state: StateDirectory | None = None
         if ours.state_dir is not None:
             self._state = StateDirectory(
@@ -496,9 +495,9 @@ def _settings(
     participant_id: str | None,
     tags: Mapping[str, str] | None,
     state_dir: str | os.PathLike[str] | None,
-) -> ParticipantConfig:
-    """The settings in force, those given here before those of the environment. Raises ValueError
-    with a line for each wrong setting."""
+) -> tuple[ParticipantConfig, Enrolled]:
+    """The settings in force, those given here before those of the environment, and the means by
+    which the site connects. Raises ValueError with a line for each wrong setting."""
     host, port = (None, None) if coordinator is None else split_host_port(coordinator)
     values: dict[str, object] = {
         "coordinator.host": host,
@@ -508,6 +507,7 @@ def _settings(
         "participant.state_dir": None if state_dir is None else os.fspath(state_dir),
     }
     try:
-        return load(ParticipantConfig, None, ENV_PREFIX, values)
+        settings = load(ParticipantConfig, None, ENV_PREFIX, values)
+        return settings, enrolled(settings)
     except ConfigError as error:
         raise ValueError(str(error).replace(COMMAND_LINE, "xain.rounds()")) from None

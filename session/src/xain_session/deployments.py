@@ -150,7 +150,7 @@ class Embedded:
         may_change: bool = False,
         always_new: bool = False,
     ) -> None:
-        """Complete the settings, and check them. Raises SessionFailed."""
+        """Complete the settings, and check them. Raises SessionError."""
         self._folder = folder
         self._settings = {**settings_in(folder), **settings}
         self._first = first
@@ -353,7 +353,7 @@ class Elsewhere:
     """
 
     def __init__(self, address: str, tls: str | os.PathLike[str] | None, folder: Path) -> None:
-        """Tell a path from HOST:PORT. Raises SessionFailed for an address without a port."""
+        """Tell a path from HOST:PORT. Raises SessionError for an address without a port."""
         self.address = address
         self._folder = folder
         is_path = "/" in address or address.endswith(".sock")

@@ -25,7 +25,7 @@ from xain_coordinator.http_face.errors import HttpError
 from xain_coordinator.http_face.events import EventReaders
 from xain_coordinator.http_face.fits import Fits
 from xain_coordinator.http_face.server import open_listener, serving
-from xain_coordinator.ports import JournalDamaged, StoreUnavailable
+from xain_coordinator.ports import JournalError, StoreUnavailable
 from xain_coordinator.process.run import start_coordinator
 from xain_participant import Agent, WorkloadParticipant
 from xain_workloads.exported import formats
@@ -246,7 +246,7 @@ async def test_stream_of_events_ends_at_a_damaged_record(serve, monkeypatch):
     sessions = await serve()
 
     def damaged(session_id: str, after: int = 0) -> None:
-        raise JournalDamaged("record 3 has another checksum than it was written with")
+        raise JournalError("record 3 has another checksum than it was written with")
 
     monkeypatch.setattr(sessions.current.journal, "records_of", damaged)
     stream = EventReaders(Fits(sessions, asyncio.get_running_loop())).open(None)

@@ -16,12 +16,12 @@ from xain_foundation.commands import run_app
 from xain_foundation.exit_statuses import CommandFailed
 from xain_foundation.security.identity import Role
 from xain_foundation.security.tls import REVOKED, Certificates
-from xain_foundation.settings.settings import load
+from xain_foundation.settings.settings import ConfigError, load
 from xain_participant.agent.agent import Agent
 from xain_participant.cli.cli import app
 from xain_participant.config import ParticipantConfig
 from xain_participant.enrolment import joining
-from xain_participant.enrolment.enrolled import NotEnrolled, enrolled
+from xain_participant.enrolment.enrolled import enrolled
 from xain_participant.enrolment.joining import Token
 from xain_participant.enrolment.kept import KeptCertificates, extended
 from xain_participant.enrolment.upkeep import Upkeep, renew
@@ -76,14 +76,14 @@ def test_joined_site_needs_its_state_directory_only(enroller, address, kept):
 def test_settings_prevail_over_the_state_directory(enroller, address, kept):
     join(enroller, address, kept)
     assert enrolled(config_of(kept, coordinator__host="other")).address == "other:50051"
-    with pytest.raises(NotEnrolled, match=r'"ward-8", and .* "ward-7"; leave the id out'):
+    with pytest.raises(ConfigError, match=r'"ward-8", and .* "ward-7"; leave the id out'):
         enrolled(config_of(kept, participant__id="ward-8"))
 
 
 def test_coordinator_beyond_this_machine_is_not_called_in_the_clear(enroller, address, kept):
     """Without certificates, unless that is meant; the message names both sides' commands."""
     elsewhere = {"coordinator__host": "fleet.example.org"}
-    with pytest.raises(NotEnrolled, match=r"'fleet\.example\.org' is another machine") as caught:
+    with pytest.raises(ConfigError, match=r"'fleet\.example\.org' is another machine") as caught:
         enrolled(config_of(kept, **elsewhere))
     for typed in ("tokens create --name NAME", "join FILE", "coordinator.insecure = true"):
         assert typed in str(caught.value)
@@ -312,7 +312,7 @@ def test_expired_certificate_is_told_at_the_start(enroller, address, kept):
     pem, key = issued(enroller.authority, Role.PARTICIPANT, "ward-7", lifetime_s=-60.0)
     (kept.folder / "tls.crt").write_bytes(pem)
     (kept.folder / "tls.key").write_bytes(key)
-    with pytest.raises(NotEnrolled) as caught:
+    with pytest.raises(ConfigError) as caught:
         enrolled(config_of(kept))
     told = str(caught.value)
     assert f"participant.state_dir is {kept.folder.parent}: {kept.folder / 'tls.crt'}" in told
@@ -328,7 +328,7 @@ def test_certificates_of_another_authority_are_used_and_not_renewed(enroller, tm
     there = enrolled(load(ParticipantConfig, overrides={"tls.folder": str(folder)}))
     assert (there.participant_id, there.kept) == ("ward-7", None)
     assert there.address == "localhost:50051"
-    with pytest.raises(NotEnrolled, match=r"tls\.folder is .*: no certificates: "):
+    with pytest.raises(ConfigError, match=r"tls\.folder is .*: no certificates: "):
         enrolled(load(ParticipantConfig, overrides={"tls.folder": str(tmp_path / "none")}))
 
 
@@ -349,7 +349,7 @@ def test_certificates_that_are_gone_are_told(enroller, address, kept):
     """A site that has joined never connects without certificates instead."""
     join(enroller, address, kept)
     shutil.rmtree(kept.folder.parent / "certificates")
-    with pytest.raises(NotEnrolled, match="certificates are gone"):
+    with pytest.raises(ConfigError, match="certificates are gone"):
         enrolled(config_of(kept))
 
 

@@ -11,7 +11,7 @@ from support.inspected import snapshot
 from xain_coordinator.cli.demo import cli, view
 from xain_coordinator.cli.demo.sites import DemoLaunch, Settings
 from xain_coordinator.cli.launch import processes
-from xain_coordinator.cli.launch.interrupts import Interrupted, Interrupts
+from xain_coordinator.cli.launch.interrupts import Interrupts
 from xain_coordinator.cli.launch.logs import LogView
 from xain_coordinator.cli.launch.supervisor import Launcher
 from xain_coordinator.inspection.client import Snapshot
@@ -47,7 +47,7 @@ def test_a_signal_waits_for_the_next_pause():
         interrupts.pause(0)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.raise_signal(number)
-        with pytest.raises(Interrupted):
+        with pytest.raises(KeyboardInterrupt):
             interrupts.pause(0)
     assert interrupts.number == signal.SIGTERM
 

@@ -13,7 +13,7 @@ from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.machine.questions import AssignmentFor, MayUpload, Question
 from xain_coordinator.core.machine.strategy import Strategy
 from xain_coordinator.core.rules.pacing import WantedUpdates
-from xain_coordinator.core.rules.selection import ControllerFailed
+from xain_coordinator.core.rules.selection import PluginFailed
 from xain_coordinator.core.vocabulary import commands as c
 from xain_coordinator.core.vocabulary import events as e
 from xain_coordinator.core.vocabulary import replies as r
@@ -322,7 +322,7 @@ async def test_a_controller_that_fails_ends_the_process_and_not_the_session(benc
     await bench.join("a", "b")
     groups, session = list(bench.journal.groups), bench.driver.session
     await fails(bench.driver.submit(c.InitialisationDone(MODEL)))
-    assert isinstance(bench.driver.failure, ControllerFailed)
+    assert isinstance(bench.driver.failure, PluginFailed)
     assert bench.driver.failed.is_set()
     assert (bench.journal.groups, bench.driver.session) == (groups, session)
 

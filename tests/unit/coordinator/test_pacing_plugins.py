@@ -13,7 +13,6 @@ from support.pages import executed
 from xain_coordinator.assembly.changed_rules import differences
 from xain_coordinator.core.machine.session import Session
 from xain_coordinator.core.rules.pacing import noted_every_s
-from xain_coordinator.core.rules.selection import ControllerFailed
 from xain_coordinator.core.view.view import waiting_for
 from xain_coordinator.core.vocabulary.values import Phase, Rules
 from xain_coordinator.extensions.plugins import PACINGS, PluginFailed
@@ -86,7 +85,7 @@ def test_rule_is_not_asked_for_a_time_once_nothing_is_outstanding(install):
 def test_a_rule_that_fails_names_itself(install):
     source = EXAMPLE.replace(NO_TIME, "raise ZeroDivisionError  # time")
     bench = session_of(rules_of(install, source, **TWO), "a", "b", all_of_them=True)
-    with pytest.raises(ControllerFailed, match="'enough_samples' has failed in round 0: ZeroDiv"):
+    with pytest.raises(PluginFailed, match="'enough_samples' has failed in round 0: ZeroDiv"):
         bench.end("a")
 
 
@@ -165,7 +164,7 @@ def test_rule_that_cannot_describe_itself_stops_neither_status_nor_check_config(
 
 def test_a_rule_that_is_not_installed_is_told_at_the_start():
     rules = replace(config().rules(), pacing="fortune")
-    with pytest.raises(ControllerFailed, match=r"pacing rule is 'fortune'.* not installed"):
+    with pytest.raises(PluginFailed, match=r"pacing rule is 'fortune'.* not installed"):
         strategy_of_session(rules)
 
 

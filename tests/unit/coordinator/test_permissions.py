@@ -5,7 +5,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from xain_coordinator.access.errors import NotPermitted
+from support.refusals import refused_as
 from xain_coordinator.server import serve
 from xain_coordinator.server.permissions import ROLES, require_permitted
 from xain_foundation.security.callers import Caller
@@ -54,11 +54,11 @@ def test_method_is_for_the_roles_in_the_table(method, role):
     if role in allowed:
         require_permitted(method, caller)
     else:
-        with pytest.raises(NotPermitted, match=name):
+        with refused_as("NOT_PERMITTED", match=name):
             require_permitted(method, caller)
 
 
 def test_method_without_an_entry_is_refused():
     operator = Caller(Identity("a", Role.OPERATOR, "alice"), "1", 0.0)
-    with pytest.raises(NotPermitted):
+    with refused_as("NOT_PERMITTED"):
         require_permitted("/xain_proto.fl.Coordinator/New", operator)

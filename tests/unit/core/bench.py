@@ -37,7 +37,7 @@ from xain_coordinator.core.vocabulary.effects import (
     Notify,
     RecordMetrics,
 )
-from xain_coordinator.core.vocabulary.errors import Refusal, UnusableUpdate
+from xain_coordinator.core.vocabulary.errors import InvalidUpdate, Refusal
 from xain_coordinator.core.vocabulary.keys import model_key, update_key
 from xain_coordinator.core.vocabulary.values import (
     DataProfile,
@@ -330,7 +330,7 @@ class Bench:
     def bring_refused(self, name: str, times: int = 1) -> None:
         """Updates that cannot be used are refused, and that is noted, as the server does it."""
         for _ in range(times):
-            with pytest.raises(UnusableUpdate) as caught:
+            with pytest.raises(InvalidUpdate) as caught:
                 self.end(name, "bad", first_bad=0)
             self.send(c.NoteRefusedUpdate(name, self.session.trained_by(name), str(caught.value)))
 

@@ -16,7 +16,7 @@ from xain_coordinator.core.rules.pacing import WantedUpdates
 from xain_coordinator.core.rules.selection import (
     CONTROLLERS,
     Candidate,
-    ControllerFailed,
+    PluginFailed,
     Weighted,
     builtin_controller,
 )
@@ -97,7 +97,7 @@ def test_random_gives_all_a_chance():
 
 
 def test_an_unknown_controller_is_an_error():
-    with pytest.raises(ControllerFailed, match="fortune"):
+    with pytest.raises(PluginFailed, match="fortune"):
         select("fortune", NAMES, 1)
 
 
@@ -240,7 +240,7 @@ class Says:
 )
 def test_a_controller_that_answers_nonsense_is_named(answer, why):
     """A selection of no participants, or of unknown ones, would stop the session."""
-    with pytest.raises(ControllerFailed, match=f"Says.*{why}"):
+    with pytest.raises(PluginFailed, match=f"Says.*{why}"):
         choose(Says(answer), having({"a": 1, "b": 1, "c": 1}), 2)
 
 
@@ -273,7 +273,7 @@ def test_a_controller_that_fails_changes_nothing():
     (work,) = bench.owed
     before = bench.session
     bench.strategy = Strategy(Says([]), WantedUpdates())
-    with pytest.raises(ControllerFailed):
+    with pytest.raises(PluginFailed):
         bench.send(answer_to(work))
     assert bench.session == before
     bench.strategy = None

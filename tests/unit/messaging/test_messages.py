@@ -184,7 +184,7 @@ def test_forgotten_peer_has_no_open_sessions():
     has_come(sessions, to_answer := SessionMessage("t", "b", "a"))
     sessions.forget("b")
     assert [has_come(sessions, task.reply()) for task in tasks] == [False, True]
-    with pytest.raises(SessionError):
+    with pytest.raises(InvalidMessage):
         sessions.send(to_answer.reply())
 
 

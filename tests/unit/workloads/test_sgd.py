@@ -317,8 +317,7 @@ def test_overflow_on_the_wire_is_divergence():
         workload.train(_start(workload, data), data, epochs=1, epoch_base=0, seed=0)
 
 
-def test_no_rows_is_its_own_error(digits):
-    """The agent tells an empty partition from a broken one, so that the others go on."""
+def test_data_without_rows_are_refused(digits):
     workload = create("sgd")
     model = _start(workload, digits)
     with pytest.raises(DataError, match="no rows"):

@@ -94,7 +94,7 @@ class Workload(Protocol):
         """
 
     def measure(self, model: Model, data: Dataset) -> Measured:
-        """Metrics and tallies of a model on data, by one prediction of the rows. Raises DataError and
+        """Metrics and tallies of a model on data, by one prediction of the rows. Raises
         DataError as train() does."""
 
     def predict(self, model: Model, features: ArrayLike) -> NDArray[Any]:

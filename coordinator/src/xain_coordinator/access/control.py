@@ -21,10 +21,10 @@ from xain_coordinator.access.audit_log import AuditLog, Line, NewLine, damaged_l
 from xain_coordinator.access.decider import decide, made_by, require_valid, serials_of, token_used
 from xain_coordinator.access.errors import (
     AccessError,
-    NotPermitted,
     Reason,
     Refusal,
     Unauthenticated,
+    not_permitted,
 )
 from xain_coordinator.access.evolve import fold
 from xain_coordinator.access.records import KINDS, event_of, line_of
@@ -189,7 +189,7 @@ class AccessControl:
         expires_at).
 
         address: HOST:PORT that the site connects to.
-        Raises INVALID_CERTIFICATE_REQUEST, NotPermitted, NO_AUTHORITY, NOT_RECORDED.
+        Raises INVALID_CERTIFICATE_REQUEST, NOT_PERMITTED, NO_AUTHORITY, NOT_RECORDED.
         """
         from xain_coordinator.access.authority import check_address
 
@@ -206,7 +206,7 @@ class AccessControl:
         self, name: str, role: str | Role, ttl_s: float, *, by: str
     ) -> tuple[str, str, float]:
         """Make a token for the HTTP face, and record it. Returns (text, serial, expires_at). Raises
-        INVALID_CERTIFICATE_REQUEST, NotPermitted, NOT_RECORDED."""
+        INVALID_CERTIFICATE_REQUEST, NOT_PERMITTED, NOT_RECORDED."""
         text = BEARER_PREFIX + secrets.token_urlsafe(32)
         serial = _new_serial()
         self._do(c.CreateBearer(serial, name, role, ttl_s, by, _digest(text)))
@@ -217,14 +217,14 @@ class AccessControl:
         role. The same key gets the same certificate again.
 
         request: PKCS#10 in PEM. peer: as gRPC names the other side. Returns PEM.
-        Raises TOKEN_USED, Unauthenticated, NotPermitted, INVALID_CERTIFICATE_REQUEST, NO_AUTHORITY,
-        NOT_RECORDED.
+        Raises TOKEN_USED, Unauthenticated, NOT_PERMITTED, INVALID_CERTIFICATE_REQUEST,
+        NO_AUTHORITY, NOT_RECORDED.
         """
         from xain_coordinator.access.authority import request_key
         from xain_foundation.security.x509 import digest_of_key
 
         if caller.identity.role is not Role.JOINING:
-            raise NotPermitted(f"{caller.identity} has joined; only a token is exchanged")
+            raise not_permitted(f"{caller.identity} has joined; only a token is exchanged")
         key = request_key(request)
         digest = digest_of_key(key)
         signer = self._require_signer()
@@ -237,7 +237,7 @@ class AccessControl:
         """Issue the next certificate, in PEM, for the caller's own name and role, and record it.
         The same key gets the same certificate again.
 
-        Raises Unauthenticated, NotPermitted, INVALID_CERTIFICATE_REQUEST, NO_AUTHORITY,
+        Raises Unauthenticated, NOT_PERMITTED, INVALID_CERTIFICATE_REQUEST, NO_AUTHORITY,
         NOT_RECORDED.
         """
         from xain_coordinator.access.authority import request_key
@@ -253,7 +253,7 @@ class AccessControl:
 
     def sign(self, request: bytes, name: str, role: str | Role, *, by: str) -> bytes:
         """Issue a certificate, in PEM, for a request that came by other means, and record it.
-        Raises INVALID_CERTIFICATE_REQUEST, NotPermitted, NO_AUTHORITY, NOT_RECORDED."""
+        Raises INVALID_CERTIFICATE_REQUEST, NOT_PERMITTED, NO_AUTHORITY, NOT_RECORDED."""
         from xain_coordinator.access.authority import request_key
         from xain_foundation.security.x509 import digest_of_key
 

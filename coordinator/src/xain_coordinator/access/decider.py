@@ -13,10 +13,10 @@ from typing import Final
 from xain_coordinator.access import commands as c
 from xain_coordinator.access import events as e
 from xain_coordinator.access.errors import (
-    NotPermitted,
     Reason,
     Refusal,
     Unauthenticated,
+    not_permitted,
 )
 from xain_coordinator.access.values import GRANTED, Access, Certificate, Issued, Token
 from xain_foundation.names import shortened, why_not
@@ -229,7 +229,7 @@ def _renew(access: Access, command: c.Renew, now: float) -> tuple[e.Event, ...]:
     Raises a refusal."""
     current = access.issued.get(command.certificate)
     if isinstance(current, Token):
-        raise NotPermitted("a token cannot be renewed; exchange it (xain-participant join)")
+        raise not_permitted("a token cannot be renewed; exchange it (xain-participant join)")
     if not isinstance(current, Certificate):
         raise Unauthenticated(
             f"the certificate with the serial number {command.certificate} was not issued here, "
@@ -238,7 +238,7 @@ def _renew(access: Access, command: c.Renew, now: float) -> tuple[e.Event, ...]:
         )
     require_valid(access, current, now)
     if current.role is Role.COORDINATOR:
-        raise NotPermitted("a coordinator renews its own certificate itself")
+        raise not_permitted("a coordinator renews its own certificate itself")
     if _has(access, current.serial, command.key_digest, now):
         return ()
     _require_room(access, current.name, now)
@@ -303,7 +303,7 @@ def _expiry(now: float, lifetime_s: float) -> float:
 
 def _require_name(access: Access, name: str, now: float) -> None:
     """Check that something may be issued for a name. Raises INVALID_CERTIFICATE_REQUEST,
-    NotPermitted."""
+    NOT_PERMITTED."""
     if why := why_not(name):
         raise Refusal(
             Reason.INVALID_CERTIFICATE_REQUEST, f"{shortened(name)!r} cannot be a name: {why}"
@@ -313,13 +313,13 @@ def _require_name(access: Access, name: str, now: float) -> None:
 
 def _require_room(access: Access, name: str, now: float) -> None:
     """Check that a name has fewer than MAX_VALID valid certificates and tokens. Raises
-    NotPermitted."""
+    NOT_PERMITTED."""
     num_valid = sum(
         serial not in access.revoked and now <= access.issued[serial].expires_at
         for serial in access.serials.get(name, ())
     )
     if num_valid >= MAX_VALID:
-        raise NotPermitted(
+        raise not_permitted(
             f"{name!r} has {num_valid} valid certificates and tokens; the limit is {MAX_VALID}. "
             f"Revoke them (xain-coordinator certs revoke {name!r})"
         )

@@ -16,5 +16,6 @@ class Unauthenticated(CaughtRefusal, reason=Reason.UNAUTHENTICATED):
     revoked or has expired."""
 
 
-class NotPermitted(CaughtRefusal, reason=Reason.NOT_PERMITTED):
-    """The role of the caller may not call the method, or not for another name than its own."""
+def not_permitted(message: str) -> Refusal:
+    """The refusal of a caller whose role may not call the method, or not for another name."""
+    return Refusal(Reason.NOT_PERMITTED, message)

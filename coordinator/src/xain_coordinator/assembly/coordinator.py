@@ -95,7 +95,7 @@ class SessionCoordinator:
     parameters: see InspectionService.
     guard: of this process; by default that of an open coordinator.
 
-    Raises JournalError, StoreError, ControllerFailed, PluginFailed, CommandFailed,
+    Raises JournalError, StoreError, PluginFailed, CommandFailed,
     DataError, OSError.
     """
 

@@ -39,7 +39,6 @@ from xain_coordinator.journal.restore import restore_session
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import (
     JournalError,
-    JournalInUse,
     StoreError,
     StoreUnavailable,
     WeightsStore,
@@ -197,7 +196,9 @@ def _unused(path: Path) -> SqliteJournal:
     """The journal of a coordinator that does not run. Raises JournalError and CommandFailed."""
     try:
         return SqliteJournal(path)
-    except JournalInUse:
+    except JournalError as error:
+        if error.why != "in use":
+            raise
         raise CommandFailed(
             f"the journal {path} is in use, and nobody answers at {socket_of(path)}: a coordinator "
             "that starts or stops makes no copy; try again when it serves or has ended"

@@ -16,7 +16,6 @@ from xain_coordinator.extensions.strategies import strategy_of_session
 from xain_coordinator.journal.restore import restore
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import (
-    JournalDamaged,
     JournalError,
     Record,
     Snapshot,
@@ -44,10 +43,10 @@ def repair(config: CoordinatorConfig, drop_update: str | None = None) -> int:
     logs.configure("warning", console=sys.stderr.isatty(), third_party=False)
     try:
         return _repair(config, drop_update)
-    except JournalDamaged as error:
-        _print("damaged", str(error))
-        return EXIT_DAMAGED
     except (JournalError, StoreError, PluginFailed, CommandFailed, OSError) as error:
+        if isinstance(error, JournalError) and error.why == "damaged":
+            _print("damaged", str(error))
+            return EXIT_DAMAGED
         typer.echo(f"xain-coordinator repair: {error}", err=True)
         return EXIT_NOT_CHECKED
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from xain_coordinator.core.rules.selection import ControllerFailed
 from xain_coordinator.extensions import plugins
 from xain_coordinator.extensions.options import WrongOption
 from xain_coordinator.extensions.plugins import PluginFailed
@@ -21,7 +20,7 @@ def naming(key: str, options: str, known: Callable[[], Iterable[str]]) -> Iterat
     except WrongOption as error:
         option = f"{options}.{error.option}" if error.option else options
         raise WrongSetting(option, error.text) from None
-    except (PluginFailed, ControllerFailed) as error:
+    except PluginFailed as error:
         raise WrongSetting(key, str(error)) from None
 
 

@@ -26,7 +26,7 @@ from xain_coordinator.core.machine.questions import MayUpload, Question, adverti
 from xain_coordinator.core.machine.session import Session
 from xain_coordinator.core.machine.strategy import Strategy, builtin_strategy
 from xain_coordinator.core.parts.points import late_point
-from xain_coordinator.core.rules.selection import ControllerFailed
+from xain_coordinator.core.rules.selection import PluginFailed
 from xain_coordinator.core.view.history import History
 from xain_coordinator.core.vocabulary import events as e
 from xain_coordinator.core.vocabulary.commands import (
@@ -195,7 +195,7 @@ class Driver:
         make_clock: a clock that begins at the given session time.
         lineage: of a new session whose first model is given to `begin_with`.
         make_strategy: of the rules of the session, which need not be `rules`.
-        Raises JournalError, and ControllerFailed if a plug-in of the session cannot be had.
+        Raises JournalError, and PluginFailed if a plug-in of the session cannot be had.
         """
         restored = None if new_session else restore(journal)
         if restored is None:
@@ -323,7 +323,7 @@ class Driver:
         outcome: Reply | Refusal
         try:
             decision = decide(self._decided, command, now, self.strategy)
-        except ControllerFailed as failed:
+        except PluginFailed as failed:
             # The session has not changed. Once the plug-in is mended, it goes on from here.
             self.fail(failed)
             raise Unavailable("a plug-in of the coordinator has failed; its log says why") from None

@@ -13,6 +13,8 @@ from functools import cache
 from importlib.metadata import EntryPoint, distributions
 from typing import TypeVar
 
+from xain_coordinator.core.rules.selection import PluginFailed as PluginFailed
+
 AGGREGATORS = "xain.aggregators"
 CONTROLLERS = "xain.controllers"
 METRICS = "xain.metrics"
@@ -24,10 +26,6 @@ T = TypeVar("T")
 
 
 _given: dict[tuple[str, str], type] = {}
-
-
-class PluginFailed(ValueError):
-    """A plug-in is missing, cannot be imported, or claims a name that is not its own to give."""
 
 
 def register(group: str, name: str, kind: type) -> None:

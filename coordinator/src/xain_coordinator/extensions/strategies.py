@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from xain_coordinator.core.machine.strategy import Strategy
 from xain_coordinator.core.parts.round import Round
 from xain_coordinator.core.rules.pacing import PACINGS, Pacing, pacing_of
-from xain_coordinator.core.rules.selection import CONTROLLERS, Controller, ControllerFailed
+from xain_coordinator.core.rules.selection import CONTROLLERS, Controller, PluginFailed
 from xain_coordinator.core.vocabulary.values import Rules
 from xain_coordinator.extensions import plugins
 from xain_coordinator.extensions.options import made_again, make_named
@@ -48,16 +48,13 @@ def make_pacing(name: str, options: Mapping[str, object]) -> "CheckedPacing":
 
 
 def strategy_of_session(rules: Rules) -> Strategy:
-    """The controller and the pacing rule that a session was opened with. Raises ControllerFailed if
+    """The controller and the pacing rule that a session was opened with. Raises PluginFailed if
     one is not there any more, or takes other options."""
     options = rules.controller_options
-    try:
-        controller = made_again(make_controller, "controller", rules.controller, options)
-        pacing = pacing_of(rules)
-        if pacing is None:
-            pacing = made_again(make_pacing, "pacing rule", rules.pacing, rules.pacing_options)
-    except plugins.PluginFailed as error:
-        raise ControllerFailed(str(error)) from error
+    controller = made_again(make_controller, "controller", rules.controller, options)
+    pacing = pacing_of(rules)
+    if pacing is None:
+        pacing = made_again(make_pacing, "pacing rule", rules.pacing, rules.pacing_options)
     return Strategy(controller, pacing)
 
 
@@ -99,27 +96,27 @@ class CheckedPacing(Pacing):
         return self._text("awaited", round_)
 
     def _number(self, method: str, kind: type[N], *rounds: Round) -> N | None:
-        """The finite number that a method of the rule returns, or None. Raises ControllerFailed."""
+        """The finite number that a method of the rule returns, or None. Raises PluginFailed."""
         number: N | None = self._asked(method, *rounds)
         if number is not None and not (isinstance(number, int | kind) and isfinite(number)):
-            raise ControllerFailed(f"the pacing rule {self.name!r} answers {method}: {number!r}")
+            raise PluginFailed(f"the pacing rule {self.name!r} answers {method}: {number!r}")
         return number
 
     def _text(self, method: str, *rounds: Round) -> str:
         """The text that a method of the rule returns, or the error that it has raised, as text."""
         try:
             return str(self._asked(method, *rounds))
-        except ControllerFailed as failed:
+        except PluginFailed as failed:
             return f"updates of which nothing more is known: {failed}"
 
     def _asked(self, method: str, *rounds: Round) -> Any:
         """The answer of a method of the rule; where the rule lacks it, of Pacing's. Raises
-        ControllerFailed."""
+        PluginFailed."""
         try:
             own = getattr(self.rule, method, partial(getattr(Pacing, method), self.rule))
             return own(*rounds)
         except Exception as error:  # a rule of a plug-in may raise anything
             where = "".join(f" in round {round_.number}" for round_ in rounds)
-            raise ControllerFailed(
+            raise PluginFailed(
                 f"the pacing rule {self.name!r} has failed{where}: {type(error).__name__}: {error}"
             ) from error

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from xain_coordinator.access.errors import NotPermitted, Unauthenticated
+from xain_coordinator.access.errors import Unauthenticated, not_permitted
 from xain_coordinator.http_face.errors import HttpError
 from xain_coordinator.server.identity import peer_at
 from xain_foundation.security.callers import Caller
@@ -53,13 +53,12 @@ class HttpCallers:
         try:
             caller = self._bearer(_token(scope))
             if caller.identity.role not in roles_of(scope["method"], scope["path"]):
-                raise NotPermitted(
+                raise not_permitted(
                     f"{caller.identity} may not {scope['method']} {scope['path'][:200]}"
                 )
-        except (Unauthenticated, NotPermitted) as refusal:
+        except Refusal as refusal:
             self._note_refused(peer_at(*(scope.get("client") or ("", 0))), str(refusal))
-            code = "UNAUTHENTICATED" if isinstance(refusal, Unauthenticated) else "NOT_PERMITTED"
-            raise HttpError(code, str(refusal)) from None
+            raise HttpError(refusal.code, str(refusal)) from None
         task = asyncio.current_task()
         assert task is not None, "a server runs each request in a task"
         self._loop = asyncio.get_running_loop()

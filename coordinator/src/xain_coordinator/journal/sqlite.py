@@ -27,7 +27,7 @@ from xain_coordinator.core.vocabulary.events import SessionOpened
 from xain_coordinator.journal.codec import FORMAT, Row, decode_record, digest_of, encode_record
 from xain_coordinator.journal.snapshots import encode_snapshot, require_covered, usable_snapshot
 from xain_coordinator.journal.wal import require_sound_log
-from xain_coordinator.ports import JournalDamaged, JournalError, JournalInUse, Record, Snapshot
+from xain_coordinator.ports import JournalError, Record, Snapshot
 from xain_foundation.durable import make_directory
 from xain_foundation.settings.hints import hint
 
@@ -78,10 +78,6 @@ _TABLES = (
     )
     """,
 )
-
-
-class _DiskFull(JournalError):
-    """The disk has no room; nothing of the transaction is written."""
 
 
 class SqliteJournal:
@@ -169,7 +165,7 @@ class SqliteJournal:
 
     def _read(self, session: int, begin: int, end: int) -> Iterator[Record]:
         """Yield records of a session from `begin` to before `end`, a page at a time. Raises
-        JournalError, and JournalDamaged if one is missing or has another checksum."""
+        JournalError, also if one is missing or has another checksum."""
         for start in range(begin, end, PAGE_RECORDS):
             numbers = range(start, min(start + PAGE_RECORDS, end))
             with self._lock, self._explained():
@@ -216,8 +212,8 @@ class SqliteJournal:
         The caller holds the lock."""
         try:
             self._commit(self._write(records, rows, objects))
-        except _DiskFull:
-            if not self.make_room():
+        except JournalError as error:
+            if error.why != "full" or not self.make_room():
                 raise
             self._commit(self._write(records, rows, objects))
 
@@ -234,11 +230,10 @@ class SqliteJournal:
             return partial(self.append, records, objects)
         try:
             written = self._write(records, rows, objects)
-        except _DiskFull:
+        except BaseException as error:
             self._lock.release()
-            return partial(self.append, records, objects)
-        except BaseException:  # raised again
-            self._lock.release()
+            if isinstance(error, JournalError) and error.why == "full":
+                return partial(self.append, records, objects)
             raise
         return partial(
             self._commit_prepared, written, partial(self._append, records, rows, objects)
@@ -249,7 +244,9 @@ class SqliteJournal:
         anew if the disk is full."""
         try:
             self._commit(written)
-        except _DiskFull:
+        except JournalError as error:
+            if error.why != "full":
+                raise
             again()
         finally:
             self._lock.release()
@@ -479,9 +476,10 @@ class SqliteJournal:
             )
         return False
 
-    def _damaged(self, how: str) -> JournalDamaged:
+    def _damaged(self, how: str) -> JournalError:
         """The error of a damaged journal. how: what is wrong."""
-        return JournalDamaged(f"the journal {self._path} is damaged: {how}; {_DAMAGED_HINT}")
+        text = f"the journal {self._path} is damaged: {how}; {_DAMAGED_HINT}"
+        return JournalError(text, "damaged")
 
     def _open_db(self) -> sqlite3.Connection:
         """The connection. Raises JournalError if the journal is closed."""
@@ -507,17 +505,17 @@ class SqliteJournal:
             reason = _REASONS.get(code) or _REASONS.get(code & 0xFF)
             if reason is None:
                 reason = f"cannot be used: {' '.join(str(error).split())}; {_DAMAGED_HINT}"
-            kind = _KINDS.get(code & 0xFF, JournalError)
-            raise kind(f"the journal {self._path} {reason}") from error
+            why = _WHY.get(code & 0xFF, "")
+            raise JournalError(f"the journal {self._path} {reason}", why) from error
         except UnicodeDecodeError as error:  # SQLite quotes what is there in its message
             raise self._damaged("it has text that is not UTF-8") from error
 
 
-_KINDS = {
-    sqlite3.SQLITE_BUSY: JournalInUse,
-    sqlite3.SQLITE_CORRUPT: JournalDamaged,
-    sqlite3.SQLITE_NOTADB: JournalDamaged,
-    sqlite3.SQLITE_FULL: _DiskFull,
+_WHY = {
+    sqlite3.SQLITE_BUSY: "in use",
+    sqlite3.SQLITE_CORRUPT: "damaged",
+    sqlite3.SQLITE_NOTADB: "damaged",
+    sqlite3.SQLITE_FULL: "full",
 }
 
 _DAMAGED_HINT = (

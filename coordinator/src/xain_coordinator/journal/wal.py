@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from xain_coordinator.ports import JournalDamaged
+from xain_coordinator.ports import JournalError
 
 _HEADER_BYTES = 32
 _FRAME_HEADER_BYTES = 24
@@ -35,17 +35,18 @@ _Words = NDArray[np.uint32]
 
 def require_sound_log(database: Path) -> None:
     """Refuse the write-ahead log of a database if transactions would be lost to damage. Raises
-    JournalDamaged and OSError. Changes nothing, and may run beside a process that writes."""
+    JournalError and OSError. Changes nothing, and may run beside a process that writes."""
     path = database.with_name(f"{database.name}-wal")
     found = _find_damage(path)
     while found is not None:
         again = _find_damage(path)
         if again == found:
             offset, _ = found
-            raise JournalDamaged(
+            raise JournalError(
                 f"the write-ahead log {path} is damaged at byte {offset}, and SQLite would drop "
                 "what was acknowledged after it; restore the journal and its log from a backup. "
-                f"To go on without what came after, run: truncate -s {offset} {path}"
+                f"To go on without what came after, run: truncate -s {offset} {path}",
+                "damaged",
             )
         found = again  # another process is writing it
 

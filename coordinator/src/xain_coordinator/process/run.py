@@ -21,7 +21,6 @@ from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.assembly.study import first_step
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.config.sections.server import CoordinatorLoggingSettings
-from xain_coordinator.core.rules.selection import ControllerFailed
 from xain_coordinator.core.vocabulary.errors import Unavailable
 from xain_coordinator.core.vocabulary.values import Phase, Step
 from xain_coordinator.driver.effects import FIRST_RETRY_S, LAST_RETRY_S
@@ -99,7 +98,6 @@ _NOT_FROM_MODEL = "--from-model: the sessions of a study begin anew; to measure 
 STARTING_ERRORS = (
     JournalError,
     StoreError,
-    ControllerFailed,
     PluginFailed,
     CommandFailed,
     DataError,

@@ -145,7 +145,7 @@ class Guard:
         """Check that the caller may call a method. Returns the caller, THIS_MACHINE through the
         Unix socket; None where an open coordinator does not ask.
 
-        Raises Unauthenticated and NotPermitted.
+        Raises Unauthenticated and NOT_PERMITTED.
         """
         if context.peer().startswith("unix:"):
             if self.is_closed:

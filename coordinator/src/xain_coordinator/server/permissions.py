@@ -5,7 +5,7 @@ A method that is not in the table is refused, to whoever calls it.
 
 from collections.abc import Mapping
 
-from xain_coordinator.access.errors import NotPermitted
+from xain_coordinator.access.errors import not_permitted
 from xain_foundation.security.callers import Caller
 from xain_foundation.security.identity import Role
 
@@ -85,16 +85,16 @@ ROLES: Mapping[str, Roles] = {
 
 def require_permitted(method: str, caller: Caller) -> None:
     """Check that the caller's role may call a method; what the table lacks is refused. Raises
-    NotPermitted."""
+    NOT_PERMITTED."""
     if caller.identity.role not in ROLES.get(method, ()):
-        raise NotPermitted(f"{caller.identity} may not call {method.removeprefix('/')}")
+        raise not_permitted(f"{caller.identity} may not call {method.removeprefix('/')}")
 
 
 def require_open(method: str) -> None:
     """Refuse what an open coordinator does for the operator of its machine alone. Raises
-    NotPermitted."""
+    NOT_PERMITTED."""
     if method.startswith((ACCESS, CONTROL)):
-        raise NotPermitted(
+        raise not_permitted(
             f"{method.removeprefix('/')} is for the operator on the coordinator's machine, since "
             "this coordinator has no certificates: there, give as the address the path of its "
             "socket, journal.sock beside the journal"

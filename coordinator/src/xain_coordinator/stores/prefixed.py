@@ -66,5 +66,5 @@ class PrefixedAccess(_Prefix):
     def upload_url(self, key: str) -> str:
         return self._access.upload_url(self._whole(key))
 
-    def copy(self, source: str, target: str, size_bytes: int) -> None:
-        self._access.copy(self._whole(source), self._whole(target), size_bytes)
+    def copy(self, source: str, target: str, size_bytes: int) -> int:
+        return self._access.copy(self._whole(source), self._whole(target), size_bytes)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from xain_coordinator.core.vocabulary.errors import InvalidUpdate, Reason, UnusableUpdate
+from xain_coordinator.core.vocabulary.errors import InvalidUpdate, Reason
 from xain_coordinator.core.vocabulary.values import BYTES, GlobalModel
 from xain_wire.np.codec import MAX_HEADER_BYTES
 from xain_workloads.linear.glm.options import NAME as GLM
@@ -19,10 +19,10 @@ def check_announced_size(model: GlobalModel, size_bytes: int, *, is_slice: bool 
         from xain_workloads.trees.trees import MAX_UPDATE_BYTES
 
         if size_bytes > MAX_UPDATE_BYTES:
-            raise UnusableUpdate(
-                Reason.TOO_LARGE,
+            raise InvalidUpdate(
                 f"an upload of {size_bytes} bytes; at most {MAX_UPDATE_BYTES} are taken as "
                 "an update of bytes",
+                Reason.TOO_LARGE,
             )
         return
     data_bytes = math.prod(model.shape) * np.dtype(model.dtype).itemsize

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from xain_coordinator.core.vocabulary.errors import Reason, UnusableUpdate
+from xain_coordinator.core.vocabulary.errors import InvalidUpdate, Reason
 from xain_coordinator.core.vocabulary.keys import (
     attempt_key,
     base_key_of,
@@ -166,10 +166,10 @@ class Inbox:
         """Measure an update that came inside its call; in a thread if a model must be read for its
         distance. Raises TOO_LARGE, InvalidUpdate and the store's errors."""
         if len(data) > MAX_INLINE_UPDATE_BYTES:
-            raise UnusableUpdate(
-                Reason.TOO_LARGE,
+            raise InvalidUpdate(
                 f"an update of {len(data)} bytes inside its call; at most "
                 f"{MAX_INLINE_UPDATE_BYTES} are taken so, larger ones by PutWeights",
+                Reason.TOO_LARGE,
             )
         distance = self._slots.distance(ticket.model)
         # Without a distance there is nothing to read, and a small object costs less than a thread.

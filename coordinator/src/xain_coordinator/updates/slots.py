@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from xain_coordinator.core.machine.needed import needed_by
 from xain_coordinator.core.machine.questions import MayUpload
-from xain_coordinator.core.vocabulary.errors import Reason, Unavailable, UnusableUpdate
+from xain_coordinator.core.vocabulary.errors import InvalidUpdate, Reason, Unavailable
 from xain_coordinator.core.vocabulary.keys import base_key_of, update_key
 from xain_coordinator.core.vocabulary.replies import AlreadyUploaded, Ticket
 from xain_coordinator.core.vocabulary.values import GlobalModel, StoredWeights, WeightsRef
@@ -150,9 +150,9 @@ class Slots:
         """
         size_bytes = announced.size_bytes
         if size_bytes > self._max_update_bytes:
-            raise UnusableUpdate(
-                Reason.TOO_LARGE,
+            raise InvalidUpdate(
                 f"an upload of {size_bytes} bytes; at most {self._max_update_bytes} are taken",
+                Reason.TOO_LARGE,
             )
         digest, attempt = announced.digest or "", uuid.uuid4().hex
         question = MayUpload(participant_id, announced.round, digest, attempt, is_inside)

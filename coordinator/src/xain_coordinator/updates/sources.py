@@ -10,13 +10,7 @@ from typing import Protocol
 
 from xain_coordinator.core.vocabulary.errors import InvalidUpdate
 from xain_coordinator.core.vocabulary.values import StoredWeights
-from xain_coordinator.ports import (
-    DirectAccess,
-    KeyNotFound,
-    StoreError,
-    WeightsStore,
-    WrongSize,
-)
+from xain_coordinator.ports import DirectAccess, KeyNotFound, StoreError, WeightsStore
 from xain_coordinator.updates.measured_upload import Announced, MeasuredUpload
 from xain_coordinator.updates.measuring import Distance, Inspector, measure
 
@@ -53,21 +47,19 @@ def copy_and_measure(
     Raises InvalidUpdate, and the store's errors; then there is no copy.
     """
     try:
-        access.copy(source, key, announced.size_bytes)
-        return measure(store, key, distance, announced.size_bytes, announced.digest)
+        size = access.copy(source, key, announced.size_bytes)
+        if size == announced.size_bytes:
+            return measure(store, key, distance, size, announced.digest)
     except KeyNotFound:
         raise
-    except WrongSize as error:
-        # Now: the sender may put the right one there as soon as it hears of this.
-        with contextlib.suppress(StoreError):
-            store.delete(source)
-        raise InvalidUpdate(
-            f"the upload has {error.size} bytes, {error.expected} were announced"
-        ) from None
     except BaseException:  # whatever it is, the key of this copy is told to no caller
         with contextlib.suppress(StoreError):
             store.delete(key)
         raise
+    # Now: the sender may put the right one there as soon as it hears of this.
+    with contextlib.suppress(StoreError):
+        store.delete(source)
+    raise InvalidUpdate(f"the upload has {size} bytes, {announced.size_bytes} were announced")
 
 
 def fetch_and_measure(

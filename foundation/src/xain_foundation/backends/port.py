@@ -11,15 +11,14 @@ Call = Callable[[], str]
 
 
 class BackendError(RuntimeError):
-    """Workers cannot be started. The text is one sentence for the one who started them."""
+    """Workers cannot be started. The text is one sentence for the one who started them.
 
+    died: name of the worker that has ended without a result; "" if none has.
+    """
 
-class WorkerDied(BackendError):
-    """A worker has ended without a result. name: of the worker."""
-
-    def __init__(self, name: str, how: str) -> None:
-        super().__init__(f"{name} has died{how}")
-        self.name = name
+    def __init__(self, text: str, *, died: str = "") -> None:
+        super().__init__(text)
+        self.died = died
 
 
 class Backend(Protocol):
@@ -41,7 +40,7 @@ class Backend(Protocol):
 
     def wait(self, timeout_s: float) -> Mapping[str, str]:
         """Wait for workers to end. Returns what each has returned that has ended meanwhile, by
-        name; empty after timeout_s. Raises WorkerDied if a worker has died."""
+        name; empty after timeout_s. Raises BackendError if a worker has died."""
 
     def __enter__(self) -> Self: ...
 

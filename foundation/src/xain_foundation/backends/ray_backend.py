@@ -4,7 +4,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any, Self
 
-from xain_foundation.backends.port import BackendError, Call, WorkerDied
+from xain_foundation.backends.port import BackendError, Call
 
 # A machine that is lost has its workers moved. One that dies again and again on others has another
 # cause, such as memory.
@@ -77,7 +77,7 @@ class RayBackend:
             try:
                 ended[name] = str(self._ray.get(result))
             except self._ray.exceptions.RayError as error:
-                raise WorkerDied(name, f": {error}") from None
+                raise BackendError(f"{name} has died: {error}", died=name) from None
             finally:
                 self._ray.kill(self._actors.pop(name))
         return ended

@@ -416,7 +416,7 @@ class GrpcDriver:
                     callers.require(caller)
                 self._on_packet(frames, sender)
                 del frames  # the next may be long in coming
-        except (NoIdentity, NoIdentity) as error:
+        except NoIdentity as error:
             self._refused(peer=context.peer(), reason=str(error))
             context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
         finally:

@@ -627,11 +627,12 @@ def _load_settings(
 
 def _enrolled(settings: "ParticipantConfig") -> "Enrolled":
     """Read address, name and certificates. Ends the process if the certificates cannot be used."""
-    from xain_participant.enrolment.enrolled import NotEnrolled, enrolled
+    from xain_foundation.settings.settings import ConfigError
+    from xain_participant.enrolment.enrolled import enrolled
 
     try:
         return enrolled(settings)
-    except NotEnrolled as error:
+    except ConfigError as error:
         fail(PROGRAM, str(error), EXIT_BAD_CONFIG)
 
 

@@ -316,7 +316,8 @@ def _site(
 ) -> "tuple[Enrolled, ParticipantConfig]":
     """The means by which the site in --state-dir connects, and its settings. Ends the process with
     status 2 if they cannot be used."""
-    from xain_participant.enrolment.enrolled import NotEnrolled, enrolled
+    from xain_foundation.settings.settings import ConfigError
+    from xain_participant.enrolment.enrolled import enrolled
 
     host, port = (None, None) if coordinator is None else split_host_port(coordinator)
     values = {
@@ -328,7 +329,7 @@ def _site(
     settings = _settings(config, values, ("coordinator", "participant", "tls", "logging"))
     try:
         return enrolled(settings), settings
-    except NotEnrolled as error:
+    except ConfigError as error:
         fail(command, str(error), EXIT_BAD_CONFIG)
 
 

@@ -9,16 +9,13 @@ from xain_foundation.net.channels import require_private_way
 from xain_foundation.security.identity import NoIdentity, Role
 from xain_foundation.security.tls import Certificates, InvalidCertificates
 from xain_foundation.settings.hints import hint
+from xain_foundation.settings.settings import ConfigError
 from xain_participant.enrolment.kept import KeptCertificates
 from xain_participant.tables.advice import new_token
 
 if TYPE_CHECKING:
     from xain_participant.config import CoordinatorSettings, ParticipantConfig
     from xain_participant.enrolment.upkeep import Upkeep
-
-
-class NotEnrolled(ValueError):
-    """Certificates are there and cannot be used; the message names the setting, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +38,18 @@ class Enrolled:
 
 
 def enrolled(config: "ParticipantConfig") -> Enrolled:
-    """Read the certificates that the settings name. Raises NotEnrolled."""
+    """Read the certificates that the settings name. Raises ConfigError."""
     ours, where = config.participant, config.coordinator
     kept = None if ours.state_dir is None else KeptCertificates(ours.state_dir)
     folder = config.tls.folder
     if folder is None and kept is not None and kept.is_begun:
-        raise NotEnrolled(
+        raise ConfigError(
             f"participant.state_dir is {ours.state_dir}: a join was begun there and has not come to"
             " its end; repeat it, xain-participant join, with the same token"
         )
     if folder is None and kept is not None and kept.folder.is_symlink() and not kept.are_there:
         # Without certificates everything would go in the clear.
-        raise NotEnrolled(
+        raise ConfigError(
             f"participant.state_dir is {ours.state_dir}: a join was made there, but its "
             f"certificates are gone ({kept.folder} leads to nothing); put them back, or "
             f"{new_token()}"
@@ -68,7 +65,7 @@ def enrolled(config: "ParticipantConfig") -> Enrolled:
         setting = f"participant.state_dir is {ours.state_dir}"
         if folder is not None:
             setting = f"tls.folder is {folder}"
-        raise NotEnrolled(f"{setting}: {error}; if they cannot be mended, {new_token()}") from None
+        raise ConfigError(f"{setting}: {error}; if they cannot be mended, {new_token()}") from None
     name = ""
     try:
         identity = config.tls.rules().identify(tls.own.names)
@@ -77,7 +74,7 @@ def enrolled(config: "ParticipantConfig") -> Enrolled:
     except NoIdentity:
         pass  # of an authority whose names the coordinator alone can read
     if name and ours.id not in ("", name):
-        raise NotEnrolled(
+        raise ConfigError(
             f'participant.id is "{ours.id}", and the certificate in {tls.folder} is that of '
             f'participant "{name}"; leave the id out'
         )
@@ -90,12 +87,12 @@ def enrolled(config: "ParticipantConfig") -> Enrolled:
 
 def _require_private(where: "CoordinatorSettings") -> None:
     """Check that the coordinator is on this machine, or that calling it in the clear is meant.
-    Raises NotEnrolled."""
+    Raises ConfigError."""
     remedy = f"{new_token()}, or {hint('xain-participant', 'coordinator.insecure = true')}"
     try:
         require_private_way(where.address, None, insecure=where.insecure, remedy=remedy)
     except ValueError as error:
-        raise NotEnrolled(f"coordinator.host: {error}") from None
+        raise ConfigError(f"coordinator.host: {error}") from None
 
 
 def _of(kept: KeptCertificates | None) -> Path:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_wire.np import DeltaCodec, NotEncodable, can_encode
+from xain_wire.np import DeltaCodec, can_encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def quantise(vector: NDArray[Any], base: NDArray[Any]) -> Encoded | None:
     for tile in borders:
         try:
             encoded = codec.encode(vector[tile], base[tile])
-        except NotEncodable:
+        except ValueError:
             return None  # travels plain: the coordinator refuses it and names the element
         tiles[at : at + len(encoded)] = encoded
         at += len(encoded)

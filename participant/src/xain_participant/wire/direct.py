@@ -206,9 +206,9 @@ class DirectTransfer:
             try:
                 with self._connected(target) as connection:
                     self._receive(connection, target, download)
-            except _Broken:
+            except _Failed as failed:
                 # Each attempt must receive a chunk, so the number of attempts is bounded.
-                if download.received - resumed_at < LEAST_BYTES:
+                if not failed.is_broken or download.received - resumed_at < LEAST_BYTES:
                     raise
         try:
             download.check()
@@ -230,7 +230,7 @@ class DirectTransfer:
                 # At most one read of the socket, into the model's own memory.
                 count = response.fp.readinto1(download.room(CHUNK_BYTES))
                 if not count:
-                    raise _Broken("the connection was closed early")
+                    raise _Failed("the connection was closed early", is_broken=True)
                 stall_timer.note_moved(count)
                 download.take(count)
 
@@ -246,8 +246,8 @@ class DirectTransfer:
             try:
                 with self._connected(put.target) as connection:
                     return self._send(connection, put, offset)
-            except _Broken:
-                if attempts_left == 0:
+            except _Failed as failed:
+                if not failed.is_broken or attempts_left == 0:
                     raise
                 offset = self._find(put) if put.target.is_port else 0
         raise AssertionError("the last attempt returns or raises")
@@ -336,7 +336,7 @@ class DirectTransfer:
     @contextmanager
     def _connected(self, target: "_Target") -> Iterator[HTTPConnection]:
         """Connect for one exchange. A kept connection would time out during the next training.
-        Raises _Failed if there is none, _Broken if it ends within."""
+        Raises _Failed if there is none, or if it ends within."""
         if self.is_closed:
             raise _Failed("the client is closed")
         connection = self._connection(target)
@@ -352,8 +352,8 @@ class DirectTransfer:
             connected = True
             yield connection
         except (OSError, HTTPException, UnicodeError) as error:  # the last for an impossible name
-            kind = _Broken if connected and not isinstance(error, TimeoutError) else _Failed
-            raise kind(_why(error)) from None
+            is_broken = connected and not isinstance(error, TimeoutError)
+            raise _Failed(_why(error), is_broken=is_broken) from None
         finally:
             with self._lock:
                 self._socket = None
@@ -408,11 +408,12 @@ class _TlsConnection(HTTPConnection):
 
 
 class _Failed(Exception):
-    """A transfer has failed. The text is the reason for the log."""
+    """A transfer has failed. The text is the reason for the log. is_broken: an established
+    connection was lost."""
 
-
-class _Broken(_Failed):
-    """An established connection was lost."""
+    def __init__(self, reason: str, *, is_broken: bool = False) -> None:
+        super().__init__(reason)
+        self.is_broken = is_broken
 
 
 class _StallTimer:

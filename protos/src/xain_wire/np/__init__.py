@@ -7,11 +7,10 @@ from xain_wire.np.codec import (
     parse_npy_header,
     proto_to_ndarray,
 )
-from xain_wire.np.delta import DeltaCodec, NotEncodable, can_encode
+from xain_wire.np.delta import DeltaCodec, can_encode
 
 __all__ = [
     "DeltaCodec",
-    "NotEncodable",
     "NpyHeader",
     "can_encode",
     "ndarray_to_proto",

@@ -32,10 +32,6 @@ _LARGEST = np.float32(2.0**100)
 Float32s = Array[np.float32]
 
 
-class NotEncodable(ValueError):
-    """The update must travel as it is: a difference is no number, infinite, or nearly so."""
-
-
 class DeltaCodec:
     """Encodes and decodes tiles. It owns the buffers for one tile, so one thread uses it at a time,
     and what it returns is good until the next call.
@@ -56,7 +52,8 @@ class DeltaCodec:
     def encode(self, tile: Float32s, model: Float32s) -> memoryview:
         """tile, model: (n,) float32, n at most tile_elements.
 
-        Raises NotEncodable.
+        Raises ValueError if a difference is no number, infinite, or nearly so: the update must
+        travel as it is.
         """
         count = len(tile)
         work = self._work[:count]
@@ -64,7 +61,7 @@ class DeltaCodec:
             np.subtract(tile, model, out=work)
             largest = max(np.float32(work.max()), np.float32(-work.min()))  # NaN stays NaN
         if not largest <= _LARGEST:
-            raise NotEncodable(f"the largest difference to the model is {largest}")
+            raise ValueError(f"the largest difference to the model is {largest}")
         scale = _scale(largest)
         encoded = self._encoded[: self.encoded_bytes(count)]
         encoded[:_SCALE_BYTES].view("<f4")[0] = scale

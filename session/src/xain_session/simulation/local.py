@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import cloudpickle  # type: ignore[import-untyped]  # it has no types
 
-from xain_foundation.backends.port import BackendError, Call, WorkerDied
+from xain_foundation.backends.port import BackendError, Call
 from xain_foundation.logs import streams
 from xain_participant.config import ENV_PREFIX
 
@@ -49,7 +49,7 @@ class LocalBackend:
 
     def wait(self, timeout_s: float) -> Mapping[str, str]:
         """Wait so long for processes to end. Returns what their calls have returned, by name.
-        Raises WorkerDied."""
+        Raises BackendError."""
         ended = {}
         for pipe in wait(list(self._processes), timeout_s):
             assert isinstance(pipe, Connection)
@@ -58,7 +58,8 @@ class LocalBackend:
                 ended[process.name] = str(pipe.recv())
             except EOFError:
                 process.join()
-                raise WorkerDied(process.name, f" with status {process.exitcode}") from None
+                why = f"{process.name} has died with status {process.exitcode}"
+                raise BackendError(why, died=process.name) from None
             process.join(STOP_S)  # it ends by itself
             self._stop([process])
         return ended

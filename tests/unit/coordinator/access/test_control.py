@@ -18,7 +18,6 @@ from xain_coordinator.access import audit_log
 from xain_coordinator.access.control import AccessControl, initialise
 from xain_coordinator.access.errors import (
     AccessError,
-    NotPermitted,
     Refusal,
     Unauthenticated,
 )
@@ -159,7 +158,7 @@ def test_broken_requests_are_refused_in_words(control, holder):
 def test_only_tokens_join(control, clock):
     site = caller_of(control.sign(request(), "bob", "operator", by="alice"), clock)
     assert site.identity.role is Role.OPERATOR
-    with pytest.raises(NotPermitted, match="only a token is exchanged"):
+    with refused_as("NOT_PERMITTED", match="only a token is exchanged"):
         control.join(site, request(), "a")
 
 

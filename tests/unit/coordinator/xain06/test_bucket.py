@@ -7,7 +7,7 @@ import pytest
 
 from support.aggregation import read
 from support.refusals import refused_as
-from xain_coordinator.core.vocabulary.errors import InvalidUpdate, UnusableUpdate
+from xain_coordinator.core.vocabulary.errors import InvalidUpdate
 from xain_coordinator.core.vocabulary.values import GlobalModel, StoredWeights
 from xain_coordinator.driver.effects import store_model
 from xain_coordinator.ports import Fenced, StoreError
@@ -160,7 +160,7 @@ class Untouched(MemoryStore):
         (np.ones((2, 3)), InvalidUpdate, "hand in one flat vector"),
         (
             np.ones(MAX_UPDATE_BYTES // 4 + 1000, np.float32),
-            UnusableUpdate,
+            InvalidUpdate,
             "at most 2000000 are taken",
         ),
     ],

@@ -21,7 +21,6 @@ from xain_coordinator.cli.access.common import (
 )
 from xain_coordinator.cli.commands.common import Tls, settings_of
 from xain_foundation.commands import Config, make_app
-from xain_foundation.exit_statuses import CommandFailed
 from xain_foundation.settings.hints import hint
 
 if TYPE_CHECKING:
@@ -118,14 +117,10 @@ def _init(
         settings = settings_of(config, data_dir, assignments)
 
         from xain_coordinator.access.control import initialise
-        from xain_coordinator.access.errors import AccessError
         from xain_coordinator.server.operators_socket import socket_that_answers
 
         folder = to or settings.access_folder
-        try:
-            initialise(folder, host, passphrase=read_passphrase(settings, passphrase_file))
-        except AccessError as error:
-            raise CommandFailed(str(error)) from None
+        initialise(folder, host, passphrase=read_passphrase(settings, passphrase_file))
         typer.echo(f"the authority {host[0]!r} and the coordinator's certificate are in {folder}")
         if to is None and socket_that_answers(settings.journal.path) is not None:
             typer.echo("the coordinator that runs is open until it is started again")

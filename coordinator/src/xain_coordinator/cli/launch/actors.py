@@ -18,7 +18,7 @@ from xain_coordinator.cli.launch.processes import (
     ProcessBackend,
 )
 from xain_coordinator.config.sections.launch import LaunchSettings
-from xain_foundation.backends.port import BackendError, WorkerDied
+from xain_foundation.backends.port import BackendError
 from xain_foundation.backends.program import ProgramCall
 from xain_foundation.backends.ray_backend import RayBackend
 from xain_foundation.exit_statuses import CommandFailed
@@ -97,9 +97,9 @@ class ActorBackend(ProcessBackend):
         try:
             for name, status in self._cluster.wait(0).items():
                 self._running.pop(name).code = int(status)
-        except WorkerDied as died:
-            self._running.pop(died.name).code = KILLED
-            self._write(died.name, f"{died}\n".encode())
+        except BackendError as error:
+            self._running.pop(error.died).code = KILLED
+            self._write(error.died, f"{error}\n".encode())
         # After that: the last output of a participant comes before its end.
         with suppress(Empty):  # the queue has died meanwhile
             for name, data in self._output.get_nowait_batch(self._output.qsize()):

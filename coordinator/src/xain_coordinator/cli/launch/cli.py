@@ -14,7 +14,7 @@ import typer
 
 from xain_coordinator.cli.launch import containers, plan
 from xain_coordinator.cli.launch.actors import ActorBackend
-from xain_coordinator.cli.launch.interrupts import Interrupted, Interrupts
+from xain_coordinator.cli.launch.interrupts import Interrupts
 from xain_coordinator.cli.launch.logs import LogView
 from xain_coordinator.cli.launch.processes import ProcessBackend
 from xain_coordinator.cli.launch.rounds import Request, RoundsLaunch
@@ -370,7 +370,7 @@ def run(
     with interrupts.installed():
         try:
             return launch.follow()
-        except Interrupted:
+        except KeyboardInterrupt:
             say("stopping ...")
             is_usual_end = is_serving and interrupts.number == signal.SIGINT
             return 0 if is_usual_end else EXIT_SIGNAL + interrupts.number

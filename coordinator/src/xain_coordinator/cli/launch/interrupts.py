@@ -10,10 +10,6 @@ from types import FrameType
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Interrupted(Exception):
-    """A signal has come."""
-
-
 class Interrupts:
     """number: the first signal that came, 0 if none."""
 
@@ -21,13 +17,13 @@ class Interrupts:
         self.number = 0
 
     def pause(self, seconds: float) -> None:
-        """Sleep for all of the time, then raise Interrupted if a signal has come, now or before."""
+        """Sleep for all of the time, then raise KeyboardInterrupt if a signal has come by then."""
         time.sleep(seconds)  # for the caller, which polls
         if self.number:
-            raise Interrupted
+            raise KeyboardInterrupt
 
     def _note_signal(self, number: int, frame: FrameType | None) -> None:
-        """Keep the first signal; the next pause raises Interrupted."""
+        """Keep the first signal; the next pause raises KeyboardInterrupt."""
         self.number = self.number or number
 
     @contextmanager

@@ -61,7 +61,7 @@ class Launcher:
     """The process of a launch.
 
     say: prints a line of the launcher's own.
-    pause: sleeps for so many seconds; raises Interrupted if a signal has come.
+    pause: sleeps for so many seconds; raises KeyboardInterrupt if a signal has come.
     clock: seconds that only go forward.
     max_restarts: how often each program is started again within STEADY_S.
     """

@@ -14,7 +14,7 @@ from xain_coordinator.cli.study import table_of
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.machine.strategy import Strategy
 from xain_coordinator.core.rules.pacing import WantedUpdates
-from xain_coordinator.core.rules.selection import ControllerFailed, Uniform
+from xain_coordinator.core.rules.selection import PluginFailed, Uniform
 from xain_coordinator.export.describing import table_one
 from xain_coordinator.export.trained import ask, open_files
 from xain_coordinator.extensions.strategies import strategy_of_session
@@ -107,9 +107,7 @@ def snapshot_of_files(config: CoordinatorConfig) -> Snapshot:
     with open_stopped(config.journal.path) as (_, last):
         try:
             strategy = strategy_of_session(last.session.rules)
-        except (
-            ControllerFailed
-        ):  # a plug-in that is not installed here; it only words what is awaited
+        except PluginFailed:  # a plug-in that is not installed here; it only words what is awaited
             strategy = Strategy(Uniform(), WantedUpdates())
         # The part of a driver that the service reads. The time is that of the last record.
         clock = SimpleNamespace(now=lambda: last.at)

@@ -31,7 +31,7 @@ def rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
     unlike the members' and it waits; Divide: it must divide its rows as the study asks; IdInUse:
     another process has its name.
     Raises Refusal for a removed participant, ProfileMismatch, INVALID_NAME, INVALID_TAGS,
-    InvalidRequest."""
+    INVALID_REQUEST."""
     participant_id = command.participant_id
     rules = session.rules
     accepted = r.Accepted(rules.heartbeat_time_s)
@@ -213,7 +213,7 @@ def _group_address(session: Session, command: c.Rendezvous) -> str:
 
 def _check_group_address(session: Session, address: str) -> None:
     """Check a joining participant's address in a session of the rule "assemble"; others need none.
-    Raises ProfileMismatch if it is empty, InvalidRequest if it is malformed."""
+    Raises ProfileMismatch if it is empty, INVALID_REQUEST if it is malformed."""
     if session.rules.aggregation != attempts.RULE:
         return
     if not address:

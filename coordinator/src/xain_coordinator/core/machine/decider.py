@@ -60,7 +60,7 @@ def decide(
     """Decide a command at session time `now`, in seconds.
 
     strategy: made from the session's rules; by default of the parts of the core that they name.
-    Raises a Refusal if it is not carried out, and ControllerFailed; then nothing has changed.
+    Raises a Refusal if it is not carried out, and PluginFailed; then nothing has changed.
     """
     strategy = strategy or builtin_strategy(session.rules)
     before = session

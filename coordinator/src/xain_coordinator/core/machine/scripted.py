@@ -74,7 +74,7 @@ def require_measurable(
         return False
     _require_open(session)
     if session.rules.evaluate_data:
-        raise errors.InvalidRequest(
+        raise errors.invalid_request(
             "the coordinator measures the models of this session on its own rows: evaluate.data "
             "is set"
         )
@@ -89,7 +89,7 @@ def require_scripted(session: Session, session_id: str = "") -> None:
     """Raise a Refusal unless a script drives the session, and that of this id if one is given."""
     require_session(session, session_id)
     if not session.rules.scripted:
-        raise errors.InvalidRequest("no script drives this session: rounds.scripted is not set")
+        raise errors.invalid_request("no script drives this session: rounds.scripted is not set")
 
 
 def require_session(session: Session, session_id: str) -> None:
@@ -121,14 +121,14 @@ def _check_names(session: Session, config: RoundConfig) -> None:
     known -= session.removed
     for name in config.names:
         if name not in known:
-            raise errors.InvalidRequest(
+            raise errors.invalid_request(
                 f"there is no participant {name!r}; there are: {names_of(sorted(known))}"
             )
     for name in config.selected:
         if name in members and not members[name].is_eligible:
-            raise errors.InvalidRequest(f"participant {name!r} lacks the tags of rounds.tags")
+            raise errors.invalid_request(f"participant {name!r} lacks the tags of rounds.tags")
     if 0 < len(config.selected) < rules.min_participants:
-        raise errors.InvalidRequest(
+        raise errors.invalid_request(
             f"{len(config.selected)} participants are selected, and a round needs "
             f"rounds.min_participants = {rules.min_participants}"
         )
@@ -136,22 +136,22 @@ def _check_names(session: Session, config: RoundConfig) -> None:
 
 def _check_epochs(session: Session, config: RoundConfig) -> None:
     """Check the epochs that a script gives a round and single sites: countable, and as the rule of
-    aggregation allows. Raises InvalidRequest."""
+    aggregation allows. Raises INVALID_REQUEST."""
     for epochs in (config.epochs, *config.site_epochs.values()):
         if epochs < 0 or session.epoch_base + epochs > MAX_EPOCHS:
-            raise errors.InvalidRequest(
+            raise errors.invalid_request(
                 f"round {session.round} is to have {epochs} epochs after {session.epoch_base}; at "
                 f"most {MAX_EPOCHS} can be counted"
             )
     if 0 in config.site_epochs.values():
-        raise errors.InvalidRequest("a participant is to have 0 epochs; it must be 1 or more")
+        raise errors.invalid_request("a participant is to have 0 epochs; it must be 1 or more")
     rule = session.rules.aggregation
     if _is_of_one_epoch(session.rules) and {config.epochs, *config.site_epochs.values()} - {0, 1}:
-        raise errors.InvalidRequest(
+        raise errors.invalid_request(
             f'a round of aggregation.rule = "{rule}" has one epoch; leave epochs out'
         )
     if rule == "trees" and config.site_epochs:
-        raise errors.InvalidRequest(
+        raise errors.invalid_request(
             'the sites of aggregation.rule = "trees" have the same epochs; set those of the round'
         )
 

@@ -27,7 +27,7 @@ from xain_wire.metadata import COMPLETED
 
 def next_step(session: Session, now: float, strategy: Strategy) -> e.Event | None:
     """The next event that this state causes by itself; None if there is none. Raises
-    ControllerFailed."""
+    PluginFailed."""
     if session.phase is Phase.FINISHED:
         return None
     step: e.Event | None = None
@@ -382,7 +382,7 @@ def _draw(
     session: Session, participants: tuple[str, ...], k: int, controller: Controller
 ) -> tuple[str, ...]:
     """Let the controller choose k of these members, or all if they are fewer; some controllers
-    choose more. Raises ControllerFailed."""
+    choose more. Raises PluginFailed."""
     members, last = session.members, session.selection.last_selected
     candidates = [
         Candidate(p, members[p].profile, members[p].tags, last[p].round, last[p].at)

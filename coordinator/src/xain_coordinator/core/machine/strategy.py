@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from xain_coordinator.core.machine.session import Session
 from xain_coordinator.core.rules.pacing import Pacing, WantedUpdates, pacing_of
-from xain_coordinator.core.rules.selection import Controller, ControllerFailed, builtin_controller
+from xain_coordinator.core.rules.selection import Controller, PluginFailed, builtin_controller
 from xain_coordinator.core.vocabulary.values import Rules
 
 
@@ -22,9 +22,9 @@ class Strategy:
 
 
 def builtin_strategy(rules: Rules) -> Strategy:
-    """The controller and the pacing rule of the core that the rules name. Raises ControllerFailed
+    """The controller and the pacing rule of the core that the rules name. Raises PluginFailed
     if one of them is a plug-in's."""
     pacing = pacing_of(rules)
     if pacing is None:
-        raise ControllerFailed(f"no pacing rule of the core is called {rules.pacing!r}")
+        raise PluginFailed(f"no pacing rule of the core is called {rules.pacing!r}")
     return Strategy(builtin_controller(rules.controller, rules.controller_options), pacing)

@@ -43,7 +43,7 @@ def require_uncounted(session: Session, participant_id: str, key: str) -> None:
 
 def check_update(model: GlobalModel, round_: Round, update: Update, rules: Rules) -> None:
     """Refuse an update that cannot be aggregated, naming the first fault. Raises InvalidUpdate, and
-    SliceMismatch for a slice that is good by itself."""
+    SLICE_MISMATCH for a slice that is good by itself."""
     weights = update.weights
     if update.num_samples < 0:
         raise errors.InvalidUpdate(

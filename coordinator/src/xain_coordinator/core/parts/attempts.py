@@ -13,7 +13,7 @@ when the last attempt that a round may have breaks.
 """
 
 from xain_coordinator.core.parts.round import Round
-from xain_coordinator.core.vocabulary.errors import InvalidRequest, InvalidUpdate, SliceMismatch
+from xain_coordinator.core.vocabulary.errors import InvalidUpdate, Reason, Refusal, invalid_request
 from xain_coordinator.core.vocabulary.values import GlobalModel, Layout, Rules, Update
 from xain_foundation.names import shortened
 from xain_workloads.model import size_of
@@ -35,12 +35,12 @@ def max_stages(rules: Rules, model: GlobalModel) -> int:
 
 def check_address(address: str) -> None:
     """Check that an address is HOST:PORT: all members receive it from the journal. Raises
-    InvalidRequest."""
+    INVALID_REQUEST."""
     host, _, port = address.rpartition(":")
     is_host = bool(host) and host.isascii() and host.isprintable() and " " not in host
     is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and 1 <= int(port) <= 65535
     if len(address) > MAX_ADDRESS or not is_host or not is_port:
-        raise InvalidRequest(
+        raise invalid_request(
             f"the address for process groups must be HOST:PORT with at most {MAX_ADDRESS} "
             f"printable characters and a port from 1 to 65535, got {shortened(address)!r}"
         )
@@ -79,20 +79,22 @@ def check_slice(model: GlobalModel, update: Update) -> None:
 
 def check_fit(model: GlobalModel, round_: Round, update: Update) -> None:
     """Refuse a slice that overlaps another one of the attempt, or the last slice of an attempt if a
-    part of the model is missing then. Raises SliceMismatch."""
+    part of the model is missing then. Raises SLICE_MISMATCH."""
     start, stop = slice_of(model.layout, update.layout)
     taken = [(slice_of(model.layout, u.layout), p) for p, u in round_.updates.items()]
     for (first, end), owner in taken:
         if first < stop and start < end:
-            raise SliceMismatch(
-                f"the slice [{start}, {stop}) overlaps [{first}, {end}), the slice of {owner}"
+            raise Refusal(
+                Reason.SLICE_MISMATCH,
+                f"the slice [{start}, {stop}) overlaps [{first}, {end}), the slice of {owner}",
             )
     is_last = round_.outstanding == (update.participant_id,)
     size = stop - start + sum(end - first for (first, end), _ in taken)
     if is_last and not round_.broken and size != model.shape[0]:
-        raise SliceMismatch(
+        raise Refusal(
+            Reason.SLICE_MISMATCH,
             f"the slices of the {len(round_.selected)} participants have {size} of the "
-            f"{model.shape[0]} elements of the model"
+            f"{model.shape[0]} elements of the model",
         )
 
 

@@ -45,8 +45,8 @@ class Controller(Protocol):
         ...
 
 
-class ControllerFailed(Exception):
-    """A controller or a pacing rule is missing, or fails."""
+class PluginFailed(ValueError):
+    """A plug-in, such as a controller or a rule, is missing, cannot be used, or fails."""
 
 
 class All:
@@ -127,11 +127,11 @@ CONTROLLERS: Mapping[str, type[Controller]] = {
 
 
 def builtin_controller(name: str, options: Mapping[str, Option]) -> Controller:
-    """The controller of the core of this name, made with the options. Raises ControllerFailed if
+    """The controller of the core of this name, made with the options. Raises PluginFailed if
     there is none."""
     make: Callable[..., Controller] | None = CONTROLLERS.get(name)
     if make is None:
-        raise ControllerFailed(f"no controller of the core is called {name!r}")
+        raise PluginFailed(f"no controller of the core is called {name!r}")
     return make(**options)
 
 
@@ -147,7 +147,7 @@ def select(
     """Let the controller choose k of the candidates, or all if they are fewer.
 
     draw: counts the selections within a round, so that a replacement is a fresh draw.
-    Raises ControllerFailed if it fails, or chooses too few, one twice, or one that is no candidate.
+    Raises PluginFailed if it fails, or chooses too few, one twice, or one that is no candidate.
     """
     # Sorted by name: the draw must depend on the members, not on the order in which they joined.
     candidates = sorted(candidates, key=lambda one: one.participant_id)
@@ -157,19 +157,19 @@ def select(
         chosen = tuple(controller.select(candidates, k, chance))
     except Exception as error:
         # A plug-in's code may raise anything; the message must name it.
-        raise ControllerFailed(
+        raise PluginFailed(
             f"the controller {name} has failed in round {round_}: {type(error).__name__}: {error}"
         ) from error
     known = set(_names(candidates))
     distinct = set(chosen) if all(isinstance(one, str) for one in chosen) else set()
     if not distinct <= known or len(distinct) != len(chosen):
-        raise ControllerFailed(
+        raise PluginFailed(
             f"the controller {name} has selected, for round {round_}, somebody twice or somebody "
             f"who is no candidate: {_shown(chosen)}"
         )
     if len(chosen) < min(k, len(candidates)):
         # The round would wait for updates that no participant owes.
-        raise ControllerFailed(
+        raise PluginFailed(
             f"the controller {name} has selected {len(chosen)} participants for round {round_}; "
             f"{k} of {len(candidates)} candidates are wanted"
         )

@@ -12,16 +12,13 @@ from xain_wire.refusal import Refusal as Refusal
 Reason = RefusalReason
 
 
-class InvalidRequest(CaughtRefusal, reason=Reason.INVALID_REQUEST):
-    """The request cannot be read: it is malformed."""
+class InvalidUpdate(CaughtRefusal, reason=Reason.INVALID_UPDATE):
+    """The update itself is wrong, which is held against its sender: wrong shape, dtype or sample
+    count, or not finite. why: another reason, such as TOO_LARGE."""
 
-
-class UnusableUpdate(Refusal):
-    """The update itself is wrong, which is held against its sender."""
-
-
-class InvalidUpdate(CaughtRefusal, UnusableUpdate, reason=Reason.INVALID_UPDATE):
-    """The update cannot be aggregated: wrong shape, dtype or sample count, or not finite."""
+    def __init__(self, message: str, why: "RefusalReason.ValueType | None" = None) -> None:
+        super().__init__(message)
+        self.code = self.code if why is None else Reason.Name(why)
 
 
 class ProfileMismatch(CaughtRefusal, reason=Reason.PROFILE_MISMATCH):
@@ -50,17 +47,17 @@ class LateUpdate(Refusal):
     """The update comes too late to count, or its sender asks too late for its work."""
 
 
-class SliceMismatch(CaughtRefusal, reason=Reason.SLICE_MISMATCH):
-    """The slice does not fit the slices of the other members, which ends the attempt. Which member
-    has cut the model wrongly is not known."""
-
-
 class StaleModel(CaughtRefusal, reason=Reason.STALE_MODEL):
     """A model for a round that is not being aggregated. The sender is out of date."""
 
 
 class Unavailable(CaughtRefusal, reason=Reason.UNAVAILABLE):
     """The coordinator starts or stops, or its store is away. Ask again."""
+
+
+def invalid_request(message: str) -> Refusal:
+    """The refusal of a malformed request."""
+    return Refusal(Reason.INVALID_REQUEST, message)
 
 
 def duplicate_update(participant_id: str, round_: int) -> Refusal:

@@ -424,13 +424,14 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             reference = self._reference(participant_id, number, request)
             async with self._inbox.obtained(participant_id, number, reference) as obtained:
                 await self._hand_in(participant_id, number, request, obtained)
-        except errors.UnusableUpdate as refusal:
+        except errors.InvalidUpdate as refusal:
             await self._note_refusal(participant_id, number, refusal)
             raise
-        except errors.SliceMismatch as refusal:
-            await self._driver.submit(
-                c.NoteGroupBroken(participant_id, number, request.attempt, str(refusal))
-            )
+        except errors.Refusal as refusal:
+            if refusal.code == "SLICE_MISMATCH":
+                await self._driver.submit(
+                    c.NoteGroupBroken(participant_id, number, request.attempt, str(refusal))
+                )
             raise
         if request.takes_next_round and request.update.data:
             return pb.EndTrainingRoundResponse(
@@ -684,7 +685,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         try:
             stream = UploadStream(read)
             received = await self._uploads.receive(participant_id, stream)
-        except errors.UnusableUpdate as refusal:
+        except errors.InvalidUpdate as refusal:
             await self._note_refusal(participant_id, trained, refusal)
             raise
         if isinstance(received, int):
@@ -735,7 +736,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 yield question
 
     async def _note_refusal(
-        self, participant_id: str, round_: int, refusal: errors.UnusableUpdate
+        self, participant_id: str, round_: int, refusal: errors.InvalidUpdate
     ) -> None:
         """Count an unusable update before its sender gets the refusal, so that a crash forgets no
         refusal that a participant has received.

@@ -30,7 +30,7 @@ from xain_coordinator.core.view.view import (
     waiting_for,
     warnings,
 )
-from xain_coordinator.core.vocabulary.errors import InvalidRequest, Reason, Refusal
+from xain_coordinator.core.vocabulary.errors import Reason, Refusal, invalid_request
 from xain_coordinator.core.vocabulary.values import GlobalModel, ParticipantState, Phase, Task
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import MetricsStore
@@ -206,15 +206,15 @@ class InspectionService(inspection_grpc.InspectionServicer):
         if self._predictions is None:
             raise Refusal(Reason.NOT_FITTED, "no participant is asked for predictions")
         if request.rows.count("[") > self._predictions.max_rows + 1:  # parsing them takes long
-            raise InvalidRequest(
+            raise invalid_request(
                 f"rows has more than {self._predictions.max_rows} lists; ask for fewer rows"
             )
         try:
             rows = parse_json(request.rows)
         except ValueError as error:
-            raise InvalidRequest(f"rows is not JSON: {error}") from None
+            raise invalid_request(f"rows is not JSON: {error}") from None
         if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
-            raise InvalidRequest("rows is no JSON list of lists")
+            raise invalid_request("rows is no JSON list of lists")
         try:
             found = await self._predictions.ask(
                 list(request.columns),
@@ -223,7 +223,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
                 max_retries=request.max_retries if request.HasField("max_retries") else None,
             )
         except DataError as error:
-            raise InvalidRequest(str(error)) from None
+            raise invalid_request(str(error)) from None
         shares = found.probabilities
         return inspection.AskPredictionsResponse(
             values=json.dumps(found.values.tolist()),
@@ -253,12 +253,12 @@ class InspectionService(inspection_grpc.InspectionServicer):
         """List members by name, page by page; a participant with a certificate sees itself
         alone."""
         if request.page_size < 0:
-            raise InvalidRequest(f"page_size is {request.page_size}: it must not be negative")
+            raise invalid_request(f"page_size is {request.page_size}: it must not be negative")
         try:
             # The name that the page before ended with; clients treat it as opaque.
             after = base64.b64decode(request.page_token, altchars=b"-_", validate=True).decode()
         except ValueError:
-            raise InvalidRequest("page_token is not one that was given here") from None
+            raise invalid_request("page_token is not one that was given here") from None
         page_size = min(request.page_size or MAX_PAGE, MAX_PAGE)
         members, site = self._driver.session.members, certified_site()
         shown = (name for name in members if site is None or name == site)
@@ -444,19 +444,19 @@ Paged = inspection.ListRoundsRequest | inspection.ListModelsRequest
 
 def _page_size(request: Paged) -> int:
     """Entries that a page may have, MAX_PAGE at most; 0 if the request is for no pages. Raises
-    InvalidRequest."""
+    INVALID_REQUEST."""
     if request.page_size < 0:
-        raise InvalidRequest(f"page_size is {request.page_size}: it must not be negative")
+        raise invalid_request(f"page_size is {request.page_size}: it must not be negative")
     return min(request.page_size, MAX_PAGE)
 
 
 def _after(request: Paged) -> int:
     """The number that the page before ended with, -1 without one; clients treat its token as
-    opaque. Raises InvalidRequest."""
+    opaque. Raises INVALID_REQUEST."""
     if not request.page_token:
         return -1
     if re.fullmatch("[!-~][0-9]{1,10}", request.page_token) is None:
-        raise InvalidRequest("page_token is not one that was given here")
+        raise invalid_request("page_token is not one that was given here")
     return int(request.page_token[1:])
 
 

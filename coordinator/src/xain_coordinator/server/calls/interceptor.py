@@ -19,8 +19,7 @@ from typing import Any
 
 import grpc
 
-from xain_coordinator.access.errors import NotPermitted, Unauthenticated
-from xain_coordinator.core.vocabulary.errors import InvalidRequest, Reason, Refusal, Unavailable
+from xain_coordinator.core.vocabulary.errors import Reason, Refusal, Unavailable
 from xain_coordinator.driver.outage import Outage
 from xain_coordinator.ports import StoreError
 from xain_coordinator.server.calls.admission_control import AdmissionControl, Call
@@ -196,9 +195,9 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
         status = status_of(error)
         reason = status[1]
         log.debug("refused", method=method, code=error.code, reason=reason)
-        if isinstance(error, Unauthenticated | NotPermitted):
+        if error.code in ("UNAUTHENTICATED", "NOT_PERMITTED"):
             self._guard.note_refused(context.peer(), reason)
-        if isinstance(error, InvalidRequest):
+        if error.code == "INVALID_REQUEST":
             self._invalid(method=method, peer=context.peer(), reason=reason)
         return status
 

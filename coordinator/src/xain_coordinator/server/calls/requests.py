@@ -10,7 +10,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from xain_coordinator.core.vocabulary.errors import InvalidRequest, Reason, UnusableUpdate
+from xain_coordinator.core.vocabulary.errors import InvalidUpdate, Reason, invalid_request
 from xain_coordinator.server.calls.script_messages import MAX_CONFIG_BYTES
 from xain_coordinator.server.predictions import MAX_BATCH_BYTES, MAX_ROWS_BYTES
 from xain_coordinator.updates.inbox import MAX_INLINE_UPDATE_BYTES
@@ -57,19 +57,19 @@ Parse = Callable[[bytes], Any]
 
 
 def bounded(method: str, parse: Parse) -> Parse:
-    """A parser of the requests of a method. It raises TOO_LARGE and InvalidRequest."""
+    """A parser of the requests of a method. It raises TOO_LARGE and INVALID_REQUEST."""
     limit = _LIMITS.get(method, MAX_REQUEST_BYTES)
 
     def parse_bounded(data: bytes) -> Any:
         """Parse a request of at most `limit` bytes."""
         if limit is not None and len(data) > limit:
-            raise UnusableUpdate(
-                Reason.TOO_LARGE,
+            raise InvalidUpdate(
                 f"{method.rpartition('/')[2]} takes {limit} bytes at most, and has {len(data)}",
+                Reason.TOO_LARGE,
             )
         try:
             return parse(data)
         except DecodeError:
-            raise InvalidRequest("the request is not a protobuf message of its method") from None
+            raise invalid_request("the request is not a protobuf message of its method") from None
 
     return parse_bounded

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 from xain_coordinator.core.machine.session import Session
 from xain_coordinator.core.parts.evaluation import checked
 from xain_coordinator.core.vocabulary import commands as c
-from xain_coordinator.core.vocabulary.errors import InvalidRequest
+from xain_coordinator.core.vocabulary.errors import invalid_request
 from xain_coordinator.core.vocabulary.script import RoundConfig
 from xain_coordinator.core.vocabulary.values import Phase
 from xain_foundation.settings.fields import parse_json
@@ -21,14 +21,14 @@ MAX_SITE_BYTES = 1 << 16
 
 def configuration(request: pb.ConfigureRoundRequest) -> c.ConfigureRound:
     """The command with a script's decisions about a round, its settings as canonical JSON. Raises
-    InvalidRequest."""
+    INVALID_REQUEST."""
     if "" in (*request.selected, *request.by_site, *request.site_epochs):
-        raise InvalidRequest("a participant without a name is configured; each has one")
+        raise invalid_request("a participant without a name is configured; each has one")
     whole = _canonical(request.config, "of the round")
     by_site = {site: _canonical(text, f"of {site}") for site, text in request.by_site.items()}
     by_site = {site: by_site[site] for site in sorted(by_site) if by_site[site]}
     if sum(map(len, (whole, *by_site.values()))) > MAX_CONFIG_BYTES:
-        raise InvalidRequest(
+        raise invalid_request(
             f"the settings of round {request.round} have more than {MAX_CONFIG_BYTES} bytes as JSON"
         )
     config = RoundConfig(
@@ -42,13 +42,13 @@ def configuration(request: pb.ConfigureRoundRequest) -> c.ConfigureRound:
 
 
 def evaluation(request: pb.RecordEvaluationRequest) -> c.RecordEvaluation:
-    """The command with a script's evaluation of a model. Raises InvalidRequest."""
+    """The command with a script's evaluation of a model. Raises INVALID_REQUEST."""
     if not request.metrics:
-        raise InvalidRequest(f"the evaluation of model {request.model} has no metric")
+        raise invalid_request(f"the evaluation of model {request.model} has no metric")
     try:
         measured = checked(request.num_samples, request.metrics)
     except ValueError as error:
-        raise InvalidRequest(str(error)) from None
+        raise invalid_request(str(error)) from None
     return c.RecordEvaluation(
         request.model, measured.num_samples, measured.metrics, request.session_id
     )
@@ -107,7 +107,7 @@ def merged(first: str, *later: str) -> str:
 
 def _canonical(text: str, of: str) -> str:
     """The JSON object in the one form in which it is compared; "": an empty one. of: whose settings
-    they are, in words. Raises InvalidRequest."""
+    they are, in words. Raises INVALID_REQUEST."""
 
     def refuse(value: str) -> NoReturn:
         raise ValueError(f"{value} is not finite")
@@ -119,14 +119,14 @@ def _canonical(text: str, of: str) -> str:
         # A number such as 1e999 is read as infinity.
         canonical = json.dumps(values, sort_keys=True, allow_nan=False)
     except ValueError as error:
-        raise InvalidRequest(f"the settings {of} are no JSON: {error}") from None
+        raise invalid_request(f"the settings {of} are no JSON: {error}") from None
     if not isinstance(values, dict):
-        raise InvalidRequest(f"the settings {of} are no JSON object")
+        raise invalid_request(f"the settings {of} are no JSON object")
     if EPOCHS in values:
-        raise InvalidRequest(
+        raise invalid_request(
             f"{EPOCHS} are among the settings {of}; they have fields of their own, epochs and "
             "site_epochs"
         )
     if len(canonical) > MAX_SITE_BYTES:  # of ASCII
-        raise InvalidRequest(f"the settings {of} have more than {MAX_SITE_BYTES} bytes as JSON")
+        raise invalid_request(f"the settings {of} have more than {MAX_SITE_BYTES} bytes as JSON")
     return canonical if values else ""

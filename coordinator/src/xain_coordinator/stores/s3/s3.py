@@ -20,12 +20,10 @@ from xain_coordinator.ports import (
     Reader,
     StoreError,
     StoreUnavailable,
-    WrongSize,
     object_changed,
 )
 from xain_coordinator.stores.s3.s3_bucket import (
     Bucket,
-    BucketMissing,
     Declined,
     Piece,
     Refused,
@@ -235,20 +233,21 @@ class S3Store:
     def upload_url(self, key: str) -> str:
         return self.bucket.signed_url("put_object", self._name(key))
 
-    def copy(self, source: str, target: str, size_bytes: int) -> None:
-        """Copy an object within the bucket, unless it has another size. Raises WrongSize,
-        KeyNotFound, StoreUnavailable if it is replaced meanwhile, and StoreUnavailable."""
+    def copy(self, source: str, target: str, size_bytes: int) -> int:
+        """Copy an object within the bucket, unless it has another size. Returns its size. Raises
+        KeyNotFound, and StoreUnavailable, also if it is replaced meanwhile."""
         from_, to = self._name(source), self._name(target)
         head = self._head(source, from_, 1)
         if head.size != size_bytes:
-            raise WrongSize(source, head.size, size_bytes)
+            return head.size
         if not head.size:
             self.bucket.put(target, to, b"")
-            return
+            return 0
         try:
             self.bucket.copy(source, from_, to, head.etag, self.requests.sizes.copy_part)
         except Declined:
             raise object_changed(source) from None
+        return head.size
 
     def _head(self, key: str, name: str, length: int) -> Piece:
         """First bytes of an object, with its size and ETag; none of an empty one. Raises
@@ -375,7 +374,7 @@ class S3Upload:
                 view = view[len(taken) :]
 
     def commit(self, *, overwrite: bool) -> None:
-        """Make the object visible under its key. Raises KeyExists, KeyClaimed or StoreUnavailable.
+        """Make the object visible under its key. Raises KeyExists, Fenced or StoreUnavailable.
         After the latter the object may be there all the same: the answer may have got lost."""
         self._require_open()
         with self._ended_by_failure():
@@ -444,7 +443,7 @@ class S3Upload:
 
     def _publish(self) -> None:
         """Make the object visible unless its key is taken, under a claim that keeps other content
-        away. Raises KeyExists, KeyClaimed and StoreUnavailable."""
+        away. Raises KeyExists, Fenced and StoreUnavailable."""
         claims = self._claims.take(self._key, self._name, self._digest.hexdigest(), self._is_taken)
         try:
             # The condition is against writers without a claim; a server may ignore it.
@@ -531,7 +530,9 @@ def open_s3(settings: StoreSettings, *, try_out: bool = True) -> S3Store:
         store = S3Store(bucket, settings.prefix, settings.path)
         try:
             bucket.check(settings.prefix)
-        except BucketMissing as error:
+        except Refused as error:
+            if not error.is_no_bucket:
+                raise
             if not settings.create_bucket:
                 raise StoreError(
                     f"{error}; create it, or "

@@ -69,11 +69,14 @@ _PASSING: Final = frozenset(
 
 
 class Refused(StoreUnavailable):
-    """The server answers, and refuses every request until an operator changes its settings."""
+    """The server answers, and refuses every request until an operator changes its settings.
 
+    is_no_bucket: because the bucket does not exist.
+    """
 
-class BucketMissing(Refused):
-    """The bucket does not exist."""
+    def __init__(self, message: str, *, is_no_bucket: bool = False) -> None:
+        super().__init__(message)
+        self.is_no_bucket = is_no_bucket
 
 
 class Declined(Exception):
@@ -123,7 +126,7 @@ class Bucket:
     # --- the bucket itself ---
 
     def check(self, prefix: str) -> None:
-        """Check that the bucket exists and can be listed. Raises BucketMissing too.
+        """Check that the bucket exists and can be listed.
 
         A listing, and not HeadBucket, whose refusals carry no code; and who may not list a bucket
         hears "forbidden" of an object that is merely not there.
@@ -344,7 +347,7 @@ class Bucket:
         what = repr(key) if key else f"the bucket {self.name!r}"
         server = _server(host or self.host)
         if code == "NoSuchBucket":
-            return BucketMissing(f"there is no bucket {self.name!r} on {server}")
+            return Refused(f"there is no bucket {self.name!r} on {server}", is_no_bucket=True)
         if code in _CREDENTIALS:
             return Refused(f"{server} refuses our credentials ({code})")
         if code in _REGIONS or status in (301, 307):
