@@ -159,7 +159,8 @@ def _rule(work: Aggregate) -> Aggregator:
 
 @contextmanager
 def _calling(work: Aggregate, part: str) -> Iterator[None]:
-    """Run a part of a rule. Raises PluginFailed in place of an error from a plug-in's code."""
+    """Context in which a part of a rule runs. Raises PluginFailed in place of an error from a
+    plug-in."""
     try:
         yield
     except (RuleFailed, MemoryError):

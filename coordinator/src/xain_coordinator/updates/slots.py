@@ -288,8 +288,8 @@ class Slots:
         ]
 
     async def close(self) -> None:
-        """Suspend the uploads that have broken off, for the next process where the store can. No
-        more is received; readings under way end normally."""
+        """Cancel running uploads, wait for readings, then suspend the uploads that have broken off,
+        for the next process where the store can. Unwanted ones are dropped."""
         self._is_closing = True
         slots = self.by_name.values()
         uploads = [slot.upload for slot in slots if slot.upload is not None]

@@ -86,8 +86,8 @@ class Fence:
         self._known_owner(self._journal.owners(self._session_id))
 
     def _known_owner(self, noted: Collection[str]) -> str:
-        """The owner; "" if there is none. noted: the names in the journal. Raises Fenced if the
-        owner is not among them."""
+        """The session's owner; "" if there is none. noted: the names in the journal. Raises Fenced
+        if the owner is not among them."""
         owner = self._owner()
         if owner and owner not in noted:
             raise Fenced(

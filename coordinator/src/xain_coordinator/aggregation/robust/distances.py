@@ -258,11 +258,9 @@ def gram(differences: Float64) -> Float64:
 
 
 def _usable(products: Float64) -> tuple[NDArray[np.intp], Float64]:
-    """The indices of the updates whose norm is a finite number, and the products of these updates.
-
-    A single update could otherwise make all the rest of the calculation meaningless. An update
-    of 1e200 is as far away as can be, and nothing more need be known of it.
-    """
+    """Indices of the updates with a finite norm, and the products of these updates. Raises
+    RuleFailed if there is none; a single endless norm would make the rest of the calculation
+    meaningless."""
     usable = np.flatnonzero(np.isfinite(products.diagonal()))
     if not len(usable):
         raise RuleFailed("the squared norm of every update is beyond the range of numbers")

@@ -170,8 +170,7 @@ class Stopped:
         self._require_running()
 
     def _require_running(self) -> None:
-        """Refuse a command that only a coordinator that runs can carry out. Raises
-        CommandFailed."""
+        """Raise CommandFailed: only a coordinator that runs can carry out the command."""
         raise CommandFailed(
             "no coordinator runs on this machine with these settings; start it, or ask one "
             "elsewhere, " + hint("xain-coordinator", "--address HOST:PORT")

@@ -64,7 +64,8 @@ class DockerBackend:
         self._ports: dict[str, tuple[str, int]] = {}
 
     def prepare(self, work: Path) -> None:
-        """Check that the images are there, and make the network if it is missing."""
+        """Check that the images are there; make the network, or take up the launch's own of that
+        name."""
         import docker
 
         self._require_images()
@@ -125,8 +126,8 @@ class DockerBackend:
         return _mounted(source, number)[1]
 
     def ports(self, wanted: tuple[int, int], *, http: bool) -> tuple[int, int]:
-        """Publish the launch's ports at these of this machine. Returns those at which the program
-        listens in its container."""
+        """Note that the program's container is published at these ports of this machine. Returns
+        the ports at which the program listens in the container."""
         self._ports = {f"{GRPC_PORT}/tcp": (self._settings.host, wanted[0])}
         if http:
             self._ports[f"{HTTP_PORT}/tcp"] = (self._settings.host, wanted[1])

@@ -28,8 +28,8 @@ class Interrupts:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Handle the signals here while the context is open. A signal that is ignored, as SIGHUP is
-        under nohup, stays ignored."""
+        """Handle the signals while the context is open, then put the earlier handlers back. A
+        signal that is ignored, as SIGHUP is under nohup, stays ignored."""
         before = {
             number: signal.signal(number, self._note_signal)
             for number in _SIGNALS

@@ -42,7 +42,7 @@ class WorkloadSettings(Section):
 
     @property
     def whole_options(self) -> dict[str, Any]:
-        """The options, with the remedy among them, as they are written into the model."""
+        """The options, and those of the remedy that are set, as they are written into the model."""
         remedy = {"remedy": self.remedy, "proximal_mu": self.proximal_mu}
         changed = self.changed(*remedy)
         return {**self.options, **{key: remedy[key] for key in changed}}

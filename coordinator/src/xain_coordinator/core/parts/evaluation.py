@@ -398,7 +398,8 @@ def better(
 
 
 def is_out_of_patience(best: Best | None, rules: Rules, rounds_per_pass: int) -> bool:
-    """Whether no model has been better for evaluate_patience passes over the data."""
+    """Whether no model has been better for evaluate_patience passes over the data. False if a model
+    was evaluated on fewer than evaluate_patience_rows rows."""
     if best is None or rules.evaluate_patience == 0:
         return False
     rows = [0 if one is None else one.num_rows for one in (best.tallies, best.latest_tallies)]

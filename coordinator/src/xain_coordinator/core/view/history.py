@@ -300,8 +300,8 @@ class History:
             self._rounds[index] = replace(old, sites={})
 
     def _add_own(self, number: int, evaluation: Evaluation) -> None:
-        """Keep an evaluation of model `number` by the coordinator or a script, with the round that
-        starts from it, or until that opens."""
+        """Keep an evaluation of model `number` by the coordinator or a script: in the record of the
+        round that starts from the model, or in `evaluated` until that round opens."""
         evaluation = together([evaluation]) or evaluation
         index = self._index_of(number)
         if index is None:
