@@ -226,7 +226,7 @@ MUTATIONS: dict[str, Mutation] = {
     "part of a gone worker is lost": _patch(Data, "part_left", _lose_parts),
     "part is handed out twice": _patch(Job, "is_left", _left_by_all),
     "parts stay read after a rollback": _patch(Data, "reopened", _done_for_good),
-    "marks are not taken": _patch(Replica, "_pass", _pass_nothing),
+    "marks are not taken": _patch(Replica, "_pass_mark", _pass_nothing),
 }
 
 # The only server, two workers and a given fault, which random scenarios hit once in thousands.

@@ -21,7 +21,7 @@ _pipes: list[tuple[int, int]] = []
 def start(
     module: str, *arguments: str, pass_fds: Sequence[int] = (), **options: Any
 ) -> "subprocess.Popen[bytes]":
-    """Start a module as a child. options: of subprocess.Popen."""
+    """Start a module as a child that ends with this process. options: of subprocess.Popen."""
     if not _pipes:
         _pipes.append(os.pipe())
     reading, _ = _pipes[0]
@@ -52,7 +52,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def main() -> None:
-    """Take the place of the module's own command."""
+    """Run the module that the command line names, and end with the parent process."""
     inherited, module = int(sys.argv[1]), sys.argv[2]
     Thread(target=_end_with, args=(inherited,), name="parent", daemon=True).start()
     del sys.argv[1:3]

@@ -83,7 +83,7 @@ Builders = Annotated[
 
 
 def make_app() -> typer.Typer:
-    """An application without completion, and with -h."""
+    """Make a typer application without completion, and with -h."""
     return typer.Typer(
         add_completion=False,
         # Typer's own tracebacks may show local variables, and with them any secret.
@@ -155,14 +155,14 @@ def split_host_port(address: str) -> tuple[str, str | None]:
 
 
 def set_option(example: str) -> Any:
-    """--set, for list[str] | None. example: such as "rounds.epochs=3"."""
+    """Make the option --set, for list[str] | None. example: such as "rounds.epochs=3"."""
     return typer.Option(
         "--set", metavar="KEY=VALUE", help=f"Any key of the file, e.g. {example}. Repeatable."
     )
 
 
 def version_option(program: str, distribution: str = "") -> Any:
-    """--version, for bool. distribution: by default it has the name of the program."""
+    """Make the option --version. distribution: by default it has the name of the program."""
 
     def show(wanted: bool) -> None:
         if wanted:
@@ -177,7 +177,7 @@ def version_option(program: str, distribution: str = "") -> Any:
 def parse_assignments(
     program: str, texts: Iterable[str] | None, example: str, *, flag: str = "--set"
 ) -> dict[str, str]:
-    """The values of this flag by key. Ends the process if one is not of the form KEY=VALUE.
+    """Parse the KEY=VALUE texts of a flag. Ends the process if one is not of this form.
 
     Blanks around "=", as in TOML, are no part of the value.
     """
@@ -216,7 +216,7 @@ def refuse_flags_before(program: str, command: str, values: Iterable[object]) ->
 
 
 def fail(program: str, message: str, status: int) -> NoReturn:
-    """End the process. Each line of the message names the program."""
+    """End the process with a message on standard error, each line with the program's name."""
     for line in message.splitlines():
         typer.echo(f"{program}: {line}", err=True)
     raise typer.Exit(status)

@@ -137,7 +137,7 @@ class Group:
             yield from part.units
 
     def satisfied(self, count: Count, num_peers: NumPeers) -> list[Unit]:
-        """The units that satisfy it: those of all parts, or of the first that is satisfied; none
+        """Units that satisfy the group: of all its parts, or of the first that is satisfied; none
         if it is not satisfied."""
         found: list[Unit] = []
         for part in self.parts:
@@ -150,7 +150,7 @@ class Group:
         return found
 
     def is_met(self, count: Count, num_peers: NumPeers) -> bool:
-        """Whether the messages that are there satisfy it.
+        """Whether the messages that are there satisfy the group.
 
         count: how many messages there are, by source and tag as they stand in the units.
         num_peers: how many peers of a source there are; asked for percentages only.
@@ -177,23 +177,24 @@ def parse(expression: object) -> Condition:
 
 
 def _parse(item: object, path: tuple[int, ...], numbers: Iterator[int]) -> Condition:
-    """numbers: of the units, counted as they are met."""
+    """Parse an expression, or the part at `path`, into a Unit or Group. numbers: count the
+    units."""
     if isinstance(item, str):
         if next(numbers) == MAX_UNITS:
-            raise _wrong(item, path, f"there are more than {MAX_UNITS} units")
+            raise _error(item, path, f"there are more than {MAX_UNITS} units")
         return _parse_unit(item, path)
     if not isinstance(item, list | tuple):
-        raise _wrong(item, path, 'it must be text, "source:tag:amount", or a list')
+        raise _error(item, path, 'it must be text, "source:tag:amount", or a list')
     if len(path) == MAX_DEPTH:
-        raise _wrong(item, path, f"lists may be nested {MAX_DEPTH} deep, not more")
+        raise _error(item, path, f"lists may be nested {MAX_DEPTH} deep, not more")
     if not item:
-        raise _wrong(item, path, "it is empty")
+        raise _error(item, path, "it is empty")
     *parts, operator = item
     if not isinstance(operator, str) or operator not in _OPERATORS:
         known = ", ".join(_OPERATORS)
-        raise _wrong(item, path, f"it ends in {_shown(operator)}; it must end in one of {known}")
+        raise _error(item, path, f"it ends in {_shown(operator)}; it must end in one of {known}")
     if not parts:
-        raise _wrong(item, path, f"there must be something before {operator!r}")
+        raise _error(item, path, f"there must be something before {operator!r}")
     return Group(
         _OPERATORS[operator],
         tuple(_parse(part, (*path, i), numbers) for i, part in enumerate(parts)),
@@ -201,22 +202,22 @@ def _parse(item: object, path: tuple[int, ...], numbers: Iterator[int]) -> Condi
 
 
 def _parse_unit(text: str, path: tuple[int, ...]) -> Unit:
-    """Parse one condition. Raises the error that names it by its path in the expression."""
+    """Parse "source:tag:amount". Raises the error that names it by its path in the expression."""
     if text in _OPERATORS:
-        raise _wrong(text, path, "an operator stands at the end of its list, and only there")
+        raise _error(text, path, "an operator stands at the end of its list, and only there")
     parts = text.rsplit(":", 2)
     if len(parts) != 3:
-        raise _wrong(text, path, 'it must be "source:tag:amount", such as "worker:update:80%"')
+        raise _error(text, path, 'it must be "source:tag:amount", such as "worker:update:80%"')
     source, tag, amount = parts
     for name, part in (("source", source), ("tag", tag)):
         if not part:
-            raise _wrong(text, path, f'its {name} is empty; write "*" for any')
+            raise _error(text, path, f'its {name} is empty; write "*" for any')
         if part != part.strip():
-            raise _wrong(text, path, f"its {name} begins or ends with a blank")
+            raise _error(text, path, f"its {name} begins or ends with a blank")
     match = _AMOUNT.fullmatch(amount)
     number = int(match[1]) if match else 0
     if match is None or number == 0 or (match[2] and number > 100):
-        raise _wrong(
+        raise _error(
             text,
             path,
             f"its amount is {_shown(amount)}; it must be a whole number from 1 to 999999999, or a "
@@ -225,13 +226,13 @@ def _parse_unit(text: str, path: tuple[int, ...]) -> Unit:
     return Unit(source, tag, percent=number) if match[2] else Unit(source, tag, number)
 
 
-def _wrong(item: object, path: tuple[int, ...], why: str) -> ValueError:
+def _error(item: object, path: tuple[int, ...], why: str) -> ValueError:
     at = "".join(f"[{i}]" for i in path)
     return ValueError(f"conditional event {_shown(item)}{' at ' if at else ''}{at}: {why}")
 
 
 def _shown(item: object) -> str:
-    """Short, whatever it is; a list may contain itself."""
+    """Return short text for an item, whatever it is; a list may contain itself."""
     if isinstance(item, list | tuple):
         return f"a list of {len(item)}"
     text = repr(item)
@@ -284,7 +285,7 @@ class _View(Generic[Key, Message]):
         return [queue for queue in wanted if queue in self._queues]
 
     def would_fire(self, queues: Collection[tuple[str, str]], num_peers: NumPeers) -> bool:
-        """Whether one more message in these queues satisfies it."""
+        """Whether one more message in these queues satisfies the event."""
         return self.condition.is_met(
             lambda *queue: len(self._queues[queue]) + (queue in queues), num_peers
         )
@@ -295,7 +296,7 @@ class _View(Generic[Key, Message]):
         self.num_held += 1
 
     def fire(self, num_peers: NumPeers) -> Iterator[Fired[Key, Message]]:
-        """Each time takes at least one message, so it comes to an end."""
+        """Yield the event as often as it is satisfied, each time with the messages it takes."""
         while units := self.condition.satisfied(lambda *queue: len(self._queues[queue]), num_peers):
             taken: dict[int, Message] = {}
             for unit in units:
@@ -334,8 +335,8 @@ class EventTable(Generic[Key, Message]):
         self._num_pushed = 0
 
     def register(self, expression: object, key: Key) -> None:
-        """An event, and what stands for it when it fires: a handler, or its name. It sees what is
-        pushed from now on.
+        """Register an event, which sees what is pushed from now on. key: stands for it when it
+        fires, such as a handler or its name.
 
         Raises ValueError, also for a count that the table cannot hold.
         """
@@ -349,7 +350,7 @@ class EventTable(Generic[Key, Message]):
         self._views.append(_View(condition, key))
 
     def push(self, message: Message) -> list[Fired[Key, Message]]:
-        """Take in a message. Returns the events that fire, in the order of registration.
+        """Add a message to its events. Returns the events that fire, in the order of registration.
 
         Raises EventTableFull; then no event has taken the message in.
         """

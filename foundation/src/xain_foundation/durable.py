@@ -33,7 +33,7 @@ def make_directory(directory: Path, mode: int = 0o777) -> None:
 
 
 def replace_file(path: Path, pieces: Iterable[bytes | memoryview], mode: int = 0o666) -> None:
-    """Replace a file at once, durably. Raises OSError, and what `pieces` raises."""
+    """Replace a file by a renamed new one, durably. Raises OSError, and what `pieces` raises."""
     part = path.with_name(f"{path.name}.part")
     try:
         with open(part, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:

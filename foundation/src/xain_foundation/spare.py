@@ -55,7 +55,7 @@ class Spare:
         return sum(memory.nbytes for memory in list(self._unused))
 
     def take(self, num_bytes: int) -> NDArray[np.uint8]:
-        """An array that can be written to; its content is undefined."""
+        """Return an array to write to, from unused memory if it fits; its content is undefined."""
         if num_bytes < MIN_BYTES:
             return np.empty(num_bytes, np.uint8)
         memory = self._find(num_bytes)
@@ -67,12 +67,13 @@ class Spare:
         return array
 
     def copy(self, array: NDArray[Any]) -> NDArray[Any]:
-        """array: (d,). By numpy, which lets other threads go on meanwhile."""
+        """Copy an array, (d,), by numpy, which lets other threads go on meanwhile."""
         copied = self.take(array.nbytes).view(array.dtype)
         copied[:] = array
         return copied
 
     def _find(self, num_bytes: int) -> _Memory:
+        """Take unused memory of this size, or allocate it."""
         for _ in range(len(self._unused)):
             try:
                 memory = self._unused.popleft()
@@ -89,6 +90,7 @@ class Spare:
         self._make_room()
 
     def _make_room(self, num_arrays: int = 0) -> None:
+        """Forget unused memory, the oldest first, until `num_arrays` more are within limits."""
         while len(self._unused) + num_arrays > self._max_arrays or self.num_bytes > self._max_bytes:
             try:
                 self._unused.popleft()

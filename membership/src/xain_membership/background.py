@@ -18,7 +18,7 @@ _thread: threading.Thread | None = None
 
 
 def event_loop() -> asyncio.AbstractEventLoop:
-    """Return the loop. The first call starts its thread."""
+    """Return the event loop of this process. The first call starts it in a daemon thread."""
     global _loop, _thread
     with _lock:
         if _loop is None:

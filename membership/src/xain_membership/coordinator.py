@@ -72,6 +72,7 @@ class CoordinatorDiscovery(RemoteDiscovery):
         self._node = node
 
     def _membership(self, joining: Joining) -> "CoordinatorMembership":
+        """Make a membership with a channel to the service. It has not joined the group yet."""
         channel = CurrentChannel[Any](
             self._target, _OPTIONS, self._tls, MembershipStub, node=self._node
         )
@@ -95,6 +96,7 @@ class CoordinatorMembership(RemoteMembership):
         self._stream: Cancellable | None = None
 
     def _ask_to_join(self, timeout_s: float) -> Member:
+        """Call Join once, as the former member if there was one. Returns the member."""
         own = self._joining_as
         request = pb.JoinRequest(group=own.group, role=own.role, name=own.name, address=own.address)
         if self._member is not None:
@@ -104,18 +106,20 @@ class CoordinatorMembership(RemoteMembership):
             with self._channel.stub() as stub:
                 answer = stub.Join(request, timeout=min(timeout_s, CALL_TIMEOUT_S))
         except grpc.RpcError as error:
-            raise self._as_ours(error) from None
+            raise self._translate_error(error) from None
         self._lease_s = answer.lease_ms / 1000
         return from_message(answer.member)
 
     def _begin(self, deadline: float) -> None:
+        """Start to watch the group and to renew the lease. Waits for the first list of members."""
         self._start(self._watch)
         self._start(self._renew)
         while not self._told.wait(left_s(deadline)):
             if time.monotonic() >= deadline:
                 raise DiscoveryUnavailable(f"{self._target} does not say who is in the group")
 
-    def _as_ours(self, error: Any) -> MessagingError:
+    def _translate_error(self, error: Any) -> MessagingError:
+        """Translate a failed gRPC call into an error of this package, by its status."""
         code, details = error.code(), details_of(error)
         if code is grpc.StatusCode.ALREADY_EXISTS:
             return NameTaken(details)
@@ -132,6 +136,7 @@ class CoordinatorMembership(RemoteMembership):
     # --- in threads ---
 
     def _renew(self) -> None:
+        """Renew the lease, about three times in its length, until the membership ends."""
         while not self._has_ended.wait(self._chance.uniform(0.25, 0.35) * self._lease_s):
             request = pb.RenewRequest(**self._fields())
             try:
@@ -141,13 +146,14 @@ class CoordinatorMembership(RemoteMembership):
                 self._handle(error)
 
     def _watch(self) -> None:
+        """Read lists of members from Watch streams until the membership has ended."""
         while not self._has_ended.is_set():
             try:
                 with self._channel.stub() as stub:
                     self._stream = Cancellable(stub.Watch(pb.WatchRequest(**self._fields())))
                     self._listed.clear()
                     for response in self._stream.call:
-                        self._hear(response)
+                        self._note_members(response)
             except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
                 self._handle(error)
             self._has_ended.wait(self._chance.uniform(0.1, 2 * RETRY_S))
@@ -155,15 +161,16 @@ class CoordinatorMembership(RemoteMembership):
     def _fields(self) -> dict[str, Any]:
         return dict(zip(("group", "name", "incarnation"), self._who, strict=True))
 
-    def _hear(self, response: pb.WatchResponse) -> None:
+    def _note_members(self, response: pb.WatchResponse) -> None:
+        """Note the members in a response of Watch, and tell the owner of changes."""
         members = {member.name: from_message(member) for member in response.members}
         self._member = members[self._name]
         self._tell(members, is_settling=response.settling)
         self._told.set()
 
     def _handle(self, error: Any) -> None:
-        """Deal with a call that has failed: come back where the service does not know this member
-        any more, else wait for the next call. Raises MembershipLost."""
+        """Join again if the service of a failed call does not know this member any more; otherwise
+        log the failure. Raises MembershipLost if the service refuses the member."""
         if self._has_ended.is_set():
             return
         if isinstance(error, ValueError):
@@ -182,8 +189,8 @@ class CoordinatorMembership(RemoteMembership):
             raise MembershipLost(str(refusal)) from None
 
     def _note_failure(self, error: Any) -> None:
-        """Log a failure, after which the call is tried again. That nobody is there passes; what
-        else there is goes on until somebody does something about it, and is said once."""
+        """Log a failed call that is tried again: at debug level if the service is away; else as a
+        warning, once until the status changes."""
         code, why = error.code(), error.details()
         if code in _AWAY or code is self._refused_with:
             log.debug("discovery_away", target=self._target, error=why)
@@ -218,11 +225,12 @@ class CoordinatorMembership(RemoteMembership):
             ):  # the service says so a moment before it is over
                 return False
             if failed.code() not in {*_AWAY, grpc.StatusCode.NOT_FOUND}:
-                raise self._as_ours(failed)
+                raise self._translate_error(failed)
             self._has_ended.wait(RETRY_S)  # until the service, or we, are back
             self._check_waits(barrier, call)
 
     def _end(self, timeout_s: float) -> None:
+        """Leave the group at the service, cancel the Watch stream, and close the channel."""
         if self._member is not None:
             # The member expires by itself; another thread that leaves may have closed the channel.
             with suppress(grpc.RpcError, ValueError), self._channel.stub() as stub:

@@ -68,6 +68,7 @@ class InProcessDiscovery:
             return InProcessMembership(self, group, member)
 
     def _tell(self, group: str) -> None:
+        """Tell all members of a group who is in it, and wake waiting calls."""
         roster = self._registry.roster(group)
         for told in list(self._told.values()):
             if told.group == group and told.member.name in roster:
@@ -83,6 +84,7 @@ class InProcessDiscovery:
             told.on_lost(MembershipLost(f"{name!r} has expired"))
 
     def leave(self, group: str, member: Member) -> None:
+        """Remove a member, unless it has gone or another one has its name."""
         with self._changed:
             told = self._told.get((group, member.name))
             if told is not None and told.member == member:
@@ -92,6 +94,7 @@ class InProcessDiscovery:
     def barrier(
         self, group: str, member: Member, barrier: str, num_members: int, timeout_s: float
     ) -> None:
+        """Wait until `num_members` members wait at the barrier. Raises TimedOut."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             self._check_member(group, member)

@@ -27,7 +27,8 @@ OF_MEMBERSHIP: Final[Roles] = {
 
 
 def names_of(tls: Certificates | None) -> Callable[[Context], str | None]:
-    """The `name_of` of a MembershipService behind Permissions. tls: None: no certificates."""
+    """Make the `name_of` of a MembershipService, which returns the only name that a caller may
+    speak for; None for an operator, a coordinator, and without certificates."""
     if tls is None:
         return lambda context: None
     callers = tls.callers
@@ -71,7 +72,7 @@ class Permissions(grpc.aio.ServerInterceptor):
             answer = handler.unary_unary
 
             async def unary(request: Any, context: Context) -> Any:
-                await self._admitted(method, context)
+                await self._require_caller(method, context)
                 return await answer(request, context)
 
             return grpc.unary_unary_rpc_method_handler(
@@ -81,11 +82,11 @@ class Permissions(grpc.aio.ServerInterceptor):
         tell = handler.unary_stream
 
         async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
-            caller = await self._admitted(method, context)
-            ended = ""  # why, by look()
+            caller = await self._require_caller(method, context)
+            ended = ""  # why, by check_caller()
             timer: asyncio.TimerHandle
 
-            def look() -> None:
+            def check_caller() -> None:
                 nonlocal ended, timer
                 self._tls.look()
                 try:
@@ -94,10 +95,10 @@ class Permissions(grpc.aio.ServerInterceptor):
                     ended = str(error)
                     task.cancel()
                 else:
-                    timer = task.get_loop().call_later(self.look_s, look)
+                    timer = task.get_loop().call_later(self.look_s, check_caller)
 
             task = cast(asyncio.Task[Any], asyncio.current_task())
-            timer = task.get_loop().call_later(self.look_s, look)
+            timer = task.get_loop().call_later(self.look_s, check_caller)
             try:
                 async with aclosing(tell(request, context)) as responses:
                     async for response in responses:
@@ -116,8 +117,8 @@ class Permissions(grpc.aio.ServerInterceptor):
             stream, handler.request_deserializer, handler.response_serializer
         )
 
-    async def _admitted(self, method: str, context: Context) -> Caller:
-        """The caller. Ends the call of one that may not make it."""
+    async def _require_caller(self, method: str, context: Context) -> Caller:
+        """Return the caller; end the call of one without identity or permission."""
         try:
             caller = self._callers.of_call(context)
         except NoIdentity as error:

@@ -160,8 +160,9 @@ class Registry:
     def join(
         self, group: str, role: str, name: str, address: str, now: float, former: Member | None
     ) -> Member:
-        """A new member, or one that comes back with what it was told here or by the registry
-        before, as `former`. A newcomer may be faster than a timer: expire() first.
+        """Add a member to a group, or let one come back as `former`, what it was told here or by
+        the registry before. Returns the member. A newcomer may be faster than a timer: expire()
+        first.
 
         Raises MessagingError for a name or address that no member has, NameTaken if another process
         has the name, MembershipLost if one has it, or has had it, instead of this one, and
@@ -173,7 +174,7 @@ class Registry:
                 f"members of before may be coming back; newcomers are let in in "
                 f"{self._open_at - now:.1f} s"
             )
-        self._make_way(group, name, now, former)
+        self._claim_name(group, name, now, former)
         found = self.state.groups.setdefault(group, _Group())
         entry = found.entries.get(name)
         if former is None:
@@ -198,8 +199,8 @@ class Registry:
             self._on_change(group)
         return member
 
-    def _make_way(self, group: str, name: str, now: float, former: Member | None) -> None:
-        """Free a name for a newcomer. Raises as join() does."""
+    def _claim_name(self, group: str, name: str, now: float, former: Member | None) -> None:
+        """Free a name of a process that `former` has replaced. Raises NameTaken, MembershipLost."""
         last = self.state.incarnations.get(f"{group}/{name}", 0)
         entry = self.state.groups[group].entries.get(name) if group in self.state.groups else None
         if entry is not None:
@@ -219,7 +220,7 @@ class Registry:
             self._remove(group, name)  # it had been replaced, and was back before the other
 
     def renew(self, group: str, name: str, incarnation: int, now: float) -> bool:
-        """A heartbeat. Whether this process is a member."""
+        """Renew the lease of a member. Returns False if this process is no member."""
         entry = self._entry(group, name, incarnation)
         if entry is None:
             return False
@@ -234,7 +235,7 @@ class Registry:
     def stream_begun(
         self, group: str, name: str, incarnation: int, now: float, stream: object
     ) -> bool:
-        """Note a new stream to a member, which also counts as a heartbeat."""
+        """Note a new stream to a member, and renew its lease. Returns whether it is a member."""
         entry = self._entry(group, name, incarnation)
         if entry is None:
             return False
@@ -244,15 +245,14 @@ class Registry:
     def stream_ended(
         self, group: str, name: str, incarnation: int, now: float, stream: object
     ) -> None:
-        """Note that a stream of a member has ended; ignore one that is not the newest."""
+        """Note that the newest stream of a member has ended, and shorten its lease."""
         entry = self._entry(group, name, incarnation)
         if entry is not None and self._streams.get((group, name)) is stream:
             del self._streams[group, name]
             entry.expires_at = min(entry.expires_at, now + self._grace_s)
 
     def expire(self, now: float) -> float | None:
-        """Remove those whose lease is over. Returns when the next one will be; None: there is
-        none."""
+        """Remove members whose lease is over. Returns when the next one ends, or None."""
         expirations = []
         for group, found in list(self.state.groups.items()):
             for name, entry in list(found.entries.items()):
@@ -263,19 +263,21 @@ class Registry:
         return min(expirations, default=None)
 
     def _entry(self, group: str, name: str, incarnation: int) -> _Entry | None:
+        """Return the entry of a member; None if another process has the name, or none."""
         entry = self.state.groups[group].entries.get(name) if group in self.state.groups else None
         if entry is None or entry.member.incarnation != incarnation:
             return None
         return entry
 
     def _remove(self, group: str, name: str) -> None:
+        """Remove a member from its group and its barriers, and report the change."""
         state, found = self.state, self.state.groups[group]
         member = found.entries.pop(name).member
         self._streams.pop((group, name), None)
         note_latest(found.ranks, f"{member.role}/{name}", member.rank, self.max_former)
         note_latest(state.incarnations, f"{group}/{name}", member.incarnation, self.max_former)
         for barrier in list(found.waiting):
-            self._forget(found, barrier, name)
+            self._stop_waiting(found, barrier, name)
         if not found.entries:
             del state.groups[group]  # with its ranks: the next members begin anew
         self._on_barrier(group)
@@ -293,12 +295,11 @@ class Registry:
         now: float,
         until: float,
     ) -> bool:
-        """Whether the barrier has opened for this call of a member. If not, the member waits there
-        until give_up(), and the call comes again after on_barrier().
+        """Let a member wait at a barrier. Returns whether the barrier has opened for this call; if
+        not, the member waits until give_up(), and the call comes again after on_barrier().
 
         Raises ValueError as check_barrier() does, MessagingError if a newer call of the member
-        waits there, and DiscoveryUnavailable
-        for a member that waits at too many others.
+        waits there, and DiscoveryUnavailable for a member that waits at too many others.
         """
         check_barrier(barrier, num_members)
         found = self.state.groups[group]
@@ -311,7 +312,7 @@ class Registry:
         if before is None and sum(name in names for names in found.waiting.values()) >= (
             self._max_barriers
         ):
-            self._forget(found, barrier, name)
+            self._stop_waiting(found, barrier, name)
             raise DiscoveryUnavailable(f"{name!r} waits at {self._max_barriers} barriers already")
         for other in [other for other, one in waiting.items() if one.until < now]:
             del waiting[other]
@@ -330,21 +331,21 @@ class Registry:
         return len(waiting) >= num_members
 
     def give_up(self, group: str, barrier: str, name: str, call: int) -> bool:
-        """A call waits no more. Whether the barrier has opened for it before."""
+        """Remove a call from a barrier. Returns whether the barrier had opened for it."""
         found = self.state.groups.get(group)
         if found is not None:
             if self._has_opened(group, barrier, name, call):
                 return True
             waits = found.waiting.get(barrier, {}).get(name)
             if waits is not None and waits.call == call:
-                self._forget(found, barrier, name)
+                self._stop_waiting(found, barrier, name)
         return False
 
     def forget_opened(
         self, group: str, name: str, incarnation: int, waiting: Collection[int]
     ) -> None:
-        """Openings for a member are forgotten, but for those of its calls that still wait: each
-        other call has its answer. Another process is ignored."""
+        """Forget that barriers have opened for a member, but for calls that still wait: the others
+        have their answers. Another process is ignored."""
         if not self.is_member(group, name, incarnation):
             return
         opened = self.state.opened
@@ -359,7 +360,7 @@ class Registry:
         return entry is not None and opened == (entry.member.incarnation, call)
 
     @staticmethod
-    def _forget(found: _Group, barrier: str, name: str) -> None:
+    def _stop_waiting(found: _Group, barrier: str, name: str) -> None:
         waiting = found.waiting[barrier]
         waiting.pop(name, None)
         if not waiting:
@@ -375,7 +376,7 @@ def _check_member(group: str, role: str, name: str, address: str) -> None:
 
 
 def check_barrier(name: str, num_members: int) -> None:
-    """Raises ValueError for what no discovery takes."""
+    """Raises ValueError for a name that no barrier may have, or for fewer than one member."""
     if reason := why_not(name):
         raise ValueError(f"{shortened(name)!r} cannot be a barrier: {reason}")
     if num_members < 1:
@@ -388,7 +389,7 @@ def replaced(barrier: str) -> MessagingError:
 
 
 def note_latest(noted: MutableMapping[Key, Value], key: Key, value: Value, most: int) -> None:
-    """Note the latest; of more than so many the oldest goes."""
+    """Store a value as the newest of a mapping; remove the oldest if there are more than `most`."""
     noted.pop(key, None)
     noted[key] = value
     if len(noted) > most:

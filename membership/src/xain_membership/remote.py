@@ -62,6 +62,7 @@ class RemoteDiscovery(ABC):
         on_change: Callable[[Roster], None],
         on_lost: Callable[[Exception], None],
     ) -> "RemoteMembership":
+        """Join a group and return the membership. After an error, leave the group again."""
         deadline = time.monotonic() + timeout_s
         membership = self._membership(Joining(group, role, name, address, on_change, on_lost))
         try:
@@ -110,10 +111,10 @@ class RemoteMembership(ABC):
 
     @abstractmethod
     def _ask_to_join(self, timeout_s: float) -> Member:
-        """Ask the service once; a `_member` that there is already comes back as itself.
+        """Ask the service once to add this member; a `_member` that there is comes back.
 
-        Raises NameTaken, DiscoveryUnavailable, and MembershipLost if another process has become who
-        we were.
+        Raises NameTaken, DiscoveryUnavailable, and MembershipLost if another process has replaced
+        it.
         """
 
     @abstractmethod
@@ -123,10 +124,8 @@ class RemoteMembership(ABC):
 
     @abstractmethod
     def _wait_at(self, barrier: str, num_members: int, deadline: float, call: int) -> bool:
-        """Whether the barrier has opened by the deadline. Asks _check_waits() after every wait.
-
-        call: its number. By that the service knows a call that comes again because the answer to
-        it was lost."""
+        """Wait at a barrier, with _check_waits() after each wait. Returns whether it has opened by
+        the deadline. call: number by which the service knows a call that comes again."""
 
     @abstractmethod
     def _end(self, timeout_s: float) -> None:
@@ -135,8 +134,8 @@ class RemoteMembership(ABC):
     # --- to come, to come back, and to go ---
 
     def join(self, deadline: float) -> None:
-        """Ask until the deadline. Raises NameTaken if an attempt was refused so: the last attempt
-        may have no time for an answer. Otherwise DiscoveryUnavailable."""
+        """Ask to join until the deadline. Raises NameTaken if an attempt was refused so: the last
+        attempt may have no time for an answer. Otherwise DiscoveryUnavailable."""
         taken: NameTaken | None = None
         while True:
             try:
@@ -158,15 +157,14 @@ class RemoteMembership(ABC):
                 time.sleep(RETRY_S)  # until the name is free, or the service there
 
     def _come_back(self) -> None:
-        """Join again as the same member: the service has taken us for dead, or has lost what it
-        knew."""
+        """Join again as the same member, after the service has removed it."""
         with self._joining:
             if not self._has_ended.is_set():
                 self._member = self._ask_to_join(CALL_TIMEOUT_S)
                 log.info("member_came_back", group=self._group, peer=self._name)
 
     def next_call(self) -> int:
-        """A number for calls that wait at one opening of a barrier."""
+        """Return a new number for calls that wait at one opening of a barrier."""
         with self._calling:
             self._num_calls += 1
             return self._num_calls
@@ -174,7 +172,7 @@ class RemoteMembership(ABC):
     def barrier(
         self, name: str, num_members: int, timeout_s: float, call: int | None = None
     ) -> None:
-        """Wait at a barrier, as Membership says.
+        """Wait until `num_members` members wait at the barrier. Raises as Membership says.
 
         call: of next_call(), for several calls that wait at one opening: where the answer of an
             earlier one was lost, the next one returns at once.
@@ -203,7 +201,7 @@ class RemoteMembership(ABC):
         self.leave_by(time.monotonic() + LEAVE_S)
 
     def leave_by(self, deadline: float) -> None:
-        """leave(), but for MIN_CALL_S in this time if that is less."""
+        """Leave the group by the deadline: end the stream, the threads and the channel."""
         deadline = min(deadline, time.monotonic() + LEAVE_S)
         if self._has_ended.is_set() and not self._threads:
             return
@@ -231,6 +229,7 @@ class RemoteMembership(ABC):
         self._threads.append(thread)  # not before: nobody can wait for one that does not run
 
     def _run(self, work: Callable[[], None]) -> None:
+        """Run the work of a thread. If it fails, report the membership as lost."""
         try:
             work()
         except MembershipLost as lost:
@@ -250,15 +249,15 @@ class RemoteMembership(ABC):
             self._joining_as.on_lost(error)
 
     def _tell(self, listed: Roster, *, is_settling: bool) -> None:
-        """Tell of the members.
+        """Add what the service lists to the known members, and report a change of them.
 
         is_settling: the service has just been started and has not heard of all members yet. Whom it
             has never listed may be on its way back; whom it lists no more has gone. Clear `_listed`
             when it may be another one than before.
 
-        A service that has lost all may list a process that another one has replaced, if that one
-        is back first. Peers that have heard of the later one do not listen to the other, so that
-        one is not told of: the later one is there while it may be on its way back.
+        A service that has lost all may list a process that another one has replaced, if that one is
+        back first. Peers that know the later process ignore the other, so the owner is not told of
+        it.
         """
         former = {name for name, member in listed.items() if self._is_former(member)}
         listed = {name: member for name, member in listed.items() if name not in former}

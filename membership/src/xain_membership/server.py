@@ -83,7 +83,7 @@ class ServiceServer(Generic[S]):
         self.stop()
 
     def start(self) -> None:
-        """Returns when it serves."""
+        """Start the server, and return when it serves. Raises OSError if it cannot listen."""
         try:
             background.run(self._serve())
         except BaseException as error:  # an interrupt too: no server stays behind

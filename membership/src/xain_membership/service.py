@@ -124,7 +124,7 @@ class MembershipService(MembershipServicer):
         self._registry = Registry(
             time.monotonic(),
             self._new_incarnation,
-            self._has_changed,
+            self._report_change,
             lease_s,
             settle_s,
             grace_s,
@@ -160,8 +160,8 @@ class MembershipService(MembershipServicer):
         is_member = self._registry.renew(group, name, incarnation, time.monotonic())
         return self._registry.lease_s if is_member else 0.0
 
-    def _what_to_tell(self, group: str) -> pb.WatchResponse:
-        """The same message until something has changed."""
+    def _watch_response(self, group: str) -> pb.WatchResponse:
+        """Message of a group's members to their streams: the same object until a change."""
         settling = self._registry.settled_at > time.monotonic()
         told = self._told.get(group)
         if told is None or told.settling != settling:
@@ -170,7 +170,8 @@ class MembershipService(MembershipServicer):
             told = self._told[group] = pb.WatchResponse(members=members, settling=settling)
         return told
 
-    def _has_changed(self, group: str) -> None:
+    def _report_change(self, group: str) -> None:
+        """Wake the streams of a group's members, and end those of members that have gone."""
         self._told.pop(group, None)
         if self._on_change is not None:
             self._on_change(group)
@@ -188,7 +189,7 @@ class MembershipService(MembershipServicer):
                 changed.set()
 
     def _expire(self) -> None:
-        """Remove members whose lease is over, and come again when the next one ends."""
+        """Remove members whose lease is over, and set a timer for the next one."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -202,7 +203,7 @@ class MembershipService(MembershipServicer):
             self._timer = asyncio.get_running_loop().call_later(due - now, self._expire)
 
     def end(self) -> None:
-        """The server is about to stop: nobody waits any more. The members find the next one."""
+        """End the service: finish all streams and wake the calls at barriers."""
         self._has_ended = True
         if self._timer is not None:
             self._timer.cancel()
@@ -238,7 +239,7 @@ class MembershipService(MembershipServicer):
             if former is None:
                 self._expire()
             else:
-                self._hear(former, request.heard)
+                self._raise_incarnation(former, request.heard)
             member = self._registry.join(
                 request.group,
                 request.role,
@@ -256,6 +257,7 @@ class MembershipService(MembershipServicer):
         )
 
     def _why_full(self, request: pb.JoinRequest, *, has_own_name: bool) -> str:
+        """Say which limit keeps a process from joining; "" if none does."""
         registry, group, name = self._registry, request.group, request.name
         if registry.num_members >= MAX_MEMBERS and name not in registry.roster(group):
             return f"there are {MAX_MEMBERS} members already"
@@ -263,8 +265,9 @@ class MembershipService(MembershipServicer):
             return f"{shortened(name)!r} is a member of {MAX_GROUPS} groups already; leave one"
         return ""
 
-    def _hear(self, former: Member, heard: int) -> None:
-        """Go on above what a member that comes back was told. Raises MessagingError."""
+    def _raise_incarnation(self, former: Member, heard: int) -> None:
+        """Go on above the incarnations that a returning member knows. Raises MessagingError for
+        ranks and incarnations that nobody was told."""
         highest = max(former.incarnation, heard)
         is_possible = 0 <= former.rank < MAX_MEMBERS and former.incarnation > 0
         if not is_possible or highest > time.time_ns() + MAX_AHEAD_NS:
@@ -302,7 +305,7 @@ class MembershipService(MembershipServicer):
         try:
             while not stream.ended.is_set() and not self._has_ended:
                 stream.changed.clear()
-                told = self._what_to_tell(request.group)
+                told = self._watch_response(request.group)
                 if told is not last:
                     last = told
                     next_at = time.monotonic() + GATHER_FOR_EACH_S * len(told.members)
@@ -321,7 +324,7 @@ class MembershipService(MembershipServicer):
                 del self._streams[member]
             registry.stream_ended(*member, time.monotonic(), stream)
             self._expire()
-        await self._refuse_on(context, *member)
+        await self._refuse_ended(context, *member)
         await _refuse(
             context, grpc.StatusCode.ABORTED, f"{request.name!r} watches on a newer stream"
         )
@@ -363,14 +366,16 @@ class MembershipService(MembershipServicer):
             del self._barriers[changed]
             has_opened = registry.give_up(*where, call)
         if not has_opened:
-            await self._refuse_on(context, *member)
+            await self._refuse_ended(context, *member)
             if time_limit.expired():
                 why_not = f"{request.barrier!r} has not opened"
                 await _refuse(context, grpc.StatusCode.DEADLINE_EXCEEDED, why_not)
         return pb.BarrierResponse()
 
-    async def _refuse_on(self, context: Context, group: str, name: str, incarnation: int) -> None:
-        """A call that cannot go on, for the service is being stopped or this is no member."""
+    async def _refuse_ended(
+        self, context: Context, group: str, name: str, incarnation: int
+    ) -> None:
+        """Refuse a call if the service is being stopped or the caller is no member any more."""
         if self._has_ended:
             await _refuse(context, grpc.StatusCode.UNAVAILABLE, "the service is being stopped")
         if not self._registry.is_member(group, name, incarnation):

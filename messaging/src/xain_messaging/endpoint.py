@@ -163,6 +163,7 @@ class Endpoint:
         return self.membership.member
 
     def _on_change(self, roster: Roster) -> None:
+        """Connect to new members, and mark the links of former members as away."""
         with self.lock:
             if self._failure is not None:
                 return  # the driver is being closed
@@ -181,6 +182,7 @@ class Endpoint:
             self._notify()
 
     def _connect(self, member: Member) -> None:
+        """Make the link to a member, or tell it of a new process, and open a connection."""
         self._away_since.pop(member.name, None)
         link = self._links.get(member.name)
         if link is None:
@@ -193,6 +195,7 @@ class Endpoint:
         self._try_to_connect(member, link)
 
     def _try_to_connect(self, member: Member, link: Link) -> None:
+        """Open a connection to a member and send kept messages. Failures are tried again."""
         try:
             self._driver.connect(member.name, member.address)
         except Exception as error:
@@ -206,7 +209,7 @@ class Endpoint:
             self._unreached.discard(member.name)
 
     def _cannot_reach(self, link: Link, error: Exception) -> None:
-        """The I/O thread tries again."""
+        """Mark a peer as away; the I/O thread tries again to connect to it."""
         link.gone()
         level = log.debug if link.name in self._unreached else log.warning
         self._unreached.add(link.name)
@@ -224,6 +227,7 @@ class Endpoint:
             self._cannot_reach(link, error)
 
     def _on_lost(self, error: Exception) -> None:
+        """Fail all calls from now on: this process is no member any more."""
         failure = error if isinstance(error, MessagingError) else MessagingError(str(error))
         with self.lock:
             self._failure = self._failure or failure
@@ -232,7 +236,8 @@ class Endpoint:
         self._driver.wake()
 
     def _forget_those_long_gone(self, now: float) -> None:
-        """Names are often made up for one process, and a group may live for months."""
+        """Forget peers that are away for long, or one too many: names are often made up for one
+        process, and a group may live for months."""
         for name, since in list(self._away_since.items()):
             link = self._links[name]
             is_one_too_many = len(self._away_since) > self.max_away and not link.num_kept
@@ -259,8 +264,8 @@ class Endpoint:
     # --- out ---
 
     def post(self, message: Message, kind: Kind, frames: Parts, deadline: float) -> None:
-        """Send as try_to_post() does, but wait for room. Raises OutboxFull if there is none by the
-        deadline."""
+        """Send a message as try_to_post() does, but wait for room. Raises OutboxFull if there is
+        none by the deadline."""
         refusal: str | None = None
 
         def attempt() -> bool | None:
@@ -335,7 +340,7 @@ class Endpoint:
         self.inbox.put_back(entries)
 
     def _take_received(self) -> None:
-        """Take what the program has done."""
+        """Count the messages that the program has received as done; acks follow."""
         for delivery in self._received:
             self.take(delivery)
         self._received.clear()
@@ -352,7 +357,7 @@ class Endpoint:
             self._ask_next()
 
     def take(self, delivery: Delivery) -> None:
-        """The program has this message. Call it under `lock`. Twice does no harm."""
+        """Note under `lock` that the program has a message, and send the ack now or soon."""
         link = self._links.get(delivery.peer)
         if link is None:  # its peer has been forgotten
             delivery.is_taken = True
@@ -450,7 +455,7 @@ class Endpoint:
             self._driver.wake()
 
     def _on_packet(self, frames: Frames, sender: str | None = None, /) -> None:
-        """See OnPacket."""
+        """Handle a packet, and wake waiting calls. Raises NoIdentity."""
         if sender is not None:
             require_sender(frames, sender)
         with self.lock:
@@ -462,12 +467,14 @@ class Endpoint:
                 self._notify()
 
     def _on_broken(self, peer: str) -> None:
+        """Send kept messages again, over the new connection to a peer."""
         with self.lock:
             link = self._links.get(peer)
             if self._failure is None and link is not None and link.is_here:
                 self._send_kept(link)
 
     def _handle_packet(self, frames: Frames) -> None:
+        """Hand over the messages of a packet, and answer what its sender asks."""
         try:
             head = read_head(frames[0])
             link = self._links.get(head.name)
@@ -475,7 +482,7 @@ class Endpoint:
                 return  # of a process that was at this address before
             if link is not None:
                 for delivery in link.received(head, frames[1:]):
-                    self._hand(delivery)
+                    self._hand_over(delivery)
                 if head.kind != MESSAGE:
                     for packet in link.answer_to(head):
                         self._send(link, packet)
@@ -487,8 +494,9 @@ class Endpoint:
         except MalformedMessage as error:
             log.warning("malformed_message", error=str(error))
 
-    def _hand(self, delivery: Delivery) -> None:
-        """Hand over a message that counts as heard: it is not sent again."""
+    def _hand_over(self, delivery: Delivery) -> None:
+        """Decode a message and hand it to the inbox or the collectives. It counts as heard, and is
+        not sent again, even if it is dropped."""
         try:
             message = delivery.message = decode(delivery.frames, delivery.peer, self.name)
             if delivery.kind == COLLECTIVE:
@@ -512,7 +520,7 @@ class Endpoint:
             self.take(delivery)  # it would only come again
 
     def _owe(self, link: Link) -> None:
-        """An ack, in a moment."""
+        """Note that a peer is owed an ack, which is sent in a moment."""
         if not self._owed:
             self._owed_since = time.monotonic()
             self._wake_io()
@@ -557,7 +565,7 @@ class Endpoint:
             self._on_lost(MessagingError(f"the I/O thread has failed: {error!r}"))
 
     def _do_what_is_due(self, now: float) -> float:
-        """Returns for how long nothing will be."""
+        """Send due messages, acks and probes. Returns the seconds until more is due."""
         self._is_polling = self._is_woken = False
         if now >= self._send_at:
             self._send_unsent()
@@ -586,8 +594,8 @@ class Endpoint:
             self._send_batches(link)
 
     def _probe(self, now: float) -> None:
-        """Ask peers what has come that have not heard what was sent, and say nothing new; and now
-        and then those that have not taken it, since the ack may have been lost."""
+        """Ask silent peers that have not heard all messages what has come; and now and then those
+        that have not taken it, since the ack may have been lost."""
         before, self._probes = self._probes, {}
         if not self._totals.num_kept:
             return
@@ -639,6 +647,7 @@ class Endpoint:
         self.wait_for(lambda: None if unheard() else True, deadline)
 
     def _end(self, linger_s: float, *, has_failed: bool) -> None:
+        """Send the last packets, fail all calls with Closed, and leave the group."""
         try:
             with self.lock:
                 if not isinstance(self._failure, Closed):

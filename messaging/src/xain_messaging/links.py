@@ -299,35 +299,35 @@ class Link:
         return packet
 
     def connected(self) -> list[Packet]:
-        """A new connection stands: send all kept messages again, and what the peer has to know."""
+        """Note a new connection. Returns the packets for it: kept messages, or an ack."""
         self.is_here = True
         self._has_asked = False
         self._num_untold = max(self._num_untold, 1 if self._heard else 0)
-        packets = self._again(0)
+        packets = self._resend_after(0)
         if not packets and (ack := self.ack()) is not None:
             packets.append(ack)
         return packets
 
     def answer_to(self, head: Head) -> list[Packet]:
-        """Packets that one of the peer asks for: lost messages again, or an acknowledgement."""
+        """Return the packets that one of the peer asks for: lost messages again, or an ack."""
         if not self.is_here or head.to_incarnation != self.own_incarnation:
             return []
         if head.incarnation != self._incarnation:
             return []
         if head.kind == _AGAIN:
-            return self._again(head.heard)
+            return self._resend_after(head.heard)
         if head.kind == _WHERE and (ack := self.ack(is_asked=True)) is not None:
             return [ack]
         return []
 
-    def _again(self, after: int) -> list[Packet]:
-        """Send the kept messages after this number again; those before it have come."""
+    def _resend_after(self, after: int) -> list[Packet]:
+        """Return packets with the kept messages after this number; those before have come."""
         self.unsent = deque(kept for number, kept in self._kept.items() if number > after)
         self._last_sent = self._told_heard = after
         return list(iter(self.next_packet, None))
 
     def gone(self) -> None:
-        """The peer is away. What is kept for it waits until it is back."""
+        """Note that the peer is away. What is kept for it waits until it is back."""
         self.is_here = False
         self.unsent.clear()
         self._last_sent = self._told_heard = 0
@@ -362,6 +362,7 @@ class Link:
         follows: int,
         messages: Sequence[_Entry] = (),
     ) -> bytes:
+        """Encode the head of a packet, with what has been heard and taken of the peer's."""
         incarnation = heard = taken = 0
         untaken: list[int] = []
         if self._num_untold or kind != MESSAGE:
@@ -377,7 +378,7 @@ class Link:
     # --- in ---
 
     def listed(self, incarnation: int) -> None:
-        """The roster says which process has the name. An earlier one than before is ignored."""
+        """Note which process has the peer's name. An earlier one than before is ignored."""
         if incarnation <= self._incarnation:
             return
         self._incarnation = incarnation
@@ -454,7 +455,7 @@ class Link:
         return found
 
     def take(self, delivery: Delivery) -> bool:
-        """The program has this message. Returns whether it is time for an ack."""
+        """Note that the program has a message. Returns whether it is time for an ack."""
         if delivery.is_taken:
             return False
         # If not: it is of a former process, which waits for the ack no more.

@@ -298,8 +298,8 @@ class Proxy:
     # --- to receive ---
 
     def receive(self, timeout_s: float | None = None) -> Iterator[Message]:
-        """Messages as they come, those that came while something else was awaited first. Ends when
-        timeout_s are over, by default never, after stop(), which is for good, or when another
+        """Yield messages as they come, those that came while something else was awaited first. Ends
+        when timeout_s are over, by default never, after stop(), which is for good, or when another
         thread closes the proxy, as the end of the program does."""
         deadline = self._deadline(math.inf if timeout_s is None else timeout_s)
         return self._until_closed(self._messages(deadline))
@@ -310,8 +310,7 @@ class Proxy:
             del message  # the next may be long in coming
 
     def _until_closed(self, iterator: Iterator[T]) -> Iterator[T]:
-        """The same items; close() ends the iteration. One that begins after close() raises
-        Closed."""
+        """Yield items until close() ends that; one that begins after close() raises Closed."""
         self.endpoint.wait_for(lambda: True, math.inf)
         with suppress(Closed):
             yield from iterator
@@ -321,6 +320,7 @@ class Proxy:
         return self._next(self._deadline(timeout_s))
 
     def _next(self, deadline: float) -> Message | None:
+        """Take the next message. None: none has come in time, or stop() has ended it."""
         endpoint, inbox = self.endpoint, self.endpoint.inbox
 
         def take() -> tuple[Message | None] | None:
@@ -342,6 +342,7 @@ class Proxy:
         return self._until_closed(self._events(deadline, self.endpoint.roster))
 
     def _events(self, deadline: float, seen: Roster) -> Iterator[Message | PeersChanged]:
+        """Yield messages, and PeersChanged when the roster is not `seen` any more."""
         endpoint = self.endpoint
 
         def has_come() -> bool | None:
@@ -375,9 +376,9 @@ class Proxy:
     def receive_by_id(
         self, targets: str | Sequence[str], timeout_s: float | None = None
     ) -> Replies:
-        """The answers in these sessions, as isend(), iscatter() and ibroadcast() return them: one
-        for each time that a session is named. An ack is not an answer to a task; it is taken, and
-        the answer awaited. All else stays for the other calls."""
+        """Wait for the answers in these sessions, as isend(), iscatter() and ibroadcast() return
+        them: one for each time that a session is named. An ack is not an answer to a task; it is
+        taken, and the answer awaited. All else stays for the other calls."""
         sessions: dict[str, int] = {}
         for session_id in (targets,) if isinstance(targets, str) else targets:
             sessions[session_id] = sessions.get(session_id, 0) + 1
@@ -403,6 +404,7 @@ class Proxy:
             raise
 
     def _release(self, awaited: Awaited, put_back: Sequence[Delivery] = ()) -> None:
+        """Let a call await no more; put back what it does not return, and wake others."""
         with self.endpoint.lock:
             if put_back:
                 self.endpoint.put_back(put_back)
@@ -459,8 +461,8 @@ class Proxy:
         return self._ask([message], timeout_s)
 
     def isend(self, message: Message, timeout_s: float | None = None) -> list[str]:
-        """Send, and go on. Returns the session to await an answer in. For a peer that is away it is
-        kept.
+        """Send a message, and go on. Returns the session to await an answer in. For a peer that is
+        away it is kept.
 
         timeout_s: for room, see `bounds`. Those of several for whom there is room do not wait for
             the others; OutboxFull says who has been sent to.
@@ -563,7 +565,7 @@ class Proxy:
     def _all(
         self, role: str, tag: str, session_type: SessionType, body: Body
     ) -> Iterator[SessionMessage]:
-        """The peers are looked up when the first message is sent."""
+        """Yield a message for each peer of a role, looked up when the first one is sent."""
         names = self.peers[role]
         if not names:
             raise PeersMissing(f"nobody of the role {role!r} is here", [role])
@@ -651,7 +653,7 @@ class Proxy:
     def _post_now(
         self, message: Message, frames: Parts, asks: bool, awaited: Awaited | None
     ) -> str | None:
-        """Send if there is room. Returns why there is none."""
+        """Send a message if there is room. Returns why there is none, or None."""
         with self.endpoint.lock:
             why_not = self.endpoint.try_to_post(message, MESSAGE, frames)
             if why_not is None and asks:

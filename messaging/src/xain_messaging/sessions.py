@@ -69,6 +69,7 @@ class Sessions:
                     del table[key]
 
     def _note(self, tables: dict[SessionType, _Table], message: SessionMessage, peer: str) -> None:
+        """Note the stage of a session, or forget the session after its last stage."""
         table, key = tables[message.session_type], (peer, message.session_id)
         if message.session_stage in LAST:
             table.pop(key, None)

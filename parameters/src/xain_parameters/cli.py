@@ -257,11 +257,11 @@ def _scheduler(
     from xain_parameters.scheduler.journal import Journal
     from xain_parameters.scheduler.service import SchedulerServer
 
-    settings = _load(SchedulerConfig, config, values)
+    settings = _load_settings(SchedulerConfig, config, values)
     ours = settings.scheduler
-    address = _address(ours.listen)
-    answer = _handler("scheduler.handler", ours.handler)
-    certificates = _certificates(settings.tls.certificates)
+    address = _parse_address(ours.listen)
+    answer = _load_handler("scheduler.handler", ours.handler)
+    certificates = _load_certificates(settings.tls.certificates)
     streams.unblock()
     settings.logging.configure()
     raise_file_limit()
@@ -340,16 +340,16 @@ def _serve(
     from xain_parameters.config import ServerConfig
     from xain_parameters.node.server import ParameterServer
 
-    settings = _load(ServerConfig, config, values)
+    settings = _load_settings(ServerConfig, config, values)
     ours = settings.server
-    at, address = _address(ours.scheduler), _address(ours.listen)
+    at, address = _parse_address(ours.scheduler), _parse_address(ours.listen)
     if not ours.advertised and address.rpartition(":")[0] in ("0.0.0.0", "[::]", "::"):
         text = f"others cannot connect to {address}: " + hint(
             "xain-parameter-server", 'server.advertised = "HOST"'
         )
         fail(PROGRAM, text, EXIT_BAD_CONFIG)
-    answer = _handler("server.handler", ours.handler)
-    certificates = _certificates(settings.tls.certificates)
+    answer = _load_handler("server.handler", ours.handler)
+    certificates = _load_certificates(settings.tls.certificates)
     streams.unblock()
     settings.logging.configure()
     raise_file_limit()
@@ -404,7 +404,7 @@ def _status(
 ) -> None:
     from xain_parameters.scheduler import reports
 
-    status = _asked(scheduler, tls, insecure, lambda calls: calls.status(timeout))
+    status = _ask_scheduler(scheduler, tls, insecure, lambda calls: calls.status(timeout))
     typer.echo(reports.as_json(status) if as_json else "\n".join(reports.lines_of(status)))
 
 
@@ -430,7 +430,7 @@ def _checkpoint(
 
     from xain_parameters.scheduler.reports import shown
 
-    typer.echo(_asked(scheduler, tls, insecure, ask))
+    typer.echo(_ask_scheduler(scheduler, tls, insecure, ask))
 
 
 @jobs.command("list", help="List the jobs of a group, one a line, with the ranks of workers.")
@@ -442,7 +442,7 @@ def _jobs(
 ) -> None:
     from xain_parameters.scheduler.reports import job_line
 
-    status = _asked(scheduler, tls, insecure, lambda calls: calls.status(timeout))
+    status = _ask_scheduler(scheduler, tls, insecure, lambda calls: calls.status(timeout))
     for name, job in status.jobs.items():
         typer.echo(job_line(name, job))
 
@@ -458,7 +458,7 @@ def _remove(
     from xain_parameters.scheduler.reports import shown
 
     job = "" if name == shown("") else name
-    _asked(scheduler, tls, insecure, lambda calls: calls.remove_job(job, timeout))
+    _ask_scheduler(scheduler, tls, insecure, lambda calls: calls.remove_job(job, timeout))
 
 
 @app.command("roll-back", help=_ROLL_BACK_HELP)
@@ -468,7 +468,7 @@ def _roll_back(
     tls: AskedTlsFolder = None,
     insecure: AskedInsecurely = False,
 ) -> None:
-    _asked(scheduler, tls, insecure, lambda calls: calls.roll_back(timeout))
+    _ask_scheduler(scheduler, tls, insecure, lambda calls: calls.roll_back(timeout))
 
 
 @app.command("export", help=_EXPORT_HELP, epilog=_EXPORT_EXAMPLES)
@@ -492,7 +492,7 @@ def _export(
     typer.echo(f"{to}: {num_values} values")
 
 
-def _load(model: type[Model], file: Path | None, values: dict[str, Any]) -> Model:
+def _load_settings(model: type[Model], file: Path | None, values: dict[str, Any]) -> Model:
     from xain_foundation.settings.settings import ConfigError, load
     from xain_parameters.config import ENV_PREFIX
 
@@ -510,8 +510,8 @@ def _handle_signals() -> threading.Event:
     return stopped
 
 
-def _handler(key: str, path: str) -> "Handler":
-    """The function at an import path; one that answers nothing for ""."""
+def _load_handler(key: str, path: str) -> "Handler":
+    """Load the handler at an import path; for "" one that answers nothing."""
     from xain_parameters.handlers import answer_nothing, load_handler
 
     if not path:
@@ -523,7 +523,7 @@ def _handler(key: str, path: str) -> "Handler":
         fail(PROGRAM, f"{key}: {error}", EXIT_BAD_CONFIG)
 
 
-def _certificates(make: "Callable[[], Certificates | None]") -> "Certificates | None":
+def _load_certificates(make: "Callable[[], Certificates | None]") -> "Certificates | None":
     from xain_foundation.security.tls import InvalidCertificates
     from xain_foundation.settings.settings import ConfigError
 
@@ -535,7 +535,7 @@ def _certificates(make: "Callable[[], Certificates | None]") -> "Certificates | 
         fail(PROGRAM, str(error), EXIT_BAD_CONFIG)
 
 
-def _asked(
+def _ask_scheduler(
     scheduler: str, tls: str | None, insecure: bool, ask: "Callable[[SchedulerCalls], Any]"
 ) -> Any:
     from xain_foundation.net.channels import require_private_way
@@ -543,8 +543,8 @@ def _asked(
     from xain_parameters.errors import ParameterError
     from xain_parameters.scheduler.client import SchedulerCalls
 
-    certificates = _certificates(lambda: certificates_of(tls))
-    address = _address(scheduler)
+    certificates = _load_certificates(lambda: certificates_of(tls))
+    address = _parse_address(scheduler)
     remedy = hint("xain-parameter-server", "--tls FOLDER") + ", or --insecure"
     try:
         require_private_way(address, certificates, insecure=insecure, remedy=remedy)
@@ -557,7 +557,7 @@ def _asked(
             fail(PROGRAM, str(error), EXIT_FAILED)
 
 
-def _address(text: str) -> str:
+def _parse_address(text: str) -> str:
     host, port = split_host_port(text)
     number = str(DEFAULT_PORT) if port is None else port
     if not host or host.isdecimal() or not number.isdecimal() or int(number) > 65535:

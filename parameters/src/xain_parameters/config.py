@@ -51,7 +51,7 @@ class SchedulerSettings(Section):
     insecure: bool = False
 
     @Check
-    def _has_folder_for_checkpoints(self) -> Conflicts:
+    def _check_folder_for_checkpoints(self) -> Conflicts:
         if self.checkpoint_interval and not self.checkpoints:
             yield WrongSetting(
                 "checkpoint_interval",
@@ -73,7 +73,7 @@ class SchedulerSettings(Section):
 def _private(
     section: str, listen: str, *, insecure: bool, tls: TlsSettings, scheduler: str = ""
 ) -> Conflicts:
-    """Conflicts of a program that other machines reach, or that calls them, in the clear.
+    """Yield conflicts of a program that other machines reach, or that calls them, in the clear.
 
     scheduler: that it calls; "": it calls none.
     """
@@ -109,7 +109,7 @@ class SchedulerConfig(Section):
     logging: LoggingSettings = LoggingSettings()
 
     @Check
-    def _is_private(self) -> Conflicts:
+    def _check_is_private(self) -> Conflicts:
         ours = self.scheduler
         yield from _private("scheduler", ours.listen, insecure=ours.insecure, tls=self.tls)
 
@@ -144,7 +144,7 @@ class ServerConfig(Section):
     logging: LoggingSettings = LoggingSettings()
 
     @Check
-    def _is_private(self) -> Conflicts:
+    def _check_is_private(self) -> Conflicts:
         ours = self.server
         yield from _private(
             "server",

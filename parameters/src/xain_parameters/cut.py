@@ -37,7 +37,7 @@ class Cut:
     """
 
     def __init__(self, head: CutHead, state: Iterable[Piece], parts: Sequence[Part]) -> None:
-        """state: what is not in the parts: see Replica.tiles."""
+        """Keep the state of a range as it is now. state: what the parts lack, see Replica.tiles."""
         self.number = head.cut
         self.sequence = head.sequence
         self.is_open = True
@@ -49,8 +49,8 @@ class Cut:
         self._is_read = False
 
     def pieces(self) -> Iterator[Piece]:
-        """The state at the first mark. Entries may be applied between two steps. Raises Abandoned
-        after close()."""
+        """Yield the state at the first mark. Entries may be applied between two steps. Raises
+        Abandoned after close()."""
         yield from self._first
         self._first = []
         for part, snapshot in self._snapshots:
@@ -63,7 +63,7 @@ class Cut:
         self._is_read = True
 
     def finish(self) -> Iterator[Piece]:
-        """End the checkpoint: the recorded pushes. `pieces` must have been read to its end."""
+        """End the checkpoint and yield the recorded pushes, after the last of `pieces`."""
         if not self.is_open:
             raise Abandoned(self.number)
         assert self._is_read, "finish() before the end of pieces()"

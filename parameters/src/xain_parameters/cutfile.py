@@ -30,15 +30,15 @@ _decode_head = msgspec.msgpack.Decoder(tuple[str, bytes, int | None, int]).decod
 
 
 def encoded(pieces: Iterable[Piece]) -> Iterator[bytes | memoryview]:
-    """The content of a file with these pieces, step by step."""
+    """Yield the content of a checkpoint's file with these pieces, step by step."""
     yield MAGIC
     number = 0
     for number, piece in enumerate(pieces, 1):  # noqa: B007  # the last one
-        yield from _encoded(piece)
-    yield from _encoded(Piece("end", b"%d" % number, None, np.empty(0, np.uint8)))
+        yield from _encode_piece(piece)
+    yield from _encode_piece(Piece("end", b"%d" % number, None, np.empty(0, np.uint8)))
 
 
-def _encoded(piece: Piece) -> Iterator[bytes | memoryview]:
+def _encode_piece(piece: Piece) -> Iterator[bytes | memoryview]:
     keys = np.empty(0, np.uint64) if piece.keys is None else piece.keys
     # A piece without a key among its keys is not the same as a piece without keys.
     num_keys = None if piece.keys is None else len(keys)
@@ -57,20 +57,20 @@ def _digest(*rest: bytes | memoryview) -> int:
 
 
 def read(file: IO[bytes], name: str) -> Iterator[Piece]:
-    """The pieces of a file, but for the last. Raises Damaged, which names the file by `name`."""
+    """Yield a file's pieces but the last. Raises Damaged, which names the file by `name`."""
     if file.read(len(MAGIC)) != MAGIC:
         raise Damaged(f"{name} is no checkpoint of a key range")
     number = 0
     while True:
         where = f"{name}, piece {number}"
-        head_bytes, digest = _SIZES.unpack(_exactly(file, _SIZES.size, MAX_HEAD_BYTES, where))
-        head = _exactly(file, head_bytes, MAX_HEAD_BYTES, where)
+        head_bytes, digest = _SIZES.unpack(_read_exactly(file, _SIZES.size, MAX_HEAD_BYTES, where))
+        head = _read_exactly(file, head_bytes, MAX_HEAD_BYTES, where)
         try:
             kind, meta, num_keys, num_bytes = _decode_head(head)
         except (msgspec.MsgspecError, ValueError) as error:
             raise Damaged(f"{where}: its head was changed: {error}") from None
-        keys = _exactly(file, _KEY_BYTES * (num_keys or 0), MAX_BODY_BYTES, where)
-        body = _exactly(file, num_bytes, MAX_BODY_BYTES, where)
+        keys = _read_exactly(file, _KEY_BYTES * (num_keys or 0), MAX_BODY_BYTES, where)
+        body = _read_exactly(file, num_bytes, MAX_BODY_BYTES, where)
         if digest != _digest(head, keys, body):
             raise Damaged(f"{where}: it was changed")
         if kind == "end":
@@ -82,7 +82,7 @@ def read(file: IO[bytes], name: str) -> Iterator[Piece]:
         number += 1
 
 
-def _exactly(file: IO[bytes], num_bytes: int, most: int, where: str) -> bytes:
+def _read_exactly(file: IO[bytes], num_bytes: int, most: int, where: str) -> bytes:
     data = file.read(num_bytes) if 0 <= num_bytes <= most else b""
     if len(data) != num_bytes:
         raise Damaged(f"{where}: the file was cut short, or its head was changed")

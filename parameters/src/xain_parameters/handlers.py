@@ -63,7 +63,7 @@ def answer_nothing(request: Request) -> str:
 
 
 def check_request(head: int, body: str) -> None:
-    """Raises Invalid for what cannot be sent."""
+    """Raises Invalid for a head or a body that cannot be sent."""
     if not -(1 << 63) <= head < 1 << 63:
         raise Invalid(f"the head of a request is a number of 64 bits, not {head}")
     try:
@@ -117,8 +117,8 @@ class HandlerThread:
         self._failed = RateLimitedLog(log.warning, "handler_failed")  # any worker can cause it
 
     def put(self, key: Key, request: Request, tell: Callable[[Reply], None]) -> None:
-        """Have a request answered; never waits. The same request again is done once, and its reply
-        is told to the last one that has put it.
+        """Queue a request for the handler; never waits. The same request again is done once, and
+        its reply is told to the last one that has put it.
 
         tell: called with the reply, in the handler's thread or in this one.
         """

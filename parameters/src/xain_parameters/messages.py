@@ -125,7 +125,7 @@ class Several(Head, frozen=True, array_like=True, tag=6):
     sections: tuple[Section, ...]
 
     def part(self, number: int) -> Pull | Push:
-        """The request for one section; its `request` is the number of the section."""
+        """Return the request for one section; its `request` is the number of the section."""
         section = self.sections[number]
         return msgspec.structs.replace(
             self.each,
@@ -317,7 +317,7 @@ Body: TypeAlias = tuple[Keys | None, Values | None]
 
 
 def parts_of(message: Message) -> Iterator[Message]:
-    """The sections of a Several that was received whole, each as a message."""
+    """Yield the sections of a Several that was received whole, each as a message."""
     several = message.head
     assert isinstance(several, Several)
     keys, values = message.keys, message.values

@@ -147,7 +147,7 @@ class Replica:
         return True
 
     def _part(self, table: TableSpec, *, is_empty: bool) -> AnyPart:
-        """is_empty: tiles bring all rows of a dense array; no first values are computed."""
+        """Make the part of a table. is_empty: tiles bring its rows; no first values are made."""
         try:
             if table.bound is None:
                 return OpenPart(table, self.number, self.span)
@@ -182,8 +182,8 @@ class Replica:
     def prepare(
         self, worker: str, push: Push, keys: Keys | None, values: Values | None
     ) -> Entry | None:
-        """The entry of a push; None if it is known already (it may still be on its way to the
-        backups: answer it when they have everything up to `sequence`). Raises Invalid.
+        """Check a push, and make its entry; None if it is known already (it may still be on its way
+        to the backups: answer it when they have everything up to `sequence`). Raises Invalid.
 
         keys: None or empty where the push names rows by start and stop. values: bytes, or an array
         of the table's dtype. A push outside of clocks of an older process of the worker than one
@@ -255,7 +255,7 @@ class Replica:
         return None if part is None or rows is None else (part, rows)
 
     def open(self, clock: int, ended: Mapping[str, int]) -> Entry | None:
-        """The entry that applies held pushes of clocks below `clock`; None if it is open already.
+        """Make the entry that applies held pushes of clocks below `clock`; None if it is open.
 
         ended: how many clocks of each worker that has ended count.
         """
@@ -266,14 +266,14 @@ class Replica:
         return self._entry("open", clock=clock, ended=relevant)
 
     def mark(self, worker: str, mark: Mark) -> Entry | None:
-        """The entry of a worker's mark; None if it has passed it already."""
+        """Make the entry of a worker's mark; None if it has passed it already."""
         known = self._known.get(worker)
         if known is not None and known.cut >= mark.cut:
             return None
         return self._entry("mark", clock=mark.clock, worker=worker, cut=mark.cut)
 
     def cut(self, number: int) -> Entry | None:
-        """The entry that begins a checkpoint without a mark; None if it has begun."""
+        """Make the entry that begins a checkpoint without a mark; None if it has begun."""
         if number <= self._last_cut:
             return None
         return self._entry("cut", cut=number)
@@ -285,7 +285,7 @@ class Replica:
         return self.rows_of(pull.table, keys, pull.start, pull.stop)
 
     def rows_of(self, table: int, keys: Keys | None, start: int, stop: int) -> Array:
-        """As `pull`."""
+        """Return rows, (num_rows, dim), in the order of keys; see pull()."""
         part = self._part_of(table)
         if stop > start:
             keys = None
@@ -326,19 +326,19 @@ class Replica:
             case "push":
                 prepared, self._prepared = self._prepared, None
                 if prepared is None or prepared.entry is not entry:
-                    prepared = self._found(entry, keys, values)
+                    prepared = self._find_part(entry, keys, values)
                 self._push(prepared)
             case "open":
                 self._open(entry.clock, entry.ended)
             case "mark":
-                self._pass(entry.worker, entry.cut)
+                self._pass_mark(entry.worker, entry.cut)
             case "cut":
                 self._begin_cut(entry.cut)
             case _:
                 raise ValueError(f"no such entry: {entry.kind}")
         self.sequence = entry.sequence
 
-    def _found(self, entry: Entry, keys: Keys | None, values: Values | None) -> "_Prepared":
+    def _find_part(self, entry: Entry, keys: Keys | None, values: Values | None) -> "_Prepared":
         """The part, keys and values of an entry that another replica has prepared."""
         part = self._parts.get(entry.table)
         if part is None:
@@ -348,9 +348,10 @@ class Replica:
         return _Prepared(entry, part, keys, None, part.shaped(num_rows, values))
 
     def _push(self, prepared: "_Prepared") -> None:
+        """Record a push as known and in open checkpoints, and apply it, or hold it."""
         entry, part, keys, rows, values = prepared
         if entry.cut:
-            self._pass(entry.worker, entry.cut)
+            self._pass_mark(entry.worker, entry.cut)
         known = self._known.get(entry.worker)
         if known is None:
             known = self._known[entry.worker] = Known()
@@ -385,6 +386,7 @@ class Replica:
             part.push(keys, entry.start, entry.stop, values, rows)
 
     def _open(self, clock: int, ended: Mapping[str, int]) -> None:
+        """Apply the held pushes of clocks below `clock`, without those of ended workers."""
         due = sorted(
             (held for held in self._held if held.meta.clock < clock), key=lambda held: held.order
         )
@@ -398,7 +400,7 @@ class Replica:
         }
         self.opened = clock
 
-    def _pass(self, worker: str, cut: int) -> None:
+    def _pass_mark(self, worker: str, cut: int) -> None:
         """Record that a worker passes the mark of a checkpoint; the first mark begins it."""
         self._begin_cut(cut)
         known = self._known.setdefault(worker, Known())
@@ -455,7 +457,7 @@ class Replica:
                     case "recorded":
                         recorded.append(piece)
                     case _:
-                        self._take(piece)
+                        self._take_piece(piece)
             for piece in recorded if with_recorded else ():
                 self._load_recorded(piece)
         # The ranges may differ in the clocks that they have opened. Pushes that one of them still
@@ -542,11 +544,11 @@ class Replica:
             raise Damaged(
                 f"range {self.number}: a tile at {tile.sequence} came after {self.sequence}"
             )
-        self._take(Piece(tile.name, tile.meta, keys, body))
+        self._take_piece(Piece(tile.name, tile.meta, keys, body))
         if tile.is_last:
             self.is_whole = True
 
-    def _take(self, piece: Piece) -> None:
+    def _take_piece(self, piece: Piece) -> None:
         match piece.name:
             case "rows":
                 part = self._parts.get(msgspec.msgpack.decode(piece.meta)[0])

@@ -42,7 +42,7 @@ class Plugin(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, plugin: Any) -> "Plugin":
-        """plugin: an update rule or initialiser, which is a dataclass of its parameters. Raises
+        """Describe an update rule or initialiser, which is a dataclass of its parameters. Raises
         Invalid for anything else."""
         try:
             return cls(plugin.name, asdict(plugin))
@@ -53,7 +53,8 @@ class Plugin(msgspec.Struct, frozen=True):
             ) from None
 
     def made(self, kind: Callable[..., T], what: str) -> T:
-        """The plugin again. kind: its class. Raises Invalid for other parameters than it takes."""
+        """Make the update rule or initialiser, of this class. Raises Invalid for wrong
+        parameters."""
         try:
             return kind(**self.options)
         except (TypeError, ValueError) as error:
@@ -219,7 +220,7 @@ def job_of(range_: int) -> int:
 
 
 def openings(view: View, since: int, opened: int) -> Iterator[tuple[int, dict[str, int]]]:
-    """The "open" entries that bring a range from clock `since` to `opened`, as (clock, ended).
+    """Yield "open" entries that bring a range from clock `since` to `opened`, as (clock, ended).
 
     An entry concerns held pushes of clocks below `clock` only. Those of a worker in `ended` count
     below its number of clocks, and are dropped from there up to `clock`. There is an entry for the

@@ -465,6 +465,6 @@ def test_mark_that_all_ranges_refuse_is_sent_to_each_once_more(group):
             return None
 
         group.refuse = refuse
-        server._core._mark(Progress(0, 0, 1, group.view.generation))
+        server._core._send_marks(Progress(0, 0, 1, group.view.generation))
     marks = [head.range for _, _, head in group.heard if isinstance(head, Mark)]
     assert sorted(marks) == sorted(group.replicas)

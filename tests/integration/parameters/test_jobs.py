@@ -267,7 +267,7 @@ def test_job_whose_view_comes_before_the_server_has_begun_is_kept():
         pb.ViewsResponse(jobs=[0]),
         pb.ViewsResponse(view=encoded(View(1, 2, (), (), {}, job=1))),
     ):
-        heard._hear(response, "")
+        heard._on_response(response, "")
     heard.told.clear()
     heard.tell_again()
     heard.close()

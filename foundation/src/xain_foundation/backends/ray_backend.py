@@ -40,13 +40,13 @@ class RayBackend:
 
     @property
     def host(self) -> str:
-        """See Backend. Without other machines in the cluster the loopback address."""
+        """Address of this machine for workers; 127.0.0.1 if the cluster has no other machine."""
         ours = self._ray.util.get_node_ip_address()
         nodes = {node["NodeManagerAddress"] for node in self._ray.nodes() if node["Alive"]}
         return "127.0.0.1" if nodes <= {ours, "127.0.0.1"} else str(ours)
 
     def start(self, name: str, call: Call) -> None:
-        """See Backend."""
+        """Start a worker as an actor. Raises BackendError if the call cannot be pickled."""
         known = {"num_cpus", "num_gpus", "memory"}
         options: dict[str, Any] = {k: v for k, v in self._resources.items() if k in known}
         own = {k: v for k, v in self._resources.items() if k not in known}
@@ -67,7 +67,7 @@ class RayBackend:
         self._results[result] = name
 
     def wait(self, timeout_s: float) -> Mapping[str, str]:
-        """See Backend."""
+        """Wait until a worker ends. Returns results by name; {} in time. Raises BackendError."""
         ended: dict[str, str] = {}
         if not self._results:
             return ended
@@ -107,6 +107,7 @@ class RayBackend:
         return Queue(size, options)
 
     def __enter__(self) -> Self:
+        """Connect to the Ray cluster, unless Ray is connected. Raises BackendError."""
         try:
             import ray
         except ModuleNotFoundError:

@@ -52,7 +52,8 @@ class GroupCommit(Generic[T]):
         self._thread: threading.Thread | None = None
 
     def put(self, item: T, size: int = 1) -> None:
-        """Have an item written, soon. From any thread; waits for a write for patience_s at most.
+        """Queue an item for the thread, and drop the oldest of too many. From any thread; waits for
+        room for patience_s at most. After close() the item counts as lost.
 
         size: of the item, as max_group and max_waiting count it.
         """
@@ -119,7 +120,7 @@ class GroupCommit(Generic[T]):
             del group  # its memory is free while the next one is awaited
 
     def _next_group(self) -> list[T]:
-        """Wait for items. Empty only at the end."""
+        """Wait for items, and take a group from the queue. Empty only after close()."""
         with self._changed:
             if not self._waiting:
                 self._waits_for_room = self._patience_s > 0

@@ -28,8 +28,8 @@ class AppendedFile:
         self._fd: int | None = None
 
     def open(self) -> int:
-        """Open the file, unless it is open. A line that the last writer has left unfinished ends
-        here. Raises OSError."""
+        """Return the descriptor of the file, which is opened unless it is open. A line that the
+        last writer has left unfinished ends here. Raises OSError."""
         if self._fd is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
@@ -117,6 +117,7 @@ class LineFile:
             self._file.close()
 
     def _write(self, items: list[Any]) -> int:
+        """Append items to the file, and log lost ones. Returns how many the disk did not take."""
         num_lost = self._items.num_lost - self._num_told
         reason = f"more than {self.max_waiting} lines wait for the disk"
         num_failed = 0

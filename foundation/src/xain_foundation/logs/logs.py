@@ -296,6 +296,7 @@ _ENCODER = json.JSONEncoder(default=str, allow_nan=False)
 
 
 def _finite(value: object) -> object:
+    """Return the value with text for each float that is not finite, also in tables and lists."""
     match value:
         case float() if not isfinite(value):
             return str(value)

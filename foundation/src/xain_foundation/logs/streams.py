@@ -56,7 +56,7 @@ class Descriptor:
         return self._entries.num_lost
 
     def put(self, entry: bytes) -> None:
-        """Have an entry written, soon. From any thread."""
+        """Queue an entry for the thread; after close() write it now, or lose it."""
         if self._is_direct:
             with contextlib.suppress(OSError):
                 self._write_while_read(entry)
@@ -74,6 +74,7 @@ class Descriptor:
         self._is_direct = True
 
     def _write_group(self, entries: list[bytes]) -> int:
+        """Write a line about lost entries, then entries. Returns how many of them are lost."""
         num_lost = self._entries.num_lost - self._num_told
         told = f"{self.notice(num_lost)}\n".encode() if num_lost else b""
         try:
@@ -187,7 +188,7 @@ def unblock() -> None:
 
 
 def _descriptor_of(fd: int) -> Descriptor:
-    """Two streams that go to one pipe or file have one queue, which keeps their order."""
+    """Return the Descriptor of a pipe or file, one for all its streams: it keeps their order."""
     for other in _descriptors:
         if os.path.samestat(os.fstat(other.fd), os.fstat(fd)):
             return other
@@ -198,7 +199,7 @@ def _descriptor_of(fd: int) -> Descriptor:
 
 
 def close(timeout_s: float = CLOSE_S) -> None:
-    """Write what waits, for timeout_s at most: before os._exit(), which does not do it."""
+    """Write what all streams have queued, for timeout_s at most: os._exit() does not do it."""
     deadline = time.monotonic() + timeout_s
     for descriptor in _descriptors:
         descriptor.close(max(0.0, deadline - time.monotonic()))

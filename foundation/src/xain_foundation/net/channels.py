@@ -99,7 +99,7 @@ def why_unreachable(
     node: str = "",
     timeout_s: float = LOOK_S,
 ) -> str:
-    """The text of find_cause()."""
+    """Say why calls to an address reach no gRPC server; "" if one answers. See find_cause()."""
     return find_cause(address, tls=tls, node=node, timeout_s=timeout_s).text
 
 

@@ -119,14 +119,14 @@ class ConnectionLimit:
                 num_open = len(_descriptors())
                 is_due = time.monotonic() > looked_at + FULL_LOOK_S
                 if is_due or num_open > self._num_others + self._max_unregistered:
-                    self._look()
+                    self._end_surplus()
                     looked_at = time.monotonic()
 
     @property
     def _max_unregistered(self) -> int:
         return min(self._bound, _max_open() // 4)
 
-    def _look(self) -> None:
+    def _end_surplus(self) -> None:
         with self._lock:
             kept = {peer for peers in self._kept.values() for peer in peers}
         descriptors = _descriptors()
@@ -147,7 +147,7 @@ class ConnectionLimit:
         self._num_others = len(descriptors) - len(unregistered)
 
     def _sockets(self, descriptors: list[int]) -> Iterator[tuple[int, int]]:
-        """Descriptors of sockets, and the inodes. New ones are added to `_seen`."""
+        """Yield descriptors of sockets, with their inodes. New ones are added to `_seen`."""
         for descriptor in descriptors:
             try:
                 status = os.fstat(descriptor)
@@ -181,8 +181,7 @@ class ConnectionLimit:
 
 @contextlib.contextmanager
 def _held(descriptor: int) -> Iterator[socket.socket | None]:
-    """Another descriptor of the same socket: the first may be closed, and mean another one, at any
-    moment."""
+    """Lend a duplicate of a socket, which may be closed at any moment; None: it is no socket."""
     try:
         copy = os.dup(descriptor)
     except OSError:

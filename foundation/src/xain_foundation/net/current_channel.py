@@ -103,7 +103,7 @@ class CurrentChannel(Generic[S]):
                 used.channel.close()
 
     def close(self) -> None:
-        """End all calls. May be called again."""
+        """Close all channels, which ends their calls. May be called again."""
         with self._lock:
             self._is_closed = True
             channels = [self._now.channel, *(each.channel for each in self._former)]

@@ -55,7 +55,7 @@ class Proxy:
 
 
 def proxy_for(host: str, port: int, environ: Mapping[str, str] = os.environ) -> Proxy | None:
-    """The proxy on the way to a host; None: there is none."""
+    """Return the proxy on the way to a host; None: there is none. A wrong URL gives no `host`."""
     variable, url = _first(PROXIES, environ)
     if not url or is_loopback(host) or _is_excepted(host, port, _first(WITHOUT, environ)[1]):
         return None
@@ -84,6 +84,7 @@ def _is_excepted(host: str, port: int, entries: str) -> bool:
 
 
 def _fits(entry: str, name: str, port: int) -> bool:
+    """Whether an entry of NO_PROXY covers a host, by name, domain or network, and port."""
     if entry == "*":
         return True
     if with_port := re.fullmatch(r"(\[[^\]]*\]|[^:]*):(\d+)", entry):

@@ -90,7 +90,7 @@ class Callers:
         return self.of_certificate(shown[0])
 
     def of_socket(self, connection: SSLSocket) -> Caller:
-        """The other side of a connection after its handshake. Raises NoIdentity."""
+        """Return the caller at the other side of a connection. Raises NoIdentity."""
         shown = connection.getpeercert(binary_form=True)
         if not shown:
             raise NoIdentity("the connection shows no certificate")

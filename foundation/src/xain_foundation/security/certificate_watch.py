@@ -23,7 +23,10 @@ class CertificateWatch:
         self._warn_at = 0.0
 
     def look(self, *, warns_of_end: bool = True) -> None:
-        """warns_of_end: False where the certificate is renewed by itself."""
+        """Load changed certificates, and log changes, faults and, once a day, that they expire.
+
+        warns_of_end: False where the certificate is renewed by itself.
+        """
         certificates = self._certificates
         if certificates is None:
             return

@@ -90,7 +90,8 @@ def why_refused(connect: Connect, host: str, tls: "Certificates", node: str = ""
 
 
 def _why_no_call(connect: Connect, encrypted: ssl.SSLSocket, tls: "Certificates") -> Cause:
-    """The client's handshake ends before the server has looked at the certificate of the client."""
+    """Say why a server answers no call after its handshake, in which it may not yet have looked at
+    the certificate of the client."""
     try:
         encrypted.sendall(HELLO)
         answer = encrypted.recv(64)
@@ -126,7 +127,7 @@ def _fault_of_theirs(
     shown: "Certificate | None",
     node: str,
 ) -> Cause:
-    """shown: the certificate of the server; None if it cannot be read."""
+    """Say why we refuse the certificate of a server. shown: it; None if it cannot be read."""
     code = error.verify_code
     if shown is None:
         return Cause(f"its certificate is not accepted: {error.verify_message}")
@@ -156,6 +157,7 @@ def _fault_of_theirs(
 
 
 def _fault_of_ours(tls: "Certificates", shown: "Certificate | None") -> Cause:
+    """Say why a server may refuse our certificate. shown: that of the server."""
     ours, file = tls.own, tls.folder / "tls.crt"
     why = f"it is one of {ours.issuer}"
     if ours.not_after < time.time():

@@ -31,7 +31,7 @@ REVOKED: Final = "revoked.txt"  # may be missing
 _SERIAL: Final = re.compile("[0-9a-f]{1,40}")
 _WRONG_PURPOSE: Final = 26  # X509_V_ERR_INVALID_PURPOSE of OpenSSL
 ANY_AUTHORITY: Final = IdentityRules()
-_Signature = tuple[tuple[int, int, int], ...]
+_FileStates = tuple[tuple[int, int, int], ...]
 
 
 class InvalidCertificates(Exception):
@@ -90,9 +90,9 @@ class Certificates:
         self._trouble = ""
         self._wrong_since: float | None = None
         self._looked_at = time.monotonic()
-        self._seen = self._signature()
+        self._seen = self._file_states()
         self._loaded = _load(self.folder)
-        self._count_revoked()
+        self._read_revoked()
 
     # --- what is made of the files: read for each connection ---
 
@@ -122,8 +122,7 @@ class Certificates:
 
     @property
     def connects_by_name(self) -> ssl.SSLContext:
-        """Context for whoever compares the identity of the other side itself: it compares no name
-        of a host."""
+        """Context for a client that compares the server's identity itself, and no host name."""
         self.look()
         return self._loaded.connects_by_name
 
@@ -180,7 +179,7 @@ class Certificates:
 
     @property
     def are_of_coordinator(self) -> bool:
-        """Whether a coordinator's authority has issued them. Its certificates name programs, and
+        """Whether a coordinator's authority has issued the certificates. Those name programs, and
         coordinators alone have hosts."""
         if self.rules.roles:
             return False
@@ -206,15 +205,15 @@ class Certificates:
         return self._now() > own.not_after - (own.not_after - own.not_before) / 3
 
     def refresh(self) -> bool:
-        """Look at the files. Returns whether others are used from now on."""
+        """Load the files if they have changed. Returns whether others are used from now on."""
         with self._lock:
             self._looked_at = time.monotonic()
             # Before they are read: what changes meanwhile is looked at again.
-            seen = self._signature()
+            seen = self._file_states()
             if seen == self._seen and self._wrong_since is None:
                 return False
             try:
-                self._count_revoked()
+                self._read_revoked()
                 loaded = _load(self.folder)
             except InvalidCertificates as error:
                 self._trouble = str(error)
@@ -233,14 +232,14 @@ class Certificates:
             return is_changed
 
     def look(self) -> int:
-        """Look at the files, unless that was done a moment ago. Returns the version."""
+        """Load changed files, unless that was tried a moment ago. Returns the version."""
         if time.monotonic() - self._looked_at >= self.look_s:
             self.refresh()
         return self.version
 
-    def _count_revoked(self) -> None:
-        """Take in the serial numbers that can be read, whatever else is wrong with the files.
-        Raises InvalidCertificates for lines that are none."""
+    def _read_revoked(self) -> None:
+        """Add the revoked serial numbers that can be read, whatever else is wrong. Raises
+        InvalidCertificates for lines that are no serial numbers."""
         path = self.folder / REVOKED
         try:
             lines = path.read_text(errors="replace").splitlines() if path.exists() else []
@@ -256,7 +255,7 @@ class Certificates:
                     f"{path}, line {number}: no serial number, as openssl shows it"
                 )
 
-    def _signature(self) -> _Signature:
+    def _file_states(self) -> _FileStates:
         found = []
         for name in (*FILES, REVOKED):
             try:

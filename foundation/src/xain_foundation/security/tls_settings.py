@@ -54,7 +54,7 @@ class TlsSettings(Section):
                 yield WrongSetting(f"roles.{role}", f"the roles are {', '.join(_CALLERS)}")
 
     @Check
-    def _roles_are_given(self) -> Conflicts:
+    def _check_roles_are_given(self) -> Conflicts:
         if self.identity != "uri" and not self.roles:
             yield WrongSetting(
                 "identity", "such a name says no role; list the names in [tls.roles]"

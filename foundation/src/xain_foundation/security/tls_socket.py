@@ -65,7 +65,7 @@ class TlsSocket(socket.socket):
         return b"" if der is None else ssl.DER_cert_to_PEM_cert(der).encode()
 
     def handshake(self) -> None:
-        """Agree on keys. A peer that refuses our certificate may say so later."""
+        """Make the TLS handshake. A peer that refuses our certificate may say so later."""
         while True:
             try:
                 self._tls.do_handshake()
@@ -104,8 +104,8 @@ class TlsSocket(socket.socket):
         return self._read(bufsize)
 
     def send(self, data: Any, flags: int = 0) -> int:
-        """Send some of the data. After BlockingIOError or TimeoutError it has to be repeated, with
-        the same data."""
+        """Send some of the data. Returns how much. After BlockingIOError or TimeoutError it has to
+        be repeated, with the same data."""
         if not self._owed:
             with memoryview(data) as view:
                 self._owed = self._tls.write(view[:PIECE_BYTES])
@@ -140,7 +140,7 @@ class TlsSocket(socket.socket):
         return bytes(buffer[: self._read_into(memoryview(buffer))])
 
     def _read_into(self, room: memoryview) -> int:
-        """Wait for a record, and take the others that have come with it."""
+        """Decrypt into a buffer all that has come, at least one record. Returns its size."""
         count = 0
         # OpenSSL says by an exception, which is slow, that it has no more than half a record. It is
         # asked where that may be so only if nothing else has come.
@@ -171,6 +171,7 @@ class TlsSocket(socket.socket):
         return count
 
     def _fill(self) -> int:
+        """Receive encrypted bytes for OpenSSL. Returns how many; 0 at the end."""
         buffer: memoryview | None = getattr(_local, "buffer", None)
         if buffer is None:
             buffer = _local.buffer = memoryview(bytearray(PIECE_BYTES))

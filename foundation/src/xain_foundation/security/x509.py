@@ -39,7 +39,7 @@ def new_key() -> PrivateKey:
 
 
 def key_to_pem(key: PrivateKey, passphrase: bytes = b"") -> bytes:
-    """PKCS#8, encrypted if there is a passphrase."""
+    """Encode a private key in PKCS#8 and PEM, encrypted if there is a passphrase."""
     return key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
@@ -98,7 +98,7 @@ def read_request(pem: bytes) -> PublicKey:
 
 
 def _require_strong(key: object) -> PublicKey:
-    """Raises InvalidCredential if gRPC takes no certificate of such a key, or it is too short."""
+    """Return the key. Raises InvalidCredential if gRPC refuses its kind, or it is too short."""
     match key:
         case ec.EllipticCurvePublicKey(curve=ec.SECP256R1() | ec.SECP384R1()):
             return key
@@ -173,8 +173,8 @@ def _names_of(certificate: x509.Certificate) -> Names:
 
 
 def _subject(name: str, role: str = "") -> x509.Name:
-    """role: of what an authority issues. Without it a certificate with the name of its authority
-    would count as one that signs itself."""
+    """Make a subject. role: of what an authority issues. Without it a certificate with the name of
+    its authority would count as one that signs itself."""
     common = x509.NameAttribute(NameOID.COMMON_NAME, name[:_MAX_COMMON_NAME])
     unit = x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, role) if role else None
     return x509.Name([common] if unit is None else [unit, common])
@@ -193,6 +193,7 @@ class Authority:
 
     @classmethod
     def create(cls, name: str, now: float, lifetime_s: float) -> "Authority":
+        """Make an authority with a new key, and a certificate that it signs itself."""
         key = new_key()
         own = _subject(name)
         builder = (

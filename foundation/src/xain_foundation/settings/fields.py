@@ -128,7 +128,7 @@ _MAX_PATH = 4096  # Linux's
 
 
 def parse_path(value: object) -> object:
-    """A path as written, "~" replaced.
+    """Parse text as a path, "~" replaced; other values stay as they are.
 
     Raises ValueError if it is empty, too long or a URL, or if "~user" is no user here.
     """
@@ -253,7 +253,7 @@ def parse_json(text: str, *, parse_constant: Callable[[str], object] | None = No
 
 
 def _parse_texts(value: object) -> tuple[str, ...]:
-    """A list of texts and numbers; as text in JSON, or with commas between the items."""
+    """Return a list of texts and numbers as texts. Text is parsed as JSON, or split at commas."""
     if isinstance(value, str):
         if value.lstrip().startswith("["):
             return _parse_texts(parse_json(value))

@@ -169,7 +169,7 @@ class Schema:
         return any(isinstance(note, Allowed) and note.is_url for note in notes)
 
     def leaf_of(self, key: Key) -> Key | None:
-        """The leaf of this key, or the table that it is an item of."""
+        """Return the leaf of a key, or the table that the key is an item of; None: unknown."""
         if key in self.leaves:
             return key
         return next((key[:n] for n in range(1, len(key)) if self.is_table(key[:n])), None)
@@ -180,7 +180,7 @@ class Schema:
         return leaf is not None and len(key) <= len(leaf) + self.depth(leaf)
 
     def items(self, leaf: Key, value: Any) -> Iterator[tuple[Key, object]]:
-        """The value of a leaf; if it is a table with items, those."""
+        """Yield a leaf and its value; for a table with items, the key and value of each."""
         if value and self.is_table(leaf) and isinstance(value, Mapping):
             yield from (((*leaf, str(name)), item) for name, item in value.items())
         else:
@@ -235,7 +235,7 @@ class Schema:
         return " or ".join((kind + bounds + comma, *others))
 
     def nearest(self, key: Key) -> Key | None:
-        """The section or leaf that a wrong key was probably meant to be."""
+        """Return the section or leaf that a wrong key was probably meant to be, or None."""
         if len(key) == 1:
             # One underscore where the environment needs two, then a section's name.
             joined = {"_".join(leaf): leaf for leaf in self.leaves}
@@ -264,6 +264,7 @@ _BOOLEANS = {
 
 
 def _parse_toml(text: str) -> object:
+    """Parse text as a value in TOML; text that is none is returned."""
     import tomllib
 
     try:
@@ -275,6 +276,7 @@ def _parse_toml(text: str) -> object:
 
 
 def _parse_json(text: str) -> object:
+    """Parse text as JSON; text that is none is returned."""
     try:
         return parse_json(text)
     except ValueError:
@@ -297,6 +299,7 @@ def _types(annotation: object) -> frozenset[object]:
 
 
 def _kind(part: object) -> str:
+    """Say in words which values a type has, such as "a whole number"."""
     if get_origin(part) is Literal:
         return f"one of: {', '.join(map(str, get_args(part)))}"
     kinds = {bool: "true or false", int: "a whole number", float: "a number", dict: "a table"}
@@ -304,6 +307,7 @@ def _kind(part: object) -> str:
 
 
 def _bounds(field: FieldInfo) -> str:
+    """Say in words which limits the values of a field have: ", at least 1 and below 5"."""
     texts = {}
     for note in _metadata(field):
         match note:

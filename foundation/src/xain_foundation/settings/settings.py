@@ -124,7 +124,7 @@ def load(
     *,
     reads_text: bool = True,
 ) -> Model:
-    """The configuration in force; see resolve()."""
+    """Read and check the settings as resolve() does, and return the configuration alone."""
     return resolve(
         model, file, env_prefix, overrides, sections=sections, reads_text=reads_text
     ).config
@@ -271,6 +271,7 @@ def _read(file: Path) -> dict[str, object]:
 def _walk(
     schema: Schema, file: Path, at: Key, table: Mapping[str, object], source: _Source
 ) -> None:
+    """Add the settings of a table of a file to the source, and refuse unknown keys."""
     for name, value in table.items():
         key = (*at, name)
         if key in schema.sections and isinstance(value, dict):
@@ -399,7 +400,7 @@ def _mistakes(
 
 
 def _wrong_values(schema: Schema, error: ValidationError) -> Iterator[tuple[Key, str]]:
-    """Values that are wrong by themselves."""
+    """Yield keys whose values are wrong by themselves, and what each must be."""
     for details in error.errors(include_url=False):
         if isinstance(details.get("ctx", {}).get("error"), WrongSetting):
             continue
@@ -442,6 +443,7 @@ def _meant(schema: Schema, key: Key) -> set[Key]:
 
 
 def _line(schema: Schema, given: Mapping[Key, _Given], key: Key, must: str) -> str:
+    """Return the line of a message: where a key was given, its value, and what it must be."""
     source, value = _origin(given, key)
     if value is _NO_VALUE:
         return f"{source}: {dotted(key)}: {must}"
@@ -464,7 +466,7 @@ def _origin(given: Mapping[Key, _Given], key: Key) -> tuple[str, object]:
 
 
 def _split(schema: Schema, at: Key, relative: str) -> Key:
-    """A dotted key of a WrongSetting; the name of a table's item may have dots."""
+    """Split a dotted key of a WrongSetting; the name of a table's item may have dots."""
     parts = tuple(relative.split("."))
     leaf = schema.leaf_of((*at, *parts))
     depth = len(leaf) - len(at) if leaf is not None else len(parts)
@@ -472,6 +474,7 @@ def _split(schema: Schema, at: Key, relative: str) -> Key:
 
 
 def _must(schema: Schema, key: Key, kind: str) -> str:
+    """Say what the value of a key must be. kind: of pydantic's error."""
     if schema.leaf_of(key) is None:
         return "it must be a section"
     if kind == "missing":

@@ -21,7 +21,7 @@ PIECE_BYTES: Final = 1 << 20
 def tree_reduce(
     operation: Operation, array: Array, combine: Callable[..., Any], root: int
 ) -> Array | None:
-    """Binomial: at root the whole, None at the others."""
+    """Combine all members' arrays on a binomial tree. Returns the whole at root, else None."""
     rank, size = operation.rank, operation.size
     slot = (rank - root) % size
     total = array.copy()
@@ -38,7 +38,7 @@ def tree_reduce(
 
 
 def tree_broadcast(operation: Operation, array: Array | None, root: int) -> Array:
-    """Binomial; array: at root."""
+    """Send an array from root down a binomial tree. Returns it. array: at root."""
     found = _down_tree(operation, array, root)
     assert found is not None
     return found
@@ -108,7 +108,7 @@ def _chain(operation: Operation, array: Array | None, root: int) -> Array:
 
 
 def tree_gather(operation: Operation, array: Array, root: int) -> list[Array] | None:
-    """Binomial: at root the arrays by rank, None at the others."""
+    """Gather arrays on a binomial tree. Returns the arrays by rank at root, else None."""
     rank, size = operation.rank, operation.size
     slot = (rank - root) % size
     found = [array]  # of those at `slot` and after it
@@ -145,8 +145,7 @@ def direct_scatter(
 
 
 def ring_reduce(operation: Operation, parts: Sequence[Array], combine: Callable[..., Any]) -> Array:
-    """Each part goes once around, and what a member has of it is added; it ends at the member of
-    its number. Returns that one."""
+    """Combine parts around the ring; each ends at the member of its number. Returns this one's."""
     rank, size = operation.rank, operation.size
     right, left = (rank + 1) % size, (rank - 1) % size
     part = parts[(rank - 1) % size]
@@ -162,7 +161,7 @@ def ring_reduce(operation: Operation, parts: Sequence[Array], combine: Callable[
 
 
 def ring_gather(operation: Operation, array: Array) -> list[Array]:
-    """Each array, of one axis, goes once around. Returns them by rank."""
+    """Send each member's array, of one axis, around the ring. Returns them by rank."""
     rank, size = operation.rank, operation.size
     right, left = (rank + 1) % size, (rank - 1) % size
     found = [array] * size
@@ -174,7 +173,7 @@ def ring_gather(operation: Operation, array: Array) -> list[Array]:
 
 
 def pairwise(operation: Operation, arrays: Sequence[Array]) -> list[Array]:
-    """Each of the arrays, which are by rank, to its member. Returns what each had for us."""
+    """Send each member its array; they are by rank. Returns what each member had for this one."""
     rank, size = operation.rank, operation.size
     found = [native(arrays[rank]).copy()] * size
     # Each to another one in every step, so that nobody is told everything at once.
@@ -186,7 +185,7 @@ def pairwise(operation: Operation, arrays: Sequence[Array]) -> list[Array]:
 
 
 def disseminate(operation: Operation) -> None:
-    """Returns when each has begun (Hensgen, Finkel and Manber 1988, Two Algorithms for Barrier
+    """Wait until each member has begun (Hensgen, Finkel and Manber 1988, Two Algorithms for Barrier
     Synchronization): after step k each has heard of 2^k others."""
     rank, size = operation.rank, operation.size
     for i in range(math.ceil(math.log2(size))):

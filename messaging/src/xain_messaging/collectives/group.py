@@ -19,7 +19,7 @@ from xain_messaging.collectives.algorithms import (
     tree_reduce,
 )
 from xain_messaging.collectives.members import Members
-from xain_messaging.collectives.operation import Array, Operation, begun, native
+from xain_messaging.collectives.operation import Array, Operation, begin, native
 from xain_messaging.collectives.registry import Registry
 from xain_messaging.endpoint import Endpoint
 
@@ -40,7 +40,7 @@ class Collectives:
         self._endpoint = endpoint
 
     def group(self, name: str, members: Sequence[str], timeout_s: float) -> "Group":
-        """The one of these processes; the same for the same. Raises MessagingError for too many."""
+        """Return the one group of these processes. Raises MessagingError for too many groups."""
         group = Group(self._endpoint, self.registry, name, members, timeout_s)
         with self._endpoint.lock:
             known = self.registry.known(group)
@@ -73,7 +73,7 @@ class Group(Members):
         not know its shape and dtype."""
         is_root = self.rank == root
         # Members are done one by one; before root has begun none is.
-        with self._begun(f"broadcast {root}", timeout_s, is_one_way=not is_root) as operation:
+        with self._begin(f"broadcast {root}", timeout_s, is_one_way=not is_root) as operation:
             self._check_rank(root)
             if is_root and array is None:
                 raise ValueError(f"the root {root} gives no array to broadcast")
@@ -90,7 +90,7 @@ class Group(Members):
         and dtypes; or an array, whose first axis they are along. What the others give is ignored.
         Returns the member's own."""
         is_root = self.rank == root
-        with self._begun(f"scatter {root}", timeout_s, is_one_way=not is_root) as operation:
+        with self._begin(f"scatter {root}", timeout_s, is_one_way=not is_root) as operation:
             self._check_rank(root)
             given = arrays if is_root else None
             if is_root and (given is None or len(given) != self.size):
@@ -102,7 +102,7 @@ class Group(Members):
         self, array: Array, op: Operator = "sum", root: int = 0, timeout_s: float | None = None
     ) -> Array | None:
         """Combine all arrays, element by element. Returns the result at `root`, else None."""
-        with self._begun(f"reduce {op} {root}", timeout_s, is_one_way=True) as operation:
+        with self._begin(f"reduce {op} {root}", timeout_s, is_one_way=True) as operation:
             array, combine = operation.given(array), _operator(op)
             self._check_rank(root)
             if array.nbytes < self.ring_bytes:
@@ -115,7 +115,7 @@ class Group(Members):
         self, array: Array, op: Operator = "sum", timeout_s: float | None = None
     ) -> Array:
         """Combine all arrays, element by element. Every member gets the same bits."""
-        with self._begun(f"all_reduce {op}", timeout_s) as operation:
+        with self._begin(f"all_reduce {op}", timeout_s) as operation:
             array, combine = operation.given(array), _operator(op)
             if array.nbytes < self.ring_bytes:
                 reduced = tree_reduce(operation, array, combine, 0)
@@ -128,7 +128,7 @@ class Group(Members):
     ) -> Array:
         """Combine all arrays, element by element. Each member gets its part of the first axis, cut
         as by np.array_split. array: of at least one axis."""
-        with self._begun(f"reduce_scatter {op}", timeout_s) as operation:
+        with self._begin(f"reduce_scatter {op}", timeout_s) as operation:
             array, combine = operation.given(array), _operator(op)
             if not array.ndim:
                 raise ValueError("a single number has no axis to be cut along")
@@ -147,7 +147,7 @@ class Group(Members):
 
     def gather(self, array: Array, root: int = 0, timeout_s: float | None = None) -> Array | None:
         """Stack all arrays by rank along a new first axis. Returns None except at `root`."""
-        with self._begun(f"gather {root}", timeout_s, is_one_way=True) as operation:
+        with self._begin(f"gather {root}", timeout_s, is_one_way=True) as operation:
             array = operation.given(array)
             self._check_rank(root)
             gather = tree_gather if array.nbytes < self.ring_bytes else direct_gather
@@ -156,7 +156,7 @@ class Group(Members):
 
     def all_gather(self, array: Array, timeout_s: float | None = None) -> Array:
         """Stack all arrays by rank along a new first axis, at every member."""
-        with self._begun("all_gather", timeout_s) as operation:
+        with self._begin("all_gather", timeout_s) as operation:
             array = operation.given(array)
             shape = (self.size, *array.shape)
             if array.nbytes >= self.ring_bytes:
@@ -168,21 +168,22 @@ class Group(Members):
     def all_to_all(self, arrays: Sequence[Array], timeout_s: float | None = None) -> list[Array]:
         """Send each member its array; they are by rank, our own among them. Returns what each
         member had for us. The arrays may be of any shapes and dtypes."""
-        with self._begun("all_to_all", timeout_s) as operation:
+        with self._begin("all_to_all", timeout_s) as operation:
             if len(arrays) != self.size:
                 raise ValueError(f"{len(arrays)} arrays for {self.size} members")
             return pairwise(operation, arrays)
 
     def barrier(self, timeout_s: float | None = None) -> None:
         """Returns when every member has called it."""
-        with self._begun("barrier", timeout_s) as operation:
+        with self._begin("barrier", timeout_s) as operation:
             disseminate(operation)
 
-    def _begun(
+    def _begin(
         self, kind: str, timeout_s: float | None, *, is_one_way: bool = False
     ) -> AbstractContextManager[Operation]:
+        """Begin the next operation of the group, for a `with` block."""
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        return begun(self, self._endpoint, self._registry, kind, timeout_s, is_one_way=is_one_way)
+        return begin(self, self._endpoint, self._registry, kind, timeout_s, is_one_way=is_one_way)
 
     def _check_rank(self, root: int) -> None:
         if not 0 <= root < self.size:

@@ -35,7 +35,7 @@ Array: TypeAlias = NDArray[Any]
 
 
 class Operation:
-    """The messages of one operation. begun() makes one.
+    """The messages of one operation. begin() makes one.
 
     rank: our own; size: how many members there are.
     """
@@ -52,7 +52,7 @@ class Operation:
         self._deadline = time.monotonic() + timeout_s
 
     def given(self, array: ArrayLike) -> Array:
-        """Take the caller's array. Its dtype and shape have to be those of the others."""
+        """Return the caller's array in native byte order; all members need its dtype and shape."""
         plain = native(array)
         self._kind = f"{self._kind} {plain.dtype.str} {plain.shape}"
         return plain
@@ -62,11 +62,11 @@ class Operation:
         failed. Raises CollectiveFailed, also where the member has gone."""
         flat = None if part is None else part if part.ndim < 2 else np.ascontiguousarray(part)
         body = {"kind": self._kind, "step": step, "part": flat}
-        message = self._message(rank, self._group.next, body)
+        message = self._make_message(rank, self._group.next, body)
         frames = snapshot(encode(message))
         name = self._group.members[rank]
 
-        def look() -> bool:
+        def check() -> bool:
             self._arrived()
             if self._group.has_gone(name):
                 raise self._failure_for([name])
@@ -74,7 +74,7 @@ class Operation:
 
         while True:
             now = time.monotonic()
-            self._endpoint.wait_for(look, now)
+            self._endpoint.wait_for(check, now)
             try:
                 return self._post(message, frames, min(self._deadline, now + LOOK_S))
             except OutboxFull as full:
@@ -114,10 +114,10 @@ class Operation:
             raise self._failure_for([name])
         return taken[0]
 
-    # --- its beginning and its end, for begun() ---
+    # --- its beginning and its end, for begin() ---
 
     def register(self, is_one_way: bool) -> None:
-        """Keep the messages of the group. Raises CollectiveFailed if a member has gone."""
+        """Register the group for messages. Raises CollectiveFailed if a member has gone."""
         with self._endpoint.lock:
             gone = self._group.gone
             if gone and not (is_one_way and self._registry.has(self._group)):
@@ -125,8 +125,7 @@ class Operation:
             self._registry.keep(self._group)
 
     def tell(self, why: str, missing: Sequence[str]) -> None:
-        """The others, those whose part is missing too, since they may only be late; as far as they
-        can be told."""
+        """Tell the others, also those whose part is missing, that the operation has failed."""
         deadline = min(self._deadline, time.monotonic() + ABORT_S)
         for rank, name in enumerate(self._group.members):
             if rank != self.rank and not self._group.has_gone(name):
@@ -143,7 +142,7 @@ class Operation:
 
     # --- between members ---
 
-    def _message(self, rank: int, operation: Step, body: dict[str, Any]) -> Message:
+    def _make_message(self, rank: int, operation: Step, body: dict[str, Any]) -> Message:
         group_id, number = operation
         name = self._group.members[rank]
         where = {"group": group_id, "number": number, "to": self._group.incarnations[name]}
@@ -156,7 +155,7 @@ class Operation:
         self, rank: int, operation: Step, body: dict[str, Any], deadline: float = 0.0
     ) -> None:
         """Post a message whose loss costs time only."""
-        message = self._message(rank, operation, body)
+        message = self._make_message(rank, operation, body)
         with suppress(MessagingError):
             self._post(message, encode(message), deadline)
 
@@ -185,7 +184,7 @@ class Operation:
 
 
 @contextmanager
-def begun(
+def begin(
     group: Members,
     endpoint: Endpoint,
     registry: Registry,
@@ -194,7 +193,8 @@ def begun(
     *,
     is_one_way: bool,
 ) -> Iterator[Operation]:
-    """The next one of the group. kind: which, and with what; it has to be that of the others.
+    """Begin the next operation of a group, for a `with` block; tell the others if it fails. kind:
+    which, and with what; it has to be that of the others.
 
     is_one_way: who has given its part is done, and may leave before others have begun. In all other
     operations nobody is done before all have begun.

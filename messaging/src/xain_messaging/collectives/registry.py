@@ -76,8 +76,8 @@ class Registry:
         self._waits: dict[str, Waits] = {}  # the last word of each member
 
     def known(self, group: Members) -> Members:
-        """The one of these processes that is kept, or else this one, which is kept from now on.
-        Raises MessagingError for too many."""
+        """Return the group of the same processes that is kept, or else keep this one. Raises
+        MessagingError for too many."""
         self._drop_what_is_over()
         found = self.find(group.id) or group
         if not self.has(found) and len(self._groups) >= MAX_GROUPS:
@@ -171,7 +171,7 @@ class Registry:
                 raise CollectiveFailed(why)
 
     def word(self, group: Members) -> dict[str, Any]:
-        """Return what check() of another member compares with its group."""
+        """Describe a group and the numbers of its next operations for check() of others."""
         groups = [*self._groups.values(), *self._dropped.values()]
         numbers = {other.id: other.number for other in groups if other.name == group.name}
         members = [list(pair) for pair in group.incarnations.items()]
@@ -243,7 +243,7 @@ class Registry:
 
 
 def _difference(group: Members, other: str, theirs: set[tuple[str, int]]) -> str:
-    """Text for both sides."""
+    """Describe for both sides how the members of two groups of one name differ."""
     ours = set(group.incarnations.items())
     own = group.members[group.rank]
     parts = [

@@ -102,14 +102,14 @@ class RedisMembership(RemoteMembership):
         self._changed = threading.Condition()
 
     def _new_client(self, timeout_s: float) -> redis.Redis:
-        """timeout_s: of each of its calls."""
+        """Make a client of the Redis. timeout_s: of each of its calls."""
         return redis.Redis.from_url(
             self._url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s
         )
 
     @contextmanager
     def _client_for(self, timeout_s: float) -> Iterator[redis.Redis]:
-        """A connection has one time for all its calls; a call with less has one of its own."""
+        """Lend a client; for less than the usual time of a call a new one with that time."""
         if timeout_s >= CALL_TIMEOUT_S:
             yield self._client
         else:
@@ -186,10 +186,11 @@ class RedisMembership(RemoteMembership):
         return result
 
     def _begin(self, deadline: float) -> None:
-        self._look(left_s(deadline))
+        self._read_members(left_s(deadline))
         self._start(self._keep)
 
     def _ask_to_join(self, timeout_s: float) -> Member:
+        """Join at the Redis once, as the former member if there was one. Returns the member."""
         deadline = time.monotonic() + timeout_s
         if self._member is None:
             self._check_open(timeout_s)
@@ -205,6 +206,7 @@ class RedisMembership(RemoteMembership):
         return self._decide(join, left_s(deadline))
 
     def _check_open(self, timeout_s: float) -> None:
+        """Refuse to join a Redis that has run for less than settle_s: members may come back."""
         try:
             with self._client_for(timeout_s) as client:
                 up_s = int(client.info("server")["uptime_in_seconds"])
@@ -219,8 +221,8 @@ class RedisMembership(RemoteMembership):
             )
 
     def _keep(self) -> None:
-        """Heartbeats, and looks at who is there: when told of a change, and now and then, since
-        nobody tells that an entry has expired."""
+        """Renew the lease and read the members until the end: when told of a change, and now and
+        then, since nobody tells that an entry has expired."""
         interval_s = self._lease_s / 4
         renewed_at = time.monotonic()
         listener: Any = None
@@ -241,7 +243,7 @@ class RedisMembership(RemoteMembership):
                     if time.monotonic() - renewed_at >= interval_s / 2:
                         self._renew()
                         renewed_at = time.monotonic()
-                    self._look()
+                    self._read_members()
                 except (DiscoveryUnavailable, redis.RedisError) as error:
                     # The peers go on without it. Who they are is asked when it is back; it may have
                     # forgotten all, and hear of them one by one.
@@ -260,6 +262,8 @@ class RedisMembership(RemoteMembership):
         self._listed.clear()
 
     def _renew(self) -> None:
+        """Renew the lease, or join again if the group does not know this member."""
+
         def renew(registry: Registry, now: float) -> bool:
             self._forget_opened(registry)
             return registry.renew(*self._who, now)
@@ -272,7 +276,8 @@ class RedisMembership(RemoteMembership):
             calls = set(self._calls.values())
         registry.forget_opened(*self._who, calls)
 
-    def _look(self, timeout_s: float = CALL_TIMEOUT_S) -> None:
+    def _read_members(self, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        """Read the members, and tell of changes. Joins again if this member is not listed."""
         roster = self._decide(lambda registry, now: registry.roster(self._group), timeout_s)
         if self._name not in roster:
             self._come_back()
@@ -311,6 +316,7 @@ class RedisMembership(RemoteMembership):
             self._check_waits(barrier, call)
 
     def _end(self, timeout_s: float) -> None:
+        """Leave the group at the Redis, wake calls at barriers, and close the client."""
         with self._changed:
             self._changed.notify_all()  # calls that wait at a barrier
         if self._member is not None:

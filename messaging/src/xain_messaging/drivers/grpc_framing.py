@@ -36,7 +36,7 @@ _ONE_FRAME_BYTES: Final = _ONE_FRAME.size
 
 
 def to_chunks(frames: Frames) -> Iterator[bytes]:
-    """Return the messages of one packet."""
+    """Encode a packet as gRPC messages of CHUNK_BYTES at most, the sizes of the frames first."""
     if len(frames) == 1 and type(frames[0]) is bytes and len(frames[0]) <= CHUNK_BYTES:
         return iter((_ONE_FRAME.pack(1, len(frames[0])) + frames[0],))
     sizes = [frame.nbytes if isinstance(frame, memoryview) else len(frame) for frame in frames]

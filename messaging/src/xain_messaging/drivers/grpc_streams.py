@@ -183,7 +183,7 @@ class _Threads(Executor):
         self._start()
 
     def submit(self, work: Callable[..., Any], /, *args: Any, **options: Any) -> "Future[Any]":
-        """Call `work` in a thread. The future tells gRPC when the stream has ended."""
+        """Call `work` in a thread, or here without one. The future ends with the call."""
         future: Future[None] = Future()
 
         def run() -> None:
@@ -202,6 +202,7 @@ class _Threads(Executor):
         return future
 
     def _start(self) -> None:
+        """Start a thread that waits for a stream, unless one waits."""
         if not self._num_waiting:
             with suppress(RuntimeError):  # the system has no more threads
                 threading.Thread(target=self._run, name=STREAM, daemon=True).start()
@@ -319,20 +320,22 @@ class GrpcDriver:
 
     def send(self, peer: str, frames: Frames) -> None:
         self._check_open()
-        stream = self._sending.get(peer) or self._begun(peer)
+        stream = self._sending.get(peer) or self._open_stream(peer)
         stream.send(frames)
 
-    def _begun(self, peer: str) -> _Stream:
+    def _open_stream(self, peer: str) -> _Stream:
+        """Open a stream to a peer. Raises PeersMissing if it is not connected."""
         with self._opening:
             self._check_open()  # another thread may have closed it meanwhile
             if peer not in self._peers:
                 raise PeersMissing(f"{peer!r} is not connected", [peer])
-            stream = _Stream(peer, *self._peers[peer], self._tls, self._ended)
+            stream = _Stream(peer, *self._peers[peer], self._tls, self._note_end)
             self._sending[peer] = stream
             return stream
 
-    def _ended(self, stream: _Stream) -> None:
-        """Note a broken stream. Packets that are sent before the next one begins are lost."""
+    def _note_end(self, stream: _Stream) -> None:
+        """Note a broken stream, for run() to report. Packets that are sent before the next one
+        begins are lost."""
         stream.send(None)  # for gRPC's thread, which may wait for more
         if time.monotonic() - stream.begun_at >= 1:
             stream.backoff.reset()
@@ -391,7 +394,7 @@ class GrpcDriver:
             self._waker.release()
 
     def _deliver(self, chunks: Iterator[bytes], context: Any) -> bytes:
-        """Hand over the packets of one stream."""
+        """Hand over the packets of one stream. Refuses malformed ones and wrong senders."""
         if (thread := threading.current_thread()).name != STREAM:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the peer has no thread to read with")
         self._streams[context] = thread
@@ -425,7 +428,7 @@ class GrpcDriver:
         return b""
 
     def _read(self, chunks: Iterator[bytes], context: Any) -> Iterator[Frames]:
-        """Packets of a stream until it ends. A malformed one refuses the stream."""
+        """Yield the packets of a stream until it ends. A malformed one refuses the stream."""
 
         def reserved(size_bytes: int) -> AbstractContextManager[None]:
             room = self._small if size_bytes < self.small_bytes else self._large

@@ -22,7 +22,7 @@ class Switchboard:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, driver: "InProcessDriver") -> str:
-        """Returns its address."""
+        """Add a driver. Returns the address by which others find it."""
         with self._lock:
             address = f"in-process:{next(self._numbers)}"
             self._drivers[address] = driver
@@ -76,6 +76,7 @@ class InProcessDriver:
         self._on_packet, self._on_lost = on_packet, on_lost
 
     def run(self, timeout_s: float) -> None:
+        """Wait for a packet or a lost connection, and report all that have come."""
         try:
             event = None
             if not self._is_closed:

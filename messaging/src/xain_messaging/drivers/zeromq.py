@@ -108,7 +108,8 @@ class ZmqDriver:
         self.disconnect(peer)
         self._addresses[peer] = address
 
-    def _connected(self, peer: str) -> "zmq.Socket[bytes]":
+    def _connect_socket(self, peer: str) -> "zmq.Socket[bytes]":
+        """Open a socket that pushes to a peer. Raises PeersMissing if it is not connected."""
         address = self._addresses.get(peer)
         if address is None or self._is_closed:
             self._check_open()
@@ -136,7 +137,7 @@ class ZmqDriver:
     def send(self, peer: str, frames: Frames) -> None:
         push = self._sockets.get(peer)
         if push is None:
-            push = self._connected(peer)
+            push = self._connect_socket(peer)
         left = len(frames)
         if left > 1:
             _send(push, SEVERAL, _SNDMORE, True)
@@ -151,6 +152,7 @@ class ZmqDriver:
         self._on_packet = on_packet
 
     def run(self, timeout_s: float) -> None:
+        """Receive a packet and hand it over; return when none comes in timeout_s."""
         with self._running:
             if self._is_closed:
                 return

@@ -187,6 +187,7 @@ def num_bytes(frames: Parts) -> int:
 
 
 def _pack_array(array: NDArray[Any], frames: list[Frame]) -> msgpack.ExtType:
+    """Pack an array: a small one whole, else its dtype and shape and the number of its frame."""
     if _why_not(array):
         raise TypeError
     plain = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))

@@ -115,13 +115,14 @@ class Message(_Ids, frozen=True, eq=False):
     def reply(self, tag: str | _Same = SAME, body: Body = SAME, *, ack: bool = False) -> "Message":
         """The answer to this one: back to its source, in its session. Tag and body stay as they are
         unless they are given; a body of None is none. ack: see SessionMessage."""
-        return self._passed_on(self.destination, self.source, tag, body)
+        return self._copy_for(self.destination, self.source, tag, body)
 
     def forward(self, destination: str, tag: str | _Same = SAME, body: Body = SAME) -> "Message":
         """Pass a message on to another peer, in its session, from the peer that it had come to."""
-        return self._passed_on(self.destination, destination, tag, body)
+        return self._copy_for(self.destination, destination, tag, body)
 
-    def _passed_on(self, source: str, destination: str, tag: str | _Same, body: Body) -> "Message":
+    def _copy_for(self, source: str, destination: str, tag: str | _Same, body: Body) -> "Message":
+        """Copy the message for another peer, in the same session."""
         # Not by msgspec.structs.replace(), which takes four times as long.
         return Message(
             self.tag if tag is SAME else tag,
@@ -182,9 +183,9 @@ class SessionMessage(Message, frozen=True, eq=False):
         stage = STAGES[self.session_type][1 if ack else -1]
         if ack and body is SAME:
             body = None
-        return self._passed_on(self.destination, self.source, tag, body, stage)
+        return self._copy_for(self.destination, self.source, tag, body, stage)
 
-    def _passed_on(
+    def _copy_for(
         self,
         source: str,
         destination: str,
@@ -192,6 +193,7 @@ class SessionMessage(Message, frozen=True, eq=False):
         body: Body,
         stage: SessionStage | None = None,
     ) -> "SessionMessage":
+        """Copy the message for another peer, in the same session, at `stage` if one is given."""
         return SessionMessage(
             self.tag if tag is SAME else tag,
             source,
@@ -204,7 +206,7 @@ class SessionMessage(Message, frozen=True, eq=False):
 
 
 def tag_of(tag: str) -> str:
-    """The text of a tag. Raises ValueError if it cannot be one."""
+    """Return the text of a tag. Raises ValueError if it cannot be one."""
     text = tag.value if isinstance(tag, Enum) else tag
     if not isinstance(text, str):
         raise ValueError(f"a tag must be text, not {type(text).__name__}")

@@ -30,7 +30,7 @@ AsyncHandler: TypeAlias = Handler | Callable[[Request], Coroutine[Any, Any, str 
 def _awaited(
     method: Callable[Concatenate[sync.Server, P], T], made: Callable[["Server", T], R]
 ) -> Callable[Concatenate["Server", P], Coroutine[Any, Any, R]]:
-    """A method of the synchronous face, run in a thread. made: returns what this face returns."""
+    """Make a coroutine method that runs a synchronous one in a thread. made: makes its result."""
 
     @functools.wraps(method)
     async def call(self: "Server", /, *arguments: P.args, **more: P.kwargs) -> R:
@@ -74,6 +74,7 @@ class Server(sync.View):
         )
 
     async def _push(self, ticket: Ticket, work: Callable[..., None], *arguments: Any) -> None:
+        """Run a push in a thread. A push that is cancelled before it begins counts as answered."""
         begun = self._threads.submit(work, *arguments)
         try:
             await asyncio.wrap_future(begun)
@@ -101,7 +102,7 @@ class Server(sync.View):
     def clocks(
         self, staleness: int | None = 0, *, workers: int | None = None, stop: int | None = None
     ) -> AsyncIterator[int]:
-        """See sync.Server.clocks."""
+        """Iterate over the clocks of this worker; see sync.Server.clocks."""
         return _Clocks(self, self._core, staleness, workers, stop)
 
     def batches(
@@ -112,7 +113,7 @@ class Server(sync.View):
         *,
         name: str | None = None,
     ) -> "Batches":
-        """See sync.Server.batches."""
+        """Iterate over the batches of this worker; see sync.Server.batches."""
         return Batches(self, lambda: self._server.batches(data, epochs, staleness, name=name))
 
     async def close(self) -> None:

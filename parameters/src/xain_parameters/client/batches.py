@@ -80,6 +80,7 @@ class RowNumbers:
         return self.num_rows
 
     def read(self, part: int, num_parts: int, start: int) -> Iterator[Piece]:
+        """Yield the batches of a part, as slices of row numbers, from batch `start` on."""
         first = self.num_rows * part // num_parts + start * self.batch_rows
         stop = self.num_rows * (part + 1) // num_parts
         for begin in range(first, stop, self.batch_rows):
@@ -193,8 +194,8 @@ class Batches:
         )
 
     def next(self) -> Batch | None:
-        """Complete the clock of the batch before, and begin that of the next; None: all epochs are
-        read, by this worker and the others. After an error the loop has ended."""
+        """Complete the clock of the last batch, and return the next batch in a new clock; None: all
+        workers have read all epochs. After an error the loop has ended."""
         try:
             while not self._has_ended:
                 batch = self._step()
@@ -211,7 +212,7 @@ class Batches:
     def leave(self) -> None:
         """End the loop. The clock of the last batch is not complete, unless it is the end."""
         self._has_ended = True
-        self._drop()
+        self._drop_part()
         self._core.end_clocks(self._loop)
 
     def abandon(self) -> bool:
@@ -224,7 +225,7 @@ class Batches:
         return self._has_ended or self._core.is_closed
 
     def reading(self) -> Reading:
-        """Tell what all workers have read, once the batches are over."""
+        """Return what all workers have read, by epoch, once the batches are over."""
         rows, sizes = [], []
         self._core.look_again()
         for epoch in range(self._source.num_epochs if self._divisions else 0):
@@ -248,7 +249,7 @@ class Batches:
             if waited.is_over:
                 self._has_ended = True
                 self.was_over = self._clock < 0
-                self._report()
+                self._warn_of_missed_rows()
                 return None
             self._loop = core.enter_clocks(self._staleness)
             clock = core.begin_clocks(self._loop, self._staleness, 1, None, all_here=waited.is_new)
@@ -261,7 +262,7 @@ class Batches:
         goes_on = clock == self._clock + 1 and generation == self._generation
         self._clock, self._generation = clock, generation
         if not goes_on:
-            self._drop()
+            self._drop_part()
         if self._position is None:
             is_void = self._seek()
             if self._position is None:
@@ -269,11 +270,11 @@ class Batches:
                     core.end_clocks(self._loop)
                     self._loop = 0
                 return None
-        return self._give()
+        return self._next_batch()
 
     def _seek(self) -> bool:
-        """Find the next part and the place in it. Returns whether the clock has no batch, and is
-        followed by another."""
+        """Find the next part, and where to go on in it. Returns whether this clock has no batch,
+        and another clock follows."""
         while True:
             done, self._done = self._done, None
             taken = self._core.scheduler.take(
@@ -305,7 +306,7 @@ class Batches:
             self._note(Piece(None, 0, 0 if first_piece is None else first_piece.size))
             return True
 
-    def _give(self) -> Batch:
+    def _next_batch(self) -> Batch:
         position = self._position
         assert position is not None
         assert position.following is not None
@@ -335,19 +336,19 @@ class Batches:
         self._core.push_keys(self._notes, ticket, np.array([position.key]), note)
         if is_end:
             self._done = position.part
-            self._drop(keep_done=True)
+            self._drop_part(keep_done=True)
 
     def _pull(self, keys: NDArray[Any]) -> NDArray[Any]:
         return self._core.pull_keys(self._notes, self._core.pull_ticket(), keys)
 
-    def _drop(self, *, keep_done: bool = False) -> None:
+    def _drop_part(self, *, keep_done: bool = False) -> None:
         if self._position is not None:
             self._position.close()
         self._position = self._given = None
         if not keep_done:
             self._done = None
 
-    def _report(self) -> None:
+    def _warn_of_missed_rows(self) -> None:
         worker = self._core.scheduler.worker
         if not self.num_batches and not self.was_over:
             log.warning("no_batches", worker=worker, data=self._name)

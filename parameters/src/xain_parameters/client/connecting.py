@@ -25,7 +25,7 @@ def connect(
     insecure: bool = False,
     handler: asynchronous.AsyncHandler = answer_nothing,
 ) -> asynchronous.Server:
-    """The parameter server, for `async with`.
+    """Connect a worker to the parameter server, for `async with`.
 
     target: "HOST:PORT" of the scheduler. worker: a name that no other living worker has; a process
     that takes the place of one goes on under its name.
@@ -74,7 +74,7 @@ def connect_sync(
     insecure: bool = False,
     handler: Handler = answer_nothing,
 ) -> sync.Server:
-    """The same, for `with` and programs without an event loop. handler: a plain function."""
+    """Connect to the parameter server, for `with`; see connect(). handler: a plain function."""
     return _connect(
         target,
         worker,

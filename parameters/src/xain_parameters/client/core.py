@@ -126,13 +126,13 @@ class Core:
     # --- tables ---
 
     def declare(self, table: TableSpec) -> TableSpec:
-        return self._in_job(self.scheduler.declare(table, self._timeout_s))
+        return self._enter_job(self.scheduler.declare(table, self._timeout_s))
 
     def find(self, name: str) -> TableSpec:
-        return self._in_job(self.scheduler.find(name, self._timeout_s))
+        return self._enter_job(self.scheduler.find(name, self._timeout_s))
 
-    def _in_job(self, table: TableSpec) -> TableSpec:
-        """Go on in the job of the first table, where none was named."""
+    def _enter_job(self, table: TableSpec) -> TableSpec:
+        """Return the table, and go on in its job if this worker has named none."""
         with self._changed:
             if self._job != self.scheduler.job:
                 self._job = self.scheduler.job
@@ -277,10 +277,10 @@ class Core:
             self._numbers.clear()
             self._failure = None
         if progress.cut > last_cut:
-            self._mark(progress)
+            self._send_marks(progress)
         return progress.clock
 
-    def _mark(self, progress: Progress) -> None:
+    def _send_marks(self, progress: Progress) -> None:
         def head(piece: Piece, view: View, range_: int, start: int, stop: int) -> Mark:
             return Mark(0, view.version, range_, progress.opened, progress.cut, progress.clock)
 
@@ -300,7 +300,7 @@ class Core:
     # --- pushes ---
 
     def push_ticket(self, table: TableSpec) -> Ticket:
-        """Number a push, in the order of the calls. It must be pushed with this ticket."""
+        """Number a push, in the order of the calls, and return the ticket to push it with."""
         with self._lock:
             progress = self._progress
             if progress.clock >= 0:
@@ -322,7 +322,7 @@ class Core:
             )
 
     def answered(self, ticket: Ticket, error: BaseException | None) -> None:
-        """Record that a push has ended, or will never begin."""
+        """Record that a push has ended, or will never begin. Errors but Invalid fail the clock."""
         with self._lock:
             if ticket.clock < 0:
                 self._open.discard(ticket.number)
@@ -364,7 +364,7 @@ class Core:
         values: Array,
         cut: Cut | None = None,
     ) -> None:
-        """cut: see known_cut."""
+        """Push values to rows by key; those of one key are added. cut: see known_cut."""
         try:
             keys = _keys_of(table, ids)
             shape = _shape_of(ids)
@@ -438,7 +438,7 @@ class Core:
             return Ticket(progress.generation, progress.opened, progress.clock, loop=self._loop)
 
     def pull_rows(self, table: TableSpec, ticket: Ticket, out: Array | None) -> Array:
-        """Pull all rows of a dense array."""
+        """Pull all rows of a dense array into `out`, or into a new array."""
         if out is None:
             out = np.empty(table.shape, table.dtype)
         elif not (isinstance(out, np.ndarray) and out.flags.c_contiguous and out.flags.writeable):
@@ -477,6 +477,7 @@ class Core:
         return rows.reshape(*_shape_of(ids), table.dim)
 
     def _pull(self, table: TableSpec, ticket: Ticket, pieces: Sequence[Piece]) -> None:
+        """Pull pieces; wait before for clocks that the table needs and the loop does not."""
         generation, opened = ticket.generation, ticket.opened
         if ticket.clock >= 0 and isinstance(table.staleness, int):
             least = ticket.clock - table.staleness
@@ -493,7 +494,7 @@ class Core:
     # --- requests to handlers ---
 
     def send(self, to: str | int, head: int, body: str, timeout_s: float | None) -> dict[str, str]:
-        """See sync.Server.send."""
+        """Send a request to handlers, and return answers by name; see sync.Server.send."""
         check_request(head, body)
         if isinstance(to, int):
             to = self._worker_at(to)
@@ -543,8 +544,8 @@ def _keys_in(table: TableSpec) -> int:
 
 
 def _checked(table: TableSpec, values: object, shape: tuple[int, ...]) -> Array:
-    """The values as a C-contiguous array. Raises Invalid, which names the table, the dtype and the
-    shape that it takes."""
+    """Return the values as a C-contiguous array. Raises Invalid, which names the table, the dtype
+    and the shape that it takes."""
     array = np.asarray(values)
     if array.dtype != _DTYPES[table.dtype]:
         raise Invalid(f"table {table.name!r} has {table.dtype}, not {array.dtype}")
@@ -565,7 +566,7 @@ def _shape_of(array: ArrayLike) -> tuple[int, ...]:
 
 
 def _keys_of(table: TableSpec, ids: ArrayLike) -> Keys:
-    """(n,) uint64. Raises Invalid."""
+    """Return ids as keys of a table, (n,) uint64. Raises Invalid."""
     if isinstance(ids, np.ndarray) and ids.dtype == KEY_DTYPE and ids.ndim == 1:
         keys = np.ascontiguousarray(ids)
     else:

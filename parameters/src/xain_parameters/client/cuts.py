@@ -15,7 +15,7 @@ from xain_parameters.keys import Keys, Range, is_ascending, owners
 def cut_rows(
     start: int, stop: int, ranges: Sequence[Range], bound: int
 ) -> Iterator[tuple[int, int, int]]:
-    """The rows [start, stop) of a dense array as (index of the range, start, stop)."""
+    """Cut rows [start, stop) of a dense array by range: (index of the range, start, stop)."""
     for index, each in enumerate(ranges):
         low, high = each.indices(bound)
         low, high = max(low, start), min(high, stop)
@@ -26,8 +26,8 @@ def cut_rows(
 def cut_keys(
     keys: Keys, ranges: Sequence[Range], bound: int | None
 ) -> tuple[NDArray[np.intp] | None, list[tuple[int, int, int]]]:
-    """The order that has ascending keys one range after the other, ascending within each, and where
-    each range begins and ends in it: (index of the range, start, stop). Order None: as they are."""
+    """Return the order that has the keys of one range after those of another, ascending, and where
+    each range lies in it: (index of the range, start, stop). Order None: the keys have it."""
     if not len(keys):
         return None, []
     if len(ranges) == 1:
@@ -47,7 +47,7 @@ def cut_keys(
 
 
 def whole_numbers(ids: ArrayLike) -> NDArray[Any]:
-    """ids as an array of integers, which are uint64 where one of a list is above 2**63 - 1: numpy
+    """Return ids as an array of integers, uint64 where one of a list is above 2**63 - 1: numpy
     makes a list of such and smaller ones an array of floats. Raises Invalid."""
     array = np.asarray(ids)
     if array.dtype.kind in "iu" or not array.size:
@@ -63,8 +63,8 @@ def whole_numbers(ids: ArrayLike) -> NDArray[Any]:
 
 
 def unique(keys: Keys) -> tuple[Keys, NDArray[np.intp] | None]:
-    """The different keys, ascending, and for each given key the index of its own among them; None
-    if they are the given ones."""
+    """Return the different keys, ascending, and for each given key the index of its own among
+    them; None if they are the given ones."""
     if is_ascending(keys):
         return keys, None
     different, inverse = np.unique(keys, return_inverse=True)
@@ -72,7 +72,7 @@ def unique(keys: Keys) -> tuple[Keys, NDArray[np.intp] | None]:
 
 
 def summed(keys: Keys, values: NDArray[Any]) -> tuple[Keys, NDArray[Any]]:
-    """The different keys, ascending, and for each the sum of its values.
+    """Return the different keys, ascending, and for each the sum of its values.
 
     keys: (n,). values: (n, dim). Values of one key are added in their order.
     """

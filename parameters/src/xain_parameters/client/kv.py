@@ -91,9 +91,9 @@ class KVWorker:
         keys: unique and ascending. callback: called in a thread of the worker just before wait
         returns; not if the push fails. Raises Invalid at once for what cannot be right.
         """
-        array = _keys(keys)
-        values = self._values(vals)
-        groups = _groups(len(array), lens, len(values))
+        array = _flat_keys(keys)
+        values = self._flat_values(vals)
+        groups = _group_keys(len(array), lens, len(values))
         cut = self._known_cut(array, groups)
         pushes = self._numbered(groups)
         return self._begin(
@@ -118,16 +118,16 @@ class KVWorker:
         lens: values of each key, or of every key. vals: filled with the values; its size must be
         theirs.
         """
-        array = _keys(keys)
+        array = _flat_keys(keys)
         if isinstance(lens, int):
             lengths, size = None, lens * len(array)
         else:
             lengths = np.asarray(lens)
             size = int(np.sum(lengths, dtype=np.int64))
-        out = None if vals is None else self._values(vals)
+        out = None if vals is None else self._flat_values(vals)
         if lengths is None and out is not None and len(out) != size:
             raise Invalid(f"{len(out)} values for {len(array)} keys of {lens} each")
-        groups = _groups(len(array), lengths, size if out is None else len(out))
+        groups = _group_keys(len(array), lengths, size if out is None else len(out))
         cut = self._known_cut(array, groups)
         if out is None and len(groups) != 1:
             out = np.empty(size, self._dtype)
@@ -151,11 +151,11 @@ class KVWorker:
     ) -> int:
         """Begin a push and, after it, a pull of the same keys; returns a timestamp, for which wait
         returns the values after the push."""
-        array = _keys(keys)
-        values = self._values(vals)
-        groups = _groups(len(array), lens, len(values))
+        array = _flat_keys(keys)
+        values = self._flat_values(vals)
+        groups = _group_keys(len(array), lens, len(values))
         cut = self._known_cut(array, groups)
-        out = np.empty(len(values), self._dtype) if outs is None else self._values(outs)
+        out = np.empty(len(values), self._dtype) if outs is None else self._flat_values(outs)
         if len(out) != len(values):
             raise Invalid(f"outs has {len(out)} values, vals {len(values)}")
         pushes = self._numbered(groups)
@@ -230,7 +230,7 @@ class KVWorker:
         *,
         is_short: bool = False,
     ) -> int:
-        """is_short: the work is one call for few keys."""
+        """Queue a request; returns its timestamp. is_short: the work is one call for few keys."""
         timestamp = next(self._timestamps)
         request = _Request(timestamp, work, callback, drop, is_short)
         self._requests[timestamp] = request
@@ -238,7 +238,7 @@ class KVWorker:
         return timestamp
 
     def _note_end(self, request: "_Request") -> None:
-        """Called under the lock."""
+        """Count a request as ended, and drop the oldest of too many. Called under the lock."""
         self._ended.append(request.timestamp)
         if len(self._ended) > self.max_kept:
             dropped = self._ended.popleft()
@@ -282,7 +282,7 @@ class KVWorker:
             self._core.answered(ticket, None)
 
     def _pull(self, keys: Array, groups: _Groups, out: Array | None, cut: Cut | None) -> Any:
-        """out: filled and returned; None: the rows of the only group are returned as they come."""
+        """Pull the groups of keys into `out`, and return it; None: return the only group's rows."""
         core = self._core
         for dim, which, where in groups:
             table = self._table(dim)
@@ -293,6 +293,7 @@ class KVWorker:
         return out
 
     def _table(self, dim: int) -> Table:
+        """Return the table for values of a length, declared when it is first needed."""
         with self._declaring:
             if dim not in self._tables:
                 name = f"kv{self._app_id}/{dim}"
@@ -301,21 +302,22 @@ class KVWorker:
                 )
             return self._tables[dim]
 
-    def _values(self, vals: object) -> Array:
+    def _flat_values(self, vals: object) -> Array:
         values = np.asarray(vals)
         if values.dtype != self._dtype or values.ndim != 1:
             raise Invalid(f"values are a flat array of {self._dtype}, not {values.dtype}")
         return values
 
 
-def _keys(keys: ArrayLike) -> Array:
+def _flat_keys(keys: ArrayLike) -> Array:
     array = whole_numbers(keys)
     if array.ndim != 1:
         raise Invalid(f"keys are a flat array, not one of shape {array.shape}")
     return array
 
 
-def _groups(num_keys: int, lens: Sequence[int] | Array | None, num_values: int) -> _Groups:
+def _group_keys(num_keys: int, lens: Sequence[int] | Array | None, num_values: int) -> _Groups:
+    """Group keys by the length of their values: length, positions of keys, those of values."""
     if not num_keys:
         if num_values:
             raise Invalid(f"{num_values} values for no keys")
@@ -385,13 +387,13 @@ class _Request:
             self.result, self.error = None, error
 
     def drop(self) -> None:
-        """Fail it before it has begun."""
+        """Fail the request before it has begun."""
         if self._drop is not None:
             self._drop()
         self.error = Closed("the worker was closed")
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until it has ended; returns whether it has."""
+        """Wait until the request has ended; returns whether it has."""
         if self._ended.acquire(timeout=max(0.0, timeout_s)):
             self._ended.release()  # for others that wait
         return self.is_done
@@ -429,6 +431,7 @@ class _Queue:
         self._is_closed = False
 
     def put(self, priority: int, request: _Request) -> None:
+        """Queue a request and wake a thread, unless wait() may soon run it itself."""
         with self._lock:
             if not self._is_closed:
                 is_alone = request.is_short and not self._waiting
@@ -438,7 +441,7 @@ class _Queue:
                 if not is_alone or not self._is_looking:
                     self._call_thread()
                 return
-        self._drop(request)
+        self._drop_request(request)
 
     def run_now(self, request: _Request) -> None:
         """Run a request in this thread, if it is the next one and no thread has it."""
@@ -456,7 +459,7 @@ class _Queue:
             dropped, self._waiting = self._waiting, []
             self._changed.notify_all()
         for _, _, request in dropped:
-            self._drop(request)
+            self._drop_request(request)
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -467,7 +470,7 @@ class _Queue:
         return self._num_running < self.num_threads
 
     def _run(self, request: _Request) -> None:
-        """Run a request that counts as running."""
+        """Run a request that counts as running, note its end, and wake a thread for others."""
         try:
             request.run()
         finally:
@@ -478,7 +481,7 @@ class _Queue:
                 if self._waiting:
                     self._call_thread()
 
-    def _drop(self, request: _Request) -> None:
+    def _drop_request(self, request: _Request) -> None:
         request.drop()
         with self._lock:
             self._on_end(request)

@@ -77,7 +77,7 @@ class Piece:
     cut: "Cut | None" = None
 
     def chosen(self, rows: slice | NDArray[np.intp]) -> "Piece":
-        """Some rows of the piece; a slice of it has a start and a stop."""
+        """Return a piece with these rows of this one; a slice has a start and a stop."""
         if self.keys is None:
             assert isinstance(rows, slice)
             start, stop, keys = self.start + rows.start, self.start + rows.stop, None
@@ -130,13 +130,13 @@ class _Message:
             self.blocks = [slice(start, stop) for _, start, stop in spans]
 
     def rows(self, span: Span) -> tuple[int, int]:
-        """Rows of a dense array; (0, 0) where keys name them."""
+        """Return the span's first and last row in a dense array; (0, 0) where keys name them."""
         if self.keys is not None:
             return 0, 0
         return self.first + span.start, self.first + span.stop
 
     def sections(self, row_bytes: int) -> tuple[Section, ...]:
-        """row_bytes: of the values that are sent; 0: none are."""
+        """Return the sections of the message. row_bytes: of its values; 0: none are sent."""
         sections = self._sections.get(row_bytes)
         if sections is None:
             has_keys = self.keys is not None
@@ -152,7 +152,7 @@ class _Message:
         return sections
 
     def rest(self, piece: Piece) -> Iterator[Piece]:
-        """A piece for each range, to be asked for again; the piece itself, if it has no rows."""
+        """Yield the piece again for each range, or the piece itself if it has no rows."""
         if not self.num_rows:
             yield piece
             return
@@ -213,7 +213,7 @@ class _Messages:
         self._keyed: dict[tuple[int, bytes], Cut] = {}
 
     def of(self, table: TableSpec, piece: Piece, row_bytes: int) -> Iterable[_Message]:
-        """The messages of a piece."""
+        """Return the messages of a piece; those of a list of keys are kept for the next time."""
         if piece.keys is None:
             rows = (table.number, piece.start, piece.stop)
             messages = self._dense.get(rows)
@@ -328,7 +328,7 @@ class Requests:
         *,
         generation: int | None = None,
     ) -> None:
-        """Ask for all pieces, and return when all are answered.
+        """Send the requests of all pieces, and return when all are answered.
 
         generation: the request has a meaning in this one only; None: in any.
         """
@@ -475,7 +475,7 @@ class Requests:
         row_bytes: int,
         connection: Connection,
     ) -> _Asked:
-        """row_bytes: 0 where no rows are asked for."""
+        """Send a message of a piece. row_bytes: 0 where no rows are asked for."""
         order, keys, values = message.order, message.keys, piece.values
         span = message.spans[0]
         request = head(piece, view, span.range.number, *message.rows(span))
@@ -560,7 +560,7 @@ class Requests:
                 now = time.monotonic()
 
     def _answer(self, asked: _Asked, view: View, deadline: float) -> str | None:
-        """Take the answer; returns why the piece has to be asked for again, or None."""
+        """Wait for an answer and take its rows. Returns why to ask again, or None."""
         while True:
             left = deadline - time.monotonic()
             try:

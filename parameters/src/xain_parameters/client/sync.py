@@ -139,9 +139,9 @@ class Server(View):
     def clocks(
         self, staleness: int | None = 0, *, workers: int | None = None, stop: int | None = None
     ) -> Iterator[int]:
-        """The clocks of this worker. Beginning the next one completes the one before, and waits for
-        the others: with staleness 0 for all of them (BSP), with s until the slowest is at most s
-        behind (SSP), with None for none (ASP).
+        """Yield the clocks of this worker. Beginning the next one completes the one before, and
+        waits for the others: with staleness 0 for all of them (BSP), with s until the slowest is at
+        most s behind (SSP), with None for none (ASP).
 
         workers: wait for as many before the first. stop: end after clock stop - 1. A wait has no
         timeout; what it waits for is logged as waiting_for_workers or scheduler_away. Clocks belong
@@ -172,8 +172,8 @@ class Server(View):
         *,
         name: str | None = None,
     ) -> Batches:
-        """The batches of this worker, one in each clock, and each row of the data once in an epoch
-        for all workers together, whoever of them comes, dies or comes back.
+        """Yield the batches of this worker, one in each clock, and each row of the data once in an
+        epoch for all workers together, whoever of them comes, dies or comes back.
 
         The data are divided among the workers with a rank (see connect), anew in each epoch. The
         rest of a worker that is gone for a lease is read by the others. The loop ends when all

@@ -54,7 +54,7 @@ class Data(msgspec.Struct, frozen=True):
         return next((epoch for epoch, _, _ in self.open_parts()), self.num_begun)
 
     def open_parts(self) -> Iterator[tuple[int, int, Part]]:
-        """Epoch and index of the parts that are not read yet, in their order."""
+        """Yield epoch and index of the parts that are not read yet, in their order."""
         for epoch in sorted(self.epochs):
             for index, part in enumerate(self.epochs[epoch]):
                 if not part.is_done:
@@ -80,7 +80,7 @@ class Data(msgspec.Struct, frozen=True):
         )
 
     def with_epoch(self, workers: list[str], keep_from: int) -> "Data":
-        """Begin an epoch. workers: in the order of their ranks. keep_from: the first epoch that a
+        """Return the data with one more epoch. workers: by rank. keep_from: the first epoch that a
         rollback may go back to."""
         epoch = self.num_begun
         least = min(keep_from, self.num_done)

@@ -38,13 +38,14 @@ class Backup:
         self._num_tiles = 0
 
     def probed(self, source: Source, probe: Probe) -> None:
+        """Note a probe of the primary, which ends the stream before it, and answer it."""
         if probe.probe <= self._probe:
             return
         self._source, self._probe = source, probe.probe
         self._is_begun = False
         if self.copy is not None and self._filling is None:
             self.copy.abandon_segment()
-        self._answer()
+        self._send_have()
 
     def take(self, source: Source, message: Message) -> None:
         """Take a message of the stream. Others than the last probe's are ignored."""
@@ -63,13 +64,14 @@ class Backup:
                 self._take_tile(message, tile)
             case Whole() as whole:
                 self._take_whole(whole)
-        self._answer()
+        self._send_have()
 
     def synced(self) -> None:
         if self._source is not None:
-            self._answer()
+            self._send_have()
 
     def _begin(self, begin: Begin) -> None:
+        """Begin a stream: go on with what there is, or with an empty replica to be filled."""
         self._is_begun = True
         self._probe = begin.probe
         if begin.fill == (0 if self._filling is None else self._fill):
@@ -111,6 +113,7 @@ class Backup:
             self._log.append_next(message)
 
     def _take_whole(self, whole: Whole) -> None:
+        """Make the replica that was filled the copy of the range."""
         assert self._filling is not None
         assert self._filling.is_whole
         assert self._filling.sequence == whole.sequence
@@ -126,7 +129,7 @@ class Backup:
             self._log.finish(Message(whole))
         self.copy, self._filling = copy, None
 
-    def _answer(self) -> None:
+    def _send_have(self) -> None:
         assert self._source is not None
         copy = self.copy
         filling = self._filling

@@ -47,7 +47,7 @@ class Tail:
             self._num_bytes -= num_bytes(first)
 
     def restart(self, sequence: int, made_in: int) -> None:
-        """Forget all entries; the next one comes after this one."""
+        """Forget all entries; the next one follows on the entry (sequence, made_in)."""
         self._before = (sequence, made_in)
         self._entries.clear()
         self._num_bytes = 0
@@ -117,7 +117,7 @@ class Copy:
         self._is_alone = is_alone
 
     def declare(self, table: TableSpec) -> Message | None:
-        """The record of a new table; None: it is known, or cannot be kept here."""
+        """Declare a table, and log it. Returns its record; None: it is known, or was refused."""
         if not self.replica.declare(table):
             return None
         message = declaration(self._range.number, encoded(table))
@@ -160,6 +160,7 @@ class Copy:
     # --- a new segment of the log, which begins with the state as tiles ---
 
     def begin_segment(self) -> int:
+        """Begin a new segment of the log with the whole replica. Returns its number."""
         assert self.log is not None
         number = self.log.begin(self._range, self._generation)
         for spec in self.tables:

@@ -32,7 +32,7 @@ class FairQueue(Generic[Item]):
         self._waiting[job].append(item)
 
     def take(self) -> Item | None:
-        """The next item; None: none waits."""
+        """Remove and return the next item; None: none waits."""
         if not self._waiting:
             return None
         job = min(self._waiting, key=self._used_s.__getitem__)
@@ -87,7 +87,7 @@ class FairSlots:
         asleep.acquire()
 
     def leave(self, job: int, used_s: float, now: float) -> None:
-        """Give a slot back, after so much time."""
+        """Give a slot back, charge its time to the job, and wake the next that waits."""
         with self._lock:
             self._num_free += 1
             self._queue.charge(job, used_s)

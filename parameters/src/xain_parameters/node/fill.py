@@ -26,7 +26,7 @@ class Fill:
         self._num_confirmed = 0
 
     def next(self) -> Message | None:
-        """The next tile, or Whole; None: tiles have to be confirmed before, or all is sent."""
+        """Return the next tile, or Whole; None: tiles have to be confirmed, or all is sent."""
         if self.is_sent or len(self._unconfirmed) >= MAX_TILES_IN_FLIGHT:
             return None
         message = next(self._tiles, None)

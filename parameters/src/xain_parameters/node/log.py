@@ -118,6 +118,7 @@ class DiskRangeLog:
         self._log.put(self, lambda: self._write(message, (self._current, self._next)))
 
     def begin(self, range_: RangeView, generation: int) -> int:
+        """Queue the beginning of a new segment. Returns its number."""
         self._num_next_bytes = 0
         self._last += 1
         number = self._last
@@ -140,7 +141,7 @@ class DiskRangeLog:
         return self._num_entry_bytes > max(MIN_SEGMENT_BYTES, self._num_base_bytes)
 
     def drop(self) -> None:
-        self._log.put(self, self._drop)
+        self._log.put(self, self._delete)
 
     # --- of the thread ---
 
@@ -165,6 +166,7 @@ class DiskRangeLog:
             self._next = None
 
     def _finish(self, message: Message) -> None:
+        """Write the end of the new segment, and delete the segment that it replaces."""
         assert self._next is not None
         assert isinstance(message.head, Whole)
         self._next.write(pieces_of(message))
@@ -176,7 +178,7 @@ class DiskRangeLog:
         self._current, self._next = self._next, None
         self._sequence = message.head.sequence
 
-    def _drop(self) -> None:
+    def _delete(self) -> None:
         self._abandon()
         if self._current is not None:
             self._current.close()
@@ -189,7 +191,7 @@ class DiskRangeLog:
             self._folder.rmdir()
 
     def sync(self) -> tuple[int, int]:
-        """Force to disk what was written. The number of the current segment, and its last entry."""
+        """Force to disk what was written. Returns the current segment's number and last entry."""
         for segment in (self._current, self._next):
             if segment is not None and segment.is_dirty:
                 segment.sync()
@@ -242,7 +244,7 @@ class DiskLog:
             newest: tuple[Path, Recovered] | None = None
             paths = sorted(folder.glob("*.log"))
             for path in paths:
-                recovered = _replayed(path)
+                recovered = _replay_segment(path)
                 if recovered is not None:
                     newest = (path, recovered)
             for path in paths:
@@ -271,6 +273,7 @@ class DiskLog:
         self._lock_file.close()
 
     def _write_group(self, steps: list[_Step]) -> int:
+        """Run queued steps, force them to disk, and report it. After a failure nothing is run."""
         if self._has_failed:
             return len(steps)
         self._has_failed = True  # until all of the group is on disk: no later entry without it
@@ -289,7 +292,7 @@ class DiskLog:
         return 0
 
 
-def _message(frame: memoryview) -> Message:
+def _decode_frame(frame: memoryview) -> Message:
     head_bytes, num_keys, size = _SIZES.unpack_from(frame)
     start = _SIZES.size + head_bytes
     head = decode_head(frame[_SIZES.size : start])
@@ -303,14 +306,14 @@ def _num_bytes(message: Message) -> int:
     return 64 + sum(0 if each is None else each.nbytes for each in (message.keys, message.values))
 
 
-def _replayed(path: Path) -> Recovered | None:
+def _replay_segment(path: Path) -> Recovered | None:
     frames = read_frames(path)
     try:
         first = next(frames, None)
         if first is None:
             return None
         head = msgspec.msgpack.decode(first, type=_SegmentHead)
-        return replayed(head.range, head.generation, map(_message, frames))
+        return replayed(head.range, head.generation, map(_decode_frame, frames))
     except Damaged as error:
         raise Damaged(f"{path}: {error}") from error
 
@@ -356,7 +359,8 @@ def read_frames(path: Path) -> Iterator[memoryview]:
 
 
 def _record(file: IO[bytes], at: int, size: int) -> tuple[memoryview, int] | None:
-    """The frame of the record at a position, and how much of the file was on disk before it."""
+    """Return the frame of the record at a position, and how much of the file was on disk before it;
+    None: it is damaged."""
     file.seek(at)
     head = file.read(_HEAD.size)
     if len(head) < _HEAD.size:

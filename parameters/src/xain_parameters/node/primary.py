@@ -80,7 +80,7 @@ class Primary:
         return is_full or self.copy.is_broken
 
     def commit(self, message: Message) -> None:
-        """Make a step the next entry of the range."""
+        """Send the next entry of the range to its servers, and apply it here."""
         entry = message.head
         assert isinstance(entry, Entry)
         # Sent first: the others work while this server does. Nothing is acknowledged before all
@@ -119,6 +119,7 @@ class Primary:
 
     @property
     def _durable(self) -> int:
+        """Sequence of the last entry that all counted servers have durably."""
         if not self._peers:
             return self.copy.synced
         had = [peer.have for peer in self._peers.values() if peer.is_counted]
@@ -126,6 +127,7 @@ class Primary:
 
     @property
     def _received(self) -> int:
+        """Sequence of the last entry that all streaming servers have received."""
         if not self._peers:
             return self.copy.synced
         had = [peer.received for peer in self._peers.values() if peer.is_streaming]
@@ -138,7 +140,7 @@ class Primary:
         self._num_bytes = before._num_bytes
 
     def abandon_cuts(self) -> None:
-        """The next primary writes no part of the open checkpoint either; the scheduler knows."""
+        """Give up open checkpoints, of which the next primary writes no part either."""
         replica = self.copy.replica
         replica.keeps_cuts = False
         for number in list(replica.cuts):
@@ -171,6 +173,7 @@ class Primary:
             peer.whole_at = None
 
     def had(self, server: str, have: Have) -> None:
+        """Note what a server has, and go on to send what it lacks."""
         peer = self._peers.get(server)
         if peer is None or have.probe != peer.probe or have.epoch != self._range.epoch:
             return
@@ -186,7 +189,7 @@ class Primary:
         if peer.whole_at is not None and peer.have >= peer.whole_at:
             peer.whole_at = None
             self._host.report_whole(self._range.number, self._range.epoch, peer.name)
-        self._fill(peer)
+        self._send_tiles(peer)
 
     def declare(self, table: TableSpec) -> None:
         message = self.copy.declare(table)
@@ -226,17 +229,16 @@ class Primary:
             peer.have = have.sequence
         if fill is None or fill.is_sent:
             self._count(peer)
-        self._fill(peer)  # the first tile before any entry
+        self._send_tiles(peer)  # the first tile before any entry
 
-    def _fill(self, peer: _Peer) -> None:
+    def _send_tiles(self, peer: _Peer) -> None:
         while peer.fill is not None and (message := peer.fill.next()) is not None:
             if peer.fill.is_sent:
                 self._count(peer)
             self._host.emit(peer.name, message)
 
     def _count(self, peer: _Peer) -> None:
-        """Acknowledge nothing from now on that a server does not have, which is being told the last
-        of what it lacks."""
+        """Acknowledge nothing from now on that this server does not have."""
         peer.is_counted = True
         if peer.is_learner:
             peer.whole_at = self.copy.replica.sequence

@@ -190,7 +190,7 @@ class ServerNode:
         self._leased_until = until
 
     def take_view(self, view: View, now: float) -> None:
-        """Take the newest view of a job."""
+        """Apply a newer view of a job: take and leave ranges, then handle what waited for it."""
         with self._lock:
             before = self._views.get(view.job)
             if before is not None and view.version <= before.version:
@@ -228,7 +228,7 @@ class ServerNode:
             self._last_job = max(self._last_job, *jobs)
 
     def loaded(self, number: int, generation: int, replica: Replica, now: float) -> None:
-        """Take a range as it was in the checkpoint that the generation began from."""
+        """Begin to serve a range with a replica that was loaded from a checkpoint."""
         # The lock of the node comes before that of the range, as in take_view().
         with self._lock:
             hosted = self._hosted.get(number)
@@ -242,7 +242,7 @@ class ServerNode:
     # --- from the disk ---
 
     def synced(self, number: int, segment: int, sequence: int, now: float) -> None:
-        """The log of a range has all entries up to `sequence` on disk, in this segment."""
+        """Note that the log of a range has all entries up to `sequence` on disk."""
         hosted = self._hosted.get(number)
         if hosted is None:
             return
@@ -260,7 +260,7 @@ class ServerNode:
     # --- from the network ---
 
     def lost(self, server: str) -> None:
-        """The connection to a server broke. It is asked again at the next tick."""
+        """Note a broken connection to a server, which is asked again at the next tick."""
         for hosted in list(self._hosted.values()):
             with hosted.lock:
                 if isinstance(hosted.role, Primary):
@@ -390,9 +390,8 @@ class ServerNode:
         return together.made_in is self._roles
 
     def _change_roles(self) -> None:
-        """Enter the ranges of the next requests anew: one of them has got another role, or left.
-        Called under the lock of the range, before the change and after it: a request may see half
-        of it."""
+        """Forget joined ranges: one has got another role, or left. Called under the lock of the
+        range, before the change and after it: a request may see half of it."""
         self._roles = object()
         self._together.clear()  # they would keep the memory of the range
 
@@ -414,7 +413,7 @@ class ServerNode:
         together.done(num_done)
 
     def _ready(self, range_: int, job: int, version: tuple[int, int], now: float) -> _Hosted:
-        """A range of a job that this server serves. version: of the view that is asked for."""
+        """Return a range that this server serves, or refuse. version: of the view asked for."""
         hosted = self._hosted.get(range_)
         if hosted is None or hosted.view.servers[:1] != (self._name,) or job_of(range_) != job:
             raise _Refusal("moved")
@@ -446,6 +445,7 @@ class ServerNode:
     def _rows(
         self, hosted: _Hosted, pull: Pull, keys: Keys | None, start: int, stop: int, now: float
     ) -> Array:
+        """Return the rows of a pull in one range, after opening the clocks that it needs."""
         copy = self._copy(hosted)
         if copy is None:  # the range has left this server since _ready()
             raise _Refusal("moved")
@@ -506,6 +506,7 @@ class ServerNode:
             return False
 
     def _open(self, hosted: _Hosted, primary: Primary, clock: int) -> None:
+        """Commit the entries that apply held pushes of clocks below `clock`."""
         replica = primary.copy.replica
         view = self._views[job_of(hosted.view.number)]
         for each, ended in openings(view, replica.opened, clock):
@@ -529,6 +530,7 @@ class ServerNode:
             self._host.save(hosted.view.number, view)
 
     def _wait(self, source: Source, each: Pull | Push | Mark, job: int, message: Message) -> None:
+        """Keep a request until its view comes, or refuse it as busy if too many wait."""
         with self._lock:
             is_full = (
                 len(self._waiting) >= MAX_WAITING or self._num_waiting_bytes >= MAX_WAITING_BYTES
@@ -547,6 +549,7 @@ class ServerNode:
     # --- ranges of this server ---
 
     def _take_range(self, range_: RangeView, view: View, now: float) -> None:
+        """Begin a range of a view that is new here, or its next epoch."""
         hosted = self._hosted.get(range_.number)
         if hosted is None:
             hosted = self._hosted[range_.number] = _Hosted(range_, view.generation)
@@ -584,13 +587,14 @@ class ServerNode:
             self._start(hosted, replica, now)
 
     def _start(self, hosted: _Hosted, replica: Replica, now: float) -> None:
+        """Make a replica the copy of a range, write it to the log, and begin the role."""
         log = self._host.open_log(hosted.view.number)
         hosted.copy = Copy(hosted.view, hosted.generation, replica, 0, log)
         hosted.copy.write_segment()
         self._take_role(hosted, now)
 
     def _take_role(self, hosted: _Hosted, now: float) -> None:
-        """Begin an epoch as its view says."""
+        """Become the primary of a range or a backup or learner, as its view says."""
         self._change_roles()
         range_ = hosted.view
         before = hosted.role
@@ -619,6 +623,7 @@ class ServerNode:
         self._change_roles()
 
     def _leave(self, number: int, view: View) -> None:
+        """Drop a range that this server has no more; keep its data if no server has it."""
         hosted = self._hosted.pop(number)
         with hosted.lock:
             self._change_roles()
@@ -666,6 +671,7 @@ class ServerNode:
     # --- probes ---
 
     def _handle_probe(self, source: Source, probe: Probe) -> None:
+        """Answer a probe of a primary, or keep it until its epoch has come here."""
         with self._lock:
             hosted = self._hosted.get(probe.range)
             if hosted is None or hosted.view.epoch < probe.epoch or hosted.role is None:

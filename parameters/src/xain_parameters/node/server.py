@@ -127,7 +127,7 @@ class ParameterServer:
         # Threads for files, by job: they wait for marks of its workers, or for a file system.
         self._pools: dict[int, ThreadPoolExecutor] = {}
         self._tls = tls
-        self._listener = Listener(address, self._hear, tls=tls)
+        self._listener = Listener(address, self._on_message, tls=tls)
         self.address = f"{advertised or host}:{self._listener.port}"
         self._scheduler = ServerScheduler(
             scheduler,
@@ -155,6 +155,7 @@ class ParameterServer:
         self.close()
 
     def _begin(self, folder: Path | None, timeout_s: float) -> None:
+        """Join the group, replay the log, and begin to serve."""
         scheduler = self._scheduler
         deadline = time.monotonic() + timeout_s
         scheduler.join(timeout_s)
@@ -274,7 +275,7 @@ class ParameterServer:
         self._scheduler.report(LearnerWhole(range_, epoch, server))
 
     def _load_now(self) -> dict[int, Load]:
-        """The load by job."""
+        """Return the load by job since the last call."""
         now = time.monotonic()
         seconds = max(now - self._counted_at, 1e-3)
         # Copies, which are made in one step: other threads count meanwhile.
@@ -290,6 +291,7 @@ class ParameterServer:
     # --- the network ---
 
     def emit(self, destination: Source | str, message: Message) -> None:
+        """Send a message. One to a server without a connection is lost, and connects to it."""
         if isinstance(destination, Source):
             connection = destination.connection
             assert isinstance(connection, _CONNECTIONS)
@@ -318,7 +320,7 @@ class ParameterServer:
                 if view.addresses.get(server) != address
             ]
         for _, channel in moved:
-            channel.close()  # _closed() is called when its reader has ended
+            channel.close()  # _note_closed() is called when its reader has ended
 
     def _connect(self, server: str) -> None:
         """Connect to another server; what was to be sent meanwhile is asked for again."""
@@ -332,8 +334,8 @@ class ParameterServer:
                     address,
                     greeting,
                     # The other side is known by the name that it was connected by.
-                    lambda made, message: self._hear_from(server, made, message),
-                    lambda made, why: self._closed(server, made),
+                    lambda made, message: self._handle_message(server, made, message),
+                    lambda made, why: self._note_closed(server, made),
                     timeout_s=CONNECT_S,
                     tls=self._tls,
                     server=server,
@@ -350,22 +352,22 @@ class ParameterServer:
         if channel is not None:
             self._node.tick(time.monotonic())
 
-    def _closed(self, server: str, channel: Channel) -> None:
+    def _note_closed(self, server: str, channel: Channel) -> None:
         with self._lock:
             if self._channels.get(server, (None, None))[1] is channel:
                 del self._channels[server]
         if self._node is not None:
             self._node.lost(server)
 
-    def _hear(self, channel: Channel, message: Message) -> None:
+    def _on_message(self, channel: Channel, message: Message) -> None:
         head = message.head
         if isinstance(head, Command):
-            self._hear_command(channel, head)
+            self._handle_command(channel, head)
             return
         if isinstance(head, _COUNTED):
             self._serve(channel, message, head)
         else:
-            self._hear_from(channel.peer.name, channel, message)
+            self._handle_message(channel.peer.name, channel, message)
 
     def _serve(self, channel: Channel, message: Message, head: Pull | Push | Several) -> None:
         """Serve a pull or push of a worker, in a slot that jobs have fair shares of."""
@@ -380,14 +382,14 @@ class ParameterServer:
         slots.enter(job, time.monotonic())
         began = self._served_at = time.monotonic()
         try:
-            self._hear_from(channel.peer.name, channel, message)
+            self._handle_message(channel.peer.name, channel, message)
         finally:
             now = time.monotonic()
             slots.leave(job, now - began, now)
             counts = self._pulled if isinstance(each, Pull) else self._pushed
             counts[job] += num_rows
 
-    def _hear_from(self, name: str, channel: Channel, message: Message) -> None:
+    def _handle_message(self, name: str, channel: Channel, message: Message) -> None:
         # Primaries that hear of this server first probe it once for each connection.
         if not self._has_begun.is_set():
             self._has_begun.wait()
@@ -397,7 +399,7 @@ class ParameterServer:
             with self._or_fail:
                 node.handle(source, message, time.monotonic())
 
-    def _hear_command(self, channel: Channel, command: Command) -> None:
+    def _handle_command(self, channel: Channel, command: Command) -> None:
         sender = channel.peer
 
         def tell(reply: Reply) -> None:
@@ -435,6 +437,7 @@ class ParameterServer:
         self._start(self._load, view.job, range_, view)
 
     def _load(self, range_: RangeView, view: View) -> None:
+        """Load a range from the checkpoint, tried until it succeeds, and serve it."""
         assert self._node is not None
         while not self._ended.is_set():
             replica = Replica(range_, view.tables, view.generation)

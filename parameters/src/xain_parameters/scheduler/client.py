@@ -121,8 +121,8 @@ class SchedulerCalls:
         is_over: Callable[[], bool] = lambda: False,
         say_waiting: Callable[[], None] = lambda: None,
     ) -> Any:
-        """Ask until there is an answer. timeout_s: None for no end. is_over: asked meanwhile.
-        say_waiting: called when a call that waits for others has waited for wait_s."""
+        """Call the scheduler until it answers. timeout_s: None for no end. is_over: asked
+        meanwhile. say_waiting: called when a call that waits for others has waited for wait_s."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         told = time.monotonic()
         while True:
@@ -238,7 +238,7 @@ class SchedulerMember(SchedulerCalls):
                 self.close()
                 kind = Evicted if isinstance(error, MembershipLost) else Unavailable
                 raise kind(str(error)) from None
-        self._start(self._watch)
+        self._start(self._watch_views)
         with self._changed:
             self._changed.wait_for(
                 lambda: self._view is not None, max(0.1, deadline - time.monotonic())
@@ -317,7 +317,7 @@ class SchedulerMember(SchedulerCalls):
         return self._view
 
     def newer_view(self, version: tuple[int, int], timeout_s: float) -> View:
-        """The newest view: as soon as it is above `version`, or after timeout_s as it is then."""
+        """Wait for a view above `version`, for timeout_s at most. Returns the newest view."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self.view.version > version or self._ended.is_set(), timeout_s
@@ -337,7 +337,7 @@ class SchedulerMember(SchedulerCalls):
         thread.start()
         self._threads.append(thread)
 
-    def _watch(self) -> None:
+    def _watch_views(self) -> None:
         while not self._ended.is_set():
             request = self._wanted()
             try:
@@ -346,7 +346,7 @@ class SchedulerMember(SchedulerCalls):
                     if request != self._wanted():
                         self._stream.cancel()  # the change of the job ended the stream before
                     for response in self._stream.call:
-                        self._hear(response, request.job)
+                        self._on_response(response, request.job)
             except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
                 log.debug("no_views", scheduler=self.target, error=str(error))
                 if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.NOT_FOUND:
@@ -357,7 +357,8 @@ class SchedulerMember(SchedulerCalls):
     def _wanted(self) -> pb.ViewsRequest:
         return pb.ViewsRequest(job=self.job)
 
-    def _hear(self, response: pb.ViewsResponse, job: str) -> None:
+    def _on_response(self, response: pb.ViewsResponse, job: str) -> None:
+        """Keep the view in a response if it is newer, and call on_view."""
         view = decode_view(response.view)
         with self._changed:
             known = self._view if self._view_job == job else None

@@ -55,7 +55,7 @@ def decide(state: State, command: c.Command) -> Decision:
         known = state.servers.get(command.name)
         if known is not None and known.is_live and known.incarnation < command.incarnation:
             # The process before this one is gone, and its memory with it.
-            events, state = _decided(state, c.ServerDied(command.name))
+            events, state = _decide_with_steps(state, c.ServerDied(command.name))
     if isinstance(command, c.DeclareTable) and is_unnamed(command.job):
         _check_job(state, command)
     beginning = c.DeclareTable | c.WorkerJoined | c.WorkerEntered
@@ -64,11 +64,12 @@ def decide(state: State, command: c.Command) -> Decision:
             check_job_name(command.job)
         events = [*_room_for_job(state, command.job), e.JobBegun(job=command.job)]
         state = fold(state, events)
-    more, state = _decided(state, command)
+    more, state = _decide_with_steps(state, command)
     return Decision((*events, *more), state)
 
 
-def _decided(state: State, command: c.Command) -> tuple[list[AnyEvent], State]:
+def _decide_with_steps(state: State, command: c.Command) -> tuple[list[AnyEvent], State]:
+    """Return the events of a command and of what follows from it, and the state after them."""
     events = list(_answer(state, command))
     for event in events:
         state = evolve(state, event)
@@ -89,7 +90,7 @@ def _answer(state: State, command: c.Command) -> Iterable[AnyEvent]:
             if settings.checkpoint_interval and not settings.checkpoints:
                 raise Invalid("checkpoint_interval is given, and no folder for checkpoints")
             # Without a log no server brings a range back.
-            lost = () if settings.has_log else _given_up(state)
+            lost = () if settings.has_log else _give_up_lost(state)
             return (e.Started(settings), *lost)
         case c.ServerJoined() | c.ServerReturned() | c.ServerLeft() | c.ServerDied():
             return _answer_server(state, command)
@@ -102,7 +103,7 @@ def _answer(state: State, command: c.Command) -> Iterable[AnyEvent]:
             name = state.name_of(number)
             return () if name is None else _answer_job(state.jobs[name], name, command)
         case c.GiveUpLost():
-            return _given_up(state)
+            return _give_up_lost(state)
         case c.OfJob():
             job = state.jobs.get(command.job)
             if job is None:
@@ -112,10 +113,10 @@ def _answer(state: State, command: c.Command) -> Iterable[AnyEvent]:
 
 
 def _answer_job(job: Job, name: str, command: c.Command) -> Iterable[AnyEvent]:
-    """The same of a command about one job. Raises Invalid."""
+    """Return the events that a command about one job leads to. Raises Invalid."""
     match command:
         case c.DeclareTable(table):
-            return _declared(job, name, replace(table, number=len(job.tables) + 1))
+            return _declare_table(job, name, replace(table, number=len(job.tables) + 1))
         case c.RemoveJob():
             if job.clocks:
                 workers = ", ".join(sorted(job.clocks)[:3])
@@ -124,9 +125,9 @@ def _answer_job(job: Job, name: str, command: c.Command) -> Iterable[AnyEvent]:
         case c.WorkerJoined() | c.Tick() | c.WorkerLeft() | c.WorkerDied():
             return _answer_worker(job, name, command)
         case c.WorkerEntered():
-            return _entered(job, name, command)
+            return _enter_worker(job, name, command)
         case c.PartWanted():
-            return _part_wanted(job, name, command)
+            return _give_part(job, name, command)
         case c.WorkerGone(worker):
             slot = job.slots.get(worker)
             return () if slot is None or slot.is_gone else (e.WorkerGone(worker, job=name),)
@@ -191,7 +192,8 @@ def _check_job(state: State, command: c.DeclareTable) -> None:
         )
 
 
-def _given_up(state: State) -> list[AnyEvent]:
+def _give_up_lost(state: State) -> list[AnyEvent]:
+    """Return events by which no lost range waits for a server with its log any more."""
     return [
         e.RangeLost(number, "", job=name)
         for name, job in state.jobs.items()
@@ -239,7 +241,7 @@ def _answer_server(
             return (e.ServerGone(name),)
 
 
-def _declared(job: Job, name: str, table: TableSpec) -> Iterable[AnyEvent]:
+def _declare_table(job: Job, name: str, table: TableSpec) -> Iterable[AnyEvent]:
     known = next((each for each in job.tables if each.name == table.name), None)
     if known is None:
         plugins_of(table)  # refused here, before the journal has it for good
@@ -250,11 +252,11 @@ def _declared(job: Job, name: str, table: TableSpec) -> Iterable[AnyEvent]:
             )
         return (e.TableDeclared(table, job=name),)
     if replace(known, number=table.number) != table:
-        raise TableConflict(f"there is a table {table.name!r} already, which is {_text(known)}")
+        raise TableConflict(f"there is a table {table.name!r} already, which is {_describe(known)}")
     return ()
 
 
-def _text(table: TableSpec) -> str:
+def _describe(table: TableSpec) -> str:
     size = f"shape {table.shape}" if table.is_dense else f"dim {table.dim}, bound {table.bound}"
     return (
         f"{size}, {table.dtype}, update {table.update.name} {table.update.options}, "
@@ -306,7 +308,7 @@ def _answer_worker(
             return (e.Ticked(name, clock + 1, job=job_name),) if clock >= known.ticked else ()
 
 
-def _entered(job: Job, name: str, command: c.WorkerEntered) -> Iterable[AnyEvent]:
+def _enter_worker(job: Job, name: str, command: c.WorkerEntered) -> Iterable[AnyEvent]:
     worker, incarnation, num_workers = command.name, command.incarnation, command.num_workers
     check_num_workers(num_workers)
     if job.num_workers not in (0, num_workers):
@@ -324,14 +326,14 @@ def _entered(job: Job, name: str, command: c.WorkerEntered) -> Iterable[AnyEvent
     return (e.WorkerEntered(worker, incarnation, num_workers, command.wanted, job=name),)
 
 
-def _part_wanted(job: Job, name: str, command: c.PartWanted) -> Iterable[AnyEvent]:
+def _give_part(job: Job, name: str, command: c.PartWanted) -> Iterable[AnyEvent]:
     """The events by which a worker gets a part of the data: the one before is done, a part that is
     left is taken, or the next epoch begins. Raises Evicted and RolledBack."""
     worker, called = command.name, command.data
     slot = job.slots.get(worker)
     if slot is None or slot.is_gone or slot.incarnation != command.incarnation:
         raise Evicted(f"the worker {worker!r} has no slot in its job, or not any more")
-    data, events = _declared_data(job, name, command)
+    data, events = _declare_data(job, name, command)
     if command.clock < 0:
         return events
     if command.generation != job.generation:
@@ -351,8 +353,8 @@ def _part_wanted(job: Job, name: str, command: c.PartWanted) -> Iterable[AnyEven
     return events
 
 
-def _declared_data(job: Job, name: str, command: c.PartWanted) -> tuple[Data, list[AnyEvent]]:
-    """The data that a worker reads, and what it says of them that is new."""
+def _declare_data(job: Job, name: str, command: c.PartWanted) -> tuple[Data, list[AnyEvent]]:
+    """Return the data that a worker reads, and the event if it declares something new."""
     known, source = job.data.get(command.data), command.source
     if known is None:
         if not 0 < len(command.data.encode()) <= MAX_NAME_BYTES:

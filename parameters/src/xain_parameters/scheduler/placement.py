@@ -26,21 +26,21 @@ MAX_RANGES = 4096  # of a job
 
 
 def next_placement(state: State) -> AnyEvent | None:
-    """The next step, or None if the placement is as it should be, or waits for learners."""
+    """Return the next change of the placement; None: it is right, or waits for learners."""
     steps = (
-        _without_gone,
-        _rollback,
-        _first_ranges,
-        _first_server,
-        _leaver,
-        _learner,
-        _balanced,
-        _other_primary,
+        _drop_gone,
+        _roll_back,
+        _make_ranges,
+        _add_first_server,
+        _remove_leaving,
+        _add_learner,
+        _balance_ranges,
+        _balance_primaries,
     )
     return next((event for step in steps if (event := step(state)) is not None), None)
 
 
-def _reconfigured(
+def _reconfigure(
     state: State,
     each: RangeView,
     servers: tuple[str, ...],
@@ -59,14 +59,15 @@ def with_whole(state: State, each: RangeView, learner: str) -> RangeReconfigured
     learners = tuple(name for name in each.learners if name != learner)
     if leaves in each.servers:
         servers = tuple(learner if name == leaves else name for name in each.servers)
-        return _reconfigured(state, each, servers, learners)
+        return _reconfigure(state, each, servers, learners)
     primaries = _primaries(state)
     if primaries[learner] + 2 <= primaries[each.servers[0]]:
-        return _reconfigured(state, each, (learner, *each.servers), learners)
-    return _reconfigured(state, each, (*each.servers, learner), learners)
+        return _reconfigure(state, each, (learner, *each.servers), learners)
+    return _reconfigure(state, each, (*each.servers, learner), learners)
 
 
-def _without_gone(state: State) -> AnyEvent | None:
+def _drop_gone(state: State) -> AnyEvent | None:
+    """Take servers that are gone out of a range; a range without servers is lost."""
     live = {name for name, server in state.servers.items() if server.is_live}
     targets = set(state.placeable)
     for each in state.ranges:
@@ -80,18 +81,19 @@ def _without_gone(state: State) -> AnyEvent | None:
             return RangeLost(each.number, holder, job=state.names[job_of(each.number)])
         leaves = _leaves(state).get(each.number, "")
         leaves = leaves if learners and leaves in servers else ""
-        return _reconfigured(state, each, servers, learners, leaves)
+        return _reconfigure(state, each, servers, learners, leaves)
     return None
 
 
-def _rollback(state: State) -> AnyEvent | None:
+def _roll_back(state: State) -> AnyEvent | None:
+    """Roll back a job with a lost range that waits for no server."""
     for name, job in state.jobs.items() if state.placeable else ():
         if any(not holder for holder in job.lost.values()):
             return RolledBack(job=name)
     return None
 
 
-def _first_ranges(state: State) -> AnyEvent | None:
+def _make_ranges(state: State) -> AnyEvent | None:
     servers = state.placeable
     for name, job in state.jobs.items() if servers else ():
         if job.tables and not job.ranges:
@@ -101,7 +103,7 @@ def _first_ranges(state: State) -> AnyEvent | None:
     return None
 
 
-def _first_server(state: State) -> AnyEvent | None:
+def _add_first_server(state: State) -> AnyEvent | None:
     """Give a first server to a range that is new, or that was lost and rolled back. The range is
     empty there, or is loaded from the checkpoint."""
     lost = {number for job in state.jobs.values() for number in job.lost}
@@ -109,22 +111,22 @@ def _first_server(state: State) -> AnyEvent | None:
         if not each.servers and each.number not in lost and state.placeable:
             primaries = _primaries(state)
             name = min(state.placeable, key=lambda name: (primaries[name], name))
-            return _reconfigured(state, each, (name,))
+            return _reconfigure(state, each, (name,))
     return None
 
 
-def _leaver(state: State) -> AnyEvent | None:
+def _remove_leaving(state: State) -> AnyEvent | None:
     """Take a leaving server out of a range at once where no other server can replace it."""
     for each in state.ranges:
         staying = tuple(name for name in each.servers if not state.servers[name].is_leaving)
         if staying == each.servers or not staying or each.learners:
             continue
         if len(staying) >= _num_wanted(state) or not _candidates(state, each):
-            return _reconfigured(state, each, staying)
+            return _reconfigure(state, each, staying)
     return None
 
 
-def _learner(state: State) -> AnyEvent | None:
+def _add_learner(state: State) -> AnyEvent | None:
     """Begin a learner for a range that has too few servers, or whose server leaves; ranges with the
     fewest servers come first."""
     if not _has_room(state):
@@ -136,16 +138,16 @@ def _learner(state: State) -> AnyEvent | None:
             continue
         if learners := _candidates(state, each):
             leaves = leaving[0] if leaving else ""
-            return _reconfigured(state, each, each.servers, (learners[0],), leaves)
+            return _reconfigure(state, each, each.servers, (learners[0],), leaves)
     return None
 
 
-def _balanced(state: State) -> AnyEvent | None:
+def _balance_ranges(state: State) -> AnyEvent | None:
     """Move a range from the server with the most to that with the fewest; where none has two more
     than another, drop what settings no longer ask for."""
     for each in state.ranges:
         if len(each.servers) > state.settings.num_replicas + 1 and not each.learners:
-            return _reconfigured(state, each, each.servers[:-1])
+            return _reconfigure(state, each, each.servers[:-1])
     servers = state.placeable
     if len(servers) < 2 or not _has_room(state):
         return None
@@ -163,10 +165,10 @@ def _balanced(state: State) -> AnyEvent | None:
         return None
     prefers_primary = primaries[most] > primaries[least]
     each = min(movable, key=lambda each: (each.servers[0] == most) != prefers_primary)
-    return _reconfigured(state, each, each.servers, (least,), most)
+    return _reconfigure(state, each, each.servers, (least,), most)
 
 
-def _other_primary(state: State) -> AnyEvent | None:
+def _balance_primaries(state: State) -> AnyEvent | None:
     """If nothing else is to be done, make a backup the primary instead of a server that is primary
     of two ranges more. The backup has everything that was acknowledged, as after a death.
 
@@ -181,7 +183,7 @@ def _other_primary(state: State) -> AnyEvent | None:
             way = came_by[name]
             if way is not None and primaries[name] + 2 <= primaries[source]:
                 others = tuple(other for other in way.servers if other != name)
-                return _reconfigured(state, way, (name, *others))
+                return _reconfigure(state, way, (name, *others))
             for each in state.ranges:
                 if each.servers and each.servers[0] == name:
                     for backup in each.servers[1:]:

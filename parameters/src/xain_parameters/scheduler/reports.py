@@ -147,7 +147,7 @@ def lines_of(status: Status) -> list[str]:
         lines.append(
             f"NOT ENCRYPTED, without certificates: {', '.join(status.in_clear[:MAX_ROWS])}"
         )
-    lines += _first([_server(status, name) for name in sorted(status.addresses)], "servers")
+    lines += _first([_server_line(status, name) for name in sorted(status.addresses)], "servers")
     num_copies = len(status.ranges) * (status.num_replicas + 1)
     if status.ranges and num_copies < len(status.addresses):
         lines.append(
@@ -168,11 +168,11 @@ def lines_of(status: Status) -> list[str]:
         for missing, numbers in sorted(num_lacking.items())
     ]
     for name, job in status.jobs.items():
-        lines += _job(name, job)
+        lines += _job_lines(name, job)
     return lines
 
 
-def _job(name: str, job: JobStatus) -> list[str]:
+def _job_lines(name: str, job: JobStatus) -> list[str]:
     view, load = job.view, job.load
     lines = [
         f"job {shown(name)}: {len(view.tables)} tables, range {_listed([*_numbers(job)])}, "
@@ -183,7 +183,7 @@ def _job(name: str, job: JobStatus) -> list[str]:
     if job.num_rollbacks:
         to = "nothing" if view.rolled_back_to is None else f"checkpoint {view.rolled_back_to}"
         lines.append(f"  rolled back {job.num_rollbacks} times, last to {to}")
-    lines += _first([_worker(job, name) for name in workers_of(job)], "workers")
+    lines += _first([_worker_line(job, name) for name in workers_of(job)], "workers")
     lines += _histogram(job.staleness)
     lines += [
         f"  data {data}: {each.num_done} of {each.num_epochs} epochs are read"
@@ -200,7 +200,7 @@ def workers_of(job: JobStatus) -> list[str]:
     return [*ranks, *sorted(job.clocks.keys() - ranks.keys())]
 
 
-def _worker(job: JobStatus, name: str) -> str:
+def _worker_line(job: JobStatus, name: str) -> str:
     rank, clock = job.view.ranks.get(name), job.clocks.get(name)
     parts = [] if rank is None else [f"rank {rank} of {job.view.num_workers}"]
     parts.append("not in a loop" if clock is None else f"clock {clock}")
@@ -224,7 +224,7 @@ def _numbers(job: JobStatus) -> Iterator[int]:
     return (each.number for each in job.view.ranges)
 
 
-def _server(status: Status, name: str) -> str:
+def _server_line(status: Status, name: str) -> str:
     load = status.loads.get(name, Load())
     primary = [each.number for each in status.ranges if each.servers[:1] == (name,)]
     backup = [each.number for each in status.ranges if name in each.servers[1:]]

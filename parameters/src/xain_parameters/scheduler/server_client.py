@@ -74,7 +74,8 @@ class ServerScheduler(SchedulerMember):
     def _wanted(self) -> pb.ViewsRequest:
         return pb.ViewsRequest(all=True)
 
-    def _hear(self, response: pb.ViewsResponse, job: str) -> None:
+    def _on_response(self, response: pb.ViewsResponse, job: str) -> None:
+        """Keep a newer view or the jobs in a response, and call on_view or on_jobs."""
         with self._telling:
             if response.jobs:
                 jobs = frozenset(response.jobs)

@@ -147,14 +147,14 @@ class SchedulerService(SchedulerServicer):
         self._has_ended = False
         self._run(c.Start(settings))
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(max(0.0, self._settled_at - time.monotonic()), self._look)
+        self._timer = loop.call_later(max(0.0, self._settled_at - time.monotonic()), self._run_due)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         self.membership.add_to(server)
         add_SchedulerServicer_to_server(self, server)
 
     def end(self) -> None:
-        """The server is about to stop. Servers and workers find the next one."""
+        """End the service before its server stops: calls that wait are refused."""
         self._has_ended = True
         self._timer.cancel()
         self.membership.end()
@@ -167,7 +167,8 @@ class SchedulerService(SchedulerServicer):
     # --- decisions ---
 
     def _run(self, command: c.Command) -> State:
-        """Decide, write down, and tell. Raises ParameterError; then nothing has changed."""
+        """Decide a command, journal its events, and wake calls that wait. Raises ParameterError;
+        then nothing has changed."""
         before = self._state
         events, state = decide(before, command)
         if not events:
@@ -224,7 +225,7 @@ class SchedulerService(SchedulerServicer):
             await _refuse(context, grpc.StatusCode.UNAVAILABLE, "the scheduler is being stopped")
 
     def _write_manifest(self, name: str, job: Job) -> None:
-        """Once all parts of a checkpoint are written: its manifest, then what is too old goes."""
+        """Begin to write the manifest of a checkpoint all of whose parts are saved."""
         cut = job.cut
         if cut is None or not is_saved(job) or self._writing.get(job.job) == cut.number:
             return
@@ -235,20 +236,20 @@ class SchedulerService(SchedulerServicer):
         """Write the manifest of a checkpoint whose parts are all saved, and delete older
         checkpoints and unfinished ones."""
         url = self._state.settings.checkpoints
-        while (job := self._open_cut(name, cut)) is not None:
+        while (job := self._job_making(name, cut)) is not None:
             try:
                 await asyncio.to_thread(write_manifest, url, cut)
             except Exception as error:  # a file system may raise anything
                 log.warning("manifest_not_written", checkpoint=cut.number, error=str(error))
                 await asyncio.sleep(RETRY_S)  # before it is tried again
                 continue
-            if self._open_cut(name, cut) is None:
+            if self._job_making(name, cut) is None:
                 return
             after = self._run(c.CutWritten(cut.number, job=name)).jobs[name]
             log.info("checkpoint_whole", job=name, checkpoint=cut.number, clock=cut.clock)
             for old in job.cuts:
                 if old not in after.cuts:
-                    await self._delete(url, old.folder)
+                    await self._delete_checkpoint(url, old.folder)
             # Given up for a part that could not be written, or for a server that was lost: servers
             # may have written parts since.
             try:
@@ -256,8 +257,8 @@ class SchedulerService(SchedulerServicer):
             except Exception as error:  # a file system may raise anything
                 log.warning("given_up_checkpoints_not_deleted", error=str(error))
 
-    def _open_cut(self, name: str, cut: Cut) -> Job | None:
-        """The job, while it makes this checkpoint."""
+    def _job_making(self, name: str, cut: Cut) -> Job | None:
+        """Return the job while it makes this checkpoint, else None."""
         job = self._state.jobs.get(name)
         if job is None or job.cut is None:
             return None
@@ -284,9 +285,9 @@ class SchedulerService(SchedulerServicer):
         why = f"range {failed.range} at {server!r}: {failed.why}"
         self._why_given_up[before.job] = (failed.cut, why)
         folder = cut_folder(failed.generation, failed.cut, before.job)
-        self._start(self._delete(state.settings.checkpoints, folder))
+        self._start(self._delete_checkpoint(state.settings.checkpoints, folder))
 
-    async def _delete(self, url: str, folder: str) -> None:
+    async def _delete_checkpoint(self, url: str, folder: str) -> None:
         for _ in range(DELETE_ATTEMPTS):
             try:
                 await asyncio.to_thread(delete_cut, url, folder)
@@ -305,12 +306,12 @@ class SchedulerService(SchedulerServicer):
 
     def _members_changed(self, group: str) -> None:
         if group == GROUP:
-            asyncio.get_running_loop().call_soon(self._look)
+            asyncio.get_running_loop().call_soon(self._run_due)
             # A worker that came back gets its requests again.
             asyncio.get_running_loop().call_soon(self._wake)
 
-    def _look(self) -> None:
-        """Make commands of what the registry knows; comes again when something is due."""
+    def _run_due(self) -> None:
+        """Decide about members that came or are gone; a timer repeats it when one is due."""
         self._timer.cancel()
         if self._has_ended:
             return
@@ -347,7 +348,7 @@ class SchedulerService(SchedulerServicer):
             due = [] if next_due is None else [next_due]
         if due:
             left_s = max(0.0, min(due) - time.monotonic())
-            self._timer = asyncio.get_running_loop().call_later(left_s, self._look)
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._run_due)
 
     def _awaited(self) -> dict[tuple[str, str, str], tuple[str, int]]:
         """The processes of workers whose ends matter: name and incarnation."""
@@ -686,7 +687,7 @@ class SchedulerService(SchedulerServicer):
         await self._require_name(context, SERVER, request.name)
         await self._check_member(context, SERVER, request.name, request.incarnation)
         lease_s = self.membership.renew(GROUP, request.name, request.incarnation)
-        self._look()  # it may have joined a moment ago
+        self._run_due()  # it may have joined a moment ago
         try:
             report = reports.decode_report(request.report)
         except msgspec.MsgspecError as error:

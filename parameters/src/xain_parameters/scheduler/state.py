@@ -550,11 +550,11 @@ def _evolve(job: Job, event: JobEvent) -> Job:
                 leaves[event.range] = event.leaves
             lost = _without(job.lost, event.range)
             job = replace(job, leaves=leaves, lost=lost)
-            return _reconfigured(job, event.range, event.servers, event.learners)
+            return _reconfigure(job, event.range, event.servers, event.learners)
         case RangeLost():
             leaves = _without(job.leaves, event.range)
             lost = {**job.lost, event.range: event.holder}
-            return _reconfigured(replace(job, leaves=leaves, lost=lost), event.range, (), ())
+            return _reconfigure(replace(job, leaves=leaves, lost=lost), event.range, (), ())
         case RolledBack():
             return _rolled_back(job)
         case WorkerBegan() | Ticked() | WorkerEnded():
@@ -705,9 +705,8 @@ def _with_worker(job: Job, event: WorkerBegan | Ticked | WorkerEnded) -> Job:
     return replace(job, workers=workers, opened=opened, gathered=gathered, gaps=gaps, cut=cut)
 
 
-def _reconfigured(
-    job: Job, number: int, servers: tuple[str, ...], learners: tuple[str, ...]
-) -> Job:
+def _reconfigure(job: Job, number: int, servers: tuple[str, ...], learners: tuple[str, ...]) -> Job:
+    """Give a range other servers. With another primary its part of a checkpoint is lost."""
     ranges = (
         replace(each, servers=servers, learners=learners, epoch=each.epoch + 1)
         if each.number == number

@@ -104,6 +104,7 @@ class WorkerScheduler(SchedulerMember):
         self._opened = (0, 0)
 
     def join(self, timeout_s: float, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Join the group, with a clock as old as the view at most, and take the slot."""
         deadline = time.monotonic() + timeout_s
         # Asked before the view comes, which so has all workers that ended before that clock.
         answer = self._ask("Wait", pb.WaitRequest(job=self.job), timeout_s, is_over)
@@ -129,7 +130,7 @@ class WorkerScheduler(SchedulerMember):
             )
             left_s = None if deadline is None else deadline - time.monotonic()
             answer = self._ask("Enter", request, left_s, is_over)
-            self._see(answer, is_over, deadline)
+            self._await_view(answer, is_over, deadline)
             self._has_slot = True
 
     def barrier(
@@ -151,16 +152,17 @@ class WorkerScheduler(SchedulerMember):
     def _wanted(self) -> pb.ViewsRequest:
         return pb.ViewsRequest(job=self.job, name=self.name, incarnation=self.incarnation)
 
-    def _hear(self, response: pb.ViewsResponse, job: str) -> None:
+    def _on_response(self, response: pb.ViewsResponse, job: str) -> None:
+        """Give a request in a response to the handlers, or keep the view in it."""
         if not response.HasField("request"):
-            super()._hear(response, job)
+            super()._on_response(response, job)
             return
         passed = response.request
         key = passed.sender, passed.incarnation, passed.number
         request = Request(passed.head, passed.body, passed.sender)
-        self._handlers.put(key, request, partial(self._answer, key))
+        self._handlers.put(key, request, partial(self._send_answer, key))
 
-    def _answer(self, key: Key, reply: Reply) -> None:
+    def _send_answer(self, key: Key, reply: Reply) -> None:
         sender, incarnation, number = key
         request = pb.AnswerRequest(
             name=self.name,
@@ -230,7 +232,7 @@ class WorkerScheduler(SchedulerMember):
         return self._table(pb.DeclareRequest(table=encoded(table)), timeout_s)
 
     def find(self, name: str, timeout_s: float) -> TableSpec:
-        """The table of this name. Raises Invalid if there is none."""
+        """Return the table of this name. Raises Invalid if there is none."""
         if not self._has_job:  # it enters the job of the table
             return self._table(pb.DeclareRequest(find=name), timeout_s)
         tables = {table.name: table for table in self.view.tables}
@@ -288,17 +290,17 @@ class WorkerScheduler(SchedulerMember):
 
     def opened_now(self, timeout_s: float) -> tuple[int, int]:
         """Generation and clock, asked for now."""
-        return self._opened_at(pb.WaitRequest(job=self.job), timeout_s)
+        return self._ask_opened(pb.WaitRequest(job=self.job), timeout_s)
 
     def wait_opened(
         self, clock: int, generation: int, is_over: Callable[[], bool]
     ) -> tuple[int, int]:
-        """Generation and clock, once all pushes below `clock` count; at once if the generation is
-        another."""
+        """Wait until all pushes below `clock` count, or the generation is another. Returns
+        generation and clock."""
         request = pb.WaitRequest(clock=clock, generation=generation, job=self.job)
-        return self._opened_at(request, None, is_over)
+        return self._ask_opened(request, None, is_over)
 
-    def _opened_at(
+    def _ask_opened(
         self,
         request: pb.WaitRequest,
         timeout_s: float | None,
@@ -306,7 +308,7 @@ class WorkerScheduler(SchedulerMember):
     ) -> tuple[int, int]:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         answer = self._ask("Wait", request, timeout_s, is_over, self._say_waiting)
-        self._see(answer, is_over, deadline)
+        self._await_view(answer, is_over, deadline)
         return answer.generation, answer.opened
 
     @property
@@ -409,10 +411,10 @@ class WorkerScheduler(SchedulerMember):
             is_over,
             lambda: self._say_waiting(request.num_workers, begins=request.begins),
         )
-        self._see(answer, is_over)
+        self._await_view(answer, is_over)
         return Progress(answer.clock, answer.opened, answer.cut, answer.generation)
 
-    def _see(
+    def _await_view(
         self,
         answer: pb.TickResponse | pb.WaitResponse | pb.EnterResponse,
         is_over: Callable[[], bool],

@@ -50,14 +50,15 @@ class BoundedPart(Part):
         return self._items
 
     def check(self, keys: Keys | None, start: int, stop: int) -> int:
+        """Return how many rows are named. Raises Invalid for rows outside of this range."""
         if keys is None:
             if not self.low <= start <= stop <= self.high:
-                raise self._outside(f"rows {start} to {stop - 1}")
+                raise self._error_outside(f"rows {start} to {stop - 1}")
             return stop - start
         if len(keys):
             least, most = int(keys.min()), int(keys.max())
             if least < self.low or most >= self.high:
-                raise self._outside(f"key {least if least < self.low else most}")
+                raise self._error_outside(f"key {least if least < self.low else most}")
         return len(keys)
 
     def known_rows(self, keys: Keys | None, start: int, stop: int) -> Rows | None:
@@ -69,14 +70,14 @@ class BoundedPart(Part):
         if not is_ascending(keys):
             raise Invalid(f"{self.where}: keys of a push must be unique and ascending")
 
-    def _outside(self, said: str) -> Invalid:
+    def _error_outside(self, said: str) -> Invalid:
         return Invalid(
             f"{self.where}: {said}: the table has keys below {self.spec.bound}, and this range "
             f"those from {self.low} to below {self.high}"
         )
 
     def _pull(self, keys: Keys | None, start: int, stop: int) -> Array:
-        """A block of a dense array comes as a read-only view, not a copy."""
+        """Return rows; a block of a dense array comes as a read-only view, not a copy."""
         self.check(keys, start, stop)
         values = self._fields["values"]
         if keys is None:
@@ -105,6 +106,7 @@ class BoundedPart(Part):
         return shifted.view(np.intp)
 
     def _rows(self, keys: Keys | None, start: int, stop: int) -> Rows:
+        """Return the numbers of rows, which are made if they are not there."""
         rows: Rows
         if keys is None:
             rows = slice(start - self.low, stop - self.low)
@@ -135,6 +137,7 @@ class BoundedPart(Part):
     def restricted(
         self, keys: Keys | None, start: int, stop: int, values: Array
     ) -> tuple[Keys | None, int, int, Array]:
+        """Return what of a push lies in this range, as (keys, start, stop, values)."""
         if keys is None:
             first = max(start, self.low)
             last = max(first, min(stop, self.high))

@@ -263,7 +263,7 @@ class Part(ABC):
         """Row numbers of a push; rows that are not there yet are made."""
 
     def _empty(self, capacity: int) -> dict[str, Array]:
-        """Fields of zeros. Memory is taken when a row is first touched."""
+        """Make fields of zeros. Memory is taken when a row is first touched."""
         fields: dict[str, Array] = {"values": np.zeros((capacity, self.spec.dim), self.dtype)}
         for name, kind in self.rule.state.items():
             if kind == "count":
@@ -288,7 +288,7 @@ class Part(ABC):
         self._put(keys, fields)
 
     def decoded(self, piece: Piece) -> tuple[Keys, dict[str, Array]]:
-        """Keys and fields of a piece of rows."""
+        """Decode a piece of rows into keys and fields."""
         meta = _decode_meta(piece.meta)
         fields = {}
         at = 0
@@ -315,7 +315,7 @@ class Part(ABC):
         keys: Keys | None,
         first: int,
     ) -> Piece:
-        """rows: all of them in the snapshot."""
+        """Copy rows into a piece, changed ones as the snapshot has them. rows: all in it."""
         fields = self.fields
         num_rows = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
         saved = NO_ROWS
@@ -391,7 +391,7 @@ class Snapshot:
             self.state[chosen] = SAVED
 
     def leave_out(self, rows: Rows) -> None:
-        """Rows that are made now are not in the snapshot."""
+        """Leave rows that are made now out of the snapshot."""
         if isinstance(rows, slice):
             self.state[rows] = MADE_LATER
         else:
@@ -409,7 +409,7 @@ def row_bytes(field: Array) -> int:
 
 
 def taken(field: Array, rows: Rows) -> Array:
-    """A copy of rows."""
+    """Return a copy of the rows."""
     if isinstance(rows, slice):
         return field[rows].copy()
     return field.take(rows, axis=0, mode="clip")

@@ -78,7 +78,7 @@ class SGD:
     state: ClassVar[Mapping[str, Kind]] = {}
 
     def __post_init__(self) -> None:
-        _positive(self, "learning_rate")
+        _check_positive(self, "learning_rate")
 
     def update(self, fields: Mapping[str, Array], pushed: Array) -> None:
         values = fields["values"]
@@ -98,8 +98,8 @@ class Momentum:
     state: ClassVar[Mapping[str, Kind]] = {"velocity": "values"}
 
     def __post_init__(self) -> None:
-        _positive(self, "learning_rate")
-        _fraction(self, "momentum")
+        _check_positive(self, "learning_rate")
+        _check_fraction(self, "momentum")
 
     def update(self, fields: Mapping[str, Array], pushed: Array) -> None:
         values, velocity = fields["values"], fields["velocity"]
@@ -121,7 +121,7 @@ class Adagrad:
     state: ClassVar[Mapping[str, Kind]] = {"squares": "values"}
 
     def __post_init__(self) -> None:
-        _positive(self, "learning_rate", "epsilon")
+        _check_positive(self, "learning_rate", "epsilon")
 
     def update(self, fields: Mapping[str, Array], pushed: Array) -> None:
         values, squares = fields["values"], fields["squares"]
@@ -146,8 +146,8 @@ class Adam:
     state: ClassVar[Mapping[str, Kind]] = {"mean": "values", "squares": "values", "steps": "count"}
 
     def __post_init__(self) -> None:
-        _positive(self, "learning_rate", "epsilon")
-        _fraction(self, "beta1", "beta2")
+        _check_positive(self, "learning_rate", "epsilon")
+        _check_fraction(self, "beta1", "beta2")
         for beta in (self.beta1, self.beta2):
             if beta > MAX_BETA:
                 raise Invalid(f"adam: beta {beta} is above {MAX_BETA}")
@@ -186,7 +186,7 @@ class FTRL:
     state: ClassVar[Mapping[str, Kind]] = {"z": "values", "n": "values"}
 
     def __post_init__(self) -> None:
-        _positive(self, "learning_rate")
+        _check_positive(self, "learning_rate")
         for option in ("beta", "l1", "l2"):
             if not 0 <= getattr(self, option) < np.inf:
                 raise Invalid(f"ftrl: {option} must not be negative: {getattr(self, option)}")
@@ -260,13 +260,13 @@ def _corrections(beta: float) -> NDArray[np.float64]:
     return table
 
 
-def _positive(rule: Rule, *options: str) -> None:
+def _check_positive(rule: Rule, *options: str) -> None:
     for option in options:
         if not 0 < getattr(rule, option) < np.inf:
             raise Invalid(f"{rule.name}: {option} must be positive: {getattr(rule, option)}")
 
 
-def _fraction(rule: Rule, *options: str) -> None:
+def _check_fraction(rule: Rule, *options: str) -> None:
     for option in options:
         if not 0 <= getattr(rule, option) < 1:
             raise Invalid(

@@ -54,13 +54,13 @@ class _Live:
     items: Mapping[str, Array]
 
     def homes(self, positions: Keys) -> Numbers:
-        """The slot that the search for each key begins at. positions: of keys; overwritten."""
+        """Return the slot that the search for each key begins at. positions: overwritten."""
         positions -= self.start
         positions >>= self.shift
         return positions.view(np.intp)
 
     def find(self, keys: Keys, positions: Keys | None = None) -> Numbers:
-        """Row numbers; 0 where there is no row. positions: mixed(keys); overwritten."""
+        """Find row numbers; 0 where there is no row. positions: mixed(keys); overwritten."""
         if len(keys) <= self.few_keys:
             return self._find_few(keys, self.homes(mixed(keys) if positions is None else positions))
         rows = np.empty(len(keys), np.intp)
@@ -109,7 +109,7 @@ class _Live:
         return rows, left
 
     def insert(self, rows: Numbers) -> None:
-        """Make rows, whose keys and values are there, known. Their keys have not been known."""
+        """Enter rows, whose keys and values are there, into the hash table."""
         slots = self.homes(mixed(self.keys.take(rows, mode="clip")))
         numbers = rows.astype(np.uint32)
         while len(numbers):
@@ -136,7 +136,7 @@ class OpenPart(Part):
     def __init__(self, spec: TableSpec, number: int, span: Range) -> None:
         super().__init__(spec, number, span)
         self.num_rows = 0
-        self._live = self._made(self.first_rows)
+        self._live = self._new_index(self.first_rows)
 
     @property
     def fields(self) -> Mapping[str, Array]:
@@ -147,6 +147,7 @@ class OpenPart(Part):
         return self._live.items
 
     def check(self, keys: Keys | None, start: int, stop: int) -> int:
+        """Return how many keys there are. Raises Invalid for a key outside of this range."""
         if keys is None:
             raise Invalid(f"{self.where}: a table without a bound has no rows by number")
         self._check_positions(keys, mixed(keys))
@@ -161,7 +162,7 @@ class OpenPart(Part):
             raise Invalid(f"{self.where}: key {key} is not in this range")
 
     def check_ascending(self, keys: Keys) -> None:
-        """Accept keys that ascend by value or, which is faster, by position."""
+        """Raises Invalid unless keys ascend by value or, which is faster, by position."""
         if is_ascending(keys):
             return
         positions = mixed(keys)
@@ -188,10 +189,10 @@ class OpenPart(Part):
 
     def _rows(self, keys: Keys | None, start: int, stop: int) -> Rows:
         assert keys is not None
-        rows = self._found(keys)
+        rows = self._find_or_make(keys)
         return slice(int(rows[0]), int(rows[-1]) + 1) if is_block(rows) else rows
 
-    def _found(self, keys: Keys) -> Numbers:
+    def _find_or_make(self, keys: Keys) -> Numbers:
         """Row numbers of keys; rows that are not there yet are made."""
         rows = self._live.find(keys)
         new = np.flatnonzero(rows == 0)
@@ -200,7 +201,7 @@ class OpenPart(Part):
         return rows
 
     def _make(self, keys: Keys) -> Numbers:
-        """Rows for keys that have none."""
+        """Make rows for keys that have none. Returns their numbers."""
         first, stop = self.num_rows + 1, self.num_rows + 1 + len(keys)
         if stop > len(self._live.keys):
             self._grow(stop)
@@ -213,7 +214,7 @@ class OpenPart(Part):
         self.num_rows += len(keys)
         return rows
 
-    def _made(self, capacity: int) -> _Live:
+    def _new_index(self, capacity: int) -> _Live:
         # Few keys collide where a row is much larger than a slot. Each further probe of a batch is
         # a round of numpy calls, which small batches feel.
         num_slots = capacity * (4 if self.row_bytes >= LARGE_ROW_BYTES else 2)
@@ -233,7 +234,7 @@ class OpenPart(Part):
 
     def _grow(self, least: int) -> None:
         old = self._live
-        live = self._made(max(least, 2 * len(old.keys)))
+        live = self._new_index(max(least, 2 * len(old.keys)))
         end = self.num_rows + 1
         live.keys[:end] = old.keys[:end]
         for name, field in live.fields.items():
@@ -251,6 +252,7 @@ class OpenPart(Part):
     def restricted(
         self, keys: Keys | None, start: int, stop: int, values: Array
     ) -> tuple[Keys | None, int, int, Array]:
+        """Return what of a push lies in this range, as (keys, start, stop, values)."""
         assert keys is not None
         here = np.flatnonzero(self._is_here(keys))
         return keys[here], 0, 0, values[here]
@@ -270,6 +272,6 @@ class OpenPart(Part):
 
     def _put(self, keys: Keys, fields: Mapping[str, Array]) -> None:
         here = np.flatnonzero(self._is_here(keys))
-        rows = self._found(keys[here])
+        rows = self._find_or_make(keys[here])
         for name, values in fields.items():
             put(self.fields[name], rows, values[here])

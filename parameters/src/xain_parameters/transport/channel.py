@@ -142,7 +142,7 @@ class Channel:
             self._end(error)
         if self._is_full and self._writer is None:
             name = f"write {self.peer.name}"
-            self._writer = threading.Thread(target=self._write, name=name, daemon=True)
+            self._writer = threading.Thread(target=self._write_queued, name=name, daemon=True)
             self._writer.start()
         if was_full or self._is_full:
             self._changed.notify_all()
@@ -208,7 +208,7 @@ class Channel:
                 if not self._is_full and not self._is_closed:
                     self._send()
 
-    def _write(self) -> None:
+    def _write_queued(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._socket, selectors.EVENT_WRITE)
             while True:
@@ -236,15 +236,15 @@ def connect(
     tls: Certificates | None = None,
     server: str = "",
 ) -> Channel:
-    """Connect to "HOST:PORT" and say Hello; see greeted(). The channel must be started."""
-    connection, receiver = greeted(address, hello, timeout_s, tls, server)
+    """Connect to "HOST:PORT" and say Hello; see say_hello(). The channel must be started."""
+    connection, receiver = say_hello(address, hello, timeout_s, tls, server)
     return Channel(connection, hello, receiver, on_message, on_closed)
 
 
-def greeted(
+def say_hello(
     address: str, hello: Hello, timeout_s: float, tls: Certificates | None, server: str
 ) -> tuple[Socket, Receiver]:
-    """A connection to "HOST:PORT" that has answered Hello, and its receiver.
+    """Connect to "HOST:PORT", and exchange Hello. Returns the connection and its receiver.
 
     tls: None: no TLS. server: whose certificate the other side has to show; "": that of any node.
     Raises Unavailable if the other side does not answer in time, or shows another certificate, and
@@ -298,7 +298,8 @@ def hello(name: str, role: str, incarnation: int) -> Hello:
 
 
 def tune(connection: socket.socket) -> None:
-    """Small messages go at once, and a host that is gone is noticed within about 15 s.
+    """Set options of a connection: small messages go at once, and a host that is gone is noticed
+    within about 15 s.
 
     The kernel sizes its buffers: it grows them to fit the network, and beyond the limit for a
     program.

@@ -29,7 +29,7 @@ from xain_parameters.messages import (
     Several,
     Values,
 )
-from xain_parameters.transport.channel import HELLO_TIMEOUT_S, SMALL_BYTES, greeted, shut
+from xain_parameters.transport.channel import HELLO_TIMEOUT_S, SMALL_BYTES, say_hello, shut
 from xain_parameters.transport.frames import Malformed, Unsent, bytes_of, pieces_of
 from xain_parameters.transport.poller import Answer, Poller
 
@@ -41,8 +41,8 @@ class Connection:
     """A connection to one server, for any number of threads.
 
     poller: the poller of all connections of a client; None: the connection makes its own. tls,
-        server: see channel.greeted.
-    Raises Invalid and Unavailable, see channel.greeted; Unavailable also if the poller is closed.
+        server: see channel.say_hello.
+    Raises Invalid and Unavailable, see channel.say_hello; Unavailable also if the poller is closed.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Connection:
         server: str = "",
     ) -> None:
         self.address = address
-        self._socket, self._receiver = greeted(address, hello, timeout_s, tls, server)
+        self._socket, self._receiver = say_hello(address, hello, timeout_s, tls, server)
         self._socket.settimeout(0.0)
         self._receiver.destination = self._destination
         self._lock = threading.Lock()  # guards requests and their sending; one thread receives
@@ -208,6 +208,7 @@ class Connection:
     def _destination(
         self, head: AnyHead, num_keys: int, num_bytes: int
     ) -> Sequence[memoryview] | None:
+        """Return the memory for an answer's rows; None: a buffer. Raises Malformed."""
         if not isinstance(head, _ANSWERS):
             raise Malformed(f"{type(head).__name__} is no answer")
         asked = self._asked.get(head.request)

@@ -123,7 +123,7 @@ class Unsent:
         return bool(self._pieces)
 
     def add(self, pieces: Iterable[Piece]) -> None:
-        """The arrays of pieces must not change until they have gone."""
+        """Queue pieces, whose arrays must not change until they have gone."""
         for piece in pieces:
             self._pieces.append(piece)
             self.num_bytes += len(piece)
@@ -133,13 +133,13 @@ class Unsent:
         pieces = self._pieces
         while pieces:
             some = pieces if len(pieces) <= MAX_PIECES else islice(pieces, MAX_PIECES)
-            self._drop(connection.sendmsg([*some], (), flags))
+            self._drop_sent(connection.sendmsg([*some], (), flags))
 
     def clear(self) -> None:
         self._pieces.clear()
         self.num_bytes = 0
 
-    def _drop(self, num_bytes: int) -> None:
+    def _drop_sent(self, num_bytes: int) -> None:
         pieces = self._pieces
         self.num_bytes -= num_bytes
         if not self.num_bytes:  # most often
@@ -166,7 +166,7 @@ class Buffers:
         self._kept: list[NDArray[np.uint8]] = []
 
     def take(self, num_bytes: int) -> NDArray[np.uint8]:
-        """(num_bytes,), not initialised. Raises MemoryError."""
+        """Return memory of a free buffer, (num_bytes,), not initialised. Raises MemoryError."""
         if num_bytes <= self.SMALL_BYTES:
             return np.empty(num_bytes, np.uint8)
         kept = self._kept
@@ -279,6 +279,7 @@ class Receiver:
         return Message(head)
 
     def _section(self, several: Several) -> Message:
+        """Begin the message of the next section of a Several."""
         number = self._next_section
         section = several.sections[number]
         self._next_section += 1
@@ -320,7 +321,7 @@ class Receiver:
             self._missing.append(memory[have:])
 
     def _fill(self, num_bytes: int) -> None:
-        """Have num_bytes of the next message in the buffer."""
+        """Receive until num_bytes of the next message are in the buffer."""
         while self._stop - self._start < num_bytes:
             if self._start == self._stop:
                 self._start = self._stop = 0

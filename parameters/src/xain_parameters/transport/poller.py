@@ -131,7 +131,7 @@ class Poller:
     def finish(
         self, answer: Answer, message: Message | None, error: Exception | None = None
     ) -> None:
-        """Hand out an answer. Called by the thread that polls."""
+        """Set the message or error of an answer, and wake its thread. Called by one that polls."""
         with self._lock:
             answer.message, answer.error = message, error
             answer.is_done = True
@@ -140,6 +140,7 @@ class Poller:
             asleep.release()
 
     def _poll(self, answer: Answer, deadline: float) -> None:
+        """Send and receive for all connections until the answer or the deadline."""
         try:
             while not answer.is_done:
                 left = deadline - time.monotonic()
@@ -151,6 +152,7 @@ class Poller:
             self._stop_polling()
 
     def _stop_polling(self) -> None:
+        """End connections that were shut, and let another thread poll."""
         while True:
             with self._lock:
                 if not self._ending:

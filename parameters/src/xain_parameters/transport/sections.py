@@ -23,7 +23,7 @@ class Sections:
         self._answers: dict[int, Message] = {}  # those that say more than Done, by section
 
     def send(self, message: Message) -> bool:
-        """Take the answer to a section; `message.head.request` is the number of the section."""
+        """Take the answer to the section `message.head.request`; answer all after the last."""
         head = message.head
         assert isinstance(head, _ANSWERS)
         with self._lock:
@@ -32,19 +32,19 @@ class Sections:
             self._num_open -= 1
             if self._num_open:
                 return True
-        self._send_together(self._together())
+        self._send_together(self._join_answers())
         return True
 
     def done(self, num_sections: int) -> None:
-        """Take Done as the answer to so many sections."""
+        """Take Done as the answer to so many sections; answer all after the last."""
         if num_sections:
             with self._lock:
                 self._num_open -= num_sections
                 if self._num_open:
                     return
-            self._send_together(self._together())
+            self._send_together(self._join_answers())
 
-    def _together(self) -> Message:
+    def _join_answers(self) -> Message:
         request = self.several.request
         answers, self._answers = self._answers, {}  # the channel keeps this object for a while
         if not answers:

@@ -35,7 +35,7 @@ class LockedTlsSocket:
                 raise BlockingIOError from None
 
     def sendmsg(self, pieces: Sequence[Piece], ancillary: tuple[()] = (), flags: int = 0, /) -> int:
-        """Send of the first piece. After BlockingIOError the next call must begin with the same."""
+        """Send some of the first piece. After BlockingIOError the next call begins with it."""
         with self._lock:
             try:
                 return self._socket.send(memoryview(pieces[0])[:PIECE_BYTES])

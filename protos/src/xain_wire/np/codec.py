@@ -31,8 +31,8 @@ def ndarray_to_proto(array: Array[Any]) -> NDArray:
 
 
 def proto_to_ndarray(message: NDArray) -> Array[Any]:
-    """Decode; an unset field is the empty vector, shape (0,). Raises ValueError on anything else
-    than a plain .npy file."""
+    """Decode the array of a message; an unset field is the empty vector, shape (0,). Raises
+    ValueError for anything but a plain .npy file."""
     if not message.ndarray:
         return np.empty((0,))
     # Not np.load: that opens zip archives too, and gives something that is no array.
@@ -59,7 +59,7 @@ class NpyHeader:
 
 @lru_cache(maxsize=64)
 def npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """The bytes that come before the data of a C-ordered array."""
+    """Return the .npy header that comes before the data of a C-ordered array."""
     buffer = io.BytesIO()
     npy.write_array_header_1_0(
         buffer,
@@ -93,8 +93,8 @@ def _read_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def _read_header_safely(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """numpy reads a header as Python source, and Python up to 3.12 may fail with SystemError when
-    two threads do that (python/cpython#106905): the header is then read again."""
+    """Read shape, order and dtype from an .npy header, again after a SystemError: Python up to 3.12
+    may raise it when two threads parse source (python/cpython#106905)."""
     for _ in range(MAX_ATTEMPTS - 1):
         with suppress(SystemError):
             return _read_header(header)
@@ -104,6 +104,8 @@ def _read_header_safely(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[
 # All updates of a session have the same header.
 @lru_cache(maxsize=64)
 def _parse_whole(header: bytes) -> NpyHeader:
+    """Parse a whole .npy header. Raises ValueError if it is broken, too large or not of plain
+    numbers."""
     try:
         shape, fortran_order, dtype = _read_header_safely(header)
     except Exception as error:  # numpy raises whatever the literal it parses leads to

@@ -50,7 +50,8 @@ class DeltaCodec:
         return _SCALE_BYTES + num_elements * _STEP.itemsize
 
     def encode(self, tile: Float32s, model: Float32s) -> memoryview:
-        """tile, model: (n,) float32, n at most tile_elements.
+        """Encode the difference of a tile to the model, both (n,) float32, n at most tile_elements:
+        a scale, and a float16 step for each element. Returns a view of a buffer.
 
         Raises ValueError if a difference is no number, infinite, or nearly so: the update must
         travel as it is.
@@ -74,10 +75,10 @@ class DeltaCodec:
         return encoded.data
 
     def decode(self, encoded: bytes | memoryview, model: Float32s) -> Float32s:
-        """The elements that a tile stands for, (n,) float32.
+        """Decode a tile into model + scale * steps, (n,) float32 in the codec's buffer.
 
-        encoded: encoded_bytes(n) bytes. Raises ValueError if they are not, or if the scale is not
-        what encode() writes.
+        encoded: encoded_bytes(n) bytes. Raises ValueError for another size, or for a scale that
+        encode() does not write.
         """
         count = len(model)
         if len(encoded) != self.encoded_bytes(count):
@@ -96,6 +97,7 @@ class DeltaCodec:
 
 
 def _scale(largest: np.float32) -> np.float32:
+    """Return the power of two that brings the largest difference to 0.5 to 1; 0 for a tiny one."""
     if largest < _SMALLEST:
         return np.float32(0)
     # largest = mantissa * 2**exponent with a mantissa from 0.5 to 1.
