@@ -189,7 +189,8 @@ class MembershipService(MembershipServicer):
                 changed.set()
 
     def _expire(self) -> None:
-        """Remove members whose lease is over, and set a timer for the next one."""
+        """Remove members whose lease is over, and set a timer for the next one. When this process
+        was late, members get half a lease more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

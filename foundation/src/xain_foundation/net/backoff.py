@@ -23,7 +23,7 @@ class Backoff:
         return self._num_waits > 0
 
     def next_s(self) -> float:
-        """Return the next wait in seconds, twice the last; with `chance`, at random up to that."""
+        """Return the next wait in seconds, doubled up to longest_s; with `chance`, any up to it."""
         length_s = min(self.longest_s, self._first_s * 2.0 ** min(self._num_waits, 64))
         self._num_waits += 1
         return length_s if self._chance is None else self._chance.uniform(0.0, length_s)

@@ -87,7 +87,7 @@ class FairSlots:
         asleep.acquire()
 
     def leave(self, job: int, used_s: float, now: float) -> None:
-        """Give a slot back, charge its time to the job, and wake the next that waits."""
+        """Give a slot back, charge its time to the job, and wake threads that get slots now."""
         with self._lock:
             self._num_free += 1
             self._queue.charge(job, used_s)

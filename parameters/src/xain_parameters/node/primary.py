@@ -119,7 +119,7 @@ class Primary:
 
     @property
     def _durable(self) -> int:
-        """Sequence of the last entry that all counted servers have durably."""
+        """Sequence of the last entry that this and all counted servers have durably."""
         if not self._peers:
             return self.copy.synced
         had = [peer.have for peer in self._peers.values() if peer.is_counted]
@@ -127,7 +127,7 @@ class Primary:
 
     @property
     def _received(self) -> int:
-        """Sequence of the last entry that all streaming servers have received."""
+        """Last entry that is on disk here and that all streaming servers have received."""
         if not self._peers:
             return self.copy.synced
         had = [peer.received for peer in self._peers.values() if peer.is_streaming]
@@ -238,7 +238,7 @@ class Primary:
             self._host.emit(peer.name, message)
 
     def _count(self, peer: _Peer) -> None:
-        """Acknowledge nothing from now on that this server does not have."""
+        """Count a server: acknowledge nothing from now on that it does not have."""
         peer.is_counted = True
         if peer.is_learner:
             peer.whole_at = self.copy.replica.sequence

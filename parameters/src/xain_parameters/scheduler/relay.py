@@ -70,7 +70,7 @@ class Relay:
         self._unsent_bytes = 0
 
     def receiver(self, name: str, incarnation: int, job: str) -> Receiver:
-        """Return the receiver of a worker, made anew for another process of it."""
+        """Return the receiver of a worker in this job, made anew for another process of it."""
         known = self._receivers.get(name)
         if known is not None and known.incarnation == incarnation:
             known.job = job

@@ -104,7 +104,7 @@ class WorkerScheduler(SchedulerMember):
         self._opened = (0, 0)
 
     def join(self, timeout_s: float, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Join the group, with a clock as old as the view at most, and take the slot."""
+        """Join the group, with the open clock from before the view, and take the slot."""
         deadline = time.monotonic() + timeout_s
         # Asked before the view comes, which so has all workers that ended before that clock.
         answer = self._ask("Wait", pb.WaitRequest(job=self.job), timeout_s, is_over)
