@@ -30,8 +30,7 @@ def start(
 
 
 def environment(own: Mapping[str, str], without: Sequence[str]) -> dict[str, str]:
-    """Variables for a child: its own, and those of this process whose names begin with none of
-    `without`."""
+    """Return variables for a child: its own, and those of this process without these prefixes."""
     kept = {n: v for n, v in os.environ.items() if not n.upper().startswith(tuple(without))}
     return {**kept, **own}
 

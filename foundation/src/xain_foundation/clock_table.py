@@ -46,8 +46,7 @@ class ClockTable:
         return clock - self.slowest <= self.staleness
 
     def with_clock(self, worker: str, clock: int) -> "ClockTable":
-        """Add a worker, or change its clock. The clock may be smaller than before, after a
-        rollback."""
+        """Add a worker, or change its clock, which may be smaller after a rollback."""
         return ClockTable({**self.clocks, worker: clock}, self.staleness)
 
     def without(self, worker: str) -> "ClockTable":

@@ -177,8 +177,7 @@ def parse(expression: object) -> Condition:
 
 
 def _parse(item: object, path: tuple[int, ...], numbers: Iterator[int]) -> Condition:
-    """Parse an expression, or the part at `path`, into a Unit or Group. numbers: count the
-    units."""
+    """Parse an expression, or the part at `path`, to a Unit or Group. numbers: count its units."""
     if isinstance(item, str):
         if next(numbers) == MAX_UNITS:
             raise _error(item, path, f"there are more than {MAX_UNITS} units")

@@ -35,8 +35,7 @@ def event_loop() -> asyncio.AbstractEventLoop:
 
 
 def run(work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-    """Run a coroutine in the loop and return its result. Raises TimeoutError; the coroutine goes
-    on."""
+    """Run a coroutine in the loop, and return its result. After TimeoutError it still goes on."""
     try:
         loop = event_loop()
     except BaseException:  # a coroutine that never runs has to be closed

@@ -219,8 +219,7 @@ class RemoteMembership(ABC):
     # --- in threads ---
 
     def _start(self, work: Callable[[], None]) -> None:
-        """Start a thread of the membership. Raises DiscoveryUnavailable if the system has no thread
-        for it."""
+        """Start a thread of the membership. Raises DiscoveryUnavailable if there is none."""
         thread = threading.Thread(target=self._run, args=(work,), name="membership", daemon=True)
         try:
             thread.start()

@@ -223,6 +223,7 @@ class MembershipService(MembershipServicer):
         return member[:2] if self._registry.is_member(*member) else None
 
     async def _require_own_name(self, context: Context, name: str) -> None:
+        """Refuse a call in a name that is not that of the caller's certificate."""
         own = self._name_of(context)
         if own is not None and own != name:
             why = f"the certificate is that of {own!r}, and the call is in the name of {name!r}"

@@ -67,6 +67,7 @@ class Distributed(Generic[T]):
         self._fired: deque[Fired[Handler, Message]] = deque()
 
     def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the object that is driven."""
         # copy.copy() looks up names before __init__() has run; special names are this class's.
         if name == "local_instance" or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(name)

@@ -255,6 +255,7 @@ class Endpoint:
             self.sessions.forget(name)
 
     def _send_kept(self, link: Link) -> None:
+        """Send all kept messages to a peer over its new connection."""
         self._unsent.pop(link.name, None)
         for packet in link.connected():
             self._send(link, packet)
@@ -534,8 +535,7 @@ class Endpoint:
             self._driver.wake()
 
     def _run(self) -> None:
-        """Do what is due and move packets until the endpoint is closed or has failed; its
-        thread."""
+        """Do what is due and move packets, in a thread, until the endpoint is closed or fails."""
         num_packets = 0
         try:
             while True:
@@ -668,6 +668,7 @@ class Endpoint:
                     self.membership.leave()
 
     def _send_last(self, *, has_failed: bool) -> None:
+        """Send acks and all messages, and say that this peer leaves."""
         for name in self._totals.left:
             self._driver.disconnect(name)  # packets would linger for a process that has ended
             self._links[name].gone()

@@ -51,8 +51,7 @@ class Inbox:
         return bool(awaited.sessions)
 
     def oldest(self, last: int | None = None) -> Delivery | None:
-        """Return the first message that no call awaits, up to the number `last`; None if there is
-        none."""
+        """Return the first message that no call awaits, up to the number `last`; None: none."""
         for number, entry in self._entries.items():
             if last is not None and number > last:
                 break

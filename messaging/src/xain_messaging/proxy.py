@@ -360,8 +360,7 @@ class Proxy:
                 return
 
     def _take(self, entry: Delivery) -> None:
-        """Remove a message from the inbox, for a call that returns it. Call it under the endpoint's
-        lock."""
+        """Remove a message from the inbox, under the endpoint's lock, for a call to return it."""
         message = entry.message
         self.endpoint.received(entry)
         asked = self._asked.get(message.session_id)

@@ -29,8 +29,7 @@ class Sessions:
         self._to_answer: dict[SessionType, _Table] = {kind: OrderedDict() for kind in SessionType}
 
     def send(self, message: SessionMessage) -> None:
-        """Note a message that goes out. Raises InvalidMessage if it must not; nothing has changed
-        then."""
+        """Note a message that goes out. Raises InvalidMessage, changing nothing, if it must not."""
         peer, session_id = message.destination, message.session_id
         position = POSITIONS[message.session_stage]
         if not position:

@@ -538,6 +538,7 @@ def _load_certificates(make: "Callable[[], Certificates | None]") -> "Certificat
 def _ask_scheduler(
     scheduler: str, tls: str | None, insecure: bool, ask: "Callable[[SchedulerCalls], Any]"
 ) -> Any:
+    """Connect to a scheduler and return what `ask` does; end the program after an error."""
     from xain_foundation.net.channels import require_private_way
     from xain_parameters.config import certificates_of
     from xain_parameters.errors import ParameterError

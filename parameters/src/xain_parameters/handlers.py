@@ -161,6 +161,7 @@ class HandlerThread:
             tell(reply)
 
     def _reply(self, request: Request) -> Reply:
+        """Call the handler; its error is logged and becomes the reply."""
         try:
             body = self._handler(request)
             if body is None:

@@ -248,8 +248,7 @@ class Replica:
     def known_rows(
         self, table: int, keys: Keys | None, start: int, stop: int
     ) -> tuple[AnyPart, Rows] | None:
-        """A table's part, and the rows of keys, or [start, stop); None: they have to be looked up
-        or checked."""
+        """Return a table's part and the rows; None: they have to be looked up or checked."""
         part = self._parts.get(table)
         rows = None if part is None else part.known_rows(keys, start, stop)
         return None if part is None or rows is None else (part, rows)
@@ -300,6 +299,7 @@ class Replica:
         raise Invalid(f"table number {table}, range {self.number}: {why}")
 
     def _is_known(self, worker: str, push: Push) -> bool:
+        """Whether a push was taken. Raises Invalid for one of a replaced process."""
         known = self._known.get(worker)
         if known is None:
             return False
@@ -472,6 +472,7 @@ class Replica:
             self._known.setdefault(worker, other).merge(other)
 
     def _load_recorded(self, piece: Piece) -> None:
+        """Apply the rows of a recorded push that lie in this range, or hold them."""
         entry = decode_head(piece.meta)
         assert isinstance(entry, Entry)
         self._known.setdefault(entry.worker, Known()).add(entry)

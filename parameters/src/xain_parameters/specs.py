@@ -53,8 +53,7 @@ class Plugin(msgspec.Struct, frozen=True):
             ) from None
 
     def made(self, kind: Callable[..., T], what: str) -> T:
-        """Make the update rule or initialiser, of this class. Raises Invalid for wrong
-        parameters."""
+        """Make the update rule or initialiser again. Raises Invalid for wrong parameters."""
         try:
             return kind(**self.options)
         except (TypeError, ValueError) as error:

@@ -107,6 +107,7 @@ class GroupCommit(Generic[T]):
         return item
 
     def _run(self) -> None:
+        """Write groups until close(), and count the items that are lost."""
         while group := self._next_group():
             try:
                 num_lost = self._write(group)

@@ -273,6 +273,7 @@ def _is_secret(name: str) -> bool:
 
 
 def _masked(name: str, value: object) -> object:
+    """Return the value of a field with secrets masked, also within tables and lists."""
     if _is_secret(name):
         return MASK
     if type(value) in (str, int, float):  # most are

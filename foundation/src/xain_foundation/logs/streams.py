@@ -118,6 +118,7 @@ class _Stream(io.RawIOBase):
         return os.isatty(self.descriptor.fd)
 
     def write(self, data: Any) -> int:
+        """Collect bytes, and queue them as an entry when a line ends."""
         with self._lock:
             self._entry += data
             is_whole = self._entry.endswith(b"\n") or len(self._entry) >= GROUP_BYTES

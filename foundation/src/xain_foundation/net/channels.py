@@ -260,8 +260,7 @@ def _connect_through(connection: socket.socket, proxy: Proxy, host: str, port: i
 
 
 def _why_no_call(way: _Way, tls: "Certificates | None", node: str) -> Cause:
-    """Say what answers at the end of a way instead of a gRPC server that takes our calls. Raises
-    OSError."""
+    """Say what answers at the end of a way instead of a gRPC server that takes our calls."""
     if tls is not None:
         return handshakes.why_refused(way.connect, way.to[0], tls, node)
     try:

@@ -62,6 +62,7 @@ class CurrentChannel(Generic[S]):
         return self._tls is not None
 
     def _open(self, version: int) -> _Open[S]:
+        """Open a channel with the present certificates, and make its stub."""
         tls, options = self._tls, self._options
         credentials = None if tls is None else tls.of_channel()
         if tls is not None and self._node and tls.are_of_coordinator:
@@ -70,8 +71,7 @@ class CurrentChannel(Generic[S]):
         return _Open(channel, self._make(channel), version)
 
     def stub(self) -> AbstractContextManager[S]:
-        """The stub for one call, which ends with the block. Calls of it raise ValueError after
-        close()."""
+        """Lend the stub for one call, within a block. After close() calls raise ValueError."""
         # Without certificates the channel stays: nothing is counted, which takes 7 us a call.
         return nullcontext(self._now.stub) if self._tls is None else self._counted()
 

@@ -65,8 +65,7 @@ class Callers:
         return caller
 
     def remembered(self) -> list[Caller]:
-        """Callers whose certificates were shown, also such as are refused now; of many the
-        latest."""
+        """Return the latest callers whose certificates were shown, also those refused now."""
         with self._lock:
             return list(self._known.values())
 
@@ -82,8 +81,7 @@ class Callers:
         self.check(caller)
 
     def of_call(self, context: Any) -> Caller:
-        """The caller of a gRPC call, by the context that its handler is given. Raises
-        NoIdentity."""
+        """Return the caller of a gRPC call, by its handler's context. Raises NoIdentity."""
         shown = context.auth_context().get("x509_pem_cert", ())
         if not shown:
             raise NoIdentity("the connection shows no certificate")

@@ -170,6 +170,7 @@ def _fault_of_ours(tls: "Certificates", shown: "Certificate | None") -> Cause:
 
 
 def _holder(tls: "Certificates", shown: "Certificate") -> str:
+    """Return the identity of a certificate as text, or else its subject."""
     try:
         return str(tls.rules.identify(shown.names))
     except NoIdentity:

@@ -121,8 +121,7 @@ class IdentityRules:
     authority: str = ""
 
     def identify(self, names: Names) -> Identity:
-        """The identity that a certificate with these names stands for. Raises NoIdentity with the
-        reason."""
+        """Return the identity in a certificate with these names. Raises NoIdentity."""
         found = {
             "uri": names.uris,
             "dns": names.dns,

@@ -66,15 +66,13 @@ class TlsSettings(Section):
         return IdentityRules(self.identity, roles or None, authority)
 
     def folder_or(self, own: Path) -> Path | None:
-        """The folder, or else `own`, where a program keeps what it was given; None if neither
-        is there."""
+        """Return the folder, or else `own`, which a program keeps; None if neither is there."""
         if self.folder is not None:
             return self.folder
         return own if own.is_dir() else None
 
     def certificates(self) -> "Certificates | None":
-        """Certificates in the folder, with these rules; None without a folder. Raises
-        InvalidCertificates."""
+        """Load the certificates of the folder; None without one. Raises InvalidCertificates."""
         from xain_foundation.security.tls import Certificates
 
         return None if self.folder is None else Certificates(self.folder, rules=self.rules())

@@ -82,6 +82,7 @@ class TlsSocket(socket.socket):
     # --- what others call on a socket ---
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        """Receive bytes into a buffer, those that recv() has read ahead first."""
         assert not flags, "only recv() looks ahead"
         with memoryview(buffer) as view:
             room = view[: nbytes or len(view)]
@@ -92,8 +93,7 @@ class TlsSocket(socket.socket):
             return count
 
     def recv(self, bufsize: int, flags: int = 0) -> bytes:
-        """Receive bytes. With MSG_PEEK the call waits for so many bytes or the end, unlike a
-        socket's."""
+        """Receive bytes. With MSG_PEEK, unlike a socket, wait for so many bytes or the end."""
         if flags & socket.MSG_PEEK:
             while len(self._ahead) < bufsize and (more := self._read(bufsize)):
                 self._ahead += more

@@ -131,8 +131,7 @@ class Certificate:
 
 
 def read_certificate(pem: bytes) -> Certificate:
-    """Read the first certificate of a PEM text. Raises InvalidCredential, also if gRPC would not
-    take it."""
+    """Read the first certificate of a PEM text. Raises InvalidCredential, also for a weak key."""
     if len(pem) > 4 * MAX_PEM_BYTES:
         raise InvalidCredential(f"the certificate has {len(pem)} bytes")
     try:

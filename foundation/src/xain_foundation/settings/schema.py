@@ -324,6 +324,7 @@ def _bounds(field: FieldInfo) -> str:
 
 
 def _metadata(field: FieldInfo) -> Iterator[object]:
+    """Yield what annotates a field, and the members of its union."""
     yield from field.metadata
     for part in (field.annotation, *get_args(field.annotation)):
         if get_origin(part) is Annotated:

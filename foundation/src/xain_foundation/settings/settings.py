@@ -288,8 +288,7 @@ def _walk(
 
 
 def _from_environment(schema: Schema, prefix: str) -> _Source:
-    """The settings that environment variables with this prefix give, and what is wrong with
-    them."""
+    """Read the settings, and their faults, from environment variables with this prefix."""
     source = _Source()
     variables: dict[Key, str] = {}
 
@@ -319,6 +318,7 @@ def _from_environment(schema: Schema, prefix: str) -> _Source:
 def _from_flags(
     schema: Schema, overrides: Mapping[str, object], *, reads_text: bool = True
 ) -> _Source:
+    """Read the settings, and their faults, from overrides by dotted key."""
     source = _Source()
     for text, value in overrides.items():
         if value is None:
@@ -384,8 +384,7 @@ def _mistakes(
     error: ValidationError,
     unsure: Sequence[Key],
 ) -> Iterator[tuple[Key, str]]:
-    """Keys and what they must be: wrong values, then conflicts. unsure: keys with mistakes of other
-    kinds."""
+    """Yield wrong values, then conflicts: keys and what they must be. unsure: other wrong keys."""
     wrong: dict[Key, str] = {}
     for key, must in _wrong_values(schema, error):
         wrong.setdefault(key, must)  # every member of a union complains

@@ -35,8 +35,7 @@ def why_not_value(value: str) -> str | None:
 
 
 def why_not(tags: Mapping[str, str]) -> str | None:
-    """Why these cannot be the tags of a participant, by the first that is wrong; None if they
-    can."""
+    """Why these cannot be the tags of a participant, by the first wrong one; None if they can."""
     if len(tags) > MAX_TAGS:
         return f"there are {len(tags)} tags; at most {MAX_TAGS} are taken"
     for key, value in tags.items():

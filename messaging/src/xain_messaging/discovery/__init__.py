@@ -4,8 +4,7 @@ from xain_membership.ports import Discovery
 
 
 def open_discovery(target: str) -> Discovery:
-    """Make a discovery with its defaults: "HOST:PORT" of a coordinator, or
-    "redis://HOST:PORT/DB"."""
+    """Make a discovery at "HOST:PORT" of a coordinator, or at "redis://HOST:PORT/DB"."""
     # Imported when asked for: neither needs what the other does.
     if target.startswith(("redis://", "rediss://", "unix://")):
         from xain_messaging.discovery.redis import RedisDiscovery

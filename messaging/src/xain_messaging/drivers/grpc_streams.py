@@ -447,6 +447,7 @@ class GrpcDriver:
     # --- the end ---
 
     def close(self, linger_s: float) -> None:
+        """Wait linger_s for queued packets to go, then end all streams and the server."""
         with self._opening:
             self._is_closed = True
         try:
@@ -460,6 +461,7 @@ class GrpcDriver:
             self._stop()
 
     def _stop(self) -> None:
+        """Stop the server, and end all streams and threads."""
         self.wake()
         if self._limit is not None:
             self._limit.stop()

@@ -182,6 +182,7 @@ class ZmqDriver:
     # --- the end ---
 
     def close(self, linger_s: float) -> None:
+        """Close all sockets; queued packets may still go for linger_s."""
         self._is_closed = True
         self.wake()
         with self._running:

@@ -324,6 +324,7 @@ def decode(frames: Parts, source: str, destination: str) -> Message:
 
 
 def _unpack_array(frames: Sequence[Any], code: int, data: bytes) -> Body:
+    """Make an array of a packed one; a large one is a view of its frame."""
     if code != _ARRAY:
         raise MalformedMessage(f"extension {code} is not known")
     number, dtype_text, shape, inside = msgpack.unpackb(data)

@@ -185,6 +185,7 @@ class _Clocks:
         return self
 
     async def __anext__(self) -> int:
+        """Complete the clock, and begin the next one; any error ends the loop."""
         if self._has_ended:
             raise StopAsyncIteration
         core, run = self._core, self._server._run

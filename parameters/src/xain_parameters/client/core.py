@@ -111,6 +111,7 @@ class Core:
         return self._requests.timeout_s
 
     def close(self) -> None:
+        """Fail waiting calls, end the loop over clocks, and close all connections."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -166,8 +167,7 @@ class Core:
         all_here: bool = False,
     ) -> int:
         """Begin a loop that ends before the clock `stop`; returns its first clock. all_here: when
-        all workers of the job's group that are there begin theirs. After an error
-        the loop has ended."""
+        all of the job's group that are there begin theirs. After an error it has ended."""
         try:
             with self._changed:
                 self._changed.wait_for(lambda: not self._is_ending or self._is_over(loop))
@@ -269,6 +269,7 @@ class Core:
             raise Closed("the loop over clocks has ended")
 
     def _begin(self, loop: int, progress: Progress, *, is_held: bool) -> int:
+        """Take over the progress at the begin of a clock, and return the clock."""
         with self._changed:
             self._check_loop(loop)
             last_cut = self._progress.cut
@@ -281,6 +282,8 @@ class Core:
         return progress.clock
 
     def _send_marks(self, progress: Progress) -> None:
+        """Tell all ranges that this worker has passed the mark of a checkpoint."""
+
         def head(piece: Piece, view: View, range_: int, start: int, stop: int) -> Mark:
             return Mark(0, view.version, range_, progress.opened, progress.cut, progress.clock)
 
@@ -398,8 +401,7 @@ class Core:
         self.answered(ticket, None)
 
     def _push(self, table: TableSpec, ticket: Ticket, pieces: Sequence[Piece]) -> None:
-        """Send the pieces of one push. Servers that have them already leave them out, by the
-        ticket."""
+        """Send the pieces of a push. Servers that have them already know it by the ticket."""
         is_clocked = ticket.clock >= 0
         settled = 0
         if not is_clocked:

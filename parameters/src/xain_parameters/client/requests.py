@@ -237,6 +237,7 @@ class _Messages:
         return self._keyed.get((table.number, keys.tobytes()))
 
     def _of_rows(self, table: TableSpec, piece: Piece, row_bytes: int) -> Iterator[_Message]:
+        """Yield the messages to servers for rows of a dense array."""
         assert table.bound is not None
         first = piece.start
         cuts = cut_rows(first, piece.stop, self._ranges, table.bound)
@@ -245,6 +246,7 @@ class _Messages:
             yield _Message(server, together, first)
 
     def _of_keys(self, table: TableSpec, keys: Keys, row_bytes: int) -> Iterator[_Message]:
+        """Yield the messages to servers for the rows of keys."""
         order, cuts = cut_keys(keys, self._ranges, table.bound)
         for server, spans in self._together(cuts, row_bytes):
             if order is None:
@@ -352,8 +354,7 @@ class Requests:
         self._until_done(f"table {table.name!r}", todo, ask, generation, now, self.timeout_s)
 
     def known_cut(self, table: TableSpec, keys: Keys) -> Cut | None:
-        """How a list of few keys is cut; None: it has not come lately. A known list is unique and
-        ascending."""
+        """Return how a list of few keys, unique and ascending, was cut lately; None: unknown."""
         return self._messages_under(self.scheduler.view).known(table, keys)
 
     def _messages_under(self, view: View) -> _Messages:

@@ -145,8 +145,7 @@ class Copy:
             self.begin_segment()
 
     def advanced(self, worker: str, push: Push) -> None:
-        """Record that the rows of a push have been updated, where no other server and no log needs
-        its entry."""
+        """Record a push whose rows were updated, where no other server and no log needs it."""
         replica = self.replica
         replica.pushed(worker, push)
         self.made_in = replica.epoch

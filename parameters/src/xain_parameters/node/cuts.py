@@ -10,8 +10,7 @@ from xain_parameters.tables.part import Piece
 
 
 def load(url: str, folder: str, replica: Replica, range_: RangeView) -> None:
-    """Fill a new replica with a checkpoint, whichever ranges there were then. Raises OSError, and
-    Damaged."""
+    """Fill a new replica with a checkpoint, of whichever ranges. Raises OSError, and Damaged."""
     files, where = open_folder(url, folder)
     manifest = read_manifest(url, folder)
     names = [

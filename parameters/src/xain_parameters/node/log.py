@@ -237,8 +237,7 @@ class DiskLog:
         self._steps: GroupCommit[_Step] = GroupCommit(self._write_group, name="log")
 
     def replay(self) -> list[Recovered]:
-        """Read what an earlier process of this server has written; before anything is put. Raises
-        Damaged."""
+        """Read what an earlier process has written, before anything is put. Raises Damaged."""
         found = []
         for folder in sorted(path for path in self._folder.iterdir() if path.is_dir()):
             newest: tuple[Path, Recovered] | None = None

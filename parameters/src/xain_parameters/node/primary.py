@@ -232,6 +232,7 @@ class Primary:
         self._send_tiles(peer)  # the first tile before any entry
 
     def _send_tiles(self, peer: _Peer) -> None:
+        """Send tiles to a server, as many as may be under way."""
         while peer.fill is not None and (message := peer.fill.next()) is not None:
             if peer.fill.is_sent:
                 self._count(peer)

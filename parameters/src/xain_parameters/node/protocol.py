@@ -275,6 +275,7 @@ class ServerNode:
                     hosted.role.settle(is_leased=now < self._leased_until)
 
     def handle(self, source: Source, message: Message, now: float) -> None:
+        """Handle a message of a worker or server by the role of its range."""
         match message.head:
             case Pull() | Push() | Several() | Mark() as request:
                 self._handle_request(source, request, message, now)

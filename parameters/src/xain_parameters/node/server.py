@@ -194,8 +194,7 @@ class ParameterServer:
         self, among: Among = "servers", *, job: str = "", timeout_s: float | None = None
     ) -> None:
         """Wait until all servers of the group wait here, or with "all" these and the workers of a
-        job that have a rank. Raises Invalid for other members or jobs, and Unavailable after
-        timeout_s."""
+        job with a rank. Raises Invalid for other members or jobs, and Unavailable."""
         if among not in ("servers", "all"):
             raise Invalid(f"a server has no place at a barrier of {among!r}")
 
@@ -261,6 +260,7 @@ class ParameterServer:
             self._node.renew(until)
 
     def _tick(self) -> None:
+        """Tick the node until the end, and fail once the scheduler has given this server up."""
         assert self._node is not None
         while not self._ended.wait(TICK_S):
             with self._or_fail:
@@ -390,6 +390,7 @@ class ParameterServer:
             counts[job] += num_rows
 
     def _handle_message(self, name: str, channel: Channel, message: Message) -> None:
+        """Pass a message to the node, after the server has begun."""
         # Primaries that hear of this server first probe it once for each connection.
         if not self._has_begun.is_set():
             self._has_begun.wait()

@@ -325,6 +325,7 @@ class SchedulerMember(SchedulerCalls):
         return self.view
 
     def _lose(self, error: Exception) -> None:
+        """End the membership against its will: all calls raise Evicted."""
         self._lost = error
         self._ended.set()
         if self._stream is not None:
@@ -338,6 +339,7 @@ class SchedulerMember(SchedulerCalls):
         self._threads.append(thread)
 
     def _watch_views(self) -> None:
+        """Read views from streams until the end."""
         while not self._ended.is_set():
             request = self._wanted()
             try:

@@ -405,8 +405,7 @@ def is_saved(job: Job) -> bool:
 
 
 def _next_cut(state: State) -> AnyEvent | None:
-    """Begin a checkpoint for every interval of clocks; a checkpoint that takes longer delays the
-    next."""
+    """Begin a checkpoint for every interval of clocks, unless one is still being made."""
     every = state.settings.checkpoint_interval
     for name, job in state.jobs.items() if every else ():
         if job.opened // every > job.cut_clock // every and job.cut is None and can_cut(job):

@@ -49,8 +49,7 @@ def write_file(url: str, folder: str, name: str, content: Iterable[bytes | memor
 
 
 def read_manifest(url: str, folder: str = "") -> Cut:
-    """The manifest of a checkpoint. Raises OSError, and msgspec.MsgspecError for one that is
-    damaged."""
+    """Read the manifest of a checkpoint. Raises OSError, and msgspec.MsgspecError if damaged."""
     files, path = open_folder(url, folder)
     with _driver_errors(url):
         content = files.cat_file(f"{path}/{MANIFEST}")

@@ -100,8 +100,7 @@ class ServerScheduler(SchedulerMember):
         self._has_news.set()
 
     def report_returned(self, generation: int, has: dict[int, int], lacks: dict[int, int]) -> None:
-        """Report the ranges of a job without a server that this server has; see
-        commands.ServerReturned."""
+        """Report which ranges of a job that have no server this server has, and which not."""
         with self._lock:
             job = job_of(min(has | lacks))
             self._returned[job] = Returned(generation, has, lacks)

@@ -368,6 +368,7 @@ class SchedulerService(SchedulerServicer):
             await _require_name(self._callers, context, role, name)
 
     async def _check_member(self, context: Context, role: str, name: str, incarnation: int) -> None:
+        """Refuse a call of one that is no member, and keep a member's connection."""
         member = self.membership.roster(GROUP).get(name)
         if member is None and time.monotonic() < self._settled_at:
             await _refuse(context, grpc.StatusCode.UNAVAILABLE, "members are coming back")
@@ -384,8 +385,7 @@ class SchedulerService(SchedulerServicer):
     async def Views(
         self, request: pb.ViewsRequest, context: Context
     ) -> AsyncIterator[pb.ViewsResponse]:
-        """Tell the view of a job now and after each change; a worker gets the requests of others,
-        too."""
+        """Tell the view of a job now and after each change, and pass requests to a worker."""
         told: dict[str, View] = {}
         told_jobs: set[int] = set()
         has_begun = False
@@ -755,8 +755,7 @@ class SchedulerService(SchedulerServicer):
         return pb.StatusResponse(status=encoded(self.status()))
 
     async def RollBack(self, request: pb.RollBackRequest, context: Context) -> pb.RollBackResponse:
-        """Wait no longer for servers with ranges in their logs: roll back to the last
-        checkpoint."""
+        """Roll back to the last checkpoint, and wait no longer for servers with a log."""
         self._run(c.GiveUpLost())
         return pb.RollBackResponse()
 

@@ -616,6 +616,7 @@ def manifest_of(job: Job, cut: OpenCut) -> Cut:
 
 
 def _with_data(job: Job, event: DataDeclared | EpochBegun | PartTaken | PartDone) -> Job:
+    """Return the job after an event about its data, such as a part that was read."""
     known = job.data.get(event.name)
     match event:
         case DataDeclared(source=source):

@@ -241,8 +241,7 @@ class WorkerScheduler(SchedulerMember):
         raise Invalid(f"there is no table {name!r}; there are: {', '.join(tables) or 'none'}")
 
     def enter(self) -> None:
-        """Take part in the job of workers that name none and have no table yet, unless this worker
-        has a job."""
+        """Enter the job of workers that name none and have no table, unless this one has one."""
         with self._entering:
             self._has_job = True
         self._take_slot()
@@ -295,8 +294,7 @@ class WorkerScheduler(SchedulerMember):
     def wait_opened(
         self, clock: int, generation: int, is_over: Callable[[], bool]
     ) -> tuple[int, int]:
-        """Wait until all pushes below `clock` count, or the generation is another. Returns
-        generation and clock."""
+        """Wait until pushes below `clock` count, or a rollback. Returns generation and clock."""
         request = pb.WaitRequest(clock=clock, generation=generation, job=self.job)
         return self._ask_opened(request, None, is_over)
 
@@ -343,8 +341,7 @@ class WorkerScheduler(SchedulerMember):
     def tick(
         self, clock: int, generation: int, is_over: Callable[[], bool] = lambda: False
     ) -> Progress:
-        """Complete a clock, and wait until the next one may begin, which is an earlier one after a
-        rollback."""
+        """Complete a clock, and wait until the next may begin: an earlier one after a rollback."""
         request = pb.TickRequest(
             name=self.name,
             incarnation=self.incarnation,

@@ -186,6 +186,7 @@ class BoundedPart(Part):
         return slice(num_rows, num_rows), num_rows
 
     def _put(self, keys: Keys, fields: Mapping[str, Array]) -> None:
+        """Set the rows of keys that lie in this range to these fields."""
         # Keys of a table with a bound ascend.
         begin = int(np.searchsorted(keys, np.uint64(self.low)))
         stop = (

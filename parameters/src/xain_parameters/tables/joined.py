@@ -52,6 +52,7 @@ class JoinedRows:
         unwarned(self._update, pushed)
 
     def _update(self, pushed: Array) -> None:
+        """Copy the rows together, update them by the rule, and copy them back."""
         for name, views in self._views.items():
             for part, rows, here in views:
                 if isinstance(rows, slice):

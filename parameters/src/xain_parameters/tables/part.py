@@ -69,8 +69,7 @@ def unwarned(update: Callable[..., None], *arguments: object) -> None:
 
 
 def plugins_of(spec: TableSpec) -> tuple[rules.Rule, initialisers.Initialiser]:
-    """The update rule and the initialiser of a table. Raises Invalid for a table that no server can
-    have."""
+    """Return a table's update rule and initialiser. Raises Invalid for an impossible table."""
     where = f"table {shortened(spec.name, MAX_NAME_BYTES)!r}"
     if not 0 < len(spec.name.encode()) <= MAX_NAME_BYTES or not spec.name.isprintable():
         raise Invalid(
@@ -141,8 +140,7 @@ class Part(ABC):
 
     @abstractmethod
     def check(self, keys: Keys | None, start: int, stop: int) -> int:
-        """The number of rows that keys, or [start, stop), name. Raises Invalid if one is not in
-        this part."""
+        """Return how many rows keys, or [start, stop), name. Raises Invalid for others' rows."""
 
     @abstractmethod
     def check_ascending(self, keys: Keys) -> None:
@@ -203,6 +201,7 @@ class Part(ABC):
         unwarned(self._update, rows, values)
 
     def _update(self, rows: Rows, values: Array) -> None:
+        """Update rows by the rule, a block at a time."""
         fields = self.fields
         size = self._block
         for begin in range(0, len(values), size):

@@ -233,6 +233,7 @@ class OpenPart(Part):
         )
 
     def _grow(self, least: int) -> None:
+        """Copy the rows to an index of twice the size."""
         old = self._live
         live = self._new_index(max(least, 2 * len(old.keys)))
         end = self.num_rows + 1
@@ -271,6 +272,7 @@ class OpenPart(Part):
             at = stop
 
     def _put(self, keys: Keys, fields: Mapping[str, Array]) -> None:
+        """Set the rows of keys that lie in this range to these fields."""
         here = np.flatnonzero(self._is_here(keys))
         rows = self._find_or_make(keys[here])
         for name, values in fields.items():

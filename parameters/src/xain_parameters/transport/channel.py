@@ -148,6 +148,7 @@ class Channel:
             self._changed.notify_all()
 
     def _end(self, error: OSError | None) -> None:
+        """End the channel once: drop queued messages, and wake its threads."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -209,6 +210,7 @@ class Channel:
                     self._send()
 
     def _write_queued(self) -> None:
+        """Send queued messages whenever the socket takes more, in a thread."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._socket, selectors.EVENT_WRITE)
             while True:

@@ -76,8 +76,7 @@ class Malformed(Exception):
 
 
 def pieces_of(message: Message) -> list[Piece]:
-    """The bytes of a message in their order on the wire. Its arrays must not change until they are
-    sent."""
+    """Return the bytes of a message in order. Its arrays must not change until they are sent."""
     head = encode_head(message.head)
     num_keys = num_bytes = 0
     pieces: list[Piece] = [b""]

@@ -157,8 +157,7 @@ class Listener:
                 self._refused(reason="too many", limit=self._max_connections)
 
     def _greet(self, accepted: socket.socket, host: str) -> None:
-        """Shake hands with a new connection and wait for its Hello; then it becomes a channel, or
-        is closed."""
+        """Shake hands with a new connection and take its Hello. Makes a channel, or closes it."""
         connection: Socket = accepted
         channel = None
         caller: Caller | NoIdentity | None = None

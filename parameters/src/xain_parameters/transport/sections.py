@@ -45,6 +45,7 @@ class Sections:
             self._send_together(self._join_answers())
 
     def _join_answers(self) -> Message:
+        """Make the answer of all sections: Done, the first error, or their rows."""
         request = self.several.request
         answers, self._answers = self._answers, {}  # the channel keeps this object for a while
         if not answers:

@@ -104,8 +104,7 @@ def _read_header_safely(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[
 # All updates of a session have the same header.
 @lru_cache(maxsize=64)
 def _parse_whole(header: bytes) -> NpyHeader:
-    """Parse a whole .npy header. Raises ValueError if it is broken, too large or not of plain
-    numbers."""
+    """Parse a whole .npy header. Raises ValueError if it is broken, too large or not of numbers."""
     try:
         shape, fortran_order, dtype = _read_header_safely(header)
     except Exception as error:  # numpy raises whatever the literal it parses leads to
