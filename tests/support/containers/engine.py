@@ -4,64 +4,33 @@ import contextlib
 import functools
 import json
 import os
-import re
 import shutil
-import subprocess
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
-COORDINATOR = "xain-coordinator:0.1.0"
-PARTICIPANT = "xain-participant-sgd:0.1.0"
-BAGGING = "xain-participant-bagging:0.1.0"
-NEURAL = "xain-participant-neural:0.1.0"
-SPARSE = "xain-participant-sparse:0.1.0"
-BASE = "python:3.11-slim"
+from support.containers import images
+from support.containers.images import (
+    BAGGING,
+    BASE,
+    BUILD_S,
+    COORDINATOR,
+    NEURAL,
+    PARTICIPANT,
+    PATIENCE_S,
+    ROOT,
+    SPARSE,
+    docker,
+    run,
+)
+
+__all__ = ["BAGGING", "COORDINATOR", "NEURAL", "PARTICIPANT", "ROOT", "SPARSE", "docker", "run"]
 
 # Where this is set a missing engine is a failure, not a reason to skip.
 REQUIRED = "XAIN_REQUIRE_DOCKER"
-# Build argument of the image `neural`. Without it the image has no PyTorch, which takes minutes to
-# install, and the tests mount that of their own environment.
-TORCH_OPTIONS = "XAIN_TORCH_OPTIONS"
-
-PATIENCE_S = 180.0
-BUILD_S = 2400.0
-
-
-def docker(*arguments: object, timeout: float = PATIENCE_S) -> str:
-    """The output of a docker command. Raises AssertionError with its errors if it fails."""
-    status, output, errors = run("docker", *arguments, timeout=timeout)
-    assert status == 0, f"docker {' '.join(map(str, arguments))}: {errors or output}"
-    return output.strip()
-
-
-def run(
-    *command: object, timeout: float = PATIENCE_S, env: Mapping[str, str] | None = None
-) -> tuple[int, str, str]:
-    """(exit status, output, errors)"""
-    done = subprocess.run(
-        [str(word) for word in command],
-        cwd=ROOT,
-        env={**os.environ, **_builder(), **(env or {})},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=timeout,
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
-@functools.cache
-def _builder() -> Mapping[str, str]:
-    """The classic builder where the client has no other."""
-    found = subprocess.run(["docker", "buildx", "version"], capture_output=True, check=False)
-    return {} if found.returncode == 0 else {"DOCKER_BUILDKIT": "0"}
 
 
 @functools.cache
@@ -112,22 +81,7 @@ def build(*participants: str) -> None:
     tests. Sparse workers alone need no coordinator."""
     coordinator = () if participants == (SPARSE,) else (COORDINATOR,)
     for image in (*coordinator, *(participants or (PARTICIPANT,))):
-        _build(image)
-
-
-@functools.cache
-def _build(image: str) -> None:
-    proxies = [name for name in os.environ if re.fullmatch("(https?|no)_proxy", name, re.I)]
-    words = [f"--build-arg={name}" for name in proxies]
-    if image == COORDINATOR:
-        words += ["--file=coordinator/Dockerfile"]
-    else:
-        target = image.partition(":")[0].rpartition("-")[2]
-        words += ["--file=participant/Dockerfile", f"--target={target}"]
-    if image == NEURAL:
-        words.append(f"--build-arg=TORCH_OPTIONS={os.environ.get(TORCH_OPTIONS, 'none')}")
-    # The host's network, where a bridge may reach no package index.
-    docker("build", "--network=host", f"--tag={image}", *words, ".", timeout=BUILD_S)
+        images.build(image)
 
 
 def inspect(name: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 # stand-ins with the same tags are made of Debian packages and of the test tools:
 #
 #   tests/support/containers/stand_ins.sh VENV
+#   tests/support/containers/stand_ins.sh --base        the first of them, which needs no VENV
 #   tests/support/containers/stand_ins.sh --remove      and what was built on them
 #
 #   python:3.11-slim         Debian's Python 3.11
@@ -22,7 +23,8 @@ if [ "$1" = --remove ]; then
     exit
 fi
 
-venv=$1
+venv=$1 pip="$1/bin/python -m pip"
+[ "$1" = --base ] && pip="python3 -m pip"
 here=$(dirname "$0")
 compose_file=$here/../../../docker-compose.yml
 scratch=$(mktemp -d)
@@ -53,7 +55,7 @@ make_python() {
     cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
     {
         echo '[global]'
-        "$venv/bin/python" -m pip config list |
+        $pip config list |
             sed -nE "s/^(global|:env:)\.(index-url|proxy|timeout|trusted-host)='(.*)'$/\2 = \3/p"
     } >"$root/etc/pip.conf"
     tar -C "$root" -c . |
@@ -83,6 +85,7 @@ seaweedfs=chrislusf/seaweedfs:$(tag_of chrislusf/seaweedfs)
 influxdb=influxdb:$(tag_of influxdb)
 
 have "$python" || make_python "$python"
+[ "$1" = --base ] && exit
 have "$seaweedfs" || make_server "$seaweedfs" '["/usr/bin/weed"]' \
     "$venv/bin/weed:/usr/bin/weed"
 have "$influxdb" || make_server "$influxdb" '["/entrypoint.sh"]' \
