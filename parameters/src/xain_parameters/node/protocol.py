@@ -242,7 +242,7 @@ class ServerNode:
     # --- from the disk ---
 
     def synced(self, number: int, segment: int, sequence: int, now: float) -> None:
-        """Note that the log of a range has all entries up to `sequence` on disk."""
+        """Note which entries of a range the log has on disk, and answer durable requests."""
         hosted = self._hosted.get(number)
         if hosted is None:
             return

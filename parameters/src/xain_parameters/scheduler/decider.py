@@ -252,11 +252,13 @@ def _declare_table(job: Job, name: str, table: TableSpec) -> Iterable[AnyEvent]:
             )
         return (e.TableDeclared(table, job=name),)
     if replace(known, number=table.number) != table:
-        raise TableConflict(f"there is a table {table.name!r} already, which is {_describe(known)}")
+        raise TableConflict(
+            f"there is a table {table.name!r} already, which is {_table_text(known)}"
+        )
     return ()
 
 
-def _describe(table: TableSpec) -> str:
+def _table_text(table: TableSpec) -> str:
     size = f"shape {table.shape}" if table.is_dense else f"dim {table.dim}, bound {table.bound}"
     return (
         f"{size}, {table.dtype}, update {table.update.name} {table.update.options}, "
@@ -309,6 +311,7 @@ def _answer_worker(
 
 
 def _enter_worker(job: Job, name: str, command: c.WorkerEntered) -> Iterable[AnyEvent]:
+    """Give a worker a slot. Raises Invalid for another size of the group, and Evicted."""
     worker, incarnation, num_workers = command.name, command.incarnation, command.num_workers
     check_num_workers(num_workers)
     if job.num_workers not in (0, num_workers):

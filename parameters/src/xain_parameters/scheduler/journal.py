@@ -131,6 +131,7 @@ class Journal:
         self._num_events = 0
 
     def _checked(self, record: bytes, what: str) -> bytes:
+        """Return the body of a record. Raises OSError if its checksum is wrong."""
         body = record[_SUM_BYTES:]
         if record[:_SUM_BYTES] != xxhash.xxh3_64_digest(body):
             raise self._damaged(f"{what} is damaged")

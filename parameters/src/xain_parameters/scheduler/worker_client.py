@@ -401,6 +401,7 @@ class WorkerScheduler(SchedulerMember):
         )
 
     def _tick_once(self, request: pb.TickRequest, is_over: Callable[[], bool]) -> Progress:
+        """Tell a clock or a begin, and wait until the next clock may begin."""
         answer = self._ask(
             "Tick",
             request,
