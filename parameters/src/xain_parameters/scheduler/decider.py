@@ -252,13 +252,11 @@ def _declare_table(job: Job, name: str, table: TableSpec) -> Iterable[AnyEvent]:
             )
         return (e.TableDeclared(table, job=name),)
     if replace(known, number=table.number) != table:
-        raise TableConflict(
-            f"there is a table {table.name!r} already, which is {_table_text(known)}"
-        )
+        raise TableConflict(f"there is a table {table.name!r} already, which is {_in_words(known)}")
     return ()
 
 
-def _table_text(table: TableSpec) -> str:
+def _in_words(table: TableSpec) -> str:
     size = f"shape {table.shape}" if table.is_dense else f"dim {table.dim}, bound {table.bound}"
     return (
         f"{size}, {table.dtype}, update {table.update.name} {table.update.options}, "
