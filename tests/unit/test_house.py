@@ -211,7 +211,7 @@ def siblings(name: str) -> Iterator[tuple[str, Path, set[str]]]:
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_no_sibling_folders_or_files_import_each_other_in_a_circle(name):
     for parent, folder, members in siblings(name):
-        rooms: dict[str, set[str]] = {one: set() for one in members}
+        rooms = {one: set() for one in members}
         for file, module in imports(folder):
             inside = file.relative_to(folder).with_suffix("").parts[0]
             importing = f"{parent}.{inside}"

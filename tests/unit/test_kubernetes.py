@@ -589,7 +589,7 @@ def test_programs_have_certificates_of_their_own(kind, names, tmp_path):
             (tmp_path / f"certificates/{name}.{suffix}").write_text(f"{name}.{suffix}")
             (tmp_path / f"certificates/{name}.{suffix}").chmod(0o440)
         (tmp_path / "certificates/ca.crt").write_text("ca")
-        environ: dict[str, str] = {}
+        environ = {}
         for env in before["env"]:
             field = env.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
             of_pod = f"{Path(kind).name}-{index}" if "name" in field else str(index)

@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -218,7 +217,7 @@ def test_bound_is_told_as_the_program_has_it(row):
     module, name, key = found.groups()
     if not module.startswith("xain_"):
         module = f"xain_coordinator.{module}"
-    value: Any = import_module(module)
+    value = import_module(module)
     for part in name.split("."):
         value = getattr(value, part)
     if key is not None:

@@ -97,11 +97,11 @@ def table(heading: str) -> list[list[str]]:
 @pytest.mark.parametrize("heading", TABLES)
 def test_every_log_event_is_in_the_table_with_its_level(heading):
     """No event is missing, and none is there that no code logs."""
-    found: dict[str, set[str]] = {}
+    found = {}
     for distribution in TABLES[heading]:
         for event, level in logged(distribution):
             found.setdefault(event, set()).add(level)
-    told: dict[str, str] = {}
+    told = {}
     for names, level, *_ in table(heading):
         told |= dict.fromkeys(re.findall(r"`(\w+)`", names), level)
     assert told.keys() == found.keys()

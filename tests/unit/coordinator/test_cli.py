@@ -65,7 +65,7 @@ def test_status_does_not_repeat_a_password_in_the_address():
 
 
 def test_a_command_gets_its_own_flags(monkeypatch):
-    seen: list[list[str]] = []
+    seen = []
     monkeypatch.setattr(demo, "main", lambda arguments: seen.append(list(arguments)) or 0)
     assert run("demo", "--rounds", "3").exit_code == 0
     assert seen == [["--rounds", "3"]]

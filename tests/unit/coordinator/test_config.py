@@ -5,7 +5,6 @@ from datetime import date
 from fractions import Fraction
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -207,8 +206,6 @@ any_rules = settings(
 
 def bound_s(rules: Rules) -> float:
     """How long a session can take that no participant joins after the beginning."""
-    assert rules.deadline_s is not None
-    assert rules.idle_timeout_s is not None
     start = min(rules.start_timeout_s, rules.idle_timeout_s)
     # Each round to its deadline; then the one thing that does not come: participants, an update or
     # a model.
@@ -552,7 +549,7 @@ FOLLOWS = [
 @pytest.mark.parametrize(("written", "key", "value"), FOLLOWS)
 def test_missing_setting_follows_from_those_given(written, key, value):
     """A key of the configuration, or of the rules of its session."""
-    found: Any = config(**given_as(written))
+    found = config(**given_as(written))
     of_rules = key.removeprefix("rules.")
     found = found if of_rules == key else found.rules()
     assert attrgetter(of_rules)(found) == value
@@ -757,7 +754,7 @@ def test_every_key_occurs_in_an_example():
 def test_defaults_that_the_example_tells_are_true():
     """A commented key shows its default, so that uncommenting it changes nothing."""
     lines = (CONFIGS / "coordinator-laptop.toml").read_text().splitlines()
-    told: dict[str, object] = {}
+    told = {}
     section = ""
     for line in lines:
         if line.startswith("["):

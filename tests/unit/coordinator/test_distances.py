@@ -133,10 +133,10 @@ def test_the_geometric_median(round_, num_iterations):
     updates, base, counts = round_
     smoothing = 0.1
 
-    def distances(point: Array) -> float:
+    def distances(point):
         return math.fsum(norm(point - one) for one in updates)
 
-    def end_of(point: Array) -> Array:
+    def end_of(point):
         for _ in range(num_iterations):
             inverse = np.array([1 / max(smoothing, norm(point - one)) for one in updates])
             point = (inverse[:, np.newaxis] * updates).sum(axis=0) / inverse.sum()

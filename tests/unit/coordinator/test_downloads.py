@@ -51,7 +51,7 @@ def sender(store: Store) -> Downloads:
 async def test_model_is_sent_from_any_offset_in_small_messages(sender, offset):
     received = bytearray()
 
-    async def write(_: WeightsRef, data: bytes) -> None:
+    async def write(_, data):
         assert len(data) <= MESSAGE_BYTES
         received.extend(data)
 
@@ -62,7 +62,7 @@ async def test_model_is_sent_from_any_offset_in_small_messages(sender, offset):
 async def test_receiver_that_takes_nothing_is_ended(sender):
     sender.stalled_s = 0.01
 
-    async def dead(_: WeightsRef, data: bytes) -> None:
+    async def dead(_, data):
         await asyncio.Event().wait()
 
     async with asyncio.timeout(60):
@@ -75,7 +75,7 @@ async def test_bytes_of_models_in_memory_are_bounded(sender):
     assert sender.max_blocks * BLOCK_BYTES == 16 << 20
     sender.max_blocks = 3
 
-    async def write(_: WeightsRef, data: bytes) -> None:
+    async def write(_, data):
         await asyncio.sleep(0)  # one iteration of the event loop
         assert len(sender._blocks) <= 3
 

@@ -258,7 +258,7 @@ async def test_a_tick_that_meets_a_defect_ends_the_process(bench, monkeypatch):
     await bench.journal.writing()
     bench.clock.time_s += RULES.lease_s  # so that the tick is due as soon as this is written
 
-    def broken(*_: object) -> None:
+    def broken(*_):
         raise RuntimeError("broken invariant")
 
     monkeypatch.setattr("xain_coordinator.driver.driver.decide", broken)

@@ -103,9 +103,9 @@ async def test_session_time_goes_on_after_the_last_record_of_a_group(bench):
     assert [record.at for record in joined] == [0.0, 1.0, 2.0, 3.0]
     (snapshot,) = bench.journal.saved
     assert snapshot.num_records == len(records)
-    times: list[float] = []
+    times = []
 
-    def made_clock(start_s: float) -> HeldClock:
+    def made_clock(start_s):
         times.append(start_s)
         return HeldClock(start_s)
 

@@ -156,9 +156,9 @@ def test_the_failure_of_one_row_ends_all():
     """With its own error. Nothing is being read any more then, and no reader is open."""
     gate = threading.Barrier(NUM_UPDATES, timeout=60)
     failing = threading.Event()
-    under_way: set[str] = set()
+    under_way = set()
 
-    def meet(key: str) -> None:
+    def meet(key):
         if failing.is_set():
             return
         under_way.add(key)
@@ -187,9 +187,9 @@ def test_failure_in_one_thread_ends_the_other_threads(where, monkeypatch):
         pass
 
     both, num_combining = threading.Barrier(2, timeout=60), itertools.count()
-    names: set[str] = set()
+    names = set()
 
-    def combine(rule: object, tile: Array, weights: object) -> Array:
+    def combine(rule, tile, weights):
         names.add(threading.current_thread().name)
         if next(num_combining) < 2:
             both.wait()
@@ -389,7 +389,7 @@ def test_stop_ends_after_the_tile_at_hand():
     """A long aggregation does not hold a process that is to end."""
     stop = threading.Event()
 
-    written: list[int] = []
+    written = []
 
     class StoppingUpload(MemoryUpload):
         def write(self, chunk: bytes) -> None:

@@ -59,7 +59,6 @@ def whole(rule_name: str, vectors: Sequence[Array], base: Array | None) -> Array
     rows = np.stack(vectors)
     if not is_surveyor(rule):
         return rule.combine(rows, num_samples)
-    assert base is not None
     differences = rows.astype(np.float64) - base
     weights = rule.weigh(rule.survey(differences), num_samples)
     return rule.combine(np.concatenate([rows, [base]]), weights)
@@ -81,7 +80,7 @@ def test_engine_and_rule_give_the_same(rule, dtype):
 def test_any_way_to_read_gives_the_same_bytes(rule, tmp_path):
     """Tile sizes, threads, readers, order of arrival and stores."""
     vectors, base = random_round(rule)
-    stores: list[WeightsStore] = [MemoryStore(), FileStore(tmp_path)]
+    stores = [MemoryStore(), FileStore(tmp_path)]
     arrivals = [range(len(vectors)), reversed(range(len(vectors)))]
     works = []
     for store, arrival in zip(stores, arrivals, strict=True):
@@ -252,7 +251,7 @@ def test_a_survey_that_is_held_up_takes_no_memory(tmp_path, monkeypatch):
     k = 500
     calls, is_ahead = itertools.count(), threading.Event()
 
-    def gram(differences: Array) -> Array:
+    def gram(differences):
         call = next(calls)
         if call == 0:
             is_ahead.wait(0.5)

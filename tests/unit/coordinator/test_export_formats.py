@@ -94,7 +94,6 @@ def alone() -> Iterator[Alone]:
     with subprocess.Popen(
         [sys.executable, "-c", PLAIN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdin is not None
 
         def run(code: str, path: Path, data: Table) -> Any:
             rows = [

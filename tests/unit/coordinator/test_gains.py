@@ -84,9 +84,7 @@ def compared(*, has_best_round: bool = True, lacking: str = "") -> Snapshot:
 
 
 def with_central(whole: Snapshot, central: CentralModel) -> Snapshot:
-    message = central_message(central)
-    assert message is not None
-    whole.status.central.CopyFrom(message)
+    whole.status.central.CopyFrom(central_message(central))
     return whole
 
 

@@ -337,7 +337,7 @@ def test_memory_of_the_records_does_not_grow_with_the_rounds():
 
     history = Short()
 
-    def add(rounds: range) -> int:
+    def add(rounds):
         for number in rounds:
             names = tuple(f"site {number % 7} {i}" for i in range(20))
             history.apply(e.RoundOpened(number, names, 5, 0.0))

@@ -3,9 +3,7 @@
 import asyncio
 import socket
 from asyncio import timeout
-from collections.abc import MutableMapping
 from types import SimpleNamespace
-from typing import Any
 
 import httpx
 import pytest
@@ -66,15 +64,15 @@ def test_face_on_all_addresses_is_reached_by_either_protocol(address):
 
 
 async def test_body_that_grows_too_large_is_refused_before_its_request_is_answered():
-    sent: list[MutableMapping[str, Any]] = []
+    sent = []
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
+    async def app(scope, receive, send):
         raise AssertionError("it was not to be asked")
 
-    async def receive() -> MutableMapping[str, Any]:
+    async def receive():
         return {"type": "http.request", "body": bytes(1 << 17), "more_body": True}
 
-    async def send(message: MutableMapping[str, Any]) -> None:
+    async def send(message):
         sent.append(message)
 
     headers = [(b"host", b"localhost:8080")]

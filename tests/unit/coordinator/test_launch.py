@@ -58,7 +58,7 @@ def test_stages_of_a_network_have_all_rows():
 
 
 def test_wrong_data_are_told_in_one_line(tmp_path):
-    def told(data: str, **settings: object) -> str:
+    def told(data, **settings):
         with pytest.raises(CommandFailed) as caught:
             find_workers(data, LaunchSettings.model_validate(settings))
         assert "\n" not in str(caught.value)

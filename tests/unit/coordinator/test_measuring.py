@@ -92,9 +92,9 @@ def test_a_store_on_this_machine_is_read_in_small_pieces(num_parallel, read_byte
     store.put({KEY: npy(np.zeros(READ_BYTES // 2, np.float32))})
     monkeypatch.setattr(store, "num_parallel", num_parallel, raising=False)
     read_into = MemoryReader.read_into
-    sizes: set[int] = set()
+    sizes = set()
 
-    def noted(self: MemoryReader, offset: int, buffer: memoryview) -> int:
+    def noted(self, offset, buffer):
         sizes.add(len(buffer))
         return read_into(self, offset, buffer)
 

@@ -105,7 +105,7 @@ def test_the_defaults():
     """The defaults are those of the papers."""
     assert OPTIMIZERS["fedavgm"]() == OPTIMIZERS["fedavgm"](learning_rate=1.0, beta=0.9)  # type: ignore[call-arg]  # of this one
     for name in ("fedadam", "fedyogi"):
-        made: Any = OPTIMIZERS[name]()
+        made = OPTIMIZERS[name]()
         assert (made.beta1, made.beta2, made.tau) == (0.9, 0.99, 1e-3)
 
 

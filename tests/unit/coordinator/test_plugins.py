@@ -301,7 +301,7 @@ async def _status_of(config: CoordinatorConfig) -> object:
 def test_a_session_whose_plug_in_is_gone(install, tmp_path, monkeypatch):
     """The error comes when the coordinator starts, and not at the end of a round."""
     folder = install(PICKY, AGGREGATORS, "odd")
-    overrides: dict[str, object] = {
+    overrides = {
         "server.port": 0,
         "journal.path": str(tmp_path / "journal.sqlite"),
         "storage.path": str(tmp_path / "weights"),

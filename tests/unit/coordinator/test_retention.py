@@ -117,7 +117,7 @@ def test_many_go_in_groups_between_which_it_can_be_stopped():
     num_before = len(list(store.keys("0/")))
     delete = store.delete
 
-    def stop_after(*keys: str) -> None:
+    def stop_after(*keys):
         delete(*keys)
         if any(key.endswith(".x") for key in keys):
             dropping.stop()
@@ -138,7 +138,7 @@ def test_models_that_an_earlier_process_was_to_remove_are_removed():
     """The journal names them before the first is removed. Later calls look at no object that is
     gone, and objects beside the models stay."""
     store = store_of(6)
-    told: list[int] = []
+    told = []
     removing = Retention(store, None, 2, told.extend)
     store.num_deletions = 1  # of what participants have put there
     with pytest.raises(StoreUnavailable):
@@ -159,10 +159,10 @@ def test_models_in_use_are_not_removed():
     """Whatever the caller asks for: the last and the one before, the best, those that are trained
     from or to be evaluated, and the first of a session that began with another one's model."""
 
-    def model(round_: int) -> GlobalModel:
+    def model(round_):
         return GlobalModel(round_, WeightsRef(f"{round_}/global", 1, ""), "float32", (1,))
 
-    def removed(session: Session) -> list[int]:
+    def removed(session):
         decision = decide(session, RemoveModels(tuple(range(10))), 0.0)
         (event,) = decision.events
         assert isinstance(event, ModelsRemoved)
@@ -261,10 +261,10 @@ async def test_a_slow_store_takes_one_thread():
     """Rounds that end meanwhile are dropped together, afterwards."""
     driver, store = driver_of(), store_of(9)
     gate, begun = threading.Semaphore(0), threading.Event()
-    at_work: list[str] = []
+    at_work = []
     delete = store.delete
 
-    def wait(*keys: str) -> None:
+    def wait(*keys):
         at_work.append(threading.current_thread().name)
         begun.set()
         assert gate.acquire(timeout=PATIENCE_S)
@@ -292,7 +292,7 @@ async def test_a_store_that_fails_costs_no_round(error):
     driver, store = driver_of(), store_of(4)
     delete = store.delete
 
-    def fail(*keys: str) -> None:
+    def fail(*keys):
         raise error
 
     store.delete = fail
@@ -319,10 +319,10 @@ async def test_a_store_that_fails_costs_no_round(error):
 @pytest.mark.parametrize("phase", [Phase.COLLECTING, Phase.FINISHED])
 async def test_failed_drop_is_tried_again(monkeypatch, phase):
     """After the end of a session too, when there is no next round. It is told once."""
-    waits: list[float] = []
+    waits = []
     timeout = asyncio.timeout
 
-    def noted(wait_s: float) -> asyncio.Timeout:
+    def noted(wait_s):
         waits.append(wait_s)
         return timeout(wait_s / 1000)
 
@@ -332,7 +332,7 @@ async def test_failed_drop_is_tried_again(monkeypatch, phase):
     driver.session = replace(driver.session, phase=phase)
     is_back, delete, num_failed = threading.Event(), store.delete, 0
 
-    def fail(*keys: str) -> None:
+    def fail(*keys):
         nonlocal num_failed
         if num_failed == 7:
             store.delete = delete

@@ -68,7 +68,7 @@ def test_grid_has_all_combinations_and_a_list_is_taken_as_it_is():
 def test_draw_is_that_of_its_seed():
     ranges = {ALPHA: {"from": 1e-6, "to": 0.1, "scale": "log"}, EPOCHS: {"from": 1, "to": 5}}
 
-    def drawn(seed: int) -> list[Any]:
+    def drawn(seed):
         given = {"search__options": ranges, "search__draw": 20, "search__seed": seed}
         return list(plan_of(config(**given).rules().study).options)
 

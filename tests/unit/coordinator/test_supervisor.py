@@ -198,11 +198,11 @@ def test_programs_are_stopped_by_their_ranks(fleet):
     """Tools and workers first, servers last; lines of the end are still told."""
     for name, rank in (("c", Rank.HEAD), ("s", Rank.SERVER), ("w", Rank.WORKER)):
         fleet.add(name, rank)
-    order: list[str] = []
+    order = []
     for one in fleet.latest.values():
         one.terminate = lambda name=one.name: order.append(name)  # type: ignore[method-assign]
         one.lines = ["bye"]
-    told: list[str] = []
+    told = []
     fleet.supervisor.on_lines = lambda name, lines: told.extend([name] * len(lines))
     fleet.supervisor.stop()
     assert order == ["w", "c", "s"]

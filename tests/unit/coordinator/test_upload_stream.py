@@ -78,7 +78,7 @@ async def test_next_message_is_read_when_the_one_before_is_written(upload):
     """One message of an upload is in memory at a time."""
     read = written = 0
 
-    def count() -> None:
+    def count():
         nonlocal read, written
         assert upload.offset == written
         written = min(len(DATA), read + CHUNK_BYTES)
@@ -112,7 +112,7 @@ async def test_failed_write_ends_the_upload_and_keeps_no_part(upload, monkeypatc
     """A batch that was measured and not written is no part to go on with."""
     write, sizes = FileUpload.write, list[int]()
 
-    def failing(self: FileUpload, chunk: bytes) -> None:
+    def failing(self, chunk):
         sizes.append(len(chunk))
         if len(sizes) == number:
             raise StoreUnavailable("the disk is full")
@@ -125,10 +125,10 @@ async def test_failed_write_ends_the_upload_and_keeps_no_part(upload, monkeypatc
 
 
 async def test_upload_without_a_header_is_refused():
-    async def no_header() -> Any:
+    async def no_header():
         return pb.PutWeightsRequest(data=b"x")
 
-    async def nothing() -> Any:
+    async def nothing():
         return grpc.aio.EOF
 
     for read in (no_header, nothing):
@@ -141,7 +141,7 @@ async def test_sender_that_trickles_bytes_is_ended(upload):
     sent = Stream((1000,) * 3)
     num_bytes = 0
 
-    async def read() -> Any:
+    async def read():
         nonlocal num_bytes
         if upload.offset < 2000:
             return await sent.read()

@@ -196,10 +196,10 @@ class HookedStore(MemoryStore):
 async def test_a_store_that_is_away_is_waited_for():
     """The session stays where it is, shows what is wrong, and goes on when the store is back."""
     store = HookedStore()
-    troubles: list[str] = []
+    troubles = []
     async with fleet(Disk(), store) as f:
 
-        def fail_three_times() -> None:
+        def fail_three_times():
             troubles.append(f.worker.trouble)
             if len(troubles) <= 3:
                 raise StoreUnavailable(f"no route, attempt {len(troubles)}")
@@ -229,7 +229,7 @@ async def test_a_store_that_is_away_at_the_end_is_not_waited_for(store, journal)
     of a session that is over is shown no trouble."""
     loop, tried_again = asyncio.get_running_loop(), asyncio.Event()
 
-    def away() -> None:
+    def away():
         if f.worker.trouble:
             loop.call_soon_threadsafe(tried_again.set)
         raise StoreUnavailable("no route")
@@ -255,7 +255,7 @@ async def test_a_coordinator_stops_while_a_thread_is_at_work(store, journal):
     """The thread ends after its tile, close() waits for it, and nothing is published by it."""
     loop, begun, released = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
 
-    def hold() -> None:
+    def hold():
         loop.call_soon_threadsafe(begun.set)
         released.wait()
 
@@ -333,7 +333,7 @@ async def test_small_model_of_another_coordinator_is_never_overwritten(store, jo
 async def test_small_model_is_not_made_after_another_coordinator_has_taken_over(store, journal):
     """The last update is accepted; the model is then not published, as a large one is not."""
 
-    def taken_over() -> None:
+    def taken_over():
         raise Fenced("another coordinator has taken over")
 
     store.hook = taken_over
@@ -351,7 +351,7 @@ async def test_update_is_in_the_journal_if_its_model_cannot_be_made_at_once(stor
     """An error on the event loop costs no acknowledged update: the model is then made in a thread,
     as a large one is."""
 
-    def out_of_memory() -> None:
+    def out_of_memory():
         raise MemoryError("unexpected")
 
     rules = make_rules(num_participants=2)
@@ -400,7 +400,7 @@ async def test_weights_that_are_missing_end_the_process_and_not_the_session(stor
 async def test_damaged_updates_are_asked_for_again_all_at_once(store, journal):
     """The round waits for those that are damaged, and for nothing else."""
 
-    def change() -> None:
+    def change():
         put(store, "0/p0", VECTOR + 1)
         put(store, "0/p2", VECTOR[:2])
 
@@ -423,13 +423,13 @@ async def test_damaged_updates_are_asked_for_again_all_at_once(store, journal):
 async def test_model_is_verified_once_a_minute_at_most(monkeypatch):
     """However many participants say that it is damaged. While it is read, all of them wait."""
     store = MemoryStore()
-    readings: list[str] = []
+    readings = []
     done = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     async with fleet(Disk(), store) as f:
 
-        def read_model() -> bool:
+        def read_model():
             readings.append("begun")
             loop.call_soon_threadsafe(done.set)
             return False
@@ -450,7 +450,7 @@ async def test_a_defect_ends_the_process(defect, store, journal):
     """Loudly, with the journal as it was: an unexpected error is no reason to end a week's
     training."""
 
-    def crash() -> None:
+    def crash():
         raise defect("unexpected")
 
     store.hook = crash

@@ -10,7 +10,6 @@ from xain_coordinator.core.machine.questions import AssignmentFor, MayUpload
 from xain_coordinator.core.vocabulary import commands as c
 from xain_coordinator.core.vocabulary import events as e
 from xain_coordinator.core.vocabulary import replies as r
-from xain_coordinator.core.vocabulary.effects import Aggregate
 from xain_coordinator.core.vocabulary.values import Phase
 
 DEADLINE_S = 100.0
@@ -253,7 +252,7 @@ def test_a_restart_keeps_all_of_it(consistency):
     """After a restart at any instant all train what they trained, and the models are made of
     the same updates with the same staleness."""
 
-    def run(restart_before: int | None) -> tuple[Bench, list[Aggregate]]:
+    def run(restart_before):
         limit = None if consistency == "asp" else 3
         bench = buffered_round(
             *"abcd", rounds=9, buffer_size=2, consistency=consistency, staleness=limit

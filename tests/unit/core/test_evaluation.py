@@ -142,7 +142,6 @@ def test_tallies_of_other_classes_than_the_model_has_are_refused():
 def test_tallies_without_the_losses_of_a_model_with_probabilities_are_refused():
     """Added up with those of the other sites they would take log loss and AUC from all of them."""
     tallies = told("a", 0.9).tallies
-    assert tallies is not None
     assert checked(40, {}, tallies, num_classes=2, has_probabilities=True).tallies == tallies
     for lacking in (replace(tallies, sums={}), replace(tallies, scores=())):
         assert checked(40, {}, lacking, num_classes=2).tallies == lacking
@@ -573,8 +572,6 @@ def test_evaluation_with_a_local_model_that_had_less_time_is_the_same_one():
 
 def test_local_model_of_other_rows_or_classes_is_refused():
     evaluation = with_local("a", 0.8, 0.7, 1)
-    assert evaluation.local is not None
-    assert evaluation.tallies is not None
     kept = checked(40, {}, evaluation.tallies, num_classes=2, local=evaluation.local)
     assert kept.local == evaluation.local
     other = replace(evaluation.local, tallies=told("a", 0.7, rows=39).tallies)
@@ -709,7 +706,6 @@ def test_models_are_compared_by_the_log_loss_of_all_rows_and_the_untrained_one_n
     (record, *_) = bench.history.rounds
     assert record.evaluation.figures["log_loss"].value == pytest.approx(-np.log(0.9))
     assert record.evaluation.metrics["accuracy"] == 1.0, "and not the sites' 0.123"
-    assert record.sites["a"].evaluation is not None
     assert record.sites["a"].evaluation.tallies is None, "what follows from them is kept"
     assert bench.evaluation.no_better == ""
     assert bench.evaluation.shown == (1, pooled(0.7))
@@ -769,7 +765,6 @@ def test_patience_of_trees_counts_iterations_and_no_levels():
 def test_session_of_an_earlier_version_is_evaluated_where_a_tree_is_whole():
     """The rules of such a session do not tell the levels of a tree; the models do."""
     bench = bench_of("a", "b", rounds=9, epochs=1, evaluate_patience=2, workload="xgboost")
-    assert bench.session.model is not None
     first = replace(bench.session.model, metadata={"steps_per_pass": "3"})
     bench.session = replace_session(bench.session, plan=None, model=first)
     asked = []

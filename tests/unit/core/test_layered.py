@@ -54,7 +54,7 @@ def test_every_version_is_like_a_copy(steps):
     """In content and order, whatever becomes of those that come from it, and from whichever of the
     versions so far the next one comes."""
     first = dict.fromkeys(KEYS, 0)
-    versions: list[tuple[Mapping[str, int], dict[str, int]]] = [(first, first)]
+    versions = [(first, first)]
     for change, key, value, back in steps:
         mapping, plain = versions[-1 - min(back, len(versions) - 1)]
         versions.append(changed(mapping, plain, change, key, value))
@@ -78,7 +78,7 @@ def test_every_version_is_like_a_copy(steps):
 
 def test_most_changes_copy_few_entries():
     """The cost of a change does not grow with the mapping."""
-    mapping: Mapping[str, int] = dict.fromkeys(map(str, range(NUM)), 0)
+    mapping = dict.fromkeys(map(str, range(NUM)), 0)
     num_whole = 0
     for number in range(NUM):
         change = excluding if number % 3 == 0 else partial(including, value=number)
@@ -92,5 +92,5 @@ def test_most_changes_copy_few_entries():
 
 
 def test_a_key_that_is_not_there_is_not_removed():
-    mapping: Mapping[str, int] = {"a": 1}
+    mapping = {"a": 1}
     assert excluding(mapping, "b") is mapping

@@ -56,7 +56,6 @@ def test_metadata_are_journalled_once_for_all_models():
 
 def test_metadata_that_differ_from_the_last_model_are_journalled():
     bench = trained(3)
-    assert bench.session.model is not None
     last = bench.session.model
     changed = replace(last, round=last.round + 1, metadata={"workload": "mlp"})
     event = e.ModelPublished.after(last, changed, 1.0)

@@ -97,7 +97,7 @@ def test_participant_that_stays_after_the_end_is_connected(bench):
     bench.join("a", "b")
     bench.end_all()
 
-    def connected() -> list[str]:
+    def connected():
         session = bench.session
         return [
             name

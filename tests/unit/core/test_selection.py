@@ -72,7 +72,7 @@ def test_the_draw_does_not_depend_on_the_order_of_joining(order, controller):
 
 def test_random_depends_on_seed_round_and_draw_and_on_nothing_else():
 
-    def drawn(seed: int, round_: int, draw: int) -> tuple[str, ...]:
+    def drawn(seed, round_, draw):
         return select("random", NAMES, 10, seed=seed, round_=round_, draw=draw)
 
     assert drawn(1, 2, 3) == drawn(1, 2, 3)
@@ -191,7 +191,7 @@ def test_participant_without_samples_is_drawn_only_if_there_are_no_others():
 def test_participant_without_a_profile_has_default_samples():
     candidates = having({"a": None, "b": 1})
 
-    def times(controller: Weighted) -> int:
+    def times(controller):
         return sum(choose(controller, candidates, 1, round_=r) == ("a",) for r in range(400))
 
     assert times(Weighted(default_samples=0)) == 0
@@ -246,7 +246,7 @@ def test_a_controller_that_answers_nonsense_is_named(answer, why):
 
 def test_controller_sees_the_facts_of_each_candidate():
     """Profile, tags, the round it was selected for last, and how long it has waited."""
-    seen: list[list[Candidate]] = []
+    seen = []
 
     class Looks:
         def select(self, candidates: Sequence[Candidate], k: int, chance: Random) -> Any:

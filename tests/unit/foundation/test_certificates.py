@@ -240,7 +240,7 @@ def test_callers_whose_serial_numbers_are_in_the_file_are_refused(folder):
         for number in numbers
     ]
 
-    def refused() -> list[str]:
+    def refused():
         found = []
         for each in callers:
             try:
@@ -283,7 +283,7 @@ def test_watch_tells_each_thing_once(folder, tmp_path):
     certificates.look_s = certificates.settles_s = 0.0
     watch = CertificateWatch(certificates)
 
-    def told() -> list[str]:
+    def told():
         with capture_logs() as logs:
             watch.look()
             watch.look()

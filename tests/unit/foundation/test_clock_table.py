@@ -80,7 +80,7 @@ def test_staleness_bound_holds_in_any_order_of_workers(num_workers, staleness, s
     A worker that is admitted begins, and ends at its next step, as others go on in between.
     """
     clocks = table(*[0] * num_workers, staleness=staleness)
-    working: set[str] = set()
+    working = set()
     for step in steps:
         worker = f"w{step % num_workers}"
         if worker in working:

@@ -6,7 +6,6 @@ import re
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
@@ -135,7 +134,7 @@ def test_a_wrong_expression(expression, message):
 def test_an_expression_may_be_as_deep_and_as_long_as_is_said():
     """An expression that contains itself comes to an end."""
 
-    def nested(depth: int) -> Any:
+    def nested(depth):
         return [nested(depth - 1), "OR"] if depth else "a:b:1"
 
     parse(nested(MAX_DEPTH))
@@ -144,7 +143,7 @@ def test_an_expression_may_be_as_deep_and_as_long_as_is_said():
     parse(["a:b:1"] * MAX_UNITS + ["OR"])
     with pytest.raises(ValueError, match=r"at \[1024\]: there are more than 1024 units"):
         parse(["a:b:1"] * (MAX_UNITS + 1) + ["OR"])
-    endless: list[Any] = ["a:b:1", "a:b:1"]
+    endless = ["a:b:1", "a:b:1"]
     endless[1:1] = [endless, endless, "a:b:1"]
     endless[-1] = "OR"
     with pytest.raises(ValueError, match="nested 32 deep"):
@@ -271,7 +270,7 @@ def test_event_takes_the_first_messages_that_satisfy_it(expression, senders, tak
 
 def test_a_percentage_counts_a_peer_that_is_called_as_a_type_is():
     """The peer matches, so it is one of those whose messages are waited for."""
-    made: EventTable[int, Sent] = EventTable(lambda: {"learner": ["l1"], "worker": ["learner"]})
+    made = EventTable(lambda: {"learner": ["l1"], "worker": ["learner"]})
     made.register("learner:u:100%", 0)
     assert push(made, "l1", "learner") == [(0, [0, 1])]
 
@@ -279,7 +278,7 @@ def test_a_percentage_counts_a_peer_that_is_called_as_a_type_is():
 def test_percentages_follow_membership():
     """When peers have left, what is held may be enough, with the next message or at once."""
     peers = {"worker": ["w1", "w2", "w3", "w4"]}
-    made: EventTable[str, Sent] = EventTable(lambda: peers)
+    made = EventTable(lambda: peers)
     made.register("worker:u:100%", "all")
     assert [made.push(Sent(name, "u")) for name in ("w1", "w2")] == [[], []]
     assert made.evaluate() == []

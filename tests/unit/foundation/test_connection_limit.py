@@ -65,7 +65,7 @@ def test_oldest_unregistered_connections_are_ended(at_end):
     limit = port.limit()
     old = port.connect(MAX_UNREGISTERED)
 
-    def are_seen() -> bool:
+    def are_seen():
         return {peer(one) for one in old} <= {seen.peer for seen in list(limit._seen.values())}
 
     until(are_seen, "the look at the first ones")
@@ -113,7 +113,7 @@ def test_connection_is_kept_by_the_name_that_grpc_gives_its_peer(at_end, host):
     """The server listens for IPv4 and IPv6 at one socket."""
     peers = []
 
-    def note(request: bytes, context: grpc.ServicerContext) -> bytes:
+    def note(request, context):
         peers.append(context.peer())
         return b""
 
@@ -138,7 +138,7 @@ def test_connection_is_kept_by_the_name_that_grpc_gives_its_peer(at_end, host):
     for connection in connections:
         connection.recv(1 << 16)
 
-    def num_kept() -> int:
+    def num_kept():
         for connection in connections:
             connection.setblocking(False)
         return sum(_is_open(connection) for connection in connections)

@@ -1,7 +1,7 @@
 """Items written in groups by a thread."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -90,7 +90,7 @@ def test_patient_queue_waits_once_for_a_writer_that_hangs(disk):
     waits = []
     wait_for = queue._changed.wait_for
 
-    def noted(predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+    def noted(predicate, timeout=None):
         if threading.current_thread() is not queue._thread and not predicate():
             waits.append(timeout)
         return wait_for(predicate, timeout)

@@ -204,9 +204,9 @@ def test_copied_lines_are_those_from_info_on_whatever_the_level_is(capsys, level
     """The level decides what standard error shows, with a copy and without one."""
     configure(level, console=False, third_party=False)
     log = get_logger("xain_coordinator.telemetry.log_lines")
-    copies: list[str] = []
+    copies = []
 
-    def write() -> list[str]:
+    def write():
         log.debug("detail")
         log.info("round_opened", token="hunter2", where="http://user:hunter2@host")
         log.error("failed")

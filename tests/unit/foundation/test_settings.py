@@ -434,7 +434,7 @@ def test_files_that_cannot_be_read_are_told(toml, monkeypatch):
         make()
         assert refusal(Fleet, toml).startswith(message)
 
-    def refuse(*args: object, **kwargs: object) -> str:
+    def refuse(*args, **kwargs):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     # Not chmod: the tests may run as root, who may read everything.

@@ -41,7 +41,7 @@ def test_nothing_is_lost_while_a_reader_reads(pipe, *, does_not_wait):
     if does_not_wait:
         flags = fcntl.fcntl(writing, fcntl.F_GETFL)
         fcntl.fcntl(writing, fcntl.F_SETFL, flags | os.O_NONBLOCK)
-    read: list[bytes] = []
+    read = []
     reader = threading.Thread(target=lambda: read.append(read_all(reading)))
     reader.start()
     descriptor = Descriptor(writing)
@@ -68,7 +68,7 @@ def test_reader_that_comes_back_hears_how_many_lines_were_lost(pipe):
     for number in range(5000):
         stream.write(f"{number} {text}\n")
     assert 3000 < descriptor.num_lost < 5000
-    read: list[bytes] = []
+    read = []
     reader = threading.Thread(target=lambda: read.append(read_all(reading)))
     reader.start()
     descriptor.close(PATIENCE_S)

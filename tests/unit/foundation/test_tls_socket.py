@@ -65,7 +65,7 @@ def test_send_that_would_wait_is_repeated(pair):
     """The peer gets each byte once, also those that were encrypted and did not fit."""
     server, client = pair
     server.setblocking(False)
-    received: list[bytes] = []
+    received = []
     at, waited = 0, 0
     receiving = threading.Thread(target=lambda: received.append(receive(client, len(DATA))))
     while at < len(DATA):

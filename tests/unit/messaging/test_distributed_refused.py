@@ -57,7 +57,7 @@ def test_a_message_that_finds_no_room_comes_with_the_error(join):
     assert caught.value.refused.body == 4
     send(worker, "z", 5)
 
-    def has_fired() -> bool:
+    def has_fired():
         seen.launch(0.01)
         return bool(seen.bodies)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from xain_messaging.drivers.grpc_framing import CHUNK_BYTES, packets, to_chunks
 from xain_messaging.errors import MalformedMessage
-from xain_messaging.format.codec import MAX_FRAMES, Frame
+from xain_messaging.format.codec import MAX_FRAMES
 
 MAX_BYTES = 1000
 
@@ -56,7 +56,7 @@ def test_packets_come_out_as_they_went_in(sent):
 @pytest.mark.parametrize("size", [CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES])
 def test_large_ones_come_in_pieces(size):
     """No chunk is larger than gRPC may take, and a frame is in as many as it needs."""
-    packet: list[Frame] = [b"head", bytes(size), b"", b"x" * 100]
+    packet = [b"head", bytes(size), b"", b"x" * 100]
     chunks = list(to_chunks(packet))
     assert max(map(len, chunks)) <= CHUNK_BYTES + len(prelude(*map(len, packet)))
     assert packets_of([*chunks, *to_chunks([b"next"])], 1 << 30) == [packet, [b"next"]]
@@ -65,7 +65,7 @@ def test_large_ones_come_in_pieces(size):
 def test_packet_of_several_messages_holds_memory_until_it_is_handled():
     """A packet that is whole in one message reserves none, with or without arrays."""
     memory, size = Memory(), CHUNK_BYTES + 1
-    sent: list[list[Frame]] = [[b"head"], [b"head", b"x" * 100], [bytes(size)], [b"next"]]
+    sent = [[b"head"], [b"head", b"x" * 100], [bytes(size)], [b"next"]]
     chunks = chain.from_iterable(map(to_chunks, sent))
     held = [memory.held[:] for _ in packets(chunks, 1 << 30, memory.reserved)]
     assert held == [[], [], [size], []]

@@ -5,7 +5,6 @@ import sys
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
-from types import FrameType
 from typing import Any
 
 import msgpack
@@ -100,7 +99,7 @@ def test_a_take_that_is_interrupted_loses_no_ack(at):
     (delivery,) = come(b, [send(a, b"one")])
     left = at
 
-    def interrupt(frame: FrameType, event: str, argument: object) -> Any:
+    def interrupt(frame, event, argument):
         nonlocal left
         if frame.f_code is Link.take.__code__ and event == "line":
             left -= 1

@@ -115,9 +115,9 @@ class Unprintable(Exception):
     ],
 )
 def test_whatever_a_handler_raises_is_told_and_the_next_request_done(raised, text):
-    replies: SimpleQueue[Reply] = SimpleQueue()
+    replies = SimpleQueue()
 
-    def handle(request: Request) -> str:
+    def handle(request):
         if request.head:
             raise raised
         return "done"
@@ -133,7 +133,7 @@ def test_whatever_a_handler_raises_is_told_and_the_next_request_done(raised, tex
 
 
 def test_answer_that_is_no_text_is_an_error():
-    replies: SimpleQueue[Reply] = SimpleQueue()
+    replies = SimpleQueue()
     thread = HandlerThread("s0", lambda request: 3)
     thread.put(("w0", 1, 1), Request(1, "", "w0"), replies.put)
     text = "TypeError: the handler returned int, and no text"

@@ -23,7 +23,7 @@ from xain_parameters.messages import (
 from xain_parameters.node.ports import Source
 from xain_parameters.node.protocol import ServerNode
 from xain_parameters.replica import Replica
-from xain_parameters.specs import CutView, RangeView, TableSpec, View
+from xain_parameters.specs import CutView, RangeView, View
 
 LONG_S = 20.0
 TABLE, OTHER = (table(number, bound=8, is_dense=True) for number in (1, 2))
@@ -74,14 +74,14 @@ def test_loaded_range_and_a_view_at_the_same_time_do_not_wait_for_each_other():
     range_ = RangeView(1, 0, END - 1, 3, ("a", "b"))
     addresses = {"a": "x", "b": "y"}
 
-    def view(number: int) -> View:
+    def view(number):
         return View(2, number, (TABLE,), (range_,), addresses, rolled_back_to=1)
 
     node.take_view(view(1), 0.0)
     node.handle(Source("a", 1), Message(Probe(1, 3, 1)), 0.0)
     is_loading, may_load = threading.Event(), threading.Event()
 
-    def on_open_log() -> None:
+    def on_open_log():
         is_loading.set()
         may_load.wait(LONG_S)
 
@@ -116,7 +116,7 @@ def test_request_for_a_table_that_a_range_does_not_know_yet_is_busy(node):
     is_declaring, may_declare = threading.Event(), threading.Event()
     declare = replica.declare
 
-    def slow(table: TableSpec) -> bool:
+    def slow(table):
         is_declaring.set()
         may_declare.wait(LONG_S)
         return declare(table)
@@ -156,7 +156,7 @@ def test_range_takes_no_push_after_one_that_could_not_be_applied(node):
     part = replica._parts[1]
     apply = part.push
 
-    def fail(*arguments: object) -> None:
+    def fail(*arguments):
         raise MemoryError("no memory to grow")
 
     part.push = fail
@@ -172,7 +172,7 @@ def test_range_takes_no_push_after_one_that_could_not_be_applied(node):
 def test_push_that_waits_while_its_clock_is_closed_is_refused(node):
     node.see(1, WHOLE)
     hosted = node.node._hosted[1]
-    answers: list[Message] = []
+    answers = []
     with hosted.lock:  # another request of the range is being handled
         thread = threading.Thread(target=lambda: answers.append(node.ask("w", push(1, 5), ONES)))
         thread.start()

@@ -65,7 +65,7 @@ async def test_request_that_its_sender_gives_up_is_passed_on_no_more(sent):
 async def test_sender_that_asks_again_has_the_request_passed_on_again(sent):
     """The reply was lost with its connection: the worker, which does it once, tells it again."""
     w1 = sent.relay.receiver("w1", 1, "ctr")
-    told: dict[Key, pb.PassedRequest] = {}
+    told = {}
     await sent.send(("w0", 1, 1), "w1")
     first = sent.tasks["w0", 1, 1]
     assert len(w1.unsent(told)) == 1

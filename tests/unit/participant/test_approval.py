@@ -91,7 +91,7 @@ def test_approval_that_cannot_be_written_gets_one_line(patients, tmp_path):
 def test_user_without_a_name_is_recorded_by_number(patients, tmp_path, monkeypatch, kind):
     """As in a container that runs as --user 12345; Python raises the one or the other."""
 
-    def unknown(uid: int) -> None:
+    def unknown(uid):
         raise kind(f"getpwuid(): uid not found: {uid}")
 
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):

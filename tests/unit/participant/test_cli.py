@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -162,7 +161,7 @@ def test_configuration_that_cannot_be_written_gets_one_line(tmp_path, monkeypatc
     config.write_text("# ours\n")
     written = Path.write_text
 
-    def refuse(path: Path, *arguments: Any, **more: Any) -> int:
+    def refuse(path, *arguments, **more):
         if path == config:
             raise PermissionError(13, "Permission denied", str(path))
         return written(path, *arguments, **more)

@@ -1,7 +1,6 @@
 """round.state: versions by round, and what they may hold."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -80,7 +79,7 @@ def test_tensors_come_back_as_tensors(folder):
 def test_state_of_an_optimizer_comes_back(folder):
     """An optimizer that is given the state, whose keys are numbers, takes the same next step."""
 
-    def step(parameter: Any, optimizer: Any) -> None:
+    def step(parameter, optimizer):
         parameter.grad = torch.ones(3) * parameter.detach()
         optimizer.step()
 

@@ -46,7 +46,6 @@ def names(folder: Path) -> set[str]:
 
 
 def assert_is(found: Result | None, expected: Result) -> None:
-    assert found is not None
     assert found.vector.dtype == expected.vector.dtype
     assert found.vector.tobytes() == expected.vector.tobytes()
     assert found.vector.flags.aligned
@@ -109,7 +108,7 @@ def test_a_crash_at_any_step_leaves_the_whole_result_or_none(folder, monkeypatch
         with StateDirectory(folder, "ward-7") as state, monkeypatch.context() as patches:
             state.forget()
 
-            def die(step: int, dies_at: int = dies_at) -> None:
+            def die(step, dies_at=dies_at):
                 if step == dies_at:
                     raise Killed
 
@@ -134,10 +133,10 @@ def test_a_crash_at_any_step_leaves_the_whole_result_or_none(folder, monkeypatch
 
 def test_a_name_is_on_the_disk_before_it_is_used(folder, monkeypatch):
     """The participant would otherwise be another one after a power cut."""
-    synced: list[str] = []
+    synced = []
     fsync = os.fsync
 
-    def note(fd: int) -> None:
+    def note(fd):
         synced.append(str(Path(f"/proc/self/fd/{fd}").readlink()))
         fsync(fd)
 
@@ -152,7 +151,7 @@ def test_a_name_is_on_the_disk_before_it_is_used(folder, monkeypatch):
 def test_a_full_disk_leaves_no_rest(state, folder, monkeypatch, fails_at):
     """A rest would take the space that the participant's own code may need."""
 
-    def fail(step: int) -> None:
+    def fail(step):
         if step == fails_at:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -359,7 +358,7 @@ def test_close_waits_for_the_running_write(state, folder, monkeypatch):
     """A signal that comes at this moment does not cost the result."""
     writing, may_go_on = threading.Event(), threading.Event()
 
-    def hold(step: int) -> None:
+    def hold(step):
         if step == 0:
             writing.set()
             assert may_go_on.wait(LIMIT_S)

@@ -83,12 +83,12 @@ def test_headers_come_back(dtype, shape):
 
 def test_a_header_is_read_again_when_another_thread_parses(monkeypatch):
     """See python/cpython#106905."""
-    answers: list[Exception | None] = [
+    answers = [
         SystemError("AST constructor recursion depth mismatch"),
         None,
     ]
 
-    def parse(text: str, parse=ast.literal_eval) -> object:
+    def parse(text, parse=ast.literal_eval):
         if error := answers.pop(0):
             raise error
         return parse(text)

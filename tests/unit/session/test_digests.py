@@ -253,8 +253,6 @@ def loaded(folder: Path, script: str) -> object:
 
 def imported(path: Path) -> object:
     spec = importlib.util.spec_from_file_location("server", path)
-    assert spec is not None
-    assert spec.loader is not None
     sys.modules["server"] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.rule

@@ -57,14 +57,12 @@ def test_site_whose_last_training_took_longest_is_trained_first(monkeypatch):
     monkeypatch.setattr(run, "_hand_back", lambda outcome: None)
     agents = [Trained(seconds, begun, clock) for seconds in (3.0, 1.0, 2.0)]
 
-    def train(round_: int, *given: Any) -> list[float]:
+    def train(round_, *given):
         for agent in given:
             run._add(TRAINING, agent, round_)
-        waiting: list[Job] = []
+        waiting = []
         for _ in given:
-            job = run._next(waiting)
-            assert job is not None
-            run._do(job)
+            run._do(run._next(waiting))
         order = [agent.seconds for agent in begun]
         begun.clear()
         return order
@@ -92,7 +90,7 @@ def test_code_after_the_loop_has_the_last_model():
     """The loop has no round, as at a site that joins when the session is over."""
     seen = []
 
-    def main(site: xain.Site) -> None:
+    def main(site):
         rounds = xain.rounds(np.zeros(2))
         seen.extend(rounds)
         seen.append((rounds.result.round, rounds.result.weights.tolist(), rounds.exit_status))
@@ -104,7 +102,7 @@ def test_code_after_the_loop_has_the_last_model():
 def test_script_of_many_sessions_ends_with_the_simulated_one():
     sessions = []
 
-    def main(site: xain.Site) -> None:
+    def main(site):
         while True:
             for _ in xain.rounds(np.zeros(2)):
                 raise AssertionError("the session is over")
@@ -121,7 +119,7 @@ def test_script_of_many_sessions_ends_with_the_simulated_one():
 def test_script_may_end_with_the_exit_status_of_its_rounds(status, is_failure):
     """Any other status is a failure, as an exception is."""
 
-    def main(site: xain.Site) -> None:
+    def main(site):
         for _ in xain.rounds(np.zeros(2)):
             raise AssertionError("the session is over")
         sys.exit(status)

@@ -108,7 +108,7 @@ def test_an_array_is_read_again_when_another_thread_parses(monkeypatch):
     np.save(file, np.arange(3.0))
     errors = [SystemError("AST constructor recursion depth mismatch")]
 
-    def parse(text: str, parse: Any = ast.literal_eval) -> object:
+    def parse(text, parse=ast.literal_eval):
         if errors:
             raise errors.pop()
         return parse(text)
@@ -199,7 +199,7 @@ def test_estimators_of_rows_with_groups_stop_early_only_where_it_is_set(
     groups = np.arange(rows.num_samples, dtype=np.uint64) // 3 if grouped else None
     kept = []
 
-    def kept_and_dumped(estimator: Any) -> bytes:
+    def kept_and_dumped(estimator):
         kept.append(estimator)
         return dump(estimator)
 

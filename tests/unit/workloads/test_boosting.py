@@ -29,7 +29,7 @@ def test_training_is_the_same_every_time_and_subsamples_anew_in_each_round():
     workload = create("xgboost", {"subsample": 0.5, "max_depth": 2})
     model = workload.initial_model([data.profile()])
 
-    def bytes_of(epoch_base: int, seed: int) -> bytes:
+    def bytes_of(epoch_base, seed):
         result = workload.train(model, data, epochs=2, epoch_base=epoch_base, seed=seed)
         return result.vector.tobytes()
 

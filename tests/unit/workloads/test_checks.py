@@ -311,7 +311,7 @@ def test_instrument_that_is_off_is_named_where_a_column_has_two_peaks(number):
 
 
 def test_target_in_cents_and_its_single_cells_are_named():
-    def prices(seed: int) -> tuple[Values, NDArray[Any]]:
+    def prices(seed):
         values, _ = patients(150, seed)
         chance = np.random.RandomState(seed + 100)
         return values, 2000 + 30 * values["age"] + chance.normal(0, 400, 150)

@@ -210,7 +210,7 @@ def test_sites_without_rows_or_statistics_are_passed_over():
 def test_groups_of_rows_are_counted_where_they_are_enough():
     """Table one tells the number of patients beside that of their visits, sites that of all."""
 
-    def grouped(table: Table, num_groups: int) -> Table:
+    def grouped(table, num_groups):
         groups = np.arange(table.num_samples, dtype=np.uint64) % num_groups
         return replace(table, groups=groups, group="patient")
 

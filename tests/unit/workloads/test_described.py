@@ -76,7 +76,7 @@ def test_wrong_descriptions_are_named(estimator, why):
 
 
 def test_descriptions_have_a_depth():
-    nested: Any = "LogisticRegression"
+    nested = "LogisticRegression"
     for _ in range(described.MAX_DEPTH + 1):
         nested = {"pipeline": [nested]}
     with pytest.raises(ValueError, match="nested deeper than 8"):
@@ -151,7 +151,7 @@ def test_early_stopping_of_one_estimator_decides_for_no_other():
     """Two of one class, of which one says that it stops early."""
     data = flowers()
     grouped = Dataset(data.features, data.target, groups=np.arange(150, dtype=np.uint64) // 3)
-    both: list[dict[str, Any]] = [
+    both = [
         {"estimator": "HistGradientBoostingClassifier", "parameters": {"max_iter": 2, **own}}
         for own in ({"early_stopping": True}, {})
     ]

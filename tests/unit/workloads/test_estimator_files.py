@@ -280,7 +280,7 @@ def test_nodes_of_histogram_boosting_in_files_of_skops_are_checked():
 def test_files_that_stand_for_far_more_than_they_hold_are_refused():
     """Lists of estimators have once what all have alike, also within each other."""
     file = files.dump(DummyClassifier().fit(ROWS, KINDS))
-    nested: Any = [1]
+    nested = [1]
     for _ in range(3):
         nested = {"E": ["DummyClassifier", 200, {"z": nested}, {"i": list(range(200))}]}
     wide = {"E": ["DummyClassifier", 5000, {f"k{n}": 0 for n in range(5000)}, {"i": [0] * 5000}]}

@@ -62,7 +62,7 @@ def test_estimator_is_fitted_or_refused_before_anything_starts(name):
         before = [discretizer, bins] if name == "CategoricalNB" else ["MinMaxScaler", name]
         assert np.isfinite(fitted_score({"pipeline": before}))
         return
-    parameters: dict[str, Any] = {}
+    parameters = {}
     try:
         BaggingOptions(name)
     except ValueError as error:
@@ -81,7 +81,7 @@ def test_tables_name_every_estimator():
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_transformers_of_pipelines_are_fitted(name):
-    step: Any = name
+    step = name
     if name in ("RFE", "SelectFromModel"):
         step = {"estimator": name, "parameters": {"estimator": "Ridge"}}
     steps = [step, "Ridge"] if name != "NMF" else ["MinMaxScaler", step, "Ridge"]

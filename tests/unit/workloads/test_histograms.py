@@ -277,7 +277,7 @@ def test_histograms_that_do_not_fit_are_refused():
     good = workload.train(model, data, epochs=1, epoch_base=0, seed=0).vector.tobytes()
     size = len(good)
 
-    def changed(index: int, value: float) -> bytes:
+    def changed(index, value):
         values = np.frombuffer(good, "<f8").copy()
         values[index] = value
         return values.tobytes()

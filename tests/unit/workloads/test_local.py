@@ -75,7 +75,6 @@ def test_local_model_is_the_model_that_the_site_would_train_alone(name):
     _, own, _ = tables()
     alone = fit_centralised(create(name, {}), own, epochs=1, seed=1)
     shares = probabilities(alone, test)
-    assert local.tallies is not None
     expected = log_loss(test.target, shares)
     assert figures(local.tallies)["log_loss"].value == pytest.approx(expected)
 
@@ -86,7 +85,6 @@ def test_best_part_of_the_training_counts():
     losses = []
     for passes in (1, 40):
         local, _, _ = local_of("xgboost", options, passes=passes)
-        assert local.tallies is not None
         losses.append(figures(local.tallies)["log_loss"].value)
     assert losses[1] <= losses[0] * 1.2
 
@@ -106,7 +104,6 @@ def test_difference_is_that_of_each_row(task):
         model.metadata, own.profile(), own, test, Budget(2, 1e9), 1, losses={7: of_all}
     )
     (difference,) = local.differences
-    assert local.tallies is not None
     known = figures(local.tallies)
     name = "mse" if task == "regression" else "log_loss"
     n = test.num_samples
@@ -142,7 +139,6 @@ def test_models_with_class_weights_are_compared_by_auc_or_balanced_accuracy(data
         *(model.metadata, own.profile(), own, test, Budget(1, 1e9), 1),
         losses={1: losses, 2: np.ones(90)},
     )
-    assert local.tallies is not None
     known = figures(local.tallies)
     told = replace(local, figures=known, num_samples=90)
     same, alone = (gain_of(known, told, number, weighs_classes=True) for number in (1, 2))
@@ -169,7 +165,7 @@ def test_site_with_too_few_rows_or_one_class_says_so():
     whole, own, test = tables()
     metadata = initial_model(create("sgd", {}), [whole.profile()]).metadata
 
-    def why_not(rows: Table) -> str:
+    def why_not(rows):
         return train_local(metadata, rows.profile(), rows, test, Budget(3, 1e9), 1)[0].why_not
 
     assert why_not(own.subset(range(MIN_ROWS - 1))) == "there are fewer than 10 rows to train on"
@@ -233,13 +229,13 @@ def test_time_is_bounded_by_the_parts_that_are_trained():
 @pytest.mark.parametrize("name", ["sgd", "mlp", "neural", "bagging"])
 def test_a_part_that_takes_too_long_ends_at_the_limit(name):
     """However long an epoch takes: the time is looked at after each mini-batch or estimator."""
-    options: dict[str, Mapping[str, Any]] = {
+    options = {
         "bagging": {**WORKLOADS[-1][1], "estimators": 100},
         "neural": {"layers": [{"type": "linear"}]},
     }
     reads = []
 
-    def clock() -> float:
+    def clock():
         reads.append(len(reads))
         return float(len(reads))
 

@@ -27,7 +27,7 @@ def test_multinomial_loss_and_its_derivatives():
     softmax = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
     assert values.mean() == pytest.approx(log_loss(target, softmax, labels=range(4)))
 
-    def total(flat: np.ndarray) -> float:
+    def total(flat):
         return float(multinomial_loss(flat.reshape(6, 4), target)[0].sum())
 
     differences = approx_fprime(scores.ravel(), total, 1e-7)

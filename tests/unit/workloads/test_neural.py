@@ -106,7 +106,7 @@ def test_gradient_is_that_of_the_objective(iris):
     workload = neural(mode="gradient", weight_decay=0.3, layers=[{"type": "linear"}])
     model = workload.initial_model([iris.profile()])
 
-    def objective(vector: Any) -> float:
+    def objective(vector):
         result = workload.train(replace(model, vector=vector), iris, epochs=1, epoch_base=0, seed=0)
         return result.metrics["objective"]
 

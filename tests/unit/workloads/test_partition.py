@@ -231,7 +231,7 @@ def test_a_division_keeps_a_fold_out_of_training_and_measures_on_it():
     """Without a fold, its rows are neither trained on nor held out; all rows may be one fold."""
     data = from_arrays(np.arange(60.0)[:, None], _target(["a", "b"] * 30))
 
-    def rows(part: Any) -> set[float]:
+    def rows(part):
         return set(part.features[:, 0].tolist())
 
     kept = [divided(data, Division(3, fold, 1), 0.25, 0) for fold in range(3)]

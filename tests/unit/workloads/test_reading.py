@@ -633,7 +633,7 @@ missing_in = {weight = ["50.7"]}
     types = {column.name: column.type for column in trained.columns}
     assert list(types)[:4] == ["first year", "first month", "first weekday", "age"]
     (tmp_path / "new.csv").write_bytes(text(table, separator="\t").encode("utf-16"))
-    arguments: Any = {"target": "status", "dialect": kept}
+    arguments = {"target": "status", "dialect": kept}
     rows = load_rows(tmp_path / "new.csv", types, **arguments)
     assert rows.table.columns == trained.columns
     assert cells(rows.table) == cells(trained)
@@ -642,7 +642,7 @@ missing_in = {weight = ["50.7"]}
 
 def test_excel_is_read_as_csv_is(tmp_path):
     """Titles, booleans, dates, texts among numbers and totals; the sheet can be named."""
-    rows: Any = [["Ward 7"], [None], ["Âge", "sex", "ok", "seen", "score", "y"]]
+    rows = [["Ward 7"], [None], ["Âge", "sex", "ok", "seen", "score", "y"]]
     days = [date(2021, 1, 1 + i) for i in range(20)]
     rows += [
         [20 + i, "fm"[i % 2], i % 2 == 0, days[i], "n/a" if i == 3 else i, f"c{i % 2}"]
@@ -676,7 +676,7 @@ def test_excel_is_read_as_csv_is(tmp_path):
 
 def test_ids_of_a_workbook_are_whole_numbers_as_people_see_them(tmp_path):
     """A workbook has all its numbers as fractions; text such as 007 stays."""
-    rows: Any = [["patient", "age"], [1234567, 50], ["007", 60], [None, 70]]
+    rows = [["patient", "age"], [1234567, 50], ["007", 60], [None, 70]]
     write_workbook(tmp_path / "a.xlsx", rows)
     read = load_rows(tmp_path / "a.xlsx", {"age": "number"}, id_column="patient")
     assert read.ids == ["1234567", "007", ""]

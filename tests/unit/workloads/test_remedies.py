@@ -1,7 +1,6 @@
 """Remedies for sites with unlike rows: SCAFFOLD's optimum is that of all rows, the proximal term
 holds local training near the global model, and no remedy is where nothing is trained locally."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -66,12 +65,12 @@ def test_scaffold_ends_in_the_optimum_of_all_rows(name, per_round):
     """Averaging ends beside the optimum, since each site draws the model to its own. Also where
     half of the sites train in turn, and with momentum, by which steps are longer than the learning
     rate."""
-    options: dict[str, Any] = {**SGD, "batch_size": 100}
+    options = {**SGD, "batch_size": 100}
     if name == "neural":
         options = {**NEURAL, "learning_rate": 0.01, "momentum": 0.5, "batch_size": 100}
     wanted = optimum(unlike_sites())
 
-    def distance(rounds: int, *, scaffold: bool) -> float:
+    def distance(rounds, *, scaffold):
         model = trained(name, options, rounds=rounds, scaffold=scaffold, per_round=per_round)
         return float(np.linalg.norm(coefficients(model) - wanted))
 
@@ -86,7 +85,7 @@ def test_path_is_how_far_a_constant_gradient_leads(is_nesterov):
     sizes = [0.1] * 7
     if is_nesterov:
         vector = np.zeros(1)
-        step: Callable[[Any, float], None] = _nesterov(0.9, vector)
+        step = _nesterov(0.9, vector)
         for size in sizes:
             step(np.ones(1), size)
         moved = -float(vector[0])
@@ -114,7 +113,7 @@ def test_proximal_term_is_the_difference_to_the_global_model(name, options):
     """Two full steps: the second has mu times the way of the first in its gradient, by all its
     length, so that it ends that much nearer to the global model."""
     site, mu = unlike_sites()[0], 0.5
-    plain: Any = create(name, options)
+    plain = create(name, options)
     model = plain.initial_model([site.profile()])
     arguments = {"epoch_base": 0, "seed": 0}
     first = plain.train(model, site, epochs=1, **arguments).vector
@@ -128,7 +127,7 @@ def test_proximal_term_is_the_difference_to_the_global_model(name, options):
 @pytest.mark.parametrize("name", ["sgd", "mlp", "neural"])
 def test_personal_tensors_are_those_of_the_output(name):
     """The intercepts of a linear model, and the last layer of a network."""
-    workload: Any = create(name, {"remedy": "personal"})
+    workload = create(name, {"remedy": "personal"})
     layout = workload.initial_model([DataProfile(9, 4, ("a", "b", "c"))]).layout
     own = {spec.name for spec in layout if is_personal(spec.name, workload.personal)}
     assert own == {

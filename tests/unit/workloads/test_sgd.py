@@ -159,7 +159,7 @@ def test_steps_of_one_row_are_scikit_learns_own(penalty, learning_rate, digits, 
     seed, epochs = 4, 2
     # The schedule "optimal" begins with steps that diverge, unless alpha is large.
     alpha = 100.0 if learning_rate == "optimal" else 0.3
-    options: dict[str, Any] = {"penalty": penalty, "alpha": alpha, "eta0": 0.01, "power_t": 0.25}
+    options = {"penalty": penalty, "alpha": alpha, "eta0": 0.01, "power_t": 0.25}
     options["learning_rate"] = learning_rate
     theirs = {**options, "penalty": None if penalty == "none" else penalty, "shuffle": False}
     ours = {**options, "batch_size": 1, "dtype": "float64"}
@@ -170,7 +170,7 @@ def test_steps_of_one_row_are_scikit_learns_own(penalty, learning_rate, digits, 
         np.random.RandomState(chance).shuffle(order)
         orders.append(order)
 
-    def compare(loss: str, data: Dataset, estimator: Any, **known: Any) -> None:
+    def compare(loss, data, estimator, **known):
         data = data.subset(np.arange(120))
         workload = create("sgd", {**ours, "loss": loss, "task": data.task})
         model = _start(workload, data)
@@ -193,7 +193,7 @@ def test_steps_of_one_row_are_scikit_learns_own(penalty, learning_rate, digits, 
 def test_full_batches_reach_the_optimum_of_multinomial_regression(digits):
     """The loss of more than two classes is the softmax, with the penalty of LogisticRegression."""
     data = digits.subset(np.flatnonzero(np.isin(digits.target, ["0", "1", "2"]))[:150])
-    options: dict[str, Any] = {"batch_size": 150, "alpha": 0.1, "dtype": "float64"}
+    options = {"batch_size": 150, "alpha": 0.1, "dtype": "float64"}
     options["fit_intercept"] = False
     workload = create("sgd", options)
     model = _start(workload, data)
@@ -236,14 +236,14 @@ def test_rounds_continue_where_the_last_one_stopped(digits, learning_rate):
 def test_training_is_repeatable(fixture, options, request):
     """The same inputs give the same bits, whatever chance others have drawn; seeds and rounds
     differ; and the model that was given stays as it is, also where no conversion copies it."""
-    data: Dataset = request.getfixturevalue(fixture)
+    data = request.getfixturevalue(fixture)
     data = data.subset(np.arange(300))
     workload = create("sgd", options)
     model = _start(workload, data)
     start = workload.train(model, data, epochs=1, epoch_base=0, seed=0).vector
     model = _with(model, start.copy())
 
-    def train(epoch_base: int = 2, seed: int = 5) -> Any:
+    def train(epoch_base=2, seed=5):
         return workload.train(model, data, epochs=2, epoch_base=epoch_base, seed=seed)
 
     np.random.seed(1)
@@ -422,7 +422,7 @@ def test_model_of_an_earlier_version_goes_on_with_one_class_against_the_rest():
     assert options.pop("multi_class") == "multinomial"
     before = replace(model, metadata={**model.metadata, "options": json.dumps(options)})
 
-    def trained(workload: Workload) -> Any:
+    def trained(workload):
         return workload.train(model, data, epochs=1, epoch_base=0, seed=1).vector
 
     of_before = trained(from_metadata(before.metadata))

@@ -103,7 +103,7 @@ def score(predicted: np.ndarray, data: Dataset) -> float:
 )
 def test_stacked_votes_help_where_sites_have_other_targets(name, estimator, soft, stacked):
     """Rows are divided strictly by their target; estimators are published, or stay at the sites."""
-    task: Any = "regression" if name == "diabetes" else "classification"
+    task = "regression" if name == "diabetes" else "classification"
     parts, test = divided(load(name, task=task), 3 if name == "wine" else 7)
     options = {"estimator": estimator, "estimators": 5}
     published = Federation(parts, **options, publish=True)
@@ -125,15 +125,13 @@ def test_stacked_votes_help_where_sites_have_other_targets(name, estimator, soft
 
 @pytest.mark.parametrize("name", ["wine", "breast_cancer", "diabetes"])
 def test_prediction_is_the_linear_model_of_votes_and_columns(name):
-    task: Any = "regression" if name == "diabetes" else "classification"
+    task = "regression" if name == "diabetes" else "classification"
     parts, test = divided(load(name, task=task), 2)
     kind = "DecisionTreeRegressor" if name == "diabetes" else "DecisionTreeClassifier"
     federation = Federation(parts, **TREES, estimator=kind)
     federation.train()
     rows, workload = rows_of(federation, test), federation.workload
-    linear = federation.stack.linear(federation.model.metadata)
-    assert linear is not None
-    shape, coefficients = linear
+    shape, coefficients = federation.stack.linear(federation.model.metadata)
     stacking = workload.to_sklearn(federation.model)
     votes = [
         one.predict_proba(rows) if shape.num_classes else one.predict(rows)[:, None]
@@ -207,7 +205,7 @@ def test_rounds_fit_estimators_first_and_later_ones_add_to_them():
     ],
 )
 def test_rounds_follow_from_the_options(options, rounds):
-    workload: Any = create("bagging", options)
+    workload = create("bagging", options)
     assert workload.options.rounds == rounds
 
 

@@ -177,7 +177,7 @@ def test_revocation_holds_at_once_and_after_a_restart(folder, control, clock, ho
     assert control.bearer(text) == Caller(
         Identity(HOST, Role.OBSERVER, "ward-7"), serial, pytest.approx(clock.now + DAY, abs=1)
     )
-    told: list[frozenset[str]] = []
+    told = []
     control.on_revoked = told.append
     revoked = control.revoke("ward-7", by="alice")
     assert told == [frozenset(revoked.serials)] == [{holder.serial, site.serial, serial}]
@@ -202,7 +202,7 @@ def test_subscriber_is_told_once_a_revocation_counts(folder, control, holder):
     """A call that arrives while the subscriber ends streams is refused."""
     heard = []
 
-    def check(serials: frozenset[str]) -> None:
+    def check(serials):
         with pytest.raises(Unauthenticated):
             control.check(holder)
         assert audit_log.verify(folder / "audit.log").last_hash == control.last_hash
@@ -264,7 +264,7 @@ def test_change_counts_only_when_its_line_is_on_disk(control, monkeypatch, chang
     """A certificate is not signed before, and a revocation that was not acknowledged counts not."""
     state = control.access
 
-    def fails(fd: int) -> None:
+    def fails(fd):
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
@@ -335,9 +335,9 @@ def test_certificate_ends_with_its_authority(control, clock):
 def test_many_threads_join_with_one_token(folder, control, holder):
     """One of the keys gets a certificate, and all who have it get the same."""
     keys = [new_key() for _ in range(4)]
-    results: list[tuple[int, bytes]] = []
+    results = []
 
-    def join(number: int) -> None:
+    def join(number):
         with contextlib.suppress(Refusal):
             results.append((number, control.join(holder, request(keys[number]), "a")))
 

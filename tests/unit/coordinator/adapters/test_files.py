@@ -62,10 +62,10 @@ def test_the_uploads_of_the_dead_are_swept_and_no_others(tmp_path):
 
 def test_looking_and_renaming_are_one_step(tmp_path, monkeypatch):
     """Across processes: a rename that must find its name free happens under a lock on the root."""
-    held: list[bool] = []
+    held = []
     replace = Path.replace
 
-    def watch(self: Path, target: Path) -> Path:
+    def watch(self, target):
         with (tmp_path / ".incoming" / "lock").open("ab") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -181,7 +181,7 @@ def test_object_that_is_committed_meanwhile_is_no_unfinished_upload(tmp_path, mo
     upload.write(b"whole")
     flock = fcntl.flock
 
-    def commit_first(fd: object, operation: int) -> None:
+    def commit_first(fd, operation):
         monkeypatch.setattr(fcntl, "flock", flock)
         upload.commit(overwrite=False)
         flock(fd, operation)

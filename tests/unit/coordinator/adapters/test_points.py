@@ -85,9 +85,6 @@ def test_a_wrong_clock_costs_no_point(time):
     assert error is None
     first, good, second, third = [point.at_ns for point in points]
     assert good == GOOD["time"]
-    assert first is not None
-    assert second is not None
-    assert third is not None
     assert NOW <= first < second < third < NOW + 1000
 
 
@@ -159,7 +156,6 @@ def test_every_element_is_checked(element, reason, position):
     document = [GOOD] * position + [element, GOOD]
     points, error = parse_points(json.dumps(document), NOW)
     assert points == ()
-    assert error is not None
     assert re.match(rf"metrics\[{position}\].*{reason}", error)
 
 

@@ -146,9 +146,7 @@ def test_hard_link_of_a_backup_keeps_its_bytes(tmp_path):
 def test_file_that_cannot_be_opened_for_writing_is_removed(tmp_path, store):
     """The system refuses to write to a running program, to root too, as it refuses others a
     file of another owner; removing a name needs only the folder's permission."""
-    sleep = shutil.which("sleep")
-    assert sleep is not None
-    put(store, KEY, Path(sleep).read_bytes() + bytes(MIB))
+    put(store, KEY, Path(shutil.which("sleep")).read_bytes() + bytes(MIB))
     path = tmp_path / f"{KEY}.weights"
     path.chmod(0o755)
     with subprocess.Popen(["sleep", "60"], executable=path) as process:
@@ -210,7 +208,7 @@ def test_spare_files_give_way_to_a_full_disk(tmp_path, monkeypatch, store):
     store.delete(KEY)
     write = os.write
 
-    def full(fd: int, data: bytes) -> int:
+    def full(fd, data):
         if spare_files(tmp_path):
             raise OSError(errno.ENOSPC, "no space left")
         return write(fd, data)

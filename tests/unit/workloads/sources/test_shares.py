@@ -165,7 +165,7 @@ def test_shares_are_of_equal_size_and_have_all_bytes(sizes, num_shares):
     bytes_of = [sum(piece.stop - piece.start for piece in share) for share in found]
     assert max(bytes_of) - min(bytes_of) <= 1
     pieces = [piece for share in found for piece in share]
-    joined: list[Piece] = []
+    joined = []
     for piece in pieces:
         if joined and joined[-1].part == piece.part:
             assert joined[-1].stop == piece.start

@@ -35,7 +35,7 @@ def test_gradients_are_those_of_the_loss(model):
     classes = classes_of(chance.normal(size=9))
     rows = chance.normal(size=(6, model.dim))
 
-    def loss(rows: np.ndarray, bias: float) -> float:
+    def loss(rows, bias):
         return model.step(features, classes, rows, bias).loss + 0.05 * (rows**2).sum()
 
     step = model.step(features, classes, rows, 0.2)
