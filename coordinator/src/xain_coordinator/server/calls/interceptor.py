@@ -43,6 +43,8 @@ log = get_logger(__name__)
 
 COORDINATOR = "/xain_proto.fl.Coordinator/"
 _HEARTBEAT = f"{COORDINATOR}Heartbeat"
+# The stream of a call that is cancelled ends in the same way, so that no line is logged for this.
+_NO_REQUEST = "the call ended without a request"
 # Tracebacks of defects in ten seconds. A client that has found one causes it as often as it likes.
 MAX_FAILED_LINES = 5
 
@@ -127,7 +129,7 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
             else:
                 request = await self._admission.read(call)
                 if request is grpc.aio.EOF:
-                    raise Refusal(Reason.INVALID_REQUEST, "the call ended without a request")
+                    raise Refusal(Reason.INVALID_REQUEST, _NO_REQUEST)
                 self._admission.note_first_message(method, call, request)
             if not yields:
                 reply = await behaviour(request, context)
@@ -197,7 +199,7 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
         log.debug("refused", method=method, code=error.code, reason=reason)
         if error.code in ("UNAUTHENTICATED", "NOT_PERMITTED"):
             self._guard.note_refused(context.peer(), reason)
-        if error.code == "INVALID_REQUEST":
+        if error.code == "INVALID_REQUEST" and str(error) != _NO_REQUEST:
             self._invalid(method=method, peer=context.peer(), reason=reason)
         return status
 
