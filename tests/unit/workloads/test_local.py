@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pytest
@@ -195,10 +195,10 @@ def test_reason_without_a_model_quotes_no_data():
     assert local.why_not == "no model can be trained on its rows (DataError)"
 
 
-def test_timeout_of_the_workload_itself_is_no_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeout_of_the_workload_itself_is_no_time_limit(monkeypatch):
     """A workload may wait for something of its own, in vain; there was time all the same."""
 
-    def train(*_: Any, **__: Any) -> NoReturn:
+    def train(*_, **__):
         raise TimeoutError("no answer")
 
     monkeypatch.setattr(type(create("sgd", {})), "train", train)

@@ -82,7 +82,7 @@ def test_existing_object_is_never_replaced_by_a_model(stores):
 def test_takeover_while_a_model_is_shown_is_told_as_that_alone(stores):
     """The message of another object under the key would send an operator to the credentials."""
 
-    def check() -> None:
+    def check():
         raise Fenced("another coordinator has taken over")
 
     stores.bucket = XainBucket(FencedStore(stores.bare, check), stores.store, MAX_UPDATE_BYTES)
