@@ -5,7 +5,8 @@ A test that kills its server starts one of its own.
 
 import functools
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -66,6 +67,20 @@ def _read_once() -> Iterator[None]:
 def _logs_restored() -> Iterator[None]:
     with restored():
         yield
+
+
+@pytest.fixture
+async def keep() -> AsyncIterator[Callable[[Any], Any]]:
+    """Take processes, which have ended when the test has."""
+    kept: list[Any] = []
+
+    def take(process: Any) -> Any:
+        kept.append(process)
+        return process
+
+    yield take
+    for process in kept:
+        await process.end()
 
 
 @pytest.fixture

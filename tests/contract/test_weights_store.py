@@ -3,7 +3,6 @@
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
@@ -52,7 +51,7 @@ FOLDERS = ["3", "3/3/3", "a.weights/b"]
 def test_round_trip(store):
     """Chunks come back as one object, whatever kind of buffer they came in."""
     upload = store.upload("0/global")
-    chunks: list[Any] = [b"abc", b"", bytearray(b"de"), memoryview(b"fgh")]
+    chunks = [b"abc", b"", bytearray(b"de"), memoryview(b"fgh")]
     for chunk in chunks:
         upload.write(chunk)
     upload.commit(overwrite=False)

@@ -1,6 +1,5 @@
 """Three sites bag estimators in processes of their own, on tables in CSV files."""
 
-import io
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,14 +10,14 @@ import numpy as np
 import pytest
 
 from support.commands import command
-from support.process import CoordinatorProcess, SiteProcess
+from support.process import CoordinatorProcess, SiteProcess, ended
 from support.terminals import followed
 from support.wire import Member
 from xain_workloads.ensembles.stacking import Stack
 from xain_workloads.tables.data import load
 from xain_workloads.tables.dataset import Dataset
 
-pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
+pytestmark = pytest.mark.frameworks
 
 PAGE = Path(__file__).parents[2] / "docs" / "bagging.md"
 SITES = ("north", "south", "west")
@@ -85,7 +84,7 @@ async def fitted(
     coordinator = CoordinatorProcess(folder / "data", KEPT)
     coordinator.dies_at, coordinator.dies_of = DIES_AT, "after-opening"
     sites = [SiteProcess(folder, name) for name in SITES]
-    try:
+    async with ended(coordinator, *sites):
         await coordinator.start()
         for site in sites:
             await site.start(coordinator.port, *flags(site))
@@ -98,9 +97,6 @@ async def fitted(
         await sites[0].start(coordinator.port, *flags(sites[0]))
         await coordinator.until_logged('"session_finished"')
         yield coordinator, sites, held_out
-    finally:
-        for process in (coordinator, *sites):
-            await process.end()
 
 
 def rows_file(folder: Path, data: Dataset, name: str = "rows") -> Path:
@@ -124,7 +120,7 @@ async def test_kills_in_the_fit_and_after_it_lose_no_estimator_and_no_prediction
     """Every round has the estimators of all sites, and the sites that are left predict."""
     async with fitted(tmp_path) as (coordinator, sites, held_out):
         reader = Member(coordinator.port, "reader")
-        model = np.load(io.BytesIO(await reader.download("6/global")), allow_pickle=False)
+        model = await reader.model(6)
         await reader.close()
         stack = Stack.parse(model.tobytes())
         assert [one.participant for one in stack.holdings] == [*SITES, *SITES, *SITES]

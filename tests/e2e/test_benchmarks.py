@@ -4,13 +4,12 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
+pytestmark = pytest.mark.frameworks
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -122,8 +121,7 @@ async def ended(script: str, *arguments: object, folder: Path) -> tuple[int | No
 
 
 def figures(folder: Path, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "bench-results" / f"{name}.json").read_text())
-    return found
+    return json.loads((folder / "bench-results" / f"{name}.json").read_text())
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -135,7 +133,7 @@ async def test_benchmark_prints_and_writes_its_figures(name, tmp_path):
     assert found["about"].keys() >= ABOUT
     for table, words in EXPECTED[name].items():
         keys = set(words.split())
-        rows: Sequence[dict[str, Any]] = found[table] if table else [found]
+        rows = found[table] if table else [found]
         assert rows
         assert all(keys <= row.keys() for row in rows), (table, rows)
         assert all(key in printed for key in keys)

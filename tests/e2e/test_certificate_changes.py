@@ -30,7 +30,7 @@ NUM_CALLS = 2  # of each kind, on new connections, between two changes
 GOOD = ("same authority", "second authority")
 BAD = ("junk", "part of a file", "another's key", "no file")
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 + 60 * NUM_CHANGES)]
+pytestmark = pytest.mark.timeout(900 + 60 * NUM_CHANGES)
 
 
 class Files:
@@ -145,9 +145,7 @@ def answered(port: int, holder: Certificates) -> bytes:
         return sock.recv(9)
 
 
-async def test_certificates_change_while_the_coordinator_is_called(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_certificates_change_while_the_coordinator_is_called(tmp_path, capsys):
     """No call fails, streams go on, and what is right is in use soon; what is not is named, and
     those before stay in use."""
     chance = Random(SEED)
@@ -162,7 +160,7 @@ async def test_certificates_change_while_the_coordinator_is_called(
         (folder / AUTHORITY).write_bytes(files.right[AUTHORITY])
         holders.append(Certificates(folder))
     others = free_ports(2)
-    settings: dict[str, object] = {
+    settings = {
         "tls.folder": files.folder,
         "rounds.min_participants": 3,
         "server.heartbeat_timeout_s": 10 * PATIENCE_S,

@@ -10,7 +10,7 @@ import pytest
 from support.served import SGD, Served
 from xain_workloads.tables.data import load
 
-pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
+pytestmark = pytest.mark.frameworks
 
 CANCER = load("breast_cancer")
 ALONE: dict[str, object] = {**SGD, "rounds.min_participants": 1}
@@ -54,7 +54,7 @@ def served(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
     ids=["held", "published"],
     indirect=True,
 )
-def test_aggregation_fits_and_predicts_the_probability_of_the_second_class(served: Served) -> None:
+def test_aggregation_fits_and_predicts_the_probability_of_the_second_class(served):
     client = served.client
     assert envelope(client.post(f"{AGGREGATION}/predict", json=body())) == (409, "NotFittedError")
     served.join("north", "south", data="breast_cancer")
@@ -102,7 +102,7 @@ def test_aggregation_fits_and_predicts_the_probability_of_the_second_class(serve
     ids=["federated", "gradient"],
     indirect=True,
 )
-def test_parameter_server_fits_and_predicts_labels(served: Served) -> None:
+def test_parameter_server_fits_and_predicts_labels(served):
     client = served.client
     assert envelope(client.post(f"{SERVER}/predict", json=body())) == (409, "NotFittedError")
     served.join("north", data="breast_cancer")
@@ -120,7 +120,7 @@ def test_parameter_server_fits_and_predicts_labels(served: Served) -> None:
     [{**ALONE, "workload.options.task": "regression", "rounds.rounds": 5}],
     indirect=True,
 )
-def test_parameter_server_predicts_numbers(served: Served) -> None:
+def test_parameter_server_predicts_numbers(served):
     diabetes = load("diabetes", task="regression")
     served.join("north", data="diabetes", task="regression")
     assert served.client.post(f"{SERVER}/fit").json() == {"fit": "ok"}

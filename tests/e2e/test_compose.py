@@ -29,6 +29,7 @@ from support.command_lines import parsed
 from support.containers import engine, time_series
 from support.containers.engine import docker, wait_until
 from support.containers.stack import Stack
+from support.process import ran
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_foundation.exit_statuses import FINAL
 from xain_foundation.security.identity import Role
@@ -39,8 +40,6 @@ from xain_workloads import workload
 from xain_workloads.model import Model, TensorSpec
 from xain_workloads.tables.data import load
 from xain_workloads.tables.reading.dialect import Dialect
-
-pytestmark = pytest.mark.e2e
 
 COMPOSE = yaml.safe_load((engine.ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
 SERVICES = COMPOSE["services"]
@@ -242,13 +241,7 @@ def test_replica_joins_with_the_token_of_its_slice(tmp_path, joins, status):
         f"claim_slice.TOKENS = pathlib.Path({str(tokens)!r}); "
         f"claim_slice.STATE = pathlib.Path({str(state)!r}); claim_slice.main()",
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, program, "--config=x"],
-        env={**os.environ, "XAIN_PARTICIPANT_PARTITION__NUM_PARTS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = ran("-c", code, program, "--config=x", XAIN_PARTICIPANT_PARTITION__NUM_PARTS="1")
     expected = [f"join {tokens}/slice-0.token --state-dir={state} ", f"--config=x {state}/tls"]
     assert done.stdout.splitlines() == expected[: 2 if joins else 1]
     assert done.returncode == status
@@ -361,13 +354,8 @@ def test_replica_has_name_of_its_slice_and_instance_of_its_container(tmp_path):
     """A container that is restarted after a kill is the same instance."""
     for index in range(2):
         (tmp_path / str(index)).touch()
-    done = subprocess.run(
-        [sys.executable, "-c", claiming(tmp_path), "env"],
-        env={**os.environ, "XAIN_PARTICIPANT_PARTITION__NUM_PARTS": "2"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = ran("-c", claiming(tmp_path), "env", XAIN_PARTICIPANT_PARTITION__NUM_PARTS="2")
+    assert done.returncode == 0, done.stderr
     given = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
     assert given["XAIN_PARTICIPANT_PARTICIPANT__ID"] == "slice-0"
     assert given["XAIN_PARTICIPANT_PARTICIPANT__INSTANCE_ID"] == socket.gethostname()
@@ -377,12 +365,8 @@ def test_replica_has_name_of_its_slice_and_instance_of_its_container(tmp_path):
 def test_replica_that_ends_with_a_final_status_is_not_started_again(tmp_path, command, status):
     """Compose starts a container again after any status but 0."""
     (tmp_path / "0").touch()
-    done = subprocess.run(
-        [sys.executable, "-c", claiming(tmp_path), "sh", "-c", command],
-        env={**os.environ, "XAIN_PARTICIPANT_PARTITION__NUM_PARTS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    words = ("-c", claiming(tmp_path), "sh", "-c", command)
+    done = ran(*words, XAIN_PARTICIPANT_PARTITION__NUM_PARTS="1")
     assert done.returncode == status
     assert ("status 5 is final" in done.stderr) == (command == "exit 5")
 

@@ -15,7 +15,7 @@ from pyarrow import parquet
 from support.containers import engine
 from support.containers.engine import BAGGING, COORDINATOR, NEURAL, PARTICIPANT, docker
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2700)]
+pytestmark = pytest.mark.timeout(2700)
 
 # The coordinator's exports models: scikit-learn, skops and ONNX. Of each, 12 MB are cryptography.
 MAX_BYTES = {COORDINATOR: 560_000_000, PARTICIPANT: 411_000_000}

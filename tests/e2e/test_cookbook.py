@@ -9,7 +9,7 @@ import pytest
 
 from support.code_lines import beside_model_and_data
 
-pytestmark = [pytest.mark.e2e, pytest.mark.frameworks, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 COOKBOOK = ROOT / "examples" / "cookbook"
 PAGE = ROOT / "docs" / "cookbook.md"
@@ -88,16 +88,14 @@ CLAIMS: dict[str, Callable[[str], bool]] = {
 
 @pytest.mark.filterwarnings("default")  # PEFT, Keras and Lightning warn of their own calls
 @pytest.mark.parametrize("name", CLAIMS)
-def test_recipe_does_what_it_claims(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_recipe_does_what_it_claims(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(COOKBOOK / f"{name}.py"), run_name="__main__")
     output = capsys.readouterr().out
     assert CLAIMS[name](output), output
 
 
-def test_every_recipe_is_run_and_has_its_line_in_the_page() -> None:
+def test_every_recipe_is_run_and_has_its_line_in_the_page():
     names = {path.stem for path in COOKBOOK.glob("*.py")}
     assert names == set(CLAIMS)
     page = PAGE.read_text(encoding="utf-8")

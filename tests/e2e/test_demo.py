@@ -13,7 +13,7 @@ import pytest
 
 from support.shown import Shown
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 class Demo(Shown):
@@ -24,7 +24,6 @@ class Demo(Shown):
         return int(re.search(pattern, self.output)[1])
 
     def rounds(self) -> int:
-        """Rounds that are done."""
         return max(map(int, re.findall(r"(\d+) of \d+ rounds done", self.output)), default=0)
 
 
@@ -74,7 +73,6 @@ async def test_the_demo_reaches_the_centralised_accuracy(tmp_path):
 
 
 async def end(process: asyncio.subprocess.Process) -> None:
-    """End a process in any state."""
     if process.returncode is None:
         process.kill()
     await process.wait()

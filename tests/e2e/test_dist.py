@@ -14,7 +14,6 @@ import pytest
 
 from support.xain_sdk import environment
 
-pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
 
 
@@ -78,7 +77,7 @@ class Machine:
         return done.stdout
 
 
-def test_one_wheel_is_enough_for_a_site(dist: Path, tmp_path: Path) -> None:
+def test_one_wheel_is_enough_for_a_site(dist, tmp_path):
     """The wheel of the participant requires packages of others only, and works on its own."""
     path = wheel(dist, "xain_participant")
     assert not [text for text in requirements(path) if text.startswith("xain")]
@@ -98,7 +97,7 @@ def test_one_wheel_is_enough_for_a_site(dist: Path, tmp_path: Path) -> None:
     assert "Proxy" in site.run("python", "-c", "import xain_messaging; print(xain_messaging.Proxy)")
 
 
-def test_coordinator_shares_no_file_with_the_participant(dist: Path, tmp_path: Path) -> None:
+def test_coordinator_shares_no_file_with_the_participant(dist, tmp_path):
     """Both on one machine: the coordinator finds the libraries in the participant's wheel."""
     wheels = [wheel(dist, "xain_participant"), wheel(dist, "xain_coordinator")]
     first, second = (set(ZipFile(path).namelist()) for path in wheels)
@@ -117,9 +116,7 @@ def test_coordinator_shares_no_file_with_the_participant(dist: Path, tmp_path: P
     }
 
 
-def test_script_that_lacks_the_wheel_of_the_session_is_told_of_it(
-    dist: Path, tmp_path: Path
-) -> None:
+def test_script_that_lacks_the_wheel_of_the_session_is_told_of_it(dist, tmp_path):
     site = Machine(tmp_path / "site")
     site.install(wheel(dist, "xain_participant"))
     look = "import xain\ntry:\n    xain.simulate\nexcept ImportError as error:\n    print(error)"
@@ -133,7 +130,7 @@ def test_script_that_lacks_the_wheel_of_the_session_is_told_of_it(
     assert "function simulate" in site.run("python", "-c", "import xain; print(xain.simulate)")
 
 
-def test_xain_of_the_index_changes_nothing_of_ours(dist: Path, tmp_path: Path) -> None:
+def test_xain_of_the_index_changes_nothing_of_ours(dist, tmp_path):
     """XAIN's packages, installed over ours, have other names, so that `import xain` and each of our
     programs work as before, and XAIN's package can be imported too."""
     wheels = [wheel(dist, "xain_participant"), wheel(dist, "xain_coordinator")]

@@ -18,7 +18,7 @@ from random import Random
 import grpc
 import pytest
 
-from support.process import PATIENCE_S, CoordinatorProcess, DeathStep, Lines, Process
+from support.process import PATIENCE_S, CoordinatorProcess, DeathStep, Lines, Process, ended
 from support.secret_search import Secrets, files_below
 from support.wire import reason
 from xain_coordinator.access import audit_log
@@ -44,7 +44,7 @@ SITE_STEPS = 12  # changes of the disk, of a site that asks for a certificate
 AT_MOST_S = 1.5  # after which those are killed that are killed at any instant
 SAMPLE = 3  # of the sites of earlier kills, looked at after each
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600 + 60 * KILLS)]
+pytestmark = pytest.mark.timeout(600 + 60 * KILLS)
 
 
 class Command(Process):
@@ -118,7 +118,7 @@ class Fleet:
             does = "join"
         at_step = self.chance.random() < 0.7
         if self.chance.random() < 0.6:
-            victim: Process | None = self.coordinator
+            victim = self.coordinator
             if at_step:
                 at_step = await self._start_dying()
         else:
@@ -180,7 +180,7 @@ class Fleet:
         flags = (f"--state-dir={site.folder}", "--data=iris")
         if self.chance.random() < 0.7:  # begins sooner
             flags = ("tunnel", f"--state-dir={site.folder}", "--listen=0")
-        try:
+        async with ended(program):
             await program.begin(str(DYING_SITE), str(last_step), *flags)
             await self._kill(victim or program, program, at_step)
             lines = Lines(program.log_path)
@@ -191,8 +191,6 @@ class Fleet:
                 while not any("certificate_renewed" in line for line in lines.new()):
                     assert program.status is None, program.log()
                     await asyncio.sleep(0.05)  # a poll, not a race: it ends when the line is there
-        finally:
-            await program.end()
 
     async def _revoking(self, victim: Process | None, at_step: bool) -> None:
         """Certificates of the site count no more once the command has said so."""
@@ -278,7 +276,7 @@ class Fleet:
 
 @asynccontextmanager
 async def fleet(folder: Path, num_sites: int, seed: int) -> AsyncIterator[Fleet]:
-    settings: dict[str, object] = {"workload.name": "sgd", "rounds.min_participants": 1000}
+    settings = {"workload.name": "sgd", "rounds.min_participants": 1000}
     coordinator = CoordinatorProcess(folder / "data", settings)
     tokens, data = folder / "tokens", f"--data-dir={coordinator.folder}"
     last = num_sites - 1
@@ -293,14 +291,12 @@ async def fleet(folder: Path, num_sites: int, seed: int) -> AsyncIterator[Fleet]
         assert await command.does("-m", "xain_coordinator", *arguments) == 0, command.log()
     names = [f"site-{number}" for number in range(num_sites)]
     sites = [Site(name, folder / name, tokens / f"{name}.token") for name in names]
-    try:
+    async with ended(coordinator):
         await coordinator.start()
         yield Fleet(folder, coordinator, Random(seed), sites)
-    finally:
-        await coordinator.end()
 
 
-async def test_enrolment_outlives_kills(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_enrolment_outlives_kills(tmp_path, capsys):
     """No token counts for two keys, a lost answer leaves no site outside, nothing is valid after an
     acknowledged revocation, and the chain verifies."""
     folder, seed, num_kills = tmp_path / "fleet", SEED, 0

@@ -2,18 +2,18 @@
 
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from support.commands import command, status, status_json
-from support.process import CoordinatorProcess, SiteProcess
+from support.process import CoordinatorProcess, Keep, SiteProcess
 from xain_coordinator.assembly.warm_start import load_model_file
 from xain_foundation.exit_statuses import EXIT_NO_BETTER
 
-pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
+pytestmark = pytest.mark.frameworks
 
 Launch = Callable[..., CoordinatorProcess]
 
@@ -33,21 +33,17 @@ def write_random(folder: Path, index: int) -> str:
 
 
 @pytest.fixture
-async def launch(tmp_path: Path) -> AsyncIterator[Launch]:
+def launch(keep: Keep, tmp_path: Path) -> Launch:
     """Coordinators of one data folder; all are gone at the end."""
-    launched: list[CoordinatorProcess] = []
 
     def make(**settings: object) -> CoordinatorProcess:
         dotted = {key.replace("__", "."): value for key, value in settings.items()}
-        launched.append(CoordinatorProcess(tmp_path / "data", dotted))
-        return launched[-1]
+        return keep(CoordinatorProcess(tmp_path / "data", dotted))
 
-    yield make
-    for coordinator in launched:
-        await coordinator.end()
+    return make
 
 
-async def test_digits_are_evaluated_each_round_and_at_the_end(launch, tmp_path):
+async def test_digits_are_evaluated_each_round_and_at_the_end(keep, launch, tmp_path):
     """Three sites measure each global model on their held-out rows, and so does the coordinator on
     data of its own; all of it is in status, in the journal and in the metrics."""
     coordinator = launch(
@@ -58,16 +54,12 @@ async def test_digits_are_evaluated_each_round_and_at_the_end(launch, tmp_path):
         evaluate__scale=SCALE,
     )
     await coordinator.start()
-    sites = [SiteProcess(tmp_path, f"site-{index}") for index in range(SITES)]
+    sites = [keep(SiteProcess(tmp_path, f"site-{index}")) for index in range(SITES)]
     part = ["--data=digits", "--partition=iid", f"--num-parts={SITES}", f"--set=data.scale={SCALE}"]
-    try:
-        for index, site in enumerate(sites):
-            await site.start(coordinator.port, *part, f"--index={index}")
-        for site in sites:
-            assert await site.died() == 0, site.log()
-    finally:
-        for site in sites:
-            await site.end()
+    for index, site in enumerate(sites):
+        await site.start(coordinator.port, *part, f"--index={index}")
+    for site in sites:
+        assert await site.died() == 0, site.log()
     shown = await status_json(coordinator.port)
     rounds = shown["rounds"]
     assert [one["round"] for one in rounds] == [0, 1, 2, 3]
@@ -108,7 +100,9 @@ async def test_digits_are_evaluated_each_round_and_at_the_end(launch, tmp_path):
     assert found == [(by, r) for by in ("coordinator", "participants") for r in range(4)]
 
 
-async def test_central_model_is_compared_with_the_global_one_and_kept_as_a_file(launch, tmp_path):
+async def test_central_model_is_compared_with_the_global_one_and_kept_as_a_file(
+    keep, launch, tmp_path
+):
     """The coordinator trains it on its own rows, and both are measured on those held out."""
     coordinator = launch(
         rounds__rounds=1,  # so that no evaluation is passed over for the last one
@@ -117,13 +111,10 @@ async def test_central_model_is_compared_with_the_global_one_and_kept_as_a_file(
         evaluate__data="breast_cancer",
     )
     await coordinator.start()
-    site = SiteProcess(tmp_path, "site")
+    site = keep(SiteProcess(tmp_path, "site"))
     part = ["--data=breast_cancer", "--partition=iid", "--num-parts=4", "--index=0"]
-    try:
-        await site.start(coordinator.port, *part)
-        assert await site.died() == 0, site.log()
-    finally:
-        await site.end()
+    await site.start(coordinator.port, *part)
+    assert await site.died() == 0, site.log()
     central = (await status_json(coordinator.port))["status"]["central"]
     evaluation = central["evaluation"]
     assert (central["round"], evaluation["local"]["passes"]) == (1, 1000)
@@ -135,7 +126,7 @@ async def test_central_model_is_compared_with_the_global_one_and_kept_as_a_file(
 
 
 async def test_training_that_is_no_better_than_the_commonest_class_ends_with_status_4(
-    launch, tmp_path
+    keep, launch, tmp_path
 ):
     """Labels that have nothing to do with the columns, and a step that is too long."""
     coordinator = launch(
@@ -145,16 +136,12 @@ async def test_training_that_is_no_better_than_the_commonest_class_ends_with_sta
         workload__options__eta0=5.0,
     )
     await coordinator.start()
-    sites = [SiteProcess(tmp_path, f"site-{index}") for index in range(2)]
-    try:
-        for index, site in enumerate(sites):
-            await site.start(coordinator.port, write_random(tmp_path, index), "--target=outcome")
-        for site in sites:
-            assert await site.died() == EXIT_NO_BETTER, site.log()
-            assert "Model 2 is no better than always predicting the commonest class" in site.log()
-    finally:
-        for site in sites:
-            await site.end()
+    sites = [keep(SiteProcess(tmp_path, f"site-{index}")) for index in range(2)]
+    for index, site in enumerate(sites):
+        await site.start(coordinator.port, write_random(tmp_path, index), "--target=outcome")
+    for site in sites:
+        assert await site.died() == EXIT_NO_BETTER, site.log()
+        assert "Model 2 is no better than always predicting the commonest class" in site.log()
     shown = await status_json(coordinator.port)
     assert shown["status"]["cause"] == "completed"
     assert shown["status"]["best_round"] is None

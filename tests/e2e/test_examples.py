@@ -27,7 +27,7 @@ from xain_coordinator.assembly.coordinator import SessionCoordinator
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
+pytestmark = pytest.mark.frameworks
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ async def train(
             return make_model()
 
     # mypy does not know what the example defines.
-    module.load = lambda _: load(threading.current_thread().name)  # type: ignore[attr-defined]
-    module.make_model = make_model_alone  # type: ignore[attr-defined]  # of the example
+    module.load = lambda _: load(threading.current_thread().name)
+    module.make_model = make_model_alone
     sys.argv, argv = [module.__name__, ""], sys.argv
     try:
         threads = [threading.Thread(target=module.main, name=str(file)) for file in files]
@@ -78,7 +78,7 @@ async def train(
         return coordinator
     finally:
         # Both are defined by the example, as above.
-        module.load, module.make_model = load, make_model  # type: ignore[attr-defined]
+        module.load, module.make_model = load, make_model
         sys.argv = argv
         del os.environ["XAIN_PARTICIPANT_COORDINATOR__PORT"]
         await coordinator.stop()
@@ -97,7 +97,7 @@ def last_model(coordinator: SessionCoordinator) -> tuple[dict[str, Any], dict[st
     return tensors, {spec.name: spec.kind for spec in model.layout}
 
 
-def test_federated_script_differs_in_six_lines_at_most() -> None:
+def test_federated_script_differs_in_six_lines_at_most():
     """From the local one; blank lines and the docstring are not counted."""
     before, after = (
         [
@@ -112,9 +112,7 @@ def test_federated_script_differs_in_six_lines_at_most() -> None:
     assert 0 < sum(changed) <= 6
 
 
-async def test_fedprox_keeps_sites_near_the_global_model(
-    example: Callable[[str], Any], parts: list[Path], tmp_path: Path
-) -> None:
+async def test_fedprox_keeps_sites_near_the_global_model(example, parts, tmp_path):
     """The larger mu is, the nearer: the term is mu / 2 times the squared distance."""
     module = example("fedprox")
     distances = []
@@ -130,9 +128,7 @@ async def test_fedprox_keeps_sites_near_the_global_model(
     assert distances[1] < 0.5 * distances[0]
 
 
-async def test_lora_sends_adapters_only(
-    example: Callable[[str], Any], parts: list[Path], tmp_path: Path
-) -> None:
+async def test_lora_sends_adapters_only(example, parts, tmp_path):
     """PEFT loads the tensors of the last model by their names."""
     module = example("lora")
     coordinator = await train(module, parts[:2], tmp_path, rounds={"rounds": 4, "epochs": 3})
@@ -150,9 +146,7 @@ async def test_lora_sends_adapters_only(
     assert (model(x).argmax(1) == y).float().mean() > 0.8
 
 
-async def test_gradients_of_sites_are_those_of_all_rows(
-    example: Callable[[str], Any], parts: list[Path], tmp_path: Path
-) -> None:
+async def test_gradients_of_sites_are_those_of_all_rows(example, parts, tmp_path):
     """The reference are steps on all rows, by PyTorch's own SGD."""
     import torch
 
@@ -186,9 +180,7 @@ async def test_gradients_of_sites_are_those_of_all_rows(
         np.testing.assert_allclose(tensors[name], expected, atol=1e-4)
 
 
-def test_scaffold_finds_the_optimum_that_averaging_misses(
-    example: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scaffold_finds_the_optimum_that_averaging_misses(example, capsys):
     module = example("scaffold")
     module.main()
     lines = capsys.readouterr().out.splitlines()
@@ -197,7 +189,7 @@ def test_scaffold_finds_the_optimum_that_averaging_misses(
     assert distances["scaffold"] < 1e-4
 
 
-def test_simulated_sites_learn_the_digits() -> None:
+def test_simulated_sites_learn_the_digits():
     """A hundred sites of a script, in a process of its own as one starts it."""
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "simulate.py"), "2"],
@@ -210,7 +202,7 @@ def test_simulated_sites_learn_the_digits() -> None:
     assert float(done.stdout.split()[1]) > 0.3, done.stdout  # by chance 0.1
 
 
-def test_jobs_side_by_side_reach_what_scikit_learn_reaches(example: Callable[[str], Any]) -> None:
+def test_jobs_side_by_side_reach_what_scikit_learn_reaches(example):
     """Logistic regression, linear SVM and k-means beside scikit-learn's, and matrix factorisation
     beside alternating least squares in this process."""
     module = example("parameter_jobs")

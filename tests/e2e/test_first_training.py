@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -10,32 +9,24 @@ from support.commands import status_json
 from support.process import CoordinatorProcess, SiteProcess
 from support.tables import write_rows
 
-pytestmark = [pytest.mark.e2e, pytest.mark.real_exec]
+pytestmark = pytest.mark.real_exec
 
 
 @pytest.mark.parametrize("workload", ["sgd", "xgboost"])
-async def test_first_training_is_measured_without_a_further_flag(
-    tmp_path: Path, workload: str
-) -> None:
+async def test_first_training_is_measured_without_a_further_flag(keep, tmp_path, workload):
     """The workload alone chooses the rule. Each site holds out a fifth of its rows, but for one
     whose fifth is fewer than five rows: nothing that is measured on these leaves it."""
     sizes = {"north": 100, "south": 60, "tiny": 12}
-    coordinator = CoordinatorProcess(
-        tmp_path / "data",
-        {"workload.name": workload, "rounds.min_participants": 3, "rounds.rounds": 3},
-    )
-    sites = [SiteProcess(tmp_path, name) for name in sizes]
-    try:
-        await coordinator.start()
-        for i, (site, size) in enumerate(zip(sites, sizes.values(), strict=True)):
-            table = tmp_path / f"{site.log_path.stem}.csv"
-            write_rows(table, i, size)
-            await site.start(coordinator.port, f"--data={table}", "--target=outcome")
-        assert await asyncio.gather(*(site.died() for site in sites)) == [0, 0, 0]
-        status = await status_json(coordinator.port)
-    finally:
-        for process in (*sites, coordinator):
-            await process.end()
+    settings = {"workload.name": workload, "rounds.min_participants": 3, "rounds.rounds": 3}
+    coordinator = keep(CoordinatorProcess(tmp_path / "data", settings))
+    sites = [keep(SiteProcess(tmp_path, name)) for name in sizes]
+    await coordinator.start()
+    for i, (site, size) in enumerate(zip(sites, sizes.values(), strict=True)):
+        table = tmp_path / f"{site.log_path.stem}.csv"
+        write_rows(table, i, size)
+        await site.start(coordinator.port, f"--data={table}", "--target=outcome")
+    assert await asyncio.gather(*(site.died() for site in sites)) == [0, 0, 0]
+    status = await status_json(coordinator.port)
     measured = [one["evaluation"] for one in status["rounds"] if one["evaluation"]]
     assert all(one["num_samples"] == 20 + 12 for one in measured)
     assert measured[-1]["metrics"]["accuracy"] > 0.5
@@ -47,7 +38,7 @@ async def test_first_training_is_measured_without_a_further_flag(
     "typed",
     ["'data.decimal=\",\"'", "\"data.decimal=','\"", "'data.decimal = \",\"'", "data.decimal=,"],
 )
-async def test_setting_of_a_message_can_be_typed_into_a_shell(tmp_path: Path, typed: str) -> None:
+async def test_setting_of_a_message_can_be_typed_into_a_shell(tmp_path, typed):
     """The message about numbers that may be thousands or fractions shows data.decimal = ",";
     however it is quoted, 1,234 is read as a fraction then."""
     rows = "".join(f"1,{234 + i};{'yes' if i % 3 else 'no'}\n" for i in range(40))

@@ -1,20 +1,16 @@
 """A coordinator gets certificates in the middle of a session, over real processes."""
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from support.process import CoordinatorProcess, ParticipantProcess
+from support.process import CoordinatorProcess, ParticipantProcess, ran
 from support.training import Scenario, close_gates, digests, models, undisturbed
 from support.wire import Member
 from xain_foundation.security.tls import Certificates
 from xain_participant.enrolment.kept import KeptCertificates
-
-pytestmark = pytest.mark.e2e
 
 SITES = ("north", "south")
 SCENARIO = Scenario(SITES, rounds=3, size=100)
@@ -22,10 +18,7 @@ ROUND = 1  # in which it happens
 
 
 def typed(*words: str) -> str:
-    """The output of one of our commands."""
-    done = subprocess.run(
-        [sys.executable, "-m", *words], capture_output=True, text=True, check=False, timeout=240
-    )
+    done = ran("-m", *words)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -112,7 +105,7 @@ async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
     await fleet.end()
 
 
-async def test_same_round_goes_on_behind_certificates(fleet: Fleet) -> None:
+async def test_same_round_goes_on_behind_certificates(fleet):
     """Coordinator and the site whose result was taken are killed, the coordinator once more after
     it is closed: the models are those of a session that nothing befell, and nobody trains again
     whose result was taken. A site that goes on without a certificate is told what to do."""
@@ -138,7 +131,7 @@ async def test_same_round_goes_on_behind_certificates(fleet: Fleet) -> None:
     await fleet.check(taken, reader)
 
 
-async def test_same_round_goes_on_after_the_way_back(fleet: Fleet) -> None:
+async def test_same_round_goes_on_after_the_way_back(fleet):
     """The way back: the coordinator without access/, the sites without certificates."""
     coordinator, north, south = fleet.coordinator, *fleet.sites.values()
     fleet.close()

@@ -4,13 +4,10 @@ import csv
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from support.commands import command
-from support.process import CoordinatorProcess, SiteProcess
+from support.process import CoordinatorProcess, Keep, SiteProcess
 from unit.workloads.test_glm import REFERENCES, study
-
-pytestmark = pytest.mark.e2e
 
 SITES = ("north", "south", "west")
 COLUMNS = ("age", "dose", "sex", "ward", "ill")
@@ -35,21 +32,17 @@ def write_tables(folder: Path) -> None:
             csv.writer(file).writerows([COLUMNS, *(rows[at] for at in part)])
 
 
-async def fitted(folder: Path) -> Path:
+async def fitted(keep: Keep, folder: Path) -> Path:
     """The data folder after a fit."""
     write_tables(folder)
-    coordinator = CoordinatorProcess(folder / "data", RULES)
-    sites = [SiteProcess(folder, name) for name in SITES]
-    try:
-        await coordinator.start()
-        for site in sites:
-            data = f"--data={folder / site.log_path.stem}.csv"
-            await site.start(coordinator.port, data, "--target=ill", "--test-fraction=0")
-        assert [await site.died() for site in sites] == [0] * len(sites)
-        assert await coordinator.stop() == 0
-    finally:
-        for process in (coordinator, *sites):
-            await process.end()
+    coordinator = keep(CoordinatorProcess(folder / "data", RULES))
+    sites = [keep(SiteProcess(folder, name)) for name in SITES]
+    await coordinator.start()
+    for site in sites:
+        data = f"--data={folder / site.log_path.stem}.csv"
+        await site.start(coordinator.port, data, "--target=ill", "--test-fraction=0")
+    assert [await site.died() for site in sites] == [0] * len(sites)
+    assert await coordinator.stop() == 0
     return folder / "data"
 
 
@@ -61,9 +54,9 @@ async def told(data: Path, name: str, *words: str) -> str:
     return file.read_text(encoding="utf-8")
 
 
-async def test_coefficients_are_those_of_all_rows(tmp_path: Path) -> None:
+async def test_coefficients_are_those_of_all_rows(keep, tmp_path):
     """The report and the CSV have the coefficients that statsmodels computes."""
-    data = await fitted(tmp_path / "study")
+    data = await fitted(keep, tmp_path / "study")
     table = await told(data, "coefficients.csv", "export", "--to")
     lines = list(csv.DictReader(table.splitlines()))
     terms = ["intercept", "age", "dose", "sex = m", "ward = A", "ward = C"]

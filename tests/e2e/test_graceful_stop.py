@@ -9,7 +9,7 @@ from support.fault_proxy import FaultProxy
 from support.process import Lines
 from support.training import Scenario, close_gates, training, undisturbed
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 # An upload is a stream of several messages through the proxy.
 SCENARIO = Scenario(

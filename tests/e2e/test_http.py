@@ -4,7 +4,6 @@ import io
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import numpy as np
@@ -12,8 +11,6 @@ import pytest
 
 from support.served import Served, error_of
 from xain_workloads.tables.data import load
-
-pytestmark = pytest.mark.e2e
 
 IRIS = load("iris")
 COLUMNS = list(IRIS.feature_names)
@@ -44,7 +41,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         assert served.is_running("south")
 
 
-def test_fit_predict_and_fit_again_with_other_rules(served: Served) -> None:
+def test_fit_predict_and_fit_again_with_other_rules(served):
     """Predictions come from the last completed session while the next one trains."""
     first = served.status()
     assert accuracy(served.predict(COLUMNS, iris_rows())) > 0.8
@@ -67,7 +64,7 @@ def test_fit_predict_and_fit_again_with_other_rules(served: Served) -> None:
     assert {record["num_contributors"] for record in counted[:-1]} == {2}
 
 
-def test_columns_are_matched_without_case_and_blanks_in_any_order(served: Served) -> None:
+def test_columns_are_matched_without_case_and_blanks_in_any_order(served):
     names = [f" {name.upper()}  " for name in reversed(COLUMNS)]
     rows = [row[::-1] for row in iris_rows()]
     expected = served.predict(COLUMNS, iris_rows()).json()
@@ -76,7 +73,7 @@ def test_columns_are_matched_without_case_and_blanks_in_any_order(served: Served
     assert served.predict(names, with_texts).json() == expected
 
 
-def test_probabilities_belong_to_the_predictions(served: Served) -> None:
+def test_probabilities_belong_to_the_predictions(served):
     answer = served.predict(COLUMNS, iris_rows(), probabilities=True).json()
     assert answer["classes"] == sorted(set(IRIS.target.tolist()))
     probabilities = np.array(answer["probabilities"])
@@ -85,7 +82,7 @@ def test_probabilities_belong_to_the_predictions(served: Served) -> None:
     assert most_likely.tolist() == answer["predictions"]
 
 
-def test_models_are_described_and_downloaded(served: Served, tmp_path: Path) -> None:
+def test_models_are_described_and_downloaded(served, tmp_path):
     status = served.status()
     model = served.client.get("/v1/models/last").json()
     assert model["session"] == status["session"]
@@ -102,7 +99,7 @@ def test_models_are_described_and_downloaded(served: Served, tmp_path: Path) -> 
     assert error_of(served.client.get("/v1/models/first")) == (422, "INVALID_REQUEST")
 
 
-def test_errors_of_paths_and_sizes_have_the_same_envelope(served: Served) -> None:
+def test_errors_of_paths_and_sizes_have_the_same_envelope(served):
     client = served.client
     assert error_of(client.get("/v1/nothing")) == (404, "NO_SUCH_PATH")
     assert error_of(client.get("/v1/fit")) == (405, "NO_SUCH_METHOD")
@@ -127,7 +124,7 @@ def test_errors_of_paths_and_sizes_have_the_same_envelope(served: Served) -> Non
 def read_events(served: Served, number: int, after: str = "") -> list[tuple[str, dict]]:
     """(id, data) of the first events of a stream."""
     headers = {"last-event-id": after} if after else {}
-    events: list[tuple[str, dict]] = []
+    events = []
     with served.client.stream("GET", "/v1/events", headers=headers) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         name = ""
@@ -141,7 +138,7 @@ def read_events(served: Served, number: int, after: str = "") -> list[tuple[str,
     raise AssertionError("the stream has ended")
 
 
-def test_events_resume_after_the_last_event_id(served: Served) -> None:
+def test_events_resume_after_the_last_event_id(served):
     """Ids are places in the journal; a reader goes on into the next session."""
     session = served.status()["session"]
     events = read_events(served, 12)
@@ -162,7 +159,7 @@ def test_events_resume_after_the_last_event_id(served: Served) -> None:
     assert error_of(bad) == (422, "INVALID_REQUEST")
 
 
-def test_reader_of_events_that_goes_away_fills_no_log(served: Served) -> None:
+def test_reader_of_events_that_goes_away_fills_no_log(served):
     for _ in range(5):
         read_events(served, 1)
     assert served.status()["state"] == "finished"
@@ -171,7 +168,7 @@ def test_reader_of_events_that_goes_away_fills_no_log(served: Served) -> None:
 
 def served_journal(session: str, served: Served) -> list[str]:
     """Ids of a finished session's events, read from its stream up to the end."""
-    names: list[str] = []
+    names = []
     with served.client.stream("GET", "/v1/events") as answer:
         for line in answer.iter_lines():
             if line.startswith(f"id: {session}/"):
@@ -181,7 +178,7 @@ def served_journal(session: str, served: Served) -> list[str]:
     raise AssertionError("the stream has ended")
 
 
-def test_killed_coordinator_goes_on_with_an_acknowledged_fit(tmp_path: Path) -> None:
+def test_killed_coordinator_goes_on_with_an_acknowledged_fit(tmp_path):
     """kill -9 in the middle of the second fit; before it ends the first session's model is served,
     after a restart too."""
     with Served(tmp_path / "http") as served:
@@ -200,7 +197,7 @@ def test_killed_coordinator_goes_on_with_an_acknowledged_fit(tmp_path: Path) -> 
         assert served.stop() == 0
 
 
-def test_stopped_and_cancelled_fits_have_no_result(tmp_path: Path) -> None:
+def test_stopped_and_cancelled_fits_have_no_result(tmp_path):
     """SIGTERM ends the wait for a fit, which goes on after the restart and can be cancelled; the
     participants stay for the next one."""
     with Served(tmp_path / "http") as served, ThreadPoolExecutor() as threads:

@@ -2,14 +2,9 @@
 
 import subprocess
 import sys
-from pathlib import Path
-
-import pytest
 
 from support import http_hooks
 from support.served import PATIENCE_S, Served
-
-pytestmark = pytest.mark.e2e
 
 # All checks are on. Two of them know only what every API does: a description cannot tell that a fit
 # is refused while another one goes on (409), that a round has no model (404), that rows do not fit
@@ -29,7 +24,7 @@ positive_data_acceptance.expected-statuses = ["2xx", "404", "409", "422", "503"]
 """
 
 
-def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
+def test_schemathesis_finds_nothing(tmp_path):
     """All operations but /v1/events, which has no end, while a participant fits what is requested.
 
     The participant stays: no request makes its work fail.

@@ -11,7 +11,7 @@ import pytest
 from support.served import Served
 from support.terminals import BIN
 
-pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
+pytestmark = pytest.mark.frameworks
 PAGE = Path(__file__).parents[2] / "docs" / "http.md"
 
 
@@ -23,9 +23,9 @@ def commands() -> list[str]:
     return [line for line in whole if "--cacert" not in line and " tokens create " not in line]
 
 
-def test_commands_of_the_page_fit_and_predict(tmp_path: Path) -> None:
+def test_commands_of_the_page_fit_and_predict(tmp_path):
     """Both fits are awaited where the page says so; no answer is an error."""
-    outputs: list[str] = []
+    outputs = []
     with Served(tmp_path) as served:
         for line in commands():
             line = line.replace("localhost:8080", f"localhost:{served.http_port}")

@@ -10,7 +10,7 @@ from xain_coordinator.access.control import initialise
 from xain_participant.enrolment.joining import Token, join
 from xain_participant.enrolment.kept import KeptCertificates
 
-pytestmark = [pytest.mark.e2e, pytest.mark.frameworks, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600)]
 
 # The script's weights grow by 1 a round. Each round is a line of the book before it is trained.
 SCRIPT = """
@@ -54,22 +54,20 @@ async def joined(coordinator: CoordinatorProcess, site: ScriptProcess) -> None:
 
 
 @pytest.mark.parametrize("size", [4, 300_000])
-async def test_scripts_need_their_state_directory_only(tmp_path: Path, size: int) -> None:
+async def test_scripts_need_their_state_directory_only(keep, tmp_path, size):
     """Calls, weights inside them, and those of the weights port go under the certificate, and the
     last model is fetched after the end of the session."""
     initialise(tmp_path / "access", ["localhost"])
-    coordinator = CoordinatorProcess(tmp_path, {"rounds.rounds": 3, "rounds.min_participants": 2})
-    sites = [ScriptProcess(tmp_path, name, size) for name in ("north", "south")]
-    try:
-        await coordinator.start()
-        for site in sites:
-            await joined(coordinator, site)
-            await site.start()
-        for site in sites:
-            assert await site.died() == 0, site.log()
-            assert site.book == ["1", "2", "result 2.0"]
-            assert "offer_failed" not in site.log()
-        assert await coordinator.stop() == 0
-    finally:
-        for one in (coordinator, *sites):
-            await one.end()
+    coordinator = keep(
+        CoordinatorProcess(tmp_path, {"rounds.rounds": 3, "rounds.min_participants": 2})
+    )
+    sites = [keep(ScriptProcess(tmp_path, name, size)) for name in ("north", "south")]
+    await coordinator.start()
+    for site in sites:
+        await joined(coordinator, site)
+        await site.start()
+    for site in sites:
+        assert await site.died() == 0, site.log()
+        assert site.book == ["1", "2", "result 2.0"]
+        assert "offer_failed" not in site.log()
+    assert await coordinator.stop() == 0

@@ -42,7 +42,7 @@ LARGE_WAYS = ("resumed", "port")
 ROUNDS = 8
 TRAINING_S = 0.3  # how long a training takes at most
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600 + 60 * KILLS)]
+pytestmark = pytest.mark.timeout(600 + 60 * KILLS)
 
 # Just after these lines a record has become durable that no participant has heard of.
 MOMENTS = ("update_accepted", "round_opened", "model_published")
@@ -254,7 +254,7 @@ async def session(seed: int, kills: int, folder: Path) -> int:
         one = plan.scenario
         if plan.way == "url" and SeaweedFS.missing() is None:  # else files take its place
             one = one.having(s3_settings(stack.enter_context(SeaweedFS())))
-        line: FaultProxy | None = None  # to the weights port
+        line = None  # to the weights port
         if plan.way == "port":
             line = stack.enter_context(FaultProxy(free_ports(1)[0]))
             one = one.having(

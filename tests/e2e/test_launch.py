@@ -24,7 +24,7 @@ from xain_workloads.tables.data import load
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
+pytestmark = pytest.mark.frameworks
 
 
 def write_wards(root: Path, *names: str) -> Path:
@@ -75,7 +75,7 @@ def name(tmp_path: Path) -> str:
     return name_of(tmp_path)
 
 
-async def test_commands_of_the_page(tmp_path: Path, name: str) -> None:
+async def test_commands_of_the_page(tmp_path, name):
     """Each launch of docs/launch.md ends by itself, leaves its models and no process, and can be
     repeated. The test of docs/parameter-server.md runs that of sparse workers, with a replica."""
     page = (ROOT / "docs/launch.md").read_text(encoding="utf-8")
@@ -124,9 +124,7 @@ WAITING = (
 )
 
 
-async def test_deaths_are_reported_and_two_names_run_side_by_side(
-    tmp_path: Path, name: str
-) -> None:
+async def test_deaths_are_reported_and_two_names_run_side_by_side(tmp_path, name):
     """A killed worker does not end the rounds, and comes back; a killed coordinator goes on with
     its session; a worker that is told to stop stays away; signals end one launch without the
     other."""
@@ -173,7 +171,7 @@ async def test_deaths_are_reported_and_two_names_run_side_by_side(
         assert all(line.startswith("launch: ") for line in second.output.splitlines())
 
 
-async def test_processes_end_with_a_killed_launcher(tmp_path: Path, name: str) -> None:
+async def test_processes_end_with_a_killed_launcher(tmp_path, name):
     """The next launch of the name trains in the same folder."""
     async with launched(tmp_path, f"--name={name}", *WAITING) as shown:
         await shown.until(lambda output: "launch: ready" in output)
@@ -189,7 +187,7 @@ async def test_processes_end_with_a_killed_launcher(tmp_path: Path, name: str) -
         assert await shown.end() == 0, shown.output
 
 
-async def test_worker_that_cannot_start_ends_the_launch(tmp_path: Path, name: str) -> None:
+async def test_worker_that_cannot_start_ends_the_launch(tmp_path, name):
     """The worker's log says why, and no process is left."""
     write_wards(tmp_path / "wards", "south")
     (tmp_path / "wards/south/y_train.csv").write_text("diagnosis\nbenign\n")
@@ -216,7 +214,7 @@ def asked_with(folder: Path, output: str) -> tuple[str, ssl.SSLContext, str]:
     )
 
 
-async def test_launch_that_others_reach_is_closed_to_them(tmp_path: Path, name: str) -> None:
+async def test_launch_that_others_reach_is_closed_to_them(tmp_path, name):
     """The programs have certificates of an authority that ends with the launch, and requests over
     HTTP need the token that the launch names."""
     open_host = ("--set=launch.host=0.0.0.0", "--set=rounds.start_participants=3")

@@ -16,7 +16,7 @@ from xain_coordinator.cli.launch import containers
 from xain_coordinator.inspection import client as inspection_client
 from xain_coordinator.inspection.client import NoStatus
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2700)]
+pytestmark = pytest.mark.timeout(2700)
 
 ACCURACY = re.compile("on rows that workers set aside: accuracy ([0-9.]+)")
 
@@ -44,9 +44,7 @@ def assert_nothing_left(name: str) -> None:
     assert docker("network", "ls", "--quiet", "--filter", label) == ""
 
 
-async def test_killed_launch_is_found_by_its_label_and_bagging_trains(
-    tmp_path: Path, name: str
-) -> None:
+async def test_killed_launch_is_found_by_its_label_and_bagging_trains(tmp_path, name):
     """Containers have what [launch] says and see their own data alone; those of a killed launcher
     are removed by the next launch of the name, which trains to its end and leaves nothing."""
     wards = write_wards(tmp_path / "wards", "north", "south")
@@ -101,7 +99,7 @@ async def test_killed_launch_is_found_by_its_label_and_bagging_trains(
     assert (work / "journal.sqlite").stat().st_uid == os.getuid()
 
 
-async def test_taken_port_ends_the_launch_and_leaves_nothing(tmp_path: Path, name: str) -> None:
+async def test_taken_port_ends_the_launch_and_leaves_nothing(tmp_path, name):
     """The engine makes a container and cannot start it."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -114,7 +112,7 @@ async def test_taken_port_ends_the_launch_and_leaves_nothing(tmp_path: Path, nam
     assert_nothing_left(name)
 
 
-async def test_missing_image_is_told_with_its_command(tmp_path: Path, name: str) -> None:
+async def test_missing_image_is_told_with_its_command(tmp_path, name):
     async with launched(
         tmp_path, f"--name={name}", "--workload=xgboost", "--data=iris", "--with=docker"
     ) as shown:

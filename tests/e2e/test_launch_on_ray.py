@@ -7,37 +7,19 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from e2e.test_launch import launched
 from support.process import PATIENCE_S
-from support.ray_nodes import Node, running, wait_for
+from support.ray_nodes import Node, wait_for
 from support.terminals import BIN
 
 pytest.importorskip("ray", reason="the extra xain-coordinator[ray] is not installed")
 
-pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture(scope="module")
-def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """A head with room for two workers."""
-    with running(2, tmp_path_factory.mktemp("head")) as node:
-        yield node
-
-
-@pytest.fixture
-def second(head: Node, tmp_path: Path) -> Iterator[Node]:
-    """A second node, with room for one worker."""
-    with running(1, tmp_path, head.address) as node:
-        yield node
-
 
 def of(head: Node, *arguments: str) -> tuple[str, ...]:
-    """Arguments of a launch on the cluster."""
     common = ("--with=ray", f"--set=launch.ray_address={head.address}", "--work=work")
     return (*common, "--workload=sgd", "--data=iris", *arguments)
 
@@ -62,9 +44,7 @@ def updates(folder: Path) -> Counter[int]:
     return Counter(entry["round"] for entry in entries if entry["event"] == "update_accepted")
 
 
-async def test_worker_of_a_killed_node_comes_back_in_the_same_round(
-    head: Node, second: Node, tmp_path: Path
-) -> None:
+async def test_worker_of_a_killed_node_comes_back_in_the_same_round(head, second, tmp_path):
     """The launch starts it on the other node, and it counts in every round, as the others do. One
     that is stopped keeps the round open meanwhile, and a third one begins it."""
     settings = (
@@ -99,9 +79,7 @@ async def test_worker_of_a_killed_node_comes_back_in_the_same_round(
     assert updates(tmp_path) == {0: 3, 1: 3, 2: 3}
 
 
-async def test_signal_and_a_killed_launcher_end_the_participants(
-    head: Node, second: Node, tmp_path: Path
-) -> None:
+async def test_signal_and_a_killed_launcher_end_the_participants(head, second, tmp_path):
     """SIGTERM ends them in order; SIGKILL of the launcher ends them by Ray."""
     for number, status in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
         async with launched(tmp_path, *of(head, "--rounds=1000000", "--workers=2")) as shown:

@@ -19,7 +19,7 @@ from support.launches import processes_of
 from support.shown import Shown
 from xain_workloads.tables.data import load
 
-pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
+pytestmark = pytest.mark.frameworks
 
 TIMEOUT_S = 240  # of one request; no test measures how long one takes
 ROWS = load("breast_cancer")
@@ -81,16 +81,6 @@ class Service:
                 await asyncio.sleep(0.1)  # between two questions
         return status
 
-    async def until_answered_by(self, *names: str) -> None:
-        """Predict until these workers answer: they open their streams after they have joined."""
-        async with asyncio.timeout(TIMEOUT_S):
-            while (await self.predict())["answered"] != [*names]:  # noqa: ASYNC110  # as above
-                await asyncio.sleep(0.1)  # between two questions
-
-    async def until_restarts(self, number: int) -> None:
-        """Read until the launch has started workers again so often."""
-        await self.shown.until(lambda output: output.count("it is started again") == number)
-
     def log(self, event: str) -> list[dict[str, Any]]:
         """Lines of the coordinator's log."""
         lines = map(json.loads, (self.work / "logs/coordinator.log").read_text().splitlines())
@@ -119,9 +109,7 @@ async def service_of(shown: Shown, folder: Path, name: str) -> Service:
 
 
 @pytest.mark.parametrize("workload", ["sgd", "bagging"])
-async def test_fits_and_predictions_go_on_with_the_workers_that_are_left(
-    tmp_path: Path, name: str, workload: str
-) -> None:
+async def test_fits_and_predictions_go_on_with_the_workers_that_are_left(tmp_path, name, workload):
     """Killed before the fit, between two fits and after them, with no restart: fits wait for the
     declared time, and name the missing; without a worker the service stays, and says so."""
     own = ("--set=launch.max_restarts=0", "--set=http.participants_timeout_s=20")

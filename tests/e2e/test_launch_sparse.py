@@ -21,8 +21,6 @@ from xain_foundation.settings.settings import resolve
 from xain_parameters import connect_sync
 from xain_workloads.sparse.generator import SHAPES, write
 
-pytestmark = pytest.mark.e2e
-
 SPARSE = ("--workload=sparse", "--data=rows", "--servers=2", "--workers=2")
 READY = "launch: ready: all 2 have joined"
 
@@ -49,9 +47,7 @@ def model_of(folder: Path, name: str) -> dict[str, np.ndarray]:
 
 
 @needs_openssl
-async def test_killed_server_and_worker_leave_the_same_model(
-    folder: Path, name: str, tmp_path: Path
-) -> None:
+async def test_killed_server_and_worker_leave_the_same_model(folder, name, tmp_path):
     """With a replica, training goes on while both are started again, to the bits of an undisturbed
     training. The second launch of the name begins anew. In the first one all programs show
     certificates, the one that scores the model included."""
@@ -122,9 +118,7 @@ def at_first_look(launch: sparse.SparseLaunch, do: Callable[[], None]) -> None:
     launch._supervisor.look = looked
 
 
-def test_server_killed_while_the_model_is_saved_is_started_again(
-    saving: sparse.SparseLaunch, name: str
-) -> None:
+def test_server_killed_while_the_model_is_saved_is_started_again(saving, name):
     assert pid_with(name, "--set=scheduler.worker_lease_s=60")
     pid = pid_with(name, "--set=server.name=server-1")
     at_first_look(saving, lambda: os.kill(pid, signal.SIGKILL))
@@ -134,9 +128,7 @@ def test_server_killed_while_the_model_is_saved_is_started_again(
     assert saving._supervisor.deaths == {"server-1": 1}
 
 
-def test_interrupt_while_the_model_is_saved_ends_the_launch(
-    saving: sparse.SparseLaunch, name: str
-) -> None:
+def test_interrupt_while_the_model_is_saved_ends_the_launch(saving, name):
     def interrupt() -> None:
         assert any(thread.name.startswith("checkpoint") for thread in threading.enumerate())
         signal.raise_signal(signal.SIGINT)

@@ -8,14 +8,9 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
-
-import pytest
 
 from support.process import CoordinatorProcess
 from support.wire import Member
-
-pytestmark = pytest.mark.e2e
 
 
 def read_until(terminal: int, text: str) -> str:
@@ -26,7 +21,7 @@ def read_until(terminal: int, text: str) -> str:
     return shown.decode(errors="replace")
 
 
-def test_the_coordinators_terminal_shows_the_session(tmp_path: Path) -> None:
+def test_the_coordinators_terminal_shows_the_session(tmp_path):
     """The view stands below the log, and Ctrl-C leaves with the log alone."""
     terminal, inside = pty.openpty()
     words = ["-m", "xain_coordinator", f"--data-dir={tmp_path}", "--port=0", "--rounds=7"]
@@ -51,7 +46,7 @@ def test_the_coordinators_terminal_shows_the_session(tmp_path: Path) -> None:
         os.close(terminal)
 
 
-async def test_status_watch_prints_changes_in_a_pipe(tmp_path: Path) -> None:
+async def test_status_watch_prints_changes_in_a_pipe(tmp_path):
     """A line for each change, until the session has ended."""
     coordinator = CoordinatorProcess(tmp_path, {"rounds.min_participants": 1})
     await coordinator.start()

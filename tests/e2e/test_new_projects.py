@@ -7,7 +7,7 @@ import pytest
 
 from support.terminals import Terminals, commands_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
+pytestmark = pytest.mark.frameworks
 
 
 async def written(template: str, folder: Path) -> Path:
@@ -27,7 +27,7 @@ async def written(template: str, folder: Path) -> Path:
     ("template", "file"),
     [("sklearn", "model.skops"), ("xgboost", "model.json"), ("torch", "model.safetensors")],
 )
-async def test_new_project_trains_as_it_is(template: str, file: str, tmp_path: Path) -> None:
+async def test_new_project_trains_as_it_is(template, file, tmp_path):
     """The three commands of its README train a model, and one more takes it home."""
     project = await written(template, tmp_path)
     page = (project / "README.md").read_text()

@@ -9,7 +9,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
+pytestmark = pytest.mark.frameworks
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "docs" / "tutorials" / "notebook.ipynb"
 
@@ -25,7 +25,7 @@ def text_of(cell: Any) -> str:
     )
 
 
-async def test_notebook_trains_and_exports_a_model_that_scores_the_same(tmp_path: Path) -> None:
+async def test_notebook_trains_and_exports_a_model_that_scores_the_same(tmp_path):
     """A coordinator in the notebook's process, three sites, and plain scikit-learn."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     client = NotebookClient(notebook, timeout=None, resources={"metadata": {"path": str(tmp_path)}})
@@ -53,7 +53,7 @@ async def test_notebook_trains_and_exports_a_model_that_scores_the_same(tmp_path
     assert f"{scores['scikit-learn']:.3f}" == rows[-1][1]
 
 
-def test_notebook_is_kept_without_outputs() -> None:
+def test_notebook_is_kept_without_outputs():
     """Outputs would go stale, and may hold rows of data."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)

@@ -12,7 +12,7 @@ from xain_coordinator.access.control import initialise
 from xain_participant.enrolment.joining import Token, join
 from xain_participant.enrolment.kept import KeptCertificates
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture
@@ -35,9 +35,7 @@ async def joined(closed: CoordinatorProcess, name: str, role: str = "participant
     return kept.folder
 
 
-async def test_operator_needs_no_flag_here_and_a_certificate_elsewhere(
-    closed: CoordinatorProcess,
-) -> None:
+async def test_operator_needs_no_flag_here_and_a_certificate_elsewhere(closed):
     here = json.loads(await closed.told("status", "--json"))
     alice = await joined(closed, "alice", "operator")
     address = f"--address=127.0.0.1:{closed.port}"
@@ -51,34 +49,26 @@ async def test_operator_needs_no_flag_here_and_a_certificate_elsewhere(
         await closed.told("certs", "list", address, f"--tls={site}")
 
 
-async def test_participant_is_removed_and_the_session_finished(
-    closed: CoordinatorProcess,
-) -> None:
+async def test_participant_is_removed_and_the_session_finished(keep, closed):
     """Both sites end by themselves, and both commands are lines of the audit log."""
-    sites = {name: SiteProcess(closed.folder, name) for name in ("north", "south")}
-    try:
-        for name, site in sites.items():
-            await joined(closed, name)
-            flags = ["--data=digits", f"--state-dir={closed.folder / name}"]
-            await site.start(closed.port, *flags)
-            await site.until_logged('"joined"')
-        await closed.told("participants", "remove", "north")
-        assert await sites["north"].died() == 1
-        assert "an operator has removed participant 'north'" in sites["north"].log()
-        await closed.told("session", "finish", "--reason", "enough for today")
-        # The cause of the end depends on the rounds that have counted.
-        assert await sites["south"].died() >= 0
-    finally:
-        for site in sites.values():
-            await site.end()
+    sites = {name: keep(SiteProcess(closed.folder, name)) for name in ("north", "south")}
+    for name, site in sites.items():
+        await joined(closed, name)
+        flags = ["--data=digits", f"--state-dir={closed.folder / name}"]
+        await site.start(closed.port, *flags)
+        await site.until_logged('"joined"')
+    await closed.told("participants", "remove", "north")
+    assert await sites["north"].died() == 1
+    assert "an operator has removed participant 'north'" in sites["north"].log()
+    await closed.told("session", "finish", "--reason", "enough for today")
+    # The cause of the end depends on the rounds that have counted.
+    assert await sites["south"].died() >= 0
     told = await closed.told("audit", "show")
     assert "participant_removed" in told
     assert "enough for today" in told
 
 
-async def test_commands_go_on_in_the_folder_of_a_coordinator_that_was_killed(
-    closed: CoordinatorProcess,
-) -> None:
+async def test_commands_go_on_in_the_folder_of_a_coordinator_that_was_killed(closed):
     """The socket is still there, and nobody answers at it."""
     await closed.told("tokens", "create", "--name", "ward-7")
     await closed.kill()

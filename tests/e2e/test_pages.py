@@ -18,7 +18,7 @@ from support.terminals import files_of, followed
 from xain_foundation.net.sockets import free_ports
 from xain_parameters import LocalGroup
 
-pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
+pytestmark = pytest.mark.frameworks
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 LONG_S = 300.0
@@ -34,7 +34,7 @@ def only(outputs: dict[str, str], text: str) -> str:
     return found
 
 
-async def test_csv_at_three_sites_takes_ten_commands(tmp_path: Path) -> None:
+async def test_csv_at_three_sites_takes_ten_commands(tmp_path):
     """From a checkout to an exported pipeline that scores the same in plain scikit-learn."""
     for i, name in enumerate(("north", "south", "west", "test")):
         write_rows(tmp_path / f"{name}.csv", i, 200)
@@ -49,7 +49,7 @@ async def test_csv_at_three_sites_takes_ten_commands(tmp_path: Path) -> None:
     assert (tmp_path / "predictions.csv").read_text().startswith("row,outcome,p(")
 
 
-async def test_pytorch_script_trains_with_six_changed_lines(tmp_path: Path) -> None:
+async def test_pytorch_script_trains_with_six_changed_lines(tmp_path):
     """The changes that the page shows are those between the two scripts; they train a model."""
     page = read("tutorials/pytorch.md")
     shown = page.partition("```diff\n")[2].partition("```")[0].splitlines()
@@ -65,7 +65,7 @@ async def test_pytorch_script_trains_with_six_changed_lines(tmp_path: Path) -> N
         assert float(only(outputs, "use.py").split()[1]) > 0.9
 
 
-async def test_trees_of_two_sites_load_in_xgboost(tmp_path: Path) -> None:
+async def test_trees_of_two_sites_load_in_xgboost(tmp_path):
     """The tutorial on trees ends with a file that XGBoost reads."""
     async with followed(read("tutorials/xgboost.md"), tmp_path) as (outputs, _):
         assert "best" in only(outputs, " models ")
@@ -73,7 +73,7 @@ async def test_trees_of_two_sites_load_in_xgboost(tmp_path: Path) -> None:
         assert 0 < iterations <= 10
 
 
-async def test_report_of_three_unlike_sites(tmp_path: Path) -> None:
+async def test_report_of_three_unlike_sites(tmp_path):
     """The page of the report has the sections that the tutorial names."""
     async with followed(read("tutorials/report.md"), tmp_path) as (outputs, _):
         assert json.loads(only(outputs, "--json"))[-1]["num_updates"] == 3
@@ -82,7 +82,7 @@ async def test_report_of_three_unlike_sites(tmp_path: Path) -> None:
         assert f">{section}" in shown, section
 
 
-async def test_study_of_two_sites(tmp_path: Path) -> None:
+async def test_study_of_two_sites(tmp_path):
     """Untidy files are mended by --fix, another unit and another language are found before the
     training, pooled figures have intervals and baselines, and new patients are predicted at their
     site, from an export as it is."""
@@ -117,7 +117,7 @@ async def test_study_of_two_sites(tmp_path: Path) -> None:
     assert "All folds: accuracy" in (tmp_path / "folds.html").read_text()
 
 
-def test_readme_links_every_tutorial() -> None:
+def test_readme_links_every_tutorial():
     """A tutorial is found from the README."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     names = [
@@ -139,9 +139,7 @@ def test_readme_links_every_tutorial() -> None:
     ],
     ids=["gradients", "neural", "pipeline"],
 )
-async def test_commands_of_a_workload_reach_nine_tenths(
-    tmp_path: Path, page: str, shorter: dict[str, str]
-) -> None:
+async def test_commands_of_a_workload_reach_nine_tenths(tmp_path, page, shorter):
     """Accuracy on the rows that the sites have held out."""
     as_json = {" models --address": " models --json --address"}
     async with followed(read(page), tmp_path, shorter={**shorter, **as_json}) as (outputs, _):
@@ -177,7 +175,7 @@ def write_files(page: str, folder: Path, address: str, ours: str) -> None:
 
 
 @pytest.mark.parametrize("name", PS_LITE)
-def test_programs_of_ps_lite_run(tmp_path: Path, name: str) -> None:
+def test_programs_of_ps_lite_run(tmp_path, name):
     with LocalGroup(2) as group:
         write_files("from-ps-lite.md", tmp_path, "127.0.0.1:50052", group.target)
         assert output_of(tmp_path, name) == PS_LITE[name]
@@ -204,13 +202,13 @@ def sites(folder: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_server_of_the_page_runs_with_its_sites(session: Path, name: str) -> None:
+def test_server_of_the_page_runs_with_its_sites(session, name):
     with sites(session):
         shown = output_of(session, name)
     assert re.fullmatch(SERVERS[name], shown), shown
 
 
-async def test_server_of_the_page_runs_as_a_cell_of_a_notebook(session: Path) -> None:
+async def test_server_of_the_page_runs_as_a_cell_of_a_notebook(session):
     cell = nbformat.v4.new_code_cell((session / "server.py").read_text())
     notebook = nbformat.v4.new_notebook(cells=[cell])
     client = NotebookClient(notebook, timeout=None, resources={"metadata": {"path": str(session)}})
@@ -222,6 +220,6 @@ async def test_server_of_the_page_runs_as_a_cell_of_a_notebook(session: Path) ->
     assert re.fullmatch(SERVERS["server.py"], printed), printed
 
 
-def test_every_program_of_these_pages_is_run() -> None:
+def test_every_program_of_these_pages_is_run():
     assert set(files_of(read("from-ps-lite.md"))) == set(PS_LITE)
     assert set(files_of(read("session.md"))) == {*SERVERS, "ward.py"}

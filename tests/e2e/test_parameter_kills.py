@@ -4,8 +4,7 @@ A worker that holds a clock makes sure that training is not over before; request
 under way meanwhile.
 """
 
-import threading
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -17,8 +16,6 @@ from support.parameter_worker import Floats, model, residual, train
 WORKERS = ("w0", "w1")
 TOLERANCE = 0.01  # 0.001 or so without deaths
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.fixture(scope="module")
 def undisturbed() -> tuple[Floats, Floats]:
@@ -29,11 +26,8 @@ def undisturbed() -> tuple[Floats, Floats]:
             with group.connect(name) as server:
                 train(server, len(WORKERS))
 
-        threads = [threading.Thread(target=work, args=(name,)) for name in WORKERS]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(work, WORKERS))
         with group.connect("reader") as reader:
             trained = model(reader)
     assert residual(trained) < TOLERANCE
@@ -97,17 +91,13 @@ def kill_with_log(fleet: Fleet) -> tuple[Floats, Floats]:
     return trained_by(fleet)
 
 
-def test_deaths_lose_no_bit_of_a_bulk_synchronous_training_with_replicas(
-    tmp_path: Path, undisturbed: tuple[Floats, Floats]
-) -> None:
+def test_deaths_lose_no_bit_of_a_bulk_synchronous_training_with_replicas(tmp_path, undisturbed):
     with Fleet(tmp_path, "--replicas", "1") as fleet:
         assert_same_bits(kill_with_replicas(fleet), undisturbed)
         assert fleet.status().num_rollbacks == 0
 
 
-def test_deaths_lose_no_bit_of_a_bulk_synchronous_training_with_a_log(
-    tmp_path: Path, undisturbed: tuple[Floats, Floats]
-) -> None:
+def test_deaths_lose_no_bit_of_a_bulk_synchronous_training_with_a_log(tmp_path, undisturbed):
     with Fleet(tmp_path, "--log") as fleet:
         assert_same_bits(kill_with_log(fleet), undisturbed)
         assert fleet.status().num_rollbacks == 0

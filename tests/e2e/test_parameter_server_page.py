@@ -16,8 +16,6 @@ from xain_foundation.net.sockets import free_ports
 from xain_parameters import Assign, LocalGroup
 from xain_parameters.client.batches import NOTE_DIM
 
-pytestmark = pytest.mark.e2e
-
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "parameter-server.md").read_text(encoding="utf-8")
 LONG_S = 100.0
@@ -47,7 +45,7 @@ def typed(folder: Path) -> Iterator[dict[str, str]]:
     address = f"127.0.0.1:{free_ports(1)[0]}"
     for name, text in files_of(PAGE).items():
         (folder / name).write_text(text)
-    running: list[subprocess.Popen[str]] = []
+    running = []
     outputs = {}
     try:
         for line in re.findall(r"^    ((?:xain-[a-z-]+|python) .*)$", PAGE, re.MULTILINE):
@@ -65,7 +63,7 @@ def typed(folder: Path) -> Iterator[dict[str, str]]:
             process.communicate()
 
 
-def test_commands_of_the_page_train_a_model(tmp_path: Path) -> None:
+def test_commands_of_the_page_train_a_model(tmp_path):
     with typed(tmp_path) as outputs:
         (score,) = [text for line, text in outputs.items() if "--epochs 0" in line]
         (visits,) = [text for line, text in outputs.items() if "--table visits" in line]
@@ -84,7 +82,7 @@ def test_commands_of_the_page_train_a_model(tmp_path: Path) -> None:
         assert outputs["python try.py"].strip() == "[0.9375 0.9375 0.9375]"
 
 
-def test_job_on_the_page_is_that_of_the_example() -> None:
+def test_job_on_the_page_is_that_of_the_example():
     """The example is run by test_examples.py."""
     (job,) = re.findall(r"^```python\n(def .*?)```", PAGE, re.DOTALL | re.MULTILINE)
     assert job in (ROOT / "examples" / "parameter_jobs.py").read_text(encoding="utf-8")
@@ -93,9 +91,7 @@ def test_job_on_the_page_is_that_of_the_example() -> None:
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)]
 )
-def test_stopped_worker_process_goes_on_with_its_batch(
-    tmp_path: Path, number: signal.Signals, status: int
-) -> None:
+def test_stopped_worker_process_goes_on_with_its_batch(tmp_path, number, status):
     """The same command goes on behind the batches that it had completed."""
     text = "".join(f"{i % 2} {i % 50}:1 {50 + i % 7}:1\n" for i in range(6_000))
     (tmp_path / "x.svm").write_text(text)

@@ -18,7 +18,7 @@ from xain_workloads.tables.data import load_table
 from xain_workloads.tables.preprocessing import prepare
 from xain_workloads.workload import initial_model
 
-pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
+pytestmark = pytest.mark.frameworks
 
 ROUNDS, EPOCHS = 3, 40
 OPTIONS: dict[str, Any] = {
@@ -123,53 +123,40 @@ def require_like_one_process(models: list[np.ndarray]) -> None:
 
 
 async def test_session_completes_after_kills_of_coordinator_stage_and_participant(
-    tmp_path, one_torch_thread
+    tmp_path, keep, one_torch_thread
 ):
     """A killed coordinator goes on with the attempt. When the process of a stage is killed the
     round starts again with both participants; when a participant is killed, with the other one."""
-    coordinator = CoordinatorProcess(tmp_path, RULES)
-    stages: list[Stage] = []
-    try:
-        await coordinator.start()
-        stages = [Stage(tmp_path, name, coordinator.port) for name in ("a", "b")]
-        first, second = stages
-        await first.start()
-        await second.start()
-        await until_trained(0, first, second)
-        await coordinator.kill()
-        await coordinator.start()
-        await until_trained(1, first, second)
-        assert "round_restarted" not in coordinator.log()
-        os.kill(await first.child(), signal.SIGKILL)
-        await until_trained(2, first, second)
-        restarted = coordinator.log().count('"round_restarted"')
-        assert restarted >= 1
-        child = await second.child()
-        await second.kill()
-        await until_ended(child)
-        async with asyncio.timeout(2 * PATIENCE_S):
-            assert await first.died() == 0
-        assert coordinator.log().count('"round_restarted"') > restarted
-        require_like_one_process(await models_of(coordinator.port))
-    finally:
-        for process in (coordinator, *stages):
-            await process.end()
+    coordinator = keep(CoordinatorProcess(tmp_path, RULES))
+    await coordinator.start()
+    first, second = (keep(Stage(tmp_path, name, coordinator.port)) for name in ("a", "b"))
+    await first.start()
+    await second.start()
+    await until_trained(0, first, second)
+    await coordinator.kill()
+    await coordinator.start()
+    await until_trained(1, first, second)
+    assert "round_restarted" not in coordinator.log()
+    os.kill(await first.child(), signal.SIGKILL)
+    await until_trained(2, first, second)
+    restarted = coordinator.log().count('"round_restarted"')
+    assert restarted >= 1
+    child = await second.child()
+    await second.kill()
+    await until_ended(child)
+    async with asyncio.timeout(2 * PATIENCE_S):
+        assert await first.died() == 0
+    assert coordinator.log().count('"round_restarted"') > restarted
+    require_like_one_process(await models_of(coordinator.port))
 
 
-async def test_participant_that_is_stopped_while_it_trains_a_stage_ends_at_once(tmp_path):
-    """The process of its stage ends with it."""
+async def test_participant_that_is_stopped_while_it_trains_a_stage_ends_at_once(tmp_path, keep):
     rules = {**RULES, "rounds.start_participants": 1, "rounds.epochs": 1_000_000}
-    coordinator = CoordinatorProcess(tmp_path, rules)
-    stage = None
-    try:
-        await coordinator.start()
-        stage = Stage(tmp_path, "a", coordinator.port)
-        await stage.start()
-        await until_trained(0, stage)
-        child = await stage.child()
-        assert await stage.stop() == 128 + signal.SIGTERM
-        await until_ended(child)
-    finally:
-        for process in (coordinator, stage):
-            if process is not None:
-                await process.end()
+    coordinator = keep(CoordinatorProcess(tmp_path, rules))
+    await coordinator.start()
+    stage = keep(Stage(tmp_path, "a", coordinator.port))
+    await stage.start()
+    await until_trained(0, stage)
+    child = await stage.child()
+    assert await stage.stop() == 128 + signal.SIGTERM
+    await until_ended(child)

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from support.agents import ends_of
-from support.process import CoordinatorProcess
+from support.process import CoordinatorProcess, ended
 from support.trainee import Trainee
 from support.training import Scenario, models, undisturbed
 from xain_participant import Agent
 
-pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "plugins"
 SUITES = ("tests/contract/test_weights_store.py", "tests/contract/test_metrics_store.py")
@@ -34,7 +33,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": f"{site}:{ROOT / 'tests'}"}
 
 
-def test_example_plug_ins_pass_the_contract_suites(installed: dict[str, str]) -> None:
+def test_example_plug_ins_pass_the_contract_suites(installed):
     contract = {
         "stores": {"sqlite": {"path": "{folder}/weights.sqlite"}},
         "metrics": {"csv": {"path": "{folder}/metrics.csv"}},
@@ -54,9 +53,7 @@ def test_example_plug_ins_pass_the_contract_suites(installed: dict[str, str]) ->
     assert int(passed[1]) > 50, ran.stdout
 
 
-async def test_session_runs_with_the_example_plug_ins(
-    installed: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_session_runs_with_the_example_plug_ins(installed, tmp_path, monkeypatch):
     """Models are those of a session on files, bit for bit, and metrics are in the file."""
     monkeypatch.setenv("PYTHONPATH", installed["PYTHONPATH"])
     scenario = Scenario(("north", "south"), rounds=4, size=500_000)
@@ -65,19 +62,17 @@ async def test_session_runs_with_the_example_plug_ins(
     chosen = {"storage.kind": "sqlite", "storage.options.path": str(tmp_path / "w.sqlite")}
     chosen |= {"metrics.kind": "csv", "metrics.options.path": str(metrics)}
     process = CoordinatorProcess(tmp_path / "plug-ins", {**scenario.rules(), **chosen})
-    try:
+    async with ended(process):
         await process.start()
         target = f"127.0.0.1:{process.port}"
         agents = [Agent(Trainee(p, scenario.size), target, p) for p in scenario.participants]
         assert set(await ends_of(agents)) == {0}
         assert await models(process.port, scenario) == expected
         assert await process.stop() == 0
-    finally:
-        await process.end()
     with metrics.open(encoding="utf-8", newline="") as lines:
         assert {measurement for measurement, *_ in csv.reader(lines)} >= {"coordinator"}
 
 
-def test_example_plug_ins_are_small() -> None:
+def test_example_plug_ins_are_small():
     for file in EXAMPLES.glob("*/*.py"):
         assert len(file.read_text(encoding="utf-8").splitlines()) <= 120, file

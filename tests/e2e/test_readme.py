@@ -1,19 +1,17 @@
 """The commands of the README, run."""
 
 import asyncio
-import io
 import re
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from support.process import CoordinatorProcess
+from support.process import CoordinatorProcess, ended
 from support.terminals import Terminals
 from support.wire import Member
 
-pytestmark = [pytest.mark.e2e, pytest.mark.real_exec, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real_exec, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 LAYOUT = re.compile(r"[a-z.]+/ +\w")  # of "Where things are": a folder and what is in it
@@ -57,7 +55,7 @@ async def test_a_participant_of_ones_own(tmp_path):
         tmp_path, {"rounds.rounds": 8, "rounds.epochs": 5, "rounds.min_participants": 2}
     )
     await coordinator.start()
-    try:
+    async with ended(coordinator):
         (tmp_path / "a.txt").write_text("1\n2\n3\n")
         (tmp_path / "b.txt").write_text("10\n")
         address = f"localhost:{coordinator.port}"
@@ -66,11 +64,9 @@ async def test_a_participant_of_ones_own(tmp_path):
         )
         assert [status for status, _ in ends] == [0, 0], ends
         reader = Member(coordinator.port, "reader")
-        model = np.load(io.BytesIO(await reader.download("8/global")))
+        model = await reader.model(8)
         await reader.close()
         assert model == pytest.approx([(3 * 2 + 10) / 4], abs=0.1)  # 3 samples of mean 2, 1 of 10
-    finally:
-        await coordinator.end()
 
 
 def command_lines() -> list[str]:

@@ -18,7 +18,7 @@ from support.process import PATIENCE_S, CoordinatorProcess, Process
 SCRIPT = Path(__file__).parents[1] / "support" / "script.py"
 ROUNDS = 4
 
-pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
+pytestmark = pytest.mark.frameworks
 
 
 class Script(Process):
@@ -82,8 +82,8 @@ def accepted(folder: Path) -> Counter[int]:
 
 @pytest.mark.parametrize("moment", ["body", "saved", "kept"])
 async def test_killed_script_goes_on_with_the_state_of_its_round(
-    script: Script, coordinator: CoordinatorProcess, tmp_path: Path, moment: str
-) -> None:
+    script, coordinator, tmp_path, moment
+):
     """A round that must be trained again begins with the state of the first time, and one whose
     result is kept is not trained again: the state counts every round once."""
     state = f"--state-dir={tmp_path / 'state'}"
@@ -102,9 +102,7 @@ async def test_killed_script_goes_on_with_the_state_of_its_round(
 
 
 @pytest.mark.parametrize("where", ["main", "thread"])
-async def test_exception_ends_the_script_and_is_told(
-    script: Script, coordinator: CoordinatorProcess, where: str
-) -> None:
+async def test_exception_ends_the_script_and_is_told(script, coordinator, where):
     """The script shows its own traceback, once, and the coordinator need not wait for the lease."""
     flags = ["--thread"] if where == "thread" else []
     await script.start("--raises=2", *flags)
@@ -145,7 +143,7 @@ sys.stderr.write("over")
 
 
 @pytest.mark.real_exec  # objects of a forked process are frozen
-async def test_script_keeps_the_settings_of_its_process(script: Script, tmp_path: Path) -> None:
+async def test_script_keeps_the_settings_of_its_process(script, tmp_path):
     """Signal handlers, exception hooks, logging and garbage collection belong to the program that
     imports the SDK."""
     program = tmp_path / "guest.py"
@@ -155,7 +153,7 @@ async def test_script_keeps_the_settings_of_its_process(script: Script, tmp_path
     assert script.log().endswith("over")
 
 
-def test_import_is_quick() -> None:
+def test_import_is_quick():
     """No third party's module comes with it: what rounds() needs is imported when it is called."""
     code = "import sys; import xain; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

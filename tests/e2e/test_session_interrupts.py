@@ -13,8 +13,6 @@ from support.process import PATIENCE_S
 from support.ray_nodes import ENVIRONMENT
 from xain_coordinator.journal.sqlite import SqliteJournal
 
-pytestmark = pytest.mark.e2e
-
 NAMES = "the rule __main__.Slow or the controller __main__.First"
 
 
@@ -47,9 +45,7 @@ def interrupted(folder: Path, *what: str) -> subprocess.Popen[str]:
     "what", [("rule",), ("controller",), ("rule", "asyncio")], ids=lambda words: " ".join(words)
 )
 @pytest.mark.parametrize("is_hurried", [False, True])
-def test_interrupted_script_waits_for_its_code_unless_interrupted_again(
-    tmp_path: Path, what: tuple[str, ...], is_hurried: bool
-) -> None:
+def test_interrupted_script_waits_for_its_code_unless_interrupted_again(tmp_path, what, is_hurried):
     """Either way the next start goes on with the session."""
     script = interrupted(tmp_path, *what)
     if is_hurried:

@@ -32,7 +32,7 @@ SEED = int(os.environ.get("SEED") or 0)
 KILLS_A_SESSION = 3
 TESTS = Path(__file__).parents[1]
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 + 60 * KILLS)]
+pytestmark = pytest.mark.timeout(900 + 60 * KILLS)
 
 
 class Script:
@@ -161,23 +161,23 @@ def killed_and_started_again(script: Script, folder: Path, kills: int) -> None:
         )
 
 
-def test_script_that_is_killed_at_any_line_goes_on_in_the_same_round(tmp_path: Path) -> None:
+def test_script_that_is_killed_at_any_line_goes_on_in_the_same_round(tmp_path):
     (port,) = free_ports(1)
     with sites(port):
         killed_and_started_again(Script("server", port), tmp_path, KILLS)
 
 
-def test_script_of_a_coordinator_elsewhere_goes_on_likewise(tmp_path: Path) -> None:
+def test_script_of_a_coordinator_elsewhere_goes_on_likewise(tmp_path):
     (port,) = free_ports(1)
     with sites(port):
         killed_and_started_again(ConnectedScript(port), tmp_path, KILLS)
 
 
-def test_script_that_simulates_its_sites_goes_on_likewise(tmp_path: Path) -> None:
+def test_script_that_simulates_its_sites_goes_on_likewise(tmp_path):
     killed_and_started_again(Script("local", 0), tmp_path, KILLS)
 
 
-def test_script_that_simulates_its_sites_on_ray_goes_on_likewise(tmp_path: Path) -> None:
+def test_script_that_simulates_its_sites_on_ray_goes_on_likewise(tmp_path):
     node = Node(2, tmp_path)
     try:
         node.wait_until_up()

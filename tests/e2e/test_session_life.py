@@ -1,7 +1,6 @@
 """The end of a session and what comes after it, over real processes."""
 
 import asyncio
-import json
 import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -11,10 +10,8 @@ import numpy as np
 import pytest
 
 from support.commands import command, status_json
-from support.process import PATIENCE_S, CoordinatorProcess, ParticipantProcess
+from support.process import PATIENCE_S, CoordinatorProcess, ParticipantProcess, ended
 from support.wire import Member
-
-pytestmark = pytest.mark.e2e
 
 Launch = Callable[..., CoordinatorProcess]
 
@@ -22,7 +19,7 @@ Launch = Callable[..., CoordinatorProcess]
 @pytest.fixture
 async def launch(tmp_path: Path) -> AsyncIterator[Launch]:
     """Coordinators of one data folder; all are gone at the end."""
-    launched: list[CoordinatorProcess] = []
+    launched = []
 
     def make(**settings: object) -> CoordinatorProcess:
         rules = {"rounds.rounds": 2, "rounds.min_participants": 1}
@@ -42,14 +39,11 @@ async def trained(folder: Path, coordinator: CoordinatorProcess, *names: str) ->
         ParticipantProcess(folder, name, f"127.0.0.1:{coordinator.port}", "--size", "10")
         for name in names
     ]
-    try:
+    async with ended(*members):
         for member in members:
             await member.start()
         for member in members:
             assert await member.died() == 0, member.log()
-    finally:
-        for member in members:
-            await member.end()
 
 
 async def test_after_the_end_participants_that_left_are_not_connected(launch, tmp_path):
@@ -76,9 +70,7 @@ async def test_after_the_end_participants_that_left_are_not_connected(launch, tm
 
 def told(coordinator: CoordinatorProcess, event: str) -> dict[str, Any]:
     """The last line of this event in the coordinator's log."""
-    lines = [json.loads(line) for line in coordinator.log().splitlines()]
-    found: dict[str, Any] = [line for line in lines if line["event"] == event][-1]
-    return found
+    return coordinator.events(event)[-1]
 
 
 async def logged(coordinator: CoordinatorProcess, event: str) -> dict[str, Any]:

@@ -1,13 +1,9 @@
 """The server's loop in cells of a notebook, whose event loop runs meanwhile."""
 
 import ast
-from pathlib import Path
 
 import nbformat
-import pytest
 from nbclient import NotebookClient
-
-pytestmark = pytest.mark.e2e
 
 CELLS = (
     """
@@ -36,7 +32,7 @@ with session:
 )
 
 
-async def test_loop_runs_in_a_notebook(tmp_path: Path) -> None:
+async def test_loop_runs_in_a_notebook(tmp_path):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(one) for one in CELLS])
     client = NotebookClient(notebook, timeout=None, resources={"metadata": {"path": str(tmp_path)}})
     await client.async_execute()

@@ -11,8 +11,6 @@ import xain
 from support.process import PATIENCE_S, CoordinatorProcess
 from xain.result import fetch_last_model
 
-pytestmark = pytest.mark.e2e
-
 NUM_SITES = 4
 
 
@@ -33,16 +31,13 @@ async def until_over(pool: Any) -> None:
 
 
 @pytest.mark.parametrize("port", ["on", "off"])
-async def test_models_that_are_too_large_for_a_call(tmp_path: Path, port: str) -> None:
+async def test_models_that_are_too_large_for_a_call(keep, tmp_path, port):
     """Weights come from the weights port, or in chunks through the coordinator where none is."""
     more = {} if port == "on" else {"server.weights_port": "off"}
-    coordinator = CoordinatorProcess(tmp_path / "data", settings(tmp_path, **more))
+    coordinator = keep(CoordinatorProcess(tmp_path / "data", settings(tmp_path, **more)))
     await coordinator.start()
     target = f"127.0.0.1:{coordinator.port}"
-    try:
-        with xain.simulated(scripts.large, NUM_SITES, workers=2).running(target) as pool:
-            await until_over(pool)
-            model = await asyncio.to_thread(fetch_last_model, target, "somebody")
-    finally:
-        await coordinator.end()
+    with xain.simulated(scripts.large, NUM_SITES, workers=2).running(target) as pool:
+        await until_over(pool)
+        model = await asyncio.to_thread(fetch_last_model, target, "somebody")
     assert model.vector.tolist() == [3.0] * scripts.LARGE  # the first round initialises

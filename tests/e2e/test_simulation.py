@@ -9,7 +9,6 @@ import signal
 import sqlite3
 import sys
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
@@ -19,10 +18,8 @@ import support.simulated as scripts
 import xain
 from support.process import PATIENCE_S
 
-pytestmark = pytest.mark.e2e
 
-
-def test_participants_share_workers_and_keep_their_state(capfd: pytest.CaptureFixture[str]) -> None:
+def test_participants_share_workers_and_keep_their_state(capfd):
     """main() is called for each round of a site; round.state is the site's, and lasts. A worker has
     its main thread and its event loop, with a thread of gRPC, while nothing is printed."""
     done = xain.simulate(scripts.count, 12, workers=2, rounds=6, fraction=0.25)
@@ -35,7 +32,7 @@ def test_participants_share_workers_and_keep_their_state(capfd: pytest.CaptureFi
     assert any(line.startswith("round 6/6: 3 updates in ") for line in lines)
 
 
-def test_simulated_participants_evaluate_the_last_model_too(tmp_path: Path) -> None:
+def test_simulated_participants_evaluate_the_last_model_too(tmp_path):
     """The journal has each participant's evaluation of the last model; the result has its figures
     beside the metrics of training, and the history those of the model that each round began with.
     """
@@ -62,7 +59,7 @@ def test_simulated_participants_evaluate_the_last_model_too(tmp_path: Path) -> N
     assert [entry["loss"] for entry in done.history] == [1.0, 0.5]
 
 
-async def test_function_of_a_notebook_is_simulated(tmp_path: Path) -> None:
+async def test_function_of_a_notebook_is_simulated(tmp_path):
     """Workers cannot import it, nor what it uses, and are given its code."""
     notebook = nbformat.v4.new_notebook(
         cells=[
@@ -80,7 +77,7 @@ async def test_function_of_a_notebook_is_simulated(tmp_path: Path) -> None:
     assert [o["data"]["text/plain"] for o in notebook.cells[0].outputs] == ["[2.0, 2.0]"]
 
 
-def test_simulation_whose_sites_have_all_left_says_so() -> None:
+def test_simulation_whose_sites_have_all_left_says_so():
     with pytest.raises(xain.SessionError, match="all simulated participants have left"):
         xain.simulate(
             functools.partial(scripts.break_off, num_staying=0),
@@ -98,9 +95,7 @@ def test_simulation_whose_sites_have_all_left_says_so() -> None:
         (scripts.fail_at_the_end, "a mistake after the loop"),
     ],
 )
-def test_mistake_of_the_script_ends_the_simulation_with_its_traceback(
-    main: Any, mistake: str
-) -> None:
+def test_mistake_of_the_script_ends_the_simulation_with_its_traceback(main, mistake):
     with pytest.raises(xain.SessionError) as caught:
         xain.simulate(main, 3, workers=1, rounds=2, progress=False)
     text = str(caught.value)
@@ -125,7 +120,7 @@ async def waiting_script(folder: Path) -> asyncio.subprocess.Process:
     return process
 
 
-async def test_interrupt_ends_all_processes(tmp_path: Path) -> None:
+async def test_interrupt_ends_all_processes(tmp_path):
     """Ctrl-C, which the terminal sends to the script and to its workers."""
     process = await waiting_script(tmp_path)
     async with asyncio.timeout(PATIENCE_S):
@@ -137,7 +132,7 @@ async def test_interrupt_ends_all_processes(tmp_path: Path) -> None:
     assert not left, "the folder of the coordinator is removed"
 
 
-async def test_processes_end_with_a_killed_script(tmp_path: Path) -> None:
+async def test_processes_end_with_a_killed_script(tmp_path):
     """A script that is killed stops neither its coordinator nor its workers."""
     process = await waiting_script(tmp_path)
     handles = [os.pidfd_open(pid) for pid in children_of(process.pid)]

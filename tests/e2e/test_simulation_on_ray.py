@@ -10,25 +10,9 @@ import pytest
 
 import support.on_ray as script
 from support.process import PATIENCE_S
-from support.ray_nodes import ENVIRONMENT, Node, running, wait_for
+from support.ray_nodes import ENVIRONMENT, Node, wait_for
 
 pytest.importorskip("ray", reason="the extra xain-session[ray] is not installed")
-
-pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture(scope="module")
-def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """A head with room for two workers."""
-    with running(2, tmp_path_factory.mktemp("head")) as node:
-        yield node
-
-
-@pytest.fixture
-def second(head: Node, tmp_path: Path) -> Iterator[Node]:
-    """A second node, with room for one worker."""
-    with running(1, tmp_path, head.address) as node:
-        yield node
 
 
 @contextlib.contextmanager
@@ -50,9 +34,7 @@ def simulation(main: str, number: int, head: Node, folder: Path) -> Iterator[Cal
         process.wait(PATIENCE_S)
 
 
-def test_participants_of_a_killed_node_come_back_and_the_model_is_the_same(
-    head: Node, second: Node, tmp_path: Path
-) -> None:
+def test_participants_of_a_killed_node_come_back_and_the_model_is_the_same(head, second, tmp_path):
     """Ray starts their worker anew on the head. They join under their names, in the same round."""
     folder, alone = tmp_path / "ray", tmp_path / "alone"
     folder.mkdir()
@@ -68,7 +50,7 @@ def test_participants_of_a_killed_node_come_back_and_the_model_is_the_same(
     assert model == script.trained("hold", 4, str(alone)).hex()
 
 
-def test_mistake_of_the_script_is_told_from_a_cluster(head: Node, tmp_path: Path) -> None:
+def test_mistake_of_the_script_is_told_from_a_cluster(head, tmp_path):
     """The error has main's traceback."""
     folder = tmp_path / "ray"
     folder.mkdir()

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
@@ -24,7 +23,7 @@ from xain_parameters.errors import ParameterError
 from xain_parameters.scheduler.client import SchedulerCalls
 from xain_workloads.sparse.generator import SHAPES, write
 
-pytestmark = [pytest.mark.e2e, pytest.mark.skipif(sys.platform == "win32", reason="signals")]
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
 PATIENCE_S = 120.0
 # Commands that go on beside what they print; each is started below.
@@ -110,11 +109,11 @@ def program(name: str) -> str:
     return str(BIN / name)
 
 
-def test_each_command_is_tested_or_only_prints() -> None:
+def test_each_command_is_tested_or_only_prints():
     """A new command calls streams.unblock() and is started below, or waits for its reader."""
     commands = set()
     for name, app in APPS.items():
-        command: Any = typer.main.get_command(app)
+        command = typer.main.get_command(app)
         if getattr(command, "invoke_without_command", True):
             commands.add(name)
         commands |= {f"{name} {sub}" for sub in getattr(command, "commands", {})}
@@ -123,7 +122,7 @@ def test_each_command_is_tested_or_only_prints() -> None:
 
 
 @with_streams("full", "stopped", "broken", "closed")
-def test_coordinator_and_participant_train_and_end(start: Start, tmp_path: Path) -> None:
+def test_coordinator_and_participant_train_and_end(start, tmp_path):
     """The log at level debug is longer than what a pipe holds."""
     port_file = tmp_path / "address"
     coordinator = start(
@@ -154,7 +153,7 @@ def is_handling(pid: int, number: signal.Signals) -> bool:
 
 
 @with_streams("full")
-def test_parameter_server_and_its_worker_train_and_end(start: Start, tmp_path: Path) -> None:
+def test_parameter_server_and_its_worker_train_and_end(start, tmp_path):
     write(tmp_path / "rows.svm", SHAPES["kdd12"].scaled(4e-5), 1, 0, 1)
     target = f"127.0.0.1:{free_ports(1)[0]}"
     parameter_server = program("xain-parameter-server")
@@ -186,7 +185,7 @@ def test_parameter_server_and_its_worker_train_and_end(start: Start, tmp_path: P
 
 
 @with_streams("full", "closed")
-def test_launch_trains_to_its_end(start: Start, tmp_path: Path) -> None:
+def test_launch_trains_to_its_end(start, tmp_path):
     launch = start(
         *(program("xain-coordinator"), "launch", "--workload=sgd", "--data=iris", "--workers=2"),
         *("--rounds=2", "--work=work"),
@@ -197,7 +196,7 @@ def test_launch_trains_to_its_end(start: Start, tmp_path: Path) -> None:
 
 
 @with_streams("stopped")
-def test_demo_ends_when_it_is_told_to(start: Start, tmp_path: Path) -> None:
+def test_demo_ends_when_it_is_told_to(start, tmp_path):
     """A demo is a launch, too."""
     demo = start(
         *(program("xain-coordinator"), "demo", "--participants=2", "--rounds=100000"),
@@ -227,7 +226,7 @@ if __name__ == "__main__":
 
 
 @with_streams("full")
-def test_tunnel_listens_and_ends(start: Start, tmp_path: Path) -> None:
+def test_tunnel_listens_and_ends(start, tmp_path):
     write_folder(tmp_path / "tls", make_authority(), Role.PARTICIPANT, "ward-7")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -246,7 +245,7 @@ def test_tunnel_listens_and_ends(start: Start, tmp_path: Path) -> None:
 
 
 @with_streams("full", "closed")
-def test_simulation_trains_and_ends(start: Start, tmp_path: Path) -> None:
+def test_simulation_trains_and_ends(start, tmp_path):
     """The script itself prints nothing; what its sites and the simulation print holds up nobody."""
     (tmp_path / "script.py").write_text(SCRIPT)
     script = start(sys.executable, "script.py", "result", cwd=tmp_path)
@@ -255,7 +254,7 @@ def test_simulation_trains_and_ends(start: Start, tmp_path: Path) -> None:
 
 
 @with_streams("full", "broken")
-def test_watched_status_ends(start: Start, tmp_path: Path) -> None:
+def test_watched_status_ends(start, tmp_path):
     """The command may wait for its reader; SIGTERM or the end of the reader ends the command."""
     port_file = tmp_path / "address"
     coordinator = subprocess.Popen(

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from support.commands import printed
-from support.process import CoordinatorProcess, Lines, SiteProcess
+from support.process import CoordinatorProcess, Lines, SiteProcess, ended
 from support.tables import write_rows
 
-pytestmark = [pytest.mark.e2e, pytest.mark.frameworks, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(900)]
 
 SITES = ("east", "north", "south", "west")
 ALPHAS = [round(0.00001 * 2**n, 6) for n in range(12)]
@@ -58,20 +58,17 @@ class Study:
 
     async def end(self) -> dict[str, Any]:
         """Wait until all sites are let go, stop, and return the table without names of sessions."""
-        try:
+        async with ended(self.coordinator, *self.sites.values()):
             assert [await self.sites[site].died() for site in SITES] == [0] * len(SITES)
             assert await self.coordinator.stop() == 0
-            table: dict[str, Any] = json.loads(await output_of("study", self.folder, "--json"))
-        finally:
-            for process in (self.coordinator, *self.sites.values()):
-                await process.end()
+            table = json.loads(await output_of("study", self.folder, "--json"))
         del table["study"]
         for line in table["lines"]:
             del line["session"]
         return table
 
 
-async def test_killed_study_gives_the_same_table(tmp_path: Path) -> None:
+async def test_killed_study_gives_the_same_table(tmp_path):
     """The coordinator is killed three times, in a round or between two sessions, and one site once;
     every figure is that of the undisturbed study, bit for bit."""
     name = "search"
@@ -97,7 +94,7 @@ async def test_killed_study_gives_the_same_table(tmp_path: Path) -> None:
     assert table == expected
 
 
-async def test_model_of_a_session_is_measured_at_the_sites(tmp_path: Path) -> None:
+async def test_model_of_a_session_is_measured_at_the_sites(tmp_path):
     """`evaluate` trains nothing, and ends with the table; all rows are measured if asked for. A
     coordinator that is killed meanwhile goes on with it."""
     study = Study(tmp_path / "a", "folds")

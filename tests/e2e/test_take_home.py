@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from support.commands import called, command
-from support.process import CoordinatorProcess, SiteProcess
+from support.process import CoordinatorProcess, SiteProcess, ended
 from support.tables import write_rows
 
-pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
+pytestmark = pytest.mark.frameworks
 
 PAGE = Path(__file__).parents[2] / "docs/export.md"
 ROUNDS = 4
@@ -49,7 +49,7 @@ async def trained(folder: Path) -> AsyncIterator[CoordinatorProcess]:
         {"workload.name": "sgd", "rounds.rounds": ROUNDS, "rounds.min_participants": 3},
     )
     sites = [SiteProcess(folder, name) for name in SITES]
-    try:
+    async with ended(*sites, coordinator):
         await coordinator.start()
         for i, site in enumerate(sites):
             write_rows(folder / f"{SITES[i]}.csv", i, 150)
@@ -57,12 +57,9 @@ async def trained(folder: Path) -> AsyncIterator[CoordinatorProcess]:
             await site.start(coordinator.port, data, "--target=outcome")
         assert await asyncio.gather(*(site.died() for site in sites)) == [0, 0, 0]
         yield coordinator
-    finally:
-        for process in (*sites, coordinator):
-            await process.end()
 
 
-async def test_an_exported_model_scores_the_same_everywhere(tmp_path: Path) -> None:
+async def test_an_exported_model_scores_the_same_everywhere(tmp_path):
     """The coordinator's commands and plain scikit-learn agree, for every format, and with what was
     exported while the coordinator ran. What was done to the columns is told beside the models, and
     no rare category is."""
@@ -169,7 +166,7 @@ def write_patients(
     path.write_text("\n".join([*lines, ""]))
 
 
-async def test_a_site_takes_the_model_home_and_hears_what_it_does_not_know(tmp_path: Path) -> None:
+async def test_a_site_takes_the_model_home_and_hears_what_it_does_not_know(tmp_path):
     """The file keeps how the site writes its tables. Where most of a column is unknown to the
     model, predictions are written, and the status is another one."""
     german = ("--rename=Alter=age", "--rename=Geschlecht=sex", "--set=data.missing=-")
@@ -185,7 +182,7 @@ async def test_a_site_takes_the_model_home_and_hears_what_it_does_not_know(tmp_p
     tables = [(f"--data={tmp_path / name}.csv", "--target=outcome") for name in ("north", "south")]
     program = ("-m", "xain_participant")
     model = tmp_path / "model.skops"
-    try:
+    async with ended(*sites, coordinator):
         await coordinator.start()
         await sites[0].start(coordinator.port, *tables[0], "--set=data.missing=-")
         await sites[1].start(coordinator.port, *tables[1], *german)
@@ -196,9 +193,6 @@ async def test_a_site_takes_the_model_home_and_hears_what_it_does_not_know(tmp_p
         assert (status, str(model) in out) == (0, True), err
         status, _, err = await called(*fetch, "--round=77")
         assert (status, "'77': take last, best, or a number, 0 to 4" in err) == (1, True), err
-    finally:
-        for process in (*sites, coordinator):
-            await process.end()
 
     predict = (*program, "predict", f"--model={model}", f"--to={tmp_path / 'out.csv'}")
     status, _, err = await called(*predict, f"--data={tmp_path / 'new.csv'}")

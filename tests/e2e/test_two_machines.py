@@ -15,7 +15,7 @@ from support.namespaces import Machine, NoNamespaces, two_machines
 from support.process import Process
 from support.terminals import commands_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 README = Path(__file__).parents[2] / "README.md"
 BIN = Path(sys.executable).parent
 ROWS = "".join(f"{i % 7},{i % 5},{'yes' if i % 7 > 3 else 'no'}\n" for i in range(60))
@@ -49,8 +49,8 @@ class Typed(Process):
 
 
 async def test_first_heartbeat_of_a_site_after_the_commands_of_the_readme(
-    tmp_path: Path, machines: tuple[Machine, Machine], capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, machines, capsys
+):
     """The README's commands end with a participant that the coordinator has accepted, over mTLS
     between two machines. The time is printed."""
     section = README.read_text(encoding="utf-8").partition("## Train on your own tables")[2]
@@ -58,7 +58,7 @@ async def test_first_heartbeat_of_a_site_after_the_commands_of_the_readme(
     assert [line.split()[1] for line in first[:2]] == ["certs", "tokens"]
     there, here = (tmp_path / name for name in ("coordinator", "site"))
     coordinator, site = machines
-    programs: list[Typed] = []
+    programs = []
 
     async def type_(machine: Machine, folder: Path, line: str) -> Typed:
         line = line.replace("coordinator.example.org", coordinator.address)

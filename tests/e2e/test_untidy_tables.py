@@ -2,7 +2,6 @@
 
 import asyncio
 import csv
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from support.commands import called
 from support.process import CoordinatorProcess, SiteProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
+pytestmark = pytest.mark.frameworks
 
 Row = tuple[str, str, str, str, str]
 
@@ -56,7 +55,7 @@ RENAMED = """[data.rename]
 """
 
 
-async def test_untidy_tables_are_mended_trained_on_and_predicted(tmp_path: Path) -> None:
+async def test_untidy_tables_are_mended_trained_on_and_predicted(keep, tmp_path):
     """`inspect --fix` mends both; the sites' columns and categories are the same ones; rows without
     an outcome are left out of the training, and predicted at the site as it reads its files."""
     rows = rows_of(1)
@@ -81,23 +80,19 @@ async def test_untidy_tables_are_mended_trained_on_and_predicted(tmp_path: Path)
         assert line in mended
 
     settings = {"workload.name": "sgd", "rounds.rounds": 4, "rounds.min_participants": 2}
-    coordinator = CoordinatorProcess(tmp_path / "data", settings)
-    sites = {name: SiteProcess(tmp_path, name) for name in ("north", "south")}
+    coordinator = keep(CoordinatorProcess(tmp_path / "data", settings))
+    sites = {name: keep(SiteProcess(tmp_path, name)) for name in ("north", "south")}
     model = tmp_path / "model.skops"
-    try:
-        await coordinator.start()
-        for name, site in sites.items():
-            files = [f"--config={tmp_path / name}.toml", f"--data={tmp_path / name}.csv"]
-            await site.start(coordinator.port, *files, "--target=outcome")
-        ended = await asyncio.gather(*(site.died() for site in sites.values()))
-        assert ended == [0, 0], [site.log_path.read_text() for site in sites.values()]
-        fetch = ["-m", "xain_participant", "fetch", f"--to={model}"]
-        fetch += [f"--coordinator=127.0.0.1:{coordinator.port}", f"--config={tmp_path}/north.toml"]
-        status, out, err = await called(*fetch)
-        assert status == 0, out + err
-    finally:
-        for process in (*sites.values(), coordinator):
-            await process.end()
+    await coordinator.start()
+    for name, site in sites.items():
+        files = [f"--config={tmp_path / name}.toml", f"--data={tmp_path / name}.csv"]
+        await site.start(coordinator.port, *files, "--target=outcome")
+    ended = await asyncio.gather(*(site.died() for site in sites.values()))
+    assert ended == [0, 0], [site.log_path.read_text() for site in sites.values()]
+    fetch = ["-m", "xain_participant", "fetch", f"--to={model}"]
+    fetch += [f"--coordinator=127.0.0.1:{coordinator.port}", f"--config={tmp_path}/north.toml"]
+    status, out, err = await called(*fetch)
+    assert status == 0, out + err
 
     (tmp_path / "new.csv").write_text(german(rows, without=range(120)), encoding="utf-16")
     status, out, err = await called(

@@ -13,9 +13,9 @@ import pytest
 from sklearn import metrics as sk
 
 from support.commands import called, command, status_json
-from support.process import CoordinatorProcess, SiteProcess
+from support.process import CoordinatorProcess, SiteProcess, ended
 
-pytestmark = [pytest.mark.e2e, pytest.mark.frameworks]
+pytestmark = pytest.mark.frameworks
 
 PARTICIPANT = ("-m", "xain_participant")
 # A setting that a message tells one to type into a shell.
@@ -63,12 +63,9 @@ async def session(
     given = {"workload.name": "sgd", "rounds.min_participants": len(tables), **settings}
     coordinator = CoordinatorProcess(folder / "data", given)
     one = Session(folder, coordinator, {name: SiteProcess(folder, name) for name in tables})
-    try:
+    async with ended(*one.sites.values(), coordinator):
         await coordinator.start()
         yield one
-    finally:
-        for process in (*one.sites.values(), coordinator):
-            await process.end()
 
 
 def csv_of(columns: Mapping[str, Sequence[object]]) -> str:
@@ -91,13 +88,11 @@ def rare(seed: int, num_rows: int = 800) -> str:
 @pytest.mark.parametrize(
     ("workload", "metric"), [("sgd", "log_loss"), ("xgboost", "auc")], ids=["sgd", "xgboost"]
 )
-async def test_best_model_of_rare_events_tells_them_apart(
-    tmp_path: Path, workload: str, metric: str
-) -> None:
+async def test_best_model_of_rare_events_tells_them_apart(tmp_path, workload, metric):
     """Always "no" has the best accuracy. The untrained model is never the best, training does not
     stop there, and what is taken home ranks new rows as well as the last model does."""
     rounds = 12
-    settings: dict[str, object] = {"workload.name": workload, "rounds.rounds": rounds}
+    settings = {"workload.name": workload, "rounds.rounds": rounds}
     settings |= {"evaluate.metric": metric, "evaluate.patience": 3 if workload == "sgd" else 9}
     tables = {"north": rare(0), "south": rare(1)}
     (tmp_path / "new.csv").write_text(rare(2, 2000))
@@ -143,7 +138,7 @@ async def test_best_model_of_rare_events_tells_them_apart(
     assert code == 0, told
 
 
-async def test_r2_is_that_of_all_rows_and_not_the_mean_of_sites(tmp_path: Path) -> None:
+async def test_r2_is_that_of_all_rows_and_not_the_mean_of_sites(tmp_path):
     """Between sites the target differs much, within a site little: a straight line explains it,
     though at each site it is worse than that site's mean."""
     chance = np.random.default_rng(0)
@@ -179,9 +174,7 @@ async def test_r2_is_that_of_all_rows_and_not_the_mean_of_sites(tmp_path: Path) 
     assert sk.r2_score(truth, found) == pytest.approx(r2, abs=0.1)
 
 
-async def test_metric_that_the_workload_does_not_measure_is_refused_at_the_start(
-    tmp_path: Path,
-) -> None:
+async def test_metric_that_the_workload_does_not_measure_is_refused_at_the_start(tmp_path):
     settings = {"workload.name": "sgd", "evaluate.metric": "dice", "evaluate.direction": "max"}
     coordinator = CoordinatorProcess(tmp_path / "data", settings)
     assert await coordinator.fails() == 2

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.process import CoordinatorProcess, Process
+from support.process import CoordinatorProcess, Process, ended
 from support.s3_servers import SeaweedFS
 from support.wire import Member
 from support.xain_sdk import environment
@@ -24,7 +24,7 @@ from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2
 
 # The environment is installed once, which takes as long as the network does.
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 PARTICIPANT = Path(environment.__file__).with_name("participant.py")
 PATIENCE_S = 240.0
@@ -62,7 +62,6 @@ class Bucket:
         return {key for key, first in firsts.items() if first.isdigit() and len(first) < 12}
 
     async def holds(self, key: str) -> None:
-        """Wait until it does."""
         while True:
             if key in self.names():
                 return
@@ -86,16 +85,14 @@ def bucket(server: SeaweedFS) -> Iterator[Bucket]:
 async def coordinator(
     folder: Path, server: SeaweedFS, bucket: Bucket, **rounds: int
 ) -> AsyncIterator[CoordinatorProcess]:
-    settings: dict[str, object] = {f"rounds.{key}": value for key, value in rounds.items()}
+    settings = {f"rounds.{key}": value for key, value in rounds.items()}
     settings |= {"server.heartbeat_time_s": 3.0, "server.heartbeat_timeout_s": 3.0}
     storage = server.settings(bucket.name, format="xain-pickle")
     settings |= {f"storage.{key}": value for key, value in storage.items()}
     process = CoordinatorProcess(folder, settings)
-    try:
+    async with ended(process):
         await process.start()
         yield process
-    finally:
-        await process.end()
 
 
 async def status(process: CoordinatorProcess) -> inspection_pb2.GetStatusResponse:
@@ -147,7 +144,6 @@ class SdkParticipant:
         return [json.loads(line) for line in output.splitlines()]
 
     async def end(self) -> None:
-        """End the process in any state."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.communicate()

@@ -7,16 +7,15 @@ from typing import Any
 import pytest
 
 from support.fault_proxy import FaultProxy
-from support.process import CoordinatorProcess, Process
-from support.s3_servers import SeaweedFS
+from support.process import CoordinatorProcess, Keep
 from support.wire import Member
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_foundation.net.proxies import PROXIES, WITHOUT
 from xain_wire.fl import coordinator_pb2 as pb
 
 Start = Callable[..., Awaitable[SessionCoordinator]]
 Join = Callable[..., Member]
-Keep = Callable[[Any], Any]
 Enter = Callable[..., Awaitable[list[Member]]]
 InRound = Callable[..., Awaitable[tuple[Any, ...]]]  # a coordinator, and its members
 
@@ -60,7 +59,7 @@ def plug_in(site: Path, group: str, entry: str, code: str) -> Path:
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Start]:
     """Start coordinators; all are stopped at the end."""
-    running: list[SessionCoordinator] = []
+    running = []
 
     async def begin(**options: Any) -> SessionCoordinator:
         others = ("resume", "new_session", "from_model", "latencies", "guard")
@@ -77,20 +76,6 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
 
 
 @pytest.fixture
-async def keep() -> AsyncIterator[Keep]:
-    """Take processes, which have ended when the test has."""
-    kept: list[Process] = []
-
-    def take(process: Any) -> Any:
-        kept.append(process)
-        return process
-
-    yield take
-    for process in kept:
-        await process.end()
-
-
-@pytest.fixture
 async def process(keep: Keep, tmp_path: Path) -> CoordinatorProcess:
     """A coordinator of three participants in a process of its own; it serves."""
     settings = {"rounds.rounds": 3, "rounds.min_participants": 3, "rounds.start_timeout_s": 0}
@@ -102,7 +87,7 @@ async def process(keep: Keep, tmp_path: Path) -> CoordinatorProcess:
 @pytest.fixture
 async def join() -> AsyncIterator[Join]:
     """Members of a coordinator; their channels are closed at the end."""
-    members: list[Member] = []
+    members = []
 
     def make(coordinator: Any, participant_id: str | None) -> Member:
         members.append(Member(coordinator.port, participant_id))
@@ -150,8 +135,16 @@ def storage_settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str
     """Settings of each store that a deployment may have, for a test that runs on all of them."""
     if request.param == "files":
         return {"path": str(tmp_path / "weights")}
-    server: SeaweedFS = request.getfixturevalue("seaweedfs")
+    server = request.getfixturevalue("seaweedfs")
     return server.settings(server.new_bucket(), path=str(tmp_path / "spool"))
+
+
+@pytest.fixture
+def without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the proxies of this machine."""
+    for name in (*PROXIES, *WITHOUT):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -81,8 +81,7 @@ def check(folder: Path, requests: list[bytes], book: Book, num_before: int, chan
     """
     older = book.entries[:num_before]
     looked_at = book.entries[num_before:] + chance.sample(older, min(SAMPLE, len(older)))
-    control = AccessControl.open(folder)
-    try:
+    with closing(AccessControl.open(folder)) as control:
         lines = list(audit_log.read(folder / "audit.log"))
         events = [event for event in map(event_of, lines) if event is not None]
         assert fold(Access(), events) == control.access
@@ -99,8 +98,6 @@ def check(folder: Path, requests: list[bytes], book: Book, num_before: int, chan
                     key for basis, key in control.access.certificates if basis == issued.serial
                 }
                 assert len(used_by) <= 1
-    finally:
-        control.close()
 
 
 def check_entry(

@@ -12,8 +12,8 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from integration.conftest import Keep, config_for
-from support.process import PATIENCE_S, CoordinatorProcess
+from integration.conftest import config_for
+from support.process import PATIENCE_S, CoordinatorProcess, Keep
 from support.waiting import until
 from support.wire import Member
 from xain_coordinator.cli.backup import back_up, restore
@@ -76,7 +76,6 @@ async def left(*members: Member) -> None:
         await member.close()
 
 
-@pytest.mark.e2e
 async def test_restored_backup_goes_on_with_its_round(coordinator, tmp_path):
     """The blocks of the page, each in one shell; the backup is made of a coordinator that runs. An
     update from before the backup counts; one from after it is asked for again."""
@@ -101,7 +100,6 @@ async def test_restored_backup_goes_on_with_its_round(coordinator, tmp_path):
     await left(a, b)
 
 
-@pytest.mark.e2e
 async def test_objects_that_a_copy_of_the_journal_names_stay_while_it_is_asked_for(
     coordinator, tmp_path
 ):

@@ -1,7 +1,6 @@
 """One bit of what is stored changes: it is found, and there is a way out."""
 
 import asyncio
-import io
 import subprocess
 import threading
 from asyncio import to_thread
@@ -15,7 +14,7 @@ from typer.testing import CliRunner, Result
 from integration.conftest import config_for
 from support.logs import capture_logs
 from support.waiting import until
-from support.wire import Code, Member, assert_refused, digest, npy
+from support.wire import Code, Member, assert_refused, inside, npy
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.cli import main as cli
 from xain_coordinator.driver.effects import Stopped, StoreWorker
@@ -66,12 +65,10 @@ class Constant(Participant):
 
 async def hand_in(member: Member, vector: np.ndarray) -> None:
     """Hand in for round 0: a small update inside the call, a large one before it."""
-    data = npy(vector)
-    if len(data) > 1000:
+    if len(npy(vector)) > 1000:
         await member.hand_in(vector)
-        return
-    key = f"0/{member.participant_id}"
-    await member.end(pb.WeightsRef(key=key, size_bytes=len(data), digest=digest(data), data=data))
+    else:
+        await member.end(inside(vector, f"0/{member.participant_id}"))
 
 
 def flip_in_journal(coordinator: SessionCoordinator) -> None:
@@ -107,7 +104,7 @@ async def test_damaged_update_is_asked_for_again(in_round, tmp_path, size):
     assert "has the digest" in warning["reason"]
     await hand_in(a, np.full(size, 1.0, np.float32))
     await a.until(pb.ROUND, 1)
-    model = np.load(io.BytesIO(await a.download("1/global")))
+    model = await a.model(1)
     assert (model == 2.0).all()
     rounds = await a.inspection.ListRounds(ListRoundsRequest())
     assert dict(rounds.rounds[0].damaged_updates) == {"a": warning["reason"]}

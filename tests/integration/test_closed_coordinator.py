@@ -63,7 +63,7 @@ async def closed(start: Start, guard: Guard) -> AsyncIterator[SessionCoordinator
 @pytest.fixture
 async def caller(authority: Authority) -> AsyncIterator[Call]:
     """Callers of a coordinator, each with a certificate."""
-    members: list[Member] = []
+    members = []
 
     def make(at: SessionCoordinator, role: Role, name: str, says: str | None = None) -> Member:
         certificate, key = issued(authority, role, name)
@@ -189,17 +189,6 @@ async def test_participant_is_told_of_itself_alone(closed, call):
     assert await told(call(Role.OBSERVER, "ethics")) == ["ward-7", "ward-8"]
 
 
-async def test_name_that_has_shown_an_instance_id_is_not_served_without_one(call):
-    """On an open coordinator it is taken for the owner, since XAIN's participants have none."""
-    member = call(Role.PARTICIPANT, "ward-7")
-    member.metadata = (("xain-instance-id", "first"),)
-    await member.rendezvous()
-    await member.heartbeat()
-    member.metadata = ()
-    for again in (member.rendezvous, member.heartbeat, member.watch().read):
-        assert (await refused(again()))[1] == "UNAUTHENTICATED"
-
-
 async def test_holder_of_a_certificate_has_a_rate_limit(start, guard, caller):
     """Ten seconds' worth of calls come at once, and one more is refused; the connection of a
     refused call is not kept for it. Other holders are served."""
@@ -247,16 +236,6 @@ async def test_unix_socket_is_the_operators(closed, tmp_path):
         assert health.status == HealthCheckResponse.SERVING
         heartbeat = CoordinatorStub(channel).Heartbeat(pb.HeartbeatRequest())
         assert (await refused(heartbeat))[1] == "NOT_PERMITTED"
-
-
-async def test_port_of_health_checks_tells_of_health_alone(closed):
-    port = closed.server.health_port
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        health = await HealthStub(channel).Check(HealthCheckRequest())
-        assert health.status == HealthCheckResponse.SERVING
-        with pytest.raises(grpc.RpcError) as unknown:
-            await CoordinatorStub(channel).Heartbeat(pb.HeartbeatRequest())
-    assert unknown.value.code() is Code.UNIMPLEMENTED
 
 
 async def test_open_coordinator_has_the_operators_commands_on_its_socket_alone(start, tmp_path):

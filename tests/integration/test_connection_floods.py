@@ -4,7 +4,6 @@ import asyncio
 import socket
 import time
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -14,7 +13,7 @@ from support.drivers import Receiving, closing_all, received
 from support.messaging import until
 from support.silent import SilentConnection
 from xain_foundation.net import connection_limit
-from xain_membership.server import MembershipServer, ServiceServer
+from xain_membership.server import MembershipServer
 from xain_messaging.drivers.grpc_streams import GrpcDriver
 from xain_parameters.scheduler.journal import Journal
 from xain_parameters.scheduler.service import SchedulerServer
@@ -114,7 +113,7 @@ def until_ended(flood: list[socket.socket]) -> None:
 def test_unregistered_connections_of_a_membership_service_are_ended_and_members_kept(
     make, tmp_path
 ):
-    server: ServiceServer[Any] = (
+    server = (
         MembershipServer(settle_s=0.0)
         if make == "membership"
         else SchedulerServer(Journal(tmp_path / "scheduler.db"), Settings())

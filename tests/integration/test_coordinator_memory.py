@@ -10,16 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from integration.conftest import Keep
-from support.process import PATIENCE_S, CoordinatorProcess
+from support.process import PATIENCE_S, CoordinatorProcess, Keep
 from support.wire import Member, npy
 from xain_participant.wire.client import CoordinatorClient
 from xain_wire.fl import coordinator_pb2 as pb
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(sys.platform != "linux", reason="a peak is read from /proc"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a peak is read from /proc")
 
 MIB = 1 << 20
 VECTOR = np.ones(32 * MIB // 4, dtype=np.float32)
@@ -40,7 +36,6 @@ async def download(member: Member) -> None:
 
 
 async def upload(coordinator: CoordinatorProcess, member: Member) -> pb.WeightsRef:
-    """Upload as our participants do."""
     assert member.participant_id is not None
     client = CoordinatorClient(f"127.0.0.1:{coordinator.port}", member.participant_id)
     try:
@@ -74,7 +69,7 @@ async def after_uploads(coordinator: CoordinatorProcess, number: int) -> int:
     members = [Member(coordinator.port, f"p{i}") for i in range(MANY)]
     await asyncio.gather(*(member.rendezvous() for member in members))
     await members[0].until(pb.ROUND, 0)
-    refs: list[pb.WeightsRef] = []
+    refs = []
     for first in range(0, MANY, number):
         some = members[first : first + number]
         refs += await asyncio.gather(*(upload(coordinator, one) for one in some))

@@ -53,7 +53,7 @@ def server() -> Iterator[SeaweedFS]:
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Number of transfers through the coordinator, by method."""
-    counter: Counter[str] = Counter()
+    counter = Counter()
     get, put = CoordinatorService.GetWeights, CoordinatorService.PutWeights
 
     async def counted_get(self: Any, request: Any, context: Any) -> None:

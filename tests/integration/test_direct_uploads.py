@@ -23,6 +23,7 @@ from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.limits import MAX_INLINE_BYTES
 
 SIZE = MAX_INLINE_BYTES // 4 + 1  # float32, just too large to travel inside
+GOOD = npy(np.ones(SIZE, np.float32))
 
 
 class Reachable(MemoryStore):
@@ -72,6 +73,21 @@ async def put(store: Reachable, work: pb.StartTrainingRoundResponse, data: bytes
     return pb.WeightsRef(key=work.upload.key, size_bytes=len(data), digest=digest(data))
 
 
+def held_copies(
+    store: Reachable, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[str], threading.Event]:
+    """Keys that are copied from now on, and none is done before the event is set."""
+    copies = []
+    go_on = threading.Event()
+
+    def slow(target: str) -> None:
+        copies.append(target)
+        assert go_on.wait(60)
+
+    monkeypatch.setattr(store, "begin_copy", slow)
+    return copies, go_on
+
+
 async def first_round(start: Any, enter: Any, *names: str, **settings: Any) -> tuple[Any, ...]:
     """A coordinator, and members whose round 0 has made a model that is not small; 1 is open."""
     names = names or ("a",)
@@ -91,9 +107,7 @@ async def test_object_put_by_url_is_dropped_with_its_round(enter, store, start):
     waits for."""
     coordinator, a, b = await first_round(start, enter, "a", "b")
     for member in (a, b):
-        await member.end(
-            await put(store, await member.start(), npy(np.ones(SIZE, np.float32))), round_=1
-        )
+        await member.end(await put(store, await member.start(), GOOD), round_=1)
     await a.until(pb.FINISHED, 1)
     session = coordinator.driver.session.session_id
     await until(lambda: not list(store.keys(f"{session}/incoming")))
@@ -141,18 +155,16 @@ async def test_a_bad_one_is_refused_and_a_good_one_may_follow(enter, store, star
     await assert_refused(
         member.end(await put(store, work, data), round_=1), Code.INVALID_ARGUMENT, "", message
     )
-    good = npy(np.ones(SIZE, np.float32))
-    await member.end(await put(store, work, good), round_=1)
+    await member.end(await put(store, work, GOOD), round_=1)
     await member.until(pb.FINISHED, 1)
-    assert await member.download("2/global") == good
+    assert await member.download("2/global") == GOOD
 
 
 async def test_after_it_is_accepted_its_url_is_worth_nothing(enter, store, start):
     """The same URL, used again, changes neither what counts nor the answer to a resend."""
     _, a, b = await first_round(start, enter, "a", "b")
     work = await a.start()
-    good = npy(np.full(SIZE, 2, np.float32))
-    ref = await put(store, work, good)
+    ref = await put(store, work, npy(np.full(SIZE, 2, np.float32)))
     await a.end(ref, round_=1)
     other = await put(store, work, npy(np.full(SIZE, 1000, np.float32)))
     await a.end(ref, round_=1)  # as after a lost answer
@@ -166,16 +178,15 @@ async def test_object_that_is_too_large_is_not_copied(enter, store, start):
     """A URL takes whatever is put there. It goes, and the participant may put its update."""
     coordinator, member = await first_round(start, enter)
     work = await member.start()
-    good = npy(np.ones(SIZE, np.float32))
-    ref = await put(store, work, good)
-    await put(store, work, bytes(10 * len(good)))
+    ref = await put(store, work, GOOD)
+    await put(store, work, bytes(10 * len(GOOD)))
     before = set(store.keys())
     await assert_refused(
-        member.end(ref, round_=1), Code.INVALID_ARGUMENT, "", f"{10 * len(good)} bytes"
+        member.end(ref, round_=1), Code.INVALID_ARGUMENT, "", f"{10 * len(GOOD)} bytes"
     )
     session = coordinator.driver.session.session_id
     assert before - set(store.keys()) == {f"{session}/{incoming_key(1, 'a')}"}
-    await member.end(await put(store, work, good), round_=1)
+    await member.end(await put(store, work, GOOD), round_=1)
     await member.until(pb.FINISHED, 1)
 
 
@@ -183,9 +194,8 @@ async def test_wrong_object_is_deleted_before_its_sender_is_told(enter, store, s
     """The sender puts the right object there, under the same URL, once it hears of it."""
     _, member = await first_round(start, enter)
     work = await member.start()
-    good = npy(np.ones(SIZE, np.float32))
-    ref = await put(store, work, good)
-    await put(store, work, good + b"and more")
+    ref = await put(store, work, GOOD)
+    await put(store, work, GOOD + b"and more")
     delete, is_deleting, go_on = store.delete, threading.Event(), threading.Event()
 
     def slow(*keys: str) -> None:
@@ -201,21 +211,15 @@ async def test_wrong_object_is_deleted_before_its_sender_is_told(enter, store, s
     assert not handing_in.done()
     go_on.set()
     await assert_refused(handing_in, Code.INVALID_ARGUMENT)
-    await member.end(await put(store, work, good), round_=1)
+    await member.end(await put(store, work, GOOD), round_=1)
     await member.until(pb.FINISHED, 1)
 
 
 async def test_work_goes_on_when_its_caller_has_lost_patience(enter, store, start, monkeypatch):
     """Copying and measuring may take longer than a call; the next call finds them done."""
     _, member = await first_round(start, enter)
-    ref = await put(store, await member.start(), npy(np.ones(SIZE, np.float32)))
-    copies, go_on = [], threading.Event()
-
-    def slow(target: str) -> None:
-        copies.append(target)
-        assert go_on.wait(60)
-
-    monkeypatch.setattr(store, "begin_copy", slow)
+    ref = await put(store, await member.start(), GOOD)
+    copies, go_on = held_copies(store, monkeypatch)
     for _ in range(2):
         given_up = asyncio.ensure_future(member.end(ref, round_=1))
         async with asyncio.timeout(60):
@@ -234,16 +238,9 @@ async def test_refused_copy_answers_for_no_other_update(enter, store, start, mon
     there since is read itself."""
     coordinator, member = await first_round(start, enter)
     work = await member.start()
-    good = npy(np.ones(SIZE, np.float32))
-    ref = await put(store, work, good)
-    await put(store, work, good[:-1] + b"x")
-    copies, go_on = [], threading.Event()
-
-    def slow(target: str) -> None:
-        copies.append(target)
-        assert go_on.wait(60)
-
-    monkeypatch.setattr(store, "begin_copy", slow)
+    ref = await put(store, work, GOOD)
+    await put(store, work, GOOD[:-1] + b"x")
+    copies, go_on = held_copies(store, monkeypatch)
     given_up = asyncio.ensure_future(member.end(ref, round_=1))
     await until(lambda: copies)
     task = coordinator._server.slots.by_name["a"].reading.task
@@ -252,7 +249,7 @@ async def test_refused_copy_answers_for_no_other_update(enter, store, start, mon
     go_on.set()
     await asyncio.wait([task])
     assert isinstance(task.exception(), InvalidUpdate)
-    await put(store, work, good)
+    await put(store, work, GOOD)
     await member.end(ref, round_=1)
     assert len(copies) == 2
 
@@ -269,7 +266,7 @@ async def test_late_object_is_not_copied_or_does_not_stay(store, in_round, monke
     coordinator, a, b = await in_round("a", "b", rounds={"rounds": 2, **quorum})
     await a.hand_in(np.zeros(SIZE, np.float32))
     await b.until(pb.ROUND, 1)
-    ref = await put(store, await b.start(), npy(np.ones(SIZE, np.float32)))
+    ref = await put(store, await b.start(), GOOD)
     copy, copies, go_on = store.copy, [], threading.Event()
 
     def slow(source: str, target: str, size_bytes: int) -> int:
@@ -304,16 +301,9 @@ async def test_a_coordinator_that_stops_ends_no_copy_half_way(enter, store, star
     coordinator, a, b = await first_round(start, enter, "a", "b")
     slots = coordinator._server.slots
     slots.readings = asyncio.Semaphore(1)
-    data = npy(np.ones(SIZE, np.float32))
-    refs = {member: await put(store, await member.start(), data) for member in (a, b)}
+    refs = {member: await put(store, await member.start(), GOOD) for member in (a, b)}
     before = set(store.keys())
-    copies, go_on = [], threading.Event()
-
-    def slow(target: str) -> None:
-        copies.append(target)
-        assert go_on.wait(60)
-
-    monkeypatch.setattr(store, "begin_copy", slow)
+    copies, go_on = held_copies(store, monkeypatch)
     handing_in = [asyncio.ensure_future(member.end(refs[member], round_=1)) for member in (a, b)]
     async with asyncio.timeout(60):
         while not copies or not all(is_reading(slots, name) for name in "ab"):
@@ -337,7 +327,7 @@ async def test_lost_store_request_that_arrives_late_changes_no_accepted_update(
     """A store far away may carry out a request after its caller gave up, even after another update
     of the same participant was accepted. Each attempt has a key of its own, so nothing changes."""
     coordinator, member = await in_round("a", rounds={"rounds": 1})
-    late: list[tuple[str, bytes]] = []
+    late = []
 
     class LostUpload(MemoryUpload):
         """The request of the commit is lost on its way to the store."""

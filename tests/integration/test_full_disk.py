@@ -1,6 +1,5 @@
 """A disk that is full while updates are uploaded, with real processes."""
 
-import json
 import resource
 import sys
 from typing import Any
@@ -16,16 +15,10 @@ REFUSALS = 4
 NO_LIMIT = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 
 
-def events(coordinator: CoordinatorProcess, event: str) -> list[dict[str, Any]]:
-    lines = (json.loads(line) for line in coordinator.log().splitlines() if line.endswith("}"))
-    return [line for line in lines if line["event"] == event]
-
-
 def refused_uploads(coordinator: CoordinatorProcess) -> list[dict[str, Any]]:
-    return [line for line in events(coordinator, "refused") if "PutWeights" in line["method"]]
+    return [line for line in coordinator.events("refused") if "PutWeights" in line["method"]]
 
 
-@pytest.mark.e2e
 @pytest.mark.skipif(sys.platform != "linux", reason="prlimit")
 async def test_full_disk_has_one_warning_and_a_line_when_it_is_over(keep, tmp_path):
     """The round goes on when there is room again, and every participant ends with 0."""
@@ -57,7 +50,7 @@ async def test_full_disk_has_one_warning_and_a_line_when_it_is_over(keep, tmp_pa
     await until(lambda: len(refused_uploads(coordinator)) >= REFUSALS)
     resource.prlimit(coordinator.pid, resource.RLIMIT_FSIZE, NO_LIMIT)
     assert [await one.died() for one in participants] == [0, 0]
-    (warning,) = events(coordinator, "store_unavailable")
+    (warning,) = coordinator.events("store_unavailable")
     assert warning["level"] == "warning"
-    (over,) = events(coordinator, "store_available")
+    (over,) = coordinator.events("store_available")
     assert over["num_refused"] == len(refused_uploads(coordinator)) >= REFUSALS

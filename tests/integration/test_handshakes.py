@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
+from support import grpc_servers
 from support.certificates import issued, make_authority, write_folder
 from support.waiting import beside
 from xain_foundation.net.channels import find_cause
@@ -29,16 +30,8 @@ PATIENCE_S = 60.0
 
 @contextmanager
 def serving(credentials: grpc.ServerCredentials | None) -> Iterator[str]:
-    server = grpc.server(ThreadPoolExecutor(1))
-    if credentials is None:
-        port = server.add_insecure_port("127.0.0.1:0")
-    else:
-        port = server.add_secure_port("127.0.0.1:0", credentials)
-    server.start()
-    try:
+    with grpc_servers.serving(grpc.server(ThreadPoolExecutor(1)), credentials) as port:
         yield f"127.0.0.1:{port}"
-    finally:
-        server.stop(None).wait()
 
 
 @contextmanager

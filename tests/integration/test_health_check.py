@@ -3,8 +3,6 @@
 import asyncio
 import signal
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import grpc
@@ -12,24 +10,19 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from integration.conftest import config_for
-from support.process import PATIENCE_S, CoordinatorProcess
+from support.commands import called
+from support.grpc_servers import serving_operators
+from support.process import CoordinatorProcess, ran
 from support.waiting import until
 from xain_coordinator.cli.backup import back_up
 from xain_coordinator.inspection import client as inspection_client
-from xain_coordinator.server.operators_socket import OperatorsSocket
 
-pytestmark = pytest.mark.e2e
 SCRIPT = Path(__file__).parents[2] / "deploy/images/health.py"
-PYTHON = [sys.executable, "-IS"]
 
 
 async def check(folder: Path, *flags: str) -> tuple[int, str]:
     """Exit status of the health check and what it prints."""
-    command = [*PYTHON, str(SCRIPT), *flags, str(folder)]
-    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
-    output, _ = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, output.decode()
+    return (await called("-IS", str(SCRIPT), *flags, str(folder)))[:2]
 
 
 async def until_told(wanted: tuple[int, str], folder: Path) -> None:
@@ -67,29 +60,17 @@ async def test_check_whether_it_is_alive_takes_any_answer(tmp_path, *, is_servin
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     response = health_pb2.HealthCheckResponse
     await servicer.set("", response.SERVING if is_serving else response.NOT_SERVING)
-    operators_socket = OperatorsSocket(tmp_path / "journal.sqlite")
-    operators_socket.open(server.add_insecure_port)
-    await server.start()
-    try:
+    async with serving_operators(server, tmp_path):
         answer = "SERVING\n" if is_serving else "NOT_SERVING\n"
         assert await check(tmp_path, "--alive") == (0, answer)
         assert await check(tmp_path) == (0 if is_serving else 1, answer)
-    finally:
-        operators_socket.close()
-        await server.stop(0)
 
 
 async def test_check_of_a_server_that_refuses_it_fails(tmp_path):
     server = grpc.aio.server()
-    operators_socket = OperatorsSocket(tmp_path / "journal.sqlite")
-    operators_socket.open(server.add_insecure_port)
-    await server.start()
-    try:
+    async with serving_operators(server, tmp_path):
         told = f"{tmp_path / 'journal.sock'}: the coordinator refuses the check\n"
         assert await check(tmp_path, "--alive") == (1, told)
-    finally:
-        operators_socket.close()
-        await server.stop(0)
 
 
 async def test_socket_whose_path_is_too_long_is_elsewhere_and_status_says_where(keep, tmp_path):
@@ -120,6 +101,5 @@ def test_health_check_imports_nothing_that_takes_time():
         "import sys; before = set(sys.modules); sys.path.insert(0, sys.argv[1]); import health; "
     )
     script += "print(*sorted(set(sys.modules) - before))"
-    command = [*PYTHON, "-c", script, str(SCRIPT.parent)]
-    found = subprocess.run(command, capture_output=True, check=True, timeout=PATIENCE_S)
-    assert found.stdout.split() == [b"_socket", b"health"]
+    found = ran("-IS", "-c", script, SCRIPT.parent)
+    assert (found.returncode, found.stdout.split()) == (0, ["_socket", "health"])

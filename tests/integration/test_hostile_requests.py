@@ -18,19 +18,16 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2
 
-from integration.conftest import Enter, Keep
+from integration.conftest import Enter
 from support.hostile import METHODS, Answer, ask, channel, malformed, path
-from support.process import PATIENCE_S, CoordinatorProcess
+from support.process import PATIENCE_S, CoordinatorProcess, Keep, ended
 from support.waiting import until
 from support.wire import Member, digest, npy
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_wire.messaging import membership_pb2 as membership
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 
 MIB = 1 << 20
 MAX_RESIDENT_MIB = 200
@@ -122,7 +119,7 @@ NEVER = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}  # caused by input
 
 
 def refusals(port: int, name: str, number: int, request: bytes) -> Counter[grpc.StatusCode]:
-    codes: Counter[grpc.StatusCode] = Counter()
+    codes = Counter()
     with channel(port) as opened:
         for index in range(number):
             identity = MEMBER if index % 2 else UNREGISTERED
@@ -162,7 +159,7 @@ async def test_large_requests_at_a_time_leave_memory_below_200_mib(coordinator):
 def fuzz(port: int, seed: int) -> list[tuple[str, Answer]]:
     """Send malformed requests to every method. Returns the answers that no input may cause."""
     chance = Random(seed)
-    wrong: list[tuple[str, Answer]] = []
+    wrong = []
     with channel(port) as opened:
         for _ in range(FUZZ_CALLS):
             for method in METHODS:
@@ -222,7 +219,7 @@ async def test_half_open_uploads_leave_memory_below_200_mib(tmp_path):
     async def is_collecting() -> bool:
         return (await members[0].status()).phase == "collecting"
 
-    try:
+    async with ended(coordinator):
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(*map(join, range(NUM_UPLOADS)))
             await until(is_collecting)
@@ -235,5 +232,3 @@ async def test_half_open_uploads_leave_memory_below_200_mib(tmp_path):
         for member in members:
             await member.close()
         assert "Traceback" not in coordinator.log()
-    finally:
-        await coordinator.end()

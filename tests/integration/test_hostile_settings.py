@@ -4,13 +4,13 @@ import asyncio
 import os
 import random
 import re
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
+from support.commands import called
 from xain_coordinator.cli.launch.sparse import SparseConfig
 from xain_coordinator.config.coordinator import ENV_PREFIX as COORDINATOR_PREFIX
 from xain_coordinator.config.coordinator import CoordinatorConfig
@@ -90,7 +90,7 @@ def test_every_key_refuses_hostile_values_in_one_line(model, prefix, tmp_path):
     file = tmp_path / "settings.toml"
     for key in keys(model):
         name = dotted(key)
-        tried: list[tuple[str, str | None]] = []
+        tried = []
         begin = time.monotonic()
         for value in chance.sample(TEXTS, VALUES_PER_KEY):
             tried.append((f"flag {value!r}", refusal(model, overrides={name: value})))
@@ -148,14 +148,13 @@ def test_value_of_another_type_is_refused_by_the_name_of_its_key(model, tmp_path
 HOSTILE_FILE = "[server]\ngrpc_options.x = " + "[" * 5000 + "]" * 5000 + "\n"
 
 
-@pytest.mark.e2e
 async def test_hostile_settings_end_a_process_with_status_2(tmp_path):
     """Real processes: a line for each mistake, exit status 2, no traceback, no secret."""
     (tmp_path / "deep.toml").write_text(HOSTILE_FILE)
     coordinator = ("-m", "xain_coordinator", f"--data-dir={tmp_path}", "--port=0")
     participant = ("-m", "xain_participant", "--data=iris")
     many = "9" * 4500
-    commands: list[tuple[dict[str, str], tuple[str, ...]]] = [
+    commands = [
         ({}, (*coordinator, "--min-participants=1000000000")),
         ({}, (*coordinator, f"--set=server.grpc_options.grpc.x={2**40}")),
         ({}, (*coordinator, "--set=journal.path=~nosuchuser/x")),
@@ -169,20 +168,8 @@ async def test_hostile_settings_end_a_process_with_status_2(tmp_path):
     ]
 
     async def end(environment: dict[str, str], command: tuple[str, ...]) -> None:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, *command),
-            env={**os.environ, **environment},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        try:
-            out, err = await process.communicate()
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        told = err.decode()
-        assert (process.returncode, out) == (2, b""), (command, told)
+        status, out, told = await called(*command, **environment)
+        assert (status, out) == (2, ""), (command, told)
         lines = told.splitlines()
         assert 1 <= len(lines) <= 2, (command, told)  # one for each mistake
         assert all(line.startswith("xain-") and len(line) <= MAX_LINE for line in lines)

@@ -10,17 +10,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from integration.conftest import Keep
-from support.process import PATIENCE_S, CoordinatorProcess
+from support.process import PATIENCE_S, CoordinatorProcess, Keep
 from support.wire import Member
 from xain_coordinator.http_face.connections import MAX_CONNECTIONS
 from xain_foundation.net.sockets import free_ports
 from xain_wire.fl import coordinator_pb2 as pb
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 
 MAX_RESIDENT_MIB = 200
 MAX_BODY_BYTES = 4 << 20  # [http] max_body_bytes

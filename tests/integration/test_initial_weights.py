@@ -26,19 +26,18 @@ LAYOUT = (
 class Named(Participant):
     """Adds 1 to the weights each round, and writes down what it was asked to do."""
 
-    def __init__(self, first: float, length: int = 6) -> None:
+    def __init__(self, first: float) -> None:
         self.first = first
-        self.length = length
         self.num_initialised = 0
         self.trained: list[tuple[float, int]] = []
         self.layouts: list[Layout] = []
 
     def init_weights(self) -> NDArray[Any]:
         self.num_initialised += 1
-        return np.full(self.length, self.first, np.float32)
+        return np.full(6, self.first, np.float32)
 
     def init_layout(self) -> Layout:
-        return LAYOUT if self.length == 6 else ()
+        return LAYOUT
 
     def on_model(self, layout: Layout, metadata: Mapping[str, str]) -> None:
         self.layouts.append(layout)

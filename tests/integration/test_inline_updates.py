@@ -6,17 +6,11 @@ import threading
 import grpc
 import pytest
 
-from support.wire import Code, assert_refused, digest, npy
+from support.wire import Code, assert_refused, inside
 from xain_coordinator.core.vocabulary.keys import is_journalled
 from xain_coordinator.journal.sqlite import SqliteJournal
-from xain_wire.fl import coordinator_pb2 as pb
 
 PATIENCE_S = 60.0
-
-
-def inside(vector: object) -> pb.WeightsRef:
-    data = npy(vector)
-    return pb.WeightsRef(size_bytes=len(data), digest=digest(data), data=data)
 
 
 def stored(coordinator) -> list[str]:

@@ -23,7 +23,7 @@ from support.transfers import (
     written,
 )
 from support.waiting import until
-from support.wire import Code, Member, assert_refused, digest, npy, refused
+from support.wire import Code, Member, assert_refused, digest, inside, refused
 from xain_coordinator.core.vocabulary.keys import attempt_key
 from xain_coordinator.core.vocabulary.replies import Ticket
 from xain_coordinator.core.vocabulary.values import StoredWeights
@@ -185,7 +185,7 @@ async def test_no_message_is_read_while_a_part_is_read_again(
     gate = held(monkeypatch, "pick_up")
     asked = asyncio.ensure_future(found(a))
     await gate.entered()
-    read: list[UploadStream] = []
+    read = []
     read_header = UploadStream.header
 
     async def noted(self: UploadStream) -> Header:
@@ -215,7 +215,7 @@ async def test_commit_outlives_its_connection(in_round, monkeypatch):
     """An upload that was whole when the connection broke is not sent again."""
     coordinator, a = await in_round("a")
     gate, complete = Gate(), MeasuredUpload.complete
-    completed: list[StoredWeights] = []
+    completed = []
 
     def gated(self: MeasuredUpload) -> StoredWeights:
         completed.append(complete(self))
@@ -249,11 +249,8 @@ async def test_a_damaged_part_is_not_the_senders_fault(in_round, start, join, tm
     await a.end((await (await put(a))).ref)
 
 
-async def inside(member: Member, round_: int) -> None:
-    """Hand in an update that travels inside its reference."""
-    data = npy(np.ones(10, dtype=np.float32))
-    key = f"{round_}/{member.participant_id}"
-    ref = pb.WeightsRef(key=key, size_bytes=len(data), digest=digest(data), data=data)
+async def hand_in_inside(member: Member, round_: int) -> None:
+    ref = inside(np.ones(10, dtype=np.float32), f"{round_}/{member.participant_id}")
     await member.end(ref, round_=round_)
 
 
@@ -261,7 +258,7 @@ async def kept_of_a_round_that_is_over(a: Member, folder: Path) -> None:
     await join_round(a)
     await broken_off(a, folder, 3 * MIB)
     assert await found(a) == 3 * MIB
-    await inside(a, 0)
+    await hand_in_inside(a, 0)
     await a.until(pb.ROUND, 1)
     assert len(parts(folder)) == 1
 
@@ -271,7 +268,7 @@ async def test_broken_upload_is_dropped_with_its_round(start, join, tmp_path):
     coordinator = await start(rounds={"rounds": 3})
     a = join(coordinator, "a")
     await kept_of_a_round_that_is_over(a, tmp_path)
-    await inside(a, 1)
+    await hand_in_inside(a, 1)
     await until(lambda: parts(tmp_path) == [])
 
 
@@ -281,10 +278,10 @@ async def test_part_of_an_earlier_process_is_removed_when_its_round_is_over(
     """The part is not asked for any more. Newer parts are left alone."""
     _, a = await begun_again(in_round, start, join, tmp_path)
     assert len(parts(tmp_path)) == 1
-    await inside(a, 0)
+    await hand_in_inside(a, 0)
     await a.until(pb.ROUND, 1)
     assert len(parts(tmp_path)) == 1
-    await inside(a, 1)
+    await hand_in_inside(a, 1)
     await until(lambda: parts(tmp_path) == [])
 
 

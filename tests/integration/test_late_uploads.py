@@ -32,7 +32,7 @@ async def test_update_of_a_round_that_is_over_does_not_stay(
     )
     complete = MeasuredUpload.complete
     is_begun, may_end = threading.Event(), threading.Event()
-    completed: list[str] = []
+    completed = []
 
     def slow(self: MeasuredUpload) -> StoredWeights:
         if "/b." in self.key:

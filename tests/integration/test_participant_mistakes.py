@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from integration.conftest import Keep
 from support.commands import status
-from support.process import PATIENCE_S, CoordinatorProcess, Process
+from support.process import PATIENCE_S, CoordinatorProcess, Keep, Process
 from xain_coordinator.inspection.client import fetch
 from xain_foundation.exit_statuses import EXIT_NOTHING_COUNTED
 
@@ -23,16 +22,16 @@ SETTINGS: dict[str, object] = {
 }
 
 SCRIPT = """
-import os, signal, sys, time
+import sys, time
 import numpy as np
-from xain_participant import CoordinatorClient, Participant, run
+from xain_participant import Participant, run
 
 class Site(Participant):
     def init_weights(self):
         return np.zeros(3, np.float32)
 
     def train_round(self, weights, epochs, epoch_base):
-        if {how!r} in ("fails", "fails and is killed"):
+        if {how!r} == "fails":
             raise ValueError("patient 4711 has no age")
         if {how!r} == "hangs":
             time.sleep(3600)  # longer than the test lasts
@@ -41,15 +40,7 @@ class Site(Participant):
             return weights * np.float32("nan"), 10
         return weights + 1, 10
 
-if {how!r} == "fails and is killed":
-    report = CoordinatorClient.report_failure
-
-    def report_and_die(*told):
-        report(*told)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    CoordinatorClient.report_failure = report_and_die
-sys.exit(run(Site(), {target!r}, {name!r}, instance_id={instance!r}, tells_messages={tells}))
+sys.exit(run(Site(), {target!r}, {name!r}))
 """
 
 
@@ -57,18 +48,10 @@ class Site(Process):
     """A participant of a script of its own."""
 
     def __init__(
-        self,
-        folder: Path,
-        target: str,
-        name: str,
-        how: str = "trains",
-        *,
-        log: str = "",
-        instance: str | None = None,
-        tells: bool = False,
+        self, folder: Path, target: str, name: str, how: str = "trains", *, log: str = ""
     ) -> None:
         super().__init__(folder, log or name)
-        text = SCRIPT.format(how=how, target=target, name=name, instance=instance, tells=tells)
+        text = SCRIPT.format(how=how, target=target, name=name)
         self._command = ["-c", "import logging; logging.basicConfig(level=20)\n" + text]
 
     async def start(self) -> None:
@@ -128,11 +111,6 @@ def target_of(coordinator: CoordinatorProcess) -> str:
     return f"127.0.0.1:{coordinator.port}"
 
 
-def lines(coordinator: CoordinatorProcess, event: str) -> list[dict[str, object]]:
-    found = (json.loads(line) for line in coordinator.log().splitlines() if line.startswith("{"))
-    return [line for line in found if line["event"] == event]
-
-
 # --- two processes with one id ---
 
 
@@ -168,7 +146,7 @@ async def test_process_with_the_state_directory_of_a_killed_one_takes_over_at_on
     first.log_path.unlink()
     again = await launch(Csv(tmp_path, target, "ward", table, *flags))
     await again.until_logged("joined")
-    assert lines(coordinator, "participant_left") == []
+    assert coordinator.events("participant_left") == []
 
 
 # --- failures ---
@@ -183,7 +161,7 @@ async def test_failure_of_a_participant_reaches_log_record_and_status(begin, lau
     assert await bad.died() == 1
     assert "patient 4711 has no age" in bad.log()
     await coordinator.until_logged("training_failed")
-    (line,) = lines(coordinator, "training_failed")
+    (line,) = coordinator.events("training_failed")
     assert (line["participant"], line["reason"]) == ("bad", "ValueError")
     assert "in train_round" in str(line["traceback"])
     assert "4711" not in coordinator.log()
@@ -196,7 +174,7 @@ async def test_failure_of_a_participant_reaches_log_record_and_status(begin, lau
     accounts = {one.participant_id: one for one in snapshot.status.sites}
     assert accounts["good"].rounds_contributed == 3
     assert accounts["bad"].rounds_contributed == 0, "initial weights are not trained"
-    assert lines(coordinator, "participation") != []
+    assert coordinator.events("participation") != []
 
 
 async def test_refused_updates_reach_the_participant_the_record_log_and_status(
@@ -217,10 +195,10 @@ async def test_refused_updates_reach_the_participant_the_record_log_and_status(
     assert await bad.died() == EXIT_NOTHING_COUNTED, bad.log()
     why = "the weights are not finite, first at index 0; train with a smaller learning rate"
     assert bad.log().count(f"update_invalid participant='bad' round=1 reason='{why}'") == 2
-    refused = lines(coordinator, "update_refused")
+    refused = coordinator.events("update_refused")
     assert [one["participant"] for one in refused] == ["bad", "bad"]
     assert {one["reason"] for one in refused} == {why}
-    assert [one["participant"] for one in lines(coordinator, "participant_left_out")] == ["bad"]
+    assert [one["participant"] for one in coordinator.events("participant_left_out")] == ["bad"]
     snapshot = fetch(target, everything=True)
     _, record, *later = snapshot.rounds.rounds
     assert sorted(record.selected) == ["bad", "good"]
@@ -228,8 +206,8 @@ async def test_refused_updates_reach_the_participant_the_record_log_and_status(
     assert dict(record.missing) == {"bad": f"refused: {why}"}
     assert [list(one.selected) for one in later] == [["good"]] * 3
     # The same at the end, in the log and on the operator's screen.
-    assert lines(coordinator, "participation")[0]["rounds_contributed"] == {"good": 4}
-    assert lines(coordinator, "participants_never_counted")[0]["participant"] == ["bad"]
+    assert coordinator.events("participation")[0]["rounds_contributed"] == {"good": 4}
+    assert coordinator.events("participants_never_counted")[0]["participant"] == ["bad"]
     assert list(snapshot.status.warnings) == [
         "bad has never counted; it was selected for 1 round: left out until round 102.",
         "50% of the samples were lost in the latest rounds; rounds.max_lost_share is 20%.",
@@ -266,29 +244,53 @@ async def test_participant_that_hangs_is_left_out_and_warned_of(begin, launch, t
     # Its initial weights were averaged with those of the other one; training they are none.
     (warning,) = (one for one in snapshot.status.warnings if one.startswith("slow "))
     assert warning.startswith("slow has never counted")
-    assert lines(coordinator, "session_finished")[0]["cause"] == "completed"
+    assert coordinator.events("session_finished")[0]["cause"] == "completed"
 
 
-# --- another task ---
+# --- data that do not fit ---
 
 
 CLASSES = "a,b,y\n1,2,no\n2,1,yes\n3,1,yes\n1,3,no\n"
 NUMBERS = "a,b,y\n1,2,0.5\n2,1,1.25\n3,1,7.5\n1,3,2.75\n"
+KG = "--set=data.units.a=kg"
+# For each site its table, its flags, and what both ends are told. Unit tests have every mistake.
+MISFITS: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "regression": (NUMBERS, ("--task=regression",), "the data are for regression, the session for"),
+    "renamed": (
+        CLASSES.replace("b,y", "B_cm,y"),
+        (),
+        "column 'b' of the session's schema is not in the data, and column 'B_cm' of the data is"
+        " not in the schema; if two of them are the same, rename it, set data.rename",
+    ),
+    "pounds": (
+        CLASSES,
+        ("--set=data.units.a=lb",),
+        "column 'a' is in the unit 'lb', in the session's schema in 'kg'",
+    ),
+    "outcome": (CLASSES.replace(",y", ",z"), (KG,), "the target is called 'z', in the session 'y'"),
+    "stray": (f"{CLASSES}2,2,unknown\n", (), "label 'unknown' of the target 'y' is unknown to the"),
+}
 
 
-async def test_data_of_another_task_are_refused_at_both_sides(begin, launch, tmp_path):
+async def test_data_that_do_not_fit_are_refused_at_both_sides(begin, launch, tmp_path):
+    """The first participant's data are the schema."""
     coordinator = await begin(workload__name="sgd")
     target = target_of(coordinator)
-    first = await launch(Csv(tmp_path, target, "first", CLASSES))
+    first = await launch(Csv(tmp_path, target, "first", CLASSES, KG))
     await first.until_logged("joined")
-    wrong = await launch(Csv(tmp_path, target, "wrong", NUMBERS, "--task", "regression"))
-    assert await wrong.died() == 1
-    assert "regression" in wrong.log()
-    assert "left_without_goodbye" not in wrong.log(), "it has never joined"
-    await coordinator.until_logged("rendezvous_refused")
-    (warning,) = fetch(target).status.warnings
-    assert "wrong" in warning
-    assert "regression" in warning
+    for name, (table, flags, complaint) in MISFITS.items():
+        site = await launch(Csv(tmp_path, target, name, table, *flags))
+        assert await site.died() == 1
+        assert complaint in json.loads(site.log().splitlines()[-1])["reason"]
+        assert "left_without_goodbye" not in site.log(), "it has never joined"
+    told = coordinator.events("rendezvous_refused")
+    assert [line["participant"] for line in told] == list(MISFITS)
+    for line, (name, (*_, complaint)) in zip(told, MISFITS.items(), strict=True):
+        assert (line["level"], line["code"]) == ("warning", "PROFILE_MISMATCH")
+        assert complaint in str(line["reason"])
+        assert name in str(line["reason"])
+    named = [one.partition(" was not let in: ")[0] for one in fetch(target).status.warnings]
+    assert sorted(named) == sorted(map(repr, MISFITS))
 
 
 # --- a coordinator without a workload ---
@@ -304,7 +306,7 @@ async def test_table_for_a_coordinator_without_a_workload_is_told_at_both_sides(
     assert "add --workload sgd to its start" in site.log()
     assert "Traceback" not in site.log()
     await coordinator.until_logged("training_failed")
-    assert "add --workload sgd to its start" in lines(coordinator, "training_failed")[0]["reason"]
+    assert "add --workload sgd to its start" in coordinator.events("training_failed")[0]["reason"]
 
 
 # --- packages that are missing ---

@@ -13,7 +13,6 @@ import pytest
 import xain
 from support.agents import ends_of
 from support.waiting import until
-from support.wire import Member
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_participant import Agent, StateDirectory, WorkloadParticipant
 from xain_participant.sdk.participant import Assignment, call_train_round
@@ -54,7 +53,7 @@ def train(
 async def models(
     coordinator: SessionCoordinator, join: Any, rounds: int
 ) -> list[np.ndarray[Any, Any]]:
-    reader: Member = join(coordinator, "reader")
+    reader = join(coordinator, "reader")
     downloads = [await reader.download(f"{number}/global") for number in range(rounds + 1)]
     return [np.load(io.BytesIO(data), allow_pickle=False) for data in downloads]
 
@@ -149,7 +148,7 @@ async def test_patterns_that_do_not_fit_the_model_are_named(start, join, pattern
 
 def script(target: str, name: str, step: float, state_dir: Path | None = None) -> dict[str, Any]:
     """Add `step` to all tensors in each round; returns the tensors of the last round."""
-    weights: dict[str, Any] = {}
+    weights = {}
     initial = {"body": np.zeros(2, np.float32), "head.w": np.full(3, 10.0, np.float32)}
     for round_ in xain.rounds(initial, coordinator=target, id=name, state_dir=state_dir):
         weights = {key: value + np.float32(step) for key, value in round_.weights.items()}

@@ -6,15 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from grpc_status import rpc_status
 
+from support.agents import Same
 from support.wire import Member
 from xain_coordinator.core.vocabulary import commands as c
 from xain_coordinator.core.vocabulary.values import ParticipantState
-from xain_participant import Agent, Participant
+from xain_participant import Agent
 from xain_wire.fl import coordinator_pb2 as pb
 
 MANY = 300
@@ -95,22 +95,12 @@ async def test_hundreds_are_admitted_at_the_rate_limit(start_limited, join, come
     assert len(coordinator.driver.session.members) == MANY
 
 
-class Same(Participant):
-    """Hands in what it gets."""
-
-    def init_weights(self) -> Any:
-        return np.float32([1, 2, 3])
-
-    def train_round(self, weights: Any, epochs: int, epoch_base: int) -> Any:
-        return weights, 1
-
-
 async def test_agents_come_at_their_reserved_times(start_limited):
     """One after another, with their streams as well; then they train as ever."""
     per_s = 4.0
     coordinator = await start_limited(per_s, 1, rounds=2, min_participants=6)
     agents = [Agent(Same(), f"127.0.0.1:{coordinator.port}", f"site-{i}") for i in range(6)]
-    joined_at: list[float] = []
+    joined_at = []
     # Threads of their own: the loop's are few, and the coordinator needs them.
     threads = ThreadPoolExecutor(len(agents))
     loop = asyncio.get_running_loop()

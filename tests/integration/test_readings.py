@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import tracemalloc
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -56,7 +56,6 @@ class Held:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Held:
-    """Hold all readings of the store."""
     held = Held()
     monkeypatch.setattr(sources, "measure", held.holding(sources.measure))
     monkeypatch.setattr(MeasuredUpload, "pick_up", held.holding(MeasuredUpload.pick_up))
@@ -69,7 +68,7 @@ async def test_few_are_read_back_at_a_time(start, join, tmp_path, held):
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(NUM_READINGS + 2))
     named, uploaded, broken = ([f"{kind}-{n}" for n in range(3)] for kind in "nub")
     names = [*named, *uploaded, *broken, "other"]
-    settings: dict[str, dict[str, Any]] = {"rounds": {"rounds": 1, "min_participants": len(names)}}
+    settings = {"rounds": {"rounds": 1, "min_participants": len(names)}}
     coordinator = await start(**settings)
     members = {name: join(coordinator, name) for name in names}
     await asyncio.gather(*(member.rendezvous() for member in members.values()))
@@ -84,7 +83,7 @@ async def test_few_are_read_back_at_a_time(start, join, tmp_path, held):
     coordinator = await start(**settings)
     members = {name: join(coordinator, name) for name in names}
     coordinator.store.put({f"0/{name}": DATA for name in named})
-    calls: list[Awaitable[Any]] = [members[name].end(name=name, round_=None) for name in named]
+    calls = [members[name].end(name=name, round_=None) for name in named]
     calls += [members[name].end(refs[name]) for name in uploaded]
     calls += [found(members[name]) for name in broken]
     asked = [asyncio.ensure_future(call) for call in calls]

@@ -1,9 +1,7 @@
 """The coordinator dies and is started again on the same journal."""
 
 import asyncio
-import io
 import itertools
-import json
 import shutil
 import subprocess
 import sys
@@ -93,7 +91,6 @@ class Walker(Participant):
         return weights * np.float32(0.9) + self.step, int(10 * self.step)
 
 
-@pytest.mark.e2e
 @pytest.mark.timeout(300)  # it starts some dozens of coordinators, one after the other
 async def test_kill_9_at_every_sync_changes_nothing(tmp_path):
     """The coordinator dies at its first sync, its second, its third, ... in uploads, commits,
@@ -204,7 +201,6 @@ def tiny_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TinyDi
         subprocess.run(["umount", str(folder)], check=True)
 
 
-@pytest.mark.e2e
 @pytest.mark.skipif(sys.platform != "linux", reason="prlimit, tmpfs")
 async def test_a_full_disk_ends_the_process_and_not_the_session(tiny_disk, keep, join, tmp_path):
     """The process stops with a line that says why, and with status 1. When there is room again, the
@@ -235,7 +231,7 @@ async def test_a_full_disk_ends_the_process_and_not_the_session(tiny_disk, keep,
     assert refused is Code.UNAVAILABLE
     async with asyncio.timeout(60):
         assert await process.died() == 1
-    last = [json.loads(line) for line in process.log().splitlines()][-2:]
+    last = process.events()[-2:]
     assert [line["event"] for line in last] == ["coordinator_failed", "stopping"]
     assert str(settings["journal.path"]) in last[0]["error"]
     assert 0 < len(acknowledged) < len(names)
@@ -249,5 +245,5 @@ async def test_a_full_disk_ends_the_process_and_not_the_session(tiny_disk, keep,
             await member.hand_in([float(number)], number + 1)
     await members["p00"].until(pb.FINISHED, 0)
     # The first models all weigh the same.
-    (mean,) = np.load(io.BytesIO(await members["p00"].download("1/global")))
+    (mean,) = await members["p00"].model(1)
     assert mean == np.mean(range(len(names)))

@@ -9,7 +9,7 @@ import threading
 import numpy as np
 from rich.console import Console
 
-from support.wire import Code, assert_refused, digest, npy
+from support.wire import Code, assert_refused, digest, inside, npy
 from xain_coordinator.cli.report.page import page
 from xain_coordinator.cli.status import frame
 from xain_coordinator.core.view.records import RoundRecord
@@ -92,12 +92,6 @@ async def test_watch_sends_no_message_only_because_an_update_was_accepted(start,
     call.cancel()
 
 
-def inside(vector: list[float]) -> pb.WeightsRef:
-    """An update that travels inside its reference."""
-    data = npy(vector)
-    return pb.WeightsRef(size_bytes=len(data), digest=digest(data), data=data)
-
-
 async def test_an_accepted_update_is_never_overwritten(in_round):
     """An upload begun before the acceptance and ended after it leaves the accepted one alone."""
     _, a, b = await in_round("a", "b", rounds={"rounds": 1})
@@ -111,7 +105,7 @@ async def test_an_accepted_update_is_never_overwritten(in_round):
     await assert_refused(late, Code.ALREADY_EXISTS)
     await b.hand_in([3.0])
     await a.until(pb.FINISHED, 0)
-    assert array(await a.download("1/global")).tolist() == [2.0]
+    assert (await a.model(1)).tolist() == [2.0]
 
 
 async def test_a_call_that_was_given_up_does_not_write_later(in_round, monkeypatch):
@@ -138,7 +132,7 @@ async def test_a_call_that_was_given_up_does_not_write_later(in_round, monkeypat
     go_on.set()
     await second
     await a.until(pb.FINISHED, 0)
-    assert array(await a.download("1/global")).tolist() == [1.0]
+    assert (await a.model(1)).tolist() == [1.0]
 
 
 async def test_a_new_upload_ends_the_one_before(in_round):

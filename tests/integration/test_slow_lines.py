@@ -194,7 +194,7 @@ async def test_download_that_breaks_off_is_kept_for_the_next_try(in_round, proxy
         work = await site.again(client.start_round)
         proxy.throttle(20_000)
         down = proxy.num_bytes_down
-        refused: list[Refused] = []
+        refused = []
 
         def get() -> None:
             try:

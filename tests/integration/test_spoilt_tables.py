@@ -22,7 +22,6 @@ from sklearn.datasets import load_diabetes
 from support.spoilt import (
     Finding,
     Read,
-    Row,
     Rows,
     Study,
     added,
@@ -49,10 +48,10 @@ PLACEHOLDER = re.compile(r"\b(NAME|VALUE|N)\b")
 
 def wards() -> Study:
     """Patients with numbers, categories, gaps and a name with an umlaut."""
-    sites: dict[str, Rows] = {}
+    sites = {}
     for seed, site in enumerate(SITES):
         chance = np.random.RandomState(seed)
-        rows: list[Row] = []
+        rows = []
         for _ in range(150):
             age, lactate = chance.normal(61, 12), np.exp(chance.normal(0.6, 0.6))
             sex, ward = "mf"[chance.randint(2)], ("Süd", "Nord", "West")[chance.randint(3)]
@@ -117,7 +116,7 @@ class Case:
 
 def parquet(rows: Rows) -> bytes:
     """Columns of numbers and of text, as a database writes them."""
-    columns: dict[str, list[Any]] = {}
+    columns = {}
     for name in rows[0]:
         texts = [row[name] or None for row in rows]
         try:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from integration.coordinator.test_overtaking import OddProcess
+from support.commands import called
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_wire.fl import coordinator_pb2 as pb
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_signals_drain_and_persist(enter, join, process, number):
     """A watch ends with UNAVAILABLE, the process exits with 0, and the session is there again."""
@@ -51,15 +51,10 @@ cli.app(["--data-dir", sys.argv[1], "--port=0", "--set=server.drain_s=0"])
 
 async def spoilt(spoil: str, folder: Path) -> tuple[int, list[str]]:
     """The exit status and the logged events of a process with a defect."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", SPOILT.format(spoil=spoil), str(folder)),
-        stderr=asyncio.subprocess.PIPE,
-    )
-    _, log = await process.communicate()
-    return process.returncode, [json.loads(line)["event"] for line in log.splitlines()]
+    status, _, log = await called("-c", SPOILT.format(spoil=spoil), str(folder))
+    return status, [json.loads(line)["event"] for line in log.splitlines()]
 
 
-@pytest.mark.e2e
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 async def test_a_thread_that_hangs_does_not_hold_the_process(tmp_path):
     """Stopped while a thread waits for a store that does not answer, it leaves soon all the same.
@@ -70,7 +65,6 @@ async def test_a_thread_that_hangs_does_not_hold_the_process(tmp_path):
     assert told == ["coordinator_serving", "stopping", "stopped", "threads_left_behind"]
 
 
-@pytest.mark.e2e
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 async def test_an_error_while_stopping_is_called_one(tmp_path):
     """The log does not say "cannot_start", and the steps after it happen all the same."""

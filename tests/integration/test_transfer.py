@@ -2,13 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 import numpy as np
 import pytest
 
 from support.transfers import DATA, HEADER_BYTES, MIB, VECTOR, connected, header, put
-from support.wire import Code, assert_refused, digest, npy
+from support.wire import Code, assert_refused, digest, inside, npy
 from xain_participant.sdk.encoded import quantise
 from xain_participant.wire.client import Refused
 from xain_wire.fl import coordinator_pb2 as pb
@@ -132,12 +131,7 @@ async def test_an_update_that_is_too_far_away_is_refused(in_round, size, dtype):
     far, near = np.full(size, 100, dtype), np.full(size, 100, dtype)
     far[[0, -1]] += np.array([6, 8], dtype)
     near[[0, -1]] += np.array([3, 4], dtype)
-
-    async def inside(data: bytes) -> Any:
-        ref = pb.WeightsRef(key="1/a", size_bytes=len(data), digest=digest(data), data=data)
-        return await a.end(ref, round_=1)
-
-    calls = [a.upload(far, 1)] + ([inside(npy(far))] if size == 10 else [])
+    calls = [a.upload(far, 1)] + ([a.end(inside(far, "1/a"), round_=1)] if size == 10 else [])
     for call in calls:
         await assert_refused(
             call, Code.INVALID_ARGUMENT, "INVALID_UPDATE", "is 10 away", "at most 5 "

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from support.process import PATIENCE_S, CoordinatorProcess
+from support.commands import called
+from support.process import PATIENCE_S, CoordinatorProcess, ended
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(sys.platform != "linux", reason="a peak is read from /proc"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a peak is read from /proc")
 
 MIB = 1 << 20
 MODEL_MIB = 64
@@ -59,16 +57,9 @@ async def growth(folder: Path, encoding: str) -> int:
     coordinator = CoordinatorProcess(folder, settings)
     await coordinator.start()
     target, size = f"127.0.0.1:{coordinator.port}", str(MODEL_MIB * MIB // 4)
-    command = ("-c", TRAINEE, target, "a", str(folder / "a"), size)
-    participant = await asyncio.create_subprocess_exec(
-        sys.executable, *command, stdout=asyncio.subprocess.PIPE
-    )
-    try:
-        told, _ = await asyncio.wait_for(participant.communicate(), PATIENCE_S)
-    finally:
-        if participant.returncode is None:
-            participant.kill()
-        await coordinator.end()
+    async with ended(coordinator), asyncio.timeout(PATIENCE_S):
+        status, told, err = await called("-c", TRAINEE, target, "a", f"{folder}/a", size)
+    assert status == 0, err
     return int(told)
 
 

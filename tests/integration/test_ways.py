@@ -5,17 +5,18 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from support import grpc_servers
 from support.certificates import make_authority, write_folder
 from support.connect_proxy import ConnectProxy
 from support.waiting import beside
 from xain_foundation.net.channels import open_channel, proxy_to, why_unreachable
-from xain_foundation.net.proxies import PROXIES, WITHOUT
 from xain_foundation.security.identity import Role
 from xain_foundation.security.tls import Certificates
 from xain_participant.wire.direct import DirectTransfer, OfferFailed
@@ -24,31 +25,14 @@ from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.weights_port import PATH
 
 PATIENCE_S = 60.0
+pytestmark = pytest.mark.usefixtures("without_proxies")
 
 
-@pytest.fixture(autouse=True)
-def _no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*PROXIES, *WITHOUT):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
-
-
-@contextmanager
-def serving(
-    host: str = "127.0.0.1", credentials: grpc.ServerCredentials | None = None
-) -> Iterator[int]:
+def serving(**options: Any) -> AbstractContextManager[int]:
     """A gRPC server with health checks; its port."""
     server = grpc.server(ThreadPoolExecutor(4))
     health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
-    if credentials is None:
-        port = server.add_insecure_port(f"{host}:0")
-    else:
-        port = server.add_secure_port(f"{host}:0", credentials)
-    server.start()
-    try:
-        yield port
-    finally:
-        server.stop(0).wait()
+    return grpc_servers.serving(server, **options)
 
 
 def is_served(address: str) -> bool:
@@ -71,7 +55,7 @@ def test_host_of_any_name_is_reached(monkeypatch, host):
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
 def test_address_of_ipv6_is_reached():
-    with serving("[::1]") as port:
+    with serving(host="[::1]") as port:
         assert is_served(f"[::1]:{port}")
 
 
@@ -125,7 +109,7 @@ def accepting(answer: Callable[[socket.socket], object]) -> Iterator[int]:
             except OSError:
                 pass
 
-        open_: list[socket.socket] = []
+        open_ = []
         with beside(accept):
             yield listening.getsockname()[1]
             listening.shutdown(socket.SHUT_RDWR)

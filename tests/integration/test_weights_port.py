@@ -453,13 +453,13 @@ async def test_coordinator_starts_without_a_port_that_was_not_asked_for(start, j
 @pytest.mark.parametrize("fault", ["full", "closed"])
 async def test_participant_falls_back_to_grpc_at_once(start, join, fault):
     """A port that is full or cannot be reached costs a participant no round."""
-    settings: dict[str, Any] = {}
+    settings = {}
     if fault == "closed":
         settings["server"] = {"weights_address": f"127.0.0.1:{free_ports(1)[0]}"}
     coordinator, _ = await with_model(partial(start, **settings), join, VECTOR)
     if fault == "full":
         coordinator._weights_port.max_connections = 0
-    failed: list[str] = []
+    failed = []
 
     def take_part() -> pb.WeightsRef:
         with CoordinatorClient(

@@ -109,10 +109,10 @@ steps_of_all_kinds = st.lists(
 
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(registered=st.lists(expressions, min_size=1, max_size=3), steps=steps_of_all_kinds)
-def test_a_table_fires_as_the_slow_one_does(registered: list[Any], steps: list[Any]) -> None:
+def test_a_table_fires_as_the_slow_one_does(registered, steps):
     """The same events, with the same messages, in the same order, whichever peers come and go."""
-    peers: Peers = {"worker": {"w1", "learner"}, "learner": {"l1"}}
-    table: EventTable[int, Sent] = EventTable(lambda: peers)
+    peers = {"worker": {"w1", "learner"}, "learner": {"l1"}}
+    table = EventTable(lambda: peers)
     slow = [SlowEvent(expression) for expression in registered]
     for key, expression in enumerate(registered):
         table.register(expression, key)
@@ -143,7 +143,7 @@ def test_a_table_fires_as_the_slow_one_does(registered: list[Any], steps: list[A
 
 @settings(derandomize=True, deadline=None)
 @given(expressions)
-def test_parsed_condition_is_written_the_same(expression: Any) -> None:
+def test_parsed_condition_is_written_the_same(expression):
     """The canonical form parses to the same condition, and the shown form names its units."""
     condition = parse(expression)
     kept = condition.expression

@@ -26,7 +26,7 @@ def pairs(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
 
 
 @given(pair=pairs())
-def test_decoded_values_are_near_the_encoded_ones(pair: tuple[np.ndarray, np.ndarray]) -> None:
+def test_decoded_values_are_near_the_encoded_ones(pair):
     update, model = pair
     codec = DeltaCodec()
     try:
@@ -45,7 +45,7 @@ def test_decoded_values_are_near_the_encoded_ones(pair: tuple[np.ndarray, np.nda
     assert (np.abs(decoded - w) <= bound).all()
 
 
-def test_an_update_that_changes_nothing_is_the_model() -> None:
+def test_an_update_that_changes_nothing_is_the_model():
     model = np.linspace(-3, 5, 1000, dtype=np.float32)
     codec = DeltaCodec()
     decoded = codec.decode(bytes(codec.encode(model, model)), model)
@@ -53,7 +53,7 @@ def test_an_update_that_changes_nothing_is_the_model() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_infinite_values_cannot_be_encoded(bad: float) -> None:
+def test_infinite_values_cannot_be_encoded(bad):
     """An update with an infinite value travels as it is: the refusal can name the position."""
     model = np.zeros(10, dtype=np.float32)
     update = model.copy()
@@ -62,7 +62,7 @@ def test_infinite_values_cannot_be_encoded(bad: float) -> None:
         DeltaCodec().encode(update, model)
 
 
-def test_bytes_that_no_encoder_writes_are_refused() -> None:
+def test_bytes_that_no_encoder_writes_are_refused():
     codec = DeltaCodec()
     model = np.zeros(10, dtype=np.float32)
     encoded = bytearray(codec.encode(model + 1, model))
@@ -75,7 +75,7 @@ def test_bytes_that_no_encoder_writes_are_refused() -> None:
             codec.decode(bytes(encoded), model)
 
 
-def test_only_vectors_of_float32_that_fit_their_model_are_encoded() -> None:
+def test_only_vectors_of_float32_that_fit_their_model_are_encoded():
     single = np.zeros(4, dtype="<f4")
     assert can_encode(single, single)
     assert not can_encode(single, np.zeros(5, dtype="<f4"))

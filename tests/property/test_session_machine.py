@@ -250,7 +250,6 @@ class SessionMachine(RuleBasedStateMachine):
             return refusal
 
     def ask(self, question: Question) -> r.Reply | errors.Refusal:
-        """Ask something that may be refused."""
         try:
             with self._unchanged():
                 return ask(self.session, question)
@@ -273,7 +272,6 @@ class SessionMachine(RuleBasedStateMachine):
         return outcome if isinstance(outcome, Decision) else None
 
     def refused(self, command: c.Command, why: Why) -> None:
-        """Send something that must be refused."""
         assert is_refused(self.attempt(command), why)
 
     def _profile(self, profile: DataProfile | None = None) -> DataProfile | None:

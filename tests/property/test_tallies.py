@@ -63,8 +63,8 @@ def require_same_with_a_late_site(sites: Sequence[Tallies], found: Mapping[str, 
 @settings(deadline=None, max_examples=60)
 @given(seeds, num_sites, st.integers(2, 6), st.integers(12, 600), spreads)
 def test_figures_of_a_classification_are_those_of_scikit_learn_for_any_division(
-    seed: int, parts: int, num_classes: int, num_rows: int, spread: float
-) -> None:
+    seed, parts, num_classes, num_rows, spread
+):
     chance = np.random.default_rng(seed)
     target, p = classified(num_classes, num_rows, spread, chance)
     predicted = p.argmax(axis=1)
@@ -108,8 +108,8 @@ def test_figures_of_a_classification_are_those_of_scikit_learn_for_any_division(
 @settings(deadline=None, max_examples=60)
 @given(seeds, num_sites, st.integers(8, 400), st.sampled_from([0.0, 1e3, 1e6]))
 def test_figures_of_a_regression_are_those_of_scikit_learn_for_any_division(
-    seed: int, parts: int, num_rows: int, offset: float
-) -> None:
+    seed, parts, num_rows, offset
+):
     """Also of targets that are far from 0, and of sites whose means differ by much."""
     chance = np.random.default_rng(seed)
     target = offset + chance.normal(size=num_rows) * 10
@@ -145,7 +145,7 @@ def test_figures_of_a_regression_are_those_of_scikit_learn_for_any_division(
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 1e9 / 7])
-def test_target_that_is_constant_but_for_rounding_has_no_r2(value: float) -> None:
+def test_target_that_is_constant_but_for_rounding_has_no_r2(value):
     """The mean of equal numbers may differ from them in the last digit: R2 was -1e20."""
     target = value * np.array([1, 1 + 2.0**-52] * 50)
     sites = [tally_numbers(target[part], target[part] + 1) for part in (slice(33), slice(33, 100))]
@@ -159,7 +159,7 @@ def test_target_that_is_constant_but_for_rounding_has_no_r2(value: float) -> Non
 
 
 @pytest.mark.parametrize("name", ["accuracy", "balanced_accuracy", "f1", "auc", "log_loss"])
-def test_intervals_hold_the_true_figure_in_nineteen_of_twenty_samples(name: str) -> None:
+def test_intervals_hold_the_true_figure_in_nineteen_of_twenty_samples(name):
     """Samples of 400 rows of one population of 200,000."""
     chance = np.random.default_rng(7)
     target, p = classified(2, 200_000, 1.0, chance)
@@ -174,7 +174,7 @@ def test_intervals_hold_the_true_figure_in_nineteen_of_twenty_samples(name: str)
     assert 0.92 <= held / 200 <= 0.985
 
 
-def test_interval_of_r2_holds_the_true_figure_in_nineteen_of_twenty_samples() -> None:
+def test_interval_of_r2_holds_the_true_figure_in_nineteen_of_twenty_samples():
     chance = np.random.default_rng(8)
     target = chance.normal(size=200_000)
     predicted = 0.7 * target + 0.4 * chance.normal(size=len(target))
@@ -192,7 +192,7 @@ def test_interval_of_r2_holds_the_true_figure_in_nineteen_of_twenty_samples() ->
 
 
 @pytest.mark.parametrize(("num_classes", "num_rows"), [(10, 20_000), (300, 20_000), (5000, 20_000)])
-def test_tallies_of_many_classes_stay_within_their_bound(num_classes: int, num_rows: int) -> None:
+def test_tallies_of_many_classes_stay_within_their_bound(num_classes, num_rows):
     chance = np.random.default_rng(1)
     target = chance.integers(0, num_classes, num_rows)
     predicted = np.where(chance.random(num_rows) < 0.5, target, target[::-1])
@@ -242,7 +242,7 @@ def good() -> Tallies:
         ({"sums": {"squared_error": 1.0}}, "the sum 'squared_error'"),
     ],
 )
-def test_tallies_that_no_site_makes_are_refused(changes: dict, why: str) -> None:
+def test_tallies_that_no_site_makes_are_refused(changes, why):
     check(good())
     with pytest.raises(ValueError, match=why):
         check(replace(good(), **changes))
@@ -265,9 +265,7 @@ sizes = st.sampled_from([0.0, 5e-324, 1e-150, 1.0, 1e15, 1e59, 1e60, 1e120, 1e18
         max_size=4,
     )
 )
-def test_tallies_that_are_taken_have_finite_figures_whatever_is_in_them(
-    sent: list[tuple[int, list[float], list[float], float]],
-) -> None:
+def test_tallies_that_are_taken_have_finite_figures_whatever_is_in_them(sent):
     """A coordinator that has journalled them could never start again."""
     sites = []
     for rows, sums, moments, sign in sent:
@@ -286,21 +284,21 @@ def test_tallies_that_are_taken_have_finite_figures_whatever_is_in_them(
         assert isfinite(one.value * one.value), "as the spread over sites has it"
 
 
-def test_predictions_too_far_off_to_be_squared_have_no_tallies() -> None:
+def test_predictions_too_far_off_to_be_squared_have_no_tallies():
     far = tally_numbers(np.zeros(5), np.full(5, 1e50))
     assert far is not None
     check(far)
     assert tally_numbers(np.zeros(5), np.full(5, 1e61)) is None
 
 
-def test_class_that_is_never_predicted_lowers_the_mean_precision() -> None:
+def test_class_that_is_never_predicted_lowers_the_mean_precision():
     target, predicted = np.array([0, 0, 1, 1, 2]), np.array([0, 0, 1, 0, 1])
     found = figures(tally_classes(3, target, predicted))
     exact = sk.precision_score(target, predicted, average="macro", zero_division=0)
     assert found["precision"].value == pytest.approx(exact)
 
 
-def test_limits_of_a_share_of_none_or_all_rows_are_exact() -> None:
+def test_limits_of_a_share_of_none_or_all_rows_are_exact():
     """Terms cancel there but for rounding, and a report would show a limit of 5.6e-17."""
     target = np.arange(24) % 2
     for rows in range(1, 25):

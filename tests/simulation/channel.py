@@ -279,7 +279,6 @@ class ClientCall:
             self._waiting.unpark()
 
     def answer(self, deserialize: Callable[[bytes], Any]) -> Any:
-        """Wait for the one answer. Raises CallError."""
         while self.status is None:
             self._park()
         if self.status.code() is not grpc.StatusCode.OK:

@@ -182,7 +182,6 @@ class CoordinatorMachine:
             self._current.process.steps_left = self._current.process.io_left = None
 
     def bury(self) -> None:
-        """The end of the run."""
         for incarnation in (*self._overtaken, self._current):
             if incarnation is not None:
                 incarnation.process.kill()

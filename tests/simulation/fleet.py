@@ -118,7 +118,6 @@ class ParticipantMachine:
             self._hub.after(seconds, None, lambda: self._hub.go_on(process))
 
     def stop(self, *, down_s: float) -> None:
-        """SIGTERM."""
         if self._agent is not None:
             self._restart_s = down_s
             self._agent.stop(EXIT_STOPPED)

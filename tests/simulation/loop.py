@@ -102,7 +102,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.Task[T]:
         return asyncio.Task(coro, loop=self, name=name, context=context)
 
-    def run_in_executor(  # type: ignore[override]  # the base class says what this is
+    def run_in_executor(
         self, executor: Executor | None, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
         future: asyncio.Future[T] = self.create_future()
@@ -125,7 +125,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 if error is not None:
                     future.set_exception(error)
                 else:
-                    future.set_result(result)  # type: ignore[arg-type]  # it is one
+                    future.set_result(result)
 
             self._hub.after(self._work_s(), self._process, deliver)
 
@@ -164,11 +164,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def _finalise(self, generator: AsyncGenerator[Any, Any]) -> None:
         """An unfinished async generator is about to go."""
         if self._process.is_alive:
-            self.create_task(generator.aclose())  # type: ignore[arg-type]  # it is a coroutine
+            self.create_task(generator.aclose())
 
 
 def _end(task: asyncio.Task[Any]) -> None:
-    task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own
+    task._log_destroy_pending = False
     coroutine: Any = task.get_coro()
     # Thrown, not closed: closing does not reach into async generators. And closed, as not all that
     # is thrown is let through. What the code under test raises then does not count.

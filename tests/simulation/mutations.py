@@ -227,12 +227,12 @@ class _Short:
 
 
 def _restore_too_little(journal: Any) -> tuple[Snapshot, int] | None:
-    return restore(_Short(journal))  # type: ignore[arg-type]  # all that is used of it
+    return restore(_Short(journal))
 
 
 @contextmanager
 def _session_time_starts_anew() -> Iterator[None]:
-    opened = Driver.open.__func__  # type: ignore[attr-defined]  # a classmethod
+    opened = Driver.open.__func__
 
     def open_at_zero(cls: type[Driver], journal: Any, clock: Any, *rest: Any) -> Driver:
         return opened(cls, journal, lambda _: clock(0.0), *rest)

@@ -94,7 +94,6 @@ class Oracle:
         return self.session is not None and self.session.phase is Phase.FINISHED
 
     def score_of_model(self, number: int) -> float:
-        """The score of a published model."""
         return score_of(_vector(self.models[model_key(number)]))
 
     def has_counted(self, participant_id: str) -> bool:
@@ -501,7 +500,6 @@ def num_samples_of(participant_id: str) -> int:
 
 
 def score_of(weights: Vector) -> float:
-    """The score of a model's evaluation."""
     return float(np.tanh(np.abs(weights.astype(np.float64)).sum()))
 
 
@@ -614,7 +612,6 @@ def undisturbed(scenario: Scenario, first: str) -> Vector:
 
 
 def initial_model(scenario: Scenario) -> Vector:
-    """The initial model of the coordinator, if it has one."""
     values = np.linspace(-1.0, 1.0, scenario.num_floats)
     return np.array([*values, *_no_control(scenario)]).astype(scenario.dtype)
 

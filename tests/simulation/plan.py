@@ -17,7 +17,6 @@ def names_of(scenario: Scenario) -> list[str]:
 
 
 def configuration_of(scenario: Scenario, number: int) -> pb.ConfigureRoundRequest:
-    """The decision for a round."""
     chance, names = _chance(scenario, "configuration", number), names_of(scenario)
     request = pb.ConfigureRoundRequest(round=number)
     if chance.random() < 0.7:
@@ -40,7 +39,6 @@ def configuration_of(scenario: Scenario, number: int) -> pb.ConfigureRoundReques
 
 
 def settings_of(scenario: Scenario, number: int, participant_id: str) -> dict[str, object]:
-    """The settings that a participant finds in a round."""
     decided = configuration_of(scenario, number)
     settings: dict[str, object] = json.loads(decided.config or "{}")
     return settings | json.loads(decided.by_site.get(participant_id, "{}"))

@@ -226,7 +226,6 @@ class Scenario:
 
 
 def from_seed(seed: int) -> Scenario:
-    """The scenario that this seed stands for."""
     chance = Random(f"scenario {seed}")
     scenario = _session(chance, seed)
     # By a chance of its own, so that it decides nothing else of what a seed stands for.

@@ -20,7 +20,7 @@ NUM_SEEDS = 300  # within which each must be found; most are within a few dozen
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_a_defect_is_found(name: str) -> None:
+def test_a_defect_is_found(name):
     with MUTATIONS[name](), pytest.raises(Failed) as caught:
         _simulate_all(name)
     assert re.search(SEEN[name], caught.value.what)

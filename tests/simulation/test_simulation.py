@@ -57,7 +57,7 @@ REACHED = (
 )
 
 
-def test_nothing_acknowledged_is_lost_whatever_happens() -> None:
+def test_nothing_acknowledged_is_lost_whatever_happens():
     """Each acknowledged update counts exactly once, in a model that is right to the bit, and each
     session ends. oracle.py says all of it."""
     missing = set(REACHED)
@@ -70,7 +70,7 @@ def test_nothing_acknowledged_is_lost_whatever_happens() -> None:
     assert not missing
 
 
-def test_a_coordinator_that_dies_while_it_starts_serves_nobody() -> None:
+def test_a_coordinator_that_dies_while_it_starts_serves_nobody():
     """Whichever of its first steps is the last: what arrives for it afterwards, arrives nowhere."""
     killed = Fault(Kind.KILL_COORDINATOR, at=4.0, seconds=1.0, count=1)
     noise = Noise(duplicated=1.0, slow=0.5, slow_s=60.0)

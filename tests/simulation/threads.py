@@ -67,7 +67,6 @@ class Thread(greenlet):
         return woken
 
     def unpark(self) -> None:
-        """Wake the thread, from anywhere."""
         if not self._is_parked:
             self._permit = True
             return
@@ -111,7 +110,6 @@ def jitter_s(hub: Hub) -> float:
 
 
 def current() -> Thread:
-    """The thread that runs."""
     running = getcurrent()
     assert isinstance(running, Thread), "only threads can wait"
     return running

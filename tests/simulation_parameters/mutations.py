@@ -176,7 +176,7 @@ def _load_without_recorded(self: Replica, piece: Any) -> None:
 def _tell_once(self: ServerNode, view: View) -> None:
     """A server tells of the ranges that it has from before when it starts only."""
     if not hasattr(self, "_has_told"):
-        self._has_told = True  # type: ignore[attr-defined]  # a mark of this mutation
+        self._has_told = True
         report_returned(self, view)
 
 

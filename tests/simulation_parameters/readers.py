@@ -27,7 +27,6 @@ BACK_S = 0.1  # until a process that was taken for dead is started again
 
 
 def part_keys(data: Data) -> NDArray[np.uint64]:
-    """The key of each part of all epochs."""
     keys = [
         epoch * MAX_PARTS + index
         for epoch in range(data.num_begun)
@@ -75,7 +74,6 @@ class Reader(Worker):
     # --- outside of the loop ---
 
     def _wait_part(self) -> None:
-        """Wait until there is a part to read, or all are read."""
         command = self._wanted(0, -1)
 
         def question() -> tuple[bool, bool, bool]:

@@ -12,7 +12,7 @@ NUM_SEEDS = 8  # of a scenario that is made for a defect
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_defect_is_found(name: str) -> None:
+def test_defect_is_found(name):
     found_by = FOUND_BY[name]
     if isinstance(found_by, Scenario):
         scenarios = [replace(found_by, seed=seed) for seed in range(NUM_SEEDS)]

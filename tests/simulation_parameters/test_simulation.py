@@ -11,14 +11,14 @@ NUM_SEEDS = 30
 
 
 @pytest.mark.parametrize("seed", range(NUM_SEEDS))
-def test_faults_lose_nothing_that_was_acknowledged(seed: int) -> None:
+def test_faults_lose_nothing_that_was_acknowledged(seed):
     """Each pull sees what its consistency promises, and the final model is that of an undisturbed
     run; see oracle.py."""
     simulate(from_seed(seed))
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_each_row_is_read_once_in_an_epoch(seed: int) -> None:
+def test_each_row_is_read_once_in_an_epoch(seed):
     """Workers of a job divide rows by rank and epoch, while workers, servers and the scheduler are
     killed and workers come and leave for good; see oracle.py. Under BSP the model counts each row
     once, and else the notes do."""
@@ -28,9 +28,7 @@ def test_each_row_is_read_once_in_an_epoch(seed: int) -> None:
 @pytest.mark.parametrize("num_servers", [1, 2, 3, 4])
 @pytest.mark.parametrize("num_workers", [1, 2, 4, 8])
 @pytest.mark.parametrize("num_replicas", [0, 1])
-def test_tenth_of_all_messages_is_lost(
-    num_servers: int, num_workers: int, num_replicas: int
-) -> None:
+def test_tenth_of_all_messages_is_lost(num_servers, num_workers, num_replicas):
     """Each message breaks its connection with a chance of 10 %, from the first clock to the last,
     and the same is promised. A backup is filled over many connections."""
     scenario = replace(
@@ -51,7 +49,7 @@ def test_tenth_of_all_messages_is_lost(
 
 @pytest.mark.parametrize("fault", OF_JOBS)
 @pytest.mark.parametrize("seed", range(12))
-def test_job_that_stalls_or_is_removed_changes_nothing_in_another(seed: int, fault: Fault) -> None:
+def test_job_that_stalls_or_is_removed_changes_nothing_in_another(seed, fault):
     """The first job ends meanwhile with the model of an undisturbed run, bit for bit. A stalled job
     ends later with its own, and servers drop the ranges of a removed one."""
     seed *= 7  # of one job without rows, as the next one
@@ -60,7 +58,7 @@ def test_job_that_stalls_or_is_removed_changes_nothing_in_another(seed: int, fau
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_rollback_of_one_job_changes_nothing_in_another(seed: int) -> None:
+def test_rollback_of_one_job_changes_nothing_in_another(seed):
     """Each job has one range, without a backup, at a server of its own; either server dies."""
     job = replace(
         from_seed(7 * seed),

@@ -64,7 +64,7 @@ class ClosedPort:
     def url(self, method: str, name: str) -> str:
         size = len(self.model)
         key = "0/global" if method == "GET" else ""
-        url = self.port.url(method, name, 0, key, size)  # type: ignore[arg-type]  # of one method
+        url = self.port.url(method, name, 0, key, size)
         return url.replace("://:", "://127.0.0.1:")
 
     def revoke(self, serial: str) -> None:

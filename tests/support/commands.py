@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,22 @@ from xain_coordinator.cli import main as cli
 TERMINAL = {"COLUMNS": "300", "NO_COLOR": "1", "TERM": "dumb"}
 
 
-async def called(*words: str, cwd: Path | None = None) -> tuple[int, str, str]:
-    """Exit status, standard output and standard error of a program of Python."""
+async def called(*words: str, cwd: Path | None = None, **variables: str) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error of a program of Python. variables: of its
+    environment, beside ours."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *words,
         cwd=cwd,
+        env={**os.environ, **variables},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    out, err = await process.communicate()
+    try:
+        out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
 

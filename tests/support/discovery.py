@@ -49,7 +49,6 @@ class Peer:
 
     @property
     def sees(self) -> dict[str, str]:
-        """Addresses by name."""
         return {name: member.address for name, member in self.rosters[-1].items()}
 
     @property
@@ -149,7 +148,6 @@ class MemberCalls:
         return self
 
     def move(self) -> None:
-        """Move to a new address."""
         former = pb.Member(incarnation=self.who["incarnation"])
         who = {"group": self.who["group"], "name": self.who["name"], "role": "r"}
         address = f"x{next(NUMBERS)}"

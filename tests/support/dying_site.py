@@ -51,8 +51,8 @@ def hasty_init(upkeep: Upkeep, *args: Any, **kwargs: Any) -> None:
     upkeep._backoff = Backoff(0.05, 0.5, Random())
 
 
-KeptCertificates.asking = noticed  # type: ignore[method-assign, assignment]  # the point
+KeptCertificates.asking = noticed
 for module, name in ((os, "fsync"), (os, "mkdir"), (Path, "replace"), (Path, "symlink_to")):
     setattr(module, name, dying(getattr(module, name)))
-Upkeep.__init__, Upkeep._due_at = hasty_init, lambda _: 0.0  # type: ignore[method-assign]  # the point
+Upkeep.__init__, Upkeep._due_at = hasty_init, lambda _: 0.0
 sys.exit(main())

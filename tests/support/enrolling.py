@@ -13,6 +13,7 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from support import grpc_servers
 from support.certificates import HOSTS, issued, make_authority, write_folder
 from xain_foundation.security.callers import Callers
 from xain_foundation.security.identity import Identity, IdentityRules, Role
@@ -108,9 +109,5 @@ def serving(enroller: Enroller, folder: Path, hosts: Any = HOSTS) -> Iterator[st
     server = grpc.server(ThreadPoolExecutor(8))
     add_AccessServicer_to_server(enroller, server)
     coordinator_pb2_grpc.add_CoordinatorServicer_to_server(enroller, server)
-    port = server.add_secure_port("127.0.0.1:0", Certificates(folder).of_server())
-    server.start()
-    try:
+    with grpc_servers.serving(server, Certificates(folder).of_server()) as port:
         yield f"127.0.0.1:{port}"
-    finally:
-        server.stop(None).wait()

@@ -186,7 +186,7 @@ class Starts:
     def __init__(self, server: ForkServer | None = None) -> None:
         self._servers = {} if server is None else {False: server}
         self._environment = dict(os.environ) if server is None else server.environment
-        self._execute: Callable[..., None] = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+        self._execute: Callable[..., None] = subprocess.Popen._execute_child
         self._signature = inspect.signature(self._execute)
 
     def install(self) -> None:
@@ -198,7 +198,7 @@ class Starts:
             else:
                 self._fork(process, request, how)
 
-        spawn: Callable[..., int] = multiprocessing.util.spawnv_passfds  # type: ignore[attr-defined]
+        spawn: Callable[..., int] = multiprocessing.util.spawnv_passfds
 
         def spawn_worker(path: bytes, words: list[str], passed: Sequence[int]) -> int:
             how = {**HOW_WORKERS_START, "args": words, "pass_fds": sorted(passed)}
@@ -207,8 +207,8 @@ class Starts:
                 return spawn(path, words, passed)
             return self._server().fork(request, [0, 1, 2, *request["passed"]])
 
-        subprocess.Popen._execute_child = execute  # type: ignore[attr-defined]
-        multiprocessing.util.spawnv_passfds = spawn_worker  # type: ignore[attr-defined]
+        subprocess.Popen._execute_child = execute
+        multiprocessing.util.spawnv_passfds = spawn_worker
 
     def _server(self) -> ForkServer:
         key = self.have_frameworks
@@ -405,7 +405,7 @@ def become(request: Mapping[str, Any], paths: list[str], starts: Starts) -> None
         sys.argv = rest
         sys.path[:] = [request["cwd"], *own, *paths]
         sys.modules.pop(rest[0], None)  # runpy warns of a module that is imported already
-        runpy._run_module_as_main(rest[0])  # type: ignore[attr-defined]
+        runpy._run_module_as_main(rest[0])
         return
     if first == "-c":
         sys.argv = [first, *rest[1:]]
@@ -415,7 +415,7 @@ def become(request: Mapping[str, Any], paths: list[str], starts: Starts) -> None
         sys.argv = [first, *rest]
         sys.path[:] = [str(Path(first).resolve().parent), *own, *paths]
         code = compile(Path(first).read_bytes(), first, "exec")
-        main.__file__, main.__cached__ = first, None  # type: ignore[attr-defined]
+        main.__file__, main.__cached__ = first, None
     main.__spec__ = main.__package__ = None
     exec(code, vars(main))
 
@@ -447,7 +447,7 @@ def _forget_chance() -> None:
 
 def _begin_multiprocessing() -> None:
     """State that multiprocessing has from the time of its import."""
-    multiprocessing.process.ORIGINAL_DIR = str(Path.cwd())  # type: ignore[attr-defined]
+    multiprocessing.process.ORIGINAL_DIR = str(Path.cwd())
     multiprocessing.process.current_process().authkey = os.urandom(32)
 
 
@@ -487,8 +487,8 @@ def _end(program: Callable[[], None]) -> NoReturn:
         status, is_interrupted = 1, isinstance(error, KeyboardInterrupt)
         # As the interpreter keeps what ends the main thread.
         sys.last_type, sys.last_value, sys.last_traceback = sys.exc_info()
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
-    for step in (threading._shutdown, atexit._run_exitfuncs):  # type: ignore[attr-defined]
+        sys.excepthook(*sys.exc_info())
+    for step in (threading._shutdown, atexit._run_exitfuncs):
         try:
             step()
         except BaseException:
@@ -504,7 +504,7 @@ def _end(program: Callable[[], None]) -> NoReturn:
                 print(told, file=sys.stderr, flush=True)  # noqa: T201
     for kept in (sys.__stdout__, sys.__stderr__):  # where the program has others in their place
         with contextlib.suppress(OSError, ValueError):
-            kept.flush()  # type: ignore[union-attr]
+            kept.flush()
     if is_interrupted:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from support.messaging import PATIENCE_S
+from support.messaging import PATIENCE_S, until
 from xain_messaging.drivers.in_process import InProcessDriver, Switchboard
 from xain_messaging.format.codec import Frames
 from xain_messaging.proxy import Proxy
@@ -25,6 +25,13 @@ class LossyDriver(InProcessDriver):
         """There is a new connection; who sends is told that it may have lost something."""
         self.lost.discard(peer)
         self.break_connection(peer)
+
+
+def two(lossy: JoinLossy) -> tuple[Proxy, Proxy, LossyDriver]:
+    """Two peers that know each other, and the driver of the second."""
+    (a, _), (b, driver) = lossy("a"), lossy("b")
+    until(lambda: a.peers["peer"] == ["b"] and b.peers["peer"] == ["a"], "each other")
+    return a, b, driver
 
 
 def tags(proxy: Proxy, number: int) -> list[str]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from xain_messaging.drivers.grpc_streams import GrpcDriver
 from xain_messaging.drivers.in_process import InProcessDriver, Switchboard
 from xain_messaging.drivers.zeromq import ZmqDriver
 from xain_messaging.ports import Driver
+from xain_messaging.proxy import Proxy
 
 PATIENCE_S = 60.0  # for what takes milliseconds, on a machine that has other things to do
 LEASE_S = 4.0  # in a Redis, which has no other way to notice that a process has died
@@ -29,11 +31,17 @@ DISCOVERIES = ["in-process", "coordinator", "redis"]
 
 
 def until(is_so: Callable[[], bool], what: str) -> None:
-    """Wait for it."""
     give_up_at = time.monotonic() + PATIENCE_S
     while not is_so():
         assert time.monotonic() < give_up_at, f"waited {PATIENCE_S:g} s for {what}"
         time.sleep(0.01)  # a poll, not a race: it ends when it is so
+
+
+def taken(proxy: Proxy, timeout_s: float = PATIENCE_S) -> Any:
+    """The next message of a proxy, which must come."""
+    message = proxy.receive_once(timeout_s)
+    assert message is not None
+    return message
 
 
 def driver_maker(kind: str) -> Callable[[], Driver]:

@@ -40,7 +40,7 @@ def trained(name: str, number: int, folder: str, **more: object) -> bytes:
         # Longer than it takes until a node's loss is noticed.
         settings={"server.heartbeat_timeout_s": 300.0},
         progress=False,
-        **more,  # type: ignore[arg-type]  # settings by name
+        **more,
     )
     assert [entry["num_updates"] for entry in done.history] == [number] * 4
     return done.weights["w"].tobytes()

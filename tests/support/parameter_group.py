@@ -4,7 +4,7 @@ moves, refuses or rolls back as it likes. No replication, no log, no leases."""
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +75,6 @@ class Group:
     # --- as a test likes ---
 
     def change(self, **fields: Any) -> None:
-        """A new view."""
         with self.lock:
             self.view = replace(self.view, number=self.view.number + 1, **fields)
             self.lock.notify_all()
@@ -164,11 +163,8 @@ class Group:
     def worker(
         self, name: str = "w0", *, timeout_s: float = PATIENCE_S, incarnation: int = 1
     ) -> Iterator[Server]:
-        server = Server(Core(self.scheduler(name, incarnation), timeout_s))
-        try:
+        with closing(Server(Core(self.scheduler(name, incarnation), timeout_s))) as server:
             yield server
-        finally:
-            server.close()
 
     def scheduler(self, name: str = "w0", incarnation: int = 1) -> "GroupScheduler":
         return GroupScheduler(self, name, incarnation)
@@ -226,17 +222,6 @@ class GroupScheduler:
     def opened_now(self, timeout_s: float) -> tuple[int, int]:
         with self.group.lock:
             return self.group.view.generation, self.group.opened
-
-    def wait_opened(
-        self, clock: int, generation: int, is_over: Callable[[], bool]
-    ) -> tuple[int, int]:
-        group = self.group
-        with group.lock:
-            while group.opened < clock and group.view.generation == generation:
-                group.lock.wait(0.05)
-                if is_over():
-                    raise Closed("over")
-            return group.view.generation, group.opened
 
     def begin(
         self,

@@ -38,7 +38,7 @@ class Servers:
     ) -> None:
         self.folder, self.stack, self._tls = folder, stack, tls
         journal = Journal(folder / "scheduler.db")
-        chosen = Settings(num_ranges=4, **settings)  # type: ignore[arg-type]  # fields by name
+        chosen = Settings(num_ranges=4, **settings)
         own = tls("scheduler", Role.NODE)
         self.scheduler = stack.enter_context(SchedulerServer(journal, chosen, tls=own, **times))
         self.target = self.scheduler.target

@@ -195,7 +195,6 @@ def arrays_of(rng: np.random.Generator, number: int, shape: tuple[int, ...], dty
 def given_to(
     operation: str, arrays: list[Any], rank: int, op: str = "sum", root: int = 0
 ) -> tuple[Any, ...]:
-    """The arguments of a member."""
     match operation:
         case "all_to_all":
             return ([arrays[rank] + to for to in range(len(arrays))],)

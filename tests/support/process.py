@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import json
+import os
 import signal
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from support.waiting import until
 from xain_foundation.net.sockets import free_ports
@@ -15,6 +17,7 @@ from xain_foundation.net.sockets import free_ports
 DYING = Path(__file__).with_name("dying.py")
 TRAINEE = Path(__file__).with_name("trainee.py")
 PATIENCE_S = 240.0  # for what takes seconds, on a machine that has other things to do
+Keep = Callable[[Any], Any]  # the fixture `keep`, which takes processes
 DeathStep = Literal[
     "sync",
     "before-commit",
@@ -25,6 +28,28 @@ DeathStep = Literal[
     "audit-unsynced",
     "audit-after",
 ]
+
+
+@contextlib.asynccontextmanager
+async def ended(*processes: Any) -> AsyncIterator[None]:
+    """End these processes in the end, in any state."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            await process.end()
+
+
+def ran(*words: object, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """A program of Python, which has ended. variables: of its environment, beside ours."""
+    return subprocess.run(
+        [sys.executable, *map(str, words)],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
 
 
 class Lines:
@@ -58,8 +83,12 @@ class Process:
     def log(self) -> str:
         return self.log_path.read_text() if self.log_path.exists() else ""
 
+    def events(self, *names: str) -> list[dict[str, Any]]:
+        """Lines of the log about these events, by default about all."""
+        ours = [line for line in self.log().splitlines() if line[:1] + line[-1:] == "{}"]
+        return [line for line in map(json.loads, ours) if not names or line["event"] in names]
+
     async def until_logged(self, text: str) -> None:
-        """Wait until the log has this text."""
         await until(lambda: text in self.log())
 
     @property
@@ -101,7 +130,6 @@ class Process:
         return await asyncio.wait_for(self._process.wait(), PATIENCE_S)
 
     async def end(self) -> None:
-        """End the process in any state."""
         if self._process is not None and self._process.returncode is None:
             await self.kill()
 

@@ -100,7 +100,6 @@ class Served:
         return (self.folder / f"{name}.log").read_text()
 
     def kill(self, name: str = "coordinator") -> None:
-        """kill -9."""
         process = self._running[name]
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
@@ -116,7 +115,6 @@ class Served:
 
     @staticmethod
     def until(condition: Any) -> None:
-        """Wait for a condition, which is polled."""
         gives_up_at = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < gives_up_at, "it has not come to that"

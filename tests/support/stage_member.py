@@ -46,7 +46,7 @@ class Skipping(Named):
 def allow_networks() -> None:
     module = ModuleType("nets")
     # The module is made here, so mypy knows no attribute of it.
-    module.named, module.skipping = Named, Skipping  # type: ignore[attr-defined]  # of a builder
+    module.named, module.skipping = Named, Skipping
     sys.modules["nets"] = module
     allow_builders(["nets:*"])
 

@@ -154,7 +154,6 @@ class Training:
             await participant.start()
 
     async def end(self) -> None:
-        """End all processes in any state."""
         for process in (*self.participants.values(), self.coordinator):
             await process.end()
 

@@ -25,7 +25,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from integration.conftest import config_for
-from support.wire import Member, digest, npy
+from support.wire import Member, inside
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_wire.fl import coordinator_pb2 as pb
 
@@ -100,8 +100,7 @@ async def walk(folder: Path, repeats: int = REPEATS) -> dict[str, dict[str, floa
 
 async def _ways(members: Sequence[Member], repeats: int) -> dict[str, list[Walk]]:
     ways: dict[str, list[Walk]] = {"heartbeat": [], "update": [], "last update": []}
-    data = npy([1.0, 2.0])
-    update = pb.WeightsRef(size_bytes=len(data), digest=digest(data), data=data)
+    update = inside([1.0, 2.0])
     for member in members:
         await member.rendezvous()
     for number in range(repeats + 2):

@@ -1,5 +1,6 @@
 """A participant as the wire sees it: every call by hand, over a real channel."""
 
+import io
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -24,6 +25,12 @@ def npy(vector: Any) -> bytes:
 
 def digest(data: bytes) -> bytes:
     return xxhash.xxh3_128(data).digest()
+
+
+def inside(vector: Any, key: str = "") -> pb.WeightsRef:
+    """An update that travels inside its reference."""
+    data = npy(vector)
+    return pb.WeightsRef(key=key, size_bytes=len(data), digest=digest(data), data=data)
 
 
 class Member:
@@ -121,11 +128,13 @@ class Member:
         await self.end(ref, num_samples, round_)
         return ref
 
-    async def download(self, key: str, offset: int = 0) -> bytes:
-        call = self.stub.GetWeights(
-            pb.GetWeightsRequest(key=key, offset=offset), metadata=self.metadata
-        )
+    async def download(self, key: str) -> bytes:
+        call = self.stub.GetWeights(pb.GetWeightsRequest(key=key), metadata=self.metadata)
         return b"".join([message.data async for message in call])
+
+    async def model(self, round_: int) -> Any:
+        """The vector of a global model."""
+        return np.load(io.BytesIO(await self.download(f"{round_}/global")), allow_pickle=False)
 
     def watch(self) -> grpc.aio.UnaryStreamCall[pb.WatchRequest, pb.WatchResponse]:
         return self.stub.Watch(pb.WatchRequest(), metadata=self.metadata)

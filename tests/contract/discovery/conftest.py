@@ -28,7 +28,7 @@ def everybody_leaves() -> Iterator[None]:
 @pytest.fixture
 def arrivals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """Names and calls that come to a barrier of a registry in this process or of a Redis."""
-    arrivals: list[tuple[str, int]] = []
+    arrivals = []
     arrive = Registry.arrive
 
     def note_arrival(

@@ -16,7 +16,7 @@ from xain_membership.server import MembershipServer
 def test_a_barrier_opens_when_all_are_there(discovery):
     """No member goes on before the last has come, and the barrier can be used again."""
     peers = [Peer(discovery, f"worker-{i}") for i in range(3)]
-    passed: list[int] = []
+    passed = []
 
     def wait(i: int) -> None:
         peers[i].membership.barrier("epoch", 3, PATIENCE_S)

@@ -105,9 +105,7 @@ def test_discovery_that_is_away(target):
 @pytest.mark.parametrize(
     "member", [{"name": "a/b"}, {"role": ""}, {"group": "g/h"}, {"address": "x" * 257}]
 )
-def test_member_that_no_registry_takes_is_refused(
-    discovery: Discovery, member: dict[str, str]
-) -> None:
+def test_member_that_no_registry_takes_is_refused(discovery, member):
     """Every discovery has the same names and addresses."""
     with pytest.raises(MessagingError):
         Peer(discovery, **{"name": "anna", **member})

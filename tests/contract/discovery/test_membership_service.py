@@ -27,11 +27,11 @@ def test_claims_of_members_are_checked():
     """A member returns only with an incarnation that a service has given: later processes of its
     name would otherwise seem to be older."""
     with MembershipServer(settle_s=0.0) as server, grpc.insecure_channel(server.target) as channel:
-        stub: Any = MembershipStub(channel)
+        stub = MembershipStub(channel)
 
         def join(former: pb.Member | None = None) -> pb.Member:
             request = pb.JoinRequest(group="g", role="r", name="anna", address="x", former=former)
-            answer: pb.JoinResponse = stub.Join(request, timeout=PATIENCE_S)
+            answer = stub.Join(request, timeout=PATIENCE_S)
             return answer.member
 
         now = time.time_ns()
@@ -48,7 +48,7 @@ def test_claims_of_members_are_checked():
 
 def test_stream_without_a_reader_is_ended(monkeypatch):
     """A newer stream and a leave of the member end it too, though its message never goes out."""
-    services: list[MembershipService] = []
+    services = []
 
     class Service(MembershipService):
         def __init__(self, *rest: Any, **more: Any) -> None:

@@ -14,7 +14,6 @@ def process(discovery: Discovery, name: str, timeout_s: float = PATIENCE_S) -> P
     return PeerProcess("training", "worker", None, discovery, "in-process", options)
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize("kind", NETWORKED)
 def test_the_entry_of_a_killed_process_expires(kind):
     """The name is refused to others, in this process and in another, as long as the process lives;
@@ -39,7 +38,6 @@ def test_the_entry_of_a_killed_process_expires(kind):
         watcher.leave()
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize("meanwhile", ["nobody", "another", "another that has left"])
 @pytest.mark.parametrize("kind", NETWORKED)
 def test_member_that_was_taken_for_dead_is_told(kind, meanwhile):

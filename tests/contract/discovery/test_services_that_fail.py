@@ -69,7 +69,7 @@ def hangs(kind: str) -> Iterator[tuple[Discovery, Callable[[], None]]]:
     """A discovery, and what lets its service hang: it takes what is sent, and does not answer."""
     if kind == "redis":
         with RedisServer() as redis:
-            discovery: Discovery = RedisDiscovery(redis.url, LEASE_S, settle_s=0.0)
+            discovery = RedisDiscovery(redis.url, LEASE_S, settle_s=0.0)
             try:
                 yield discovery, lambda: redis.signal(signal.SIGSTOP)
             finally:

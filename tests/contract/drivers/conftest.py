@@ -23,7 +23,7 @@ def make_networked(request: pytest.FixtureRequest) -> Iterator[Callable[[], Rece
 
 def closing(kind: str) -> Iterator[Callable[[], Receiving]]:
     make_one = driver_maker(kind)
-    made: list[Receiving] = []
+    made = []
 
     def make() -> Receiving:
         made.append(Receiving(make_one()))

@@ -8,7 +8,6 @@ import pytest
 from support.drivers import Receiving, closing_all, received
 from xain_messaging.drivers.grpc_streams import GrpcDriver
 from xain_messaging.drivers.zeromq import ZmqDriver
-from xain_messaging.ports import Driver
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "", "[::]", "*", "[0:0::0]"])
@@ -28,7 +27,7 @@ def test_unreachable_host_is_not_told(host):
 
 def test_advertised_address_is_told_to_others():
     """Others reach the driver there, whatever it listens on."""
-    pairs: list[tuple[Driver, Driver, str]] = [
+    pairs = [
         (GrpcDriver(), GrpcDriver("127.0.0.1:0", advertise="localhost"), r"localhost:\d+"),
         (ZmqDriver(), ZmqDriver("localhost", advertise="127.0.0.1"), r"tcp://127\.0\.0\.1:\d+"),
     ]

@@ -100,7 +100,7 @@ def test_packets_that_are_put_together_have_a_bound():
     there._small.max_bytes = 3 * CHUNK_BYTES
     with closing_all(there), grpc.insecure_channel(there.address) as channel:
         deliver = channel.stream_unary(METHOD)
-        chunks: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        chunks = queue.SimpleQueue()
         parts = to_chunks(first)
         chunks.put(next(parts))
         calls = [deliver.future(iter(chunks.get, None))]
@@ -125,7 +125,7 @@ def test_stalled_large_packet_holds_up_no_small_one():
     there.driver.small_bytes = there._large.max_bytes = 3 * CHUNK_BYTES
     with closing_all(there, friend), grpc.insecure_channel(there.address) as channel:
         deliver = channel.stream_unary(METHOD)
-        chunks: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        chunks = queue.SimpleQueue()
         parts = to_chunks(large)
         chunks.put(next(parts)[:1000])
         stalled = deliver.future(iter(chunks.get, None))

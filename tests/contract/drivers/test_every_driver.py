@@ -7,19 +7,18 @@ from functools import partial
 import numpy as np
 import pytest
 
-from support.drivers import Arrived, Event, Lost, next_event, received
+from support.drivers import Arrived, Lost, next_event, received
 from support.messaging import PATIENCE_S
 from support.waiting import beside
 from xain_membership.errors import Closed
 from xain_messaging.errors import PeersMissing
-from xain_messaging.format.codec import Frame
 
 
 def test_packets_come_whole_and_in_order(make):
     """Frame by frame as they were sent, the empty ones too."""
     here, there = make(), make()
     here.connect("there", there.address)
-    packets: list[list[Frame]] = [
+    packets = [
         [b"head"],
         [b"head", b""],
         [b"head", b"envelope", b"", b"\0" * 5000, memoryview(b"view")],
@@ -74,7 +73,7 @@ def test_many_send_to_one(make):
             senders[number].send("there", [b"%d" % number, b"%d" % i, b"x" * (i * 100)])
 
     with beside(*[partial(send, i) for i in range(len(senders))]):
-        seen: dict[bytes, int] = {}
+        seen = {}
         for _ in range(100 * len(senders)):
             name, number, data = received(there)
             assert int(number) == seen.get(name, 0)
@@ -121,7 +120,7 @@ def test_after_close_nothing_goes(make):
 def test_close_ends_a_receive_that_waits(make):
     """In another thread."""
     driver = make()
-    results: list[Event | None] = [Lost("nobody")]
+    results = [Lost("nobody")]
     with beside(lambda: results.append(driver.receive(None))):
         driver.close(0.0)
     assert results[1:] == [None]

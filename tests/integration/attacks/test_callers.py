@@ -177,7 +177,7 @@ async def second_process_without_an_instance_id(at: ClosedCoordinator, told: lis
 
 
 def membership(member: Member) -> MembershipStub:
-    return MembershipStub(member.channel)  # type: ignore[no-untyped-call]  # generated
+    return MembershipStub(member.channel)
 
 
 WHO = {"group": "training", "name": "ward-1"}

@@ -41,7 +41,7 @@ def request_for(name: str) -> bytes:
 
 
 async def join(member: Member, request: bytes) -> access_pb2.JoinResponse:
-    stub = access_pb2_grpc.AccessStub(member.channel)  # type: ignore[no-untyped-call]  # generated
+    stub = access_pb2_grpc.AccessStub(member.channel)
     return await stub.Join(access_pb2.JoinRequest(request=request))
 
 
@@ -89,7 +89,7 @@ async def for_a_name_with_another_role(at: ClosedCoordinator, told: list[str]) -
 
 
 async def renewed_instead(at: ClosedCoordinator, told: list[str]) -> str:
-    stub = access_pb2_grpc.AccessStub(held_by(at, new_token(at)).channel)  # type: ignore[no-untyped-call]  # generated
+    stub = access_pb2_grpc.AccessStub(held_by(at, new_token(at)).channel)
     request = access_pb2.RenewRequest(request=request_for("ward-7"))
     return await outcome_of(stub.Renew(request), told)
 
@@ -151,7 +151,7 @@ async def test_name_in_a_request_counts_for_nothing(closed):
     pem = key_to_pem(key)
     closed.secrets.add_key(pem, "mallory")
     joined = await join(held_by(closed, token), asking_for_more(key))
-    renewing = access_pb2_grpc.AccessStub(closed.caller(joined.certificate, pem).channel)  # type: ignore[no-untyped-call]  # generated
+    renewing = access_pb2_grpc.AccessStub(closed.caller(joined.certificate, pem).channel)
     request = access_pb2.RenewRequest(request=asking_for_more(new_key()))
     renewed = await renewing.Renew(request)
     for certificate in (joined.certificate, renewed.certificate):

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
+from support import grpc_servers
 from support.process import PATIENCE_S
 from xain_foundation.net.channels import open_channel
 from xain_foundation.security.identity import SCHEDULER, Role
@@ -33,12 +34,8 @@ def listening(tls: Certificates, heard: list[str]) -> Iterator[int]:
 
     with ThreadPoolExecutor() as pool:
         server = grpc.server(pool, [Everything()])
-        port = server.add_secure_port("localhost:0", tls.of_server())
-        server.start()
-        try:
+        with grpc_servers.serving(server, tls.of_server(), "localhost") as port:
             yield port
-        finally:
-            server.stop(0).wait()
 
 
 def trusted_by(client: Certificates, address: str) -> list[str]:
@@ -68,7 +65,7 @@ async def test_holder_of_a_certificate_cannot_pass_for_the_coordinator(closed, r
     """A certificate of another role is refused under each name and host."""
     impostor = closed.holder(*closed.signed(role, name))
     site = closed.holder(*closed.signed(Role.PARTICIPANT, "ward-9"))
-    heard: list[str] = []
+    heard = []
     with listening(impostor, heard) as port:
         for host in ("localhost", "127.0.0.1"):
             assert await asyncio.to_thread(trusted_by, site, f"{host}:{port}") == []

@@ -61,7 +61,7 @@ ATTACKS: dict[Attack, str] = {
 async def opened(start: Start) -> Any:
     """An open coordinator in round 1 of two honest sites, and outsiders."""
     coordinator = await start(rounds=ROUNDS)
-    members: list[Member] = []
+    members = []
 
     def outsider(says: str | None) -> Member:
         members.append(Member(coordinator.port, says))

@@ -103,7 +103,7 @@ async def test_thief_who_has_renewed_a_certificate_is_revoked_with_it(closed, sa
 async def in_a_group(member: Member, name: str, address: str = "127.0.0.1:1") -> tuple[Any, Any]:
     """Join a group of messaging, and watch it. Returns calls: for what the stream has to tell, and
     for a renewal of the lease."""
-    stub: Any = MembershipStub(member.channel)
+    stub = MembershipStub(member.channel)
     join = mpb.JoinRequest(group="g", role="peer", name=name, address=address)
     joined = await stub.Join(join)
     who = {"group": "g", "name": name, "incarnation": joined.member.incarnation}
@@ -133,7 +133,7 @@ async def test_programs_without_a_coordinator_refuse_who_is_in_their_files(close
     mallory = GrpcDriver(tls=closed.holder(*stolen))
     theirs = [closed.holder(*closed.signed(Role.NODE, name)) for name in ("members", "ben")]
     ben = GrpcDriver(tls=theirs[1])
-    packets: list[Any] = []
+    packets = []
     ben.serve(lambda frames, sender=None: packets.append(sender), lambda name: None)
     mallory.serve(lambda frames, sender=None: None, lambda name: None)
     with MembershipServer(lease_s=3600.0, settle_s=0.0, tls=theirs[0]) as server:

@@ -1,17 +1,16 @@
 """Real programs from the authority to the report, with what goes wrong on the way: no key and no
 token is in what they write or say, or on their command lines."""
 
-import asyncio
 import json
 import ssl
-import sys
 from pathlib import Path
 
 import httpx
 import pytest
 
 from integration.attacks.conftest import Said
-from support.process import PATIENCE_S, CoordinatorProcess, Process
+from support.commands import called
+from support.process import CoordinatorProcess, Process
 from support.secret_search import Secrets, command_line
 from xain_foundation.net.sockets import free_ports
 from xain_foundation.security.join_token import JoinToken
@@ -24,15 +23,9 @@ class Site(Process):
 
 async def said_by(said: Said, *command: str) -> tuple[int, str]:
     """Exit status and standard output of a command, which has ended."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", *command),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    output, errors = await asyncio.wait_for(process.communicate(), PATIENCE_S)
-    said.messages.append(errors.decode())
-    assert process.returncode is not None
-    return process.returncode, output.decode()
+    status, output, errors = await called("-m", *command)
+    said.messages.append(errors)
+    return status, output
 
 
 def token_of(text: str, secrets: Secrets, folder: Path, name: str) -> Path:
@@ -48,7 +41,6 @@ def found(folder: Path, pattern: str) -> list[Path]:
     return sorted(folder.glob(pattern))
 
 
-@pytest.mark.e2e
 @pytest.mark.timeout(600)
 async def test_no_program_shows_a_key_or_a_token(keep, tmp_path, secrets, said):
     data = f"--data-dir={tmp_path}"

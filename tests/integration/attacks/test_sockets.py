@@ -22,6 +22,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from integration.attacks.test_callers import ALL, call
 from support.certificates import make_authority
 from support.closed_coordinator import ClosedCoordinator, outcome_of
+from support.drivers import closing_all
 from support.process import PATIENCE_S
 from support.wire import Member
 from xain_coordinator.server.operators_socket import socket_of
@@ -116,16 +117,13 @@ def ports_of(at: ClosedCoordinator) -> Iterator[dict[str, int]]:
     peer = at.holder(*at.certificate(Role.PARTICIPANT, "ben"))
     driver = GrpcDriver(tls=peer)
     driver.serve(lambda frames, sender=None: None, lambda name: None)
-    try:
-        with MembershipServer(settle_s=0.0, tls=own) as membership:
-            yield {
-                "gRPC": at.port,
-                "weights port": weights,
-                "messaging": int(driver.address.rpartition(":")[2]),
-                "membership": int(membership.target.rpartition(":")[2]),
-            }
-    finally:
-        driver.close(0.0)
+    with closing_all(driver), MembershipServer(settle_s=0.0, tls=own) as membership:
+        yield {
+            "gRPC": at.port,
+            "weights port": weights,
+            "messaging": int(driver.address.rpartition(":")[2]),
+            "membership": int(membership.target.rpartition(":")[2]),
+        }
 
 
 async def test_connections_without_a_certificate_that_counts_do_not_stand(closed):

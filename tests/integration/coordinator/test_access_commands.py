@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -217,11 +218,8 @@ def test_session_commands_need_a_coordinator_that_runs(closed):
 
 
 def test_folder_that_another_process_uses_is_told(closed):
-    control = AccessControl.open(closed.data_dir / "access")
-    try:
+    with closing(AccessControl.open(closed.data_dir / "access")):
         assert "another process has" in closed.refused("certs", "list")
-    finally:
-        control.close()
 
 
 def test_names_of_many_sites():

@@ -11,7 +11,7 @@ from sklearn.ensemble import BaggingClassifier, BaggingRegressor
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from integration.conftest import config_for
-from integration.coordinator.test_trees import INVALID, array, gather, refused, trained
+from integration.coordinator.test_trees import INVALID, gather, refused, trained
 from support.agents import run_agents
 from unit.workloads.test_bagging import edit_schema, rewritten
 from xain_coordinator.assembly.coordinator import SessionCoordinator
@@ -46,8 +46,9 @@ def halves(data: Dataset) -> tuple[Dataset, Dataset]:
     return data.subset(rows[::2]), data.subset(rows[1::2])
 
 
-def model_of(coordinator: Any, vector: np.ndarray) -> Model:
-    return Model(vector, (), dict(coordinator.driver.session.model.metadata))
+async def last_model(coordinator: Any, join: Any) -> Model:
+    last = coordinator.driver.session.model
+    return Model(await join(coordinator, "reader").model(last.round), (), dict(last.metadata))
 
 
 def rules_of(rounds: int) -> dict[str, dict[str, Any]]:
@@ -62,7 +63,7 @@ async def first_round(start: Any, join: Any, rounds: int) -> Any:
     coordinator = await start(**rules_of(rounds))
     members = await gather(coordinator, join, parts)
     work = await members[0].start()
-    return coordinator, members, parts, work, array(await members[0].download("0/global"))
+    return coordinator, members, parts, work, await members[0].model(0)
 
 
 @pytest.mark.parametrize(("num_sites", "alpha"), [(1, None), (3, None), (7, None), (3, 1.0)])
@@ -75,7 +76,7 @@ async def test_agents_learn_as_much_as_bagging_on_all_rows(start, join, num_site
         parts = dirichlet(train.target, num_sites, alpha=alpha, seed=0)
     coordinator = await start(**settings(num_sites, estimators=5))
     await run_agents(coordinator, [train.subset(part) for part in parts])
-    model = model_of(coordinator, array(await join(coordinator, "reader").download("2/global")))
+    model = await last_model(coordinator, join)
     frames = unpack(model.vector.tobytes())
     assert len(frames) == 2 * 5 * num_sites
     assert len({frame.file for frame in frames}) == len(frames)
@@ -106,7 +107,7 @@ async def test_session_lists_the_estimators_that_stay_and_has_nothing_to_export(
     parts = [*halves(load("wine"))]
     coordinator = await start(**settings(2, publish=False, estimators=3))
     await run_agents(coordinator, parts)
-    model = model_of(coordinator, array(await join(coordinator, "reader").download("2/global")))
+    model = await last_model(coordinator, join)
     found = unpack_holdings(model.vector.tobytes())
     assert [(one.participant, one.estimators, one.rows) for one in found] == [
         (f"p{i}", 3, part.num_samples) for _ in range(2) for i, part in enumerate(parts)
@@ -132,9 +133,7 @@ async def test_stacked_votes_are_trained_and_gone_on_with(start, join, tmp_path)
         await coordinator.start()
         try:
             await run_agents(coordinator, parts)
-            last = coordinator.driver.session.model
-            vector = array(await join(coordinator, "reader").download(f"{last.round}/global"))
-            return model_of(coordinator, vector)
+            return await last_model(coordinator, join)
         finally:
             await coordinator.stop()
 
@@ -163,7 +162,7 @@ async def test_exported_ensemble_predicts_the_same_in_plain_scikit_learn(start, 
     parts = np.array_split(np.arange(train.num_samples), 3)
     coordinator = await start(**settings(3, estimators=2, vote="hard"))
     await run_agents(coordinator, [train.subset(part) for part in parts])
-    model = model_of(coordinator, array(await join(coordinator, "reader").download("2/global")))
+    model = await last_model(coordinator, join)
     path = tmp_path / "model.skops"
     formats.write(path, model, {"round": 2})
     pipeline = skops.io.load(path, trusted=["numpy.dtype", "sklearn.tree._tree.Tree"])
@@ -198,7 +197,7 @@ async def test_hostile_estimators_are_refused_and_the_round_goes_on(start, join)
     await b.hand_in(other_order, num_samples=7)
     await a.hand_in(good, num_samples=5)
     await a.until(pb.FINISHED, 0)
-    made = unpack(array(await a.download("1/global")).tobytes())
+    made = unpack((await a.model(1)).tobytes())
     assert [frame.weight for frame in made] == [5, 5, 7, 7]
     assert [frame.file for frame in made[:2]] == [frame.file for frame in frames]
 
@@ -209,7 +208,7 @@ async def test_agents_bag_regressors(start, join):
     options = {"estimator": "DecisionTreeRegressor", "parameters": {"max_depth": 4}}
     coordinator = await start(**settings(3, **options))
     await run_agents(coordinator, [train.subset(part) for part in parts])
-    model = model_of(coordinator, array(await join(coordinator, "reader").download("2/global")))
+    model = await last_model(coordinator, join)
     central = BaggingRegressor(DecisionTreeRegressor(max_depth=4), 30, random_state=0)
     expected = central.fit(train.features, train.target).score(test.features, test.target)
     assert evaluate(model, test)["r2"] >= expected - 0.06

@@ -45,7 +45,11 @@ def patients(num_rows: int, seed: int, *, age_in: float = 1.0) -> Table:
     return Table(columns, {"age": age * age_in, "sex": sex}, outcome, "outcome", ("alive", "dead"))
 
 
-class Recorder(  # type: ignore[misc]  # the classes have no types
+def days_for_years() -> dict[str, Table]:
+    return {"north": patients(120, 0), "south": patients(130, 1, age_in=365.25)}
+
+
+class Recorder(
     grpc.UnaryUnaryClientInterceptor,
     grpc.UnaryStreamClientInterceptor,
     grpc.StreamUnaryClientInterceptor,
@@ -110,7 +114,6 @@ class Sites:
         return observe
 
     async def ended(self) -> list[int]:
-        """Exit statuses."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 return await asyncio.gather(*map(asyncio.wrap_future, self._ends))
@@ -147,11 +150,7 @@ async def status_with(
 async def test_finding_is_logged_journalled_shown_and_told_to_its_site(start):
     """Days for years at one site of three: that site hears of it, the others do not, and a
     coordinator that is started again still knows."""
-    tables = {
-        "north": patients(120, 0),
-        "south": patients(130, 1, age_in=365.25),
-        "east": patients(140, 2),
-    }
+    tables = {**days_for_years(), "east": patients(140, 2)}
     rounds = {"rounds": 2, "min_participants": 3}
     with capture_logs() as lines:
         coordinator = await start(workload=WORKLOAD, rounds=rounds)
@@ -173,7 +172,7 @@ async def test_finding_is_logged_journalled_shown_and_told_to_its_site(start):
 async def test_site_is_told_a_finding_once(start):
     """Once in a stream, and not in heartbeats of a site that says what it knows. One that has died
     and comes again hears it again; so does one that has no stream, or knows another finding."""
-    tables = {"north": patients(120, 0), "south": patients(130, 1, age_in=365.25)}
+    tables = days_for_years()
     rounds = {"rounds": 3, "min_participants": 2, "start_participants": 2}
     # The answer to an update brings the next round; the stream tells more when a site was missed.
     server = {"heartbeat_timeout_s": 5.0}
@@ -220,7 +219,7 @@ async def test_finding_of_level_refuse_makes_no_model(start):
         checks={"units": "refuse"},
         server={"heartbeat_time_s": 0.2},
     )
-    tables = {"north": patients(120, 0), "south": patients(130, 1, age_in=365.25)}
+    tables = days_for_years()
     sites = Sites(coordinator.port, participants_of(tables))
     try:
         status = await status_with(coordinator.port, lambda one: bool(one.findings))
@@ -262,7 +261,7 @@ async def test_thirty_sites_of_four_rows_train_scaled_or_not_at_all(start):
 async def test_session_that_describes_trains_nothing(start):
     """The session ends with the description, and its sites with status 0, even where the checks
     would refuse to train. Over the network there are no figures of a single site."""
-    tables = {"north": patients(120, 0), "south": patients(130, 1, age_in=365.25)}
+    tables = days_for_years()
     coordinator = await start(
         workload={"name": "describe"}, rounds={"min_participants": 2}, checks={"units": "refuse"}
     )
@@ -362,7 +361,7 @@ def test_each_field_that_a_participant_can_send_is_listed_in_the_docs():
 async def test_all_that_leaves_a_site_is_listed_in_the_docs(start, workload, task):
     """Each field of each request of a training, each key of the statistics and of maps, and what
     is told beside each call."""
-    tables = {"north": patients(120, 0), "south": patients(130, 1, age_in=365.25)}
+    tables = days_for_years()
     if task == "regression":
         for name, table in tables.items():
             chance = np.random.RandomState(len(name))
@@ -380,7 +379,7 @@ async def test_all_that_leaves_a_site_is_listed_in_the_docs(start, workload, tas
     for method, request in recorder.sent:
         left.update(paths(request, f"{method} "))
         if method == "Rendezvous":
-            statistics = json.loads(request.profile.statistics)  # type: ignore[attr-defined]  # its own
+            statistics = json.loads(request.profile.statistics)
             left.update(keys(statistics, "statistics"))
     assert {"Rendezvous profile.statistics", "EndTrainingRound metrics.seconds"} <= left
     not_listed = sorted(left - documented())

@@ -88,7 +88,7 @@ def test_start_raises_what_keeps_it_from_starting(tmp_path):
 def test_stop_before_run_is_not_lost(tmp_path):
     coordinator = Coordinator(settings(tmp_path))
     assert coordinator.stop() == EXIT_OK
-    statuses: list[int] = []
+    statuses = []
     with beside(lambda: statuses.append(coordinator.run())):
         pass
     assert statuses == [EXIT_OK]

@@ -12,7 +12,6 @@ import pytest
 from support.journals import copy_journal
 from support.logs import capture_logs
 from support.memory_journal import MemoryJournal
-from support.s3_servers import S3Server
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.config.sections.storage import StorageSettings
 from xain_coordinator.core.machine.needed import Needed
@@ -34,14 +33,13 @@ Journals = Callable[..., SqliteJournal]
 
 @pytest.fixture(params=["memory", "files", "seaweedfs", "minio_gateway"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[WeightsStore]:
-    """A session's part of a store."""
     match request.param:
         case "memory":
             yield MemoryStore()
         case "files":
             yield PrefixedStore(FileStore(tmp_path / "weights"), SESSION)
         case name:
-            server: S3Server = request.getfixturevalue(name)
+            server = request.getfixturevalue(name)
             settings = server.settings(server.new_bucket(), path=tmp_path / "spool")
             s3 = open_s3(StorageSettings.model_validate(settings))
             yield PrefixedStore(s3, SESSION)
@@ -51,7 +49,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[WeightsSto
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Journals]:
     """The journal of this name, which begins as a copy of the other one, or empty."""
-    opened: dict[str, SqliteJournal] = {}
+    opened = {}
 
     def get(name: str, copy_of: str = "") -> SqliteJournal:
         if name not in opened:
@@ -67,6 +65,12 @@ def journal(tmp_path: Path) -> Iterator[Journals]:
 
 def fence(store: WeightsStore, journal: SqliteJournal) -> Fence:
     return Fence(store, journal, SESSION, "the store")
+
+
+def owner(store: WeightsStore, journal: SqliteJournal) -> Fence:
+    made = fence(store, journal)
+    made.take_over()
+    return made
 
 
 def owners(store: WeightsStore) -> list[str]:
@@ -100,22 +104,19 @@ def test_overtaken_coordinator_cannot_take_over_again(store, journal):
     """Started again on its own journal, as whatever watches over it would, it changes nothing: what
     the other has acknowledged since is not in there. An operator who knows that it is lost can have
     it so; then the other hears of it, should it be alive."""
-    fence(store, journal("a")).take_over()
-    newer = fence(store, journal("b", copy_of="a"))
-    newer.take_over()
+    owner(store, journal("a"))
+    newer = owner(store, journal("b", copy_of="a"))
     before = owners(store)
     for _ in range(2):
         with pytest.raises(Fenced, match=f"start that one.*delete {SESSION}/owners in the store"):
-            fence(store, journal("a")).take_over()
+            owner(store, journal("a"))
         assert owners(store) == before
     assert is_owner(newer)
-    newer = fence(store, journal("b"))  # its own may, as often as it dies
-    newer.take_over()
+    newer = owner(store, journal("b"))  # its own may, as often as it dies
 
     for key in owners(store):
         store.delete(key)
-    chosen = fence(store, journal("a"))
-    chosen.take_over()
+    chosen = owner(store, journal("a"))
     assert is_owner(chosen)
     assert not is_owner(newer)
 
@@ -157,18 +158,17 @@ def test_a_start_that_failed_is_in_nobodys_way(journal, arrives):
     """Whether or not the store has heard of it, and also if it hears later: the same journal's next
     start is the owner, and stays it."""
     store = Failing()
-    fence(store, journal("a")).take_over()
+    owner(store, journal("a"))
     store.fails, store.does = True, arrives == "at once"
     with pytest.raises(StoreUnavailable):
-        fence(store, journal("a")).take_over()
+        owner(store, journal("a"))
     failed = max(journal("a").owners(SESSION))
     store.fails = False
-    next_one = fence(store, journal("a"))
-    next_one.take_over()
+    next_one = owner(store, journal("a"))
     if arrives == "late":
         store.put({f"owners/{failed}": b"as it was sent"})
     assert is_owner(next_one)
-    fence(store, journal("a")).take_over()
+    owner(store, journal("a"))
 
 
 @pytest.mark.parametrize("step", range(5))  # it lists, puts, lists, lists, and deletes
@@ -176,9 +176,9 @@ def test_one_of_two_that_start_at_once_is_the_owner(journal, step):
     """One comes between any two steps of the other. The loser hears it at its start, or when it
     looks the next time."""
     store = Failing()
-    fence(store, journal("a")).take_over()
+    owner(store, journal("a"))
     one, other = fence(store, journal("a")), fence(store, journal("b", copy_of="a"))
-    came_between: list[bool] = []
+    came_between = []
 
     def come() -> None:
         with contextlib.suppress(Fenced):
@@ -203,8 +203,7 @@ def started_and_owns(one: Fence) -> bool:
 def test_a_store_that_was_emptied_has_no_newer_coordinator(journal):
     """An empty or unmounted store is no reason to give up."""
     store = MemoryStore()
-    one = fence(store, journal("a"))
-    one.take_over()
+    one = owner(store, journal("a"))
     for key in owners(store):
         store.delete(key)
     assert is_owner(one)
@@ -213,8 +212,7 @@ def test_a_store_that_was_emptied_has_no_newer_coordinator(journal):
 def test_other_objects_are_not_taken_for_owners(journal):
     """Other names in the folder, and words that a terminal would obey."""
     store = MemoryStore()
-    one = fence(store, journal("a"))
-    one.take_over()
+    one = owner(store, journal("a"))
     store.put({"owners/99999999": b"", "owners/x.part": b"", f"owners/9/{'0' * 32}": b""})
     assert is_owner(one)
     store.put({f"owners/00000007.{'0' * 32}": b"\x1b[2J\n\xff" + b"x" * 10_000})
@@ -228,15 +226,14 @@ def test_publishing_and_removing_need_the_owner(journal):
     """An object that is written once is not written any more, and none is removed; the rest is as
     before."""
     store = MemoryStore()
-    older = fence(store, journal("a"))
-    older.take_over()
+    older = owner(store, journal("a"))
     guarded = FencedStore(store, older.check)
     first = guarded.upload("0/global")
     first.write(b"0")
     first.commit(overwrite=False)
     late = guarded.upload("1/global")
     late.write(b"1")
-    fence(store, journal("a")).take_over()
+    owner(store, journal("a"))
     with pytest.raises(Fenced):
         late.commit(overwrite=False)
     late.abort()
@@ -255,8 +252,7 @@ def test_publishing_and_removing_need_the_owner(journal):
 def test_overtaken_coordinator_drops_nothing(store, journal):
     """The newer may go on with a round or a session that the older takes to be over. The older does
     not get through one group of keys before it hears of that."""
-    older = fence(store, journal("a"))
-    older.take_over()
+    older = owner(store, journal("a"))
     store.put({f"0/{number}.{'0' * 32}": b"u" for number in range(2 * GROUP_SIZE + 1)})
     store.put({"incoming/0/a": b"u"})
     guarded = FencedStore(store, older.check)
@@ -267,10 +263,10 @@ def test_overtaken_coordinator_drops_nothing(store, journal):
         nonlocal num_groups
         num_groups += 1
         if num_groups == 3:  # incoming, and a group of the updates
-            fence(store, journal("b", copy_of="a")).take_over()
+            owner(store, journal("b", copy_of="a"))
         delete(*keys)
 
-    guarded.delete = overtaken  # type: ignore[method-assign]  # for this one
+    guarded.delete = overtaken
     dropping = Retention(guarded, 0)
     for _ in range(3):
         with pytest.raises(Fenced):
@@ -288,7 +284,7 @@ async def test_a_store_that_is_away_ends_nobody(journal):
         MemoryJournal(), SessionClock, CoordinatorConfig().rules(), lambda: SESSION
     )
     failed = threading.Event()
-    looks: list[None] = []
+    looks = []
 
     def look() -> None:
         looks.append(None)
@@ -302,7 +298,7 @@ async def test_a_store_that_is_away_ends_nobody(journal):
         assert await asyncio.to_thread(failed.wait, 60)
         assert driver.failure is None
         store.is_away = False
-        fence(store, journal("a")).take_over()
+        owner(store, journal("a"))
         await asyncio.wait_for(watch, 60)
     assert isinstance(driver.failure, Fenced)
     warnings = [line for line in told if line["event"] == "store_unavailable"]

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from integration.coordinator.test_trees import array
 from support.agents import run_agents
 from xain_foundation.exit_statuses import CannotStart
 from xain_wire.fl import coordinator_pb2 as pb
@@ -74,7 +73,7 @@ async def test_steps_are_those_on_the_union_of_the_rows(start, join, name, optio
     await run_agents(coordinator, parts(data, NUM, by_label=True))
     session = coordinator.driver.session
     assert session.cause == "completed"
-    found = array(await join(coordinator, "reader").download(f"{STEPS}/global"))
+    found = await join(coordinator, "reader").model(STEPS)
     model = session.model
     begun = Model(np.zeros(len(found)), model.layout, model.metadata)
     expected = descended(begun, prepare(model.metadata, data), options, STEPS)
@@ -96,17 +95,17 @@ async def test_a_lost_participant_leaves_the_mean_over_the_others(start, join):
         )
     await a.until(pb.ROUND, 0)
     work = await a.start()
-    size = array(await a.download("0/global")).size
+    size = (await a.model(0)).size
     await a.hand_in(np.full(size, 2.0), num_samples=10)
     await b.hand_in(np.full(size, 4.0), num_samples=30)
     await a.until(pb.ROUND, 1)
-    stepped = array(await a.download("1/global"))
+    stepped = await a.model(1)
     np.testing.assert_allclose(stepped, np.full(size, -ETA0 * 3.5))
     await b.heartbeat(pb.FINISHED)
     await a.start()
     await a.hand_in(np.full(size, 1.0), num_samples=10, round_=1)
     await a.until(pb.FINISHED, 1)
-    last = array(await a.download("2/global"))
+    last = await a.model(2)
     np.testing.assert_allclose(last, np.full(size, -ETA0 * 3.5 - ETA0))
     assert work.epochs == 1
 
@@ -123,7 +122,7 @@ async def test_restart_goes_on_with_the_schedule(start, join):
     )
     await a.rendezvous(profile)
     await a.until(pb.ROUND, 0)
-    size = array(await a.download("0/global")).size
+    size = (await a.model(0)).size
     point = '[{"measurement": "participant", "time": 1, "fields": {"loss": 1.0}}]'
     for round_ in range(3):
         await a.start()
@@ -137,7 +136,7 @@ async def test_restart_goes_on_with_the_schedule(start, join):
     await b.start()
     await b.end(await b.upload(np.full(size, 1.0), 3), 10, 3, metrics=point)
     await b.until(pb.ROUND, 4)
-    found = array(await b.download("4/global"))
+    found = await b.model(4)
     rates = ETA0 * np.array([1, 1, 1 / 5, 1 / 25])
     np.testing.assert_allclose(found, np.full(size, -rates.sum()))
 

@@ -81,7 +81,6 @@ class Peer:
                 return b""
 
     async def status(self) -> int:
-        """The HTTP status of the answer."""
         async with asyncio.timeout(PATIENCE_S):
             return int((await self._reader.readline()).split()[1])
 
@@ -184,7 +183,7 @@ async def test_connection_beyond_those_that_are_answered_is_refused(tmp_path):
 async def test_readers_of_events_leave_connections_to_others(tmp_path):
     events = b"GET /v1/events HTTP/1.1\r\nhost: localhost\r\n\r\n"
     async with face(tmp_path) as port, AsyncExitStack() as at_end:
-        statuses: Counter[int] = Counter()
+        statuses = Counter()
         for _ in range(app.MAX_OPEN["/events"] + 2):
             reader = await Peer.saying(port, events)
             at_end.push_async_callback(reader.close)

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from integration.conftest import Keep
 from support.commands import status_json
 from support.influx_servers import StrictInflux, VictoriaMetrics
-from support.process import CoordinatorProcess
+from support.process import CoordinatorProcess, Keep
 from support.waiting import until
 from support.wire import Member, npy
 from xain_participant.sdk.metrics import Measured, to_json
@@ -62,7 +61,7 @@ def report(name: str, round_: int) -> Measured:
 
 async def train(members: Sequence[Member], rounds: int = ROUNDS) -> dict[tuple[str, int], Measured]:
     """A whole session by these; what each reported in each round."""
-    reported: dict[tuple[str, int], Measured] = {}
+    reported = {}
     for member in members:
         await member.rendezvous()
     for round_ in range(rounds):

@@ -1,55 +1,13 @@
 """The coordinator's own lateness removes no participant."""
 
-import asyncio
-import contextlib
-import signal
-
 import grpc
 import pytest
 
-from support.process import CoordinatorProcess
 from support.wire import Member
 from xain_coordinator.driver.lateness import MIN_SENDERS, Lateness
 from xain_wire.fl import coordinator_pb2 as pb
 
-LEASE = {"server.heartbeat_time_s": 1.0, "server.heartbeat_timeout_s": 1.0}
-LEASE_S = 2.0
 PATIENCE_S = 60.0
-
-
-@pytest.mark.e2e
-async def test_a_process_that_stood_still_removes_no_participant(keep, tmp_path):
-    """After a machine was suspended, messages wait in it and the leases have run out. A participant
-    that stays silent then is removed."""
-    process = keep(CoordinatorProcess(tmp_path, {"rounds.start_participants": 9, **LEASE}))
-    await process.start()
-    members = [Member(process.port, f"p{number}") for number in range(8)]
-    silent = Member(process.port, "silent")
-    for member in (*members, silent):
-        assert (await member.rendezvous()).reply == pb.ACCEPT
-    process.send(signal.SIGSTOP)
-    try:
-        beats = [asyncio.ensure_future(member.heartbeat()) for member in members]
-        await asyncio.sleep(2 * LEASE_S)  # what is tested: they run out
-    finally:
-        process.send(signal.SIGCONT)
-    await asyncio.gather(*beats)
-
-    async def live(member: Member) -> None:
-        while True:
-            await member.heartbeat()
-            await asyncio.sleep(LEASE_S / 8)  # between two signs of life
-
-    living = [asyncio.ensure_future(live(member)) for member in members]
-    try:
-        await process.until_logged('"participant_left"')
-    finally:
-        for task in living:
-            task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*living)
-    (told,) = [line for line in process.log().splitlines() if '"participant_left"' in line]
-    assert '"silent"' in told
 
 
 async def test_calls_say_how_long_they_have_waited(start, join, monkeypatch):

@@ -34,7 +34,6 @@ async def train(members: list[Member], rounds: int = 1) -> None:
         await member.until(pb.FINISHED, rounds - 1)
 
 
-@pytest.mark.e2e
 async def test_streams_of_a_coordinator_process(keep, tmp_path, join):
     """A session of two participants: every call with its caller, status and seconds, every update
     with its round, and the session's events, although the log shows errors only."""
@@ -129,7 +128,6 @@ async def test_refused_and_cancelled_calls_have_their_status(start, tmp_path, jo
     assert [line["round"] for line in written if "method" not in line] == [0]
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize(
     "key", [*("logging.status_file", "logging.latency_file"), "server.port_file"]
 )

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from integration.coordinator.test_gradients import parts, run_agents
-from integration.coordinator.test_trees import array
 from unit.workloads.test_neural_layers import CONVOLUTION
 from xain_workloads.model import Model, unflatten
 from xain_workloads.tables.data import load
@@ -69,8 +68,8 @@ async def test_gradient_steps_are_those_of_torch_on_the_union_of_the_rows(start,
     assert session.cause == "completed"
     model = session.model
     reader = join(coordinator, "reader")
-    begun = Model(array(await reader.download("0/global")), model.layout, model.metadata)
-    found = array(await reader.download(f"{STEPS}/global"))
+    begun = Model(await reader.model(0), model.layout, model.metadata)
+    found = await reader.model(STEPS)
     expected = descended(begun, prepare(model.metadata, data), STEPS)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-11)
 
@@ -96,7 +95,7 @@ async def test_statistics_of_batch_normalisation_are_averaged_by_rows(start, joi
     await run_agents(coordinator, ours)
     session = coordinator.driver.session
     model = session.model
-    found = unflatten(array(await join(coordinator, "reader").download("1/global")), model.layout)
+    found = unflatten(await join(coordinator, "reader").model(1), model.layout)
     workload = create("neural", options)
     begun = initial_model(workload, [Table.from_dataset(part).profile() for part in ours])
     sent = [
@@ -164,5 +163,5 @@ async def test_gradient_steps_go_on_from_a_federated_model(start, join, tmp_path
     assert session.cause == "completed"
     assert [spec.shape for spec in session.model.layout] == [(5, 13), (5,), (3, 5), (3,)]
     reader = join(gradient, "reader")
-    before, after = [array(await reader.download(f"{round_}/global")) for round_ in (0, 2)]
+    before, after = [await reader.model(round_) for round_ in (0, 2)]
     assert 0 < np.abs(after - before).max() < 1

@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import io
-import json
 import os
 import signal
 import socket
@@ -16,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from integration.conftest import Enter, Keep
+from integration.conftest import Enter
 from support.journals import copy_journal
-from support.process import PATIENCE_S, CoordinatorProcess
-from support.wire import Member, digest, npy
+from support.process import PATIENCE_S, CoordinatorProcess, Keep
+from support.wire import Member, inside
 from xain_coordinator.assembly.coordinator import SessionCoordinator
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.stores.files import FileStore
@@ -80,8 +78,8 @@ class Ward:
     def __init__(self, folder: Path, enter: Enter, keep: Keep) -> None:
         self.folder, self.enter, self.keep = folder, enter, keep
 
-    def process(self, name: str, kind: type[CoordinatorProcess] = CoordinatorProcess) -> Any:
-        settings: dict[str, object] = {
+    def process(self, name: str, kind: type[CoordinatorProcess]) -> Any:
+        settings = {
             "storage.path": self.folder / "weights",
             "rounds.rounds": 2,
             "rounds.min_participants": 2,
@@ -91,16 +89,20 @@ class Ward:
         }
         return self.keep(kind(self.folder / name, settings))
 
-    async def begin(self, process: CoordinatorProcess) -> list[Member]:
-        """Two members in round 0, the first of which has handed in a one."""
-        await process.start()
-        a, b = await self.enter(process, "a", "b", round_=0)
+    async def copied(self, odd: str) -> tuple[Any, ...]:
+        """An odd coordinator, another one with a copy of its journal, and two members of the first
+        in round 0, one of which has handed in a one."""
+        first, other = (
+            self.process("first", OddProcess),
+            self.process("other", CoordinatorProcess),
+        )
+        first.odd = odd
+        await first.start()
+        a, b = await self.enter(first, "a", "b", round_=0)
         await a.hand_in([1.0])
-        return [a, b]
-
-    def copy(self, source: CoordinatorProcess, target: CoordinatorProcess) -> None:
-        """The journal as a snapshot of the machine has it: while nothing is being written."""
-        copy_journal(source.folder, target.folder)
+        # The journal as a snapshot of the machine has it: while nothing is being written.
+        copy_journal(first.folder, other.folder)
+        return first, other, a, b
 
     def models(self) -> list[str]:
         keys = FileStore(self.folder / "weights").keys()
@@ -116,21 +118,14 @@ def ward(tmp_path: Path, enter: Enter, keep: Keep) -> Ward:
 
 
 def last_words(process: CoordinatorProcess, event: str) -> str:
-    """The logged error of an event."""
-    lines = process.log().splitlines()
-    told = [json.loads(line) for line in lines if line.startswith("{")]  # gRPC has lines of its own
-    (line,) = [each for each in told if each["event"] == event]
-    return line["error"]
+    (line,) = process.events(event)
+    return str(line["error"])
 
 
-@pytest.mark.e2e
 async def test_the_older_hears_and_ends(ward, join):
     """The older ends by itself, though it has nothing to publish, with the status that says why.
     Started again it does not serve, and the newer goes on to the end as if it were alone."""
-    older, newer = ward.process("older", OddProcess), ward.process("newer")
-    older.odd = LOOKS_OFTEN
-    a, _ = await ward.begin(older)
-    ward.copy(older, newer)
+    older, newer, a, _ = await ward.copied(LOOKS_OFTEN)
     watch = a.watch()
     await watch.read()
     await newer.start()
@@ -150,20 +145,16 @@ async def test_the_older_hears_and_ends(ward, join):
     for member in (a, b):
         await member.hand_in([5.0], round_=1)
     await a.until(pb.FINISHED, 1)
-    models = [np.load(io.BytesIO(await a.download(f"{r}/global"))).tolist() for r in (1, 2)]
+    models = [(await a.model(r)).tolist() for r in (1, 2)]
     assert models == [[2.0], [5.0]]
     assert await newer.stop() == 0
 
 
-@pytest.mark.e2e
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 async def test_overtaken_coordinator_that_wakes_up_publishes_nothing(ward, join):
     """Stopped while it aggregates, as a machine is that moves, and overtaken: it does not bring its
     model to an end, which is another one than the newer will make."""
-    older, newer = ward.process("older", OddProcess), ward.process("newer")
-    older.odd = STOPS_BEFORE_AGGREGATION
-    _, b = await ward.begin(older)
-    ward.copy(older, newer)
+    older, newer, _, b = await ward.copied(STOPS_BEFORE_AGGREGATION)
     # The process may stop before it has answered the last update of the round.
     last_update = asyncio.create_task(b.hand_in([3.0]))
     await older.stopped()
@@ -176,18 +167,14 @@ async def test_overtaken_coordinator_that_wakes_up_publishes_nothing(ward, join)
     a, b = join(newer, "a"), join(newer, "b")
     await b.hand_in([9.0])
     await a.until(pb.ROUND, 1)
-    assert np.load(io.BytesIO(await a.download("1/global"))).tolist() == [5.0]
+    assert (await a.model(1)).tolist() == [5.0]
 
 
-@pytest.mark.e2e
 async def test_a_copy_from_another_round_ends_nobody(ward, join):
     """A backup whose session has gone on since could not publish any more, its rounds being over.
     It does not start, and who works on the session does not hear of it. An operator may choose to
     go on from it; then the other one ends."""
-    running, backup = ward.process("running", OddProcess), ward.process("backup")
-    running.odd = LOOKS_OFTEN
-    a, b = await ward.begin(running)
-    ward.copy(running, backup)
+    running, backup, a, b = await ward.copied(LOOKS_OFTEN)
     await b.hand_in([3.0])
     await a.until(pb.ROUND, 1)
     before = ward.owners()
@@ -205,7 +192,7 @@ async def test_a_copy_from_another_round_ends_nobody(ward, join):
     b = join(backup, "b")
     await b.hand_in([7.0])
     await b.until(pb.ROUND, 1)
-    assert np.load(io.BytesIO(await b.download("1/global"))).tolist() == [4.0]
+    assert (await b.model(1)).tolist() == [4.0]
 
 
 # --- inside the test's process ---
@@ -233,9 +220,7 @@ async def test_new_session_does_not_publish_small_models_of_an_overtaken_one(
     config = partial(config_of, tmp_path)
 
     async def send(member: Member, value: float) -> None:
-        data = npy(np.float32([value]))
-        ref = pb.WeightsRef(size_bytes=len(data), digest=digest(data), data=data)
-        await member.end(ref, 1, 0)
+        await member.end(inside(np.float32([value])), 1, 0)
 
     with monkeypatch.context() as killed:
         killed.setattr(ModelCopies, "_copy", lambda self, keys: None)

@@ -122,13 +122,11 @@ async def test_a_session_that_cannot_go_on_says_why(enter, start, join):
     assert again.driver.session.phase is Phase.FINISHED
 
 
-async def in_asp(
-    start, enter, names: str = "abc", **rounds: Any
-) -> tuple[SessionCoordinator, Member, ...]:
+async def in_asp(start, enter, **rounds: Any) -> tuple[SessionCoordinator, Member, ...]:
     """Members in round 1, from a model [0]."""
     coordinator = await start(rounds={**ASP, **rounds})
     hold(coordinator)
-    members = await enter(coordinator, *names, round_=0)
+    members = await enter(coordinator, *"abc", round_=0)
     for member in members:
         await member.hand_in([0.0])
     await members[0].until(pb.ROUND, 1)

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 
 import xain_parameters as parameters
 from support.certificates import make_authority, write_folder
-from support.process import CoordinatorProcess, ParticipantProcess
+from support.process import CoordinatorProcess, ParticipantProcess, ran
 from support.waiting import until
 from xain_coordinator.assembly.parameter_group import ParameterGroup
 from xain_coordinator.cli import main as coordinator_cli
@@ -168,8 +169,7 @@ async def test_rounds_and_pushes_go_on_side_by_side(tmp_path, keep):
 
 
 def test_port_or_folder_that_is_taken_is_an_error_of_one_line(tmp_path):
-    group = ParameterGroup(ParametersSettings(port=0, path=tmp_path / "a"))
-    try:
+    with closing(ParameterGroup(ParametersSettings(port=0, path=tmp_path / "a"))) as group:
         port = int(group.target.rpartition(":")[2])
         with pytest.raises(
             OSError, match=r"\[parameters\] cannot be served: cannot listen on"
@@ -178,8 +178,6 @@ def test_port_or_folder_that_is_taken_is_an_error_of_one_line(tmp_path):
         assert "\n" not in str(at.value)
         with pytest.raises(OSError, match=r"cannot be served: another scheduler has .*a/scheduler"):
             ParameterGroup(ParametersSettings(port=0, path=tmp_path / "a"))
-    finally:
-        group.close()
     ParameterGroup(ParametersSettings(port=port, path=tmp_path / "a")).close()
 
 
@@ -187,10 +185,8 @@ def test_group_with_certificates_takes_workers_that_have_them(tmp_path):
     authority = make_authority()
     own = write_folder(tmp_path / "own", authority, Role.COORDINATOR, "coordinator.example.org")
     folder = write_folder(tmp_path / "w", authority, Role.PARTICIPANT, "w", hosts=())
-    group = ParameterGroup(
-        ParametersSettings(port=0, path=tmp_path / "a"), parameters.Certificates(own)
-    )
-    try:
+    settings = ParametersSettings(port=0, path=tmp_path / "a")
+    with closing(ParameterGroup(settings, parameters.Certificates(own))) as group:
         with parameters.connect_sync(
             group.target, worker="w", tls=parameters.Certificates(folder)
         ) as server:
@@ -199,8 +195,6 @@ def test_group_with_certificates_takes_workers_that_have_them(tmp_path):
             np.testing.assert_array_equal(w.pull(), np.ones(5))
         with pytest.raises(parameters.Unavailable):
             parameters.connect_sync(group.target, worker="stranger", timeout_s=1.0)
-    finally:
-        group.close()
 
 
 def test_coordinator_without_a_parameter_server_does_not_import_one():
@@ -209,16 +203,13 @@ def test_coordinator_without_a_parameter_server_does_not_import_one():
         "import xain_coordinator.config.coordinator; "
         "print([name for name in sys.modules if name.startswith('xain_parameters')])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "[]\n"
+    done = ran("-c", program)
+    assert (done.returncode, done.stdout) == (0, "[]\n")
 
 
 def test_server_that_failed_is_started_again_and_has_its_log(tmp_path):
     """Rounds of the process go on meanwhile; nothing acknowledged is lost."""
-    group = ParameterGroup(ParametersSettings(port=0, path=tmp_path, log=True))
-    try:
+    with closing(ParameterGroup(ParametersSettings(port=0, path=tmp_path, log=True))) as group:
         pushed(group.target)
         first = group._server
         first._fail(OSError("no space left on device"))
@@ -226,16 +217,11 @@ def test_server_that_failed_is_started_again_and_has_its_log(tmp_path):
             time.sleep(0.01)  # a poll: the test has a time limit
         np.testing.assert_array_equal(pulled(group.target), ROWS)
         assert json.loads(group.status())["jobs"]["table:w"]["num_rollbacks"] == 0
-    finally:
-        group.close()
 
 
 def test_scheduler_alone_waits_for_servers_of_other_processes(tmp_path):
-    group = ParameterGroup(ParametersSettings(port=0, path=tmp_path, server=False))
-    try:
+    with closing(ParameterGroup(ParametersSettings(port=0, path=tmp_path, server=False))) as group:
         assert json.loads(group.status())["addresses"] == {}
         with ParameterServer(group.target, "s1"):
             pushed(group.target)
             np.testing.assert_array_equal(pulled(group.target), ROWS)
-    finally:
-        group.close()

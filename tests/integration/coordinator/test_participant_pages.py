@@ -20,7 +20,6 @@ async def page(member: Member, size: int = 0, token: str = "") -> Any:
 
 
 async def names(member: Member, size: int) -> list[list[str]]:
-    """Participant names of each page."""
     pages, token = [], ""
     while not pages or token:
         answer = await page(member, size, token)

@@ -1,14 +1,13 @@
 """A controller of another distribution, in a coordinator of its own: installed, broken, mended."""
 
-import json
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from integration.conftest import Keep, plug_in
-from support.process import CoordinatorProcess
+from integration.conftest import plug_in
+from support.process import CoordinatorProcess, Keep
 from xain_wire.fl import coordinator_pb2 as pb
 
 LAST = """
@@ -44,8 +43,7 @@ async def process(
 
 
 def error_of(process: CoordinatorProcess) -> str:
-    lines = [json.loads(line) for line in process.log().splitlines() if line.startswith("{")]
-    return str([line for line in lines if line["level"] == "error"][-1]["error"])
+    return str([line for line in process.events() if line["level"] == "error"][-1]["error"])
 
 
 async def test_a_session_goes_on_when_its_controller_is_mended(enter, join, process, tmp_path):

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from integration.conftest import config_for
-from integration.coordinator.test_bagging import halves, model_of, settings
-from integration.coordinator.test_trees import array, gather
+from integration.coordinator.test_bagging import halves, last_model, settings
+from integration.coordinator.test_trees import gather
 from support.refusals import refused_as
 from support.waiting import until
 from support.wire import Member, reason, refused
@@ -90,7 +90,7 @@ async def test_participants_predict_as_the_published_ensemble_would(start, join,
         np.testing.assert_allclose(found.probabilities.sum(axis=1), 1)
         again = await coordinator.server.predictions.ask(*rows_of(data))
         assert np.array_equal(again.probabilities, found.probabilities)
-        model = model_of(coordinator, array(await join(coordinator, "reader").download("2/global")))
+        model = await last_model(coordinator, join)
         held = unpack_holdings(model.vector.tobytes())
         frames = []
         for one in held:
@@ -130,7 +130,6 @@ class Site:
             call.cancel()
 
     async def answer(self, call: Any, **fields: Any) -> pb.PredictionQuestion:
-        """Read a question and answer it."""
         question = await call.read()
         await call.write(pb.PredictionAnswer(number=question.number, **fields))
         return question
@@ -168,11 +167,18 @@ async def opened(coordinator: SessionCoordinator, num: int) -> None:
     await until(lambda: len(coordinator.server.predictions._streams) == num)
 
 
+async def asked(
+    coordinator: SessionCoordinator, num: int, rows: Any = ROWS, **options: Any
+) -> asyncio.Task[Any]:
+    """A question, asked once so many streams are open."""
+    await opened(coordinator, num)
+    return asyncio.create_task(coordinator.server.predictions.ask(*rows, **options))
+
+
 async def test_votes_are_weighted_by_rows_of_participants_that_answered(three):
     coordinator, (a, b, c) = three
     async with a.stream() as of_a, b.stream() as of_b, c.stream() as of_c:
-        await opened(coordinator, 3)
-        asking = asyncio.create_task(coordinator.server.predictions.ask(*ROWS))
+        asking = await asked(coordinator, 3)
         question = await a.answer(of_a, votes=shares(1, 0, 0))
         assert [(e.digest.hex(), e.weight) for e in question.estimators] == [(a.digest, 10)]
         assert len(question.features) == 8 * 2 * 13
@@ -200,8 +206,7 @@ async def test_votes_are_weighted_by_rows_of_participants_that_answered(three):
 async def test_useless_answers_harm_only_their_sender(three, fields, why):
     coordinator, (a, b, c) = three
     async with a.stream() as of_a, b.stream() as of_b, c.stream() as of_c:
-        await opened(coordinator, 3)
-        asking = asyncio.create_task(coordinator.server.predictions.ask(*ROWS))
+        asking = await asked(coordinator, 3)
         question = await of_c.read()
         await of_c.write(pb.PredictionAnswer(**{"number": question.number, **fields}))
         await a.answer(of_a, votes=shares(0, 0, 1))
@@ -217,8 +222,7 @@ async def test_useless_answers_harm_only_their_sender(three, fields, why):
 async def test_answers_with_another_number_are_dropped(three):
     coordinator, (a, _, _) = three
     async with a.stream() as call:
-        await opened(coordinator, 1)
-        asking = asyncio.create_task(coordinator.server.predictions.ask(*ROWS))
+        asking = await asked(coordinator, 1)
         question = await call.read()
         other = question.number + 1
         await call.write(pb.PredictionAnswer(number=other, votes=shares(1, 0, 0)))
@@ -247,10 +251,7 @@ async def test_large_finite_numbers_of_one_participant_do_not_overflow(start, jo
         await site.hand_in(number, 10 + 20 * number)
     await sites[0].member.until(pb.FINISHED, 0)
     async with sites[0].stream() as of_a, sites[1].stream() as of_b:
-        await opened(coordinator, 2)
-        asking = asyncio.create_task(
-            coordinator.server.predictions.ask(*rows_of(train.subset([0])))
-        )
+        asking = await asked(coordinator, 2, rows_of(train.subset([0])))
         await sites[0].answer(of_a, votes=np.array([1e308], "<f8").tobytes())
         await sites[1].answer(of_b, votes=np.array([1.0], "<f8").tobytes())
         found = await asking
@@ -260,10 +261,7 @@ async def test_large_finite_numbers_of_one_participant_do_not_overflow(start, jo
 async def test_silent_participant_is_asked_again_on_its_newest_stream(three):
     coordinator, (a, _, _) = three
     async with a.stream() as old:
-        await opened(coordinator, 1)
-        asking = asyncio.create_task(
-            coordinator.server.predictions.ask(*ROWS, timeout_s=PATIENCE_S, max_retries=3)
-        )
+        asking = await asked(coordinator, 1, timeout_s=PATIENCE_S, max_retries=3)
         await old.read()
         async with a.stream() as new:
             await a.answer(new, votes=shares(0, 1, 0))
@@ -300,8 +298,7 @@ async def test_participant_that_has_lost_a_part_counts_with_the_rest(start, join
         await member.hand_in(np.frombuffer(named, np.uint8), 7, round_)
     await member.until(pb.FINISHED, 1)
     async with site.stream() as call:
-        await opened(coordinator, 1)
-        asking = asyncio.create_task(coordinator.server.predictions.ask(*ROWS))
+        asking = await asked(coordinator, 1)
         await site.answer(call, votes=shares(0, 1, 0), lost=[bytes(16)])
         answer = await asking
     assert answer.answered == ("p0",)
@@ -363,8 +360,7 @@ async def test_unregistered_clients_cannot_answer_and_a_stop_ends_the_streams(th
             await call.read()
     assert reason(caught.value) == "NOT_A_MEMBER"
     async with a.stream() as call:
-        await opened(coordinator, 1)
-        asking = asyncio.create_task(coordinator.server.predictions.ask(*ROWS))
+        asking = await asked(coordinator, 1)
         await call.read()
         await coordinator.stop()
         with refused_as("NOBODY_ANSWERED", match="the coordinator is shutting down"):
@@ -395,8 +391,7 @@ async def test_extended_session_asks_for_the_estimators_of_both_sessions(start, 
     await site.hand_in(2)
     await member.until(pb.FINISHED, 0)
     async with site.stream() as call:
-        await opened(coordinator, 1)
-        asking = asyncio.create_task(coordinator.server.predictions.ask(*ROWS))
+        asking = await asked(coordinator, 1)
         question = await site.answer(call, votes=shares(0, 1, 0))
         assert (await asking).answered == ("p0",)
     assert [int(one.digest.hex(), 16) for one in question.estimators] == [1, 2]

@@ -32,7 +32,7 @@ WRONG_ROUND = pb.PutWeightsRequest.Header(round=7, size_bytes=len(DATA), digest=
 @contextmanager
 def collected() -> Iterator[list[str]]:
     """Fills its list, at the end, with what the garbage collector has found."""
-    found: list[str] = []
+    found = []
     gc.collect()
     gc.freeze()  # what is there now is not looked through again
     gc.disable()
@@ -87,7 +87,7 @@ async def test_refused_calls_leave_nothing_to_the_garbage_collector(in_round, tm
     """A cycle would keep the request, which may have megabytes, until the next collection."""
     latencies = LatencyFile(tmp_path / "latency.jsonl")
     coordinator, _ = await in_round("a", rounds=THREE, latencies=latencies)
-    kept: dict[str, list[str]] = {}
+    kept = {}
     for number, (name, identity, message) in enumerate(REFUSED):
         request = message.SerializeToString()
 

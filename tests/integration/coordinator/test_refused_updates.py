@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from integration.conftest import Keep
-from support.process import CoordinatorProcess
+from support.process import CoordinatorProcess, Keep
 from support.wire import Code, Member, assert_refused, npy, refused
 from xain_coordinator.core.vocabulary.commands import Tick
 from xain_coordinator.core.vocabulary.errors import Unavailable

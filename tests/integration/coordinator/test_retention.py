@@ -21,8 +21,7 @@ ROUNDS = 4
 
 
 def updates(coordinator) -> dict[int, int]:
-    """Number of updates by round."""
-    found: dict[int, int] = {}
+    found = {}
     for key in sorted(coordinator.store.keys()):
         round_, _, name = key.partition("/")
         if round_.isdecimal() and name != "global":

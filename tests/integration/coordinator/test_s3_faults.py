@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import urllib3
@@ -164,7 +163,7 @@ def test_credentials_with_a_line_end(connect, server, monkeypatch, end):
 @pytest.mark.parametrize("in_file", [False, True], ids=["value", "file"])
 def test_credentials_with_a_control_character(connect, tmp_path, name, character, in_file):
     """Refused in words, before anything is sent."""
-    settings: dict[str, object] = {"kind": "s3", "endpoint": "http://127.0.0.1:1", "bucket": "b"}
+    settings = {"kind": "s3", "endpoint": "http://127.0.0.1:1", "bucket": "b"}
     settings |= Identity().settings() | {name: f"hunter{character}2"}
     source = f"storage.{name}"
     if in_file:
@@ -376,7 +375,7 @@ def test_a_server_that_cannot_be_used(one_object, headers, message):
 
 def test_a_server_without_conditions(connect):
     """One that refuses If-None-Match instead of ignoring it is published on all the same."""
-    objects: dict[str, bytes] = {}
+    objects = {}
     refused = []
 
     def answer(method: str, path: str) -> Answer:
@@ -464,6 +463,6 @@ def test_no_secret_in_debug_logs(connect, server, caplog):
         store = connect(server.settings(server.new_bucket()))
         put(store, "1/a", b"x")
         store.download_url("1/a")
-    secrets: list[Any] = [*server.owner.settings().values(), "AWS4-HMAC", "X-Amz-Signature"]
+    secrets = [*server.owner.settings().values(), "AWS4-HMAC", "X-Amz-Signature"]
     for secret in secrets:
         assert secret not in caplog.text

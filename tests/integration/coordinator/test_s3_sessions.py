@@ -20,8 +20,6 @@ from support.wire import Member
 from xain_foundation.exit_statuses import EXIT_FENCED
 from xain_wire.fl import coordinator_pb2 as pb
 
-pytestmark = pytest.mark.e2e
-
 # Too large to travel inside its reference: it goes through the store, both ways.
 VECTOR = np.linspace(-1, 1, 50_000, dtype=np.float32)
 
@@ -31,7 +29,7 @@ Launch = Callable[..., CoordinatorProcess]
 @pytest.fixture(params=[MinioGateway])
 def server(request: pytest.FixtureRequest) -> Iterator[S3Server]:
     """The test's own, to be killed. The gateway, since it is back in no time."""
-    kind: type[S3Server] = request.param
+    kind = request.param
     if (missing := kind.missing()) is not None:
         pytest.skip(missing)  # says what is not installed
     with kind() as running:
@@ -51,7 +49,7 @@ async def launch(server: S3Server, tmp_path: Path) -> AsyncIterator[Launch]:
         (tmp_path / name).write_text(value)
 
     def make(**others: object) -> CoordinatorProcess:
-        settings: dict[str, object] = {
+        settings = {
             "storage.kind": "s3",
             "storage.endpoint": server.endpoint,
             "storage.bucket": "weights",
@@ -94,8 +92,7 @@ def keys(server: S3Server) -> list[str]:
 
 def read(server: S3Server, key: str) -> bytes:
     with contextlib.closing(server.client()) as client:
-        data: bytes = client.get_object(Bucket="weights", Key=key)["Body"].read()
-    return data
+        return client.get_object(Bucket="weights", Key=key)["Body"].read()
 
 
 def model(server: S3Server, round_: int) -> list[float]:

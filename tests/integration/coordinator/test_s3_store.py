@@ -72,7 +72,7 @@ def store(connect: Open) -> S3Store:
 
 def count_gets(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """The offset and length of every GET from now on."""
-    gets: list[tuple[int, int]] = []
+    gets = []
     get_one = store.bucket.get_into
 
     def count_and_get(*args: Any) -> tuple[int, str, int]:
@@ -353,7 +353,7 @@ def test_close_fails_requests_that_have_not_begun(store, client, bucket, monkeyp
     gate = threading.Event()
     begun = threading.Semaphore(0)
     put_one = store.bucket.put
-    outcome: list[Exception] = []
+    outcome = []
 
     def put_slowly(*args: Any) -> None:
         begun.release()

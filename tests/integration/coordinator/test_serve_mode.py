@@ -87,7 +87,7 @@ async def fleet() -> AsyncIterator[Fleet]:
 @pytest.fixture
 async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
     """Open the sessions of a process; the coordinator is stopped at the end."""
-    opened: list[Sessions] = []
+    opened = []
 
     async def begin(
         open_next: Callable[[CoordinatorConfig], Awaitable[SessionCoordinator | None]]
@@ -118,7 +118,6 @@ async def start_next(config: CoordinatorConfig, _: object) -> SessionCoordinator
 
 
 def with_rounds(sessions: Sessions, **changes: Any) -> CoordinatorConfig:
-    """The configuration with other values in [rounds]."""
     config = sessions.config
     return config.model_copy(update={"rounds": config.rounds.model_copy(update=changes)})
 
@@ -142,7 +141,6 @@ async def fit(sessions: Sessions, config: CoordinatorConfig | None = None) -> st
 
 
 async def asked(sessions: Sessions, method: str, path: str, body: object = None) -> httpx.Response:
-    """Ask the HTTP face."""
     fits = Fits(sessions, asyncio.get_running_loop())
     transport = httpx.ASGITransport(make_app(fits, sessions.config.http))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
@@ -202,7 +200,7 @@ async def test_held_estimators_predict_during_and_after_a_fit_without_a_result(s
                 answer = (await post(sessions, "/v1/predict", QUESTION)).json()
                 assert answer.get("session", first) == first
                 if answer.get("answered") == ["north", "south"]:
-                    return answer["predictions"]  # type: ignore[no-any-return]  # JSON
+                    return answer["predictions"]
                 await asyncio.sleep(0.05)  # a poll: it ends when both have answered
 
     during = await predicted()

@@ -1,7 +1,6 @@
 """Warnings of a session reach everyone who looks: status, report, and the log at its end."""
 
 import asyncio
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from xain_coordinator.inspection.client import fetch
 async def test_own_data_that_measure_nothing_are_told_by_status_report_and_end(start, tmp_path):
     """The coordinator has no code for the model of a script, so [evaluate] data cannot be used:
     one warning with its number, whoever looks."""
-    sections: dict[str, Any] = {
+    sections = {
         "rounds": {"rounds": 3, "min_participants": 1, "initial_weights": "first"},
         "evaluate": {"data": "digits", "metric": "accuracy"},
     }

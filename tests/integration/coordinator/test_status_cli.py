@@ -13,6 +13,7 @@ import grpc
 import pytest
 from typer.testing import CliRunner, Result
 
+from support import grpc_servers
 from xain_coordinator.cli import main as cli
 from xain_coordinator.inspection import client as inspection_client
 from xain_wire.fl import coordinator_pb2, inspection_pb2, inspection_pb2_grpc
@@ -102,10 +103,8 @@ def serve(servicer: inspection_pb2_grpc.InspectionServicer | None) -> Iterator[s
     server = grpc.server(ThreadPoolExecutor(4))
     if servicer is not None:
         inspection_pb2_grpc.add_InspectionServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield f"127.0.0.1:{port}"
-    server.stop(None).wait()
+    with grpc_servers.serving(server) as port:
+        yield f"127.0.0.1:{port}"
 
 
 @pytest.fixture

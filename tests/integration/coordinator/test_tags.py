@@ -2,13 +2,13 @@
 
 import asyncio
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
 
+from support.agents import Same
 from xain_foundation.exit_statuses import EXIT_NOTHING_COUNTED
-from xain_participant import Agent, Participant
+from xain_participant import Agent
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 
@@ -39,16 +39,6 @@ async def test_only_those_with_the_tags_train(start, join):
     await a.hand_in(GOOD)
     await b.hand_in(GOOD)
     await s.until(pb.FINISHED, 0)
-
-
-class Same(Participant):
-    """Hands in what it gets."""
-
-    def init_weights(self) -> Any:
-        return GOOD
-
-    def train_round(self, weights: Any, epochs: int, epoch_base: int) -> Any:
-        return weights, 1
 
 
 async def test_an_agent_sends_its_tags(start):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import xain
-from integration.conftest import Keep, plug_in
-from support.process import PATIENCE_S, CoordinatorProcess
+from integration.conftest import plug_in
+from support.process import PATIENCE_S, CoordinatorProcess, Keep
 from support.waiting import until
 
 ROUNDS = 6
@@ -91,7 +91,7 @@ async def process(
     site = plug_in(tmp_path / "site", "trackers", "lines = acme_lines:Lines", LINES)
     monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.setenv("LINES_FOLDER", str(tmp_path))
-    settings: dict[str, object] = {
+    settings = {
         "metrics.trackers": '["lines"]',
         "rounds.rounds": ROUNDS,
         "rounds.min_participants": len(SITES),

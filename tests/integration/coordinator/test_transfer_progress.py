@@ -29,7 +29,7 @@ async def tell(member: Member, direction: Any, percent: int, round_: int = 0) ->
 async def member(start: Any, join: Any) -> Member:
     """A participant that is selected for round 0, as its heartbeat says."""
     coordinator = await start(rounds={"rounds": 2, "min_participants": 1})
-    member: Member = join(coordinator, "a")
+    member = join(coordinator, "a")
     member.metadata += ((INSTANCE_ID_KEY, "1"),)
     await member.rendezvous()
     await member.until(pb.ROUND, 0)

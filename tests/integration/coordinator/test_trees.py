@@ -47,10 +47,6 @@ def parts(num: int, data: str = "breast_cancer") -> list[Dataset]:
     return [whole.subset(part) for part in np.array_split(rows, num)]
 
 
-def array(data: bytes) -> np.ndarray:
-    return np.load(io.BytesIO(data), allow_pickle=False)
-
-
 def profile(data: Dataset) -> pb.DataProfile:
     known = Table.from_dataset(data).profile()
     return pb.DataProfile(
@@ -62,7 +58,6 @@ def profile(data: Dataset) -> pb.DataProfile:
 
 
 def trained(work: pb.StartTrainingRoundResponse, vector: np.ndarray, data: Dataset) -> np.ndarray:
-    """The update of a participant with this data."""
     workload = from_metadata(dict(work.metadata))
     model = Model(vector, (), dict(work.metadata))
     result = workload.train(
@@ -81,7 +76,7 @@ async def gather(coordinator: SessionCoordinator, join: Any, data: list[Dataset]
 
 async def train_first_round(members: list[Member], data: list[Dataset]) -> None:
     work = await members[0].start()
-    model = array(await members[0].download("0/global"))
+    model = await members[0].model(0)
     for member, part in zip(members, data, strict=True):
         await member.hand_in(trained(work, model, part))
     await members[0].until(pb.ROUND, 1)
@@ -92,7 +87,7 @@ async def test_agents_train_a_booster_that_plain_xgboost_loads(start, join, tmp_
     data = parts(2, "digits")
     coordinator = await start(**settings("digits"))
     await run_agents(coordinator, data)
-    final = array(await join(coordinator, "reader").download("3/global"))
+    final = await join(coordinator, "reader").model(3)
     assert final.dtype == np.uint8
     path = tmp_path / "model.json"
     path.write_bytes(final.tobytes())
@@ -109,7 +104,7 @@ async def test_model_joins_the_trees_in_the_order_of_names(start, join):
     coordinator = await start(**settings(rounds=1))
     a, b = await gather(coordinator, join, data)
     work = await a.start()
-    model = array(await a.download("0/global"))
+    model = await a.model(0)
     sent = [trained(work, model, part) for part in data]
     await b.hand_in(sent[1], num_samples=30)
     await a.hand_in(sent[0], num_samples=10)
@@ -123,7 +118,7 @@ async def test_model_joins_the_trees_in_the_order_of_names(start, join):
         ],
         kind,
     )
-    assert array(await a.download("1/global")).tobytes() == expected
+    assert (await a.model(1)).tobytes() == expected
 
 
 async def test_bytes_are_no_update_of_a_model_of_numbers(in_round):
@@ -145,7 +140,7 @@ async def test_cyclic_training_takes_one_participant_after_the_other(start, join
     cyclic["aggregation"]["options"] = {"mode": "cyclic"}
     coordinator = await start(**cyclic)
     await run_agents(coordinator, data)
-    model = array(await join(coordinator, "reader").download("4/global")).tobytes()
+    model = (await join(coordinator, "reader").model(4)).tobytes()
     assert xgboost.Booster(model_file=bytearray(model)).num_boosted_rounds() == 4 * 2
 
 
@@ -157,7 +152,7 @@ async def test_hostile_histograms_are_refused_and_the_round_goes_on(start, join)
     for round_ in (0, 1):
         await a.until(pb.ROUND, round_)
         work = await a.start()
-        model = array(await a.download(f"{round_}/global"))
+        model = await a.model(round_)
         good = trained(work, model, data[0])
         negative = good.view("<f8").copy()
         negative[-1] = -1.0
@@ -200,7 +195,7 @@ async def test_participants_are_not_blamed_for_a_model_that_is_damaged_under_the
     a, b = await gather(coordinator, join, data)
     await train_first_round([a, b], data)
     work = await a.start()
-    model = array(await a.download("1/global"))
+    model = await a.model(1)
     path = stored(tmp_path, "*1/global*")
     whole = path.read_bytes()
     # As if no tree were growing, for which histograms have another size.
@@ -234,7 +229,7 @@ async def test_growing_goes_on_in_another_session_from_the_model_alone(start, jo
             await coordinator.stop()
 
     assert await last_of("grown", histograms_of(rounds=2), cut_off) == undisturbed
-    bagged = array(await last_of("bagged", settings(rounds=2, epochs=1), cut_off))
+    bagged = np.load(io.BytesIO(await last_of("bagged", settings(rounds=2, epochs=1), cut_off)))
     booster = xgboost.Booster(model_file=bytearray(bagged.tobytes()))
     assert booster.num_boosted_rounds() == 1 + 2 * 2
     np.save(tmp_path / "bagged.npy", bagged)

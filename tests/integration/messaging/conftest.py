@@ -2,22 +2,25 @@
 
 import asyncio
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.lossy import JoinLossy, LossyDriver
-from support.messaging import DRIVERS, PATIENCE_S, discovery_of, driver_maker
+from support.messaging import DRIVERS, PATIENCE_S, discovery_of, driver_maker, until
 from support.peers import PeerProcess
 from support.process import CoordinatorProcess
 from xain_membership.coordinator import CoordinatorDiscovery
+from xain_membership.errors import Closed
 from xain_membership.in_process import InProcessDiscovery
 from xain_membership.ports import Discovery
 from xain_messaging.drivers.in_process import Switchboard
+from xain_messaging.format.messages import Message
 from xain_messaging.links import Bounds
 from xain_messaging.proxy import Proxy
 
@@ -35,6 +38,7 @@ class Group:
         self._make_driver = driver_maker(driver)
         self._made: list[Proxy] = []
         self._processes: list[PeerProcess] = []
+        self._serving: list[threading.Thread] = []
 
     def __call__(self, role: str, expected: dict[str, int] | None = None, **options: Any) -> Proxy:
         options = {"timeout_s": PATIENCE_S, "join_timeout_s": PATIENCE_S, **options}
@@ -66,11 +70,36 @@ class Group:
             ]
         return sorted((future.result() for future in made), key=lambda proxy: proxy.rank)
 
+    def peers(self, *names: str, role: str = "peer") -> list[Proxy]:
+        """Proxies by name, each of which knows the others."""
+        made = [self(role, name=name) for name in names]
+        until(lambda: all(len(one.peers[role]) == len(names) - 1 for one in made), "all")
+        return made
+
+    def serve(self, proxy: Proxy, answer: Callable[[Message], object]) -> None:
+        """Answer in a thread until the proxy is closed."""
+
+        def run() -> None:
+            with suppress(Closed):
+                for message in proxy.receive():
+                    answer(message)
+
+        self._serving.append(threading.Thread(target=run))
+        self._serving[-1].start()
+
+    def double(self, *proxies: Proxy) -> None:
+        """Answer with twice what a proxy is given."""
+        for proxy in proxies:
+            self.serve(proxy, lambda message, of=proxy: of.reply(message, body=message.body * 2))
+
     def close(self) -> None:
         for process in self._processes:
             process.end()
         for proxy in self._made:
             proxy.close(0.0)
+        for thread in self._serving:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
 
 
 @pytest.fixture(params=DRIVERS)
@@ -87,7 +116,7 @@ def group(request: pytest.FixtureRequest) -> Iterator[Group]:
 def lossy() -> Iterator[JoinLossy]:
     """Peers of one group, with their drivers; closed in the end."""
     discovery, switchboard = InProcessDiscovery(), Switchboard()
-    made: list[Proxy] = []
+    made = []
 
     def join_one(name: str, bounds: Bounds | None = None) -> tuple[Proxy, LossyDriver]:
         driver = LossyDriver(switchboard)
@@ -136,7 +165,7 @@ def _coordinator(folder: Path) -> Iterator[Discovery]:
 def discovery_at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Discovery]]:
     """One of each kind, which is started when it is asked for."""
     with ExitStack() as stack:
-        found: dict[str, Discovery] = {}
+        found = {}
 
         def at(kind: str) -> Discovery:
             if kind not in found:
@@ -154,11 +183,8 @@ def _made_group(
     request: pytest.FixtureRequest, discovery_at: Callable[[str], Discovery]
 ) -> Iterator[Group]:
     driver, discovery = request.param
-    made = Group(discovery_at(discovery), driver)
-    try:
+    with closing(Group(discovery_at(discovery), driver)) as made:
         yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture(params=IN_ONE_PROCESS, ids="-".join)

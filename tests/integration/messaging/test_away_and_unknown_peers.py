@@ -3,16 +3,15 @@
 from concurrent.futures import ThreadPoolExecutor
 
 from support.logs import capture_logs
-from support.lossy import JoinLossy, tags
+from support.lossy import tags, two
 from support.messaging import PATIENCE_S, until
 from xain_membership.ports import Member
 from xain_messaging.format.messages import Message, SessionMessage
 
 
-def test_forgotten_peer_that_comes_back_hears_new_messages(lossy: JoinLossy) -> None:
+def test_forgotten_peer_that_comes_back_hears_new_messages(lossy):
     """The same process: it has heard of what was before, and drops that."""
-    (a, _), (b, _) = lossy("a"), lossy("b")
-    until(lambda: "peer" in a.peers, "b")
+    a, b, _ = two(lossy)
     for tag in "123":
         a.isend(Message(tag, "a", "b"))
     assert tags(b, 3) == ["1", "2", "3"]
@@ -33,10 +32,9 @@ def test_forgotten_peer_that_comes_back_hears_new_messages(lossy: JoinLossy) -> 
     assert tags(a, 1) == ["answer"]
 
 
-def test_message_that_is_taken_late_comes_once(lossy: JoinLossy) -> None:
+def test_message_that_is_taken_late_comes_once(lossy):
     """The sender was forgotten meanwhile, and is back."""
-    (a, _), (b, driver) = lossy("a"), lossy("b")
-    until(lambda: "peer" in a.peers and "peer" in b.peers, "each other")
+    a, b, driver = two(lossy)
     b.isend(Message("1", "b", "a"))
     assert a.receive_by_id("none", 0.05).missing  # it waits
     with_b = a.endpoint.roster
@@ -49,7 +47,7 @@ def test_message_that_is_taken_late_comes_once(lossy: JoinLossy) -> None:
     assert a.receive_once(0.05) is None
 
 
-def test_peers_that_are_away_are_bounded(lossy: JoinLossy) -> None:
+def test_peers_that_are_away_are_bounded(lossy):
     """The first to leave are forgotten sooner, but for those for whom something is kept."""
     a, _ = lossy("a")
     a.endpoint.max_away = 2
@@ -63,9 +61,8 @@ def test_peers_that_are_away_are_bounded(lossy: JoinLossy) -> None:
     assert a.endpoint._links.keys() == {"b-1", "b-5"}
 
 
-def test_close_names_peers_that_are_away_and_miss_messages(lossy: JoinLossy) -> None:
-    (a, _), (b, _) = lossy("a"), lossy("b")
-    until(lambda: "peer" in a.peers, "b")
+def test_close_names_peers_that_are_away_and_miss_messages(lossy):
+    a, b, _ = two(lossy)
     b.close()
     until(lambda: "peer" not in a.peers, "b to be gone")
     for _ in range(3):
@@ -76,7 +73,7 @@ def test_close_names_peers_that_are_away_and_miss_messages(lossy: JoinLossy) -> 
     assert (line["log_level"], line["peer"], line["num_messages"]) == ("warning", "b", 3)
 
 
-def test_close_waits_until_its_messages_are_heard(lossy: JoinLossy) -> None:
+def test_close_waits_until_its_messages_are_heard(lossy):
     """Messages that a connection has lost go again, and need not be taken for the word to come."""
     (a, driver), (b, _) = lossy("a"), lossy("b")
     until(lambda: "peer" in a.peers, "b")
@@ -90,11 +87,10 @@ def test_close_waits_until_its_messages_are_heard(lossy: JoinLossy) -> None:
     assert tags(b, 1) == ["1"]
 
 
-def test_messages_before_the_news_of_their_process_are_not_lost(lossy: JoinLossy) -> None:
+def test_messages_before_the_news_of_their_process_are_not_lost(lossy):
     """The discovery may tell late that a process has come back. All of its messages come then, in
     order, though it uses its proxy no more."""
-    (a, _), (b, _) = lossy("a"), lossy("b")
-    until(lambda: "peer" in a.peers, "b")
+    a, b, _ = two(lossy)
     b.isend(Message("0", "b", "a"))
     assert tags(a, 1) == ["0"]
     on_change = a.endpoint._on_change
@@ -110,7 +106,7 @@ def test_messages_before_the_news_of_their_process_are_not_lost(lossy: JoinLossy
     assert tags(a, 3) == ["1", "2", "3"]
 
 
-def test_messages_of_a_sender_that_is_not_known_yet_are_not_lost(lossy: JoinLossy) -> None:
+def test_messages_of_a_sender_that_is_not_known_yet_are_not_lost(lossy):
     """The discovery tells late of a new name. Its messages are asked for then."""
     a, _ = lossy("a")
     on_change = a.endpoint._on_change

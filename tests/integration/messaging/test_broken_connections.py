@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from support.fault_proxy import FaultProxy
-from support.lossy import JoinLossy, tags
-from support.messaging import PATIENCE_S, until
+from support.lossy import tags
+from support.messaging import PATIENCE_S, taken, until
 from xain_membership.errors import MembershipLost
 from xain_membership.in_process import InProcessDiscovery
 from xain_membership.ports import Member, Membership
@@ -23,7 +23,7 @@ from xain_messaging.links import Bounds
 from xain_messaging.proxy import Proxy
 
 
-def test_messages_lost_with_a_connection_come_over_the_next(lossy: JoinLossy) -> None:
+def test_messages_lost_with_a_connection_come_over_the_next(lossy):
     """Each comes once and in order, also if the sender never waits for anything."""
     (a, driver), (b, _) = lossy("a"), lossy("b")
     a.isend(Message("1", "a", "b"))
@@ -38,7 +38,7 @@ def test_messages_lost_with_a_connection_come_over_the_next(lossy: JoinLossy) ->
     assert b.receive_once(0.05) is None
 
 
-def test_lost_messages_go_again_while_their_sender_does_something_else(lossy: JoinLossy) -> None:
+def test_lost_messages_go_again_while_their_sender_does_something_else(lossy):
     """In order and once, though the sender does not use its proxy again."""
     (a, driver), (b, _) = lossy("a"), lossy("b")
     a.isend(Message("1", "a", "b"))
@@ -50,7 +50,7 @@ def test_lost_messages_go_again_while_their_sender_does_something_else(lossy: Jo
     assert b.receive_once(0.05) is None
 
 
-def test_a_task_that_is_worked_at_is_not_acknowledged(lossy: JoinLossy) -> None:
+def test_a_task_that_is_worked_at_is_not_acknowledged(lossy):
     """The worker has messages kept for others, and does not use its proxy meanwhile."""
     (a, _), (b, _), (c, driver) = lossy("a"), lossy("b"), lossy("c")
     a.isend(Message("task", "a", "c"))
@@ -63,7 +63,7 @@ def test_a_task_that_is_worked_at_is_not_acknowledged(lossy: JoinLossy) -> None:
     assert a.endpoint._links["c"].num_kept == 1
 
 
-def test_a_lost_ack_is_sent_again(lossy: JoinLossy) -> None:
+def test_a_lost_ack_is_sent_again(lossy):
     """The sender could send nothing any more."""
     (a, _), (b, driver) = lossy("a", Bounds(max_messages=1)), lossy("b")
     a.isend(Message("1", "a", "b"))
@@ -76,7 +76,7 @@ def test_a_lost_ack_is_sent_again(lossy: JoinLossy) -> None:
     assert tags(b, 1) == ["2"]
 
 
-def test_lost_ack_is_asked_for(lossy: JoinLossy) -> None:
+def test_lost_ack_is_asked_for(lossy):
     """The sender was told that all has come, and could send nothing any more."""
     (a, _), (b, driver) = lossy("a", Bounds(max_messages=1)), lossy("b")
     a.endpoint.max_probe_s = 0.1
@@ -105,7 +105,7 @@ class Detoured:
 
 
 @pytest.mark.parametrize("make_driver", [GrpcDriver, ZmqDriver])
-def test_all_comes_once_and_in_order_however_often_connections_break(make_driver) -> None:
+def test_all_comes_once_and_in_order_however_often_connections_break(make_driver):
     """Between two processes that live, in both directions, large and small."""
     number = 1500
     with ExitStack() as stack:
@@ -120,16 +120,15 @@ def test_all_comes_once_and_in_order_however_often_connections_break(make_driver
         until(lambda: "peer" in a.peers and "peer" in b.peers, "each other")
         cuts = iter(range(number // 100, number, number // 6))
         at = next(cuts)
-        got: list[int] = []
-        answers: list[int] = []
+        got = []
+        answers = []
 
         def send() -> None:
             for i in range(number):
                 array = np.full(3000 if i % 25 else 600_000, i, np.int32)
                 a.isend(Message("t", "a", "b", [i, array]))
             while len(answers) < number:
-                message = a.receive_once()
-                assert message is not None
+                message = taken(a)
                 answers.append(message.body)
 
         thread = threading.Thread(target=send)
@@ -150,7 +149,7 @@ def test_all_comes_once_and_in_order_however_often_connections_break(make_driver
         assert got == answers == list(range(number))
 
 
-def test_parts_for_a_former_group_hold_up_no_call(lossy: JoinLossy) -> None:
+def test_parts_for_a_former_group_hold_up_no_call(lossy):
     """One member is an operation ahead when another goes; the next group works, and what was sent
     for the old one is taken."""
     (a, _), (b, _), (c, _) = lossy("a"), lossy("b", Bounds(max_messages=8)), lossy("c")
@@ -168,7 +167,7 @@ def test_parts_for_a_former_group_hold_up_no_call(lossy: JoinLossy) -> None:
     assert b.endpoint._links["a"].num_kept == 0
 
 
-def test_a_packet_for_the_former_peer_at_an_address_is_dropped(lossy: JoinLossy) -> None:
+def test_a_packet_for_the_former_peer_at_an_address_is_dropped(lossy):
     """An address may be used again. What is meant for its former owner is not taken for ours."""
     (a, _), (b, _) = lossy("a"), lossy("b")
     a.isend(Message("for b", "a", "b"))
@@ -185,7 +184,7 @@ def test_a_packet_for_the_former_peer_at_an_address_is_dropped(lossy: JoinLossy)
     assert tags(b, 1) == ["for b"]
 
 
-def test_lost_membership_fails_waiting_calls(lossy: JoinLossy) -> None:
+def test_lost_membership_fails_waiting_calls(lossy):
     """Later calls fail too."""
     (a, _), (b, _) = lossy("a"), lossy("b")
     discovery = a.endpoint.membership._discovery

@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from integration.messaging.conftest import Group
 from support.messaging import PATIENCE_S, until
 from support.peers import OPERATIONS, PeerProcess, arrays_of, collective, given_to, results_of, same
 from xain_membership.ports import Discovery
-from xain_messaging.collectives import Group as CollectiveGroup
 from xain_messaging.errors import CollectiveFailed
 from xain_messaging.links import Bounds
 from xain_messaging.proxy import Proxy
@@ -44,8 +42,7 @@ def know(proxies: list[Proxy], number: int) -> None:
     )
 
 
-@pytest.mark.e2e
-def test_as_numpy_between_processes(pair_of_kinds: Group) -> None:
+def test_as_numpy_between_processes(pair_of_kinds):
     """Every operation, with nothing, fewer elements than members, a prime number, and megabytes."""
     group = pair_of_kinds
     here = group("worker", name=NAMES[0])
@@ -78,18 +75,13 @@ def pool_for(proxies: list[Proxy]) -> Iterator[ThreadPoolExecutor]:
             raise
 
 
-def has_begun_in(group: CollectiveGroup, call: "Future[Any]") -> bool:
-    return group.is_under_way or call.done()
-
-
 def failure_of(call: "Future[Any]") -> CollectiveFailed:
     failed = call.exception(PATIENCE_S)
     assert isinstance(failed, CollectiveFailed)
     return failed
 
 
-@pytest.mark.e2e
-def test_a_member_that_is_killed_fails_the_others(group_of_processes: Group) -> None:
+def test_a_member_that_is_killed_fails_the_others(group_of_processes):
     """SIGKILL in the middle of an operation: everybody hears of it long before the time is over,
     with its name; those who are left go on as a new group, and so do all when it is back. Twice:
     who comes then may find nothing of what was for the one before in its way, since there is no
@@ -105,7 +97,6 @@ def test_a_member_that_is_killed_fails_the_others(group_of_processes: Group) -> 
         return made
 
     def together(operation: str, argument: Any, *processes: PeerProcess) -> list[Any]:
-        """The result of each member."""
         for process in processes:
             process.begin(collective, "worker", None, operation, argument)
         with pool_for(workers) as pool:
@@ -144,58 +135,3 @@ def test_a_member_that_is_killed_fails_the_others(group_of_processes: Group) -> 
         assert all_reduce() == [3] * 3
     for found in together("all_to_all", [array] * 4, come()):
         same(found, [array] * 4)
-
-
-@pytest.fixture
-def group_in_process(discovery_at: Callable[[str], Discovery]) -> Iterator[Group]:
-    made = Group(discovery_at("in-process"), "in-process")
-    yield made
-    made.close()
-
-
-@pytest.mark.parametrize("size", [3, 100_003])
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_member_that_is_closed_fails_the_others(
-    group_in_process: Group, operation: str, size: int
-) -> None:
-    """Before it has begun: everybody whose result there cannot be without it hears its name. When
-    it has given something: whoever has a result has the right one. Those who are left go on."""
-    workers = group_in_process.all(4, timeout_s=LONG_S)
-    arrays = [np.full(size, rank + 1.0) for rank in range(4)]
-    only_gives = operation in ("gather", "reduce")  # all but the first
-
-    def call(group: CollectiveGroup) -> Any:
-        return getattr(group, operation)(*given_to(operation, arrays, group.rank))
-
-    for has_begun in (False, True):
-        know(workers, 3)
-        groups = [proxy.group("worker", [p.name for p in workers]) for proxy in workers]
-        with pool_for(workers) as pool:
-            calls = {rank: pool.submit(call, groups[rank]) for rank in (1, 2)}
-            if has_begun:
-                calls[3] = pool.submit(call, groups[3])
-                until(partial(has_begun_in, groups[3], calls[3]), "it to begin")
-            workers[3].close(0.0)
-            calls[0] = pool.submit(call, groups[0])
-            if not has_begun:
-                for rank in [0] if only_gives else range(3):
-                    assert failure_of(calls[rank]).missing == (workers[3].name,)
-            else:
-                own = calls.pop(3)
-                if not only_gives or own.exception(PATIENCE_S) is not None:
-                    assert "has been closed" in str(failure_of(own))
-            for rank, one in calls.items():
-                if one.exception(PATIENCE_S) is None:
-                    same(one.result(), results_of(operation, arrays)[rank])
-                else:
-                    assert failure_of(one).missing == (workers[3].name,)
-        with pytest.raises(CollectiveFailed, match=workers[3].name):
-            groups[0].barrier()
-        know(workers[:3], 2)
-        smaller = [proxy.group("worker") for proxy in workers[:3]]
-        with pool_for(workers) as pool:
-            again = [pool.submit(group.all_reduce, np.ones(1)) for group in smaller]
-            assert [float(one.result(PATIENCE_S)[0]) for one in again] == [3] * 3
-        workers[3] = group_in_process(
-            "worker", {"worker": 3}, name=workers[3].name, timeout_s=LONG_S
-        )

@@ -1,14 +1,13 @@
 """Classes that messages drive."""
 
 import copy
-import threading
 from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
 
-from integration.messaging.conftest import Group
-from support.messaging import PATIENCE_S, until
+from support.messaging import until
+from support.waiting import beside
 from xain_foundation.conditional_events import EventTableFull
 from xain_messaging.distributed import dist
 from xain_messaging.format.messages import Message
@@ -36,7 +35,7 @@ def nothing(local: Sums, proxy: Proxy, messages: list[Message]) -> None:
     pass
 
 
-def test_handlers_get_the_messages_that_satisfy_their_event(group: Group) -> None:
+def test_handlers_get_the_messages_that_satisfy_their_event(group):
     """A handler gets the object, the proxy and the messages, which it can answer; the wrapped
     object has the attributes of its class; a stop event ends it."""
     server = group("server", name="server")
@@ -65,7 +64,7 @@ def test_handlers_get_the_messages_that_satisfy_their_event(group: Group) -> Non
         sums.nothing_like_it()
 
 
-def test_percentages_follow_the_peers(group: Group) -> None:
+def test_percentages_follow_the_peers(group):
     """A percentage is of the peers when a message comes, and when a peer goes: the held messages
     may then be enough without a new one."""
     server = group("server", name="server")
@@ -74,19 +73,16 @@ def test_percentages_follow_the_peers(group: Group) -> None:
     sums = dist(server, {"worker:update:100%": note})(Sums)()
     for i, worker in enumerate(workers[:3]):
         worker.isend(Message("update", worker.name, "server", i))
-    thread = threading.Thread(target=sums.launch)
-    thread.start()
-    until(lambda: sums._table._views[0].num_held == 3, "the table to hold three")
-    assert sums.seen == []
-    workers[3].close()
-    until(lambda: bool(sums.seen), "the handler to be called")
-    assert [sorted(bodies) for bodies in sums.seen] == [[0, 1, 2]]
-    sums.stop()
-    thread.join(PATIENCE_S)
-    assert not thread.is_alive()
+    with beside(sums.launch):
+        until(lambda: sums._table._views[0].num_held == 3, "the table to hold three")
+        assert sums.seen == []
+        workers[3].close()
+        until(lambda: bool(sums.seen), "the handler to be called")
+        assert [sorted(bodies) for bodies in sums.seen] == [[0, 1, 2]]
+        sums.stop()
 
 
-def test_peer_that_goes_while_a_handler_works_counts_no_more(group: Group) -> None:
+def test_peer_that_goes_while_a_handler_works_counts_no_more(group):
     """The same holds for a handler whose event had fired before launch()."""
     server = group("server", name="server")
     workers = [group("worker", {"server": 1}, name=f"worker-{i}") for i in range(3)]
@@ -121,7 +117,7 @@ def test_peer_that_goes_while_a_handler_works_counts_no_more(group: Group) -> No
     assert sums.seen == [[1, 1]]
 
 
-def test_error_of_a_handler_ends_launch(group: Group) -> None:
+def test_error_of_a_handler_ends_launch(group):
     """launch() may be called again; the messages that the handler had are taken."""
     server, worker = group("server", name="server"), group("worker", {"server": 1})
     until(lambda: "worker" in server.peers, "the worker")
@@ -143,7 +139,7 @@ def test_error_of_a_handler_ends_launch(group: Group) -> None:
     assert sums.seen == [[14]]
 
 
-def test_attributes_are_those_of_the_object(group: Group) -> None:
+def test_attributes_are_those_of_the_object(group):
     """Attributes can be read and set, also in a copy, which has the same object."""
     sums = dist(group("server"), {"worker:update:1": note})(Sums)()
     sums.name = "mine"
@@ -154,7 +150,7 @@ def test_attributes_are_those_of_the_object(group: Group) -> None:
     assert other.name == "mine"
 
 
-def test_wrong_expressions_and_full_tables_are_told(group: Group) -> None:
+def test_wrong_expressions_and_full_tables_are_told(group):
     """The error comes at the first object, and when an event holds too much."""
     server, worker = group("server", name="server"), group("worker", {"server": 1})
     until(lambda: "worker" in server.peers, "the worker")

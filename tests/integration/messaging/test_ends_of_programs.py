@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.messaging import PATIENCE_S, RedisServer, discovery_of, until
+from support.messaging import PATIENCE_S, RedisServer, discovery_of, taken, until
 from xain_membership.ports import Discovery, Roster
 from xain_messaging.discovery.redis import RedisDiscovery
 from xain_messaging.format.messages import Message
@@ -117,8 +117,7 @@ def has_ended(program: "subprocess.Popen[str]") -> None:
 
 def received(master: Proxy) -> list[str]:
     """The bodies of all that has come and comes in a moment, the first awaited."""
-    first = master.receive_once(PATIENCE_S)
-    assert first is not None
+    first = taken(master)
     return [first.body, *(message.body for message in master.receive(0.05))]
 
 
@@ -129,9 +128,7 @@ def discovery(request: pytest.FixtureRequest) -> Iterator[Discovery]:
 
 
 @pytest.mark.parametrize("driver", ["grpc", "zmq"])
-def test_the_last_message_of_a_program_is_delivered(
-    discovery: Discovery, driver: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_last_message_of_a_program_is_delivered(discovery, driver, capfd):
     """A program that ends without close() leaves no entry that counts as a peer. One that comes
     back under its name, and closes before the others are told of it, is heard once."""
     with Proxy("g", "master", name="m", discovery=discovery, driver=driver) as master:
@@ -143,14 +140,14 @@ def test_the_last_message_of_a_program_is_delivered(
         until(lambda: "worker" not in master.peers, "the master to be told")
 
         membership = master.endpoint.membership
-        on_change = membership._on_change  # type: ignore[attr-defined]  # a probe
+        on_change = membership._on_change
 
         def tell_late(roster: Roster) -> None:
             if "w" in roster:
                 until(lambda: master.endpoint._links["w"]._has_dropped_later, "its message")
             on_change(roster)
 
-        membership._on_change = tell_late  # type: ignore[attr-defined]  # as above
+        membership._on_change = tell_late
         program = start(discovery, driver, "close", "second")
         assert received(master) == ["second"]
         has_ended(program)
@@ -159,7 +156,7 @@ def test_the_last_message_of_a_program_is_delivered(
 
 
 @pytest.mark.parametrize("driver", ["grpc", "zmq"])
-def test_a_message_is_delivered_where_no_thread_can_be_started_at_the_end(driver: str) -> None:
+def test_a_message_is_delivered_where_no_thread_can_be_started_at_the_end(driver):
     """From Python 3.12 on no thread starts after the last line of a program."""
     with (
         discovery_of("coordinator") as discovery,
@@ -172,7 +169,7 @@ def test_a_message_is_delivered_where_no_thread_can_be_started_at_the_end(driver
 
 @pytest.mark.parametrize("driver", ["grpc", "zmq"])
 @pytest.mark.parametrize("how", ["end", "close"])
-def test_a_program_whose_thread_receives_ends_without_a_traceback(driver: str, how: str) -> None:
+def test_a_program_whose_thread_receives_ends_without_a_traceback(driver, how):
     with (
         discovery_of("coordinator") as discovery,
         Proxy("g", "master", name="m", discovery=discovery, driver=driver) as master,
@@ -186,7 +183,7 @@ def test_a_program_whose_thread_receives_ends_without_a_traceback(driver: str, h
 
 @pytest.mark.parametrize("driver", ["grpc", "zmq"])
 @pytest.mark.parametrize("block", ["", "with "])
-def test_a_task_that_raises_goes_to_the_next_process(driver: str, block: str) -> None:
+def test_a_task_that_raises_goes_to_the_next_process(driver, block):
     """A worker that an exception ends delivers what it has sent, and does not acknowledge the task
     that it worked at. One that ends with sys.exit() does, and its last message is delivered."""
     with (
@@ -209,21 +206,21 @@ def test_a_task_that_raises_goes_to_the_next_process(driver: str, block: str) ->
             until(lambda: "worker" not in master.peers, "the master to be told")
 
 
-def test_a_forked_process_does_not_leave_in_the_name_of_its_parent() -> None:
+def test_a_forked_process_does_not_leave_in_the_name_of_its_parent():
     """The end of a forked process is not the end of the program that made the proxy."""
     with (
         discovery_of("redis") as discovery,
         Proxy("g", "master", name="m", discovery=discovery, driver="zmq") as master,
     ):
         membership = master.endpoint.membership
-        on_change = membership._on_change  # type: ignore[attr-defined]  # a probe
-        seen: list[Roster] = []
+        on_change = membership._on_change
+        seen = []
 
         def note(roster: Roster) -> None:
             seen.append(roster)
             on_change(roster)
 
-        membership._on_change = note  # type: ignore[attr-defined]  # as above
+        membership._on_change = note
         program = start(discovery, "zmq", "fork", "x")
         assert received(master) == ["x"]
         has_ended(program)
@@ -231,7 +228,7 @@ def test_a_forked_process_does_not_leave_in_the_name_of_its_parent() -> None:
         assert [sorted(roster) for roster in seen] == [["m", "w"], ["m"]]
 
 
-def test_a_redis_entry_of_a_killed_process_ends_with_its_lease() -> None:
+def test_a_redis_entry_of_a_killed_process_ends_with_its_lease():
     """A dead process does not renew it, and is then no peer of those who come."""
     with RedisServer() as redis:
         discovery = RedisDiscovery(redis.url, settle_s=0.0)

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.e2e
-
 EXAMPLES = Path(__file__).parents[3] / "messaging" / "examples"
 
 
@@ -33,12 +31,11 @@ def run(name: str, *flags: str) -> str:
 
 
 @pytest.mark.parametrize("driver", ["grpc", "zmq"])
-def test_sum_by_scatter(driver: str) -> None:
-    """The sum is numpy's."""
+def test_sum_by_scatter(driver):
     assert "sum: 499999500000, numpy: 499999500000" in run("sum_by_scatter.py", "--driver", driver)
 
 
-def test_parameter_averaging() -> None:
+def test_parameter_averaging():
     """The line is found, though nobody waits for the last two of five."""
     last = run("parameter_averaging.py").splitlines()[-1]
     _, slope, _, intercept, *_ = last.replace(",", "").replace(";", "").split()
@@ -46,7 +43,7 @@ def test_parameter_averaging() -> None:
     assert float(intercept) == pytest.approx(-1, abs=0.05)
 
 
-def test_actor_learner() -> None:
+def test_actor_learner():
     """An actor is killed and comes back; all that was asked is answered."""
     shown = run("actor_learner.py", "--driver", "zmq")
     assert "round 2: 1 answers, missing: actor-1" in shown
@@ -54,7 +51,7 @@ def test_actor_learner() -> None:
     assert "asked 12, answered 12" in shown
 
 
-def test_every_example_is_run() -> None:
+def test_every_example_is_run():
     """Here."""
     text = Path(__file__).read_text(encoding="utf-8")
     assert all(f'"{path.name}"' in text for path in EXAMPLES.glob("*.py"))

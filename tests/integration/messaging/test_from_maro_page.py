@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,9 +20,8 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize("names", PROGRAMS, ids=lambda names: names[-1])
-def test_programs_of_the_page_run(tmp_path: Path, names: Sequence[str]) -> None:
+def test_programs_of_the_page_run(tmp_path, names):
     """With a MembershipServer in the place of the page's Redis."""
     with MembershipServer(settle_s=0.0) as server, ExitStack() as stack:
         processes = []
@@ -42,21 +40,17 @@ def test_programs_of_the_page_run(tmp_path: Path, names: Sequence[str]) -> None:
     assert [process.returncode for process in processes] == [0] * len(processes)
 
 
-def test_every_program_of_the_page_is_run() -> None:
+def test_every_program_of_the_page_is_run():
     assert set(files_of(PAGE)) == {name for names in PROGRAMS for name in names}
 
 
-def test_call_of_maros_proxy_names_todays_call() -> None:
+def test_call_of_maros_proxy_names_todays_call():
     """The call in the error works, with the same peers."""
     with pytest.raises(TypeError) as caught:
-        Proxy(  # type: ignore[call-arg]  # MARO's
-            group_name="sum", component_type="worker", expected_peers=[("master", 1)]
-        )
+        Proxy(group_name="sum", component_type="worker", expected_peers=[("master", 1)])
     assert str(caught.value) == (
         "component_type: MARO's; the same here is Proxy('sum', 'worker', {'master': 1}, "
         f'discovery="{REDIS}", driver="zmq"); see docs/from-maro.md'
     )
     with pytest.raises(TypeError, match=r"name='w0', discovery=\"redis://10.0.0.1:7000/0\""):
-        Proxy(  # type: ignore[call-arg]
-            "sum", "worker", {"master": 1}, component_name="w0", redis_address=("10.0.0.1", 7000)
-        )
+        Proxy("sum", "worker", {"master": 1}, component_name="w0", redis_address=("10.0.0.1", 7000))

@@ -8,22 +8,14 @@ from typing import Any
 
 import pytest
 
-from integration.messaging.conftest import Group
-from support.lossy import JoinLossy, LossyDriver, tags
-from support.messaging import PATIENCE_S, until
+from support.lossy import tags, two
+from support.messaging import PATIENCE_S, taken, until
 from xain_membership.errors import Closed
 from xain_messaging.format.messages import Message, SessionType
 from xain_messaging.proxy import Proxy
 
 
-def two(lossy: JoinLossy) -> tuple[Proxy, Proxy, LossyDriver]:
-    """Two peers that know each other, and the driver of the second."""
-    (a, _), (b, driver) = lossy("a"), lossy("b")
-    until(lambda: a.peers["peer"] == ["b"] and b.peers["peer"] == ["a"], "each other")
-    return a, b, driver
-
-
-def test_a_signal_ends_a_wait(lossy: JoinLossy) -> None:
+def test_a_signal_ends_a_wait(lossy):
     """The exception of a signal handler comes out of the call, and the next call receives."""
     a, b, _ = two(lossy)
 
@@ -49,37 +41,31 @@ def interrupt_when_answered(proxy: Proxy, number: int) -> None:
         def look() -> Any:
             found = attempt()
             if sum(len(one.entries) for one in inbox._awaited) >= number:
-                proxy.endpoint.wait_for = release  # type: ignore[method-assign]  # once
+                proxy.endpoint.wait_for = release
                 raise KeyboardInterrupt
             return found
 
         return release(look, deadline, **options)
 
-    proxy.endpoint.wait_for = wait_for  # type: ignore[method-assign]  # for one call
+    proxy.endpoint.wait_for = wait_for
 
 
-def test_answers_of_an_interrupted_call_come_with_the_next(lossy: JoinLossy) -> None:
+def test_answers_of_an_interrupted_call_come_with_the_next(lossy):
     """While others are awaited: receive_by_id() gets them all when it is called again; the answers
     to an interrupted scatter() come with receive()."""
     (a, _), (b, _), (c, _) = lossy("a"), lossy("b"), lossy("c")
     until(lambda: len(a.peers["peer"]) == 2, "both")
     sessions = a.iscatter("ask", SessionType.TASK, [("b", None), ("c", None)])
-    asked = b.receive_once()
-    assert asked is not None
-    b.reply(asked, "answer", "b")
+    b.reply(taken(b), "answer", "b")
     interrupt_when_answered(a, 1)
     with pytest.raises(KeyboardInterrupt):
         a.receive_by_id(sessions)
-    asked = c.receive_once()
-    assert asked is not None
-    c.reply(asked, "answer", "c")
+    c.reply(taken(c), "answer", "c")
     answers = a.receive_by_id(sessions).complete()
     assert sorted(answer.body for answer in answers) == ["b", "c"]
 
     def answer() -> None:
-        asked = b.receive_once()
-        assert asked is not None
-        b.reply(asked, "answer", "again")
+        b.reply(taken(b), "answer", "again")
 
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(answer)
@@ -87,18 +73,14 @@ def test_answers_of_an_interrupted_call_come_with_the_next(lossy: JoinLossy) -> 
         with pytest.raises(KeyboardInterrupt):
             a.scatter("ask", SessionType.TASK, [("b", None), ("c", None)])
         done.result()
-    message = a.receive_once()
-    assert message is not None
-    assert message.body == "again"
+    assert taken(a).body == "again"
     assert a.receive_once(0.05) is None
 
 
-def test_an_interrupted_close_leaves_the_group(
-    lossy: JoinLossy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_close_leaves_the_group(lossy, monkeypatch):
     """The driver is closed too, while close() waits for the I/O thread."""
     a, b, driver = two(lossy)
-    closed: list[float] = []
+    closed = []
     close = driver.close
     monkeypatch.setattr(
         driver, "close", lambda linger_s: (closed.append(linger_s), close(linger_s))
@@ -116,13 +98,13 @@ def test_an_interrupted_close_leaves_the_group(
     until(lambda: a.peers["peer"] == [], "it to have left")
 
 
-def test_a_signal_handler_may_close_a_proxy(group: Group) -> None:
+def test_a_signal_handler_may_close_a_proxy(group):
     """The interrupted thread runs the driver; its call ends with Closed."""
     a, b = group("peer", name="a"), group("peer", name="b")
     b.endpoint.poll_s = PATIENCE_S
     until(lambda: a.peers["peer"] == ["b"], "the other")
     main = threading.main_thread().ident or 0
-    received: list[Message | None] = []
+    received = []
 
     def send_and_signal() -> None:
         until(lambda: bool(b.endpoint._waiters), "it to wait")
@@ -144,7 +126,7 @@ def test_a_signal_handler_may_close_a_proxy(group: Group) -> None:
     until(lambda: a.peers["peer"] == [], "it to have left")
 
 
-def test_a_signal_handler_closes_while_its_thread_holds_the_lock(lossy: JoinLossy) -> None:
+def test_a_signal_handler_closes_while_its_thread_holds_the_lock(lossy):
     """close() waits end_s at most for the I/O thread, which closes the driver with the lock."""
     a, _, _ = two(lossy)
     a.endpoint.end_s = 0.1

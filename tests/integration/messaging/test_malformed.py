@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from support.logs import capture_logs
-from support.lossy import JoinLossy, tags
+from support.lossy import tags, two
 from support.messaging import until
 from xain_messaging import endpoint as endpoint_module
 from xain_messaging.endpoint import Endpoint
@@ -27,7 +27,6 @@ def fail_as_an_operation(message: Message, delivery: Delivery) -> None:
 
 
 def post(endpoint: Endpoint, message: Message) -> None:
-    """Post a message as one of a collective operation."""
     endpoint.post(message, COLLECTIVE, encode(message), time.monotonic())
 
 
@@ -39,13 +38,10 @@ def is_taken(a: Proxy, b: Proxy) -> bool:
 
 
 @pytest.mark.parametrize("what", ["decode", "a handler", "an operation"])
-def test_message_that_cannot_be_handled_is_dropped(
-    lossy: JoinLossy, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_message_that_cannot_be_handled_is_dropped(lossy, monkeypatch, what):
     """The message is logged and counts as taken, so that its sender does not keep it. The receiver
     goes on with the messages behind it."""
-    (a, _), (b, _) = lossy("a"), lossy("b")
-    until(lambda: "peer" in a.peers and "peer" in b.peers, "each other")
+    a, b, _ = two(lossy)
     if what == "decode":
         monkeypatch.setattr(endpoint_module, "decode", fail)
     elif what == "a handler":
@@ -63,10 +59,9 @@ def test_message_that_cannot_be_handled_is_dropped(
     until(partial(is_taken, a, b), "it to be taken")
 
 
-def test_message_that_cannot_be_handled_ends_no_membership(lossy: JoinLossy) -> None:
+def test_message_that_cannot_be_handled_ends_no_membership(lossy):
     """The thread of the discovery handles messages that came before their sender was known."""
-    (a, _), (b, _) = lossy("a"), lossy("b")
-    until(lambda: "peer" in a.peers and "peer" in b.peers, "each other")
+    a, b, _ = two(lossy)
     b.endpoint._on_collective = fail
     post(a.endpoint, Message("collective", "a", "b"))
     c, _ = lossy("c")
@@ -75,10 +70,9 @@ def test_message_that_cannot_be_handled_ends_no_membership(lossy: JoinLossy) -> 
     assert tags(b, 1) == ["hello"]
 
 
-def test_an_ack_behind_a_wake_is_heard_before_another_process(lossy: JoinLossy) -> None:
+def test_an_ack_behind_a_wake_is_heard_before_another_process(lossy):
     """Messages that a process has taken do not go to the one that replaces it."""
-    (a, _), (b, _) = lossy("a"), lossy("b")
-    until(lambda: "peer" in a.peers and "peer" in b.peers, "each other")
+    a, b, _ = two(lossy)
     a.isend(Message("taken", "a", "b"))
     assert tags(b, 1) == ["taken"]
     a.endpoint.wake()

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-import pytest
-
 from integration.messaging.conftest import Group
 from support.messaging import until
 from support.peers import LocalPeer, Peer, answer, member
@@ -68,7 +66,7 @@ def goes_and_comes_back(group: Group, start: Callable[..., Peer]) -> None:
     assert master.receive_once(0.1) is None
 
 
-def test_the_reply_of_a_worker_that_comes_back_is_not_lost(group_anywhere: Group) -> None:
+def test_the_reply_of_a_worker_that_comes_back_is_not_lost(group_anywhere):
     """The worker leaves; both messages scattered to it are kept with those that it had not taken,
     and come in order and once when it is back, wherever it is now. Both scatters are answered."""
     goes_and_comes_back(
@@ -76,7 +74,6 @@ def test_the_reply_of_a_worker_that_comes_back_is_not_lost(group_anywhere: Group
     )
 
 
-@pytest.mark.e2e
-def test_the_reply_of_a_worker_that_is_killed_is_not_lost(group_of_processes: Group) -> None:
+def test_the_reply_of_a_worker_that_is_killed_is_not_lost(group_of_processes):
     """The same after SIGKILL of its process, which can say nothing to anybody."""
     goes_and_comes_back(group_of_processes, group_of_processes.process)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from support.certificates import make_authority, write_folder
-from support.drivers import Arrived, Receiving, next_event
-from support.messaging import PATIENCE_S, until
+from support.drivers import Arrived, Receiving, closing_all, next_event
+from support.messaging import PATIENCE_S, taken, until
 from xain_foundation.net.channels import open_channel
 from xain_foundation.net.errors import MessagingError
 from xain_foundation.net.sockets import free_ports
@@ -60,7 +60,7 @@ def note_failure(failed: threading.Event, state: grpc.ChannelConnectivity) -> No
         failed.set()
 
 
-def test_peers_of_one_authority_talk(issue: Issue) -> None:
+def test_peers_of_one_authority_talk(issue):
     """Peers of another authority, or without encryption, are refused."""
     there = Receiving(GrpcDriver(tls=issue("there")))
     drivers = {
@@ -68,7 +68,7 @@ def test_peers_of_one_authority_talk(issue: Issue) -> None:
         "stranger": GrpcDriver(tls=issue("stranger", authority=THEIRS)),
     }
     drivers["naked"] = GrpcDriver()
-    try:
+    with closing_all(there, *drivers.values()):
         for name, driver in drivers.items():
             driver.connect("there", there.address)
             driver.send("there", [name.encode()])
@@ -84,38 +84,31 @@ def test_peers_of_one_authority_talk(issue: Issue) -> None:
         assert isinstance(event, Arrived)
         assert bytes(event.frames[0]) == b"again"
         assert there.receive(0.0) is None
-    finally:
-        for driver in (there, *drivers.values()):
-            driver.close(0.0)
 
 
 def ended_with(driver: GrpcDriver, peer: str) -> grpc.StatusCode:
     """The status of the stream to a peer, once the peer has ended it."""
     stream = driver._sending[peer]
     until(stream.call.done, "the end of the stream")
-    code: grpc.StatusCode = stream.call.code()
-    return code
+    return stream.call.code()
 
 
-def test_peer_is_reached_by_its_own_certificate_alone(issue: Issue) -> None:
+def test_peer_is_reached_by_its_own_certificate_alone(issue):
     """A program at the address of another peer gets none of its messages."""
     mallory = Receiving(GrpcDriver(tls=issue("mallory")))
     anna = GrpcDriver(tls=issue("anna"))
-    try:
+    with closing_all(anna, mallory):
         anna.connect("ben", mallory.address)
         anna.send("ben", [b"secret"])
         failed = threading.Event()
         anna._sending["ben"].channel.subscribe(partial(note_failure, failed))
         assert failed.wait(PATIENCE_S)
         assert mallory.receive(0.0) is None
-    finally:
-        anna.close(0.0)
-        mallory.close(0.0)
 
 
-def test_packet_in_the_name_of_another_peer_is_refused(issue: Issue) -> None:
+def test_packet_in_the_name_of_another_peer_is_refused(issue):
     discovery = InProcessDiscovery()
-    options: dict[str, Any] = {"discovery": discovery, "timeout_s": PATIENCE_S}
+    options = {"discovery": discovery, "timeout_s": PATIENCE_S}
     mallory = GrpcDriver(tls=issue("mallory"))
     observer = GrpcDriver(tls=issue("eve", Role.OBSERVER))
     own = issue("ben", hosts=("127.0.0.1",))
@@ -128,19 +121,14 @@ def test_packet_in_the_name_of_another_peer_is_refused(issue: Issue) -> None:
         forged = msgspec.msgpack.encode(
             ["l", "anna", "ben", member.incarnation + 1, 0, 0, 0, 0, [], []]
         )
-        try:
+        with closing_all(mallory, observer):
             for driver in (mallory, observer):
                 driver.connect("ben", ben.endpoint.roster["ben"].address)
                 driver.send("ben", [forged])
                 assert ended_with(driver, "ben") is grpc.StatusCode.UNAUTHENTICATED
-        finally:
-            mallory.close(0.0)
-            observer.close(0.0)
         assert ben.endpoint.left == set()
         anna.isend(Message("t", "anna", "ben", 7))
-        received = ben.receive_once()
-        assert received is not None
-        assert received.body == 7
+        assert taken(ben).body == 7
 
 
 def joined(
@@ -162,7 +150,7 @@ def serving(issue: Issue, **options: Any) -> MembershipServer:
     return MembershipServer(settle_s=0.0, tls=tls, **options)
 
 
-def test_members_of_one_authority_find_each_other(issue: Issue) -> None:
+def test_members_of_one_authority_find_each_other(issue):
     """A discovery with certificates talks to a service that has one of its authority, and to no
     other; nor does one without to that service."""
     with serving(issue) as server:
@@ -175,7 +163,7 @@ def test_members_of_one_authority_find_each_other(issue: Issue) -> None:
                 joined(server.target, other, timeout_s=0.5)
 
 
-def test_member_acts_in_its_own_name_alone(issue: Issue) -> None:
+def test_member_acts_in_its_own_name_alone(issue):
     """A call in the name of another member is refused and changes nothing; but an operator's."""
     with serving(issue) as server:
         member = joined(server.target, issue("anna"))
@@ -197,7 +185,7 @@ def test_member_acts_in_its_own_name_alone(issue: Issue) -> None:
             (issue("ward-7", Role.JOINING), grpc.StatusCode.PERMISSION_DENIED),
         ):
             with open_channel(server.target, (), caller.of_channel()) as channel:
-                stub: Any = MembershipStub(channel)
+                stub = MembershipStub(channel)
                 for method, request in calls:
                     call = getattr(stub, method)
                     with pytest.raises(grpc.RpcError) as refused:
@@ -206,7 +194,7 @@ def test_member_acts_in_its_own_name_alone(issue: Issue) -> None:
         member.barrier("epoch", 1, PATIENCE_S)  # it is a member still
         operator = issue("olga", Role.OPERATOR)
         with open_channel(server.target, (), operator.of_channel()) as channel:
-            MembershipStub(channel).Leave(pb.LeaveRequest(**who), timeout=PATIENCE_S)  # type: ignore[no-untyped-call]  # generated
+            MembershipStub(channel).Leave(pb.LeaveRequest(**who), timeout=PATIENCE_S)
         with pytest.raises(MessagingError, match="the certificate is that of"):
             joined(server.target, issue("mallory"), name="anna")
         member.leave()
@@ -218,16 +206,16 @@ def exchange(certificates: Certificates, other: Certificates) -> None:
     assert certificates.refresh()
 
 
-def test_files_that_change_break_no_membership_and_no_stream(issue: Issue) -> None:
+def test_files_that_change_break_no_membership_and_no_stream(issue):
     """Peers and service get certificates of the same authority and then of another one, while
     messages go. What is new connects under the new ones."""
     service = issue("coordinator", Role.COORDINATOR, hosts=("127.0.0.1",))
     own = {name: issue(name) for name in ("anna", "ben")}
     for certificates in (service, *own.values()):
         certificates.look_s = 0.0
-    lost: list[str] = []
+    lost = []
     with MembershipServer(settle_s=0.0, tls=service) as server:
-        options: dict[str, Any] = {"timeout_s": PATIENCE_S}
+        options = {"timeout_s": PATIENCE_S}
         proxies = {
             name: Proxy(
                 "g",
@@ -240,7 +228,7 @@ def test_files_that_change_break_no_membership_and_no_stream(issue: Issue) -> No
             for name, tls in own.items()
         }
         anna, ben = proxies["anna"], proxies["ben"]
-        try:
+        with closing_all(*proxies.values()):
             until(lambda: all(len(p.peers.get("peer", [])) == 1 for p in (anna, ben)), "both")
             for number, authority in enumerate((OURS, OURS, THEIRS, THEIRS)):
                 exchange(
@@ -250,19 +238,14 @@ def test_files_that_change_break_no_membership_and_no_stream(issue: Issue) -> No
                 for name, certificates in own.items():
                     exchange(certificates, issue(name, authority=authority))
                 anna.isend(Message("t", "anna", "ben", number))
-                received = ben.receive_once()
-                assert received is not None
-                assert received.body == number
+                assert taken(ben).body == number
             late = joined(server.target, issue("carl", authority=THEIRS), name="carl")
             late.leave()
             assert ben.name in anna.peers["peer"]
             assert not lost
-        finally:
-            for proxy in proxies.values():
-                proxy.close(0.0)
 
 
-def test_stream_to_a_peer_that_is_away_takes_new_certificates(issue: Issue) -> None:
+def test_stream_to_a_peer_that_is_away_takes_new_certificates(issue):
     """A peer that comes with a certificate of another authority is reached once both have one."""
     (port,) = free_ports(1)
     here = GrpcDriver(tls=(mine := issue("here")))
@@ -272,8 +255,8 @@ def test_stream_to_a_peer_that_is_away_takes_new_certificates(issue: Issue) -> N
     here.send("there", [b"lost"])
     exchange(mine, issue("here", authority=THEIRS))
     there = Receiving(GrpcDriver(f"127.0.0.1:{port}", tls=issue("there", authority=THEIRS)))
-    try:
-        arrived: list[bytes] = []
+    with closing_all(here, there):
+        arrived = []
 
         def has_come() -> bool:
             here.run(0.05)
@@ -283,12 +266,9 @@ def test_stream_to_a_peer_that_is_away_takes_new_certificates(issue: Issue) -> N
             return arrived == [b"kept"]
 
         until(has_come, "the packet")
-    finally:
-        here.close(0.0)
-        there.close(0.0)
 
 
-def test_names_of_another_authority_come_from_lists(tmp_path: Path, issue: Issue) -> None:
+def test_names_of_another_authority_come_from_lists(tmp_path, issue):
     """Certificates of openssl, say, which are for hosts."""
     rules = IdentityRules("cn", {Role.PARTICIPANT: ("*",)})
     folders = {
@@ -297,18 +277,15 @@ def test_names_of_another_authority_come_from_lists(tmp_path: Path, issue: Issue
     }
     anna, ben = (Certificates(folder, rules=rules) for folder in folders.values())
     there, here = Receiving(GrpcDriver(tls=ben)), GrpcDriver(tls=anna)
-    try:
+    with closing_all(here, there):
         here.connect("ben", there.address)
         here.send("ben", [b"hello"])
         event = next_event(there)
         assert isinstance(event, Arrived)
         assert event.sender == "anna"
-    finally:
-        here.close(0.0)
-        there.close(0.0)
 
 
-def test_plaintext_beyond_loopback_needs_insecure() -> None:
+def test_plaintext_beyond_loopback_needs_insecure():
     for make in (
         lambda **more: GrpcDriver("0.0.0.0:0", advertise="127.0.0.1", **more),
         lambda **more: ZmqDriver("0.0.0.0", advertise="127.0.0.1", **more),
@@ -326,19 +303,19 @@ def test_plaintext_beyond_loopback_needs_insecure() -> None:
     RedisDiscovery("unix:///run/redis.sock")
 
 
-def test_member_hears_why_no_service_answers() -> None:
+def test_member_hears_why_no_service_answers():
     target = f"127.0.0.1:{free_ports(1)[0]}"
     with pytest.raises(DiscoveryUnavailable, match=f"{target} does not answer: connection refused"):
         joined(target, None, timeout_s=0.5)
 
 
-def test_proxies_of_one_authority_talk(issue: Issue) -> None:
+def test_proxies_of_one_authority_talk(issue):
     """A task and its answer, with arrays on streams; and a proxy without certificates is in the
     group, but hears and is heard by nobody."""
     discovery = InProcessDiscovery()
 
     def join(name: str, driver: GrpcDriver) -> Proxy:
-        options: dict[str, Any] = {"discovery": discovery, "timeout_s": PATIENCE_S}
+        options = {"discovery": discovery, "timeout_s": PATIENCE_S}
         return Proxy("training", "peer", name=name, driver=driver, **options)
 
     with (
@@ -350,8 +327,7 @@ def test_proxies_of_one_authority_talk(issue: Issue) -> None:
         naked.isend(Message("t", "naked", "b"))
         for number in (3, 300_000):
             sessions = a.isend(SessionMessage("double", "a", "b", np.arange(number)))
-            task = b.receive_once()
-            assert task is not None
+            task = taken(b)
             assert task.source == "a"
             b.reply(task, body=2 * task.body)
             (reply,) = a.receive_by_id(sessions).complete()

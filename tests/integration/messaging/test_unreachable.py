@@ -1,10 +1,10 @@
 """Peers that cannot be connected to or sent to, and a system that has no room for it."""
 
 import errno
-import threading
 
 from support.lossy import LossyDriver, tags
 from support.messaging import PATIENCE_S, until
+from support.waiting import beside
 from xain_membership.in_process import InProcessDiscovery
 from xain_messaging.drivers.in_process import InProcessDriver, Switchboard
 from xain_messaging.drivers.zeromq import ZmqDriver
@@ -13,7 +13,7 @@ from xain_messaging.format.messages import Message
 from xain_messaging.proxy import Proxy
 
 
-def test_unreachable_peer_does_not_keep_others_away() -> None:
+def test_unreachable_peer_does_not_keep_others_away():
     """Messages to a peer with another driver's address are kept; others are connected."""
     discovery = InProcessDiscovery()
     discovery.join(
@@ -55,14 +55,12 @@ class Full(LossyDriver):
         super().connect(peer, address)
 
 
-def test_failed_connection_is_tried_again() -> None:
+def test_failed_connection_is_tried_again():
     """A waiting thread tries again, though no peer comes or goes; the kept messages go out then."""
     discovery, switchboard = InProcessDiscovery(), Switchboard()
     full = Full(switchboard)
     options = {"discovery": discovery, "timeout_s": PATIENCE_S}
-    with Proxy("g", "peer", name="a", driver=full, **options) as a:
-        waits = threading.Thread(target=lambda: a.receive_once())
-        waits.start()
+    with Proxy("g", "peer", name="a", driver=full, **options) as a, beside(a.receive_once):
         until(lambda: bool(a.endpoint._waiters), "it to wait")
         full.num_refused = 3
         driver = InProcessDriver(switchboard)
@@ -71,11 +69,9 @@ def test_failed_connection_is_tried_again() -> None:
             assert tags(b, 1) == ["kept"]
             assert full.num_refused == 0
             b.isend(Message("end", "b", "a"))
-            waits.join(PATIENCE_S)
-            assert not waits.is_alive()
 
 
-def test_message_that_could_not_be_sent_goes_out_later() -> None:
+def test_message_that_could_not_be_sent_goes_out_later():
     """The message is kept, so that its sender need not know, and all that follow stay behind it."""
     discovery, switchboard = InProcessDiscovery(), Switchboard()
     full = Full(switchboard)
@@ -88,7 +84,7 @@ def test_message_that_could_not_be_sent_goes_out_later() -> None:
         full.num_unsent = 3
         for tag in "12":
             a.isend(Message(tag, "a", "b"))
-        found: list[str] = []
+        found = []
 
         def all_has_come() -> bool:
             a.receive_by_id("none", 0.02)

@@ -147,7 +147,6 @@ def test_pieces_of_a_push_have_numbers_that_depend_on_its_calls_only(group):
 
 
 def test_range_that_moved_is_asked_at_its_new_server(group):
-    """The range may have no server for a while."""
     with group.worker() as server:
         w = server.dense("w", (1_000, 2))
         w.push(np.ones((1_000, 2), np.float32))

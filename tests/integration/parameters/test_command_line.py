@@ -28,6 +28,13 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments)
 
 
+def refused(*arguments: str) -> str:
+    """The line that refuses the settings of a command."""
+    result = run(*arguments)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.stderr
+    return str(result.stderr)
+
+
 @contextmanager
 def running(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
     """A command, killed at the end if it still runs."""
@@ -40,7 +47,6 @@ def running(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
 
 @contextmanager
 def scheduler_in(folder: Path, *arguments: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """A scheduler's process and its address."""
     started = running("scheduler", "--listen", "127.0.0.1:0", "--data", str(folder), *arguments)
     with started as process:
         yield process, process.stderr.readline().split()[-1]
@@ -57,9 +63,9 @@ def test_scheduler_tells_its_status_and_stops_cleanly(tmp_path, stop):
         second = run("scheduler", "--listen", "127.0.0.1:0", "--data", str(tmp_path))
         assert second.exit_code == 1
         assert "another scheduler has" in second.stderr
-        refused = run("checkpoint", "--scheduler", target)
-        assert refused.exit_code == 1
-        assert "without --checkpoints" in refused.stderr
+        failed = run("checkpoint", "--scheduler", target)
+        assert failed.exit_code == 1
+        assert "without --checkpoints" in failed.stderr
         process.send_signal(stop)
         assert process.wait(LONG_S) == 0
 
@@ -113,16 +119,11 @@ def test_wrong_settings_are_refused_in_one_line(tmp_path):
         (["--listen", "localhost:x"], "is no address"),
         (["--checkpoint-interval", "5"], "scheduler.checkpoints must be given too"),
     ):
-        refused = run("scheduler", "--data", str(tmp_path), *arguments)
-        assert refused.exit_code == 2
-        assert text in refused.stderr
-        assert refused.stderr.count("\n") == 1
+        assert text in refused("scheduler", "--data", str(tmp_path), *arguments)
 
 
 def test_server_that_others_cannot_connect_to_is_refused():
-    refused = run("serve", "--listen", "0.0.0.0:50060", "--insecure")
-    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
-    assert "server.advertised" in refused.stderr
+    assert "server.advertised" in refused("serve", "--listen", "0.0.0.0:50060", "--insecure")
 
 
 def test_checkpoint_without_a_scheduler_is_not_waited_for():
@@ -140,10 +141,9 @@ def test_status_of_an_absent_scheduler_is_one_line():
 
 @pytest.mark.parametrize("command", ["scheduler", "serve"])
 def test_program_that_others_reach_needs_certificates_or_consent(tmp_path, command):
-    refused = run(command, "--listen", "0.0.0.0:0", "--set", f"{command_section(command)}.data=x")
-    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+    told = refused(command, "--listen", "0.0.0.0:0", "--set", f"{command_section(command)}.data=x")
     for text in ("certs init", "tokens create", "tls.folder", "--insecure"):
-        assert text in refused.stderr
+        assert text in told
     flags = ("--listen", "0.0.0.0:0", "--data", str(tmp_path), "--insecure")
     if command == "scheduler":
         with running(command, *flags) as process:
@@ -164,17 +164,15 @@ def command_section(command: str) -> str:
 
 def test_port_alone_is_no_address():
     """A host with the name of a number would be looked up, and not be found."""
-    refused = run("scheduler", "--listen", "50052")
-    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
-    assert "'50052' is no address; write HOST:PORT" in refused.stderr
+    told = refused("scheduler", "--listen", "50052")
+    assert "'50052' is no address; write HOST:PORT" in told
 
 
 @pytest.mark.parametrize("command", ["serve", "status", "checkpoint", "roll-back"])
 def test_scheduler_on_another_machine_is_not_called_in_the_clear(command):
     """The tables would go to whoever answers there."""
-    refused = run(command, "--scheduler", "fleet.example.org")
-    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+    told = refused(command, "--scheduler", "fleet.example.org")
     for text in ("fleet.example.org", "--insecure"):
-        assert text in refused.stderr
+        assert text in told
     with pytest.raises(ValueError, match=r"another machine.*insecure=True"):
         connect_sync("fleet.example.org:50052", worker="w")

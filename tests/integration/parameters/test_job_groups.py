@@ -77,7 +77,7 @@ def read(
 ) -> list[tuple[int, int]]:
     """Epoch and number of the rows that a worker reads, which are counted at the servers."""
     seen = server.table("seen", 1)
-    rows: list[tuple[int, int]] = []
+    rows = []
     batches = server.batches(RowNumbers(num_rows, 3), epochs, staleness)
     for batch in batches:
         numbers = np.arange(batch.data.start, batch.data.stop)

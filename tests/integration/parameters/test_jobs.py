@@ -277,7 +277,7 @@ def test_job_whose_view_comes_before_the_server_has_begun_is_kept():
 @pytest.mark.parametrize("job", ["ctr", None])
 def test_workers_have_ranks_and_the_first_clock_waits_for_all_of_them(job):
     """Also those of a job that is found by its first table."""
-    begun: list[str] = []
+    begun = []
     with LocalGroup(1) as group, ThreadPoolExecutor() as pool:
 
         def train(name: str) -> int | None:

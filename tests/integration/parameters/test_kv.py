@@ -155,7 +155,7 @@ def test_higher_priorities_go_first_and_equals_in_their_order(group, kv):
     blocked = kv.push([1], one)
     while kv._queue._waiting:  # the thread has it before more come
         time.sleep(0.001)  # a poll: it ends when the queue is empty
-    order: list[str] = []
+    order = []
     later = [
         kv.push([10], one, callback=lambda: order.append("low 1"), priority=0),
         kv.push([11], one, callback=lambda: order.append("low 2"), priority=0),

@@ -2,7 +2,7 @@
 it trains. The attacks are made over real sockets, by holders of valid certificates."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,6 @@ def group(tmp_path: Path) -> Iterator[Group]:
 
 
 def code_of(call: Callable[..., Any], request: Any) -> grpc.StatusCode:
-    """The status that a call is refused with."""
     with pytest.raises(grpc.RpcError) as refused:
         _ = list(call(request, timeout=LONG_S))  # a stream ends as it is read
     return refused.value.code()
@@ -92,7 +91,7 @@ def test_requests_are_sent_by_workers_in_their_own_names(group):
     operator.close()
     denied = grpc.StatusCode.PERMISSION_DENIED
     for role, name in ((Role.OBSERVER, "eve"), (Role.JOINING, "joe"), (Role.NODE, "s0")):
-        scheduler: Any = SchedulerStub(group.channel(name, role))
+        scheduler = SchedulerStub(group.channel(name, role))
         for to in ("scheduler", "workers", "all", "w0"):
             request = pb.SendRequest(to=to, request=sent_by(name, 1))
             assert code_of(scheduler.Send, request) is denied, (name, to)
@@ -131,16 +130,16 @@ def test_member_cannot_act_in_the_name_of_another_one(group):
         ("joining", Role.JOINING),
     ):
         channel = group.channel(name, role)
-        membership: Any = MembershipStub(channel)
-        scheduler: Any = SchedulerStub(channel)
+        membership = MembershipStub(channel)
+        scheduler = SchedulerStub(channel)
         is_member = role in (Role.PARTICIPANT, Role.NODE)
         refused = (
             grpc.StatusCode.UNAUTHENTICATED if is_member else grpc.StatusCode.PERMISSION_DENIED
         )
         for member, incarnation in members.items():
-            who: dict[str, Any] = {"group": GROUP, "name": member, "incarnation": incarnation}
+            who = {"group": GROUP, "name": member, "incarnation": incarnation}
             kind = "worker" if member == "w0" else "server"
-            join: dict[str, Any] = {
+            join = {
                 "group": GROUP,
                 "role": kind,
                 "name": member,
@@ -174,7 +173,7 @@ def test_member_cannot_act_in_the_name_of_another_one(group):
     # A worker does not become a server by its own name.
     promoted = mpb.JoinRequest(group=GROUP, role="server", name="mallory", address="127.0.0.1:9")
     channel = group.channel("mallory", Role.PARTICIPANT)
-    stub: Any = MembershipStub(channel)
+    stub = MembershipStub(channel)
     assert code_of(stub.Join, promoted) is grpc.StatusCode.UNAUTHENTICATED
     after = group.scheduler.status()
     generations = [[job.view.generation for job in each.jobs.values()] for each in (before, after)]
@@ -183,7 +182,7 @@ def test_member_cannot_act_in_the_name_of_another_one(group):
     assert after.addresses == before.addresses
     assert after.num_rollbacks == 0
     np.testing.assert_array_equal(w.pull(), 1)
-    operator: Any = SchedulerStub(group.channel("olga", Role.OPERATOR))
+    operator = SchedulerStub(group.channel("olga", Role.OPERATOR))
     operator.RollBack(pb.RollBackRequest(), timeout=LONG_S)
 
 
@@ -206,11 +205,9 @@ def test_servers_take_connections_of_the_names_in_certificates_alone(group):
     there = Listener(
         "127.0.0.1:0", lambda channel, message: None, tls=group.tls("s0", Role.PARTICIPANT)
     )
-    try:
-        with pytest.raises(Unavailable, match="certificate of participant 's0'"):
-            Connection(f"127.0.0.1:{there.port}", hello("w0", "worker", 1), tls=own, server="s0")
-    finally:
-        there.close()
+    named = pytest.raises(Unavailable, match="certificate of participant 's0'")
+    with closing(there), named:
+        Connection(f"127.0.0.1:{there.port}", hello("w0", "worker", 1), tls=own, server="s0")
 
 
 @pytest.mark.parametrize(
@@ -252,7 +249,7 @@ def test_every_method_has_its_roles(group):
         for method, roles in ROLES.items():
             if role in roles:
                 continue
-            call: Any = channel.unary_unary(method)
+            call = channel.unary_unary(method)
             assert code_of(call, b"") is grpc.StatusCode.PERMISSION_DENIED, (role, method)
 
 
@@ -260,9 +257,9 @@ def test_connection_ends_with_its_certificate(tmp_path):
     """A worker that is connected sends nothing that counts once its certificate has expired."""
     own = Certificates(write_folder(tmp_path / "s0", OURS, Role.NODE, "s0"))
     own_of_worker = Certificates(write_folder(tmp_path / "w0", OURS, Role.PARTICIPANT, "w0"))
-    heard: list[object] = []
+    heard = []
     there = Listener("127.0.0.1:0", lambda channel, message: heard.append(message), tls=own)
-    try:
+    with closing(there):
         connection = Connection(
             f"127.0.0.1:{there.port}", hello("w0", "worker", 1), tls=own_of_worker, server="s0"
         )
@@ -276,8 +273,6 @@ def test_connection_ends_with_its_certificate(tmp_path):
             answer.result(LONG_S)
         assert len(heard) == 1
         connection.close()
-    finally:
-        there.close()
 
 
 @pytest.mark.parametrize("how", ["by a coordinator", "in files"])
@@ -286,7 +281,7 @@ def test_revoked_worker_is_refused_from_its_next_message_on(group, how):
     and connections stand by then."""
     honest, revoked = group.worker("w0"), group.worker("w1")
     revoked_serial = group.certificates["w1"].own.serial
-    scheduler: Any = SchedulerStub(group.channel("w1", Role.PARTICIPANT))
+    scheduler = SchedulerStub(group.channel("w1", Role.PARTICIPANT))
     stolen = group.certificates["w1"].own.serial  # of this channel; the worker has another one
     views = scheduler.Views(pb.ViewsRequest())
     next(views)

@@ -161,7 +161,7 @@ def test_requests_are_checked_before_they_are_sent():
 def test_handlers_get_plain_values_one_call_at_a_time():
     """Requests of several workers at once; None answers with an empty text."""
     running = threading.Semaphore()
-    seen: list[Request] = []
+    seen = []
 
     def handle(request: Request) -> str | None:
         assert running.acquire(blocking=False)
@@ -182,7 +182,7 @@ def test_handlers_get_plain_values_one_call_at_a_time():
 async def test_asynchronous_workers_send_and_answer():
     """A handler that is a coroutine function runs in the worker's event loop, and may send
     itself."""
-    loops: set[object] = set()
+    loops = set()
     with LocalGroup(1, handler=lambda request: f"s {request.body}") as group:
 
         async def handle(request: Request) -> str:

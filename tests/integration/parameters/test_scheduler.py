@@ -103,7 +103,7 @@ def test_wait_for_a_clock_is_logged_with_its_reason(tmp_path, stack):
 async def test_workers_that_wait_look_again_only_when_a_clock_opens(tmp_path, monkeypatch):
     """Otherwise each of many workers would look again at the tick of each."""
     num_workers, num_clocks = 100, 3
-    looked: list[str] = []
+    looked = []
     may_begin = Job.may_begin
 
     def counted(state: Job, worker: str, num: int = 1, *, all_here: bool = False) -> bool:

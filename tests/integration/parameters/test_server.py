@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -93,7 +93,7 @@ def test_reader_that_connected_before_training_sees_the_last_clock(group):
 def test_messages_before_the_server_has_joined_are_handled_afterwards(tmp_path):
     """A primary may hear of a new server before that one has its first view, and probes it once."""
     at, here = (f"127.0.0.1:{port}" for port in free_ports(2))
-    servers: list[ParameterServer] = []
+    servers = []
     thread = threading.Thread(target=lambda: servers.append(ParameterServer(at, "s0", here)))
     thread.start()
     with ExitStack() as stack:
@@ -185,7 +185,7 @@ def test_parts_of_a_checkpoint_that_a_lost_server_broke_are_removed_after_the_ne
     clocks, waited_for = worker.clocks(staleness=0, workers=2), other.clocks(staleness=0, workers=2)
     with beside(partial(next, clocks)):
         next(waited_for)
-    failed: list[Exception] = []
+    failed = []
 
     def checkpoint() -> None:
         try:
@@ -302,15 +302,13 @@ def test_long_operation_on_one_range_does_not_end_the_lease_of_the_others(group)
         head = Pull(1, made.view.version, first.view.number, 1, 0, low, high)
         connection = Connection(server.address, hello("w1", "worker", 1), timeout_s=LONG_S)
         deadline = time.monotonic() + LONG_S
-        try:
+        with closing(connection):
             answer = None
             # On a busy machine the lease may be over for a moment.
             while answer is None or (isinstance(answer, Refused) and answer.why == "busy"):
                 assert time.monotonic() < deadline
                 answer = connection.ask(head, num_bytes=12 * (high - low)).result(LONG_S).head
             assert isinstance(answer, Rows)
-        finally:
-            connection.close()
 
 
 def test_connection_made_while_the_server_closes_is_closed(group, monkeypatch):

@@ -1,7 +1,6 @@
 """Workers that train sparse models together, on servers with real sockets."""
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.process import ran
 from xain_parameters import Invalid, LocalGroup
 from xain_parameters.client.batches import MAX_PARTS
 from xain_participant.sparse.sparse_worker import Job, Progress, Score, score, train
@@ -41,7 +41,7 @@ def group() -> Iterator[LocalGroup]:
 def work(
     group: LocalGroup, folder: Path, job: Job, rank: int = 0, workers: int = 1
 ) -> list[Progress]:
-    reports: list[Progress] = []
+    reports = []
     source = Source(str(folder / "train.svm"))
     with group.connect(f"w{rank}", workers=workers, rank=rank) as server:
         outcome = train(server, job, source, reports.append, 0)
@@ -83,7 +83,7 @@ def alone(
     group: LocalGroup, folder: Path, job: Job, name: str | None = None
 ) -> tuple[list[Progress], Score]:
     """Train with one worker, which sees all of its pushes when it scores at its end."""
-    reports: list[Progress] = []
+    reports = []
     with group.connect("w0", job=name) as server:
         train(server, job, Source(str(folder / "train.svm")), reports.append, 0)
         return reports, score(server, job, Source(str(folder / "test.svm")))
@@ -98,12 +98,7 @@ def test_worker_without_rows_holds_no_other_back(group, tmp_path):
 
 
 def run(group: LocalGroup, *words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "xain_participant", "sparse", f"--server={group.target}", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return ran("-m", "xain_participant", "sparse", f"--server={group.target}", *words)
 
 
 def test_worker_process_without_rows_warns_and_has_a_status_of_its_own(group, tmp_path):
@@ -214,7 +209,7 @@ def test_workers_of_a_csv_file_train_each_row_once(group, tmp_path):
     job = Job("t", MODELS["logistic"], batch_rows=10, learning_rate=0.5)
 
     def train_one(index: int) -> int:
-        reports: list[Progress] = []
+        reports = []
         source = Source(str(tmp_path / "train.csv"), target="target", categories=["id"])
         with group.connect(f"w{index}", workers=3) as server:
             assert train(server, job, source, reports.append, 0).is_whole

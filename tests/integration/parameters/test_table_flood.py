@@ -20,7 +20,7 @@ PATIENCE_S = 60.0
 
 def declare(target: str, *tables: TableSpec) -> Counter[str]:
     """The statuses of declarations, made one after the other by no member of the group."""
-    codes: Counter[str] = Counter()
+    codes = Counter()
     with grpc.insecure_channel(target) as channel:
         stub = SchedulerStub(channel)
         for table in tables:

@@ -1,16 +1,22 @@
 """A group with certificates: the scheduler, servers and workers as processes."""
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from integration.parameters.test_command_line import LONG_S, PROGRAM, run, running, scheduler_in
+from integration.parameters.test_command_line import (
+    LONG_S,
+    PROGRAM,
+    refused,
+    run,
+    running,
+    scheduler_in,
+)
 from support.certificates import certified, make_authority, needs_openssl, write_folder
+from support.process import ran
 from xain_foundation.security.identity import IdentityRules, Role
 from xain_foundation.security.x509 import Authority
 from xain_parameters import Certificates, InvalidCertificates, Unavailable, connect_sync
@@ -65,13 +71,7 @@ def test_group_of_one_authority_trains_and_excludes_others(tmp_path, issue):
             for process in (first, second):
                 assert " serving on 127.0.0.1:" in process.stderr.readline()
             own = issue("w0", Role.PARTICIPANT)
-            trained = subprocess.run(
-                [sys.executable, "-c", WORKER, target, own],
-                capture_output=True,
-                text=True,
-                timeout=LONG_S,
-                check=False,
-            )
+            trained = ran("-c", WORKER, target, own)
             assert (trained.returncode, trained.stdout) == (0, "6.0\n"), trained.stderr
             for role in (Role.PARTICIPANT, Role.OBSERVER, Role.OPERATOR, Role.NODE):
                 status = run("status", "--scheduler", target, "--tls", issue("x", role))
@@ -82,9 +82,9 @@ def test_group_of_one_authority_trains_and_excludes_others(tmp_path, issue):
             with pytest.raises(Unavailable, match="certificate is that of participant 'w3'"):
                 connect_sync(target, worker="w1", timeout_s=LONG_S, tls=worker("w3", issue))
             assert run("status", "--scheduler", target, "--timeout=1").exit_code == 1
-            refused = run(*serve("s3")[:-1], "s4")
-            assert refused.exit_code == 1
-            assert "the certificate is that of node 's3'" in refused.stderr
+            other = run(*serve("s3")[:-1], "s4")
+            assert other.exit_code == 1
+            assert "the certificate is that of node 's3'" in other.stderr
             # A server that is killed leaves its ranges to the other one, over TLS.
             first.kill()
             with connect_sync(target, worker="w1", tls=worker("w1", issue)) as server:
@@ -132,9 +132,7 @@ def test_certificates_that_cannot_be_used_are_one_line(tmp_path, issue):
         with pytest.raises(InvalidCertificates, match=re.escape(text)):
             Certificates(folder)
         for command in ("scheduler", "serve", "status"):
-            refused = run(command, "--tls", str(folder))
-            assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1), refused.stderr
-            assert text in refused.stderr
+            assert text in refused(command, "--tls", str(folder))
 
 
 @needs_openssl
@@ -155,12 +153,10 @@ def test_failed_handshake_is_one_line_of_the_program_that_asks(tmp_path, issue):
     theirs = issue("olga", Role.OPERATOR, THEIRS)
     with scheduler_in(tmp_path / "scheduler", *flags) as (scheduler, target):
         # The cause is looked for when the time of the calls is over, however short that is.
-        command = [*PROGRAM, "status", "--scheduler", target, "--timeout=0.1", "--tls", theirs]
-        refused = subprocess.run(
-            command, capture_output=True, text=True, timeout=LONG_S, check=False
-        )
-        assert (refused.returncode, refused.stderr.count("\n")) == (1, 1), refused.stderr
-        assert "its authority has the name" in refused.stderr
+        words = ("status", "--scheduler", target, "--timeout=0.1", "--tls", theirs)
+        failed = ran(*PROGRAM[1:], *words)
+        assert (failed.returncode, failed.stderr.count("\n")) == (1, 1), failed.stderr
+        assert "its authority has the name" in failed.stderr
         scheduler.terminate()
         assert scheduler.stderr.read() == ""
 
@@ -185,14 +181,10 @@ def test_empty_folder_is_refused(monkeypatch):
         ("checkpoint", "--tls", "", *nowhere),
         ("roll-back", "--tls", "", *nowhere),
     ):
-        refused = run(*command)
-        assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1), refused.stderr
-        assert "leave it out" in refused.stderr
+        assert "leave it out" in refused(*command)
     monkeypatch.setenv("XAIN_PARAMETERS_TLS__FOLDER", "")
     for command in (("scheduler",), ("status", *nowhere)):
-        refused = run(*command)
-        assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1), refused.stderr
-        assert "XAIN_PARAMETERS_TLS__FOLDER" in refused.stderr
+        assert "XAIN_PARAMETERS_TLS__FOLDER" in refused(*command)
 
 
 def test_rule_that_names_no_role_is_refused(issue):
@@ -201,6 +193,4 @@ def test_rule_that_names_no_role_is_refused(issue):
         ("tls.identity", "cn", "list the names in [tls.roles]"),
         ("tls.roles.king", "*", "the roles are participant, observer, operator, node"),
     ):
-        refused = run("serve", "--tls", own, "--set", f"{key}={value}")
-        assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1), refused.stderr
-        assert text in refused.stderr
+        assert text in refused("serve", "--tls", own, "--set", f"{key}={value}")

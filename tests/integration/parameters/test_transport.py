@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -118,11 +119,8 @@ def store() -> Iterator[Store]:
 def connected(
     address: str, name: str = "w", tls: Certificates | None = None
 ) -> Iterator[Connection]:
-    connection = Connection(address, hello(name, "worker", 1), tls=tls)
-    try:
+    with closing(Connection(address, hello(name, "worker", 1), tls=tls)) as connection:
         yield connection
-    finally:
-        connection.close()
 
 
 def push(start: int = 0, stop: int = 0) -> Push:
@@ -199,7 +197,7 @@ def test_sections_of_a_request_have_one_answer(store):
 
 def test_refused_section_refuses_the_request():
     """An error of the caller rather than a range that has moved, which is asked for again."""
-    sent: list[Message] = []
+    sent = []
     several = Several(9, push(), (Section(1, 0, 0, 0, 0),) * 3)
     sections = Sections(lambda message: sent.append(message) is None, several)
     sections.send(Message(Refused(2, "invalid", "no such key")))
@@ -324,7 +322,7 @@ def test_threads_that_wait_at_one_connection_get_their_answers_in_any_order(stor
     store.held = []
     with connected(store.address) as server:
         answers = [server.ask(Command(0, i, str(i))) for i in range(8)]
-        said: dict[int, str] = {}
+        said = {}
 
         def wait(number: int) -> None:
             said[number] = answers[number].result(PATIENCE_S).head.text
@@ -507,7 +505,7 @@ def test_two_nodes_that_flood_each_other_do_not_block():
         for i in range(40):
             assert channel.send(Message(Entry(1, 1, i, "push"), values=entry))
 
-    flooded: list[Channel] = []
+    flooded = []
 
     def hear_there(channel: Channel, message: Message) -> None:
         if not flooded:

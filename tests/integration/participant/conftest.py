@@ -10,7 +10,6 @@ from integration.participant.agents import Adder, Running
 from integration.participant.scripted import Ledger, ScriptedCoordinator
 from integration.participant.store import ScriptedStore
 from xain_coordinator.assembly.coordinator import SessionCoordinator
-from xain_foundation.net.proxies import PROXIES, WITHOUT
 from xain_participant import Agent, Participant
 
 Serve = Callable[..., ScriptedCoordinator]
@@ -21,7 +20,7 @@ TakePart = Callable[[SessionCoordinator, dict[str, Participant]], Awaitable[dict
 @pytest.fixture
 def serve() -> Iterator[Serve]:
     """Start scripted coordinators; all are stopped at the end."""
-    running: list[ScriptedCoordinator] = []
+    running = []
 
     def start(ledger: Ledger | None = None, port: int = 0) -> ScriptedCoordinator:
         running.append(ScriptedCoordinator(ledger, port))
@@ -33,11 +32,8 @@ def serve() -> Iterator[Serve]:
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedStore]:
+def store(without_proxies: None) -> Iterator[ScriptedStore]:
     """Stopped at the end. Without a proxy between, whatever this machine has."""
-    for name in (*PROXIES, *WITHOUT):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
     store = ScriptedStore()
     yield store
     store.stop()
@@ -53,7 +49,7 @@ def adder() -> Iterator[Adder]:
 @pytest.fixture
 def launch() -> Iterator[Launch]:
     """Run agents in threads; all have come to an end when the test has."""
-    running: list[Running] = []
+    running = []
 
     def start(participant: Participant, target: str, **options: Any) -> Running:
         running.append(Running(participant, target, **options))
@@ -68,7 +64,7 @@ def launch() -> Iterator[Launch]:
 @pytest.fixture
 async def take_part() -> AsyncIterator[TakePart]:
     """Run participants by name until all have ended; returns the exit status of each."""
-    agents: dict[str, Agent] = {}
+    agents = {}
 
     async def run(
         coordinator: SessionCoordinator, participants: dict[str, Participant]

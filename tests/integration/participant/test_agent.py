@@ -15,7 +15,6 @@ from integration.participant.scripted import PATIENCE_S, Ledger
 from support.logs import capture_logs
 from support.messaging import until
 from support.waiting import wait_until
-from xain_foundation.net.proxies import PROXIES, WITHOUT
 from xain_participant import Agent, run
 from xain_participant.agent.alive import SLACK_S, Alive
 from xain_participant.agent.protocol import MAX_BACKOFF_S
@@ -25,7 +24,6 @@ from xain_workloads.model import TensorSpec
 
 
 def closed_target() -> str:
-    """An address at which nothing listens."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
@@ -97,13 +95,11 @@ def test_another_cause_why_a_coordinator_is_away_is_another_warning(adder, launc
     assert told("warning") == ["refused", "it speaks TLS"]
 
 
+@pytest.mark.usefixtures("without_proxies")
 def test_proxy_is_told_at_the_start_and_with_the_cause(adder, launch, monkeypatch, caplog):
     """Behind a dead proxy nothing else says why no coordinator answers."""
     caplog.set_level(logging.INFO, "xain_participant")
     dead = f"http://{closed_target()}"
-    for name in (*PROXIES, *WITHOUT):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
     monkeypatch.setenv("HTTPS_PROXY", dead)
     with capture_logs() as logs:
         agent = launch(adder, "fleet.invalid:50051")

@@ -121,7 +121,7 @@ def test_call_on_a_dead_connection_is_refused_and_the_next_one_takes_another(cli
 
 
 def test_stream_on_a_dead_connection_is_refused_and_can_be_had_again(client, proxy):
-    streams: list[Iterator[pb.WatchResponse]] = []
+    streams = []
 
     def is_told() -> bool:
         streams.append(client.watch())
@@ -137,7 +137,6 @@ def test_stream_on_a_dead_connection_is_refused_and_can_be_had_again(client, pro
 
 
 def test_heartbeat_passes_an_upload_that_does_not_move(client, server, proxy):
-    """Heartbeats have a connection of their own."""
     may_upload = hold(server, "PutWeights")
     upload = Call(lambda: client.put_weights(0, BIG))
     server.wait_until(lambda: server.calls["PutWeights"] == 1)
@@ -156,7 +155,7 @@ def test_call_that_the_coordinator_works_on_is_not_given_up(server, method):
         client.rendezvous()
         ref = client.put_weights(0, BIG)
         server.calls.clear()
-        calls: dict[str, Callable[[], Any]] = {
+        calls = {
             "Heartbeat": lambda: heartbeat(client),
             "PutWeights": lambda: client.put_weights(0, BIG),
             "EndTrainingRound": lambda: client.end_round(client.end_request(0, ref, 5, "[]")),
@@ -186,7 +185,6 @@ def test_connection_of_transfers_is_closed_when_none_is_under_way(proxy):
 
 
 def test_download_on_a_dead_connection_goes_on_over_another(client, server, proxy, monkeypatch):
-    """The download goes on from where it stands."""
     arrived = threading.Event()
 
     class Noted(Download):

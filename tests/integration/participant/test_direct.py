@@ -59,12 +59,12 @@ def direct(clock: Clock) -> Iterator[DirectTransfer]:
 
 def _direct(**changes: object) -> DirectTransfer:
     """Patient, so that only a test that wants it meets a time limit."""
-    settings: dict[str, object] = {
+    settings = {
         "connect_timeout_s": PATIENCE_S,
         "chunk_timeout_s": PATIENCE_S,
         "answer_timeout_s": PATIENCE_S,
     }
-    return DirectTransfer(**{**settings, **changes})  # type: ignore[arg-type]  # numbers
+    return DirectTransfer(**{**settings, **changes})
 
 
 def download_of(data: bytes = MODEL) -> Download:
@@ -84,6 +84,10 @@ def failure(call: Callable[[], object]) -> OfferFailed:
     with pytest.raises(OfferFailed) as caught:
         call()
     return caught.value
+
+
+def unfetched(direct: DirectTransfer, url: str) -> OfferFailed:
+    return failure(lambda: direct.fetch(url, download_of()))
 
 
 def use(method: str, direct: DirectTransfer, url: str) -> bool:
@@ -162,7 +166,7 @@ CHUNKED = "HTTP/1.1 200 OK\nTransfer-Encoding: chunked\n\n"
 def test_a_fetch_that_fails_says_why(direct, store, fault, reason):
     store.objects["/m"] = MODEL
     store.faults.append(fault)
-    failed = failure(lambda: direct.fetch(store.url("/m"), download_of()))
+    failed = unfetched(direct, store.url("/m"))
     assert (failed.method, failed.host, failed.reason) == ("GET", store.host, reason)
     assert len(store.calls) == 1, "there is another way, so it is not tried again"
 
@@ -181,7 +185,7 @@ def test_another_range_than_asked_for_is_not_taken(direct, store, said):
     length = len(MODEL) - PART
     head = f"HTTP/1.1 206 Partial Content\nContent-Length: {length}\nContent-Range: {said}\n\n"
     store.faults.extend([break_off(PART), send(head, MODEL[PART:])])
-    failed = failure(lambda: direct.fetch(store.url("/m"), download_of()))
+    failed = unfetched(direct, store.url("/m"))
     assert failed.reason == "another range than asked for"
 
 
@@ -200,7 +204,7 @@ def test_a_server_that_hangs_is_left(store, fault):
     store.objects["/m"] = MODEL
     store.faults.append(fault)
     direct = _direct(chunk_timeout_s=0.2)
-    failed = failure(lambda: direct.fetch(store.url("/m"), download_of()))
+    failed = unfetched(direct, store.url("/m"))
     assert failed.reason == "timed out"
     assert len(store.calls) == 1
 
@@ -213,11 +217,11 @@ def test_a_server_that_drips_is_left(store):
         for byte in MODEL:
             if store.closing.wait(0.02):
                 return
-            handler.wfile.write(bytes([byte]))  # type: ignore[attr-defined]  # of a handler of HTTP
+            handler.wfile.write(bytes([byte]))
 
     store.faults.append(drip)
     direct = _direct(chunk_timeout_s=0.5)
-    failed = failure(lambda: direct.fetch(store.url("/m"), download_of()))
+    failed = unfetched(direct, store.url("/m"))
     assert failed.reason == "timed out"
 
 
@@ -300,21 +304,21 @@ def test_a_put_that_is_not_read_is_left(store):
     ],
 )
 def test_only_a_plain_http_url_is_an_offer(direct, url):
-    failed = failure(lambda: direct.fetch(url.format(SECRET), download_of()))
+    failed = unfetched(direct, url.format(SECRET))
     assert "URL" in failed.reason
     assert failed.host == ""
 
 
 def test_server_that_is_away_is_a_failure(direct, store):
     store.stop()
-    failed = failure(lambda: direct.fetch(store.url("/m"), download_of()))
+    failed = unfetched(direct, store.url("/m"))
     assert failed.reason == "connection refused"
 
 
 def test_a_host_that_failed_is_left_alone_for_a_while(direct, store, clock):
     """No storm of retries, and no host is given up for ever."""
     store.faults.append(status(403))
-    assert not failure(lambda: direct.fetch(store.url("/m"), download_of())).again
+    assert not unfetched(direct, store.url("/m")).again
     clock.now = PAUSE_S - 1
     assert not direct.fetch(store.url("/other"), download_of())
     assert len(store.calls) == 1
@@ -323,14 +327,14 @@ def test_a_host_that_failed_is_left_alone_for_a_while(direct, store, clock):
     )
     clock.now = PAUSE_S
     store.faults.append(status(403))
-    assert failure(lambda: direct.fetch(store.url("/m"), download_of())).again
+    assert unfetched(direct, store.url("/m")).again
     clock.now *= 2
     store.faults.append(status(500))
-    assert not failure(lambda: direct.fetch(store.url("/m"), download_of())).again
+    assert not unfetched(direct, store.url("/m")).again
     clock.now *= 2
     fetch(direct, store)
     store.faults.append(status(500))
-    assert not failure(lambda: direct.fetch(store.url("/m"), download_of())).again
+    assert not unfetched(direct, store.url("/m")).again
 
 
 # --- the end ---
@@ -341,7 +345,7 @@ def test_closing_ends_a_transfer_at_once(direct, store, method):
     """A participant that stops does not wait for the time limits of a connection that hangs."""
     store.objects["/m"] = MODEL
     store.faults.append(hang_after(PART))
-    ended: list[OfferFailed] = []
+    ended = []
 
     def transfer() -> None:
         ended.append(failure(lambda: use(method, direct, store.url("/m"))))
@@ -355,7 +359,7 @@ def test_closing_ends_a_transfer_at_once(direct, store, method):
 
 def test_closed_transfer_begins_nothing(direct, store):
     direct.close()
-    failed = failure(lambda: direct.fetch(store.url("/m"), download_of()))
+    failed = unfetched(direct, store.url("/m"))
     assert failed.reason == "the client is closed"
     assert store.calls == []
 
@@ -399,9 +403,7 @@ def test_proxy_sees_no_url_of_a_weights_port(direct, store, monkeypatch):
     """The URL is a capability, and a proxy may note it: the proxy is asked to connect only."""
     monkeypatch.setenv("http_proxy", f"http://user:p%40ss@{store.host}")
     store.faults.append(status(403))
-    failed = failure(
-        lambda: direct.fetch(f"http://port.invalid:41000{PATH}{SECRET}", download_of())
-    )
+    failed = unfetched(direct, f"http://port.invalid:41000{PATH}{SECRET}")
     assert "proxy" in failed.reason
     assert store.calls == [("CONNECT", "port.invalid:41000", "")]
     assert store.headers[0]["Proxy-Authorization"] == "Basic dXNlcjpwQHNz"
@@ -444,7 +446,7 @@ def test_transfers_are_encrypted(direct, tls_store, tmp_path, monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "tls" / "ca.crt"))
     tls_store.faults.append(break_off(PART))
     fetch(direct, tls_store)
-    told: list[int] = []
+    told = []
     update = npy(np.arange(PIECE_BYTES, dtype=np.float32))
     assert direct.put(tls_store.url("/u"), parts(update), told.append) is not None
     assert tls_store.objects["/u"] == update

@@ -1,14 +1,14 @@
 """A part without rows, from the file to the end of all training."""
 
 from xain_coordinator.core.vocabulary.values import Phase
-from xain_participant import Participant, WorkloadParticipant
+from xain_participant import WorkloadParticipant
 from xain_workloads.tables.data import load
 
 
 async def test_an_empty_part_does_not_keep_the_others_from_training(start, take_part, tmp_path):
     """A participant without rows does not join; round 0 opens after start_timeout_s."""
     parts = {"a": ["1,2,x", "2,1,y"] * 3, "b": ["1,1,y", "3,2,x"] * 3, "empty": []}
-    participants: dict[str, Participant] = {}
+    participants = {}
     for name, rows in parts.items():
         file = tmp_path / f"{name}.csv"
         file.write_text("\n".join(["height,width,kind", *rows]) + "\n")

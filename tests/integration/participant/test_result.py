@@ -40,7 +40,7 @@ async def test_script_has_the_model_of_the_session_after_its_loop(start):
         evaluate={"metric": "accuracy"},
         model={"personal": ["own"]},
     )
-    results: dict[str, xain.Result] = {}
+    results = {}
     async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(
             *(asyncio.to_thread(script, coordinator.port, name, results) for name in "ab")

@@ -26,11 +26,9 @@ def state(folder: Path) -> Iterator[StateDirectory]:
         yield state
 
 
-def trained_by_another_process(
-    state: StateDirectory, ledger: Ledger, session_id: str = "s1"
-) -> Result:
+def trained_by_another_process(state: StateDirectory, ledger: Ledger) -> Result:
     """Keep a result as a process did that was killed since. Adding 10 tells it from ours."""
-    result = Result(session_id, ledger.round, ledger.model + 10, 7, '[{"loss": 1}]')
+    result = Result("s1", ledger.round, ledger.model + 10, 7, '[{"loss": 1}]')
     state.keep(result)
     return result
 

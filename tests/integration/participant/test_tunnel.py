@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 
 import grpc
@@ -11,6 +9,7 @@ import pytest
 
 from support.certificates import write_folder
 from support.enrolling import Enroller, serving
+from support.process import ran
 from support.wire import Code, assert_refused
 from xain_foundation.security.identity import Role
 from xain_foundation.security.tls import Certificates
@@ -32,7 +31,7 @@ def tls(enroller, tmp_path) -> Certificates:
 
 @contextlib.asynccontextmanager
 async def running(tunnel: Tunnel) -> AsyncIterator[int]:
-    ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    ready = asyncio.get_running_loop().create_future()
     tunnel._on_ready = ready.set_result
     task = asyncio.create_task(tunnel.run())
     try:
@@ -91,11 +90,6 @@ async def test_connections_above_the_limit_are_closed(enroller, tls, tmp_path):
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:7", "x", "70000"])
 def test_tunnel_listens_on_this_machine_alone(listen):
-    ended = subprocess.run(
-        [sys.executable, "-m", "xain_participant", "tunnel", "--listen", listen],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = ran("-m", "xain_participant", "tunnel", "--listen", listen)
     assert ended.returncode == 2
     assert f"--listen is {listen!r}" in ended.stderr

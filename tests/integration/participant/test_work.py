@@ -37,7 +37,6 @@ class Noise(Participant):
 
 
 def decoded(encoded: Encoded, model: Any) -> Any:
-    """The vector, as the coordinator decodes it."""
     codec, tiles, at = DeltaCodec(), [], 0
     for first in range(0, len(model), DeltaCodec.tile_elements):
         base = model[first : first + DeltaCodec.tile_elements]

@@ -20,6 +20,11 @@ def opened(folder: Path, address: str, **settings: Any) -> xain.Session:
     return xain.session(MODEL, data_dir=folder, address=address, **{**wanted, **settings})
 
 
+def run_all(session: xain.Session[Any]) -> None:
+    for round_ in session:
+        round_.run()
+
+
 def settings_of(folder: Path, address: str) -> dict[str, Any]:
     """Settings of a coordinator that no script starts."""
     return {
@@ -52,7 +57,7 @@ def address() -> str:
 def sites(address: str) -> Iterator[Callable[..., None]]:
     """Start sites by name, which add to the model their number times lr, from 1 on. Each takes part
     in one session."""
-    threads: list[threading.Thread] = []
+    threads = []
 
     def train(name: str, number: int) -> None:
         try:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import xain
-from integration.conftest import Keep
-from support.process import PATIENCE_S, CoordinatorProcess
+from support.process import PATIENCE_S, CoordinatorProcess, Keep
 from support.waiting import until
 
 MODEL = {"w": np.zeros(3)}
@@ -32,15 +31,15 @@ def connected(coordinator: CoordinatorProcess) -> xain.Session[Any]:
 
 async def told(capsys: pytest.CaptureFixture[str], text: str) -> None:
     """Wait until the script has told something."""
-    seen: list[str] = []
+    seen = []
     await until(lambda: seen.append(capsys.readouterr().err) or text in "".join(seen))
 
 
 async def test_script_waits_for_a_coordinator_that_is_away(coordinator, sites, capsys):
     """In a wait, in the body, and in a download: it says so, and each goes on."""
     loop = asyncio.get_running_loop()
-    at: asyncio.Queue[str] = asyncio.Queue()
-    go_on: dict[str, asyncio.Event] = {"body": asyncio.Event(), "weights": asyncio.Event()}
+    at = asyncio.Queue()
+    go_on = {"body": asyncio.Event(), "weights": asyncio.Event()}
 
     def pause(where: str) -> None:
         loop.call_soon_threadsafe(at.put_nowait, where)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import xain
-from integration.session.conftest import MODEL, Share, opened, settings_of
+from integration.session.conftest import MODEL, Share, opened, run_all, settings_of
 from support.waiting import beside
 from xain_coordinator.journal.restore import restore_session
 from xain_coordinator.journal.sqlite import SqliteJournal
@@ -73,7 +73,7 @@ def test_loop_configures_runs_and_evaluates_each_round(tmp_path, address, sites,
 def test_personal_tensors_of_the_first_model_stay_at_home(tmp_path, address):
     """The script's model has them, and those of a session that goes on from it as well."""
     model = {"body": np.zeros(2), "head": np.zeros(1)}
-    heads: dict[str, list[float]] = {"east": [], "west": []}
+    heads = {"east": [], "west": []}
 
     def train(name: str) -> None:
         for round_ in xain.rounds(model, id=name, coordinator=address):
@@ -96,8 +96,7 @@ def test_personal_tensors_of_the_first_model_stay_at_home(tmp_path, address):
             threads = [threading.Thread(target=train, args=(name,), daemon=True) for name in heads]
             for thread in threads:
                 thread.start()
-            for round_ in session:
-                round_.run()
+            run_all(session)
         for thread in threads:
             thread.join(60)
         return session
@@ -122,15 +121,13 @@ def test_session_that_an_operator_has_ended_is_told_once(tmp_path, address, site
         with opened(tmp_path, address, rounds=1) as session:
             stopping = threading.Thread(target=finish, args=(tmp_path,))
             stopping.start()
-            for round_ in session:  # no site comes
-                round_.run()
+            run_all(session)  # no site comes
 
     with pytest.raises(xain.SessionError, match="has ended: finished by an operator: no sites"):
         train()
     with opened(tmp_path, address, rounds=1) as session:  # another session
         sites()
-        for round_ in session:
-            round_.run()
+        run_all(session)
     assert session.result.model == 1
 
 
@@ -170,8 +167,7 @@ def test_changed_rule_does_not_go_on_with_a_session_unless_told(tmp_path, addres
     with pytest.raises(xain.SessionError, match=text):
         opened(tmp_path, address, rule=Share(0.25)).__enter__()
     with opened(tmp_path, address, rule=Share(0.25), resume="changed") as session:
-        for round_ in session:
-            round_.run()
+        run_all(session)
     np.testing.assert_allclose(session.result.weights["w"], 0.25 * (0.5 * 1.5 + 1.5))
 
 
@@ -185,8 +181,7 @@ def test_two_sessions_of_a_process_have_a_rule_of_the_same_class_each(tmp_path, 
     opened(tmp_path / "second", address, rule=Share(0.25), rounds=1)
     with first as session:
         sites()
-        for round_ in session:
-            round_.run()
+        run_all(session)
     np.testing.assert_allclose(session.result.weights["w"], 0.5 * 1.5)
 
 
@@ -198,8 +193,7 @@ def test_start_that_fails_leaves_the_folder_to_the_next_one(tmp_path, address, s
         xain.session(str(tmp_path / "missing.npz"), data_dir=tmp_path).__enter__()
     with opened(tmp_path, address, rounds=1) as session:
         sites()
-        for round_ in session:
-            round_.run()
+        run_all(session)
     assert session.result.model == 1
 
 
@@ -218,8 +212,7 @@ def test_exception_in_the_body_ends_the_session_as_failed(tmp_path, address, sit
     assert "ZeroDivisionError: division by zero" in cause
     with opened(tmp_path, address) as session:  # another session
         sites()
-        for round_ in session:
-            round_.run()
+        run_all(session)
     assert finished(tmp_path) == [cause, "completed"]
 
 
@@ -236,7 +229,7 @@ def test_first_model_has_a_control_variate_where_the_script_says_so(tmp_path, ad
     """A file of the model has none, and a session that begins with it goes on with SCAFFOLD."""
     targets = {"east": 1.0, "west": 4.0}
     for name, options in (("first", {"scaffold": True}), ("second", {})):
-        model: Any = MODEL if name == "first" else tmp_path / "first.npz"
+        model = MODEL if name == "first" else tmp_path / "first.npz"
         with xain.session(
             model,
             rounds=3,
@@ -336,8 +329,7 @@ def test_ctrl_c_leaves_the_session_to_the_next_start(tmp_path, address, sites):
         wait()
     with opened(tmp_path, address) as session:
         sites()
-        for round_ in session:
-            round_.run()
+        run_all(session)
     assert finished(tmp_path) == ["completed"]
 
 
@@ -355,7 +347,7 @@ def test_mistakes_of_a_body_are_told_in_a_sentence(tmp_path, address, sites):
             with pytest.raises(TypeError, match="the setting 'lr' of west is nan"):
                 round_.configure(by_site={"west": {"lr": float("nan")}})
             with pytest.raises(TypeError, match=r"by_site\['west'\] is 3; it must be a mapping"):
-                round_.configure(by_site={"west": 3})  # type: ignore[dict-item]  # the mistake
+                round_.configure(by_site={"west": 3})
             with pytest.raises(ValueError, match=r"round 0: select\(\) was given no site"):
                 round_.select([])
             round_.run()
@@ -377,8 +369,7 @@ def test_other_model_than_that_of_the_session_is_told(tmp_path, address, sites):
     with pytest.raises(xain.SessionError, match=told), other as session:
         next(session)
     with opened(tmp_path, address) as session:  # the mended script goes on
-        for round_ in session:
-            round_.run()
+        run_all(session)
 
 
 @pytest.mark.parametrize(
@@ -417,13 +408,6 @@ def test_session_has_one_with(tmp_path, address, sites):
         session.pause()
     with pytest.raises(RuntimeError, match=r"has had its `with`; xain\.session\(\) gives another"):
         session.__enter__()
-
-
-def test_second_script_on_a_folder_is_refused(tmp_path, address):
-    with opened(tmp_path, address) as session:
-        session.pause()
-        with pytest.raises(xain.SessionError, match="is in use by another process"):
-            opened(tmp_path, "127.0.0.1:0").__enter__()
 
 
 # --- elsewhere, and under asyncio ---

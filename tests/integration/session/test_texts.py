@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import xain
-from integration.session.conftest import Share, opened, settings_of
+from integration.session.conftest import Share, opened, run_all, settings_of
 from xain_coordinator.process.embedding import Coordinator
 
 
@@ -53,8 +53,7 @@ def test_rule_that_raises_is_told_with_the_log_of_the_coordinator(tmp_path, addr
             round_.run()
         session.pause()
     with opened(tmp_path, address, rule=Share(0.5), resume="changed") as session:  # for the sites
-        for round_ in session:
-            round_.run()
+        run_all(session)
 
 
 def test_folder_that_is_in_use_is_told_with_the_argument(tmp_path, address):
@@ -78,8 +77,7 @@ def test_simulation_is_told_with_its_own_argument(tmp_path, address):
 def test_model_that_is_not_there_is_told_with_those_that_are(tmp_path, address, sites):
     with opened(tmp_path, address) as session:
         sites()
-        for round_ in session:
-            round_.run()
+        run_all(session)
         known = session.id
     text = rf"{known}/7 is no model of it; its models are 0, 1, 2$"
     with pytest.raises(xain.SessionError, match=text):

@@ -31,7 +31,6 @@ def _is_influxdb(url: str, context: ssl.SSLContext | None) -> bool:
 
 
 def _query(url: str, token: str, measurement: str, field: str, authority: str | None) -> Series:
-    """Query a series with Flux."""
     query = (
         f'from(bucket: "{BUCKET}") |> range(start: 0) |> filter(fn: (r) => '
         f'r._measurement == "{measurement}" and r._field == "{field}")'

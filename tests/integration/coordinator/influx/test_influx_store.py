@@ -197,8 +197,11 @@ def test_a_server_that_hangs_holds_up_no_write(server):
     assert metrics.num_lost == 899
     assert (server.num_open, server.num_requests) == (1, 1)
     metrics.close_timeout_s = 0.0
-    metrics.close()
+    with capture_logs() as logs:
+        metrics.close()
     assert metrics.num_lost == 1000
+    (told,) = (line for line in logs if line["event"] == "metrics_lost")
+    assert (told["points"], told["in_all"]) == (101, 1000)
     assert (server.num_open, server.num_requests) == (1, 1)
     server.release()
     metrics.close_timeout_s = 60.0
