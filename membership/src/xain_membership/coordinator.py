@@ -136,7 +136,8 @@ class CoordinatorMembership(RemoteMembership):
     # --- in threads ---
 
     def _renew(self) -> None:
-        """Renew the lease, about three times in its length, until the membership ends."""
+        """Renew the lease about three times in its length until the membership ends; a member that
+        the service does not know joins again."""
         while not self._has_ended.wait(self._chance.uniform(0.25, 0.35) * self._lease_s):
             request = pb.RenewRequest(**self._fields())
             try:

@@ -243,7 +243,7 @@ class Loop:
             self._is_finished = True
 
     def result(self, declared: Declared | None) -> Result:
-        """The last model of the session that is over; asked of the coordinator once.
+        """Ask for the result of a session that is over, once: weights, metrics and round.
 
         Raises RuntimeError if the loop has not come to the end of the session, and SessionError if
         the coordinator does not give the model.

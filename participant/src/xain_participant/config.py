@@ -34,9 +34,9 @@ ENV_PREFIX = "XAIN_PARTICIPANT_"
 _MAX_PARTS = 100_000  # each participant computes all parts
 
 
-def _checked(why_not: Callable[[str], str | None]) -> AfterValidator:
-    """A validator that refuses text which a coordinator would refuse too, but only after the data
-    are loaded."""
+def _refused_by(why_not: Callable[[str], str | None]) -> AfterValidator:
+    """Make a validator that refuses text with the reason that why_not returns, as a coordinator
+    would after the data are loaded; None, and empty text, pass."""
 
     def check(text: str) -> str:
         if text and (why := why_not(text)) is not None:
@@ -46,8 +46,8 @@ def _checked(why_not: Callable[[str], str | None]) -> AfterValidator:
     return AfterValidator(check)
 
 
-ParticipantName = Annotated[str, _checked(why_not), Allowed(RULE)]  # "": make one
-TagValue = Annotated[str, _checked(tag_rules.why_not_value), Allowed(tag_rules.VALUE_RULE)]
+ParticipantName = Annotated[str, _refused_by(why_not), Allowed(RULE)]  # "": make one
+TagValue = Annotated[str, _refused_by(tag_rules.why_not_value), Allowed(tag_rules.VALUE_RULE)]
 
 
 def _check_group_address(address: str) -> str:

@@ -69,8 +69,8 @@ def require_range(
 
 
 def require_no_local_steps(options: Any, names: Collection[str]) -> None:
-    """Raise ValueError that names the option unless these options of local training, which mode
-    "gradient" has none of, have their defaults. options: a dataclass."""
+    """Raise ValueError for the first of the named options that is not its default, since mode
+    "gradient" takes no local steps. options: a dataclass."""
     for field in fields(options):
         if field.name in names and getattr(options, field.name) != field.default:
             raise ValueError(

@@ -348,8 +348,8 @@ class AccessControl:
     # --- the authority ---
 
     def create_authority(self, name: str, passphrase: bytes) -> None:
-        """Make the authority, unless an interrupted call has, and record it in the audit log.
-        Raises AccessError, NOT_RECORDED, OSError."""
+        """Make the authority unless its files are there, load it, and record it, once, in the audit
+        log. Raises AccessError, NOT_RECORDED, OSError."""
         from xain_coordinator.access import authority
 
         at = self._now()

@@ -131,11 +131,11 @@ def find_cause(
         return Cause(f"the proxy {proxy} {refuses}")
     except (OSError, UnicodeError) as error:  # the latter for an impossible name
         subject = "" if proxy is None else f"the proxy {proxy} cannot be reached: "
-        return Cause(f"{subject}{_reason(error, host, timeout_s)}")
+        return Cause(f"{subject}{_why_not_connected(error, host, timeout_s)}")
     try:
         cause = _why_no_call(way, tls, node)
     except OSError as error:
-        return Cause(_reason(error, host, timeout_s))
+        return Cause(_why_not_connected(error, host, timeout_s))
     if proxy is None or not cause:
         return cause
     return Cause(f"behind the proxy {proxy}: {cause.text}", cause.fault)
@@ -280,7 +280,8 @@ def _why_no_call(way: _Way, tls: "Certificates | None", node: str) -> Cause:
     return Cause("it speaks no gRPC" if answer else "it closes the connection: it speaks no gRPC")
 
 
-def _reason(error: Exception, host: str, timeout_s: float) -> str:
+def _why_not_connected(error: Exception, host: str, timeout_s: float) -> str:
+    """Say why a socket could not connect, from its OSError or UnicodeError."""
     match error:
         case socket.gaierror(errno=socket.EAI_AGAIN):
             return f"the name service cannot answer for {host} now"

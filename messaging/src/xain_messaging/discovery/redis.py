@@ -287,7 +287,8 @@ class RedisMembership(RemoteMembership):
         self._tell(roster, is_settling=time.monotonic() < self._settled_at)
 
     def _wait_at(self, barrier: str, num_members: int, deadline: float, call: int) -> bool:
-        """Wait at a barrier until it opens; False if it has not by the deadline."""
+        """Wait at a barrier until it opens, while Redis is away too; False, and no longer there, at
+        the deadline. Raises Closed."""
         where = (self._group, barrier, self._name)
         # The rest of the time is for the word that we have given up.
         give_up_at = deadline - min(WORD_S, 0.1 * (deadline - time.monotonic()))

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from xain_foundation.logs.logger import get_logger
 from xain_foundation.security.tls import Certificates
 from xain_parameters.client.cuts import summed, unique, whole_numbers
-from xain_parameters.client.requests import Cut, Piece, Requests
+from xain_parameters.client.requests import KnownMessages, Piece, Requests
 from xain_parameters.errors import (
     Closed,
     Invalid,
@@ -296,9 +296,9 @@ class Core:
         """Tell whether pushes to a table count only from the next clock on."""
         return self._is_held if table.staleness == "loop" else table.staleness == 0
 
-    def known_cut(self, table: TableSpec, keys: Keys) -> Cut | None:
-        """See Requests.known_cut. Its caller may pass the cut on with the keys."""
-        return self._requests.known_cut(table, keys)
+    def known_messages(self, table: TableSpec, keys: Keys) -> KnownMessages | None:
+        """See Requests.known_messages. Its caller may pass them on with the keys."""
+        return self._requests.known_messages(table, keys)
 
     # --- pushes ---
 
@@ -365,9 +365,9 @@ class Core:
         ticket: Ticket,
         ids: ArrayLike,
         values: Array,
-        cut: Cut | None = None,
+        known: KnownMessages | None = None,
     ) -> None:
-        """Push values to rows by key; those of one key are added. cut: see known_cut."""
+        """Push values to rows by key; those of one key are added. known: see known_messages."""
         try:
             keys = _keys_of(table, ids)
             shape = _shape_of(ids)
@@ -375,15 +375,15 @@ class Core:
                 shape = (*shape, table.dim)
             checked = _checked(table, values, shape).reshape(-1, table.dim)
             given = len(keys)
-            cut = cut or self._requests.known_cut(table, keys)
-            if cut is None:
+            known = known or self._requests.known_messages(table, keys)
+            if known is None:
                 keys, checked = summed(keys, checked)
             _check_finite(table, checked)
             if table.update.name == "assign" and len(keys) < given:
                 raise Invalid(f"table {table.name!r}: a key is assigned twice in one push")
             first = ticket.number * PIECES
             if 0 < keys.nbytes + checked.nbytes <= PIECE_BYTES:
-                pieces = [Piece(first, keys=keys, values=checked, cut=cut)]
+                pieces = [Piece(first, keys=keys, values=checked, known=known)]
             else:
                 size = _keys_in(table)
                 pieces = [
@@ -457,16 +457,17 @@ class Core:
         return out
 
     def pull_keys(
-        self, table: TableSpec, ticket: Ticket, ids: ArrayLike, cut: Cut | None = None
+        self, table: TableSpec, ticket: Ticket, ids: ArrayLike, known: KnownMessages | None = None
     ) -> Array:
-        """Pull the rows of ids; returns (*ids.shape, dim). cut: see known_cut."""
+        """Pull the rows of ids, in any order and repeated; returns (*ids.shape, dim). known: of ids
+        that are unique and ascending, see known_messages."""
         keys, inverse = _keys_of(table, ids), None
-        cut = cut or self._requests.known_cut(table, keys)
-        if cut is None:
+        known = known or self._requests.known_messages(table, keys)
+        if known is None:
             keys, inverse = unique(keys)
         rows = np.empty((len(keys), table.dim), table.dtype)
         if 0 < keys.nbytes + rows.nbytes <= PIECE_BYTES:
-            pieces = [Piece(keys=keys, out=rows, cut=cut)]
+            pieces = [Piece(keys=keys, out=rows, known=known)]
         else:
             size = _keys_in(table)
             pieces = [

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from xain_parameters.client.core import Ticket
 from xain_parameters.client.cuts import whole_numbers
-from xain_parameters.client.requests import Cut
+from xain_parameters.client.requests import KnownMessages
 from xain_parameters.client.sync import Server, Table
 from xain_parameters.errors import Closed, Invalid, Unavailable
 from xain_parameters.handlers import SERVERS
@@ -94,10 +94,10 @@ class KVWorker:
         array = _flat_keys(keys)
         values = self._flat_values(vals)
         groups = _group_keys(len(array), lens, len(values))
-        cut = self._known_cut(array, groups)
+        known = self._known_messages(array, groups)
         pushes = self._numbered(groups)
         return self._begin(
-            lambda: self._push(array, values, groups, pushes, cut),
+            lambda: self._push(array, values, groups, pushes, known),
             callback,
             priority,
             lambda: self._drop(pushes),
@@ -128,12 +128,12 @@ class KVWorker:
         if lengths is None and out is not None and len(out) != size:
             raise Invalid(f"{len(out)} values for {len(array)} keys of {lens} each")
         groups = _group_keys(len(array), lengths, size if out is None else len(out))
-        cut = self._known_cut(array, groups)
+        known = self._known_messages(array, groups)
         if out is None and len(groups) != 1:
             out = np.empty(size, self._dtype)
         is_known = len(groups) == 1 and groups[0][0] in self._tables
         return self._begin(
-            lambda: self._pull(array, groups, out, cut),
+            lambda: self._pull(array, groups, out, known),
             callback,
             priority,
             is_short=len(array) <= SHORT_KEYS and is_known,
@@ -154,15 +154,15 @@ class KVWorker:
         array = _flat_keys(keys)
         values = self._flat_values(vals)
         groups = _group_keys(len(array), lens, len(values))
-        cut = self._known_cut(array, groups)
+        known = self._known_messages(array, groups)
         out = np.empty(len(values), self._dtype) if outs is None else self._flat_values(outs)
         if len(out) != len(values):
             raise Invalid(f"outs has {len(out)} values, vals {len(values)}")
         pushes = self._numbered(groups)
 
         def work() -> Any:
-            self._push(array, values, groups, pushes, cut)
-            return self._pull(array, groups, out, cut)
+            self._push(array, values, groups, pushes, known)
+            return self._pull(array, groups, out, known)
 
         return self._begin(work, callback, priority, lambda: self._drop(pushes))
 
@@ -250,19 +250,24 @@ class KVWorker:
         tables = [self._table(dim) for dim, _, _ in groups]
         return [(table, self._core.push_ticket(table.spec)) for table in tables]
 
-    def _known_cut(self, keys: Array, groups: _Groups) -> Cut | None:
-        """The cut of a list of keys that has come lately; None: the list is not known, and raises
-        Invalid unless it is unique and ascending."""
-        cut = None
+    def _known_messages(self, keys: Array, groups: _Groups) -> KnownMessages | None:
+        """Return the messages of a list of keys that has come lately; None for another list, which
+        must be unique and ascending: raises Invalid."""
+        known = None
         table = self._tables.get(groups[0][0]) if len(groups) == 1 else None
         if table is not None and keys.dtype == KEY_DTYPE:
-            cut = self._core.known_cut(table.spec, keys)
-        if cut is None and not is_ascending(keys):
+            known = self._core.known_messages(table.spec, keys)
+        if known is None and not is_ascending(keys):
             raise Invalid("keys must be unique and ascending")
-        return cut
+        return known
 
     def _push(
-        self, keys: Array, values: Array, groups: _Groups, pushes: _Pushes, cut: Cut | None
+        self,
+        keys: Array,
+        values: Array,
+        groups: _Groups,
+        pushes: _Pushes,
+        known: KnownMessages | None,
     ) -> None:
         """Push to the table of each length, one after the other, until one push fails."""
         done = 0
@@ -272,7 +277,7 @@ class KVWorker:
             for (table, ticket), (dim, which, where) in zip(pushes, groups, strict=True):
                 done += 1
                 rows = values[where].reshape(-1, dim)
-                self._core.push_keys(table.spec, ticket, keys[which], rows, cut)
+                self._core.push_keys(table.spec, ticket, keys[which], rows, known)
         finally:
             self._drop(pushes[done:])
 
@@ -281,12 +286,14 @@ class KVWorker:
         for _, ticket in pushes:
             self._core.answered(ticket, None)
 
-    def _pull(self, keys: Array, groups: _Groups, out: Array | None, cut: Cut | None) -> Any:
+    def _pull(
+        self, keys: Array, groups: _Groups, out: Array | None, known: KnownMessages | None
+    ) -> Any:
         """Pull the groups of keys into `out`, and return it; None: return the only group's rows."""
         core = self._core
         for dim, which, where in groups:
             table = self._table(dim)
-            rows = core.pull_keys(table.spec, core.pull_ticket(), keys[which], cut).reshape(-1)
+            rows = core.pull_keys(table.spec, core.pull_ticket(), keys[which], known).reshape(-1)
             if out is None:
                 return rows
             out[where] = rows

@@ -64,7 +64,8 @@ class Piece:
 
     part: number of the push. start, stop: rows of a dense array; otherwise keys, ascending.
     values: of a push, a row for each. out: of a pull, rows for each, C-contiguous; where `index` is
-    given, the rows go to out[index] when they have come. cut: of the keys, if it is known.
+    given, the rows go to out[index] when they have come. known: the messages that
+    the keys have gone by lately, if any.
     """
 
     part: int = 0
@@ -74,7 +75,7 @@ class Piece:
     values: Array | None = None
     out: Array | None = None
     index: NDArray[np.intp] | None = None
-    cut: "Cut | None" = None
+    known: "KnownMessages | None" = None
 
     def chosen(self, rows: slice | NDArray[np.intp]) -> "Piece":
         """Return a piece with these rows of this one; a slice has a start and a stop."""
@@ -180,8 +181,8 @@ class _Message:
         put(out, index, rows)
 
 
-class Cut(NamedTuple):
-    """The messages of a key list under a view."""
+class KnownMessages(NamedTuple):
+    """The messages that a list of keys, unique and ascending, has gone by under a view."""
 
     view: View
     messages: list[_Message]
@@ -210,7 +211,7 @@ class _Messages:
         self.view = view
         self._ranges = [each.range for each in view.ranges]
         self._dense: dict[tuple[int, int, int], list[_Message]] = {}
-        self._keyed: dict[tuple[int, bytes], Cut] = {}
+        self._keyed: dict[tuple[int, bytes], KnownMessages] = {}
 
     def of(self, table: TableSpec, piece: Piece, row_bytes: int) -> Iterable[_Message]:
         """Return the messages of a piece; those of a list of keys are kept for the next time."""
@@ -220,18 +221,18 @@ class _Messages:
             if messages is None:
                 messages = self._dense[rows] = list(self._of_rows(table, piece, row_bytes))
             return messages
-        if piece.cut is not None and piece.cut.view is self.view:
-            return piece.cut.messages
+        if piece.known is not None and piece.known.view is self.view:
+            return piece.known.messages
         if piece.keys.nbytes > KEPT_KEYS_BYTES:
             return self._of_keys(table, piece.keys, row_bytes)
         if len(self._keyed) >= NUM_KEPT_KEYS:
             self._keyed.clear()  # nothing tells which of them come again
         # A copy: the caller may change its array before the list comes again.
         messages = list(self._of_keys(table, piece.keys.copy(), row_bytes))
-        self._keyed[table.number, piece.keys.tobytes()] = Cut(self.view, messages)
+        self._keyed[table.number, piece.keys.tobytes()] = KnownMessages(self.view, messages)
         return messages
 
-    def known(self, table: TableSpec, keys: Keys) -> Cut | None:
+    def known(self, table: TableSpec, keys: Keys) -> KnownMessages | None:
         if keys.nbytes > KEPT_KEYS_BYTES:
             return None
         return self._keyed.get((table.number, keys.tobytes()))
@@ -353,8 +354,9 @@ class Requests:
             return
         self._until_done(f"table {table.name!r}", todo, ask, generation, now, self.timeout_s)
 
-    def known_cut(self, table: TableSpec, keys: Keys) -> Cut | None:
-        """Return how a list of few keys, unique and ascending, was cut lately; None: unknown."""
+    def known_messages(self, table: TableSpec, keys: Keys) -> KnownMessages | None:
+        """Return the messages that a list of few keys has lately gone by, in which case the keys
+        are unique and ascending; None: unknown."""
         return self._messages_under(self.scheduler.view).known(table, keys)
 
     def _messages_under(self, view: View) -> _Messages:

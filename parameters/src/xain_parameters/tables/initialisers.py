@@ -85,7 +85,7 @@ class _Random(Initialiser):
             raise Invalid(f"{self.name}: seed must be a number from 0 to 2**64 - 1: {self.seed}")
 
     @abstractmethod
-    def _values(self, bits: NDArray[np.uint64], dim: int) -> Floats:
+    def _unit_values(self, bits: NDArray[np.uint64], dim: int) -> Floats:
         """Values of scale 1, (n, dim), from random bits, (n, num_words * dim)."""
 
     def rows(self, keys: Keys, dim: int, dtype: np.dtype[Any]) -> Array:
@@ -93,7 +93,7 @@ class _Random(Initialiser):
         size = max(1, BLOCK_VALUES // (self.num_words * dim))
         for start in range(0, len(keys), size):
             bits = random_bits(self.seed, keys[start : start + size], self.num_words * dim)
-            values = self._values(bits, dim)
+            values = self._unit_values(bits, dim)
             values *= self.scale
             out[start : start + size] = values
         return out
@@ -106,7 +106,7 @@ class Uniform(_Random):
     name: ClassVar[str] = "uniform"
     num_words: ClassVar[int] = 1
 
-    def _values(self, bits: NDArray[np.uint64], dim: int) -> Floats:
+    def _unit_values(self, bits: NDArray[np.uint64], dim: int) -> Floats:
         values = (bits >> np.uint64(11)).astype(np.float64)
         values *= 2.0**-52
         values -= 1.0
@@ -124,7 +124,7 @@ class Normal(_Random):
     name: ClassVar[str] = "normal"
     num_words: ClassVar[int] = 3  # four uniform values of 16 bits each
 
-    def _values(self, bits: NDArray[np.uint64], dim: int) -> Floats:
+    def _unit_values(self, bits: NDArray[np.uint64], dim: int) -> Floats:
         # Two sums in each word, of 32 bits.
         bits = (bits & LANES) + ((bits >> np.uint64(16)) & LANES)
         sums = bits[:, :dim] + bits[:, dim : 2 * dim] + bits[:, 2 * dim :]

@@ -77,8 +77,8 @@ class Exported:
 
 
 def write(path: Path, model: Model, about: Mapping[str, Any]) -> None:
-    """Write a model. about: a JSON object with its lineage and metrics. Raises NoModel if the
-    format cannot hold the model, or a package is missing, and OSError."""
+    """Write a model to path in place, in the format of its suffix. about: a JSON object with its
+    lineage and metrics. Raises OSError; NoModel if the format cannot hold the model."""
     writer = WRITERS.get(path.suffix)
     if writer is None:
         raise NoModel(f"{path}: the file's name must end in one of: {', '.join(sorted(WRITERS))}")

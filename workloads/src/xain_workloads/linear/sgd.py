@@ -263,8 +263,8 @@ class SgdWorkload:
         return predictions(scores, classes, model.metadata)
 
     def probabilities(self, model: Model, features: ArrayLike) -> Array | None:
-        """(n, classes) probabilities, as of scikit-learn's SGDClassifier, for the losses "log_loss"
-        and "modified_huber"; None for other losses."""
+        """Predict (n, classes) probabilities for the losses "log_loss" (of several classes, by a
+        softmax) and "modified_huber"; None for other losses."""
         _, coef, intercept = self._open(model)
         return self._probabilities(rows_to_predict(coef.shape[1], features) @ coef.T + intercept)
 

@@ -135,7 +135,8 @@ def calibration_curve(tallies: Tallies, number: int) -> list[tuple[float, float,
 
 
 def _of_classification(tallies: Tallies) -> dict[str, Figure]:
-    """Figures of a classification by name; those of the second class where there are two."""
+    """Compute Figures of a classification by name, with limits and baselines; of two classes, those
+    of the second."""
     n, counts = tallies.num_rows, counts_by_class(tallies)
     present = {number: rows for number, (rows, _, _) in counts.items() if rows}
     found: dict[str, Figure] = {}

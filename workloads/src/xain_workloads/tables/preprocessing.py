@@ -483,8 +483,8 @@ def _column_names(metadata: Mapping[str, str]) -> list[str]:
 def fit(profiles: Sequence[DataProfile], options: PreprocessingOptions) -> Preprocessing:
     """Fit the preprocessing of all sites from their data profiles, each with rows and statistics.
 
-    The order of the profiles decides the order of columns only: it is that of the first profile. A
-    column that a site does not have is missing in all of its rows.
+    The columns are those of the first profile, in its order. A column that another site does not
+    have is missing in all of its rows.
     Raises DataError if the sites' columns do not fit together.
     """
     names = [column.name for column in profiles[0].columns]

@@ -352,8 +352,8 @@ def _planned(session: Session) -> e.TrainingPlanned:
 
 
 def _left_out(session: Session) -> e.ParticipantLeftOut | None:
-    """The event that leaves out a participant that has missed too many deadlines in a row; None
-    without one. Refused updates and failures have had this effect at once."""
+    """The event that leaves out, for refused_rounds, the first participant with refused_limit
+    faults of any kind in a row; None without one."""
     rules = session.rules
     for participant_id, known in session.selection.faults.items():
         is_over = 0 < rules.refused_limit <= known.in_a_row

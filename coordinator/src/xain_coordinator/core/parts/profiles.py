@@ -208,9 +208,9 @@ def _completed(schema: Schema, profile: DataProfile) -> Schema:
 
 
 def _check_columns(profile: DataProfile, schema: Schema, width: int | None) -> None:
-    """Check that the columns of a profile match those of the schema, or, where either has no names,
-    are as many. width: number of features of the others, None without others. Raises
-    ProfileMismatch."""
+    """Refuse columns of another type, unit or name than the schema's, or, where either has no
+    names, another number of them. width: number of features of the others, None without others.
+    Raises ProfileMismatch."""
     if schema.columns and profile.columns:
         try:
             match(schema, profile.columns)

@@ -73,7 +73,8 @@ class Accounts:
         self._rules = rules
 
     def apply(self, event: e.Event) -> None:
-        """Change the accounts by an event. Events of rounds are counted by the other methods."""
+        """Change a participant's account by an event that names it; the other methods count whole
+        rounds."""
         match event:
             case e.UpdateAccepted(_, update):
                 known: dict[str, object] = {"left_out_until": 0}
