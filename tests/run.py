@@ -177,7 +177,10 @@ def bring_compose() -> None:
 
 
 def make_images() -> None:
-    """Pull the images that tests build on, or make stand-ins. Tests skip what is missing."""
+    """Make our images, and pull those that tests build on, or make stand-ins. Tests tell what is
+    missing."""
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "check": False}
+    subprocess.run([sys.executable, SUPPORT / "containers/images.py"], **quiet)
     subprocess.run([STAND_INS, TOOLS], stdout=subprocess.DEVNULL, check=False)
 
 

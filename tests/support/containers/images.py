@@ -2,9 +2,11 @@
 
     python3 tests/support/containers/images.py
 
-Needs a Docker engine and the standard library alone.
+A second one waits for the first, and finds the images made. Needs a Docker engine, and of Python
+the standard library alone.
 """
 
+import fcntl
 import functools
 import os
 import re
@@ -75,6 +77,8 @@ def build(image: str) -> None:
 
 
 if __name__ == "__main__":
-    subprocess.run([Path(__file__).with_name("stand_ins.sh"), "--base"], check=True)
-    for each in (COORDINATOR, PARTICIPANT, BAGGING, NEURAL, SPARSE):
-        build(each)
+    with Path(__file__).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run([Path(__file__).with_name("stand_ins.sh"), "--base"], check=True)
+        for each in (COORDINATOR, PARTICIPANT, BAGGING, NEURAL, SPARSE):
+            build(each)
