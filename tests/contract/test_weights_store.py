@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from support.stores import get, put
-from xain_coordinator.ports import Fenced, KeyExists, KeyNotFound, Reader, StoreUnavailable
+from xain_coordinator.ports import KeyClaimed, KeyExists, KeyNotFound, Reader, StoreUnavailable
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_coordinator.stores.s3.s3 import S3Store
@@ -252,7 +252,7 @@ def test_one_of_concurrent_conditional_creates_wins(store):
             gate.wait()
             try:
                 upload.commit(overwrite=False)
-            except (KeyExists, Fenced):
+            except (KeyExists, KeyClaimed):
                 return None
             return number
 

@@ -43,8 +43,21 @@ def object_changed(key: str) -> StoreUnavailable:
     return StoreUnavailable(f"the weights under {key!r} were replaced while they were being read")
 
 
+class KeyClaimed(StoreError):
+    """Another writer has claimed the key for other content, and may have died before it wrote.
+
+    claim: where a store that does not lock has noted this.
+    """
+
+    def __init__(self, key: str, claim: str) -> None:
+        super().__init__(
+            f"another coordinator has claimed {key!r} for other weights than this one's; if none "
+            f"is running, it died before it wrote them: delete {claim} and start again"
+        )
+
+
 class Fenced(StoreError):
-    """Another coordinator owns this session, or has written or claimed an object of it."""
+    """Another coordinator owns this session."""
 
 
 class Reader(Protocol):
@@ -88,7 +101,7 @@ class Upload(Protocol):
         """Make the object visible, whole and durable, at once.
 
         Raises KeyExists if the key is taken and `overwrite` is False (the key's object is then
-        untouched), Fenced if it may be about to be, StoreUnavailable if it could not be made
+        untouched), KeyClaimed if it may be about to be, StoreUnavailable if it could not be made
         durable.
         """
 

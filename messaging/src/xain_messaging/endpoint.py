@@ -26,7 +26,7 @@ from xain_foundation.net.errors import MessagingError
 from xain_foundation.waits import LONGEST_S
 from xain_membership.errors import Closed
 from xain_membership.ports import Discovery, Member, Membership, Roster
-from xain_messaging.errors import MalformedMessage, OutboxFull, PeersMissing
+from xain_messaging.errors import InvalidMessage, MalformedMessage, OutboxFull
 from xain_messaging.format.codec import Frames, Parts, decode, num_bytes
 from xain_messaging.format.messages import Message, SessionMessage
 from xain_messaging.inbox import Inbox
@@ -282,18 +282,17 @@ class Endpoint:
         message, must not change any more. Returns why there is no room; None if the message is on
         its way. Call it under `lock`.
 
-        Raises InvalidMessage, PeersMissing, Closed and MembershipLost.
+        Raises InvalidMessage, Closed and MembershipLost.
         """
         peer, size = message.destination, num_bytes(frames)
         if self._failure is not None:
             raise self._failure
         link = self._links.get(peer)
         if link is None:
-            raise PeersMissing(
+            raise InvalidMessage(
                 f"{peer!r} is this peer itself"
                 if peer == self.name
-                else f"nobody called {peer!r} has been in the group",
-                [peer],
+                else f"nobody called {peer!r} has been in the group"
             )
         if (refusal := link.why_no_room(size)) is not None:
             return refusal

@@ -7,7 +7,8 @@ from xain_foundation.net.errors import MessagingError
 
 class InvalidMessage(MessagingError, ValueError):
     """A message that may not be sent: its body cannot travel, and the text shows the path to what
-    is wrong, or its stage does not follow on what the session has come to."""
+    is wrong; its stage does not follow on what the session has come to; or nobody of the name that
+    it goes to has been in the group, where waiting and sending again helps nothing."""
 
 
 class MalformedMessage(MessagingError):
@@ -27,7 +28,7 @@ class OutboxFull(MessagingError):
 
 
 class PeersMissing(MessagingError):
-    """Peers that are awaited or sent to are not there.
+    """Peers that are awaited are not there.
 
     missing: their names; or, where any of a role will do, "role (2 of 3 are here)".
     """

@@ -386,7 +386,8 @@ class Replica:
             part.push(keys, entry.start, entry.stop, values, rows)
 
     def _open(self, clock: int, ended: Mapping[str, int]) -> None:
-        """Apply the held pushes of clocks below `clock`, without those of ended workers."""
+        """Apply the held pushes of clocks below `clock`; of an ended worker, those of the clocks
+        that it completed."""
         due = sorted(
             (held for held in self._held if held.meta.clock < clock), key=lambda held: held.order
         )

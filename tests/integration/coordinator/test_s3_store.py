@@ -19,7 +19,7 @@ from support.stores import S3_SERVERS, get, put
 from support.waiting import wait_until
 from xain_coordinator.config.sections.storage import StorageSettings
 from xain_coordinator.ports import (
-    Fenced,
+    KeyClaimed,
     KeyExists,
     KeyNotFound,
     StoreError,
@@ -249,7 +249,7 @@ def test_one_of_concurrent_creates_in_parts_wins(store):
         upload = store.upload("1/global")
         upload.write(bytes([number]) * 6 * MIB)
         gate.wait()
-        with contextlib.suppress(KeyExists, Fenced):
+        with contextlib.suppress(KeyExists, KeyClaimed):
             upload.commit(overwrite=False)
             winners.append(number)
 

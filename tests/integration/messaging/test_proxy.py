@@ -212,7 +212,7 @@ def test_wrong_message_is_refused_before_it_is_sent(group):
     a, b = group.peers("a", "b")
     with pytest.raises(InvalidMessage, match=r"body\['x'\]\[1\].*set"):
         a.isend(Message("t", "a", "b", {"x": [1, {2}]}))
-    with pytest.raises(PeersMissing, match="nobody"):
+    with pytest.raises(InvalidMessage, match="nobody"):
         a.isend(Message("t", "a", "nobody"))
     with pytest.raises(ValueError, match="as 'b'"):
         a.isend(Message("t", "b", "a"))

@@ -8,6 +8,7 @@ import xxhash
 from xain_coordinator.core.vocabulary.values import WeightsRef
 from xain_coordinator.ports import (
     Fenced,
+    KeyClaimed,
     KeyExists,
     KeyNotFound,
     StoreError,
@@ -15,6 +16,10 @@ from xain_coordinator.ports import (
 )
 from xain_coordinator.stores.integrity import why_damaged
 from xain_coordinator.stores.reading import chunks
+
+
+class AnotherModel(Fenced):
+    """Another object lies under the key, so that somebody else works on the session."""
 
 
 class Publication:
@@ -44,13 +49,16 @@ class Publication:
 
     def commit(self) -> WeightsRef:
         """Publish the object. An equal object under the key counts as published: its writer died
-        before it could say so. Raises the store's errors, and Fenced if it is another one."""
+        before it could say so. Raises AnotherModel if it is another one or claimed, and the
+        store's errors."""
         ref = WeightsRef(self._key, self._size, self.digest)
         try:
             self._upload.commit(overwrite=False)
+        except KeyClaimed as error:
+            raise AnotherModel(str(error)) from None
         except KeyExists:
             if why_damaged(self._store, ref):
-                raise Fenced(
+                raise AnotherModel(
                     f"another model lies under {self._key!r} than this coordinator would publish: "
                     "a second coordinator works on the same store, an old session's files are in "
                     "it, or it was damaged right after this coordinator was killed; in the last "

@@ -11,11 +11,11 @@ from itertools import chain
 import numpy as np
 import xxhash
 
-from xain_coordinator.aggregation.publishing import publish
+from xain_coordinator.aggregation.publishing import AnotherModel, publish
 from xain_coordinator.core.vocabulary.errors import InvalidUpdate, Reason
 from xain_coordinator.core.vocabulary.keys import model_key, update_key
 from xain_coordinator.core.vocabulary.values import GlobalModel
-from xain_coordinator.ports import Fenced, StoreError, WeightsStore
+from xain_coordinator.ports import StoreError, WeightsStore
 from xain_coordinator.stores.reading import chunks
 from xain_coordinator.xain06.codec import find_array, pickle_around
 from xain_wire.np import npy_header
@@ -38,14 +38,14 @@ class XainBucket:
         self._max_update_bytes = max_update_bytes
 
     def publish(self, model: GlobalModel) -> None:
-        """Write the model as XAIN's participants read it. Idempotent. Raises Fenced if they
+        """Write the model as XAIN's participants read it. Idempotent. Raises AnotherModel if they
         are shown another one of that round already, and the stores' errors."""
         # Closed at once when a store fails, so that no reader stays open as long as the error does.
         try:
             with closing(self._pickled(model)) as pieces:
                 publish(self._bare, model_key(model.round), pieces)
-        except Fenced as error:
-            raise Fenced(
+        except AnotherModel as error:
+            raise AnotherModel(
                 f"{error}; or a participant has written it, which its credentials must not allow: "
                 "see docs/xain-0.6.md"
             ) from None

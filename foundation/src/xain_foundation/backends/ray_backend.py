@@ -67,7 +67,7 @@ class RayBackend:
         self._results[result] = name
 
     def wait(self, timeout_s: float) -> Mapping[str, str]:
-        """Wait until a worker ends. Returns results by name; {} in time. Raises BackendError."""
+        """Wait until a worker ends; results by name, {} after timeout_s. Raises BackendError."""
         ended: dict[str, str] = {}
         if not self._results:
             return ended

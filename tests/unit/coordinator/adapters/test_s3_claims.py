@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from xain_coordinator.ports import Fenced, KeyExists, KeyNotFound, StoreError
+from xain_coordinator.ports import KeyClaimed, KeyExists, KeyNotFound, StoreError
 from xain_coordinator.stores.s3.s3 import S3Store
 from xain_coordinator.stores.s3.s3_bucket import Bucket, Piece
 
@@ -135,7 +135,7 @@ def test_two_writers(contents, tmp_path):
         errors = [writer.finish() for writer in writers]
         assert len(server.published) <= 1, order
         for content, error in zip(contents, errors, strict=True):
-            assert isinstance(error, KeyExists | Fenced | None), order
+            assert isinstance(error, KeyExists | KeyClaimed | None), order
             assert error is not None or server.published == {content}, order
         if contents[0] == contents[1]:
             assert server.published, order

@@ -96,7 +96,7 @@ def train_local(
     except Diverged:
         pass  # it may have been good before
     except (DataError, ValueError, TimeoutError) as error:
-        log.warning("local_model_failed", reason=str(error))
+        log.warning("local_model_failed", reason=str(error) or type(error).__name__)
         why_not = f"no model can be trained on its rows ({type(error).__name__})"
         return LocalModel(why_not=why_not), None
     if best is None:

@@ -374,7 +374,7 @@ class S3Upload:
                 view = view[len(taken) :]
 
     def commit(self, *, overwrite: bool) -> None:
-        """Make the object visible under its key. Raises KeyExists, Fenced or StoreUnavailable.
+        """Make the object visible under its key. Raises KeyExists, KeyClaimed or StoreUnavailable.
         After the latter the object may be there all the same: the answer may have got lost."""
         self._require_open()
         with self._ended_by_failure():
@@ -443,7 +443,7 @@ class S3Upload:
 
     def _publish(self) -> None:
         """Make the object visible unless its key is taken, under a claim that keeps other content
-        away. Raises KeyExists, Fenced and StoreUnavailable."""
+        away. Raises KeyExists, KeyClaimed and StoreUnavailable."""
         claims = self._claims.take(self._key, self._name, self._digest.hexdigest(), self._is_taken)
         try:
             # The condition is against writers without a claim; a server may ignore it.

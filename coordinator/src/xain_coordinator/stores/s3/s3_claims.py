@@ -20,7 +20,7 @@ import contextlib
 import uuid
 from collections.abc import Callable, Sequence
 
-from xain_coordinator.ports import Fenced, KeyExists, StoreError
+from xain_coordinator.ports import KeyClaimed, KeyExists, StoreError
 from xain_coordinator.stores.s3.s3_bucket import Bucket
 
 FOLDER = ".claims"
@@ -40,7 +40,7 @@ class Claims:
 
         key: what errors call the object. name: with the prefix. digest: of its content, in hex.
         is_taken: whether the object is there.
-        Raises KeyExists, Fenced, StoreUnavailable, and StoreError if the server does not list
+        Raises KeyExists, KeyClaimed, StoreUnavailable, and StoreError if the server does not list
         what was written.
         """
         folder = f"{self._prefix}{FOLDER}/{name.removeprefix(self._prefix)}/"
@@ -56,11 +56,7 @@ class Claims:
             raise KeyExists(key)
         if others:
             self.drop(key, [mine])
-            claim = f"{self._bucket.name}/{others[0]}"
-            raise Fenced(
-                f"another coordinator has claimed {key!r} for other weights than this one's; if "
-                f"none is running, it died before it wrote them: delete {claim} and start again"
-            )
+            raise KeyClaimed(key, f"{self._bucket.name}/{others[0]}")
         if mine not in claims:
             raise StoreError(
                 f"the S3 server at {self._bucket.host} does not list what was just written: two "
