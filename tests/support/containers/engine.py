@@ -23,11 +23,22 @@ from support.containers.images import (
     PATIENCE_S,
     ROOT,
     SPARSE,
+    TORCH_OPTIONS,
     docker,
     run,
 )
 
-__all__ = ["BAGGING", "COORDINATOR", "NEURAL", "PARTICIPANT", "ROOT", "SPARSE", "docker", "run"]
+__all__ = [
+    "BAGGING",
+    "COORDINATOR",
+    "NEURAL",
+    "PARTICIPANT",
+    "ROOT",
+    "SPARSE",
+    "TORCH_OPTIONS",
+    "docker",
+    "run",
+]
 
 # Where this is set a missing engine is a failure, not a reason to skip.
 REQUIRED = "XAIN_REQUIRE_DOCKER"
