@@ -48,8 +48,12 @@ import results
 from parameter_group import connected, group_of
 
 from xain_messaging import Proxy, SessionMessage
-from xain_participant.wire.client import CoordinatorClient
 from xain_wire.fl import coordinator_pb2 as pb
+
+try:
+    from xain_participant.wire.client import CoordinatorClient
+except ImportError:  # in revisions whose folders were laid out otherwise
+    from xain_participant.client import CoordinatorClient
 
 HERE = Path(__file__).resolve().parent.parent
 CORES = 2

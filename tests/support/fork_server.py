@@ -491,7 +491,7 @@ def _end(program: Callable[[], None]) -> NoReturn:
     for step in (threading._shutdown, atexit._run_exitfuncs):
         try:
             step()
-        except BaseException:
+        except BaseException:  # as the interpreter does, which goes on with the next step
             traceback.print_exc()
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -230,7 +230,7 @@ class SqliteJournal:
             return partial(self.append, records, objects)
         try:
             written = self._write(records, rows, objects)
-        except BaseException as error:
+        except BaseException as error:  # whatever it is, the lock must be free again
             self._lock.release()
             if isinstance(error, JournalError) and error.why == "full":
                 return partial(self.append, records, objects)
